@@ -1,0 +1,205 @@
+"""The validation vocabulary and the kinds of arrays: every check and its sentence, once.
+
+A kind is ``"cpu"`` (numpy.ndarray) or ``"gpu"`` (cupy.ndarray). CuPy is never imported here: an array of it can only
+come from a process that has.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+__all__ = [
+    "DTYPES",
+    "NAMES",
+    "Array",
+    "choice",
+    "dtype_name",
+    "dtype_named",
+    "epsilon",
+    "extent",
+    "integer",
+    "kind_of",
+    "mask",
+    "namespace",
+    "one_dtype",
+    "place_of",
+    "pointer",
+    "same_place",
+    "shape_of",
+    "sized",
+]
+
+Array = Any  # numpy.ndarray or cupy.ndarray; the latter has no types to name
+
+#: The supported dtypes by name. bfloat16 is told by identity, never by ``kind``.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def kind_of(name: str, array: object) -> str:
+    """``"cpu"`` or ``"gpu"``.
+
+    Raises
+    ------
+    TypeError
+        If it is no array of either; says how to make one.
+    """
+    if isinstance(array, np.ndarray):
+        return "cpu"
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return "gpu"
+    came = f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}".removeprefix("builtins.")
+    advice = f"; use cupy.from_dlpack({name})" if hasattr(array, "__dlpack__") else ""
+    raise TypeError(f"{name}: {came}, expected a cupy.ndarray or a numpy.ndarray{advice}")
+
+
+def namespace(kind: str) -> Any:
+    """The module that makes arrays of that kind."""
+    return np if kind == "cpu" else sys.modules["cupy"]
+
+
+def place_of(array: Array) -> tuple[str, int]:
+    """The kind of an array and the ordinal of its GPU (0 for numpy)."""
+    return ("cpu", 0) if isinstance(array, np.ndarray) else ("gpu", int(array.data.device_id))
+
+
+def same_place(arrays: Iterable[tuple[str, Array | None]]) -> tuple[str, int]:
+    """Where all of these arrays live; Nones are passed over.
+
+    Raises
+    ------
+    TypeError
+        If one is no array, or NumPy and CuPy arrays are mixed.
+    ValueError
+        If they live on different GPUs.
+    """
+    first: tuple[str, tuple[str, int]] | None = None
+    for name, array in arrays:
+        if array is None:
+            continue
+        kind_of(name, array)
+        place = place_of(array)
+        if first is None:
+            first = name, place
+        elif place[0] != first[1][0]:
+            kinds = {"cpu": "numpy.ndarray", "gpu": "cupy.ndarray"}
+            raise TypeError(f"{name}: a {kinds[place[0]]}, but {first[0]} is a {kinds[first[1][0]]}; expected one kind")
+        elif place != first[1]:
+            raise ValueError(f"{name}: on GPU {place[1]}, but {first[0]} is on GPU {first[1][1]}; expected one GPU")
+    assert first is not None
+    return first[1]
+
+
+def dtype_name(name: str, array: Array, allowed: Sequence[str] = tuple(DTYPES), why: str = "") -> str:
+    """The name of an array's dtype.
+
+    Raises
+    ------
+    TypeError
+        If it is not among those allowed.
+    """
+    found = NAMES.get(array.dtype)
+    if found is None or found not in allowed:
+        came = found or str(array.dtype)
+        raise TypeError(f"{name}: dtype {came}, expected {' or '.join(dict.fromkeys(allowed))}{why}")
+    return found
+
+
+def dtype_named(name: str, value: object, allowed: Sequence[str] = tuple(DTYPES)) -> str:
+    """The name of a dtype given as a name or a dtype object (TypeError)."""
+    try:
+        found = value if value in DTYPES else NAMES.get(np.dtype(value))  # type: ignore[call-overload]
+    except TypeError:
+        found = None
+    if not isinstance(found, str) or found not in allowed:
+        raise TypeError(f"{name}: {value!r}, expected {' or '.join(dict.fromkeys(allowed))}")
+    return found
+
+
+def one_dtype(first: tuple[str, Array], second: tuple[str, Array]) -> None:
+    """Check that two arrays have the same dtype (TypeError)."""
+    if first[1].dtype != second[1].dtype:
+        raise TypeError(f"{second[0]}: dtype {second[1].dtype}, expected {first[1].dtype}, the dtype of {first[0]}")
+
+
+def shape_of(name: str, array: Array, expected: tuple[int, ...], why: str = "") -> None:
+    """Check an array's shape (ValueError)."""
+    if array.shape != expected:
+        raise ValueError(f"{name}: shape {array.shape}, expected {expected}{why}")
+
+
+def sized(name: str, array: Array, size: int, expected: str) -> None:
+    """Check an array's number of elements (ValueError)."""
+    if array.size != size:
+        raise ValueError(f"{name}: shape {array.shape}, expected {expected}")
+
+
+def integer(name: str, value: object, least: int = 1) -> int:
+    """A whole number of at least ``least``; bool is not one."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name}: {value!r}, expected an int")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name}: {value!r}, expected an int") from None
+    if number < least:
+        raise ValueError(f"{name}: {number}, expected at least {least}")
+    return number
+
+
+def epsilon(value: object) -> float:
+    """eps as a float: finite and not negative."""
+    if isinstance(value, (bool, str)):
+        raise TypeError(f"eps: {value!r}, expected a number")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"eps: {value!r}, expected a number") from None
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"eps: {number}, expected a finite number of at least 0")
+    return number
+
+
+def choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Check that a value is one of a few (ValueError)."""
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r}, expected {' or '.join(map(repr, allowed))}")
+
+
+def mask(name: str, value: object, names: Sequence[str]) -> tuple[bool, ...]:
+    """A flag for each result, at least one of them set."""
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{name}: {value!r}, expected a tuple of {len(names)} bools for {', '.join(names)}")
+    if len(value) != len(names):
+        raise ValueError(f"{name}: {len(value)} flags, expected {len(names)} for {', '.join(names)}")
+    for flag in value:
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"{name}: {flag!r} in it, expected bools")
+    return tuple(bool(flag) for flag in value)
+
+
+def pointer(array: Array) -> int:
+    """The address of the first element."""
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data.ptr)
+
+
+def extent(array: Array) -> tuple[int, int]:
+    """The bytes before and behind the first element that an array's elements reach: [pointer - low, pointer + high)."""
+    if array.size == 0:
+        return 0, 0
+    reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    return -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + array.dtype.itemsize

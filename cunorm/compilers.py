@@ -1,0 +1,211 @@
+"""Finds the C++ compiler of the CPU executor and runs it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from cunorm import settings
+from cunorm.errors import CompileError
+
+__all__ = ["Compiler", "build", "chosen", "flags", "present", "processor"]
+
+INSTALL = "install a C++ compiler: pip install 'cunorm[cpu]', or a system g++ or clang++, or set CUNORM_CXX"
+LOG_LINES = 40
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler that works on this machine.
+
+    Attributes
+    ----------
+    name : str
+        What a user calls it: ``g++``, ``clang++``, ``zig``, or the text of ``CUNORM_CXX``.
+    command : tuple of str
+        What starts it; the first word is an absolute path.
+    version : str
+        The first line that it prints about itself.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    version: str
+
+
+@cache
+def _version(command: tuple[str, ...]) -> str | None:
+    """First line of ``--version``, or None if the command does not run."""
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else None
+
+
+def _find(name: str, words: list[str]) -> Compiler | None:
+    path = shutil.which(words[0]) if words else None
+    if path is None:
+        return None
+    command = (os.path.abspath(path), *words[1:])
+    version = _version(command)
+    return None if version is None else Compiler(name, command, version)
+
+
+def _find_zig() -> Compiler | None:
+    if importlib.util.find_spec("ziglang") is None:
+        return None
+    try:
+        version = importlib.metadata.version("ziglang")
+    except importlib.metadata.PackageNotFoundError:
+        version = "of unknown version"
+    return Compiler("zig", (sys.executable, "-m", "ziglang", "c++"), f"zig {version}")
+
+
+def present() -> list[Compiler]:
+    """Every compiler found, the one that would be used first.
+
+    Returns
+    -------
+    list of Compiler
+        ``CUNORM_CXX``, g++, clang++ and zig, as far as they are there.
+    """
+    asked = settings.cxx()
+    found = [_find(asked, shlex.split(asked))] if asked is not None else []
+    found += [_find("g++", ["g++"]), _find("clang++", ["clang++"]), _find_zig()]
+    return [compiler for compiler in found if compiler is not None]
+
+
+def chosen() -> Compiler:
+    """The compiler to use.
+
+    Raises
+    ------
+    CompileError
+        If there is none, or the one that ``CUNORM_CXX`` names does not run; the text says what to do.
+    """
+    asked = settings.cxx()
+    if asked is not None:
+        compiler = _find(asked, shlex.split(asked))
+        if compiler is None:
+            raise CompileError(f"CUNORM_CXX: {asked!r} does not run; unset it, or {INSTALL}")
+        return compiler
+    compiler = _find("g++", ["g++"]) or _find("clang++", ["clang++"]) or _find_zig()
+    if compiler is None:
+        raise CompileError(f"the CPU executor needs a C++ compiler and found none of g++, clang++, zig; {INSTALL}")
+    return compiler
+
+
+def flags(compiler: Compiler) -> tuple[str, ...]:
+    """Compiler options: fast, and the same bits from every compiler.
+
+    No contraction of a * b + c, which compilers do differently, and no fast-math. Without ``errno`` and floating-point
+    traps, which nothing here reads, square roots and selections are single instructions. ``-nostdinc++`` holds the
+    runtime and the kernels to C headers. A frame that could overrun a fiber's stack does not compile.
+    """
+    clang = compiler.name == "zig" or "clang" in compiler.version.lower()
+    machine = platform.machine().lower()
+    native = {"x86_64": ("-march=native", "-fcf-protection=none"), "aarch64": ("-mcpu=native",)}
+    return (
+        "-std=c++17",
+        "-O2",
+        *native.get("x86_64" if machine == "amd64" else machine, ()),
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-nostdinc++",
+        "-fno-strict-aliasing",
+        "-U_FORTIFY_SOURCE",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-Wno-unknown-pragmas",
+        "-Wno-attributes",
+        "-Wframe-larger-than=32768",
+        "-Werror=frame-larger-than=" + ("" if clang else "32768"),
+    )
+
+
+@cache
+def processor() -> str:
+    """What ``-march=native`` depends on: the CPU's model and its features."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+    facts = dict.fromkeys(line for line in lines if line.startswith(wanted))
+    return "\n".join([platform.machine(), *facts])
+
+
+def build(source: str, entry: str, compiler: Compiler, options: tuple[str, ...], folder: Path) -> None:
+    """Compile ``source`` to ``folder/kernel.so``, and keep it beside that as ``kernel.cpp``.
+
+    In a folder of its own, which is then renamed into place: whoever is first wins, and nobody sees half of it.
+
+    Raises
+    ------
+    CompileError
+        If it does not compile, or the folder cannot be written.
+    """
+    kept = folder.parent
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".build-", dir=kept))
+    except OSError as error:
+        raise _unwritable(entry, kept, error) from error
+    try:
+        (work / "kernel.cpp").write_text(source, encoding="utf-8")
+        _run(compiler, options, work, entry, kept / "zig")
+        work.chmod(0o755)
+        try:
+            work.rename(folder)
+        except OSError:
+            if not (folder / "kernel.so").exists():  # otherwise another process was first, with the same result
+                raise
+    except OSError as error:
+        raise _unwritable(entry, kept, error) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _unwritable(entry: str, kept: Path, error: OSError) -> CompileError:
+    return CompileError(
+        f"{entry}: cannot write the cache folder {kept} ({error.strerror}); "
+        "set CUNORM_CACHE_DIR to a folder that can be written"
+    )
+
+
+def _run(compiler: Compiler, options: tuple[str, ...], folder: Path, entry: str, zig_cache: Path) -> None:
+    environment = dict(os.environ, LC_ALL="C")
+    environment.setdefault("ZIG_GLOBAL_CACHE_DIR", str(zig_cache))  # its default may be a home that cannot be written
+    environment.setdefault("ZIG_LOCAL_CACHE_DIR", str(zig_cache))
+    done = subprocess.run(
+        [*compiler.command, *options, "kernel.cpp", "-o", "kernel.so", "-lm"],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode == 0:
+        return
+    lines = done.stdout.splitlines()
+    head = "\n".join(lines[:LOG_LINES])
+    more = f"\n... {len(lines) - LOG_LINES} more lines" if len(lines) > LOG_LINES else ""
+    hint = "; its folder is full: set CUNORM_CACHE_DIR or TMPDIR" if "No space left" in done.stdout else ""
+    raise CompileError(f"{entry} does not compile with {compiler.name} ({compiler.version}){hint}\n{head}{more}")

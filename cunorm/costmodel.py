@@ -1,0 +1,89 @@
+"""Analytic time of (problem, strategy, tile, device): the default tile of what nobody has tuned.
+
+A normalisation kernel waits for memory. A launch takes a start-up time, then its bytes pass at the smaller of two rates:
+what the DRAM gives, and what the busiest multiprocessor can ask for with the blocks that are resident on it. The numbers
+below that are not device facts are estimates; the tuner measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .devices import Device
+from .problem import Problem
+from .strategy import Launch, Strategy, Tile, ceil_div
+
+__all__ = ["Choice", "choose", "launch_seconds", "predict", "resident_blocks"]
+
+LAUNCH_SECONDS = 2.5e-6  # start of one kernel behind another on a stream
+ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy reaches
+LATENCY_SECONDS = 0.8e-6  # one load from DRAM
+BYTES_IN_FLIGHT = 64  # that a thread of these kernels asks for at a time: four packs
+SOLO_SHARE = 2.5  # how far above its even share of the bandwidth a multiprocessor gets when others are idle
+PHASED = 1.3  # time of a lone resident block that does not load while it stores, against one that does
+REGISTER_STEP, WARP = 8, 32
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A strategy, its tile, and the predicted time in seconds."""
+
+    strategy: Strategy
+    tile: Tile
+    seconds: float
+
+
+def resident_blocks(launch: Launch, device: Device) -> int:
+    """Blocks of this launch that fit on one multiprocessor at a time; at least 1."""
+    registers = ceil_div(launch.registers, REGISTER_STEP) * REGISTER_STEP
+    warps = ceil_div(launch.threads, WARP)
+    limits = [
+        device.blocks_per_multiprocessor,
+        device.threads_per_multiprocessor // launch.threads,
+        device.registers_per_multiprocessor // (registers * WARP * warps),
+        device.shared_memory_per_multiprocessor // (launch.shared_bytes + device.shared_memory_reserved),
+    ]
+    return max(1, min(limits))
+
+
+def launch_seconds(launch: Launch, device: Device) -> float:
+    """Predicted time of one launch, seconds."""
+    resident = resident_blocks(launch, device)
+    bandwidth = ACHIEVABLE * device.bandwidth
+    of_block = launch.traffic / launch.grid
+    # A block takes a latency for each of its phases, and its bytes at the rate of what it keeps in flight.
+    block = launch.phases * LATENCY_SECONDS + of_block * LATENCY_SECONDS / (launch.threads * BYTES_IN_FLIGHT)
+    waves = max(1.0, launch.grid / (resident * device.multiprocessors))
+    # The busiest multiprocessor has its blocks' bytes to move, at no more than its largest share of the bandwidth.
+    busiest = ceil_div(launch.grid, device.multiprocessors) * of_block
+    share = SOLO_SHARE * bandwidth / device.multiprocessors
+    if launch.phases > 1 and resident == 1 and launch.grid > device.multiprocessors:
+        busiest *= PHASED
+    return LAUNCH_SECONDS + max(launch.traffic / bandwidth, busiest / share, waves * block)
+
+
+def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> float:
+    """Predicted time of a whole call, seconds."""
+    return sum(launch_seconds(launch, device) for launch in strategy.launches(problem, tile))
+
+
+def choose(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Choice:
+    """The fastest legal tile by prediction; among equals the first strategy, then the first tile of its space.
+
+    Raises
+    ------
+    RuntimeError
+        If no strategy takes the problem: a fault of cunorm, since ``split`` takes all.
+    """
+    best: Choice | None = None
+    for strategy in strategies:
+        for tile in strategy.tiles():
+            if strategy.refuses(problem, tile, device) is not None:
+                continue
+            seconds = predict(problem, strategy, tile, device)
+            if best is None or seconds < best.seconds * (1 - 1e-9):
+                best = Choice(strategy, tile, seconds)
+    if best is None:
+        raise RuntimeError(f"no strategy takes {problem.describe()} on {device.name}; please report this")
+    return best

@@ -1,0 +1,136 @@
+"""The GPU executor: cupy.RawKernel over one text. The only module of cunorm that imports CuPy."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+from cupy.cuda import compiler, runtime
+
+from .devices import KNOWN, Device
+from .errors import CompileError
+
+__all__ = ["Kernel", "allocation_forbidden", "compile", "current", "launch", "limits", "present", "synchronise"]
+
+#: The same for every kernel: each distinct tuple costs CuPy one more compile.
+OPTIONS = ("--std=c++17",)
+#: Dynamic shared memory that a kernel may use without asking for more.
+DEFAULT_SHARED_BYTES = 48 * 1024
+LOG_LINES = 40
+
+_lock = threading.Lock()
+
+
+@dataclass
+class Kernel:
+    """A compiled kernel on one GPU."""
+
+    raw: Any
+    entry: str
+    ordinal: int
+    shared_bytes: int = DEFAULT_SHARED_BYTES
+
+
+@functools.cache
+def limits(ordinal: int = 0) -> Device:
+    """The facts of a GPU, read from the driver.
+
+    Parameters
+    ----------
+    ordinal : int
+        CuPy's number of the GPU.
+    """
+    facts = runtime.getDeviceProperties(ordinal)
+    name = facts["name"].decode()
+    capability = (int(facts["major"]), int(facts["minor"]))
+    # The driver's clock and width; newer ones report no clock, then the data sheet of a known device, else H200's.
+    clock = int(facts.get("memoryClockRate") or 0)
+    bandwidth = 2.0 * clock * 1e3 * int(facts["memoryBusWidth"]) / 8
+    if bandwidth == 0:
+        bandwidth = next((known.bandwidth for known in KNOWN.values() if known.name == name), KNOWN["H200"].bandwidth)
+    return Device(
+        name=name,
+        compute_capability=capability,
+        multiprocessors=int(facts["multiProcessorCount"]),
+        l2_bytes=int(facts["l2CacheSize"]),
+        bandwidth=bandwidth,
+        shared_memory_per_block=int(facts["sharedMemPerBlockOptin"]),
+        shared_memory_per_multiprocessor=int(facts["sharedMemPerMultiprocessor"]),
+        shared_memory_reserved=int(facts.get("reservedSharedMemPerBlock", 1024)),
+        registers_per_multiprocessor=int(facts["regsPerMultiprocessor"]),
+        threads_per_multiprocessor=int(facts["maxThreadsPerMultiProcessor"]),
+        blocks_per_multiprocessor=int(facts.get("maxBlocksPerMultiProcessor", 32)),
+        largest_cluster=8 if capability >= (9, 0) else 1,
+    )
+
+
+@functools.cache
+def _compile(text: str, entry: str, ordinal: int) -> Kernel:
+    with cupy.cuda.Device(ordinal):
+        raw = cupy.RawKernel(text, entry, options=OPTIONS)
+        try:
+            raw.compile()
+        except compiler.CompileException as error:
+            log = "\n".join(error.get_message().splitlines()[:LOG_LINES])
+            architecture = limits(ordinal).architecture
+            raise CompileError(f"{entry} for {architecture} with {' '.join(OPTIONS)}:\n{log}") from error
+    return Kernel(raw, entry, ordinal)
+
+
+def compile(text: str, entry: str, ordinal: int = 0) -> Kernel:
+    """The kernel ``entry`` of a text for one GPU, compiled once in this process (and kept on disk by CuPy).
+
+    Raises
+    ------
+    CompileError
+        With the first lines of NVRTC's log.
+    """
+    with _lock:
+        return _compile(text, entry, ordinal)
+
+
+def launch(kernel: Kernel, grid: int, threads: int, shared_bytes: int, arguments: Sequence[int | float]) -> None:
+    """Launch on CuPy's current stream, on the kernel's GPU; does not wait.
+
+    Parameters
+    ----------
+    grid, threads, shared_bytes : int
+        Blocks, threads in a block, bytes of dynamic shared memory.
+    arguments : sequence of int or float
+        Addresses and sizes as int (64 bits), numbers as float (64 bits).
+    """
+    if shared_bytes > kernel.shared_bytes:
+        with cupy.cuda.Device(kernel.ordinal):
+            kernel.raw.max_dynamic_shared_size_bytes = shared_bytes
+        kernel.shared_bytes = shared_bytes
+    if runtime.getDevice() == kernel.ordinal:
+        kernel.raw((grid,), (threads,), tuple(arguments), shared_mem=shared_bytes)
+    else:
+        with cupy.cuda.Device(kernel.ordinal):
+            kernel.raw((grid,), (threads,), tuple(arguments), shared_mem=shared_bytes)
+
+
+def synchronise(ordinal: int = 0) -> None:
+    """Wait for everything that was launched on a GPU."""
+    with cupy.cuda.Device(ordinal) as device:
+        device.synchronize()
+
+
+def present() -> bool:
+    """Whether the driver sees a GPU."""
+    return bool(cupy.cuda.is_available())
+
+
+def current() -> int:
+    """CuPy's number of the current GPU."""
+    return int(runtime.getDevice())
+
+
+def allocation_forbidden(ordinal: int) -> bool:
+    """Whether the current stream is being captured into a graph, where memory of the pool must not be taken."""
+    with cupy.cuda.Device(ordinal):
+        return bool(cupy.cuda.get_current_stream().is_capturing())

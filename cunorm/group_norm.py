@@ -1,0 +1,292 @@
+"""GroupNorm: the public functions. They validate, allocate and call; the strategies are in group_norm_strategies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from . import settings
+from .arrays import Array, dtype_named, epsilon, integer, mask
+from .call import Call, Calls, signature
+from .group_norm_checks import (
+    BACKWARD_NAMES,
+    FORWARD_NAMES,
+    GRADIENTS,
+    check_backward,
+    check_forward,
+    sizes,
+)
+from .group_norm_strategies import BACKWARD, FORWARD
+from .launch import Place, Plan, plan_for
+from .problem import Problem, accumulator
+from .strategy import Tile
+
+__all__ = ["group_norm", "group_norm_backward", "plan_group_norm"]
+
+_forward_calls, _backward_calls, _planned_calls = Calls(), Calls(), Calls()
+
+
+def group_norm(
+    x: Array,
+    num_groups: int,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    data_format: str = "NCHW",
+    activation: str | None = None,
+    out: tuple[Array | None, Array | None, Array | None] | None = None,
+    tile: Tile | Mapping[str, object] | None = None,
+    workspace: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    r"""GroupNorm: normalise each group of channels of each sample.
+
+    .. math:: y = \gamma_c \, (x - \mathrm{mean}) \, \mathrm{rstd} + \beta_c, \qquad
+              \mathrm{rstd} = 1 / \sqrt{\mathrm{var} + \epsilon}
+
+    with mean and (biased) variance over the C / num_groups channels of a group and all positions (Wu and He, 2018).
+
+    Parameters
+    ----------
+    x : cupy.ndarray or numpy.ndarray
+        (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``; rank 2 to 8; float16, bfloat16, float32 or float64.
+        Contiguous and channels-last strides are read where they are; any other is copied once.
+    num_groups : int
+        Divides C.
+    gamma, beta : array of shape (C,), optional
+        Of x's dtype or the statistics'; absent they are 1 and 0.
+    eps : float
+        Not negative.
+    data_format : {"NCHW", "NHWC"}
+        Where the channel axis is.
+    activation : None
+        No fused activation exists in this version.
+    out : tuple of (y, mean, rstd), optional
+        Arrays to write; None in it means allocate. y may be exactly x.
+    tile : Tile or mapping, optional
+        The strategy and its numbers, instead of the chosen ones.
+    workspace : array, optional
+        At least ``plan.workspace_nbytes`` bytes, contiguous, of any content.
+
+    Returns
+    -------
+    y : array
+        As x.
+    mean, rstd : array of shape (N, num_groups)
+        float32 (float64 for float64 x); NaN for groups without elements.
+
+    Raises
+    ------
+    TypeError
+        For a wrong type or dtype.
+    ValueError
+        For wrong shapes, sizes, formats, devices or overlaps; `UnsupportedTile` for a tile that is not legal.
+    CompileError
+        If a kernel does not compile.
+    """
+    arrays = (x, gamma, beta)
+    number = eps if eps.__class__ is float and 0 <= eps < 1e300 else epsilon(eps)
+    try:
+        key = (
+            signature(arrays),
+            None if out is None else signature(out),
+            num_groups,
+            num_groups.__class__,
+            data_format,
+            activation,
+            tile,
+            _posing(x),
+        )
+        call = _forward_calls.get(key)
+    except (AttributeError, TypeError):  # no array, or nothing that can be looked up: the checks say what
+        key, call = None, None
+    if call is None:
+        call = check_forward(x, num_groups, gamma, beta, data_format, activation, out, tile)
+        if key is not None:
+            _forward_calls.keep(key, call)
+    y, mean, rstd = call(arrays, out, workspace, (number,))
+    return y, mean, rstd
+
+
+def group_norm_backward(
+    dy: Array,
+    x: Array,
+    mean: Array,
+    rstd: Array,
+    gamma: Array | None = None,
+    *,
+    num_groups: int,
+    beta: Array | None = None,
+    activation: str | None = None,
+    output_mask: Sequence[bool] = (True, True, True),
+    data_format: str = "NCHW",
+    out: tuple[Array | None, Array | None, Array | None] | None = None,
+    tile: Tile | Mapping[str, object] | None = None,
+    workspace: Array | None = None,
+) -> tuple[Array | None, Array | None, Array | None]:
+    r"""Gradients of GroupNorm.
+
+    .. math::
+
+        d\beta_c = \sum_{n,hw} dy, \qquad d\gamma_c = \sum_{n,hw} dy\,\hat x, \qquad
+        dx = \mathrm{rstd}\,(\gamma_c\,dy - A/L - \hat x\,B/L)
+
+    with :math:`\hat x = (x - \mathrm{mean})\,\mathrm{rstd}`, A and B the sums of :math:`\gamma_c\,dy` and
+    :math:`\gamma_c\,dy\,\hat x` over a group of L elements. The derivation is that of BatchNorm's gradient (Ioffe and
+    Szegedy, 2015) with the group in the batch's place.
+
+    Parameters
+    ----------
+    dy, x : cupy.ndarray or numpy.ndarray
+        (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``; the same shape and dtype.
+    mean, rstd : array
+        What `group_norm` returned: (N, num_groups), or any shape with that many elements; float32 (float64 for float64
+        x) or x's dtype.
+    gamma : array of shape (C,), optional
+        Of x's dtype or the statistics'.
+    num_groups : int
+        Divides C.
+    beta : array of shape (C,), optional
+        Only needed with an activation; checked and not read.
+    activation : None
+        No fused activation exists in this version.
+    output_mask : sequence of 3 bools
+        Which of dx, dgamma, dbeta are wanted. The others come back as None and their work is not done.
+    data_format : {"NCHW", "NHWC"}
+        Where the channel axis is.
+    out : tuple of (dx, dgamma, dbeta), optional
+        Arrays to write; None in it means allocate. dx may be exactly dy.
+    tile, workspace
+        As in `group_norm`.
+
+    Returns
+    -------
+    dx : array or None
+        As x.
+    dgamma, dbeta : array of shape (C,) or None
+        Of gamma's dtype; without gamma the statistics'.
+
+    Raises
+    ------
+    TypeError, ValueError, UnsupportedTile, CompileError
+        As `group_norm`.
+    """
+    arrays = (dy, x, mean, rstd, gamma)
+    try:
+        key = (
+            signature(arrays),
+            None if beta is None else signature((beta,)),
+            None if out is None else signature(out),
+            num_groups,
+            num_groups.__class__,
+            output_mask,
+            data_format,
+            activation,
+            tile,
+            _posing(x),
+        )
+        call = _backward_calls.get(key)
+    except (AttributeError, TypeError):
+        key, call = None, None
+    if call is None:
+        call = check_backward(arrays, beta, num_groups, output_mask, data_format, activation, out, tile)
+        if key is not None:
+            _backward_calls.keep(key, call)
+    dx, dgamma, dbeta = call(arrays, out, workspace)
+    return dx, dgamma, dbeta
+
+
+def _posing(x: Array) -> str | None:
+    """The device that the CPU executor poses as: it takes part in the choice of a tile."""
+    return settings.cpu_device() if x.__class__ is np.ndarray else None
+
+
+def plan_group_norm(
+    op: str,
+    place: Place,
+    *,
+    shape: Sequence[int],
+    dtype: object,
+    num_groups: object,
+    gamma_dtype: object,
+    beta_dtype: object,
+    output_mask: object,
+    data_format: str,
+    activation: object,
+    tile: Tile | None,
+) -> Plan:
+    """The plan of group_norm or group_norm_backward for contiguous arrays of that shape in that format."""
+    name = dtype_named("dtype", dtype)
+    sums = accumulator(name)
+    N, C, HxW, groups = sizes(tuple(integer("shape", size, 0) for size in shape), num_groups, data_format, activation)
+    gamma, beta = (
+        None if given is None else dtype_named(label, given, (name, sums))
+        for label, given in (("gamma_dtype", gamma_dtype), ("beta_dtype", beta_dtype))
+    )
+    caller: Any
+    if op == "group_norm":
+        problem = Problem(op, name, gamma, beta, sums, data_format, N, C, HxW, groups, ("y", "mean", "rstd"))
+        made, caller = plan_for(problem, FORWARD, FORWARD_NAMES, place, tile), _call_forward
+    else:
+        wanted = zip(GRADIENTS, mask("output_mask", output_mask, GRADIENTS), strict=True)
+        outputs = tuple(gradient for gradient, flag in wanted if flag)
+        problem = Problem(op, name, gamma, None, sums, data_format, N, C, HxW, groups, outputs)
+        made, caller = plan_for(problem, BACKWARD, BACKWARD_NAMES, place, tile), _call_backward
+    options = {"num_groups": num_groups, "output_mask": output_mask, "data_format": data_format}
+    return replace(made, caller=functools.partial(caller, options))
+
+
+def _planned(plan: Plan, arrays: Sequence[Array | None], out: Any) -> tuple[Any, Call | None]:
+    """The key of a plan's call and the call, None where these arrays are new or are no arrays."""
+    try:
+        key = (plan, signature(arrays), None if out is None else signature(out))
+        return key, _planned_calls.get(key)
+    except (AttributeError, TypeError):
+        return None, None
+
+
+def _call_forward(
+    options: Mapping[str, Any],
+    plan: Plan,
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    out: Any = None,
+    workspace: Array | None = None,
+) -> Any:
+    """What a plan of group_norm does when it is called."""
+    arrays = (x, gamma, beta)
+    key, call = _planned(plan, arrays, out)
+    if call is None:
+        call = check_forward(*arrays[:1], options["num_groups"], gamma, beta, options["data_format"], None, out, None, plan)
+        _planned_calls.keep(key, call)
+    return tuple(call(arrays, out, workspace, (epsilon(eps),)))
+
+
+def _call_backward(
+    options: Mapping[str, Any],
+    plan: Plan,
+    dy: Array,
+    x: Array,
+    mean: Array,
+    rstd: Array,
+    gamma: Array | None = None,
+    *,
+    out: Any = None,
+    workspace: Array | None = None,
+) -> Any:
+    """What a plan of group_norm_backward does when it is called."""
+    arrays = (dy, x, mean, rstd, gamma)
+    key, call = _planned(plan, arrays, out)
+    if call is None:
+        call = check_backward(
+            arrays, None, options["num_groups"], options["output_mask"], options["data_format"], None, out, None, plan
+        )
+        _planned_calls.keep(key, call)
+    return tuple(call(arrays, out, workspace))

@@ -1,0 +1,201 @@
+"""The one path from a Problem to running kernels: tile chain, plans, workspace, executor."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import costmodel, sources
+from .arrays import Array
+from .devices import Device
+from .errors import UnsupportedTile
+from .problem import Problem
+from .strategy import Launch, Strategy, Tile
+
+__all__ = ["Place", "Plan", "executor", "plan_for", "resolve"]
+
+#: Plans kept; an application meets few problems, a fuzzer many.
+KEPT_PLANS = 4096
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a call runs: the kind of executor, its GPU's ordinal, and the device whose limits and tiles hold."""
+
+    kind: str
+    ordinal: int
+    device: Device
+
+
+def executor(kind: str) -> Any:
+    """The module that compiles and launches for a kind of array: `cunorm.cpu` or `cunorm.gpu`."""
+    return importlib.import_module(f".{kind}", __package__)
+
+
+def resolve(
+    problem: Problem, strategies: Mapping[str, Strategy], device: Device, tile: Tile | None
+) -> tuple[Strategy, Tile, str]:
+    """The tile chain: the explicit tile, else the cost model's; with a sentence that says which answered and why.
+
+    Raises
+    ------
+    ValueError
+        If ``tile`` names an unknown strategy.
+    UnsupportedTile
+        If it is not legal for this problem on this device.
+    """
+    if tile is not None:
+        strategy = strategies.get(tile.strategy)
+        if strategy is None:
+            raise ValueError(f"tile: strategy {tile.strategy!r}, expected one of {', '.join(strategies)}")
+        if (sentence := strategy.refuses(problem, tile, device)) is not None:
+            raise UnsupportedTile(f"tile: {sentence}")
+        return strategy, tile, "the tile= that was given"
+    found = costmodel.choose(problem, strategies.values(), device)
+    predicted = f"predicted {found.seconds * 1e6:.1f} us on {device.name}, not measured"
+    return found.strategy, found.tile, f"the cost model: no tiling table has an entry; {predicted}"
+
+
+@dataclass(eq=False)  # a plan is itself: a key of calls
+class Plan:
+    """A prepared call. Get one from `cunorm.plan`; call it with the arrays of the op.
+
+    Attributes
+    ----------
+    problem : Problem
+    place : Place
+    strategy : Strategy or None
+        None where there is nothing to launch (no elements, or no outputs wanted).
+    tile : Tile or None
+    reason : str
+        Which link of the tile chain chose it, and why.
+    launches : tuple of Launch
+    workspace_nbytes : int
+        Bytes of workspace that a call needs; 0 for none.
+    """
+
+    problem: Problem
+    place: Place
+    strategy: Strategy | None
+    tile: Tile | None
+    reason: str
+    launches: tuple[Launch, ...]
+    workspace_nbytes: int
+    names: tuple[str, ...] = field(repr=False)
+    caller: Callable[..., Any] | None = field(default=None, repr=False)
+    _ready: list[tuple[Any, int, int, int, Callable[[Any], Any]]] | None = field(default=None, init=False, repr=False)
+    _constants: tuple[int | float, ...] = field(default=(), init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def compile(self) -> Plan:
+        """Compile the kernels now rather than at the first call; returns the plan itself.
+
+        Raises
+        ------
+        CompileError
+        """
+        if self._ready is None:
+            with self._lock:
+                if self._ready is None:
+                    self._prepare()
+        return self
+
+    def _prepare(self) -> None:
+        made = executor(self.place.kind)
+        constants: list[int | float] = []
+        ready = []
+        for launch in self.launches:
+            assert self.strategy is not None and self.tile is not None
+            text = sources.kernel_text(launch, self.problem, self.strategy, self.tile)
+            kernel = made.compile(text, launch.entry, self.place.ordinal)
+            places = []
+            for argument in launch.arguments:
+                if isinstance(argument, str):
+                    places.append(self.names.index(argument))
+                else:
+                    places.append(len(self.names) + len(constants))
+                    constants.append(argument)
+            pick = operator.itemgetter(*places)
+            ready.append((kernel, launch.grid, launch.threads, launch.shared_bytes, pick))
+        self._constants = tuple(constants)
+        self._ready = ready
+
+    def run(self, values: Sequence[int | float]) -> None:
+        """Launch the kernels; ``values`` are addresses (0 for an absent array) and numbers in the order of ``names``."""
+        if self._ready is None:
+            self.compile()
+        assert self._ready is not None
+        launch = executor(self.place.kind).launch
+        everything = (*values, *self._constants)
+        for kernel, grid, threads, shared_bytes, pick in self._ready:
+            launch(kernel, grid, threads, shared_bytes, pick(everything))
+
+    def __call__(self, *arrays: Array, out: Any = None, workspace: Array | None = None, **options: Any) -> Any:
+        """Run the op on these arrays, as its public function does; they must be of the plan's problem."""
+        assert self.caller is not None, "a plan from cunorm.plan"
+        return self.caller(self, *arrays, out=out, workspace=workspace, **options)
+
+    def explain(self) -> str:
+        """What will run, and why, for people."""
+        where = "cpu executor: exact, not fast; posing as " if self.place.kind == "cpu" else ""
+        lines = [self.problem.describe(), f"device     {where}{self.place.device.name}"]
+        if self.strategy is None or self.tile is None:
+            return "\n".join([*lines, f"strategy   none: {self.reason}"])
+        fields = ", ".join(f"{name}={value}" for name, value in self.tile.fields)
+        lines += [
+            f"strategy   {self.strategy.name} ({fields})",
+            f"chosen by  {self.reason}",
+            f"workspace  {self.workspace_nbytes} bytes",
+        ]
+        lines += [
+            f"launch     {launch.entry}: {launch.grid} blocks of {launch.threads} threads, "
+            f"{launch.shared_bytes} bytes of shared memory"
+            for launch in self.launches
+        ]
+        return "\n".join(lines)
+
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def plan_for(
+    problem: Problem, strategies: Mapping[str, Strategy], names: tuple[str, ...], place: Place, tile: Tile | None = None
+) -> Plan:
+    """The plan of a problem at a place, made once.
+
+    Parameters
+    ----------
+    problem : Problem
+    strategies : mapping of str to Strategy
+        The op's.
+    names : tuple of str
+        What a launch may name: the op's arrays and numbers, in the order in which `Plan.run` takes them.
+    place : Place
+    tile : Tile, optional
+        Explicit choice.
+
+    Raises
+    ------
+    ValueError, UnsupportedTile
+        As `resolve`.
+    """
+    problem = problem.canonical()
+    key = (problem, place, tile)
+    plan = _plans.get(key)
+    if plan is None:
+        if problem.N * problem.C * problem.HxW == 0 or not problem.outputs:
+            why = "no output is wanted" if not problem.outputs else "there are no elements; results are filled"
+            plan = Plan(problem, place, None, None, why, (), 0, names)
+        else:
+            strategy, chosen, reason = resolve(problem, strategies, place.device, tile)
+            launches = strategy.launches(problem, chosen)
+            workspace = strategy.workspace(problem, chosen)
+            plan = Plan(problem, place, strategy, chosen, reason, launches, workspace, names)
+        if len(_plans) >= KEPT_PLANS:
+            _plans.clear()
+        plan = _plans.setdefault(key, plan)
+    return plan

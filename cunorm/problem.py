@@ -1,0 +1,106 @@
+"""Problem: everything about a call that selects code or changes traffic, in one canonical form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ITEMSIZE", "LAYOUTS", "Problem", "accumulator"]
+
+#: Bytes of an element of each supported dtype.
+ITEMSIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+#: Memory orders that kernels read directly: (N, C, HxW) and (N, HxW, C).
+LAYOUTS: tuple[str, str] = ("NCHW", "NHWC")
+
+
+def accumulator(dtype: str) -> str:
+    """The dtype that sums and saved statistics of ``dtype`` have: float64 for float64, else float32."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One normalisation problem.
+
+    Attributes
+    ----------
+    op : str
+        ``"group_norm"`` or ``"group_norm_backward"``.
+    dtype : str
+        Of x, and of dy, dx and y.
+    gamma_dtype, beta_dtype : str or None
+        None where there is no such array. In a backward, gamma's is also that of dgamma and dbeta.
+    stats_dtype : str
+        Of mean and rstd.
+    layout : str
+        ``"NCHW"`` or ``"NHWC"``: the order in memory, whatever the shape says.
+    N, C, HxW, group : int
+        Samples, channels, positions in a channel, groups.
+    outputs : tuple of str
+        The wanted results, in result order.
+    """
+
+    op: str
+    dtype: str
+    gamma_dtype: str | None
+    beta_dtype: str | None
+    stats_dtype: str
+    layout: str
+    N: int
+    C: int
+    HxW: int
+    group: int
+    outputs: tuple[str, ...]
+
+    def canonical(self) -> Problem:
+        """The same problem under its one name: with HxW = 1 or C = 1 the two layouts are the same bytes."""
+        if self.layout == "NHWC" and (self.HxW == 1 or self.C == 1):
+            return Problem(**{**self.__dict__, "layout": "NCHW"})
+        return self
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of x."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def sum_itemsize(self) -> int:
+        """Bytes of an accumulator."""
+        return ITEMSIZE[accumulator(self.dtype)]
+
+    @property
+    def pack(self) -> int:
+        """Elements of x in a 16-byte access."""
+        return 16 // self.itemsize
+
+    @property
+    def group_channels(self) -> int:
+        """Channels in a group."""
+        return self.C // self.group
+
+    @property
+    def group_length(self) -> int:
+        """Elements in a group of one sample."""
+        return self.group_channels * self.HxW
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of x."""
+        return self.N * self.C * self.HxW * self.itemsize
+
+    @property
+    def wants_parameters(self) -> bool:
+        """Whether dgamma or dbeta is wanted."""
+        return "dgamma" in self.outputs or "dbeta" in self.outputs
+
+    @property
+    def reads_x(self) -> bool:
+        """Whether x is needed: all but a lone dbeta do."""
+        return self.outputs != ("dbeta",)
+
+    def describe(self) -> str:
+        """One line for people."""
+        return (
+            f"{self.op} {self.dtype} {self.layout} N={self.N} C={self.C} HxW={self.HxW} group={self.group}"
+            f" -> {', '.join(self.outputs)}"
+        )

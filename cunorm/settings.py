@@ -1,0 +1,52 @@
+"""Every environment variable that cunorm reads, once.
+
+=====================  ==================================================================  ==============
+variable               meaning                                                             default
+=====================  ==================================================================  ==============
+``CUNORM_CACHE_DIR``   folder for the CPU executor's builds                                user cache dir
+``CUNORM_CPU_DEVICE``  the GPU whose limits and tiles the CPU executor takes on            ``H200``
+``CUNORM_CXX``         the C++ compiler of the CPU executor                                g++, clang++, zig
+``CUNORM_CPU_ORDER``   order of the CPU executor's threads: ascending, descending, random  ``ascending``
+``CUNORM_CPU_CORES``   operating-system threads that the CPU executor spreads blocks over  all cores
+=====================  ==================================================================  ==============
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+__all__ = ["cache_dir", "cpu_cores", "cpu_device", "cpu_order", "cxx"]
+
+
+def cache_dir() -> Path:
+    """The folder for compiled CPU kernels; not created here."""
+    chosen = os.environ.get("CUNORM_CACHE_DIR")
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("cunorm", appauthor=False))
+
+
+def cpu_device() -> str:
+    """Name of the device that the CPU executor poses as."""
+    return os.environ.get("CUNORM_CPU_DEVICE") or "H200"
+
+
+def cxx() -> str | None:
+    """The C++ compiler asked for, or None."""
+    return os.environ.get("CUNORM_CXX") or None
+
+
+def cpu_order() -> str:
+    """The order in which the CPU executor resumes the threads of a block."""
+    return os.environ.get("CUNORM_CPU_ORDER") or "ascending"
+
+
+def cpu_cores() -> int:
+    """Operating-system threads over which the CPU executor spreads blocks."""
+    text = os.environ.get("CUNORM_CPU_CORES")
+    if text is None or text == "":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"CUNORM_CPU_CORES: {text!r}, expected a whole number from 1 up")
+    return int(text)

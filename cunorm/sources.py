@@ -1,0 +1,98 @@
+"""Finds kernels_cu and makes one text of a kernel: what the host writes on top, then every #include in its place.
+
+One text, because CuPy's disk cache does not see files reached by ``-I``: an edited header would run stale. ``#line``
+keeps the compiler's messages on the real file and line.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from .problem import Problem, accumulator
+from .strategy import Launch, Strategy, Tile
+
+__all__ = ["digest", "folder", "kernel_text"]
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"$')
+_C_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
+_LAYOUTS = {"NCHW": "ChannelsFirst", "NHWC": "ChannelsLast"}
+
+
+@functools.cache
+def folder() -> Path:
+    """The folder of the kernels: in the package when installed, beside it in a checkout.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the installation lost it.
+    """
+    searched = [Path(entry) / "kernels_cu" for entry in sys.modules["cunorm"].__path__]
+    for candidate in searched:
+        if candidate.is_dir():
+            return candidate
+    raise FileNotFoundError(f"kernels_cu: not in {', '.join(map(str, searched))}; reinstall cunorm")
+
+
+@functools.cache
+def _expand(stem: str) -> str:
+    """The text of ``stem``.cu with each include in the place of its first mention."""
+    seen: set[str] = set()
+
+    def lines_of(name: str) -> list[str]:
+        seen.add(name)
+        out = [f'#line 1 "{name}"']
+        for number, line in enumerate((folder() / name).read_text(encoding="utf-8").splitlines(), 1):
+            found = _INCLUDE.match(line)
+            if found is None:
+                out.append(line)
+            elif found[1] not in seen:
+                out += [*lines_of(found[1]), f'#line {number + 1} "{name}"']
+            else:
+                out.append("")
+        return out
+
+    return "\n".join(lines_of(f"{stem}.cu")) + "\n"
+
+
+def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int]) -> str:
+    """What the host writes on top: storage types, layout, and struct Tile."""
+    fields = " ".join(f"static constexpr int {name} = {value};" for name, value in sorted(constants.items()))
+    return "\n".join(
+        [
+            "struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast;",
+            *(f"typedef {_C_TYPES[dtype]} {name};" for name, dtype in types.items()),
+            f"typedef {_LAYOUTS[layout]} layout_t;",
+            f"struct Tile {{ {fields} }};",
+            "",
+        ]
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(stem: str, types: tuple[tuple[str, str], ...], layout: str, constants: tuple[tuple[str, int], ...]) -> str:
+    return _head(dict(types), layout, dict(constants)) + _expand(stem)
+
+
+def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> str:
+    """The single text that an executor compiles for one launch of this problem and tile."""
+    sums = accumulator(problem.dtype)
+    types = {
+        "data_t": problem.dtype,
+        "gamma_t": problem.gamma_dtype or (problem.stats_dtype if "backward" in problem.op else sums),
+        "beta_t": problem.beta_dtype or sums,
+        "stat_t": problem.stats_dtype,
+    }
+    constants = {name: value for name, value in tile.fields if name in strategy.constants}
+    constants["threads"] = launch.threads
+    return _text(launch.kernel, tuple(types.items()), problem.layout, tuple(constants.items()))
+
+
+def digest(text: str) -> str:
+    """A short name for a text: what a stored tile was tuned with."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,169 @@
+"""Strategy and Tile: who owns one slice of statistics, with which numbers, and whether that is legal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .devices import Device
+from .problem import Problem
+
+__all__ = ["MAX_GRID", "Launch", "Strategy", "Tile", "ceil_div", "refuses_threads"]
+
+#: Most blocks in the x direction of a grid.
+MAX_GRID = 2**31 - 1
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+class Tile:
+    """The numbers of one strategy, by name: ``Tile("block", threads=256, groups=1)``.
+
+    Parameters
+    ----------
+    strategy : str
+    **fields : int
+        As the strategy's search space names them; also attributes of the tile.
+    """
+
+    __slots__ = ("_hash", "fields", "strategy")
+    strategy: str
+    fields: tuple[tuple[str, int], ...]
+
+    def __init__(self, strategy: str, **fields: int) -> None:
+        for name, value in fields.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"tile: {name}={value!r}, expected a whole number from 1 up")
+        self.strategy = strategy
+        self.fields = tuple(sorted(fields.items()))
+        self._hash = hash((strategy, self.fields))
+
+    @classmethod
+    def of(cls, given: Tile | Mapping[str, object]) -> Tile:
+        """A tile from a tile or from ``{"strategy": "block", "threads": 256, ...}``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is neither, or names no strategy.
+        """
+        if isinstance(given, Tile):
+            return given
+        if not isinstance(given, Mapping):
+            raise TypeError(f"tile: a {type(given).__name__}, expected a cunorm.Tile, a mapping or None")
+        fields = dict(given)
+        strategy = fields.pop("strategy", None)
+        if not isinstance(strategy, str):
+            raise ValueError(f'tile: {dict(given)!r}, expected a "strategy" in it')
+        return cls(strategy, **fields)  # type: ignore[arg-type]  # the constructor checks the values
+
+    def as_dict(self) -> dict[str, int]:
+        """The fields, without the strategy."""
+        return dict(self.fields)
+
+    def __getattr__(self, name: str) -> int:
+        for key, value in self.fields:
+            if key == name:
+                return value
+        raise AttributeError(f"tile {self!r} has no {name}")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tile) and (self.strategy, self.fields) == (other.strategy, other.fields)
+
+    def __repr__(self) -> str:
+        return f"Tile({self.strategy!r}{''.join(f', {name}={value}' for name, value in self.fields)})"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a plan.
+
+    Attributes
+    ----------
+    kernel : str
+        Stem of the file in ``kernels_cu``.
+    entry : str
+        Name of the kernel in it.
+    grid : int
+        Blocks.
+    threads : int
+        In a block.
+    arguments : tuple
+        In the kernel's order: a name stands for the array or number that the call brings, an int or a float for itself.
+    shared_bytes : int
+        Dynamic shared memory of a block.
+    traffic : int
+        Bytes of global memory it reads and writes, for the cost model.
+    registers : int
+        32-bit registers a thread holds, an upper estimate.
+    phases : int
+        How often a block waits for memory with nothing else to do: 1 for a stream, more where sums lie between.
+    """
+
+    kernel: str
+    entry: str
+    grid: int
+    threads: int
+    arguments: tuple[str | int | float, ...]
+    shared_bytes: int = 0
+    traffic: int = 0
+    registers: int = 64
+    phases: int = 1
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to solve an op: kernels, their numbers, their legality.
+
+    Attributes
+    ----------
+    name : str
+        From the vocabulary of strategies: warp, block, cluster, grid, split, column.
+    op : str
+    space : mapping of str to tuple of int
+        The values that are worth trying for each field of the tile.
+    constants : tuple of str
+        The fields that the kernel knows at compile time, in ``struct Tile``.
+    legality : callable
+        ``(problem, tile, device)`` -> a sentence, or None. Call `refuses`, which also checks the names.
+    launches : callable
+        ``(problem, tile)`` -> the launches, in order.
+    workspace : callable
+        ``(problem, tile)`` -> bytes.
+    """
+
+    name: str
+    op: str
+    space: Mapping[str, tuple[int, ...]]
+    constants: tuple[str, ...]
+    legality: Callable[[Problem, Tile, Device], str | None]
+    launches: Callable[[Problem, Tile], tuple[Launch, ...]]
+    workspace: Callable[[Problem, Tile], int]
+    in_place: bool = field(default=True)
+
+    def refuses(self, problem: Problem, tile: Tile, device: Device) -> str | None:
+        """Why this tile cannot solve this problem on this device; None if it can. The only legality text."""
+        names = {name for name, _ in tile.fields}
+        if names != set(self.space):
+            return f"{self.name}: a tile has {', '.join(sorted(self.space))}; came {', '.join(sorted(names)) or 'none'}"
+        sentence = self.legality(problem, tile, device)
+        return None if sentence is None else f"{self.name}: {sentence}"
+
+    def tiles(self) -> Iterator[Tile]:
+        """Every tile of the search space, legal or not."""
+        for values in itertools.product(*self.space.values()):
+            yield Tile(self.name, **dict(zip(self.space, values, strict=True)))
+
+
+def refuses_threads(tile: Tile) -> str | None:
+    """The legality that every strategy shares: whole warps, and no more than a block may have."""
+    if tile.threads % 32 or tile.threads > 1024:
+        return f"threads is {tile.threads}, expected a multiple of 32 up to 1024"
+    return None

@@ -1,0 +1,211 @@
+"""The small convolutional network of ``train_digits.py``: plain array code for NumPy and CuPy, GroupNorm from outside.
+
+Each layer keeps in `forward` what `backward` needs, and leaves its parameters' gradients in the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+
+
+class Norms(Protocol):
+    """What the GroupNorm layers call: the two functions, and an observer of every backward pass."""
+
+    def forward(self, *arguments: Any, **options: Any) -> tuple[Array, Array, Array]: ...
+
+    def backward(self, *arguments: Any, **options: Any) -> tuple[Array, Array, Array]: ...
+
+    def observe(self, layer: GroupNorm, dy: Array, results: dict[str, Array]) -> None: ...
+
+
+def without_blas(a: Array, b: Array) -> Array:
+    """Product of two matrices as products and sums: memory-hungry, but CuPy needs no cuBLAS for it."""
+    return (a[:, :, None] * b[None, :, :]).sum(axis=1)
+
+
+def matrix_product(xp: Any) -> Callable[[Array, Array], Array]:
+    """``xp.matmul`` where it works: CuPy's needs the cuBLAS library, which CuPy's wheel does not bring."""
+    try:
+        xp.matmul(xp.ones((2, 2), np.float32), xp.ones((2, 2), np.float32))
+    except (ImportError, RuntimeError):
+        return without_blas
+    return xp.matmul
+
+
+@dataclass
+class Parameter:
+    """One trained array with its gradient and Adam's two moments."""
+
+    value: Array
+    grad: Array = None
+    moments: tuple[Array, Array] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.moments = (self.value * 0, self.value * 0)
+
+    def step(self, xp: Any, rate: float, count: int) -> None:
+        """One step of Adam, the `count`-th (from 1)."""
+        first, second = self.moments
+        first += 0.1 * (self.grad - first)
+        second += 0.01 * (self.grad * self.grad - second)
+        self.value -= rate / (1 - 0.9**count) * first / (xp.sqrt(second / (1 - 0.99**count)) + 1e-8)
+
+
+class Layer:
+    """One stage of the network."""
+
+    parameters: tuple[Parameter, ...] = ()
+
+    def forward(self, x: Array) -> Array:
+        raise NotImplementedError
+
+    def backward(self, dy: Array) -> Array:
+        raise NotImplementedError
+
+
+class Conv3x3(Layer):
+    """3x3 convolution, stride 1, zero padding, no bias, as one matrix product over patches."""
+
+    def __init__(self, xp: Any, weight: Array) -> None:
+        """`weight` has the shape (C_in * 9, C_out), the nine offsets running fastest."""
+        self.xp, self.matmul = xp, matrix_product(xp)
+        self.weight = Parameter(weight)
+        self.parameters = (self.weight,)
+
+    def forward(self, x: Array) -> Array:
+        self.shape = n, c, h, w = x.shape
+        padded = self.xp.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        patches = self.xp.stack([padded[:, :, i : i + h, j : j + w] for i, j in offsets()], axis=2)
+        self.rows = patches.transpose(0, 3, 4, 1, 2).reshape(n * h * w, c * 9)
+        y = self.matmul(self.rows, self.weight.value).reshape(n, h, w, -1)
+        return self.xp.ascontiguousarray(y.transpose(0, 3, 1, 2))
+
+    def backward(self, dy: Array) -> Array:
+        n, c, h, w = self.shape
+        drows = dy.transpose(0, 2, 3, 1).reshape(n * h * w, -1)
+        self.weight.grad = self.matmul(self.rows.T, drows)
+        dpatches = self.matmul(drows, self.weight.value.T).reshape(n, h, w, c, 9).transpose(0, 3, 4, 1, 2)
+        dpadded = self.xp.zeros((n, c, h + 2, w + 2), dy.dtype)
+        for k, (i, j) in enumerate(offsets()):
+            dpadded[:, :, i : i + h, j : j + w] += dpatches[:, :, k]
+        return dpadded[:, :, 1:-1, 1:-1]
+
+
+def offsets() -> Iterator[tuple[int, int]]:
+    """The nine positions of a 3x3 window, row by row."""
+    return ((i, j) for i in range(3) for j in range(3))
+
+
+class GroupNorm(Layer):
+    """GroupNorm through cunorm, in both directions."""
+
+    def __init__(self, xp: Any, norms: Norms, name: str, channels: int, groups: int, dtype: Any) -> None:
+        self.xp, self.norms, self.name, self.groups = xp, norms, name, groups
+        self.gamma, self.beta = Parameter(xp.ones(channels, dtype)), Parameter(xp.zeros(channels, dtype))
+        self.parameters = (self.gamma, self.beta)
+
+    def forward(self, x: Array) -> Array:
+        self.x = x
+        self.saved = self.norms.forward(x, self.groups, self.gamma.value, self.beta.value)
+        return self.saved[0]
+
+    def backward(self, dy: Array) -> Array:
+        y, mean, rstd = self.saved
+        dy = self.xp.ascontiguousarray(dy)
+        dx, dgamma, dbeta = self.norms.backward(dy, self.x, mean, rstd, self.gamma.value, num_groups=self.groups)
+        names = ("y", "mean", "rstd", "dx", "dgamma", "dbeta")
+        self.norms.observe(self, dy, dict(zip(names, (y, mean, rstd, dx, dgamma, dbeta), strict=True)))
+        self.gamma.grad, self.beta.grad = dgamma, dbeta
+        return dx
+
+
+class Relu(Layer):
+    def forward(self, x: Array) -> Array:
+        self.positive = x > 0
+        return x * self.positive
+
+    def backward(self, dy: Array) -> Array:
+        return dy * self.positive
+
+
+class MeanPool2x2(Layer):
+    def forward(self, x: Array) -> Array:
+        n, c, h, w = x.shape
+        return x.reshape(n, c, h // 2, 2, w // 2, 2).mean(axis=(3, 5))
+
+    def backward(self, dy: Array) -> Array:
+        return (dy * 0.25).repeat(2, axis=2).repeat(2, axis=3)
+
+
+class Dense(Layer):
+    """Flatten, then one matrix product and a bias."""
+
+    def __init__(self, xp: Any, weight: Array) -> None:
+        self.matmul = matrix_product(xp)
+        self.weight, self.bias = Parameter(weight), Parameter(xp.zeros(weight.shape[1], weight.dtype))
+        self.parameters = (self.weight, self.bias)
+
+    def forward(self, x: Array) -> Array:
+        self.shape, self.rows = x.shape, x.reshape(x.shape[0], -1)
+        return self.matmul(self.rows, self.weight.value) + self.bias.value
+
+    def backward(self, dy: Array) -> Array:
+        self.weight.grad, self.bias.grad = self.matmul(self.rows.T, dy), dy.sum(axis=0)
+        return self.matmul(dy, self.weight.value.T).reshape(self.shape)
+
+
+class Network:
+    """Three convolutions, each with GroupNorm and ReLU, a mean pool after the second, and a dense layer."""
+
+    def __init__(self, xp: Any, norms: Norms, dtype: Any, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+
+        def weight(inputs: int, outputs: int) -> Array:
+            return xp.asarray(rng.normal(size=(inputs, outputs)) * math.sqrt(2 / inputs), dtype)
+
+        def block(name: str, inputs: int, outputs: int, groups: int) -> list[Layer]:
+            return [
+                Conv3x3(xp, weight(inputs * 9, outputs)),
+                GroupNorm(xp, norms, name, outputs, groups, dtype),
+                Relu(),
+            ]
+
+        self.xp = xp
+        self.layers = [
+            *block("GroupNorm 1 (16 channels, 4 groups, 8x8)", 1, 16, 4),
+            *block("GroupNorm 2 (32 channels, 8 groups, 8x8)", 16, 32, 8),
+            MeanPool2x2(),
+            *block("GroupNorm 3 (32 channels, 8 groups, 4x4)", 32, 32, 8),
+            Dense(xp, weight(32 * 16, 10)),
+        ]
+        self.parameters = [parameter for layer in self.layers for parameter in layer.parameters]
+
+    def scores(self, images: Array) -> Array:
+        for layer in self.layers:
+            images = layer.forward(images)
+        return images
+
+    def loss_and_gradients(self, images: Array, labels: Array) -> float:
+        """Mean cross-entropy of a batch; the gradients are left in the parameters."""
+        scores = self.scores(images)
+        scores = scores - scores.max(axis=1, keepdims=True)
+        log_odds = scores - self.xp.log(self.xp.exp(scores).sum(axis=1, keepdims=True))
+        wanted = (labels[:, None] == self.xp.arange(10)[None, :]).astype(scores.dtype)
+        gradient = (self.xp.exp(log_odds) - wanted) / len(labels)
+        for layer in reversed(self.layers):
+            gradient = layer.backward(gradient)
+        return float(-(wanted * log_odds).sum() / len(labels))
+
+    def accuracy(self, images: Array, labels: Array, batch: int = 64) -> float:
+        """Share of the images that get their own label, in batches so that memory stays small."""
+        right = 0
+        for i in range(0, len(labels), batch):
+            right += int((self.scores(images[i : i + batch]).argmax(axis=1) == labels[i : i + batch]).sum())
+        return right / len(labels)

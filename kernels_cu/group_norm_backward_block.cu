@@ -1,0 +1,95 @@
+// GroupNorm backward, strategy `block`: a block per slab of whole groups of one sample, staged in shared memory.
+//
+//   dy, x, dx (N, C, HxW) or (N, HxW, C); mean, rstd (N, groups); gamma (C) or null
+//   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
+//   sums: workspace row n of [N, C] pairs (dbeta, dgamma), or, for N = 1, dgamma and dbeta themselves
+//   grid: N * groups / slab_groups slabs, dealt out block by block; a block writes its slab of dx and its row of sums
+//   shared memory: the slabs of dy and x; per channel its totals, partial sums and coefficients
+//
+// Every byte of dy and x is read once, and before the block writes dx, so dx may be dy or x. Wins from a few thousand
+// elements a group up to what shared memory holds.
+#include "parameters.cuh"
+#include "slab.cuh"
+
+struct GradientTerms {
+    const Pack<data_t>* dy;
+    const Pack<data_t>* x;
+    const Coefficients* coefficients;  // per channel of the slab
+
+    template <typename Use>
+    __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
+        return gradient_sums(dy[j], x == nullptr ? Pack<data_t>{} : x[j], coefficients[channel].mean, use);
+    }
+    __device__ __forceinline__ Pair element(int j, int i, int channel) const {
+        const acc_t gradient = widen(dy[j].item[i]);
+        return Pair{gradient, x == nullptr ? acc_t(0) : gradient * (acc_t(widen(x[j].item[i])) - coefficients[channel].mean)};
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+group_norm_backward_block(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
+                          const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
+                          long long N, long long C, long long HxW, long long groups, long long slab_groups) {
+    const int group_channels = static_cast<int>(C / groups);
+    const int channels = static_cast<int>(slab_groups) * group_channels;
+    const acc_t length = acc_t(group_channels) * acc_t(HxW);
+    const ParameterGradients parameters = {workspace, dgamma, dbeta, C};
+    const long long slabs = groups / slab_groups;
+    for (long long item = blockIdx.x; item < N * slabs; item += gridDim.x) {
+        const long long n = item / slabs;
+        const long long first_group = (item - n * slabs) * slab_groups;
+        const long long first_channel = first_group * group_channels;
+        const slab_t slab(dy, n, C, first_channel, channels, static_cast<int>(HxW));
+        int offset = 0;
+        Pack<data_t>* staged_dy = shared_array<Pack<data_t>>(offset, slab.packs());
+        Pack<data_t>* staged_x = x == nullptr ? nullptr : shared_array<Pack<data_t>>(offset, slab.packs());
+        Pair* totals = shared_array<Pair>(offset, channels);
+        Pair* partials = shared_array<Pair>(offset, channels * slab.parts());
+        Coefficients* coefficients = shared_array<Coefficients>(offset, channels);
+
+        for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
+            const long long at = n * groups + first_group + channel / group_channels;
+            coefficients[channel] =
+                Coefficients{parameter(gamma, first_channel + channel, acc_t(1)), widen(load(mean, at)),
+                             widen(load(rstd, at)), acc_t(0), acc_t(0)};
+        }
+        stage(slab, dy, staged_dy);
+        if (x != nullptr) {
+            stage(slab, x, staged_x);
+        }
+        __syncthreads();
+
+        channel_totals(slab, partials, totals, GradientTerms{staged_dy, staged_x, coefficients});
+        for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
+            const Coefficients k = coefficients[channel];
+            const Pair sums = {totals[channel].first, totals[channel].second * k.rstd};
+            if (parameters.wanted()) {
+                parameters.give(n, first_channel + channel, sums);
+            }
+            totals[channel] = Pair{k.gamma * sums.first, k.gamma * sums.second};
+        }
+        __syncthreads();
+        if (dx == nullptr) {
+            continue;
+        }
+        group_sums(totals, static_cast<int>(slab_groups), group_channels, [&](int group, Pair sums) {
+            const int lane = threadIdx.x % warp_size;
+            for (int c = group * group_channels + lane; c < (group + 1) * group_channels; c += warp_size) {
+                coefficients[c].a = sums.first / length;
+                coefficients[c].b = sums.second / length;
+            }
+        });
+        __syncthreads();
+
+        for (int j = threadIdx.x; j < slab.packs(); j += Tile::threads) {
+            const Place where = slab.place(j);
+            Pack<data_t> out = {};
+            slab.each(where, [&](int i, int channel) {
+                out.item[i] = narrow<data_t>(
+                    input_gradient(widen(staged_dy[j].item[i]), widen(staged_x[j].item[i]), coefficients[channel]));
+            });
+            store_pack(dx + where.row, where.first, where.length, out);
+        }
+        __syncthreads();  // the next slab takes over the shared memory
+    }
+}

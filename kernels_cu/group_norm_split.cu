@@ -1,0 +1,151 @@
+// GroupNorm forward, strategy `split`: statistics first, y in a second sweep. Any size, any layout: the fallback.
+//
+//   x, y (N, C, HxW) or (N, HxW, C); gamma, beta (C) or null; mean, rstd (N, groups)
+//   workspace [N * chunks, C] pairs: mean and sum of squared deviations of one channel over one chunk of one sample
+//
+//   group_norm_split_moments  reads x, writes the workspace
+//   group_norm_split_fold     a warp per group merges its channels and chunks, writes mean and rstd
+//                             (it reads three elements of x a group)
+//   group_norm_split_apply    reads x, mean and rstd, writes y
+//
+// x is read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache. Moments
+// of what a thread holds in registers are taken in two passes and merged by Chan's formula in a fixed order. An element
+// of y is written by the thread that has read the same element of x: y may be x.
+#include "parameters.cuh"
+#include "sweep.cuh"
+
+// The median of a group's first, middle and last element: an outlier in one place does not make it a bad shift.
+__device__ __forceinline__ acc_t group_shift(const data_t* x, const Chunking& cut, long long n, long long channel,
+                                             long long group_channels) {
+    const long long first = channel / group_channels * group_channels;
+    const acc_t a = widen(load(x, sweep_t::element(cut, n, first, 0)));
+    const acc_t b = widen(load(x, sweep_t::element(cut, n, first + group_channels / 2, cut.HxW / 2)));
+    const acc_t c = widen(load(x, sweep_t::element(cut, n, first + group_channels - 1, cut.HxW - 1)));
+    const acc_t low = a < b ? a : b, high = a < b ? b : a;
+    const acc_t below = high < c ? high : c;
+    return usable_shift(low < below ? below : low);
+}
+
+__device__ __forceinline__ void give_moments(const Sweep<ChannelsFirst>& sweep, Moments (&found)[1], Moments*,
+                                             Pair* workspace, const Chunking& cut) {
+    found[0] = lanes_merge(found[0], warp_size);
+    if (sweep.live() && threadIdx.x % warp_size == 0) {
+        const long long row = sweep.n * cut.chunks + sweep.chunk;
+        store(workspace, row * cut.C + sweep.channel, Pair{found[0].mean, found[0].m2});
+    }
+}
+
+__device__ __forceinline__ void give_moments(const Sweep<ChannelsLast>& sweep, Moments (&found)[pack_size],
+                                             Moments* partials, Pair* workspace, const Chunking& cut) {
+    const int width = sweep.columns * pack_size;
+    if (sweep.part < sweep.parts) {
+#pragma unroll
+        for (int slot = 0; slot < pack_size; ++slot) {
+            partials[sweep.part * width + sweep.column * pack_size + slot] = found[slot];
+        }
+    }
+    __syncthreads();
+    const long long row = sweep.n * cut.chunks + sweep.chunk;
+    for (int at = threadIdx.x; at < width; at += Tile::threads) {
+        if (sweep.block_channel() + at < cut.C) {
+            Moments total = {};
+            for (int part = 0; part < sweep.parts; ++part) {
+                total = merge(total, partials[part * width + at]);
+            }
+            store(workspace, row * cut.C + sweep.block_channel() + at, Pair{total.mean, total.m2});
+        }
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long long C, long long HxW, long long groups,
+                         long long chunk, long long chunks) {
+    const Chunking cut = {N, C, HxW, chunk, chunks};
+    int offset = 0;
+    Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
+    for (long long item = blockIdx.x; item < sweep_t::items(cut); item += gridDim.x) {
+        const sweep_t sweep(x, cut, item);
+        acc_t shift[sweep_t::slots] = {};
+#pragma unroll
+        for (int slot = 0; slot < sweep_t::slots; ++slot) {
+            if (sweep.has(slot)) {
+                shift[slot] = group_shift(x, cut, sweep.n, sweep.channel_of(slot), C / groups);
+            }
+        }
+        Moments found[sweep_t::slots] = {};
+        const data_t* const from[1] = {x};
+        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][loads_in_flight], const Place(&places)[loads_in_flight]) {
+            // A slot's values lie along the packs (channels-last) or everywhere (channels-first).
+            constexpr int items_per_pack = pack_size / sweep_t::slots;
+#pragma unroll
+            for (int slot = 0; slot < sweep_t::slots; ++slot) {
+                const auto value = [&](int v) {
+                    return acc_t(widen(batch[0][v / items_per_pack].item[v % items_per_pack + slot])) - shift[slot];
+                };
+                const auto use = [&](int v) { return places[v / items_per_pack].holds(v % items_per_pack + slot); };
+                found[slot] = merge(found[slot], register_moments<loads_in_flight * items_per_pack>(value, use));
+            }
+        });
+        give_moments(sweep, found, partials, workspace, cut);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+group_norm_split_fold(const data_t* x, const Pair* workspace, acc_t* mean, acc_t* rstd, long long N, long long C,
+                      long long HxW, long long groups, long long chunk, long long chunks, double eps) {
+    const Chunking cut = {N, C, HxW, chunk, chunks};
+    const long long group_channels = C / groups;
+    const int lane = threadIdx.x % warp_size;
+    const long long warps = static_cast<long long>(gridDim.x) * block_warps;
+    for (long long item = static_cast<long long>(blockIdx.x) * block_warps + threadIdx.x / warp_size;
+         item < N * groups; item += warps) {
+        const long long n = item / groups, first_channel = (item - n * groups) * group_channels;
+        Moments found = {};
+        for (long long at = lane; at < group_channels * chunks; at += warp_size) {
+            const long long row = at / group_channels, channel = first_channel + at - row * group_channels;
+            const Pair part = load(workspace, (n * chunks + row) * C + channel);
+            const long long left = HxW - row * chunk;
+            found = merge(found, Moments{acc_t(left < chunk ? left : chunk), part.first, part.second});
+        }
+        found = lanes_merge(found, warp_size);
+        if (lane == 0) {
+            store(mean, item, found.mean + group_shift(x, cut, n, first_channel, group_channels));
+            store(rstd, item, reciprocal_deviation(found.m2 / found.count, acc_t(eps)));
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+group_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, const acc_t* mean,
+                       const acc_t* rstd, long long N, long long C, long long HxW, long long groups, long long chunk,
+                       long long chunks) {
+    const Chunking cut = {N, C, HxW, chunk, chunks};
+    const long long items = sweep_t::items(cut);
+    for (long long item = blockIdx.x; item < items; item += gridDim.x) {
+        const sweep_t sweep(x, cut, items - 1 - item);
+        Affine of[sweep_t::slots];
+#pragma unroll
+        for (int slot = 0; slot < sweep_t::slots; ++slot) {
+            of[slot] = Affine{};
+            if (sweep.has(slot)) {
+                const long long channel = sweep.channel_of(slot);
+                const long long at = sweep.n * groups + channel / (C / groups);
+                of[slot] = Affine{load(mean, at), load(rstd, at) * parameter(gamma, channel, acc_t(1)),
+                                  parameter(beta, channel, acc_t(0))};
+            }
+        }
+        const data_t* const from[1] = {x};
+        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][loads_in_flight], const Place(&places)[loads_in_flight]) {
+#pragma unroll
+            for (int k = 0; k < loads_in_flight; ++k) {
+                Pack<data_t> out;
+#pragma unroll
+                for (int i = 0; i < pack_size; ++i) {
+                    out.item[i] = narrow<data_t>(normalised(widen(batch[0][k].item[i]), of[sweep_t::slot(i)]));
+                }
+                store_pack(y + places[k].row, places[k].first, places[k].length, out);
+            }
+        });
+    }
+}

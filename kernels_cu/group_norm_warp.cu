@@ -1,0 +1,60 @@
+// GroupNorm forward, strategy `warp`: a run of `lanes` lanes of a warp per group, held in registers.
+//
+//   x, y (N, C, HxW), also (N, 1, C); gamma, beta (C) or null; mean, rstd (N, groups)
+//   a team of Tile::lanes lanes holds Tile::packs packs a lane: a group has at most lanes * packs * pack_size elements
+//   grid: N * groups groups, dealt out to teams; a team writes its group of y and its mean and rstd
+//
+// Every byte of x is read once, no barrier and no shared memory. Wins for groups up to about two thousand elements.
+#include "parameters.cuh"
+#include "team.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+group_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
+                long long N, long long C, long long HxW, long long groups, double eps) {
+    const int channels = static_cast<int>(C / groups);
+    const int length = channels * static_cast<int>(HxW);
+    for (long long first = static_cast<long long>(blockIdx.x) * teams; first < N * groups;
+         first += static_cast<long long>(gridDim.x) * teams) {
+        const long long item = first + team_index();
+        const Run run(x, item, length, item < N * groups, true);
+        Pack<data_t> held[Tile::packs];
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            held[k] = load_pack(x + run.start, run.first(k), run.length);
+        }
+
+        const acc_t shift = run.length > 0 ? usable_shift(widen(load(x, run.start))) : acc_t(0);
+        acc_t sum = acc_t(0);
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            sum += deviations(held[k], shift, run.held(k)).first;
+        }
+        const acc_t centre = shift + lanes_sum(sum, Tile::lanes) / acc_t(length);
+        Pair sums = {};
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            sums = sums + deviations(held[k], centre, run.held(k));
+        }
+        const Statistics found =
+            corrected_statistics(centre, lanes_sum(sums, Tile::lanes), acc_t(length), acc_t(eps));
+        if (run.length == 0) {
+            continue;
+        }
+        if (team_lane() == 0) {
+            store(mean, item, found.mean);
+            store(rstd, item, found.rstd);
+        }
+        const long long first_channel = item % groups * channels;
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            Pack<data_t> out = {};
+            run.each(k, static_cast<int>(HxW), [&](int channel) {
+                return Affine{found.mean, found.rstd * parameter(gamma, first_channel + channel, acc_t(1)),
+                              parameter(beta, first_channel + channel, acc_t(0))};
+            }, [&](int i, const Affine& affine) {
+                out.item[i] = narrow<data_t>(normalised(widen(held[k].item[i]), affine));
+            });
+            store_pack(y + run.start, run.first(k), run.length, out);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+// The mathematics of normalisation, once. gamma per channel c, group g of c, L elements in a group:
+//
+//   mean = sum x / L,  rstd = 1 / sqrt(sum (x - mean)^2 / L + eps),  xhat = (x - mean) * rstd,  y = gamma * xhat + beta
+//   dbeta = sum dy,    dgamma = sum dy * xhat,   A = sum_group gamma * dy,   B = sum_group gamma * dy * xhat
+//   dx = rstd * (gamma * dy - A / L - xhat * B / L)
+//
+// Sums are centred before they are multiplied: sum dy * (x - mean), never sum dy * x - mean * sum dy, which loses every
+// digit once |mean| is large against the spread. A variance is never E[x^2] - E[x]^2.
+#include "reduce.cuh"
+
+__device__ __forceinline__ bool finite(acc_t value) { return value - value == acc_t(0); }
+
+__device__ __forceinline__ acc_t square_root(acc_t value) {
+    return sizeof(acc_t) == sizeof(double) ? acc_t(sqrt(double(value))) : acc_t(sqrtf(float(value)));
+}
+
+// ---- statistics ---------------------------------------------------------------------------------------------------
+
+struct Statistics {
+    acc_t mean;
+    acc_t rstd;
+};
+
+// What a first sum is shifted by: an element of the slice. With it a constant slice has exact sums. An infinite one
+// would turn the mean into NaN.
+__device__ __forceinline__ acc_t usable_shift(acc_t element) { return finite(element) ? element : acc_t(0); }
+
+__device__ __forceinline__ acc_t reciprocal_deviation(acc_t variance, acc_t eps) {
+    return acc_t(1) / square_root((variance < acc_t(0) ? acc_t(0) : variance) + eps);
+}
+
+// From the sums of d = x - centre and of d^2, with a centre that is the mean but for rounding (the corrected two-pass
+// algorithm, Chan, Golub and LeVeque 1983): what the centre missed is known, so neither a far first element nor a
+// rounded mean costs digits.
+__device__ __forceinline__ Statistics corrected_statistics(acc_t centre, Pair sums, acc_t length, acc_t eps) {
+    if (!finite(centre)) {
+        return Statistics{centre, sums.second / length};  // infinite or NaN data: the mean keeps it, the rest is NaN
+    }
+    const acc_t missed = sums.first / length;
+    return Statistics{centre + missed, reciprocal_deviation(sums.second / length - missed * missed, eps)};
+}
+
+// The sums of d = x - centre and of d^2 over the elements i of a pack for which use(i) holds. Like gradient_sums below it
+// starts from zero, so that the depth of the whole summation grows with packs, not with elements.
+template <typename Use>
+__device__ __forceinline__ Pair deviations(const Pack<data_t>& x, acc_t centre, Use use) {
+    Pair sums = {};
+#pragma unroll
+    for (int i = 0; i < pack_size; ++i) {
+        const acc_t d = use(i) ? acc_t(widen(x.item[i])) - centre : acc_t(0);
+        sums = sums + Pair{d, d * d};
+    }
+    return sums;
+}
+
+// y of one channel: (x - mean) * scale + offset, with scale = rstd * gamma and offset = beta.
+struct Affine {
+    acc_t mean;
+    acc_t scale;
+    acc_t offset;
+};
+
+__device__ __forceinline__ acc_t normalised(acc_t x, const Affine& k) { return (x - k.mean) * k.scale + k.offset; }
+
+// Count, mean and sum of squared deviations of a set of elements.
+struct Moments {
+    acc_t count;
+    acc_t mean;
+    acc_t m2;
+};
+
+// Chan's merge. The order of a and b matters in the last bit, so callers fix it.
+__device__ __forceinline__ Moments merge(Moments a, Moments b) {
+    if (b.count == acc_t(0)) {
+        return a;
+    }
+    if (a.count == acc_t(0)) {
+        return b;
+    }
+    const acc_t count = a.count + b.count;
+    const acc_t share = b.count / count;
+    const acc_t delta = b.mean - a.mean;
+    const acc_t mean = finite(delta) ? a.mean + delta * share : a.mean + b.mean;  // infinities stay what they are
+    return Moments{count, mean, a.m2 + b.m2 + delta * delta * a.count * share};
+}
+
+// Moments over `lanes` consecutive lanes, right in the first of them.
+__device__ __forceinline__ Moments lanes_merge(Moments value, int lanes) {
+    for (int distance = 1; distance < lanes; distance *= 2) {
+        const Moments other = {shuffle_xor(value.count, distance), shuffle_xor(value.mean, distance),
+                               shuffle_xor(value.m2, distance)};
+        value = merge(value, other);
+    }
+    return value;
+}
+
+// Moments of the values value(i) for which use(i) holds, i in [0, size), all in registers: two passes, the second
+// corrected as above. The values are deviations from a shift that is common to all that will be merged.
+template <int size, typename Value, typename Use>
+__device__ __forceinline__ Moments register_moments(Value value, Use use) {
+    acc_t count = acc_t(0), sum = acc_t(0);
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+        count += use(i) ? acc_t(1) : acc_t(0);
+        sum += use(i) ? value(i) : acc_t(0);
+    }
+    const acc_t inverse = count > acc_t(0) ? acc_t(1) / count : acc_t(0);
+    const acc_t centre = sum * inverse;
+    Pair sums = {};
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+        const acc_t d = use(i) ? value(i) - centre : acc_t(0);
+        sums = sums + Pair{d, d * d};
+    }
+    if (!finite(centre)) {
+        return Moments{count, centre, sums.second};
+    }
+    const acc_t missed = sums.first * inverse;
+    return Moments{count, centre + missed, sums.second - missed * sums.first};
+}
+
+// ---- gradients ----------------------------------------------------------------------------------------------------
+
+// What dx needs of one channel: x's statistics, gamma, and a = A / L, b = B / L of its group.
+struct Coefficients {
+    acc_t gamma;
+    acc_t mean;
+    acc_t rstd;
+    acc_t a;
+    acc_t b;
+};
+
+__device__ __forceinline__ acc_t input_gradient(acc_t dy, acc_t x, const Coefficients& k) {
+    return k.rstd * (k.gamma * dy - k.a - (x - k.mean) * k.rstd * k.b);
+}
+
+// sum dy and sum dy * (x - mean) over the elements i of a pack for which use(i) holds.
+template <typename Use>
+__device__ __forceinline__ Pair gradient_sums(const Pack<data_t>& dy, const Pack<data_t>& x, acc_t mean, Use use) {
+    Pair sums = {};
+#pragma unroll
+    for (int i = 0; i < pack_size; ++i) {
+        const acc_t gradient = use(i) ? acc_t(widen(dy.item[i])) : acc_t(0);
+        const acc_t deviation = use(i) ? acc_t(widen(x.item[i])) - mean : acc_t(0);
+        sums = sums + Pair{gradient, gradient * deviation};
+    }
+    return sums;
+}

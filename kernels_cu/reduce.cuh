@@ -1,0 +1,58 @@
+// Sums over lanes, warps and blocks. Every order of summation is fixed by indices alone, so the same call gives the
+// same bits. A butterfly of xor-shuffles leaves the same bits in every lane, because a + b and b + a round alike.
+#include "types.cuh"
+
+constexpr int warp_size = 32;
+constexpr unsigned whole_warp = 0xffffffffu;
+
+// Two sums that travel together: one barrier, one access to the workspace instead of two.
+struct alignas(2 * sizeof(acc_t)) Pair {
+    acc_t first;
+    acc_t second;
+};
+
+__device__ __forceinline__ Pair operator+(Pair a, Pair b) { return Pair{a.first + b.first, a.second + b.second}; }
+
+__device__ __forceinline__ acc_t shuffle_xor(acc_t value, int distance) {
+    return __shfl_xor_sync(whole_warp, value, distance);
+}
+
+__device__ __forceinline__ Pair shuffle_xor(Pair value, int distance) {
+    return Pair{shuffle_xor(value.first, distance), shuffle_xor(value.second, distance)};
+}
+
+// Sum over each run of `lanes` consecutive lanes (a power of two up to 32), given to all of them. The whole warp calls.
+template <typename T>
+__device__ __forceinline__ T lanes_sum(T value, int lanes) {
+#pragma unroll
+    for (int distance = warp_size / 2; distance > 0; distance /= 2) {
+        if (distance < lanes) {  // a compile-time choice wherever lanes is a Tile constant
+            value = value + shuffle_xor(value, distance);
+        }
+    }
+    return value;
+}
+
+template <typename T>
+__device__ __forceinline__ T warp_sum(T value) {
+    return lanes_sum(value, warp_size);
+}
+
+constexpr int block_warps = Tile::threads / warp_size;
+static_assert(Tile::threads % warp_size == 0 && block_warps <= warp_size, "whole warps, 1 to 32 of them");
+
+// Sum over the block, given to every thread, with one barrier. `scratch` is shared, block_warps long, and must not be
+// in use: a barrier lies between two calls with the same scratch.
+template <typename T>
+__device__ __forceinline__ T block_sum(T value, T* scratch) {
+    const int lane = threadIdx.x % warp_size;
+    value = warp_sum(value);
+    if (block_warps == 1) {
+        return value;
+    }
+    if (lane == 0) {
+        scratch[threadIdx.x / warp_size] = value;
+    }
+    __syncthreads();
+    return warp_sum(lane < block_warps ? scratch[lane] : T{});
+}

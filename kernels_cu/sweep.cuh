@@ -1,0 +1,142 @@
+// How the blocks of a `split` kernel share out a tensor of any size, channels-first or channels-last.
+//
+// HxW is cut into `chunks` of `chunk` positions. Along its sweep a thread meets the same channels in every pack: one
+// channel (channels-first: a warp per chunk of a plane) or one pack of neighbouring channels (channels-last: a block per
+// chunk of rows, a thread per column of packs and every parts-th row). So what a thread knows of its channels, `slots`
+// of them, stays in registers, and the sums of a chunk go to row n * chunks + chunk of a workspace [rows, C].
+#include "slab.cuh"
+
+struct Chunking {
+    long long N, C, HxW, chunk, chunks;
+};
+
+template <typename Layout>
+struct Sweep;
+
+template <>
+struct Sweep<ChannelsFirst> {
+    static constexpr int slots = 1;
+    long long n, chunk, start;
+    long long channel;
+    int length, shift;
+
+    static __device__ __forceinline__ long long items(const Chunking& cut) {
+        return (cut.N * cut.C * cut.chunks + block_warps - 1) / block_warps;
+    }
+    // `item` is the block's; a warp past the end has an empty sweep.
+    __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long item) {
+        long long own = item * block_warps + threadIdx.x / warp_size;
+        const bool live = own < cut.N * cut.C * cut.chunks;
+        own = live ? own : 0;
+        const long long plane = own / cut.chunks;
+        chunk = own - plane * cut.chunks;
+        n = plane / cut.C;
+        channel = plane - n * cut.C;
+        const long long begin = chunk * cut.chunk;
+        start = plane * cut.HxW + begin;
+        length = live ? static_cast<int>(cut.HxW - begin < cut.chunk ? cut.HxW - begin : cut.chunk) : 0;
+        shift = misalignment(tensor + start);
+    }
+    __device__ __forceinline__ bool live() const { return length > 0; }
+    // Number of packs of this thread, and the step-th of them.
+    __device__ __forceinline__ int steps() const {
+        const int lane = threadIdx.x % warp_size;
+        return length == 0 ? 0 : (ceil_div(shift + length, pack_size) - lane + warp_size - 1) / warp_size;
+    }
+    __device__ __forceinline__ Place place(int step) const {
+        const int lane = threadIdx.x % warp_size;
+        return Place{start, (step * warp_size + lane) * pack_size - shift, length};
+    }
+    // Where an element of a sample lies.
+    static __device__ __forceinline__ long long element(const Chunking& cut, long long n, long long channel,
+                                                        long long position) {
+        return (n * cut.C + channel) * cut.HxW + position;
+    }
+    static __device__ __forceinline__ int slot(int) { return 0; }
+    __device__ __forceinline__ bool has(int) const { return live(); }
+    __device__ __forceinline__ long long channel_of(int) const { return channel; }
+    __device__ __forceinline__ long long block_channel() const { return channel; }
+    __device__ __forceinline__ long long block_end() const { return channel + 1; }
+};
+
+template <>
+struct Sweep<ChannelsLast> {
+    static constexpr int slots = pack_size;
+    long long n, chunk, start, pitch;
+    long long first_channel, C;
+    int column, columns, part, parts, rows;
+
+    static __device__ __forceinline__ long long columns_of(const Chunking& cut) {
+        return (cut.C + pack_size - 1) / pack_size;
+    }
+    static __device__ __forceinline__ int columns_of_block(const Chunking& cut) {
+        return columns_of(cut) < Tile::threads ? static_cast<int>(columns_of(cut)) : Tile::threads;
+    }
+    static __device__ __forceinline__ long long column_blocks(const Chunking& cut) {
+        return (columns_of(cut) + columns_of_block(cut) - 1) / columns_of_block(cut);
+    }
+    static __device__ __forceinline__ long long items(const Chunking& cut) {
+        return cut.N * cut.chunks * column_blocks(cut);
+    }
+    __device__ __forceinline__ Sweep(const data_t*, const Chunking& cut, long long item) : pitch(cut.C), C(cut.C) {
+        const long long row = item / column_blocks(cut);
+        const long long column_block = item - row * column_blocks(cut);
+        n = row / cut.chunks;
+        chunk = row - n * cut.chunks;
+        columns = columns_of_block(cut);
+        parts = Tile::threads / columns;
+        part = threadIdx.x / columns;
+        column = threadIdx.x - part * columns;
+        first_channel = (column_block * columns + column) * pack_size;
+        const long long begin = chunk * cut.chunk;
+        start = (n * cut.HxW + begin) * cut.C;
+        rows = static_cast<int>(cut.HxW - begin < cut.chunk ? cut.HxW - begin : cut.chunk);
+    }
+    __device__ __forceinline__ bool live() const { return part < parts && first_channel < C; }
+    __device__ __forceinline__ int rows_of(int of_part) const {
+        return of_part < rows ? (rows - of_part + parts - 1) / parts : 0;
+    }
+    __device__ __forceinline__ int steps() const { return live() ? rows_of(part) : 0; }
+    __device__ __forceinline__ Place place(int step) const {
+        const long long left = C - first_channel;
+        const int length = left < pack_size ? static_cast<int>(left) : pack_size;
+        return Place{start + (part + static_cast<long long>(step) * parts) * pitch + first_channel, 0, length};
+    }
+    static __device__ __forceinline__ long long element(const Chunking& cut, long long n, long long channel,
+                                                        long long position) {
+        return (n * cut.HxW + position) * cut.C + channel;
+    }
+    static __device__ __forceinline__ int slot(int i) { return i; }
+    __device__ __forceinline__ bool has(int slot) const { return live() && first_channel + slot < C; }
+    __device__ __forceinline__ long long channel_of(int slot) const { return first_channel + slot; }
+    // The channels that the whole block meets: [block_channel(), block_end()).
+    __device__ __forceinline__ long long block_channel() const { return first_channel - column * pack_size; }
+    __device__ __forceinline__ long long block_end() const {
+        const long long end = block_channel() + columns * pack_size;
+        return end < C ? end : C;
+    }
+};
+
+typedef Sweep<layout_t> sweep_t;
+
+// Calls use(batch, places, count) for the thread's packs, loads_in_flight of several tensors at a time: each tensor's
+// packs are all asked for before the first is used. A null tensor reads as zeros.
+template <int tensors, typename Use>
+__device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* const (&from)[tensors], Use use) {
+    const int steps = sweep.steps();
+    for (int base = 0; base < steps; base += loads_in_flight) {
+        Pack<data_t> batch[tensors][loads_in_flight] = {};
+        Place places[loads_in_flight];
+#pragma unroll
+        for (int k = 0; k < loads_in_flight; ++k) {
+            places[k] = base + k < steps ? sweep.place(base + k) : Place{0, 0, 0};
+#pragma unroll
+            for (int t = 0; t < tensors; ++t) {
+                if (base + k < steps && from[t] != nullptr) {
+                    batch[t][k] = load_pack(from[t] + places[k].row, places[k].first, places[k].length);
+                }
+            }
+        }
+        use(batch, places);
+    }
+}

@@ -1,0 +1,233 @@
+// Storage types, their conversions, 16-byte packs, and the only doors to global and shared memory.
+//
+// The host writes above this file: the typedefs data_t (x, dy, dx, y), param types (gamma, beta and their gradients),
+// stat_t (mean, rstd), layout_t, and `struct Tile` with the compile-time constants. No CUDA header is included: the two
+// 16-bit conversions are one instruction each, and headers would cost more compile time than the kernels.
+//
+// Every read or write of global memory goes through load, store, load_pack or store_pack. On the CPU those report each
+// access to the executor, which checks it; a raw dereference would escape that, and a test forbids it.
+
+struct float16 {
+    unsigned short bits;
+};
+
+struct bfloat16 {
+    unsigned short bits;
+};
+
+// What a storage type is summed in.
+template <typename T>
+struct Accumulator {
+    typedef float type;
+};
+template <>
+struct Accumulator<double> {
+    typedef double type;
+};
+typedef Accumulator<data_t>::type acc_t;
+
+#ifdef CUNORM_CPU
+
+__device__ __forceinline__ float bits_to_float(unsigned bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+__device__ __forceinline__ unsigned float_to_bits(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// Shifting the 15 magnitude bits into place leaves the exponent 112 too small; one exact multiply mends it, and makes
+// subnormals normal on the way. Infinity and NaN have the largest exponent before and after.
+__device__ __forceinline__ float half_to_float(unsigned short half) {
+    const unsigned magnitude = half & 0x7fffu;
+    const unsigned sign = (half & 0x8000u) << 16;
+    const float scaled = bits_to_float(magnitude << 13) * 0x1p112f;
+    const unsigned wide = magnitude >= 0x7c00u ? (magnitude << 13) | 0x7f800000u : float_to_bits(scaled);
+    return bits_to_float(wide | sign);
+}
+
+// Round to nearest even. Below the smallest normal half (2^-14), adding 0.5 lets the float adder round at the right bit.
+__device__ __forceinline__ unsigned short float_to_half(float value) {
+    const unsigned all = float_to_bits(value);
+    const unsigned magnitude = all & 0x7fffffffu;
+    const unsigned sign = (all >> 16) & 0x8000u;
+    unsigned half;
+    if (magnitude > 0x7f800000u) {
+        half = 0x7e00u;  // NaN
+    } else if (magnitude >= 0x477ff000u) {
+        half = 0x7c00u;  // 65520 and more round to infinity
+    } else if (magnitude < 0x38800000u) {
+        half = float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
+    } else {
+        half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    }
+    return static_cast<unsigned short>(half | sign);
+}
+
+__device__ __forceinline__ unsigned short float_to_bfloat(float value) {
+    const unsigned all = float_to_bits(value);
+    if ((all & 0x7fffffffu) > 0x7f800000u) {
+        return 0x7fffu;  // NaN, as the PTX instruction gives it
+    }
+    return static_cast<unsigned short>((all + 0x7fffu + ((all >> 16) & 1u)) >> 16);
+}
+
+#else
+
+__device__ __forceinline__ float bits_to_float(unsigned bits) { return __uint_as_float(bits); }
+
+__device__ __forceinline__ float half_to_float(unsigned short half) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+    return value;
+}
+
+__device__ __forceinline__ unsigned short float_to_half(float value) {
+    unsigned short half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
+}
+
+__device__ __forceinline__ unsigned short float_to_bfloat(float value) {
+    unsigned short bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+#endif
+
+__device__ __forceinline__ float widen(float16 value) { return half_to_float(value.bits); }
+__device__ __forceinline__ float widen(bfloat16 value) { return bits_to_float(static_cast<unsigned>(value.bits) << 16); }
+__device__ __forceinline__ float widen(float value) { return value; }
+__device__ __forceinline__ double widen(double value) { return value; }
+
+// The one rounding: to nearest even, from the accumulator to storage.
+template <typename T>
+__device__ __forceinline__ T narrow(acc_t value);
+template <>
+__device__ __forceinline__ float16 narrow<float16>(acc_t value) {
+    return float16{float_to_half(static_cast<float>(value))};
+}
+template <>
+__device__ __forceinline__ bfloat16 narrow<bfloat16>(acc_t value) {
+    return bfloat16{float_to_bfloat(static_cast<float>(value))};
+}
+template <>
+__device__ __forceinline__ float narrow<float>(acc_t value) {
+    return static_cast<float>(value);
+}
+template <>
+__device__ __forceinline__ double narrow<double>(acc_t value) {
+    return static_cast<double>(value);
+}
+
+constexpr int access_bytes = 16;  // the widest load or store that every gated architecture has
+
+// 16 bytes of consecutive elements.
+template <typename T>
+struct alignas(access_bytes) Pack {
+    static constexpr int size = access_bytes / sizeof(T);
+    T item[size];
+};
+
+constexpr int pack_size = Pack<data_t>::size;
+
+// ---- the doors to global memory -----------------------------------------------------------------------------------
+
+#ifdef CUNORM_CPU
+#define CUNORM_TOUCH(address, bytes, is_store) cunorm_cpu::touch(address, bytes, is_store)
+#else
+#define CUNORM_TOUCH(address, bytes, is_store)
+#endif
+
+template <typename T>
+__device__ __forceinline__ T load(const T* array, long long index) {
+    CUNORM_TOUCH(array + index, sizeof(T), false);
+    return array[index];
+}
+
+template <typename T>
+__device__ __forceinline__ void store(T* array, long long index, T value) {
+    CUNORM_TOUCH(array + index, sizeof(T), true);
+    array[index] = value;
+}
+
+template <typename T>
+__device__ __forceinline__ Pack<T> load_whole(const T* address) {
+    CUNORM_TOUCH(address, access_bytes, false);
+    return *reinterpret_cast<const Pack<T>*>(address);
+}
+
+template <typename T>
+__device__ __forceinline__ void store_whole(T* address, const Pack<T>& pack) {
+    CUNORM_TOUCH(address, access_bytes, true);
+    *reinterpret_cast<Pack<T>*>(address) = pack;
+}
+
+// Elements that `address` lies past a 16-byte boundary.
+template <typename T>
+__device__ __forceinline__ int misalignment(const T* address) {
+    return static_cast<int>(reinterpret_cast<unsigned long long>(address) % access_bytes / sizeof(T));
+}
+
+// Elements [first, first + size) of array[0, length): one 16-byte access where they all exist and the address allows
+// it, single elements otherwise. Elements outside read as zero.
+template <typename T>
+__device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int length) {
+    if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
+        return load_whole(array + first);
+    }
+    Pack<T> pack = {};
+#pragma unroll
+    for (int i = 0; i < Pack<T>::size; ++i) {
+        if (first + i >= 0 && first + i < length) {
+            pack.item[i] = load(array, first + i);
+        }
+    }
+    return pack;
+}
+
+template <typename T>
+__device__ __forceinline__ void store_pack(T* array, int first, int length, const Pack<T>& pack) {
+    if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
+        store_whole(array + first, pack);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < Pack<T>::size; ++i) {
+        if (first + i >= 0 && first + i < length) {
+            store(array, first + i, pack.item[i]);
+        }
+    }
+}
+
+// ---- the door to shared memory ------------------------------------------------------------------------------------
+
+// The block's dynamic shared memory. Its size is the launch's, so a kernel lays its arrays out by offset; the host
+// computes the same sizes in the op's Python file and a test holds the two together.
+#ifdef CUNORM_CPU
+__device__ __forceinline__ unsigned char* shared_bytes() {
+    return static_cast<unsigned char*>(cunorm_cpu::shared_memory());
+}
+#else
+extern __shared__ __align__(128) unsigned char dynamic_shared_memory[];
+__device__ __forceinline__ unsigned char* shared_bytes() { return dynamic_shared_memory; }
+#endif
+
+template <typename Storage>
+__device__ __forceinline__ Storage& shared() {
+    return *reinterpret_cast<Storage*>(shared_bytes());
+}
+
+// The array that starts at the first 16-byte boundary at or past `offset`; moves `offset` behind its `count` elements.
+template <typename T>
+__device__ __forceinline__ T* shared_array(int& offset, int count) {
+    offset = (offset + access_bytes - 1) / access_bytes * access_bytes;
+    T* array = reinterpret_cast<T*>(shared_bytes() + offset);
+    offset += count * static_cast<int>(sizeof(T));
+    return array;
+}

@@ -1,0 +1,77 @@
+"""Options and fixtures that every test shares: --gpu, --long, and the two executors as array kinds."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu", action="store_true", help="run the tests that need a GPU")
+    parser.addoption("--long", action="store_true", help="run the long tests too")
+
+
+@functools.cache
+def gpu_missing() -> str | None:
+    """Why no GPU test can run here, or None."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed"
+    import cupy
+
+    return None if cupy.cuda.is_available() else "CuPy sees no GPU"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            if not config.getoption("--gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU: run with --gpu"))
+            elif (reason := gpu_missing()) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
+        if item.get_closest_marker("long") and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="long: run with --long"))
+
+
+class Executor:
+    """Arrays of one kind: to put NumPy data there and to bring results back."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def xp(self) -> ModuleType:
+        if self.name == "cpu":
+            return np
+        import cupy
+
+        return cupy
+
+    def put(self, array: Any) -> Any:
+        """A copy there, with the same memory order; None stays None."""
+        if array is None:
+            return None
+        return array.copy(order="K") if self.name == "cpu" else self.xp.array(array, order="K")
+
+    def get(self, array: Any) -> Any:
+        """The array on the CPU; None stays None."""
+        return None if array is None else array if self.name == "cpu" else self.xp.asnumpy(array)
+
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def executor(request: pytest.FixtureRequest) -> Executor:
+    """Each executor in turn; the GPU's only with --gpu."""
+    return Executor(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine's CUNORM_ settings must not steer a test, but for the cache and the compiler."""
+    for name in ("CUNORM_CPU_DEVICE", "CUNORM_CPU_ORDER", "CUNORM_CPU_CORES"):
+        monkeypatch.delenv(name, raising=False)
+    yield

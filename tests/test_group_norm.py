@@ -1,0 +1,274 @@
+"""Every strategy of GroupNorm against the float64 oracle, on hostile shapes and values, on both executors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Executor
+from tolerance import assert_within, backward, forward
+
+import cunorm
+from cunorm import reference
+from cunorm.arrays import DTYPES
+from cunorm.problem import accumulator
+
+DTYPE_NAMES = tuple(DTYPES)
+
+# (N, C, spatial, groups). HxW of 1, 2, 3, 7, 49, 63, 65, 127 and 130 leave every tail of a 16-byte access; C / G of 1, 2,
+# 3, 5, 10 and 33 misalign the groups; N of 1, 2 and 129; one group, and as many groups as channels.
+SHAPES = [
+    (1, 1, (), 1),
+    (2, 5, (), 5),
+    (129, 6, (), 2),
+    (3, 66, (), 2),
+    (17, 64, (), 8),
+    (2, 6, (2,), 3),
+    (129, 3, (3,), 1),
+    (1, 20, (7,), 2),
+    (2, 10, (7, 7), 2),
+    (2, 64, (7, 7), 4),
+    (1, 6, (7, 9), 2),
+    (2, 4, (5, 13), 4),
+    (2, 3, (127,), 1),
+    (3, 2, (127,), 2),
+    (1, 33, (2, 5), 1),
+    (2, 33, (1, 1), 1),
+    (2, 32, (8, 8), 4),
+    (1, 8, (130,), 8),
+    (2, 16, (3, 3, 3), 2),
+    (1, 7, (1030,), 7),
+]
+IDS = ["x".join(map(str, (N, C, *spatial))) + f"g{groups}" for N, C, spatial, groups in SHAPES]
+
+# One tile a strategy keeps the number of builds low; chunk = 16 makes many chunks of small shapes.
+TILES: dict[str, dict[str, int]] = {
+    "warp": {"threads": 128, "lanes": 32, "packs": 8},
+    "block": {"threads": 64, "groups": 1},
+    "split": {"threads": 128, "chunk": 16},
+}
+
+
+def tile_of(strategy: str, direction: str) -> dict[str, Any]:
+    samples = {"samples": 1} if (strategy, direction) == ("warp", "backward") else {}
+    return {"strategy": strategy, **TILES[strategy], **samples}
+
+
+class Case:
+    """Arrays of one problem, rounded to its dtype, as NumPy arrays."""
+
+    def __init__(
+        self,
+        N: int,
+        C: int,
+        spatial: tuple[int, ...],
+        groups: int,
+        dtype: str,
+        data_format: str = "NCHW",
+        gamma_dtype: str | None = "same",
+        offset: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        random = np.random.default_rng(seed)
+        shape = (N, C, *spatial) if data_format == "NCHW" else (N, *spatial, C)
+        self.groups, self.dtype, self.data_format = groups, dtype, data_format
+        self.x = (random.standard_normal(shape) + offset).astype(DTYPES[dtype])
+        self.dy = random.standard_normal(shape).astype(DTYPES[dtype])
+        self.gamma = self.beta = None
+        if gamma_dtype is not None:
+            parameter = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
+            self.gamma, self.beta = (random.standard_normal(C).astype(parameter) for _ in range(2))
+
+    def check_forward(self, executor: Executor, **options: Any) -> None:
+        put = executor.put
+        y, mean, rstd = cunorm.group_norm(
+            put(self.x), self.groups, put(self.gamma), put(self.beta), data_format=self.data_format, **options
+        )
+        exact = reference.group_norm(self.x, self.groups, self.gamma, self.beta, data_format=self.data_format)
+        bounds = forward(self.x, self.groups, self.gamma, self.beta, *exact[1:], self.dtype, self.data_format)
+        sums = accumulator(self.dtype)
+        for name, came, want, bound, dtype in zip(
+            ("y", "mean", "rstd"), (y, mean, rstd), exact, bounds, (self.dtype, sums, sums), strict=True
+        ):
+            assert came.dtype == DTYPES[dtype]
+            assert_within(name, executor.get(came), want, bound, dtype)
+
+    def statistics(self) -> tuple[np.ndarray, np.ndarray]:
+        _, mean, rstd = reference.group_norm(self.x, self.groups, data_format=self.data_format)
+        sums = DTYPES[accumulator(self.dtype)]
+        return mean.astype(sums), rstd.astype(sums)
+
+    def check_backward(self, executor: Executor, mask: tuple[bool, bool, bool] = (True,) * 3, **options: Any) -> None:
+        mean, rstd = self.statistics()
+        arrays = [self.dy, self.x, mean, rstd, self.gamma]
+        results = cunorm.group_norm_backward(
+            *map(executor.put, arrays),
+            num_groups=self.groups,
+            data_format=self.data_format,
+            output_mask=mask,
+            **options,
+        )
+        exact = reference.group_norm_backward(*arrays, num_groups=self.groups, data_format=self.data_format)
+        bounds = backward(*arrays, self.groups, self.dtype, self.data_format)
+        parameter = DTYPES[accumulator(self.dtype)] if self.gamma is None else self.gamma.dtype
+        for name, wanted, came, want, bound in zip(("dx", "dgamma", "dbeta"), mask, results, exact, bounds, strict=True):
+            if not wanted:
+                assert came is None
+                continue
+            dtype = self.dtype if name == "dx" else next(n for n, d in DTYPES.items() if d == parameter)
+            assert came.dtype == DTYPES[dtype]
+            assert_within(name, executor.get(came), want, bound, dtype)
+
+
+def run(case: Case, strategy: str, direction: str, executor: Executor, **options: Any) -> None:
+    """Check one direction with one strategy; skip with the sentence where the strategy refuses the problem."""
+    check = case.check_forward if direction == "forward" else case.check_backward
+    try:
+        check(executor, tile=tile_of(strategy, direction), **options)
+    except cunorm.UnsupportedTile as refusal:
+        pytest.skip(f"refused: {refusal}")
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("strategy", list(TILES))
+@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+def test_matches_the_oracle_on_hostile_shapes(dtype: str, strategy: str, direction: str, executor: Executor) -> None:
+    checked = 0
+    for data_format in ("NCHW", "NHWC"):
+        for shape, name in zip(SHAPES, IDS, strict=True):
+            case = Case(*shape, dtype, data_format)
+            try:
+                run(case, strategy, direction, executor)
+                checked += 1
+            except pytest.skip.Exception:
+                continue
+            except AssertionError as error:
+                raise AssertionError(f"{name} {data_format}: {error}") from None
+    # warp takes channels-first only, and parameter gradients only of channels of one element or one a group
+    assert checked >= {"warp": 10, "block": 40, "split": 40}[strategy]
+
+
+@pytest.mark.parametrize("mask", [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)])
+@pytest.mark.parametrize("strategy", list(TILES))
+def test_every_mask(strategy: str, mask: tuple[bool, bool, bool], executor: Executor) -> None:
+    for shape, data_format in (((5, 32, (), 4), "NCHW"), ((2, 10, (7, 7), 2), "NCHW"), ((2, 10, (7, 7), 2), "NHWC")):
+        try:
+            run(Case(*shape, "float32", data_format), strategy, "backward", executor, mask=mask)
+        except pytest.skip.Exception:
+            assert strategy == "warp"
+
+
+@pytest.mark.parametrize("strategy", list(TILES))
+@pytest.mark.parametrize(("dtype", "gamma_dtype"), [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", None)])
+def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strategy: str, executor: Executor) -> None:
+    for shape in ((9, 64, (), 8), (2, 6, (5, 7), 3)):
+        case = Case(*shape, dtype, gamma_dtype=gamma_dtype)
+        case.check_forward(executor, tile=tile_of(strategy, "forward"))
+        try:
+            run(case, strategy, "backward", executor)
+        except pytest.skip.Exception:
+            assert strategy == "warp"
+
+
+@pytest.mark.parametrize("tile", [
+    {"strategy": "warp", "threads": 128, "lanes": 4, "packs": 2, "samples": 1},
+    {"strategy": "warp", "threads": 128, "lanes": 8, "packs": 1, "samples": 8},
+    {"strategy": "warp", "threads": 256, "lanes": 1, "packs": 8, "samples": 1},
+    {"strategy": "block", "threads": 512, "groups": 8},
+    {"strategy": "block", "threads": 32, "groups": 2},
+    {"strategy": "split", "threads": 256, "chunk": 1},
+    {"strategy": "split", "threads": 256, "chunk": 100000},
+], ids=str)  # fmt: skip
+def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
+    """Part of a warp, several samples a team, several groups a block, one position a chunk, one chunk of all."""
+    for shape in ((19, 64, (), 8), (19, 24, (), 8), (3, 16, (5,), 8), (130, 63, (), 21)):
+        for data_format in ("NCHW", "NHWC"):
+            case = Case(*shape, "float32", data_format)
+            mean = case.statistics()[0]
+            plan = cunorm.plan(
+                "group_norm_backward",
+                shape=case.x.shape,
+                dtype="float32",
+                num_groups=case.groups,
+                data_format=data_format,
+                device="cpu",
+            )
+            assert plan.problem.N * plan.problem.group == mean.size
+            try:
+                case.check_backward(executor, tile=tile)
+            except cunorm.UnsupportedTile:
+                continue
+            forward_tile = {name: value for name, value in tile.items() if name != "samples"}
+            case.check_forward(executor, tile=forward_tile)
+
+
+@pytest.mark.parametrize("strategy", list(TILES))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> None:
+    """Arrays that start 1, 2, ... elements past a 16-byte boundary, x and dy and out each differently."""
+    for N, C, spatial, groups in ((3, 16, (), 2), (2, 8, (16,), 8), (2, 4, (9,), 2)):
+        for data_format in ("NCHW", "NHWC"):
+            case = Case(N, C, spatial, groups, dtype, data_format)
+            mean, rstd = case.statistics()
+            xp = executor.xp
+            for shifts in ((1, 1, 1), (1, 2, 3), (0, 3, 0)):
+
+                def shifted(array: np.ndarray, shift: int) -> Any:
+                    whole = xp.zeros(array.size + 16, array.dtype)
+                    view = whole[shift : shift + array.size].reshape(array.shape)
+                    view[...] = executor.put(array)
+                    return view
+
+                dy, x, out = (shifted(a, s) for a, s in zip((case.dy, case.x, case.x * 0), shifts, strict=True))
+                m, r, gamma = map(executor.put, (mean, rstd, case.gamma))
+                try:
+                    dx, dgamma, dbeta = cunorm.group_norm_backward(
+                        dy, x, m, r, gamma, num_groups=groups, data_format=data_format, out=(out, None, None),
+                        tile=tile_of(strategy, "backward"),
+                    )  # fmt: skip
+                except cunorm.UnsupportedTile:
+                    continue
+                assert dx is out
+                arrays = (case.dy, case.x, mean, rstd, case.gamma)
+                exact = reference.group_norm_backward(*arrays, num_groups=groups, data_format=data_format)
+                bounds = backward(*arrays, groups, dtype, data_format)
+                for name, came, want, bound in zip("xgb", (dx, dgamma, dbeta), exact, bounds, strict=True):
+                    assert_within(f"d{name}", executor.get(came), want, bound, dtype)
+
+
+@pytest.mark.parametrize("strategy", list(TILES))
+def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
+    case = Case(9, 64, (), 8, "bfloat16") if strategy == "warp" else Case(2, 64, (7, 7), 4, "bfloat16")
+    arrays = [executor.put(a) for a in (case.dy, case.x, *case.statistics(), case.gamma)]
+
+    def results() -> list[bytes]:
+        gradients = cunorm.group_norm_backward(
+            *arrays, num_groups=case.groups, tile=tile_of(strategy, "backward")
+        )
+        values = cunorm.group_norm(arrays[1], case.groups, arrays[4], tile=tile_of(strategy, "forward"))
+        return [executor.get(a).tobytes() for a in (*gradients, *values)]
+
+    assert results() == results()
+
+
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("strategy", list(TILES))
+def test_results_do_not_depend_on_the_order_of_threads(
+    strategy: str, data_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (9, 64, (), 8) if strategy == "warp" else (2, 20, (7, 9), 4)
+    case = Case(*shape, "float32", data_format)
+    mean, rstd = case.statistics()
+    seen = {}
+    for order in ("ascending", "descending", "random:1", "random:2"):
+        monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+        gradients = cunorm.group_norm_backward(
+            case.dy, case.x, mean, rstd, case.gamma, num_groups=case.groups, data_format=data_format,
+            tile=tile_of(strategy, "backward"),
+        )  # fmt: skip
+        values = cunorm.group_norm(
+            case.x, case.groups, case.gamma, case.beta, data_format=data_format, tile=tile_of(strategy, "forward")
+        )
+        seen[order] = [np.asarray(a).tobytes() for a in (*gradients, *values)]
+    assert all(bits == seen["ascending"] for bits in seen.values())
