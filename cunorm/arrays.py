@@ -18,6 +18,7 @@ __all__ = [
     "DTYPES",
     "NAMES",
     "Array",
+    "addresses",
     "choice",
     "dtype_name",
     "dtype_named",
@@ -195,6 +196,13 @@ def pointer(array: Array) -> int:
     if isinstance(array, np.ndarray):
         return int(array.__array_interface__["data"][0])
     return int(array.data.ptr)
+
+
+def addresses(kind: str, arrays: Iterable[Array | None]) -> tuple[int, ...]:
+    """The addresses of the first elements, 0 for an absent array."""
+    if kind == "gpu":
+        return tuple([0 if array is None else array.data.ptr for array in arrays])
+    return tuple([0 if array is None else array.__array_interface__["data"][0] for array in arrays])
 
 
 def extent(array: Array) -> tuple[int, int]:

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, extent, kind_of, namespace, place_of, pointer
+from .arrays import Array, addresses, extent, kind_of, namespace, place_of, pointer
 from .launch import Plan, executor
 
 __all__ = ["Call", "Calls", "Result", "memory_order", "signature"]
 
 #: Signatures kept for each op.
 KEPT_CALLS = 4096
+MISALIGNED = "workspace: its address is not a multiple of 16; pass a whole array, not a slice of one"
 
 
 def signature(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
@@ -27,7 +28,7 @@ def signature(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
         [
             None
             if a is None
-            else (np.ndarray, a.shape, a.strides, a.dtype)
+            else (np.ndarray, a.shape, a.strides, a.dtype, a.flags.writeable)
             if a.__class__ is np.ndarray
             else (a.__class__, a.shape, a.strides, a.dtype, a.data.device_id)
             for a in arrays
@@ -96,6 +97,7 @@ class Call:
         results: Sequence[Result | None],
         out: Sequence[Array | None] | None,
         in_place: tuple[str, str],
+        workspace: Array | None = None,
     ) -> None:
         self.plan = plan
         self.kind = plan.place.kind
@@ -126,6 +128,17 @@ class Call:
             if array is None and result is not None
         )
         self.needs = plan.workspace_nbytes
+        if workspace is not None:
+            self._check_workspace(workspace)
+        #: Nothing to allocate, to copy or to leave out: with a workspace, a call is addresses, a sweep and launches.
+        self.direct = bool(plan.launches) and not (self.allocated or self.copied or self.staged or None in self.results)
+        #: Bytes at each address of a direct call; the same where the output lies on the input that it may lie on.
+        self.sizes = [0 if a is None else a.nbytes for a in (*(a for _, a, _ in inputs), *given, workspace)]
+        names = [*self.names, *(result.name if result is not None else "" for result in self.results)]
+        self.written, self.source = (names.index(name) if name in names else -1 for name in in_place)
+        self.sizes_in_place = list(self.sizes)
+        if plan.strategy is not None and plan.strategy.in_place:
+            self.sizes_in_place[self.written] = 0
 
     def __call__(
         self,
@@ -133,14 +146,24 @@ class Call:
         out: tuple[Array | None, ...] | None,
         workspace: Array | None,
         numbers: tuple[float, ...] = (),
-    ) -> list[Array | None]:
+    ) -> Any:
         """Run on arrays of the checked signature; returns the results in order, None where not wanted."""
         plan = self.plan
+        if self.direct and out is not None and (workspace is not None or not self.needs):
+            values = addresses(self.kind, (*inputs, *out, workspace))
+            if values[-1] % 16 and self.needs:
+                raise ValueError(MISALIGNED)
+            if not self._apart(values):
+                self._check_overlap(inputs, out, workspace)
+            plan.run((*values, *numbers) if numbers else values)
+            return out
         found: list[Array | None] = (
-            [None] * len(self.results) if out is None else [a if r else None for a, r in zip(out, self.results)]
+            [None] * len(self.results)
+            if out is None
+            else [a if r else None for a, r in zip(out, self.results, strict=True)]
         )
-        if workspace is not None:
-            self._check_workspace(workspace, inputs)
+        if workspace is not None and self.needs and pointer(workspace) % 16:
+            raise ValueError(MISALIGNED)
         if out is not None or workspace is not None:
             self._check_overlap(inputs, found, workspace)
         if self.allocated or self.copied or self.staged or (self.needs and workspace is None):
@@ -155,21 +178,27 @@ class Call:
             for result, array in zip(self.results, found, strict=True):
                 if result is not None and array is not None:
                     array.fill(result.when_empty)
-            return found
+            return tuple(found)
         if self.copied or self.staged:
             self._run_with_copies(inputs, found, workspace, numbers)
         else:
             self._run(inputs, found, workspace, numbers)
-        return found
+        return tuple(found)
+
+    def _apart(self, values: tuple[int, ...]) -> bool:
+        """Whether no two arrays of a direct call touch; False leaves it to `_check_overlap`, which also words it."""
+        sizes = self.sizes if values[self.written] != values[self.source] else self.sizes_in_place
+        end = 0
+        for start, size in sorted(zip(values, sizes, strict=True)):
+            if start < end:
+                return False
+            end = start + size
+        return True
 
     def _run(
         self, inputs: Sequence[Array | None], found: Sequence[Array | None], workspace: Any, numbers: tuple[float, ...]
     ) -> None:
-        if self.kind == "gpu":
-            values = [0 if a is None else a.data.ptr for a in (*inputs, *found, workspace)]
-        else:
-            values = [0 if a is None else pointer(a) for a in (*inputs, *found, workspace)]
-        self.plan.run((*values, *numbers))
+        self.plan.run((*addresses(self.kind, (*inputs, *found, workspace)), *numbers))
 
     def _run_with_copies(
         self, inputs: Sequence[Array | None], found: Sequence[Array | None], workspace: Any, numbers: tuple[float, ...]
@@ -184,7 +213,7 @@ class Call:
         for index in self.staged:
             found[index][...] = written[index]  # type: ignore[index]
 
-    def _check_workspace(self, workspace: Array, inputs: Sequence[Array | None]) -> None:
+    def _check_workspace(self, workspace: Array) -> None:
         kind = kind_of("workspace", workspace)
         place = place_of(workspace)
         if place != (self.kind, self.plan.place.ordinal):
@@ -193,8 +222,6 @@ class Call:
             raise ValueError("workspace: expected a contiguous array that can be written")
         if workspace.nbytes < self.needs:
             raise ValueError(f"workspace: {workspace.nbytes} bytes, expected at least {self.needs}")
-        if self.needs and pointer(workspace) % 16:
-            raise ValueError("workspace: its address is not a multiple of 16; pass a whole array, not a slice of one")
 
     def _check_overlap(
         self, inputs: Sequence[Array | None], found: Sequence[Array | None], workspace: Array | None

@@ -205,7 +205,7 @@ def _run(compiler: Compiler, options: tuple[str, ...], folder: Path, entry: str,
     if done.returncode == 0:
         return
     lines = done.stdout.splitlines()
-    head = "\n".join(lines[:LOG_LINES])
+    head = "\n".join(lines[:LOG_LINES]) or f"no word from it, exit status {done.returncode}"
     more = f"\n... {len(lines) - LOG_LINES} more lines" if len(lines) > LOG_LINES else ""
     hint = "; its folder is full: set CUNORM_CACHE_DIR or TMPDIR" if "No space left" in done.stdout else ""
     raise CompileError(f"{entry} does not compile with {compiler.name} ({compiler.version}){hint}\n{head}{more}")

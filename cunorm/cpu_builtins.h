@@ -1,5 +1,5 @@
-// CUDA's own names, for the CPU executor: thread indices, barriers, shuffles, votes, atomics, arithmetic. Stands between
-// cpu_runtime.h and the CUDA text. A default argument of __builtin_LINE() is the line of the call, for faults to name.
+// CUDA's own names, for the CPU executor: thread indices, barriers, shuffles, votes, atomics, arithmetic. A default
+// argument of __builtin_LINE() is the line of the call, for faults to name.
 
 // ---- indices --------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-// The CPU executor's runtime: this file, cpu_scheduler.h and cpu_builtins.h stand, in this order, on top of the CUDA text,
-// which a C++17 compiler then takes as it is.
+// The CPU executor's runtime: this file, cpu_scheduler.h and cpu_builtins.h stand, in this order, on top of the CUDA
+// text, which a C++17 compiler then takes as it is.
 //
 // A CUDA thread is a fiber, a block a set of fibers. A thread that must wait (barrier, shuffle, vote) hands over to the
 // next thread that can run; if none can, the launch ends with a fault that says who waits for whom. Warps run one after
@@ -10,7 +10,7 @@
 // several operating-system threads run disjoint blocks of one launch at the same time. C headers only: with the C++
 // library some compilers take a minute.
 
-// Compilers ask for every extension of the C library in C++; they take up names such as `finite` that kernels may define.
+// In C++ compilers ask the C library for every extension; those take up names, such as `finite`, that kernels define.
 #undef _GNU_SOURCE
 #include <math.h>
 #include <stdarg.h>
@@ -44,8 +44,8 @@
 
 #ifdef CUNORM_CPU_ASSEMBLY
 
-// Saves the registers that a call preserves (System V) and the stack pointer, takes on the other's. The jump in place of
-// a return suits the branch predictor: the return stack never matches across fibers.
+// Saves the registers that a call preserves (System V) and the stack pointer, takes on the other's. The jump in place
+// of a return suits the branch predictor: the return stack never matches across fibers.
 extern "C" __attribute__((visibility("hidden"))) void cunorm_cpu_switch(void** from, void* to);
 asm(".text\n"
     ".p2align 4\n"
@@ -96,7 +96,7 @@ namespace cunorm_cpu {
 enum Kind : unsigned { BARRIER, SYNCWARP, SHUFFLE, SHUFFLE_XOR, SHUFFLE_UP, SHUFFLE_DOWN, BALLOT, ANY, ALL };
 enum Order : int { ASCENDING, DESCENDING, RANDOM };
 
-// Filled in by the host, whose struct string in cunorm/cpu.py is the same; shared by the launch's operating-system threads.
+// Filled in by the host (LAUNCH in cunorm/cpu.py); shared by the operating-system threads of the launch.
 struct Launch {
     long long grid, threads, shared_bytes;
     long long order, seed;
@@ -131,7 +131,6 @@ struct Stack {
 struct Warp {
     unsigned ready;           // lanes that can run, the running one included
     unsigned arrived;         // lanes waiting at a shuffle, vote or __syncwarp
-    unsigned ended;
     Stack* stack[lanes];      // null: not started, or ended
     uint64_t value[lanes];    // what lanes brought, and from whom they read
     uint64_t result[lanes];   // overwritten at the lane's own next shuffle only, so one wait a shuffle is enough
@@ -208,7 +207,7 @@ inline unsigned present(const Warp& warp, unsigned mask) {
 [[noreturn]] inline CUNORM_CPU_COLD void abandon(Stack* stack) {
     Worker& worker = *stack->worker;
     worker.status = faulted;
-    __atomic_store_n(&worker.launch->next, worker.launch->last, __ATOMIC_RELAXED);  // the others stop at their block's end
+    __atomic_store_n(&worker.launch->next, worker.launch->last, __ATOMIC_RELAXED);  // the others stop after their block
     switch_context(&stack->context, &worker.host);
     abort();
 }
@@ -228,8 +227,9 @@ inline unsigned present(const Warp& warp, unsigned mask) {
 }
 
 inline const char* name_of(unsigned kind) {
-    static const char* const names[] = {"__syncthreads", "__syncwarp",        "__shfl_sync",   "__shfl_xor_sync", "__shfl_up_sync",
-                                        "__shfl_down_sync", "__ballot_sync", "__any_sync", "__all_sync"};
+    static const char* const names[] = {"__syncthreads",  "__syncwarp",       "__shfl_sync",
+                                        "__shfl_xor_sync", "__shfl_up_sync", "__shfl_down_sync",
+                                        "__ballot_sync",  "__any_sync",       "__all_sync"};
     return names[kind];
 }
 
@@ -240,24 +240,26 @@ inline CUNORM_CPU_COLD int describe(const Worker& worker, unsigned thread, char*
         return snprintf(text, size_t(size), "thread %u has ended", thread);
     }
     if (stack->kind == BARRIER) {
-        return snprintf(text, size_t(size), "thread %u waits at __syncthreads (%s:%d)", thread, stack->file, stack->line);
+        return snprintf(text, size_t(size), "thread %u waits at __syncthreads (%s:%d)", thread, stack->file,
+                        stack->line);
     }
     return snprintf(text, size_t(size), "thread %u waits at %s with mask 0x%08x (%s:%d)", thread, name_of(stack->kind),
                     stack->mask, stack->file, stack->line);
 }
 
-[[noreturn]] inline CUNORM_CPU_COLD void fault_between(Stack* stack, const char* what, unsigned waiting, unsigned other) {
+[[noreturn]] inline CUNORM_CPU_COLD void fault_between(Stack* stack, const char* what, unsigned waiting,
+                                                       unsigned other) {
     Worker& worker = *stack->worker;
     char first[400], second[400];
     describe(worker, waiting, first, sizeof first);
     describe(worker, other, second, sizeof second);
-    snprintf(worker.text, size_t(worker.text_size), "kernel %s, block %u: %s: %s, %s", worker.kernel, worker.block, what,
-             first, second);
+    snprintf(worker.text, size_t(worker.text_size), "kernel %s, block %u: %s: %s, %s", worker.kernel, worker.block,
+             what, first, second);
     abandon(stack);
 }
 
-// Nobody can run: names a thread that waits and one that it waits for. A shuffle comes before a barrier, being nearer to
-// the cause: the lanes that it misses are mostly the ones at the barrier.
+// Nobody can run: names a thread that waits and one that it waits for. A shuffle comes before a barrier, being nearer
+// to the cause: the lanes that it misses are mostly the ones at the barrier.
 [[noreturn]] inline CUNORM_CPU_COLD void deadlock(Stack* stack) {
     const Worker& worker = *stack->worker;
     const unsigned threads = stack->threads;

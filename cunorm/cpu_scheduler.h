@@ -61,7 +61,6 @@ inline CUNORM_CPU_NOINLINE void run_threads() {
         const unsigned bit = 1u << stack->lane;
         Warp& ending = *stack->warp;
         ending.stack[stack->lane] = nullptr;
-        ending.ended |= bit;
         ending.ready &= ~bit;
         if (ending.ready == 0) {
             worker.ready_warps &= ~(1u << worker.current);
@@ -153,8 +152,8 @@ inline CUNORM_CPU_NOINLINE void barrier(const char* file, int line) {
     worker.ready_warps = ~0u >> (lanes - worker.warps);
 }
 
-// The last lane of the mask has arrived: gives every lane its result. Done by one lane for all, because a lane may be at
-// its next shuffle, with another mask, before its partners read.
+// The last lane of the mask has arrived: gives every lane its result. Done by one lane for all, because a lane may be
+// at its next shuffle, with another mask, before its partners read.
 inline void deliver(Warp& warp, Stack* stack, Kind kind, unsigned mask) {
     unsigned differs = 0, votes = 0;
     for (unsigned i = 0; i < lanes; ++i) {
@@ -173,8 +172,8 @@ inline void deliver(Warp& warp, Stack* stack, Kind kind, unsigned mask) {
     }
 }
 
-inline CUNORM_CPU_NOINLINE uint64_t exchange(Kind kind, unsigned mask, uint64_t value, unsigned source, const char* file,
-                                             int line) {
+inline CUNORM_CPU_NOINLINE uint64_t exchange(Kind kind, unsigned mask, uint64_t value, unsigned source,
+                                             const char* file, int line) {
     Stack* stack = self();
     Warp& warp = *stack->warp;
     const unsigned lane = stack->lane, bit = 1u << lane;
@@ -262,7 +261,7 @@ inline void run_block(Worker& worker, unsigned block) {
     for (unsigned i = 0; i < warps; ++i) {
         Warp& warp = worker.warp[i];
         warp.ready = ~0u;
-        warp.arrived = warp.ended = 0;
+        warp.arrived = 0;
         memset(warp.stack, 0, sizeof warp.stack);
     }
     memset(worker.arena, 0xff, size_t(launch.shared_bytes));  // what shared memory holds at first is nobody's business
@@ -367,6 +366,6 @@ struct Extent {
         return (long long)sizeof(cunorm_cpu::Worker); \
     } \
     extern "C" __attribute__((visibility("default"))) int cunorm_cpu_run( \
-        cunorm_cpu::Launch* launch, cunorm_cpu::Worker* worker, char* stacks, char* arena, char* text, int text_size) { \
-        return cunorm_cpu::run(#name, cunorm_cpu_call_##name, launch, worker, stacks, arena, text, text_size); \
+        cunorm_cpu::Launch* launch, cunorm_cpu::Worker* worker, char* stacks, char* arena, char* text, int size) { \
+        return cunorm_cpu::run(#name, cunorm_cpu_call_##name, launch, worker, stacks, arena, text, size); \
     }

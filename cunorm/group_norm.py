@@ -27,6 +27,8 @@ from .strategy import Tile
 
 __all__ = ["group_norm", "group_norm_backward", "plan_group_norm"]
 
+#: The default mask, told by identity: 1 == True, but a mask of ints is an error.
+EVERY = (True, True, True)
 _forward_calls, _backward_calls, _planned_calls = Calls(), Calls(), Calls()
 
 
@@ -92,8 +94,8 @@ def group_norm(
     number = eps if eps.__class__ is float and 0 <= eps < 1e300 else epsilon(eps)
     try:
         key = (
-            signature(arrays),
-            None if out is None else signature(out),
+            signature((*arrays, workspace) if out is None else (*arrays, workspace, *out)),
+            out.__class__,
             num_groups,
             num_groups.__class__,
             data_format,
@@ -105,11 +107,11 @@ def group_norm(
     except (AttributeError, TypeError):  # no array, or nothing that can be looked up: the checks say what
         key, call = None, None
     if call is None:
-        call = check_forward(x, num_groups, gamma, beta, data_format, activation, out, tile)
+        call = check_forward(x, num_groups, gamma, beta, data_format, activation, out, tile, workspace=workspace)
         if key is not None:
             _forward_calls.keep(key, call)
-    y, mean, rstd = call(arrays, out, workspace, (number,))
-    return y, mean, rstd
+    results: tuple[Array, Array, Array] = call(arrays, out, workspace, (number,))
+    return results
 
 
 def group_norm_backward(
@@ -122,7 +124,7 @@ def group_norm_backward(
     num_groups: int,
     beta: Array | None = None,
     activation: str | None = None,
-    output_mask: Sequence[bool] = (True, True, True),
+    output_mask: Sequence[bool] = EVERY,
     data_format: str = "NCHW",
     out: tuple[Array | None, Array | None, Array | None] | None = None,
     tile: Tile | Mapping[str, object] | None = None,
@@ -178,12 +180,11 @@ def group_norm_backward(
     arrays = (dy, x, mean, rstd, gamma)
     try:
         key = (
-            signature(arrays),
-            None if beta is None else signature((beta,)),
-            None if out is None else signature(out),
+            signature((*arrays, beta, workspace) if out is None else (*arrays, beta, workspace, *out)),
+            out.__class__,
             num_groups,
             num_groups.__class__,
-            output_mask,
+            output_mask if output_mask is EVERY else (output_mask, *map(type, output_mask)),
             data_format,
             activation,
             tile,
@@ -193,11 +194,13 @@ def group_norm_backward(
     except (AttributeError, TypeError):
         key, call = None, None
     if call is None:
-        call = check_backward(arrays, beta, num_groups, output_mask, data_format, activation, out, tile)
+        call = check_backward(
+            arrays, beta, num_groups, output_mask, data_format, activation, out, tile, workspace=workspace
+        )
         if key is not None:
             _backward_calls.keep(key, call)
-    dx, dgamma, dbeta = call(arrays, out, workspace)
-    return dx, dgamma, dbeta
+    results: tuple[Array | None, Array | None, Array | None] = call(arrays, out, workspace)
+    return results
 
 
 def _posing(x: Array) -> str | None:
@@ -240,10 +243,10 @@ def plan_group_norm(
     return replace(made, caller=functools.partial(caller, options))
 
 
-def _planned(plan: Plan, arrays: Sequence[Array | None], out: Any) -> tuple[Any, Call | None]:
+def _planned(plan: Plan, arrays: Sequence[Array | None], out: Any, workspace: Any) -> tuple[Any, Call | None]:
     """The key of a plan's call and the call, None where these arrays are new or are no arrays."""
     try:
-        key = (plan, signature(arrays), None if out is None else signature(out))
+        key = (plan, signature((*arrays, workspace) if out is None else (*arrays, workspace, *out)), out.__class__)
         return key, _planned_calls.get(key)
     except (AttributeError, TypeError):
         return None, None
@@ -262,11 +265,13 @@ def _call_forward(
 ) -> Any:
     """What a plan of group_norm does when it is called."""
     arrays = (x, gamma, beta)
-    key, call = _planned(plan, arrays, out)
+    key, call = _planned(plan, arrays, out, workspace)
     if call is None:
-        call = check_forward(*arrays[:1], options["num_groups"], gamma, beta, options["data_format"], None, out, None, plan)
+        call = check_forward(
+            *arrays[:1], options["num_groups"], gamma, beta, options["data_format"], None, out, None, plan, workspace
+        )
         _planned_calls.keep(key, call)
-    return tuple(call(arrays, out, workspace, (epsilon(eps),)))
+    return call(arrays, out, workspace, (epsilon(eps),))
 
 
 def _call_backward(
@@ -283,10 +288,9 @@ def _call_backward(
 ) -> Any:
     """What a plan of group_norm_backward does when it is called."""
     arrays = (dy, x, mean, rstd, gamma)
-    key, call = _planned(plan, arrays, out)
+    key, call = _planned(plan, arrays, out, workspace)
     if call is None:
-        call = check_backward(
-            arrays, None, options["num_groups"], options["output_mask"], options["data_format"], None, out, None, plan
-        )
+        groups, mask_, data_format = (options[name] for name in ("num_groups", "output_mask", "data_format"))
+        call = check_backward(arrays, None, groups, mask_, data_format, None, out, None, plan, workspace)
         _planned_calls.keep(key, call)
-    return tuple(call(arrays, out, workspace))
+    return call(arrays, out, workspace)

@@ -105,7 +105,9 @@ def _plan_of(
     if (kind, ordinal) != (plan.place.kind, plan.place.ordinal):
         raise ValueError(f"x: on {kind} {ordinal}, but the plan is for {plan.place.kind} {plan.place.ordinal}")
     # A plan that was made without saying what gamma and beta are takes what comes: neither changes the tile.
-    loose = {name: getattr(problem, name) for name in ("gamma_dtype", "beta_dtype") if getattr(plan.problem, name) is None}
+    loose = {
+        name: getattr(problem, name) for name in ("gamma_dtype", "beta_dtype") if getattr(plan.problem, name) is None
+    }
     expected = replace(plan.problem, **loose)
     if problem.canonical() != expected:
         raise ValueError(f"x: the plan is for {expected.describe()}, the arrays are {problem.canonical().describe()}")
@@ -126,6 +128,7 @@ def check_forward(
     out: Any,
     tile: object,
     plan: Plan | None = None,
+    workspace: Any = None,
 ) -> Call:
     """The checked call of these arguments; ``plan`` if it has to be of that plan."""
     names = ("y", "mean", "rstd")
@@ -144,7 +147,9 @@ def check_forward(
     _check_out(out, results, names)
     problem = Problem("group_norm", dtype, gamma_dtype, beta_dtype, sums, layout, N, C, HxW, groups, names)
     plan = _plan_of(problem, FORWARD, FORWARD_NAMES, x, tile, plan)
-    return Call(plan, [("x", x, axes), ("gamma", gamma, (0,)), ("beta", beta, (0,))], results, out, ("y", "x"))
+    return Call(
+        plan, [("x", x, axes), ("gamma", gamma, (0,)), ("beta", beta, (0,))], results, out, ("y", "x"), workspace
+    )
 
 
 def check_backward(
@@ -157,6 +162,7 @@ def check_backward(
     out: Any,
     tile: object,
     plan: Plan | None = None,
+    workspace: Any = None,
 ) -> Call:
     """The checked call of these arguments; ``plan`` if it has to be of that plan."""
     dy, x, mean, rstd, gamma = arrays
@@ -191,6 +197,4 @@ def check_backward(
     plan = _plan_of(problem, BACKWARD, BACKWARD_NAMES, x, tile, plan)
     orders = [axes, axes, tuple(range(mean.ndim)), tuple(range(rstd.ndim)), (0,)]
     inputs = [(name, array, order) for (name, array), order in zip(given, orders, strict=False)]
-    return Call(plan, inputs, results, out, ("dx", "dy"))
-
-
+    return Call(plan, inputs, results, out, ("dx", "dy"), workspace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .devices import Device
-from .problem import ITEMSIZE, Problem
+from .problem import Problem
 from .strategy import MAX_GRID, Launch, Strategy, Tile, ceil_div, refuses_threads
 
 __all__ = ["BACKWARD", "FORWARD"]
@@ -11,10 +11,9 @@ __all__ = ["BACKWARD", "FORWARD"]
 WARP, SECTOR = 32, 32  # lanes, bytes
 #: Threads of the small kernel that sums parameter gradients: its rows are few, so only latency counts.
 PARAMETER_THREADS = 512
-#: Registers of a thread: upper bounds of what NVRTC gives these kernels on every gated architecture. The compile gate
-#: fails when one is too low.
-BLOCK_REGISTERS = 120
-SPLIT_REGISTERS = {"NCHW": 152, "NHWC": 168}
+#: Registers a thread has in `block` and `split`: their launch bounds ask for 512 resident threads. The compile gate
+#: proves that none of their kernels spills with that many.
+RESIDENT_REGISTERS = 128
 
 
 def _is_backward(problem: Problem) -> bool:
@@ -101,7 +100,9 @@ def _samples(tile: Tile) -> int:
 
 
 def _warp_registers(problem: Problem, tile: Tile) -> int:
-    """Addresses and statistics; then for each pack its data, its values widened, and the sums kept over samples."""
+    """What a thread needs so as not to spill, from above: addresses and statistics; then for each pack its data, its
+    values widened, and the sums kept over samples. The compile gate proves it.
+    """
     base = 64 if _is_backward(problem) else 48
     base += 8 if problem.dtype == "float64" else 0
     widened = problem.pack * problem.sum_itemsize // 4
@@ -185,7 +186,7 @@ def _refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
         return f"slabs of {tile.groups} groups do not divide {problem.group} groups"
     if (needed := _block_shared(problem, tile)) > device.shared_memory_per_block:
         return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
-    return _refuses_registers(BLOCK_REGISTERS, tile, device)
+    return _refuses_registers(RESIDENT_REGISTERS, tile, device)
 
 
 def _block_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
@@ -195,7 +196,7 @@ def _block_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         problem.N,
         items=problem.N * (problem.group // tile.groups),
         shared_bytes=_block_shared(problem, tile),
-        registers=BLOCK_REGISTERS,
+        registers=RESIDENT_REGISTERS,
         phases=3,
     )
 
@@ -230,7 +231,7 @@ def _refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
     needed = _split_shared(problem, tile, 3 * problem.sum_itemsize)
     if needed > device.shared_memory_per_block:
         return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
-    return _refuses_registers(SPLIT_REGISTERS[problem.layout], tile, device)
+    return _refuses_registers(RESIDENT_REGISTERS, tile, device)
 
 
 def _split_workspace(problem: Problem, tile: Tile) -> int:
@@ -244,9 +245,7 @@ def _split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 
     def launch(stage: str, blocks: int, arguments: tuple[str | int | float, ...], traffic: int, shared: int) -> Launch:
         stem = f"{problem.op}_split"
-        return Launch(
-            stem, f"{stem}_{stage}", blocks, tile.threads, arguments, shared, traffic, SPLIT_REGISTERS[problem.layout]
-        )
+        return Launch(stem, f"{stem}_{stage}", blocks, tile.threads, arguments, shared, traffic, RESIDENT_REGISTERS)
 
     if not _is_backward(problem):
         fold_grid = _grid(ceil_div(problem.N * problem.group, tile.threads // WARP))
@@ -290,7 +289,7 @@ def _split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 
 _WARP_SPACE = {"threads": (128, 256), "lanes": (1, 2, 4, 8, 16, 32), "packs": (1, 2, 4, 8)}
 _BLOCK_SPACE = {"threads": (32, 64, 128, 256, 512), "groups": (1, 2, 4, 8, 16, 32)}
-_SPLIT_SPACE = {"threads": (128, 256), "chunk": (64, 256, 1024, 4096, 16384, 65536)}
+_SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (64, 256, 1024, 4096, 16384, 65536)}
 
 
 def _strategies(op: str) -> dict[str, Strategy]:

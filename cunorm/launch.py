@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import operator
 import threading
@@ -31,6 +32,7 @@ class Place:
     device: Device
 
 
+@functools.cache
 def executor(kind: str) -> Any:
     """The module that compiles and launches for a kind of array: `cunorm.cpu` or `cunorm.gpu`."""
     return importlib.import_module(f".{kind}", __package__)
@@ -107,7 +109,7 @@ class Plan:
     def _prepare(self) -> None:
         made = executor(self.place.kind)
         constants: list[int | float] = []
-        ready = []
+        ready: list[tuple[Any, int, int, int, Callable[[Any], Any]]] = []
         for launch in self.launches:
             assert self.strategy is not None and self.tile is not None
             text = sources.kernel_text(launch, self.problem, self.strategy, self.tile)
@@ -125,7 +127,7 @@ class Plan:
         self._ready = ready
 
     def run(self, values: Sequence[int | float]) -> None:
-        """Launch the kernels; ``values`` are addresses (0 for an absent array) and numbers in the order of ``names``."""
+        """Launch the kernels; ``values`` are addresses (0: absent array) and numbers in the order of ``names``."""
         if self._ready is None:
             self.compile()
         assert self._ready is not None

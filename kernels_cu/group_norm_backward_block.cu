@@ -26,7 +26,7 @@ struct GradientTerms {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_backward_block(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                           const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
                           long long N, long long C, long long HxW, long long groups, long long slab_groups) {

@@ -4,7 +4,7 @@
 //   grid: 32 channels each; shared memory: a pair a thread
 #include "parameters.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_backward_parameters(const Pair* workspace, gamma_t* dgamma, gamma_t* dbeta, long long rows, long long C) {
     int offset = 0;
     Pair* scratch = shared_array<Pair>(offset, Tile::threads);

@@ -49,7 +49,7 @@ __device__ __forceinline__ void give_sums(const Sweep<ChannelsLast>& sweep, Pair
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                                Pair* workspace, long long N, long long C, long long HxW, long long groups,
                                long long chunk, long long chunks) {
@@ -69,9 +69,9 @@ group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* 
         }
         Pair sums[sweep_t::slots] = {};
         const data_t* const from[2] = {dy, x};
-        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][loads_in_flight], const Place(&places)[loads_in_flight]) {
+        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][sweep_loads], const Place(&places)[sweep_loads]) {
 #pragma unroll
-            for (int k = 0; k < loads_in_flight; ++k) {
+            for (int k = 0; k < sweep_loads; ++k) {
                 Pair of_pack[sweep_t::slots] = {};
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
@@ -92,7 +92,7 @@ group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_backward_split_fold(Pair* workspace, long long N, long long C, long long chunks) {
     const long long stride = static_cast<long long>(gridDim.x) * Tile::threads;
     for (long long at = static_cast<long long>(blockIdx.x) * Tile::threads + threadIdx.x; at < N * C; at += stride) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ Pair group_means(const Pair* totals, const gamma_t* g
     return Pair{sums.first / length, sums.second / length};
 }
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                                 const gamma_t* gamma, data_t* dx, const Pair* workspace, gamma_t* dgamma,
                                 gamma_t* dbeta, long long N, long long C, long long HxW, long long groups,
@@ -170,9 +170,9 @@ group_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t*
             }
         }
         const data_t* const from[2] = {dy, x};
-        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][loads_in_flight], const Place(&places)[loads_in_flight]) {
+        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][sweep_loads], const Place(&places)[sweep_loads]) {
 #pragma unroll
-            for (int k = 0; k < loads_in_flight; ++k) {
+            for (int k = 0; k < sweep_loads; ++k) {
                 Pack<data_t> out;
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {

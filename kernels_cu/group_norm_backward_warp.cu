@@ -13,7 +13,7 @@
 #include "parameters.cuh"
 #include "team.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
 group_norm_backward_warp(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                          const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
                          long long N, long long C, long long HxW, long long groups) {

@@ -23,7 +23,7 @@ struct Deviations {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_block(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
                  long long N, long long C, long long HxW, long long groups, long long slab_groups, double eps) {
     const int group_channels = static_cast<int>(C / groups);

@@ -58,7 +58,7 @@ __device__ __forceinline__ void give_moments(const Sweep<ChannelsLast>& sweep, M
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long long C, long long HxW, long long groups,
                          long long chunk, long long chunks) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
@@ -75,7 +75,7 @@ group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long lon
         }
         Moments found[sweep_t::slots] = {};
         const data_t* const from[1] = {x};
-        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][loads_in_flight], const Place(&places)[loads_in_flight]) {
+        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][sweep_loads], const Place(&places)[sweep_loads]) {
             // A slot's values lie along the packs (channels-last) or everywhere (channels-first).
             constexpr int items_per_pack = pack_size / sweep_t::slots;
 #pragma unroll
@@ -84,14 +84,14 @@ group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long lon
                     return acc_t(widen(batch[0][v / items_per_pack].item[v % items_per_pack + slot])) - shift[slot];
                 };
                 const auto use = [&](int v) { return places[v / items_per_pack].holds(v % items_per_pack + slot); };
-                found[slot] = merge(found[slot], register_moments<loads_in_flight * items_per_pack>(value, use));
+                found[slot] = merge(found[slot], register_moments<sweep_loads * items_per_pack>(value, use));
             }
         });
         give_moments(sweep, found, partials, workspace, cut);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_split_fold(const data_t* x, const Pair* workspace, acc_t* mean, acc_t* rstd, long long N, long long C,
                       long long HxW, long long groups, long long chunk, long long chunks, double eps) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
@@ -116,7 +116,7 @@ group_norm_split_fold(const data_t* x, const Pair* workspace, acc_t* mean, acc_t
     }
 }
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, const acc_t* mean,
                        const acc_t* rstd, long long N, long long C, long long HxW, long long groups, long long chunk,
                        long long chunks) {
@@ -136,9 +136,9 @@ group_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta
             }
         }
         const data_t* const from[1] = {x};
-        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][loads_in_flight], const Place(&places)[loads_in_flight]) {
+        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][sweep_loads], const Place(&places)[sweep_loads]) {
 #pragma unroll
-            for (int k = 0; k < loads_in_flight; ++k) {
+            for (int k = 0; k < sweep_loads; ++k) {
                 Pack<data_t> out;
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {

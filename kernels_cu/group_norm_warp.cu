@@ -8,7 +8,7 @@
 #include "parameters.cuh"
 #include "team.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
 group_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
                 long long N, long long C, long long HxW, long long groups, double eps) {
     const int channels = static_cast<int>(C / groups);

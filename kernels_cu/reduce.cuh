@@ -41,18 +41,6 @@ __device__ __forceinline__ T warp_sum(T value) {
 constexpr int block_warps = Tile::threads / warp_size;
 static_assert(Tile::threads % warp_size == 0 && block_warps <= warp_size, "whole warps, 1 to 32 of them");
 
-// Sum over the block, given to every thread, with one barrier. `scratch` is shared, block_warps long, and must not be
-// in use: a barrier lies between two calls with the same scratch.
-template <typename T>
-__device__ __forceinline__ T block_sum(T value, T* scratch) {
-    const int lane = threadIdx.x % warp_size;
-    value = warp_sum(value);
-    if (block_warps == 1) {
-        return value;
-    }
-    if (lane == 0) {
-        scratch[threadIdx.x / warp_size] = value;
-    }
-    __syncthreads();
-    return warp_sum(lane < block_warps ? scratch[lane] : T{});
-}
+// Blocks that make up `threads` resident threads on a multiprocessor: what a launch bound asks for, so that a kernel's
+// registers leave room for enough loads in flight. Without it the compiler spends what a lone block may.
+constexpr int blocks_of(int threads) { return threads > Tile::threads ? threads / Tile::threads : 1; }

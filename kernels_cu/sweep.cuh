@@ -119,16 +119,19 @@ struct Sweep<ChannelsLast> {
 
 typedef Sweep<layout_t> sweep_t;
 
-// Calls use(batch, places, count) for the thread's packs, loads_in_flight of several tensors at a time: each tensor's
-// packs are all asked for before the first is used. A null tensor reads as zeros.
+// Packs of a tensor that a thread asks for at a time; fewer where what it knows of its channels takes up registers.
+constexpr int sweep_loads = sweep_t::slots == 1 ? loads_in_flight : loads_in_flight / 2;
+
+// Calls use(batch, places) for the thread's packs, sweep_loads of several tensors at a time: each tensor's packs are all
+// asked for before the first is used. A null tensor reads as zeros.
 template <int tensors, typename Use>
 __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* const (&from)[tensors], Use use) {
     const int steps = sweep.steps();
-    for (int base = 0; base < steps; base += loads_in_flight) {
-        Pack<data_t> batch[tensors][loads_in_flight] = {};
-        Place places[loads_in_flight];
+    for (int base = 0; base < steps; base += sweep_loads) {
+        Pack<data_t> batch[tensors][sweep_loads] = {};
+        Place places[sweep_loads];
 #pragma unroll
-        for (int k = 0; k < loads_in_flight; ++k) {
+        for (int k = 0; k < sweep_loads; ++k) {
             places[k] = base + k < steps ? sweep.place(base + k) : Place{0, 0, 0};
 #pragma unroll
             for (int t = 0; t < tensors; ++t) {

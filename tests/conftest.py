@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -70,8 +69,7 @@ def executor(request: pytest.FixtureRequest) -> Executor:
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's CUNORM_ settings must not steer a test, but for the cache and the compiler."""
     for name in ("CUNORM_CPU_DEVICE", "CUNORM_CPU_ORDER", "CUNORM_CPU_CORES"):
         monkeypatch.delenv(name, raising=False)
-    yield

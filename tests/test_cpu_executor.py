@@ -227,7 +227,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("cores", ["1", "2", "5"])
 def test_every_block_runs_once(cores: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_CORES", cores)
-    for grid, work in ((1, 0), (2, 0), (3, 2000), (500, 0), (300, 500)):
+    for grid, work in ((1, 0), (2, 0), (3, 2000), (500, 0), (300, 500), (50000, 0)):
         ran = np.zeros(grid * 64, np.int32)
         cpu.launch(kernel("blocks"), grid, 64, 0, [address(ran), work])
         assert (ran == 1).all(), (grid, work)

@@ -16,8 +16,8 @@ from cunorm.problem import accumulator
 
 DTYPE_NAMES = tuple(DTYPES)
 
-# (N, C, spatial, groups). HxW of 1, 2, 3, 7, 49, 63, 65, 127 and 130 leave every tail of a 16-byte access; C / G of 1, 2,
-# 3, 5, 10 and 33 misalign the groups; N of 1, 2 and 129; one group, and as many groups as channels.
+# (N, C, spatial, groups). HxW of 1, 2, 3, 7, 49, 63, 65, 127 and 130 leave every tail of a 16-byte access; C / G of 1,
+# 2, 3, 5, 10 and 33 misalign the groups; N of 1, 2 and 129; one group, and as many groups as channels.
 SHAPES = [
     (1, 1, (), 1),
     (2, 5, (), 5),
@@ -112,7 +112,9 @@ class Case:
         exact = reference.group_norm_backward(*arrays, num_groups=self.groups, data_format=self.data_format)
         bounds = backward(*arrays, self.groups, self.dtype, self.data_format)
         parameter = DTYPES[accumulator(self.dtype)] if self.gamma is None else self.gamma.dtype
-        for name, wanted, came, want, bound in zip(("dx", "dgamma", "dbeta"), mask, results, exact, bounds, strict=True):
+        for name, wanted, came, want, bound in zip(
+            ("dx", "dgamma", "dbeta"), mask, results, exact, bounds, strict=True
+        ):
             if not wanted:
                 assert came is None
                 continue
@@ -160,7 +162,9 @@ def test_every_mask(strategy: str, mask: tuple[bool, bool, bool], executor: Exec
 
 
 @pytest.mark.parametrize("strategy", list(TILES))
-@pytest.mark.parametrize(("dtype", "gamma_dtype"), [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", None)])
+@pytest.mark.parametrize(
+    ("dtype", "gamma_dtype"), [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", None)]
+)
 def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strategy: str, executor: Executor) -> None:
     for shape in ((9, 64, (), 8), (2, 6, (5, 7), 3)):
         case = Case(*shape, dtype, gamma_dtype=gamma_dtype)
@@ -203,6 +207,14 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
             case.check_forward(executor, tile=forward_tile)
 
 
+def shifted(executor: Executor, array: np.ndarray, shift: int) -> Any:
+    """A contiguous copy that starts ``shift`` elements into an allocation."""
+    whole = executor.xp.zeros(array.size + 16, array.dtype)
+    view = whole[shift : shift + array.size].reshape(array.shape)
+    view[...] = executor.put(array)
+    return view
+
+
 @pytest.mark.parametrize("strategy", list(TILES))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> None:
@@ -211,16 +223,10 @@ def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> Non
         for data_format in ("NCHW", "NHWC"):
             case = Case(N, C, spatial, groups, dtype, data_format)
             mean, rstd = case.statistics()
-            xp = executor.xp
             for shifts in ((1, 1, 1), (1, 2, 3), (0, 3, 0)):
-
-                def shifted(array: np.ndarray, shift: int) -> Any:
-                    whole = xp.zeros(array.size + 16, array.dtype)
-                    view = whole[shift : shift + array.size].reshape(array.shape)
-                    view[...] = executor.put(array)
-                    return view
-
-                dy, x, out = (shifted(a, s) for a, s in zip((case.dy, case.x, case.x * 0), shifts, strict=True))
+                dy, x, out = (
+                    shifted(executor, a, s) for a, s in zip((case.dy, case.x, case.x * 0), shifts, strict=True)
+                )
                 m, r, gamma = map(executor.put, (mean, rstd, case.gamma))
                 try:
                     dx, dgamma, dbeta = cunorm.group_norm_backward(
@@ -243,9 +249,7 @@ def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
     arrays = [executor.put(a) for a in (case.dy, case.x, *case.statistics(), case.gamma)]
 
     def results() -> list[bytes]:
-        gradients = cunorm.group_norm_backward(
-            *arrays, num_groups=case.groups, tile=tile_of(strategy, "backward")
-        )
+        gradients = cunorm.group_norm_backward(*arrays, num_groups=case.groups, tile=tile_of(strategy, "backward"))
         values = cunorm.group_norm(arrays[1], case.groups, arrays[4], tile=tile_of(strategy, "forward"))
         return [executor.get(a).tobytes() for a in (*gradients, *values)]
 

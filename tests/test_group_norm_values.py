@@ -88,18 +88,13 @@ def test_an_outlier(strategy: str, where: int, executor: Executor) -> None:
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("where", [0, 5, 1023])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nan_and_infinity_stay_where_they_belong(
-    strategy: str, where: int, value: float, executor: Executor
-) -> None:
+def test_nan_and_infinity_stay_where_they_belong(strategy: str, where: int, value: float, executor: Executor) -> None:
     """In x they spoil their own group and no other; in dy also the parameter gradients of the channels they touch."""
     case = Case(2, 8, (128,), 2, "float32")
     case.x.reshape(-1)[where] = value
     with np.errstate(all="ignore"):
         case.check_forward(executor, tile=tile_of(strategy, "forward"))
-    if strategy == "warp":
-        case = Case(4, 64, (), 2, "float32")
-    else:
-        case = Case(2, 8, (128,), 2, "float32")
+    case = Case(4, 64, (), 2, "float32") if strategy == "warp" else Case(2, 8, (128,), 2, "float32")
     case.dy.reshape(-1)[where % case.dy.size] = value
     with np.errstate(all="ignore"):
         case.check_backward(executor, tile=tile_of(strategy, "backward"))

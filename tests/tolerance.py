@@ -1,10 +1,10 @@
 """How far a result may lie from the float64 oracle, with the reasons, once.
 
-u is the unit roundoff of the accumulator (2^-24, or 2^-53 for float64). A sum of n terms that is folded in packs, lanes,
-warps and chunks has a depth of some tens; 16 u of the sum of |terms| (1e-6 in float32) covers it and the handful of
-roundings of each term. The storage rounding on top is half a unit in the last place of the result; one unit is allowed,
-because a result that lies near the middle of two may fall on the other side. A float32 denormal may be flushed to zero
-on a GPU.
+u is the unit roundoff of the accumulator (2^-24, or 2^-53 for float64). A sum of n terms that is folded in packs,
+lanes, warps and chunks has a depth of some tens; 16 u of the sum of |terms| (1e-6 in float32) covers it and the handful
+of roundings of each term. The storage rounding on top is half a unit in the last place of the result; one unit is
+allowed, because a result that lies near the middle of two may fall on the other side. A float32 denormal may be flushed
+to zero on a GPU.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ GROUP_NORM: dict[str, tuple[GroupNormShape, ...]] = {
         _square(64, C, size, 32) for C, size in ((64, 112), (64, 56), (256, 56), (512, 28), (1024, 14), (2048, 7))
     ),
     "nnunet": tuple(
-        GroupNormShape(2, C, (size,) * 3, C) for C, size in ((32, 128), (64, 64), (128, 32), (256, 16), (320, 8), (320, 4))
+        GroupNormShape(2, C, (size,) * 3, C)
+        for C, size in ((32, 128), (64, 64), (128, 32), (256, 16), (320, 8), (320, 4))
     ),
     "mlp": (GroupNormShape(1024, 512, (), 8), GroupNormShape(65536, 256, (), 16)),
 }

@@ -1,6 +1,6 @@
 // Tickets, a sum and a maximum over all blocks; taken[ticket] counts who drew it.
-extern "C" __global__ void atomics(unsigned* counter, unsigned long long* sum, int* maximum, unsigned* taken, int* swapped,
-                                   int* locked) {
+extern "C" __global__ void atomics(unsigned* counter, unsigned long long* sum, int* maximum, unsigned* taken,
+                                   int* swapped, int* locked) {
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
     atomicAdd(&taken[atomicAdd(counter, 1u)], 1u);
     for (int i = 0; i < 50; ++i) {

@@ -1,4 +1,4 @@
-// A small LayerNorm forward: a block a row, statistics by shuffles and one barrier each. For speed and for every compiler.
+// A small LayerNorm forward: a block a row, statistics by shuffles and one barrier each.
 constexpr int threads = 256;
 
 static __device__ float block_sum(float value, float* scratch) {
@@ -16,7 +16,8 @@ static __device__ float block_sum(float value, float* scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(threads) layer_norm(const float* x, float* y, long long length, double eps) {
+extern "C" __global__ void __launch_bounds__(threads)
+layer_norm(const float* x, float* y, long long length, double eps) {
     float* scratch = static_cast<float*>(cunorm_cpu::shared_memory());
     const float* row = x + blockIdx.x * length;
     float sum = 0.0f;

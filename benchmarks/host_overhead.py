@@ -1,0 +1,256 @@
+"""What a warm call costs on the host: the public functions with compiling, launching and allocating stubbed out.
+
+Example: ``python benchmarks/host_overhead.py --profile --json benchmarks/results/host_overhead.json``
+
+The call is given ``out=`` and ``workspace=``, so nothing is allocated. CuPy arrays lie over made-up addresses that
+nothing ever reads, so no GPU is needed. Two clocks: ``wall`` is what a user waits, and counts other work on the same
+core; ``cpu`` is the time this thread itself had. On a quiet core they agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import cProfile
+import datetime
+import importlib
+import io
+import json
+import platform
+import pstats
+import statistics
+import sys
+import time
+import timeit
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import cunorm
+from cunorm import arrays as array_tools
+from cunorm import call as calls
+from cunorm import devices
+
+SHAPE, GROUPS, DTYPE = (2, 320, 16, 16), 32, "float32"
+WORKSPACE = 1 << 20
+BATCH_SECONDS = 2e-3
+TARGET_US = 10.0
+
+STATEMENTS = {
+    "group_norm": "cunorm.group_norm(x, groups, gamma, beta, out=forward_out, workspace=workspace)",
+    "group_norm_backward": (
+        "cunorm.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=groups, out=backward_out, workspace=workspace)"
+    ),
+    "plan of group_norm": "forward_plan(x, gamma, beta, out=forward_out, workspace=workspace)",
+    "plan of group_norm_backward": "backward_plan(dy, x, mean, rstd, gamma, out=backward_out, workspace=workspace)",
+}
+
+
+def import_cupy() -> Any:
+    """CuPy, or None; its warnings about a missing GPU are not news here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module("cupy")
+        except ImportError:
+            return None
+
+
+def make_numpy(shape: tuple[int, ...], dtype: str) -> Any:
+    """A NumPy array."""
+    return np.zeros(shape, dtype)
+
+
+def make_cupy(cupy: Any) -> Callable[[tuple[int, ...], str], Any]:
+    """Makes CuPy arrays over addresses that are apart and never touched."""
+    address = 0x100000
+
+    def make(shape: tuple[int, ...], dtype: str) -> Any:
+        nonlocal address
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = cupy.cuda.UnownedMemory(address, size, None, 0)
+        address += -(-size // 512) * 512 + 512
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    return make
+
+
+@contextlib.contextmanager
+def stubbed(kind: str) -> Iterator[None]:
+    """An executor that compiles nothing and launches nothing, on a machine that looks as if it had one H200."""
+    stubs: dict[str, Any] = {"compile": lambda *_, **__: object(), "launch": lambda *_, **__: None}
+    if kind == "gpu":
+        device = devices.known("H200")
+        stubs |= {"limits": lambda *_: device, "present": lambda: True, "current": lambda: 0}
+        stubs |= {"allocation_forbidden": lambda *_: False}
+    with mock.patch.multiple(f"cunorm.{kind}", **stubs):
+        yield
+
+
+def arguments(make: Callable[[tuple[int, ...], str], Any], kind: str) -> dict[str, Any]:
+    """Everything that the statements name."""
+    N, C = SHAPE[:2]
+    full = {name: make(SHAPE, DTYPE) for name in ("x", "dy", "y", "dx")}
+    statistic = {name: make((N, GROUPS), DTYPE) for name in ("mean", "rstd", "new_mean", "new_rstd")}
+    parameter = {name: make((C,), DTYPE) for name in ("gamma", "beta", "dgamma", "dbeta")}
+    common: dict[str, Any] = {"shape": SHAPE, "dtype": DTYPE, "num_groups": GROUPS, "gamma_dtype": DTYPE}
+    common["device"] = "cpu" if kind == "cpu" else 0
+    return {
+        **full,
+        **statistic,
+        **parameter,
+        "cunorm": cunorm,
+        "groups": GROUPS,
+        "workspace": make((WORKSPACE,), "uint8"),
+        "forward_out": (full["y"], statistic["new_mean"], statistic["new_rstd"]),
+        "backward_out": (full["dx"], parameter["dgamma"], parameter["dbeta"]),
+        "forward_plan": cunorm.plan("group_norm", beta_dtype=DTYPE, **common),
+        "backward_plan": cunorm.plan("group_norm_backward", **common),
+    }
+
+
+def quartiles(statement: str | Callable[[], Any], names: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Microseconds of one execution: quartiles of the wall clock, and of the thread's own CPU time."""
+    clocks = {"wall": time.perf_counter, "cpu": time.thread_time}
+    timers = {name: timeit.Timer(statement, globals=names, timer=clock) for name, clock in clocks.items()}
+    number = max(10, int(BATCH_SECONDS / max(timers["cpu"].timeit(20) / 20, 1e-8)))
+    found: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(rounds):
+        for name, timer in timers.items():
+            found[name].append(timer.timeit(number) / number * 1e6)
+    result = {}
+    for name, values in found.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        result |= {f"{name}_q25_us": low, f"{name}_median_us": middle, f"{name}_q75_us": high}
+    return {name: round(value, 3) for name, value in result.items()}
+
+
+def pieces(names: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """The steps of a warm group_norm_backward, each alone. They overlap and leave out glue: read, do not add up."""
+    module = sys.modules["cunorm.group_norm"]
+    store: dict[Any, Any] = module._backward_calls
+    key, call = next(reversed(store.items()))
+    inputs = tuple(names[name] for name in ("dy", "x", "mean", "rstd", "gamma"))
+    out, workspace = names["backward_out"], names["workspace"]
+    everything = (*inputs, *out, workspace)
+    addresses = tuple(array_tools.pointer(array) for array in everything)
+    gather = getattr(array_tools, "addresses", None)
+    steps: dict[str, Callable[[], Any]] = {
+        "signature of all arrays": lambda: calls.signature(everything),
+        "posed device": lambda: module._posing(inputs[1]),
+        "look-up": lambda: store.get(key),
+        "addresses": (lambda: gather(call.kind, everything))
+        if gather
+        else (lambda: [array_tools.pointer(array) for array in everything]),
+        "overlap sweep": lambda: call._apart(addresses),
+        "overlap check": lambda: call._check_overlap(inputs, out, workspace),
+        "arguments and stubbed launches": lambda: call.plan.run(addresses),
+        "checked call (all but key and look-up)": lambda: call(inputs, out, workspace),
+    }
+    if hasattr(call, "_apart"):
+        del steps["overlap check"]  # only runs where the sweep finds arrays that touch
+    else:
+        del steps["overlap sweep"]
+    return steps
+
+
+def profile(names: dict[str, Any], count: int = 20000) -> str:
+    """CProfile's table of the lines that a warm group_norm_backward spends its time in."""
+    code = compile(STATEMENTS["group_norm_backward"], "statement", "eval")
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(count):
+        eval(code, names)
+    profiler.disable()
+    text = io.StringIO()
+    pstats.Stats(profiler, stream=text).strip_dirs().sort_stats("tottime").print_stats(12)
+    lines = [line for line in text.getvalue().splitlines() if line.strip()]
+    return "\n".join(lines)
+
+
+def cpu_model() -> str:
+    """The CPU's marketing name."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine(cupy: Any) -> dict[str, str]:
+    """What the numbers depend on."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu_model(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "numpy": np.__version__,
+        "cupy": "not installed" if cupy is None else cupy.__version__,
+        "cunorm": cunorm.__version__,
+    }
+
+
+def measure(kind: str, make: Callable[[tuple[int, ...], str], Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Measure and print every statement for one kind of array."""
+    result: dict[str, Any] = {"calls": {}}
+    label = "cupy.ndarray" if kind == "gpu" else "numpy.ndarray"
+    with stubbed(kind):
+        names = arguments(make, kind)
+        print(f"\n{label:38s}   wall median (quartiles)     cpu median (quartiles)   us")
+        tasks: dict[str, tuple[str, str | Callable[[], Any]]] = {}
+        for title, statement in STATEMENTS.items():
+            eval(statement, names)  # warm
+            tasks[title] = ("calls", statement)
+        if options.profile:
+            tasks |= {title: ("pieces", step) for title, step in pieces(names).items()}
+            result["pieces"] = {}
+            tasks["an empty function (in each piece)"] = ("pieces", lambda: None)
+        for title, (group, statement) in tasks.items():
+            times = quartiles(statement, names, options.rounds)
+            result[group][title] = times
+            columns = []
+            for clock in ("wall", "cpu"):
+                low, middle, high = (times[f"{clock}_{part}_us"] for part in ("q25", "median", "q75"))
+                columns.append(f"{middle:9.2f} ({low:6.2f} to {high:6.2f})")
+            print(f"{'  ' if group == 'pieces' else ''}{title:{36 if group == 'pieces' else 38}s}", *columns)
+        if options.profile:
+            print(profile(names))
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; the exit code is always 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=101, help="batches of about 2 ms for each clock (default 101)")
+    parser.add_argument(
+        "--profile", action="store_true", help="also time the steps of a call and print cProfile's table"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
+    options = parser.parse_args(argv)
+    options.rounds = max(2, options.rounds)
+    cupy = import_cupy()
+    facts = machine(cupy)
+    print("\n".join(f"{name:8s} {value}" for name, value in facts.items()))
+    print(f"call     {DTYPE} {SHAPE}, {GROUPS} groups, gamma; out= and workspace= given; launches stubbed out")
+    results = {"numpy": measure("cpu", make_numpy, options)}
+    if cupy is not None:
+        results["cupy"] = measure("gpu", make_cupy(cupy), options)
+        public = [results["cupy"]["calls"][name] for name in ("group_norm", "group_norm_backward")]
+        slowest = max(times["wall_median_us"] for times in public)
+        print(
+            f"\nslowest public call with CuPy arrays: {slowest:.2f} us (target: under {TARGET_US:g} us on a quiet core)"
+        )
+    if options.json is not None:
+        call = {"shape": SHAPE, "dtype": DTYPE, "num_groups": GROUPS, "rounds": options.rounds}
+        document = {"schema": "cunorm-host-overhead/1", "machine": facts, "call": call, "results": results}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

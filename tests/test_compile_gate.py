@@ -1,0 +1,114 @@
+"""Every kernel compiles with NVRTC, without a GPU, for every gated architecture, and none spills a register.
+
+What refuses() accepts must not spill: a spill is a fault of the formula in refuses(). The quick gate takes, for each
+strategy, direction, dtype and layout, the tile that needs the most registers; --long takes them all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+from nvrtc import ARCHITECTURES, compile_for
+
+from cunorm.arrays import DTYPES
+from cunorm.devices import KNOWN, Device
+from cunorm.group_norm_strategies import BACKWARD, FORWARD
+from cunorm.problem import Problem, accumulator
+from cunorm.sources import kernel_text
+from cunorm.strategy import Strategy, Tile
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("cupy") is None, reason="needs CuPy for NVRTC: pip install 'cunorm[cuda12]'"
+)
+
+OUTPUTS = {"group_norm": ("y", "mean", "rstd"), "group_norm_backward": ("dx", "dgamma", "dbeta")}
+STRATEGIES = [*FORWARD.values(), *BACKWARD.values()]
+CASES = [
+    pytest.param(strategy, dtype, layout, id=f"{strategy.op}-{strategy.name}-{dtype}-{layout}")
+    for strategy in STRATEGIES
+    for dtype in DTYPES
+    for layout in ("NCHW", "NHWC")
+    if (strategy.name, layout) != ("warp", "NHWC")
+]
+
+
+def device_for(architecture: str) -> Device:
+    """The known device of an architecture; the one nearest below it where none is known yet."""
+    number = int(architecture.removeprefix("sm_"))
+    below = [d for d in KNOWN.values() if int(d.architecture.removeprefix("sm_")) <= number]
+    return max(below, key=lambda device: device.compute_capability)
+
+
+def problem_of(strategy: Strategy, dtype: str, layout: str, tile: Tile) -> Problem:
+    """A problem that the tile takes: as large a group as a warp's tile holds, else a middling one."""
+    HxW, group = (1, 4) if strategy.name == "warp" else (64, 32)
+    channels = tile.lanes * tile.packs * (16 // DTYPES[dtype].itemsize) if strategy.name == "warp" else 8
+    beta = None if "backward" in strategy.op else dtype
+    sums = accumulator(dtype)
+    sizes = (layout, 256, channels * group, HxW, group)
+    return Problem(strategy.op, dtype, dtype, beta, sums, *sizes, OUTPUTS[strategy.op])
+
+
+def accepted(strategy: Strategy, dtype: str, layout: str, device: Device) -> Iterator[tuple[Problem, Tile]]:
+    """Every tile of the space that refuses() accepts, but for fields that the kernel does not know."""
+    seen = set()
+    for tile in strategy.tiles():
+        compiled = tuple(item for item in tile.fields if item[0] in strategy.constants)
+        problem = problem_of(strategy, dtype, layout, tile)
+        if compiled not in seen and strategy.refuses(problem, tile, device) is None:
+            seen.add(compiled)
+            yield problem, tile
+
+
+def demand(strategy: Strategy, problem: Problem, tile: Tile) -> tuple[float, int]:
+    """How close a tile comes to the registers that its threads have; then its size."""
+    registers = max(launch.registers for launch in strategy.launches(problem, tile))
+    return registers * tile.threads / 65536 if strategy.name != "warp" else registers / 255, tile.threads
+
+
+def check(strategy: Strategy, problem: Problem, tile: Tile, architecture: str) -> int:
+    compiled = 0
+    for launch in {launch.kernel: launch for launch in strategy.launches(problem, tile)}.values():
+        for usage in compile_for(kernel_text(launch, problem, strategy, tile), architecture):
+            compiled += 1
+            where = f"{usage.entry} {tile} on {architecture}: {usage}"
+            assert usage.spill_bytes == 0, f"spills: {where}"
+            assert usage.stack_bytes == 0, f"uses the stack: {where}"
+            assert usage.registers * launch.threads <= 65536, f"cannot be launched: {where}"
+    return compiled
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("strategy", "dtype", "layout"), CASES)
+def test_the_most_demanding_tile_does_not_spill(strategy: Strategy, dtype: str, layout: str, architecture: str) -> None:
+    tiles = list(accepted(strategy, dtype, layout, device_for(architecture)))
+    problem, tile = max(tiles, key=lambda pair: demand(strategy, *pair))
+    assert check(strategy, problem, tile, architecture) >= 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("strategy", "dtype", "layout"), CASES)
+def test_no_accepted_tile_spills(strategy: Strategy, dtype: str, layout: str, architecture: str) -> None:
+    compiled = 0
+    for problem, tile in accepted(strategy, dtype, layout, device_for(architecture)):
+        compiled += check(strategy, problem, tile, architecture)
+    assert compiled > 0
+
+
+def test_the_gate_sees_a_spill() -> None:
+    """A kernel that cannot but spill: 200 live values, 1024 threads with 64 registers each."""
+    text = """
+    extern "C" __global__ void __launch_bounds__(1024) spills(const float* x, float* y) {
+        float held[200];
+        #pragma unroll
+        for (int i = 0; i < 200; ++i) held[i] = x[i * 1024 + threadIdx.x];
+        __syncthreads();
+        #pragma unroll
+        for (int i = 0; i < 200; ++i) y[i * 1024 + threadIdx.x] = held[199 - i] * held[i];
+    }
+    """
+    (usage,) = compile_for(text, "sm_90")
+    assert usage.spill_bytes > 0

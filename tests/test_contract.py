@@ -1,0 +1,835 @@
+"""The public contract of group_norm and group_norm_backward, as a hostile and tired user would try it.
+
+Wrong arguments first: each is refused with its name in front, before anything is allocated or launched, whether the
+same shapes were called before or not, and `out` arrays keep what they held. Then what must work.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import re
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Executor
+from helpers import (
+    LAYOUTS,
+    SENTINEL,
+    TILES,
+    WARP_BACKWARD,
+    Arrays,
+    arrays,
+    cunorm_module,
+    fake_cupy,
+    forget_calls,
+    laid_out,
+)
+
+import cunorm
+from cunorm.arrays import DTYPES
+
+Arguments = dict[str, Any]
+Change = Callable[[Arguments], Arguments]
+
+FORWARD, BACKWARD = "group_norm", "group_norm_backward"
+MASKS = list(itertools.product((True, False), repeat=3))
+NAMED = {FORWARD: ("y", "mean", "rstd"), BACKWARD: ("dx", "dgamma", "dbeta")}
+TAKEN = {
+    FORWARD: {"x", "num_groups", "gamma", "beta", "eps", "data_format", "activation", "out", "tile", "workspace"},
+    BACKWARD: {"dy", "x", "mean", "rstd", "gamma", "num_groups", "beta", "activation", "output_mask", "data_format"}
+    | {"out", "tile", "workspace"},
+}
+EITHER = (TypeError, ValueError)
+
+
+def invoke(op: str, given: Arguments) -> Any:
+    return getattr(cunorm, op)(**{name: value for name, value in given.items() if name in TAKEN[op]})
+
+
+def right_arguments(op: str) -> Arguments:
+    """A correct call that needs nothing allocated: every argument is given."""
+    a = arrays()
+    shapes = [a.x.shape, (8,), (8,)] if op == BACKWARD else [a.x.shape, (2, 2), (2, 2)]
+    return {
+        **{name: getattr(a, name) for name in ("dy", "x", "mean", "rstd", "gamma", "beta")},
+        "num_groups": 2,
+        "eps": 1e-5,
+        "output_mask": (True, True, True),
+        "data_format": "NCHW",
+        "activation": None,
+        "out": tuple(np.full(shape, SENTINEL, np.float32) for shape in shapes),
+        "tile": TILES["block" if op == BACKWARD else "split"],
+        "workspace": np.full(128, 0xFF, np.uint8),
+    }
+
+
+def _flat(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _flat(item)
+
+
+def contents(given: Arguments) -> list[bytes]:
+    return [array.tobytes() for value in given.values() for array in _flat(value)]
+
+
+@contextmanager
+def nothing_may_happen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever allocates, copies, compiles or launches in here fails."""
+
+    def refuse(what: str) -> Callable[..., Any]:
+        def fail(*_: object, **__: object) -> Any:
+            raise AssertionError(f"{what} before the arguments were checked")
+
+        return fail
+
+    with monkeypatch.context() as patched:
+        for name in ("empty", "zeros", "empty_like", "zeros_like", "full", "ascontiguousarray", "copyto", "require"):
+            patched.setattr(np, name, refuse(f"numpy.{name}"))
+        for name in ("compile", "launch"):
+            patched.setattr(cunorm_module("cpu"), name, refuse(f"cunorm.cpu.{name}"))
+        yield
+
+
+def refused(
+    monkeypatch: pytest.MonkeyPatch, op: str, given: Arguments, name: str, errors: Any = EITHER
+) -> str:
+    """The sentence with which these arguments are refused; everything that was passed keeps what it held."""
+    before = contents(given)
+    with nothing_may_happen(monkeypatch), pytest.raises(errors) as caught:
+        invoke(op, given)
+    sentence = str(caught.value)
+    assert re.match(rf"{re.escape(name)}(?!\w)", sentence), f"does not start with {name}: {sentence}"
+    assert contents(given) == before
+    return sentence
+
+
+# ---- wrong arguments ------------------------------------------------------------------------------------------------
+
+
+class Tensor:
+    """Like a tensor of another library."""
+
+    def __dlpack__(self) -> None:
+        """Never called."""
+
+
+def wrong(argument: str, errors: Any, **values: Any) -> list[tuple[str, str, Any, Change]]:
+    """Cases for one argument: label -> value, or a function of the right arguments that gives it."""
+    cases = []
+    for label, value in values.items():
+        made = value if callable(value) and not isinstance(value, type) else lambda _, value=value: value
+        cases.append((f"{argument} {label}", argument, errors, lambda a, made=made: {argument: made(a)}))
+    return cases
+
+
+def both(label: str, errors: Any, change: Callable[[np.ndarray], np.ndarray]) -> list[tuple[str, str, Any, Change]]:
+    """x and dy wrong in the same way: x is to blame."""
+    return [(f"x {label}", "x", errors, lambda a: {"x": change(a["x"]), "dy": change(a["dy"])})]
+
+
+def output(
+    index: int, label: str, errors: Any, make: Callable[[np.ndarray, Arguments], Any]
+) -> list[tuple[str, str, Any, Change]]:
+    def change(a: Arguments) -> Arguments:
+        return {"out": tuple(make(o, a) if i == index else o for i, o in enumerate(a["out"]))}
+
+    return [(f"out {index} {label}", "out", errors, change)]
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def unaligned(array: np.ndarray) -> np.ndarray:
+    """The same values one byte past a boundary."""
+    moved = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+def neighbours(name: str, shift: int) -> Change:
+    """An input and the first output as two windows of one buffer, `shift` elements apart."""
+
+    def change(a: Arguments) -> Arguments:
+        source = a[name]
+        buffer = np.zeros(2 * source.size, np.float32)
+        window = buffer[: source.size].reshape(source.shape)
+        window[...] = source
+        first = buffer[shift : shift + source.size].reshape(source.shape)
+        return {name: window, "out": (first, *a["out"][1:])}
+
+    return change
+
+
+def _array_cases(name: str) -> list[tuple[str, str, Any, Change]]:
+    """No array of NumPy or CuPy, or not one of a supported dtype."""
+    return wrong(
+        name,
+        TypeError,
+        **{
+            "list": lambda a: a[name].tolist(),
+            "tensor": lambda _: Tensor(),
+            "number": 1.0,
+            "scalar": lambda _: np.float32(1),
+            "string": "x",
+            "type": np.ndarray,
+            "int": lambda a: a[name].astype(np.int32),
+            "bool": lambda a: a[name] > 0,
+            "complex": lambda a: a[name].astype(np.complex64),
+            "object": lambda a: a[name].astype(object),
+            "big-endian": lambda a: a[name].astype(">f4"),
+            "longdouble": lambda a: a[name].astype(np.longdouble),
+        },
+    )
+
+
+SHARED = [
+    *_array_cases("x"),
+    *wrong("x", TypeError, none=None),
+    *both("0-d", ValueError, lambda x: x.ravel()[0:1].reshape(())),
+    *both("rank 1", ValueError, lambda x: x.ravel()[:8]),
+    *both("rank 9", ValueError, lambda x: x.reshape(2, 8, 3, 3, 1, 1, 1, 1, 1)),
+    *wrong("num_groups", ValueError, zero=0, negative=-1, not_a_divisor=3, more_than_channels=16),
+    *wrong("num_groups", TypeError, float=2.0, bool=True, string="2", none=None, list=[2], numpy_float=np.float64(2)),
+    *wrong("num_groups", TypeError, numpy_bool=np.True_, array=lambda _: np.array([2, 2])),
+    *wrong("data_format", EITHER, lower="nchw", short="NC", other="NHCW", none=None, number=0, list=["NCHW"]),
+    *wrong("activation", EITHER, silu="silu", empty="", false=False, zero=0, function=lambda _: np.tanh),
+    *_array_cases("gamma"),
+    *_array_cases("beta"),
+    *[
+        case
+        for name in ("gamma", "beta")
+        for case in [
+            *wrong(name, TypeError, float64=lambda _: np.ones(8), float16=lambda _: np.ones(8, np.float16)),
+            *wrong(name, ValueError, short=lambda _: np.ones(7, np.float32), long=lambda _: np.ones(9, np.float32)),
+            *wrong(name, ValueError, column=lambda _: np.ones((8, 1), np.float32)),
+            *wrong(name, ValueError, row=lambda _: np.ones((1, 8), np.float32), point=lambda _: np.ones((), np.float32)),
+            *wrong(name, ValueError, per_group=lambda _: np.ones(2, np.float32)),
+        ]
+    ],
+    *wrong("tile", TypeError, string="block", number=5, list=["block"], array=lambda _: np.ones(3)),
+    *wrong("tile", EITHER, unknown=lambda _: cunorm.Tile("nope", threads=32), empty={}, nameless={"threads": 64}),
+    *wrong("tile", EITHER, missing={"strategy": "block", "threads": 64}, no_fields=lambda _: cunorm.Tile("block")),
+    *wrong("tile", EITHER, more={"strategy": "block", "threads": 64, "groups": 1, "chunk": 64}),
+    *wrong("tile", EITHER, text={"strategy": "block", "threads": "64", "groups": 1}),
+    *wrong("tile", EITHER, flag={"strategy": "block", "threads": True, "groups": 1}),
+    *wrong("tile", EITHER, zero={"strategy": "block", "threads": 0, "groups": 1}),
+    *wrong("tile", EITHER, float={"strategy": "block", "threads": 64.0, "groups": 1}),
+    *wrong("tile", EITHER, odd_key={"strategy": "block", 3: 1}),
+    *wrong("tile", EITHER, named_by_number=lambda _: cunorm.Tile(5)),  # type: ignore[arg-type]
+    *wrong("tile", cunorm.UnsupportedTile, threads={"strategy": "block", "threads": 33, "groups": 1}),
+    *wrong("tile", cunorm.UnsupportedTile, many_threads={"strategy": "block", "threads": 2048, "groups": 1}),
+    *wrong("tile", cunorm.UnsupportedTile, groups={"strategy": "block", "threads": 64, "groups": 3}),
+    *wrong("tile", cunorm.UnsupportedTile, chunk={"strategy": "split", "threads": 128, "chunk": 2**40}),
+    *wrong("workspace", EITHER, list=[0] * 128, number=0x1000, bytes=lambda _: bytearray(128), flag=True),
+    *wrong("workspace", ValueError, small=lambda _: np.zeros(127, np.uint8), empty=lambda _: np.zeros(0, np.uint8)),
+    *wrong("workspace", ValueError, misaligned=lambda _: np.zeros(160, np.uint8)[4:]),
+    *wrong("workspace", ValueError, gaps=lambda _: np.zeros(512, np.uint8)[::2]),
+    *wrong("workspace", ValueError, fortran=lambda _: np.zeros((16, 16), np.uint8).T[:, :]),
+    *wrong("workspace", ValueError, read_only=lambda _: read_only(np.zeros(128, np.uint8))),
+    *wrong("workspace", ValueError, is_x=lambda a: a["x"], is_out=lambda a: a["out"][0]),
+    *wrong("workspace", ValueError, in_x=lambda a: a["x"].reshape(-1)[16:]),
+    *wrong("out", EITHER, array=lambda a: a["out"][0], list=lambda a: list(a["out"]), string="out", flag=True),
+    *wrong("out", EITHER, dict=lambda a: dict(zip("abc", a["out"], strict=True))),
+    *wrong("out", EITHER, short=lambda a: a["out"][:2], long=lambda a: (*a["out"], None), empty=()),
+    *[
+        case
+        for index in range(3)
+        for case in [
+            *output(index, "list", TypeError, lambda o, _: o.tolist()),
+            *output(index, "tensor", TypeError, lambda _, __: Tensor()),
+            *output(index, "dtype", TypeError, lambda o, _: o.astype(np.float64)),
+            *output(index, "half", TypeError, lambda o, _: o.astype(np.float16)),
+            *output(index, "big-endian", TypeError, lambda o, _: o.astype(">f4")),
+            *output(index, "flat", ValueError, lambda o, _: np.full((1, o.size), SENTINEL, np.float32)),
+            *output(index, "larger", ValueError, lambda o, _: np.full((*o.shape[:-1], 9), SENTINEL, np.float32)),
+            *output(index, "read-only", ValueError, lambda o, _: read_only(o)),
+            *output(index, "read-only view", ValueError, lambda o, _: read_only(o[...])),
+            *output(index, "broadcast", ValueError, lambda o, _: np.broadcast_to(o.ravel()[:1], o.shape)),
+            *output(
+                index,
+                "writable broadcast",
+                ValueError,
+                lambda o, _: np.lib.stride_tricks.as_strided(o, o.shape, (0,) * o.ndim),
+            ),
+            *output(
+                index,
+                "sliding window",
+                ValueError,
+                lambda o, _: np.lib.stride_tricks.as_strided(np.zeros(64, np.float32), o.shape, (4,) * o.ndim)
+                if o.ndim > 1
+                else np.broadcast_to(o[:1], o.shape),
+            ),
+        ]
+    ],
+    *output(1, "in out 0", ValueError, lambda o, a: a["out"][0].reshape(-1)[: o.size].reshape(o.shape)),
+    *output(2, "is out 1", ValueError, lambda _, a: a["out"][1]),
+    *output(2, "reversed out 1", ValueError, lambda _, a: a["out"][1][::-1]),
+    *output(1, "in x", ValueError, lambda o, a: a["x"].reshape(-1)[4 : 4 + o.size].reshape(o.shape)),
+    *[(f"out 0 {shift} past x", "out", ValueError, neighbours("x", shift)) for shift in (1, 4, 8, 143)],
+    *output(0, "x reversed", ValueError, lambda _, a: a["x"][::-1]),
+    *output(0, "x swapped", ValueError, lambda _, a: a["x"].swapaxes(2, 3)),
+]
+WRONG = {
+    FORWARD: [
+        *SHARED,
+        *wrong("eps", ValueError, negative=-1e-5, tiny=-1e-300, nan=float("nan"), inf=float("inf"), int=-1),
+        *wrong("eps", ValueError, minus_inf=float("-inf"), numpy_nan=np.float32("nan")),
+        *wrong("eps", EITHER, string="a", number="1e-5", none=None, bool=True, list=[1e-5], complex=1e-5j, bytes=b"1"),
+        *wrong("eps", EITHER, array=lambda _: np.array([1e-5, 1e-5]), numpy_bool=np.True_, huge=10**400),
+        *output(1, "is mean of x", ValueError, lambda o, a: a["x"][:, 0, 0, :2]),
+    ],
+    BACKWARD: [
+        *SHARED,
+        *_array_cases("dy"),
+        *wrong("dy", TypeError, none=None, float64=lambda a: a["dy"].astype(np.float64)),
+        *wrong("dy", TypeError, float16=lambda a: a["dy"].astype(np.float16)),
+        *wrong("dy", ValueError, flat=lambda a: a["dy"].reshape(2, 8, 9), short=lambda a: a["dy"][:1]),
+        *wrong("dy", ValueError, transposed=lambda a: a["dy"].transpose(1, 0, 2, 3)),
+        *[
+            case
+            for name in ("mean", "rstd")
+            for case in [
+                *_array_cases(name),
+                *wrong(name, TypeError, none=None, float64=lambda a, name=name: a[name].astype(np.float64)),
+                *wrong(name, TypeError, float16=lambda a, name=name: a[name].astype(np.float16)),
+                *wrong(name, ValueError, long=lambda _: np.ones((2, 3), np.float32)),
+                *wrong(name, ValueError, short=lambda _: np.ones(2, np.float32)),
+                *wrong(name, ValueError, empty=lambda _: np.ones(0, np.float32)),
+                *wrong(name, ValueError, per_channel=lambda _: np.ones((2, 8), np.float32)),
+            ]
+        ],
+        *wrong("output_mask", EITHER, short=(True, True), long=(True,) * 4, empty=(), none=None, flag=True),
+        *wrong("output_mask", EITHER, ints=(1, 1, 1), floats=(1.0, 1.0, 1.0), string="yes", texts=("a", "b", "c")),
+        *wrong("output_mask", EITHER, one_int=(True, True, 1), hole=(True, True, None)),
+        *wrong("output_mask", EITHER, array=lambda _: np.ones(3), numbers=7),
+        *output(0, "is x", ValueError, lambda _, a: a["x"]),
+        *output(0, "view of x", ValueError, lambda _, a: a["x"][...]),
+        *[(f"out 0 {shift} past dy", "out", ValueError, neighbours("dy", shift)) for shift in (1, 4, 143)],
+        *output(0, "dy reversed", ValueError, lambda _, a: a["dy"][::-1]),
+        *output(0, "dy swapped", ValueError, lambda _, a: a["dy"].swapaxes(2, 3)),
+        *output(1, "in dy", ValueError, lambda o, a: a["dy"].reshape(-1)[4:12]),
+        *output(1, "is gamma", ValueError, lambda _, a: a["gamma"]),
+        *output(2, "is gamma", ValueError, lambda _, a: a["gamma"]),
+        *output(2, "is beta", ValueError, lambda _, a: a["beta"]),
+        *[
+            (f"out 1 holds {name}", "out", ValueError, lambda a, name=name: _statistics_in_output(a, name))
+            for name in ("mean", "rstd")
+        ],
+        *wrong("workspace", ValueError, is_dy=lambda a: a["dy"]),
+    ],
+}
+
+
+def _statistics_in_output(a: Arguments, name: str) -> Arguments:
+    dgamma = np.zeros(8, np.float32)
+    dgamma[4:] = a[name].ravel()
+    return {name: dgamma[4:].reshape(2, 2), "out": (a["out"][0], dgamma, a["out"][2])}
+
+
+CASES = [pytest.param(op, *case[1:], id=f"{op}: {case[0]}") for op in (FORWARD, BACKWARD) for case in WRONG[op]]
+
+
+def test_the_right_arguments_are_right() -> None:
+    for op in (FORWARD, BACKWARD):
+        given = right_arguments(op)
+        found = invoke(op, given)
+        assert all(came is array for came, array in zip(found, given["out"], strict=True))
+        a = arrays()
+        (a.check_backward if op == BACKWARD else a.check_forward)(*found)
+        assert cunorm.plan(op, **_plan_options(op)).workspace_nbytes == 128  # what the workspace cases count on
+
+
+def _plan_options(op: str) -> dict[str, Any]:
+    tile = TILES["block" if op == BACKWARD else "split"]
+    return {"shape": (2, 8, 3, 3), "dtype": "float32", "num_groups": 2, "device": "cpu", "tile": tile}
+
+
+@pytest.mark.parametrize("state", ["cold", "warm", "allocating"])
+@pytest.mark.parametrize(("op", "name", "errors", "change"), CASES)
+def test_wrong_arguments(
+    op: str, name: str, errors: Any, change: Change, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = right_arguments(op)
+    if state == "allocating":  # as most users call it
+        given.update(out=given["out"] if name in ("out", "workspace") else None)
+        given.update(workspace=given["workspace"] if name == "workspace" else None)
+    forget_calls()
+    if state != "cold":
+        invoke(op, given)
+        invoke(op, given)
+    for array in _flat(given["out"]):
+        array.fill(SENTINEL)
+    changed = {**given, **change(given)}
+    refused(monkeypatch, op, changed, name, errors)
+    if state == "cold":  # not even a second time, and the right call still works
+        refused(monkeypatch, op, changed, name, errors)
+        given = right_arguments(op)
+        (arrays().check_backward if op == BACKWARD else arrays().check_forward)(*invoke(op, given))
+
+
+@pytest.mark.parametrize("op", [FORWARD, BACKWARD])
+def test_an_output_that_turns_read_only_is_refused(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = right_arguments(op)
+    for index in range(3):
+        invoke(op, given)
+        array = given["out"][index]
+        array.fill(SENTINEL)
+        array.flags.writeable = False
+        refused(monkeypatch, op, given, f"out[{NAMED[op][index]}]", ValueError)
+        array.flags.writeable = True
+
+
+@pytest.mark.parametrize("state", ["cold", "warm"])
+def test_an_iterator_as_out(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = right_arguments(BACKWARD)
+    forget_calls()
+    if state == "warm":
+        invoke(BACKWARD, given)
+    kept = given["out"]
+    for array in kept:
+        array.fill(SENTINEL)
+    refused(monkeypatch, BACKWARD, {**given, "out": (array for array in kept)}, "out")
+    assert all((array == SENTINEL).all() for array in kept)
+
+
+def test_tile_refusal_is_the_sentence_of_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cunorm.devices import known
+    from cunorm.group_norm_strategies import BACKWARD as STRATEGIES
+
+    tile = cunorm.Tile("warp", threads=128, lanes=1, packs=1, samples=1)
+    problem = cunorm.plan(BACKWARD, **_plan_options(BACKWARD)).problem
+    sentence = STRATEGIES["warp"].refuses(problem, tile, known("H200"))
+    assert sentence is not None
+    given = {**right_arguments(BACKWARD), "tile": tile}
+    assert sentence in refused(monkeypatch, BACKWARD, given, "tile", cunorm.UnsupportedTile)
+
+
+def test_dtype_errors_say_what_came_and_what_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = right_arguments(FORWARD)
+    sentence = refused(monkeypatch, FORWARD, {**given, "x": np.zeros((2, 8), np.int64)}, "x", TypeError)
+    assert all(word in sentence for word in ("int64", "float16", "bfloat16", "float32", "float64"))
+    sentence = refused(monkeypatch, FORWARD, {**given, "x": [[1.0, 2.0]]}, "x", TypeError)
+    assert all(word in sentence for word in ("list", "cupy.ndarray", "numpy.ndarray"))
+    sentence = refused(monkeypatch, FORWARD, {**given, "gamma": Tensor()}, "gamma", TypeError)
+    assert "cupy.from_dlpack(gamma)" in sentence
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("name", ["x", "dy", "mean", "rstd", "gamma", "beta", "out[dx]", "workspace"])
+def test_torch_tensors_are_refused_with_advice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    given = right_arguments(BACKWARD)
+    if name == "out[dx]":
+        given["out"] = (torch.from_numpy(given["out"][0]), *given["out"][1:])
+    else:
+        given[name] = torch.from_numpy(given[name])
+    sentence = refused(monkeypatch, BACKWARD, given, name, TypeError)
+    assert "torch" in sentence
+    assert "cupy.from_dlpack" in sentence
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
+@pytest.mark.parametrize("name", ["x", "dy", "mean", "rstd", "gamma", "beta", "out", "workspace"])
+@pytest.mark.parametrize("state", ["cold", "warm"])
+def test_numpy_and_cupy_arrays_do_not_mix(name: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = right_arguments(BACKWARD)
+    forget_calls()
+    if state == "warm":
+        invoke(BACKWARD, given)
+    if name == "out":
+        given["out"] = (given["out"][0], fake_cupy((8,), np.float32), given["out"][2])
+    else:
+        given[name] = fake_cupy(given[name].shape, given[name].dtype)
+    before = contents(given)
+    with nothing_may_happen(monkeypatch), pytest.raises(EITHER) as caught:
+        invoke(BACKWARD, given)
+    sentence = str(caught.value)
+    assert re.match(r"(x|dy|mean|rstd|gamma|beta|out\[dgamma\]|workspace):", sentence), sentence
+    if name != "workspace":
+        assert caught.type is TypeError
+        assert "cupy.ndarray" in sentence
+        assert "numpy.ndarray" in sentence
+    assert contents(given) == before
+
+
+# ---- memory layouts -------------------------------------------------------------------------------------------------
+
+
+def run_backward(a: Arrays, dy: Any, x: Any, executor: Executor, **options: Any) -> tuple[Any, ...]:
+    put = executor.put
+    options = {"num_groups": a.groups, "data_format": a.data_format, "tile": TILES["block"], **options}
+    return cunorm.group_norm_backward(dy, x, put(a.mean), put(a.rstd), put(a.gamma), **options)
+
+
+def run_forward(a: Arrays, x: Any, executor: Executor, **options: Any) -> tuple[Any, ...]:
+    options = {"data_format": a.data_format, "tile": TILES["block"], **options}
+    return cunorm.group_norm(x, a.groups, executor.put(a.gamma), executor.put(a.beta), **options)
+
+
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strided_inputs(layout: str, data_format: str, executor: Executor) -> None:
+    a, xp, get = arrays((3, 8, 5, 7), data_format="NCHW"), executor.xp, executor.get
+    if data_format == "NHWC":
+        a = arrays((3, 5, 7, 8), data_format="NHWC")
+    plain_x, plain_dy = executor.put(a.x), executor.put(a.dy)
+    x, dy = laid_out(xp, a.x, layout), laid_out(xp, a.dy, layout)
+    for given_dy, given_x in ((dy, x), (plain_dy, x), (dy, plain_x)):
+        a.check_backward(*map(get, run_backward(a, given_dy, given_x, executor)))
+    a.check_forward(*map(get, run_forward(a, x, executor)))
+    assert np.array_equal(get(x), a.x)  # inputs are only read
+    assert np.array_equal(get(dy), a.dy)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strided_outputs(layout: str, executor: Executor) -> None:
+    a, xp, get = arrays((3, 8, 5, 7)), executor.xp, executor.get
+    for of_x in ("as x", "contiguous"):
+        x = laid_out(xp, a.x, layout) if of_x == "as x" else executor.put(a.x)
+        base, view = LAYOUTS[layout](xp, a.x.shape, a.x.dtype)
+        vectors = xp.full((4, 8, 2), SENTINEL, np.float32)
+        for forward in (True, False):
+            base.fill(SENTINEL)
+            vectors.fill(SENTINEL)
+            if forward:
+                out = (view, vectors[0, :6:2].T[:, ::-1].T[:, :2], vectors[1, ::3, ::-1])
+                found = run_forward(a, x, executor, out=out)
+                a.check_forward(*map(get, found))
+            else:
+                out = (view, vectors[0, ::-1, 0], vectors[2, :, 1])
+                found = run_backward(a, executor.put(a.dy), x, executor, out=out)
+                a.check_backward(*map(get, found))
+            assert all(came is given for came, given in zip(found, out, strict=True))
+            for array in out:
+                array.fill(SENTINEL)
+            assert bool((base == SENTINEL).all())  # nothing was written between the elements
+            assert bool((vectors == SENTINEL).all())
+
+
+def test_broadcast_inputs(executor: Executor) -> None:
+    a, xp, get = arrays((2, 8, 3, 3)), executor.xp, executor.get
+    for source in (a.dy[:, :, :1, :1], a.dy[:1, :1, :1, :1], a.dy[:1], a.dy[..., :1]):
+        a.dy = np.broadcast_to(source, a.x.shape)
+        dy = xp.broadcast_to(executor.put(np.ascontiguousarray(source)), a.x.shape)
+        assert 0 in dy.strides
+        a.check_backward(*map(get, run_backward(a, dy, executor.put(a.x), executor)))
+    a = arrays((2, 8, 3, 3))
+    a.x = np.broadcast_to(a.x[:, :, :1], a.x.shape)
+    x = xp.broadcast_to(executor.put(a.x[:, :, :1].copy()), a.x.shape)
+    a.check_forward(*map(get, run_forward(a, x, executor)))
+
+
+def test_small_arrays_of_any_strides(executor: Executor) -> None:
+    a, xp = arrays((2, 8, 3, 3)), executor.xp
+
+    def spread(values: np.ndarray) -> Any:
+        return laid_out(xp, values, "every other")[..., ::-1][..., ::-1]
+
+    dy, x = executor.put(a.dy), executor.put(a.x)
+    for shape in ((2, 2), (4,), (2, 2, 1, 1), (1, 4), (1, 2, 1, 2, 1)):
+        mean, rstd = spread(a.mean.reshape(shape)), spread(a.rstd.reshape(shape))
+        found = cunorm.group_norm_backward(dy, x, mean, rstd, spread(a.gamma), num_groups=2, tile=TILES["block"])
+        a.check_backward(*map(executor.get, found))
+    turned = [laid_out(xp, s, "Fortran") for s in (a.mean, a.rstd)]
+    found = cunorm.group_norm_backward(dy, x, *turned, spread(a.gamma), num_groups=2, tile=TILES["block"])
+    a.check_backward(*map(executor.get, found))
+    a.check_forward(
+        *map(executor.get, cunorm.group_norm(x, 2, spread(a.gamma), spread(a.beta), tile=TILES["block"]))
+    )
+
+
+@pytest.mark.parametrize("where", ["x", "dy", "gamma", "mean", "dx", "dgamma"])
+@pytest.mark.parametrize("state", ["cold", "warm"])
+def test_arrays_off_their_elements_boundary(where: str, state: str) -> None:
+    """Unaligned NumPy arrays (of packed records, of file formats) give right results, or a sentence that names them."""
+    given = {**right_arguments(BACKWARD), "workspace": None}
+    forget_calls()
+    if state == "warm":
+        invoke(BACKWARD, given)
+    if where in ("dx", "dgamma"):
+        index = NAMED[BACKWARD].index(where)
+        given["out"] = tuple(unaligned(o) if i == index else o for i, o in enumerate(given["out"]))
+    else:
+        given[where] = unaligned(given[where])
+    try:
+        found = invoke(BACKWARD, given)
+    except EITHER as error:
+        assert re.match(rf"(out\[)?{where}\b", str(error)), error
+    else:
+        arrays().check_backward(*found)
+
+
+@pytest.mark.parametrize("rank", range(2, 9))
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+def test_ranks(rank: int, data_format: str, executor: Executor) -> None:
+    spatial = (3, 1, 2, 1, 2, 3)[: rank - 2]
+    shape = (2, 8, *spatial) if data_format == "NCHW" else (2, *spatial, 8)
+    a = arrays(shape, 4, data_format=data_format)
+    dx, *others = map(executor.get, run_backward(a, executor.put(a.dy), executor.put(a.x), executor))
+    a.check_backward(dx, *others)
+    a.check_forward(*map(executor.get, run_forward(a, executor.put(a.x), executor)))
+
+
+def test_results_lie_in_memory_as_x_does(executor: Executor) -> None:
+    a, xp = arrays((2, 8, 3, 5)), executor.xp
+    last = laid_out(xp, a.x, "channels last")
+    for dy in (executor.put(a.dy), laid_out(xp, a.dy, "channels last")):
+        for result in (run_forward(a, last, executor)[0], run_backward(a, dy, last, executor)[0]):
+            assert result.strides == last.strides
+    b = arrays((2, 3, 5, 8), data_format="NHWC")
+    first = laid_out(xp, b.x, "channels first")
+    assert run_forward(b, first, executor)[0].strides == first.strides
+    for layout in ("reversed", "every other", "padded rows", "inner channels"):
+        assert run_forward(a, laid_out(xp, a.x, layout), executor)[0].flags.c_contiguous
+
+
+def test_subclasses_of_numpy_arrays(tmp_path: Any) -> None:
+    a = arrays()
+    mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=a.x.shape)
+    mapped[...] = a.x
+    for _ in range(2):
+        a.check_forward(*cunorm.group_norm(mapped, 2, a.gamma, a.beta, tile=TILES["block"]))
+    read_only(mapped)
+    a.check_forward(*cunorm.group_norm(mapped, 2, a.gamma, a.beta, tile=TILES["block"]))
+
+
+# ---- outputs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [None, "channels last", "reversed", "misaligned"])
+@pytest.mark.parametrize("strategy", TILES)
+def test_in_place(strategy: str, layout: str | None, executor: Executor) -> None:
+    if (strategy, layout) == ("warp", "channels last"):
+        pytest.skip("warp takes no channels-last data")
+    a, xp, tile = arrays(), executor.xp, TILES[strategy]
+    mask = (True, False, False) if strategy == "warp" else (True, True, True)
+    back = WARP_BACKWARD if strategy == "warp" else tile
+
+    def lie(values: np.ndarray) -> Any:
+        return executor.put(values) if layout is None else laid_out(xp, values, layout)
+
+    x = lie(a.x)
+    y, *statistics = run_forward(a, x, executor, tile=tile, out=(x, None, None))
+    assert y is x
+    a.check_forward(executor.get(y), *map(executor.get, statistics))
+    for alias in (lambda array: array, lambda array: array[...]):
+        dy = lie(a.dy)
+        out = (alias(dy), None, None)
+        found = run_backward(a, dy, lie(a.x), executor, tile=back, out=out, output_mask=mask)
+        assert found[0] is out[0]
+        a.check_backward(*map(executor.get, found))
+
+
+def test_outputs_between_the_elements_of_inputs(executor: Executor) -> None:
+    """Two halves of one concatenated tensor share a span of addresses and no element."""
+    a, xp = arrays(), executor.xp
+    buffer = xp.full((2, 16, 3, 3), SENTINEL, np.float32)
+    buffer[:, :8] = executor.put(a.x)
+    y, *statistics = run_forward(a, buffer[:, :8], executor, out=(buffer[:, 8:], None, None))
+    a.check_forward(executor.get(y), *map(executor.get, statistics))
+    assert np.array_equal(executor.get(buffer[:, :8]), a.x)
+    pair = xp.zeros((8, 2), np.float32)
+    out = (None, pair[:, 0], pair[:, 1])
+    a.check_backward(*map(executor.get, run_backward(a, executor.put(a.dy), executor.put(a.x), executor, out=out)))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("strategy", ["block", "split"])
+@pytest.mark.parametrize("given", [True, False])
+def test_masks(mask: tuple[bool, ...], strategy: str, given: bool, executor: Executor) -> None:
+    a, xp = arrays(), executor.xp
+    out = tuple(xp.full(shape, SENTINEL, np.float32) for shape in (a.x.shape, (8,), (8,))) if given else None
+    x = a.x
+    if mask == (False, False, True):  # only dbeta: x is not read
+        a.x = np.full_like(x, np.nan)
+    for kind in (mask, list(mask), tuple(map(np.bool_, mask))):
+        found = run_backward(
+            a, executor.put(a.dy), executor.put(a.x), executor, output_mask=kind, out=out, tile=TILES[strategy]
+        )
+        assert [came is not None for came in found] == list(mask)
+        if mask == (False, False, True):
+            np.testing.assert_allclose(executor.get(found[2]), a.dy.sum((0, 2, 3), dtype=float), rtol=0, atol=1e-5)
+        else:
+            a.check_backward(*map(executor.get, found))
+    for array, flag in zip(out or (), mask, strict=False):
+        assert flag or bool((array == SENTINEL).all())
+
+
+def test_masked_off_outputs_may_be_anything_that_is_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = right_arguments(BACKWARD)
+    given.update(output_mask=(False, True, True), out=(given["x"], *given["out"][1:]))
+    before = given["x"].tobytes()
+    arrays().check_backward(*invoke(BACKWARD, given))
+    assert given["x"].tobytes() == before
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 3, 3), (2, 8, 0, 3), (0, 8), (2, 8, 3, 0, 5), (0, 8, 0), (2, 0, 3), (0, 0)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize("given", [True, False])
+def test_empty(shape: tuple[int, ...], dtype: str, given: bool, executor: Executor) -> None:
+    xp, N, C = executor.xp, shape[0], shape[1]
+    x, sums = xp.zeros(shape, DTYPES[dtype]), DTYPES["float64" if dtype == "float64" else "float32"]
+    gamma = xp.ones((C,), x.dtype)
+    out = (xp.empty(shape, x.dtype), *(xp.full((N, 2), SENTINEL, sums) for _ in range(2))) if given else None
+    y, mean, rstd = cunorm.group_norm(x, 2, gamma, out=out)
+    assert (y.shape, y.dtype) == (shape, x.dtype)
+    for statistic in (mean, rstd):
+        assert (statistic.shape, statistic.dtype) == ((N, 2), sums)
+        assert bool(xp.isnan(statistic).all())
+    for mask in MASKS:
+        out = (xp.empty(shape, x.dtype), *(xp.full((C,), SENTINEL, x.dtype) for _ in range(2))) if given else None
+        found = cunorm.group_norm_backward(x, x, mean, rstd, gamma, num_groups=2, output_mask=mask, out=out)
+        assert [came is not None for came in found] == list(mask)
+        if mask[0]:
+            assert (found[0].shape, found[0].dtype) == (shape, x.dtype)
+        for came, flag, array in zip(found[1:], mask[1:], (out or (None,) * 3)[1:], strict=True):
+            if flag:
+                assert (came.shape, came.dtype) == ((C,), x.dtype)
+                assert bool((came == 0).all())
+            elif array is not None:
+                assert bool((array == SENTINEL).all())
+
+
+def test_wrong_arguments_of_empty_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, statistics = np.zeros((0, 8, 3), np.float32), np.zeros((0, 2), np.float32)
+    right = {"dy": x, "x": x, "mean": statistics, "rstd": statistics, "gamma": np.ones(8, np.float32)}
+    right.update(num_groups=2, beta=None)
+    invoke(BACKWARD, right)
+    changes: list[tuple[str, Any]] = [("num_groups", 3), ("data_format", "NC"), ("gamma", np.ones(7, np.float32))]
+    changes += [("mean", np.zeros((1, 2), np.float32)), ("dy", x.astype(np.float64)), ("dy", x[:, :4])]
+    changes += [("tile", cunorm.Tile("nope")), ("tile", {"strategy": "block", "threads": 33, "groups": 1})]
+    changes += [("out", (None, None)), ("out", (None, np.ones(3, np.float32), None)), ("workspace", [1])]
+    for name, value in changes:
+        refused(monkeypatch, BACKWARD, {**right, name: value}, name)
+
+
+def test_dtypes_of_results(executor: Executor) -> None:
+    """The whole product of dtypes, on arrays without samples: nothing has to be built for it."""
+    xp, accepted = executor.xp, 0
+    for x_type, stats, gamma, beta in itertools.product(DTYPES, DTYPES, (None, *DTYPES), (None, *DTYPES)):
+        sums = "float64" if x_type == "float64" else "float32"
+        legal = stats in (sums, x_type) and gamma in (None, sums, x_type) and beta in (None, sums, x_type)
+        x = xp.zeros((0, 4, 3), DTYPES[x_type])
+        mean = xp.zeros((0, 2), DTYPES[stats])
+        g, b = (None if name is None else xp.zeros((4,), DTYPES[name]) for name in (gamma, beta))
+        if not legal:
+            with pytest.raises(TypeError, match=r"^(mean|gamma|beta): dtype"):
+                cunorm.group_norm_backward(x, x, mean, mean, g, num_groups=2, beta=b)
+            continue
+        accepted += 1
+        found = cunorm.group_norm_backward(x, x, mean, mean, g, num_groups=2, beta=b)
+        assert [r.dtype for r in found] == [x.dtype] + [DTYPES[gamma or stats]] * 2
+        assert [r.dtype for r in cunorm.group_norm(x, 2, g, b)] == [x.dtype, DTYPES[sums], DTYPES[sums]]
+    assert accepted == 4 + 4 + 18 + 18  # float64, float32; the 16-bit types with two of statistics, three of parameters
+
+
+def test_without_gamma_or_beta(executor: Executor) -> None:
+    for dtype in ("float32", "float64"):
+        a = arrays(dtype=dtype)
+        x, dy = executor.put(a.x), executor.put(a.dy)
+        for gamma, beta in ((None, None), (a.gamma, None), (None, a.beta)):
+            b = Arrays(a.dy, a.x, a.mean, a.rstd, gamma, beta, 2, "NCHW")
+            b.check_forward(*map(executor.get, run_forward(b, x, executor)))
+            b.check_backward(*map(executor.get, run_backward(b, dy, x, executor)))
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["block", "split"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "NHWC"])
+def test_no_hidden_copies(strategy: str, layout: str) -> None:
+    shape = (2, 16, 32, 32) if layout != "NHWC" else (2, 32, 32, 16)
+    a = arrays(shape, 4, data_format="NHWC" if layout == "NHWC" else "NCHW")
+    if layout == "channels last":
+        a.x, a.dy = laid_out(np, a.x, layout), laid_out(np, a.dy, layout)
+    tile = cunorm.Tile("split", threads=128, chunk=256) if strategy == "split" else TILES["block"]
+    slack, on_cpu = 16384, Executor("cpu")
+
+    def peak_of(call: Callable[[], Any]) -> tuple[int, Any]:
+        call()  # plans, kernels
+        tracemalloc.start()
+        try:
+            found = call()
+            return tracemalloc.get_traced_memory()[1], found
+        finally:
+            tracemalloc.stop()
+
+    planned = "NHWC" if layout == "channels last" else a.data_format
+    options = {"shape": (2, 32, 32, 16) if planned == "NHWC" else shape, "data_format": planned, "tile": tile}
+    for op in (FORWARD, BACKWARD):
+        plan = cunorm.plan(op, dtype="float32", num_groups=4, device="cpu", **options)
+        assert plan.workspace_nbytes <= 2 * 4 * 2 * 16 * (4 if strategy == "split" else 1)
+
+        def call(out: Any = None, workspace: Any = None, op: str = op) -> Any:
+            if op == FORWARD:
+                return run_forward(a, a.x, on_cpu, tile=tile, out=out, workspace=workspace)
+            return run_backward(a, a.dy, a.x, on_cpu, tile=tile, out=out, workspace=workspace)
+
+        peak, found = peak_of(call)
+        made = sum(array.nbytes for array in found)
+        assert made <= peak <= made + plan.workspace_nbytes + slack
+        workspace = np.empty(plan.workspace_nbytes, np.uint8)
+        peak, _ = peak_of(lambda: call(found, workspace))
+        assert peak <= slack
+
+
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("strategy", ["block", "split"])
+def test_workspace_of_any_content(strategy: str, data_format: str, executor: Executor) -> None:
+    a = arrays((3, 8, 9, 9) if data_format == "NCHW" else (3, 9, 9, 8), data_format=data_format)
+    tile, x, dy = TILES[strategy], executor.put(a.x), executor.put(a.dy)
+    for op in (FORWARD, BACKWARD):
+        plan = cunorm.plan(
+            op, shape=a.x.shape, dtype="float32", num_groups=2, data_format=data_format, device="cpu", tile=tile
+        )
+
+        def call(workspace: Any, op: str = op) -> list[bytes]:
+            options = {"tile": tile, "workspace": workspace}
+            found = (
+                run_forward(a, x, executor, **options)
+                if op == FORWARD
+                else run_backward(a, dy, x, executor, **options)
+            )
+            return [executor.get(array).tobytes() for array in found]
+
+        alone = call(None)
+        dirty = executor.xp.full(plan.workspace_nbytes + 32, 0xFF, np.uint8)
+        for workspace in (dirty, dirty, dirty[16:], dirty.view(np.int64)):
+            assert call(workspace) == alone
+        # Nothing is written behind the bytes that the plan asks for.
+        dirty.fill(0xFF)
+        call(dirty)
+        assert bool((dirty[plan.workspace_nbytes :] == 0xFF).all())
+
+
+def test_one_call_is_not_taken_for_another(executor: Executor) -> None:
+    """Calls that differ in one thing only, in turn, so that a cache that forgets that thing answers wrongly."""
+    a, b = arrays((4, 4, 4, 4)), arrays((4, 4, 4, 4), data_format="NHWC")
+    x, dy = executor.put(a.x), executor.put(a.dy)
+    for _ in range(2):
+        for groups in (2, 4, 1):
+            for same in (a, b):
+                c = Arrays(same.dy, same.x, same.mean, same.rstd, same.gamma, same.beta, groups, same.data_format)
+                c.check_forward(*map(executor.get, run_forward(c, x, executor)))
+        for gamma, beta in ((a.gamma, a.beta), (None, a.beta), (a.gamma, None), (None, None)):
+            c = Arrays(a.dy, a.x, a.mean, a.rstd, gamma, beta, 2, "NCHW")
+            c.check_forward(*map(executor.get, run_forward(c, x, executor)))
+            c.check_backward(*map(executor.get, run_backward(c, dy, x, executor)))
+        for eps in (1e-5, 0.0, 1, np.float32(0.5)):
+            _, _, rstd = run_forward(a, x, executor, eps=eps)
+            exact = 1 / np.sqrt(a.x.reshape(4, 2, -1).astype(float).var(-1) + float(eps))
+            np.testing.assert_allclose(executor.get(rstd), exact, rtol=1e-6)
+        for mask in MASKS:
+            assert [r is not None for r in run_backward(a, dy, x, executor, output_mask=mask)] == list(mask)

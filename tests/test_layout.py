@@ -1,0 +1,212 @@
+"""The shape of the source: imports run downwards, files stay short, kernels reach memory through its doors."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "cunorm"
+KERNELS = ROOT / "kernels_cu"
+
+#: From the top down. A module imports modules of lower lines only; ``__init__`` may import any, ``reference`` none.
+ORDER = [
+    {"cli", "__main__"},
+    {"doctor", "demo"},
+    {"ops"},
+    {"group_norm"},
+    {"group_norm_checks"},
+    {"call"},
+    {"launch"},
+    {"gpu", "cpu"},
+    {"compilers"},
+    {"sources", "costmodel", "group_norm_strategies"},
+    {"strategy", "arrays"},
+    {"problem", "devices"},
+    {"settings", "errors"},
+    {"reference"},
+]
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
+
+
+def imports(text: str, module: str) -> Iterator[tuple[str, bool]]:
+    """(full name of an imported module or member, whether at the top of the file)."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        top = node in tree.body
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = ".".join(filter(None, ["cunorm" if node.level else "", node.module or ""]))
+            yield from ((f"{source}.{alias.name}", top) for alias in node.names)
+
+
+def faults(text: str, module: str) -> list[str]:
+    """What is wrong with the imports of a module of cunorm."""
+    found = []
+    for name, top in imports(text, module):
+        first, *rest = name.split(".")
+        if first == "cunorm" and rest:
+            other = rest[0]
+            if other in ("tuning", "examples"):
+                if module != "cli" and module != "demo":
+                    found.append(f"{module} imports {name}")
+                elif top:
+                    found.append(f"{module} imports {name} before it is needed")
+            elif other in RANK and module != "__init__" and RANK[other] <= RANK[module]:
+                found.append(f"{module} imports {other}, which is not below it")
+        elif first == "cupy" and not (module == "gpu" or (module in ("cli", "doctor") and not top)):
+            found.append(f"{module} imports {name}")
+        elif first in ("optuna", "tuning", "torch", "scipy", "sklearn", "matplotlib") and (
+            first == "optuna" or module not in ("cli", "doctor", "demo") or top
+        ):
+            found.append(f"{module} imports {name}")
+        elif module == "reference" and first not in (*sys.stdlib_module_names, "numpy"):
+            found.append(f"{module} imports {name}")
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_run_downwards(module: str) -> None:
+    assert module in (*RANK, "__init__"), f"{module}.py has no place in ORDER above"
+    text = (PACKAGE / f"{module}.py").read_text()
+    assert faults(text, module) == []
+    if module == "reference":
+        assert "cunorm" not in {name.split(".")[0] for name, _ in imports(text, module)}
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("strategy", "from .launch import Plan"),
+        ("launch", "from cunorm import ops"),
+        ("arrays", "import cunorm.group_norm"),
+        ("arrays", "from .strategy import Tile"),
+        ("launch", "def late():\n    from .call import Call"),
+        ("arrays", "import cupy"),
+        ("launch", "def late():\n    import cupy.cuda"),
+        ("cli", "import cupy"),
+        ("cli", "def late():\n    import optuna"),
+        ("launch", "from .tuning import workloads"),
+        ("reference", "import ml_dtypes"),
+        ("reference", "from .arrays import NAMES"),
+    ],
+)
+def test_the_reader_of_imports_sees_faults(module: str, text: str) -> None:
+    assert len(faults(text, module)) == 1 or module == "reference"
+    assert faults(text, module) or "cunorm" in {name.split(".")[0] for name, _ in imports(text, module)}
+
+
+def test_only_the_tuner_imports_optuna() -> None:
+    for path in ROOT.glob("tuning/*.py"):
+        for name, _ in imports(path.read_text(), path.stem):
+            assert path.stem in ("study", "sampler", "report") or name.split(".")[0] != "optuna", path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for folder in ("cunorm", "tuning", "examples", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
+    + [path for folder in (PACKAGE, KERNELS) for kind in ("cu", "cuh", "h") for path in sorted(folder.glob(f"*.{kind}"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= (300 if path.suffix == ".py" else 400)
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+SOURCES = sorted([*KERNELS.glob("*.cu"), *KERNELS.glob("*.cuh")])
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_KERNEL = re.compile(r'extern "C" __global__[^(]*\([^)]*\)\s*(\w+)\(([^)]*)\)')
+_STORAGE = re.compile(r"\b(?:const )?(?:data_t|gamma_t|beta_t|stat_t)\s*\*\s*(?:const\s+)?(?:__restrict__\s+)?(\w+)")
+
+
+def global_pointers(text: str) -> set[str]:
+    """Names of the pointers to global memory: parameters of kernels, and every pointer to a storage type."""
+    names = set(_STORAGE.findall(text))
+    for _, parameters in _KERNEL.findall(text):
+        names |= {part.split("*")[-1].split()[-1] for part in parameters.split(",") if "*" in part}
+    return names
+
+
+def dereferences(text: str) -> list[str]:
+    """Raw accesses through pointers to global memory."""
+    text = _COMMENT.sub(" ", text)
+    found = []
+    for name in global_pointers(text):
+        patterns = (
+            rf"(?<![\w.]){name}\s*\[(?!\]|\d\]\s*=\s*\{{)",  # name[i]
+            rf"(?<![\w.]){name}\s*->",  # name->field
+            rf"(?:[=(,;{{}}!?:+\-<&|]|\breturn)\s*\*\s*\(?\s*{name}\b",  # *name, *(name + i)
+            rf"reinterpret_cast<[^>]*\*>\({name}",  # a pointer of another type
+        )
+        found += [match[0] for pattern in patterns for match in re.finditer(pattern, text)]
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.name != "types.cuh"], ids=lambda path: path.name)
+def test_kernels_reach_global_memory_through_its_doors(path: Path) -> None:
+    assert dereferences(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y[i] = x[i];",
+        "store(y, i, x[i]);",
+        "float v = *x;",
+        "float v = *(x + i);",
+        "return *x;",
+        "workspace->first = 1;",
+        "auto p = reinterpret_cast<const Pack<data_t>*>(x);",
+    ],
+)
+def test_a_raw_dereference_is_seen(body: str) -> None:
+    parameters = "const data_t* x, data_t* y, Pair* workspace, long long N"
+    head = f'extern "C" __global__ void __launch_bounds__(Tile::threads, 1)\nname({parameters}) {{'
+    assert dereferences(f"{head} {body} }}")
+    assert dereferences(f"{head} store(y, i, load(x, N * i)); // y[i] = x[i] }}") == []
+
+
+def test_kernels_have_pointers_to_look_at() -> None:
+    for path in KERNELS.glob("*.cu"):
+        entries = _KERNEL.findall(path.read_text())
+        assert entries, path
+        assert all(name.startswith(path.stem) for name, _ in entries)
+        for name, parameters in entries:
+            for part in parameters.split(","):
+                assert "*" in part or part.split()[:-1] in (["long", "long"], ["double"]), f"{name}: {part}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_kernels_include_only_their_own_files(path: Path) -> None:
+    for line in path.read_text().splitlines():
+        if line.lstrip().startswith("#") and "include" in line:
+            assert (found := re.fullmatch(r'#include "(\w+\.cuh)"', line)), line
+            assert (KERNELS / found[1]).is_file()
+
+
+# ---- import ---------------------------------------------------------------------------------------------------------
+
+
+def test_import_is_quick_and_light() -> None:
+    code = (
+        "import sys, time, numpy, ml_dtypes, platformdirs; began = time.perf_counter(); import cunorm;"
+        "took = time.perf_counter() - began; import json;"
+        "print(json.dumps([took, sorted({name.partition('.')[0] for name in sys.modules})]))"
+    )
+    runs = []
+    for _ in range(2):  # the better of two: this machine may be busy
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+        runs.append(json.loads(done.stdout))
+    assert min(took for took, _ in runs) < 0.3
+    heavy = {"cupy", "optuna", "torch", "sklearn", "matplotlib", "tqdm", "ziglang", "scipy", "tuning", "kernels_cu"}
+    assert not heavy & set(runs[0][1])
