@@ -2,7 +2,7 @@
 
 Example: ``python benchmarks/host_overhead.py --profile --json benchmarks/results/host_overhead.json``
 
-The call is given ``out=`` and ``workspace=``, so nothing is allocated. CuPy arrays lie over made-up addresses that
+The call is given ``out=``, and ``workspace=`` or a stub in the place of its allocation. CuPy arrays lie over made-up addresses that
 nothing ever reads, so no GPU is needed. Two clocks: ``wall`` is what a user waits, and counts other work on the same
 core; ``cpu`` is the time this thread itself had. On a quiet core they agree.
 """
@@ -45,6 +45,9 @@ STATEMENTS = {
     "group_norm_backward": (
         "cunorm.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=groups, out=backward_out, workspace=workspace)"
     ),
+    "group_norm_backward, out= alone": (
+        "cunorm.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=groups, out=backward_out)"
+    ),
     "plan of group_norm": "forward_plan(x, gamma, beta, out=forward_out, workspace=workspace)",
     "plan of group_norm_backward": "backward_plan(dy, x, mean, rstd, gamma, out=backward_out, workspace=workspace)",
 }
@@ -80,14 +83,17 @@ def make_cupy(cupy: Any) -> Callable[[tuple[int, ...], str], Any]:
 
 
 @contextlib.contextmanager
-def stubbed(kind: str) -> Iterator[None]:
+def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[None]:
     """An executor that compiles nothing and launches nothing, on a machine that looks as if it had one H200."""
     stubs: dict[str, Any] = {"compile": lambda *_, **__: object(), "launch": lambda *_, **__: None}
     if kind == "gpu":
         device = devices.known("H200")
         stubs |= {"limits": lambda *_: device, "present": lambda: True, "current": lambda: 0}
         stubs |= {"allocation_forbidden": lambda *_: False}
-    with mock.patch.multiple(f"cunorm.{kind}", **stubs):
+    # The workspace of a call that brings none: its allocation is stubbed too.
+    kept = make((WORKSPACE,), "uint8")
+    no_allocation = mock.patch("cunorm.call.Call._new_workspace", lambda _: kept)
+    with mock.patch.multiple(f"cunorm.{kind}", **stubs), no_allocation:
         yield
 
 
@@ -198,7 +204,7 @@ def measure(kind: str, make: Callable[[tuple[int, ...], str], Any], options: arg
     """Measure and print every statement for one kind of array."""
     result: dict[str, Any] = {"calls": {}}
     label = "cupy.ndarray" if kind == "gpu" else "numpy.ndarray"
-    with stubbed(kind):
+    with stubbed(kind, make):
         names = arguments(make, kind)
         print(f"\n{label:38s}   wall median (quartiles)     cpu median (quartiles)   us")
         tasks: dict[str, tuple[str, str | Callable[[], Any]]] = {}

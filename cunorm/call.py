@@ -149,7 +149,9 @@ class Call:
     ) -> Any:
         """Run on arrays of the checked signature; returns the results in order, None where not wanted."""
         plan = self.plan
-        if self.direct and out is not None and (workspace is not None or not self.needs):
+        if self.direct and out is not None:
+            if workspace is None and self.needs:
+                workspace = self._new_workspace()
             values = addresses(self.kind, (*inputs, *out, workspace))
             if values[-1] % 16 and self.needs:
                 raise ValueError(MISALIGNED)
@@ -166,14 +168,14 @@ class Call:
             raise ValueError(MISALIGNED)
         if out is not None or workspace is not None:
             self._check_overlap(inputs, found, workspace)
-        if self.allocated or self.copied or self.staged or (self.needs and workspace is None):
+        if self.needs and workspace is None:
+            workspace = self._new_workspace()
+        if self.allocated or self.copied or self.staged:
             if self.kind == "gpu":
                 self._check_capture()
             xp = namespace(self.kind)
             for index in self.allocated:
                 found[index] = self.results[index].allocate(xp)  # type: ignore[union-attr]
-            if self.needs and workspace is None:
-                workspace = xp.empty(self.needs, np.uint8)
         if not plan.launches:
             for result, array in zip(self.results, found, strict=True):
                 if result is not None and array is not None:
@@ -184,6 +186,11 @@ class Call:
         else:
             self._run(inputs, found, workspace, numbers)
         return tuple(found)
+
+    def _new_workspace(self) -> Array:
+        if self.kind == "gpu":
+            self._check_capture()
+        return namespace(self.kind).empty(self.needs, np.uint8)
 
     def _apart(self, values: tuple[int, ...]) -> bool:
         """Whether no two arrays of a direct call touch; False leaves it to `_check_overlap`, which also words it."""

@@ -1,9 +1,9 @@
 """Analytic time of (problem, strategy, tile, device): the default tile of what nobody has tuned.
 
-A normalisation kernel waits for memory. A launch takes a start-up time, then the longest of three: its bytes at what the
-DRAM gives; the busiest multiprocessor's bytes at its largest share of that; and its waves of blocks, each of which takes
-its latencies and its own bytes at what it keeps in flight. The numbers below that are not device facts are estimates;
-the tuner measures.
+A normalisation kernel waits for memory. A launch takes a start-up time, then the longest of three: its bytes at what
+the DRAM gives; the busiest multiprocessor's bytes at its largest share of that; and its waves of blocks, each of which
+takes its latencies and its own bytes at what it keeps in flight. The numbers below that are not device facts are
+estimates; the tuner measures.
 """
 
 from __future__ import annotations

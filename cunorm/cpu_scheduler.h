@@ -233,6 +233,14 @@ __forceinline__ T shuffle(Kind kind, unsigned mask, T value, unsigned operand, i
 
 __forceinline__ void* shared_memory() { return self()->arena; }
 
+// A kernel says how much of the arena its arrays take up: the host's formula for the launch must cover it.
+inline void claim_shared(long long bytes) {
+    if (bytes > self()->worker->launch->shared_bytes) {
+        fault("the kernel's arrays take %lld bytes of shared memory, the launch gave %lld", bytes,
+              self()->worker->launch->shared_bytes);
+    }
+}
+
 inline CUNORM_CPU_COLD void misaligned(const void* address, unsigned bytes, bool store) {
     fault("misaligned %u-byte %s at 0x%llx", bytes, store ? "store" : "load",
           static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)));

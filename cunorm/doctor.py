@@ -27,7 +27,6 @@ __all__ = ["DEMO", "examine"]
 WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
 #: What `cunorm demo` imports beside cunorm: module and distribution.
 DEMO = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "tqdm": "tqdm"}
-CHECK = "group_norm_backward"
 TOLERANCE = 1e-4
 CACHE = 'export CUNORM_CACHE_DIR="$(mktemp -d)"'
 
@@ -115,15 +114,15 @@ def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[Finding]:
     except Exception as error:
         yield Finding(group, "NVRTC", "missing", sentence(error), f"pip install {nvrtc_wheel}")
     runtime = cupy.cuda.runtime
-    kernel = _driver_version()
+    kernel, number, failed = _driver_version(), 0, ""
     try:
         number = int(runtime.driverGetVersion())
-    except Exception:
-        number = 0
+    except Exception as error:
+        failed = f" ({sentence(error)})"
     if number == 0:
-        text = "none that CuPy can use" + (f", but version {kernel} is loaded" if kernel else "; needed only for a GPU")
-        advice = "nvidia-smi   (fails? install NVIDIA's driver)"
-        yield Finding(group, "driver", "missing", text, advice)
+        rest = f", but version {kernel} is loaded" if kernel else "; needed only for a GPU"
+        text = f"none that CuPy can use{failed}{rest}"
+        yield Finding(group, "driver", "missing", text, "nvidia-smi   (fails? install NVIDIA's driver)")
         return
     level = f"{number // 1000}.{number % 1000 // 10}"
     text = f"for CUDA {level}" + (f", version {kernel}" if kernel else "")
@@ -134,8 +133,8 @@ def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[Finding]:
         yield Finding(group, "GPUs", "fault", sentence(error), "nvidia-smi")
         return
     if count == 0:
-        text = "the driver shows none to this process"
-        yield Finding(group, "GPUs", "missing", text, "unset CUDA_VISIBLE_DEVICES && nvidia-smi")
+        advice = "unset CUDA_VISIBLE_DEVICES && nvidia-smi"
+        yield Finding(group, "GPUs", "missing", "the driver shows none to this process", advice)
     for ordinal in range(count):
         properties = runtime.getDeviceProperties(ordinal)
         facts = {
@@ -201,11 +200,11 @@ def _folders() -> Iterator[Finding]:
 
 def _variables() -> Iterator[Finding]:
     group = "Settings"
-    known = list(dict.fromkeys(re.findall(r"``(CUNORM_[A-Z0-9_]+)``", settings.__doc__ or "")))
+    known = settings.VARIABLES
     names = sorted(name for name in os.environ if name.startswith("CUNORM_"))
     for name in names:
         facts = {"value": os.environ[name]}
-        if known and name not in known:
+        if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
             yield Finding(group, name, "fault", f"cunorm knows no such variable{meant}", f"unset {name}", facts)
@@ -255,9 +254,9 @@ def _remedy(text: str) -> str:
         return CACHE
     if (needed := re.search(r"pip install '[^']+'", text)) is not None:
         return needed[0]
-    named = re.match(r"CUNORM_[A-Z_]+", text)
+    named = re.match(r"CUNORM_[A-Z_]+", text.replace("device:", "CUNORM_CPU_DEVICE:", 1))
     suspects = [named[0]] if named else sorted(name for name in os.environ if name.startswith("CUNORM_"))
-    return f"unset {' '.join(suspects)}" if suspects else "pip install --force-reinstall cunorm"
+    return " && ".join(f"unset {name}" for name in suspects) or "pip install --force-reinstall cunorm"
 
 
 def _proof(name: str, kind: str, xp: Callable[[], Any], ordinal: int | None = None) -> Finding:
@@ -270,10 +269,10 @@ def _proof(name: str, kind: str, xp: Callable[[], Any], ordinal: int | None = No
         return Finding("Check", name, "fault", sentence(problem), _remedy(str(problem)), facts)
     facts["worst_relative_error"] = error
     if not error <= TOLERANCE:
-        text = f"{CHECK} is wrong: relative error {error:.1e}, expected at most {TOLERANCE:.0e}"
+        text = f"group_norm_backward is wrong: relative error {error:.1e}, expected at most {TOLERANCE:.0e}"
         return Finding("Check", name, "fault", text, f"{CACHE} && cunorm doctor", facts)
     facts["works"] = True
-    text = f"{CHECK} compiled, ran and agrees with the reference (error {error:.0e})"
+    text = f"group_norm_backward compiled, ran and agrees with the reference (error {error:.0e})"
     return Finding("Check", name, "ok", text, facts=facts)
 
 
@@ -283,8 +282,7 @@ def _guarded(group: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]
     try:
         found.extend(look())
     except (Exception, SystemExit) as error:
-        advice = "pip install --force-reinstall cunorm"
-        found.append(Finding(group, "looking", "fault", sentence(error), advice))
+        found.append(Finding(group, "looking", "fault", sentence(error), _remedy(str(error))))
     return found
 
 

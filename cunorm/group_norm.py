@@ -270,7 +270,8 @@ def _call_forward(
         call = check_forward(
             *arrays[:1], options["num_groups"], gamma, beta, options["data_format"], None, out, None, plan, workspace
         )
-        _planned_calls.keep(key, call)
+        if key is not None:
+            _planned_calls.keep(key, call)
     return call(arrays, out, workspace, (epsilon(eps),))
 
 
@@ -292,5 +293,6 @@ def _call_backward(
     if call is None:
         groups, mask_, data_format = (options[name] for name in ("num_groups", "output_mask", "data_format"))
         call = check_backward(arrays, None, groups, mask_, data_format, None, out, None, plan, workspace)
-        _planned_calls.keep(key, call)
+        if key is not None:
+            _planned_calls.keep(key, call)
     return call(arrays, out, workspace)

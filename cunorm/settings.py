@@ -18,7 +18,11 @@ from pathlib import Path
 
 import platformdirs
 
-__all__ = ["cache_dir", "cpu_cores", "cpu_device", "cpu_order", "cxx"]
+__all__ = ["VARIABLES", "cache_dir", "cpu_cores", "cpu_device", "cpu_order", "cxx"]
+
+
+#: The names of them all: another CUNORM_ name in the environment is a slip.
+VARIABLES = ("CUNORM_CACHE_DIR", "CUNORM_CPU_DEVICE", "CUNORM_CXX", "CUNORM_CPU_ORDER", "CUNORM_CPU_CORES")
 
 
 def cache_dir() -> Path:

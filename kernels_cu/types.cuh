@@ -207,21 +207,18 @@ __device__ __forceinline__ void store_pack(T* array, int first, int length, cons
 
 // ---- the door to shared memory ------------------------------------------------------------------------------------
 
-// The block's dynamic shared memory. Its size is the launch's, so a kernel lays its arrays out by offset; the host
-// computes the same sizes in the op's Python file and a test holds the two together.
+// The block's dynamic shared memory. Its size is the launch's, so a kernel lays its arrays out by offset. The host
+// computes the same sizes in the op's strategies; the CPU executor faults where its sum is too small.
 #ifdef CUNORM_CPU
 __device__ __forceinline__ unsigned char* shared_bytes() {
     return static_cast<unsigned char*>(cunorm_cpu::shared_memory());
 }
+#define CUNORM_CLAIM_SHARED(bytes) cunorm_cpu::claim_shared(bytes)
 #else
 extern __shared__ __align__(128) unsigned char dynamic_shared_memory[];
 __device__ __forceinline__ unsigned char* shared_bytes() { return dynamic_shared_memory; }
+#define CUNORM_CLAIM_SHARED(bytes)
 #endif
-
-template <typename Storage>
-__device__ __forceinline__ Storage& shared() {
-    return *reinterpret_cast<Storage*>(shared_bytes());
-}
 
 // The array that starts at the first 16-byte boundary at or past `offset`; moves `offset` behind its `count` elements.
 template <typename T>
@@ -229,5 +226,6 @@ __device__ __forceinline__ T* shared_array(int& offset, int count) {
     offset = (offset + access_bytes - 1) / access_bytes * access_bytes;
     T* array = reinterpret_cast<T*>(shared_bytes() + offset);
     offset += count * static_cast<int>(sizeof(T));
+    CUNORM_CLAIM_SHARED(offset);
     return array;
 }

@@ -18,7 +18,7 @@ from cunorm.call import Calls
 
 SENTINEL = 777.0
 
-#: One tile a strategy, those of the kernel tests, so that few kernels are built. ``samples`` is a field of backward only.
+#: One tile a strategy, those of the kernel tests, so that few kernels are built.
 TILES = {
     "warp": Tile("warp", threads=128, lanes=32, packs=8),
     "block": Tile("block", threads=64, groups=1),
@@ -70,12 +70,8 @@ class Arrays:
         exact = reference.group_norm_backward(
             self.dy, self.x, self.mean, self.rstd, self.gamma, num_groups=self.groups, data_format=self.data_format
         )
-        bounds = backward(
-            self.dy, self.x, self.mean, self.rstd, self.gamma, self.groups, self.dtype, self.data_format
-        )
-        for name, came, want, bound in zip(
-            ("dx", "dgamma", "dbeta"), (dx, dgamma, dbeta), exact, bounds, strict=True
-        ):
+        bounds = backward(self.dy, self.x, self.mean, self.rstd, self.gamma, self.groups, self.dtype, self.data_format)
+        for name, came, want, bound in zip(("dx", "dgamma", "dbeta"), (dx, dgamma, dbeta), exact, bounds, strict=True):
             if came is not None:
                 assert_within(name, came, want, bound, NAMES[came.dtype])
 

@@ -1,0 +1,68 @@
+"""What the README promises: its example runs, its tables name what exists, and CI runs its test command."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm import settings
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    exec(blocks("python")[0], names)  # the README's own text
+    dx = names["dx"]
+    assert isinstance(dx, np.ndarray)
+    assert dx.shape == (2, 64, 32, 32)
+    assert "strategy" in capsys.readouterr().out
+
+
+def test_a_torch_tensor_goes_through_dlpack() -> None:
+    """The README's way, with NumPy in CuPy's place: no copy in, no copy out."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensor = torch.randn(2, 8, 5)
+    x = np.from_dlpack(tensor.detach())
+    y = torch.from_dlpack(cunorm.group_norm(x, 4)[0])
+    assert np.shares_memory(x, tensor.numpy())
+    assert torch.allclose(y, torch.nn.functional.group_norm(tensor, 4), atol=1e-5)
+
+
+def test_every_function_in_the_table_exists() -> None:
+    named = set(re.findall(r"^\| `cunorm\.(\w+)", README, re.MULTILINE))
+    assert {"group_norm", "group_norm_backward", "plan"} <= named
+    for name in named - {"reference"}:
+        assert name in cunorm.__all__
+
+
+def test_the_table_of_variables_is_whole() -> None:
+    assert tuple(re.findall(r"^\| `(CUNORM_\w+)`", README, re.MULTILINE)) == settings.VARIABLES
+    assert settings.__doc__ is not None
+    assert tuple(re.findall(r"``(CUNORM_\w+)``", settings.__doc__)) == settings.VARIABLES
+
+
+def test_every_link_leads_somewhere() -> None:
+    for text in (README, *((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("group-norm.md",))):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+            assert (ROOT / target).exists(), target
+
+
+def test_ci_takes_its_commands_from_the_readme() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    extract = re.search(r"awk -v mark=.*README\.md", script)
+    assert extract is not None
+    command = extract[0].replace('"<!-- $1 command -->"', '"<!-- test command -->"')
+    found = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert found.strip().endswith("&& pytest -n auto")
+    assert found in "\n".join(blocks("bash"))
