@@ -23,6 +23,7 @@ __all__ = [
     "choice",
     "dtype_name",
     "dtype_named",
+    "elements_apart",
     "epsilon",
     "extent",
     "integer",
@@ -34,6 +35,7 @@ __all__ = [
     "pointer",
     "same_place",
     "shape_of",
+    "share_elements",
     "sized",
 ]
 
@@ -46,6 +48,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
+#: Candidates that NumPy may try to tell whether two strided arrays share an element; after that they count as sharing.
+SHARING_WORK = 10**6
 NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -122,7 +126,8 @@ def dtype_name(name: str, array: Array, allowed: Sequence[str] = tuple(DTYPES), 
 def dtype_named(name: str, value: object, allowed: Sequence[str] = tuple(DTYPES)) -> str:
     """The name of a dtype given as a name or a dtype object (TypeError)."""
     try:
-        found = value if value in DTYPES else NAMES.get(np.dtype(value))  # type: ignore[call-overload]
+        known = value is not None  # which numpy.dtype would take for float64
+        found = value if value in DTYPES else NAMES.get(np.dtype(value)) if known else None  # type: ignore[call-overload]
     except TypeError:
         found = None
     if not isinstance(found, str) or found not in allowed:
@@ -163,12 +168,14 @@ def integer(name: str, value: object, least: int = 1) -> int:
 
 def epsilon(value: object) -> float:
     """eps as a float: finite and not negative."""
-    if isinstance(value, (bool, str)):
+    if isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
         raise TypeError(f"eps: {value!r}, expected a number")
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise TypeError(f"eps: {value!r}, expected a number") from None
+    except OverflowError:
+        number = float("inf")
     if not 0 <= number < float("inf"):
         raise ValueError(f"eps: {number}, expected a finite number of at least 0")
     return number
@@ -208,11 +215,43 @@ def addresses(kind: str, arrays: Iterable[Array | None]) -> tuple[int, ...]:
     return tuple([0 if array is None else array.__array_interface__["data"][0] for array in arrays])
 
 
-# NumPy makes a dictionary or an object to tell an address, 1 us each, a tenth of what a whole call may cost. In its C
-# interface, fixed for decades, the address stands first behind the object's head; where that does not hold, it is asked.
+# NumPy makes a dictionary or an object to tell an address, which for nine arrays costs as much as all else in a call.
+# In its C interface, fixed for decades, the address stands first behind the object's head; where it does not, it asks.
 _word_at, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
 _probe = np.empty(1)
 _DATA_FIRST = sys.implementation.name == "cpython" and _word_at(id(_probe) + _HEAD).value == pointer(_probe)
+
+
+def elements_apart(array: Array) -> bool:
+    """Whether no two elements of an array share memory, told from its strides: each steps over all smaller ones."""
+    reach = array.dtype.itemsize
+    steps = sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True) if size > 1)
+    for stride, size in steps:
+        if stride < reach and array.size:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+class _Geometry:
+    """An array's address, shape and strides without its memory: NumPy computes with it, and never reads there."""
+
+    def __init__(self, array: Array) -> None:
+        self.__array_interface__ = {
+            "data": (pointer(array), False),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.dtype.itemsize}",
+            "version": 3,
+        }
+
+
+def share_elements(a: Array, b: Array) -> bool:
+    """Whether two arrays of either kind have a byte in common; two halves of one tensor have none."""
+    try:
+        return np.shares_memory(np.asarray(_Geometry(a)), np.asarray(_Geometry(b)), max_work=SHARING_WORK)  # type: ignore[arg-type]  # the stubs know two of its values
+    except np.exceptions.TooHardError:
+        return True
 
 
 def extent(array: Array) -> tuple[int, int]:

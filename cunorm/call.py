@@ -7,15 +7,25 @@ for a look-up, for the addresses, and for what cannot be known from a signature:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from .arrays import Array, addresses, extent, kind_of, namespace, place_of, pointer
+from .arrays import (
+    Array,
+    addresses,
+    extent,
+    kind_of,
+    namespace,
+    place_of,
+    pointer,
+    share_elements,
+)
 from .launch import Plan, executor
+from .results import Result, dense_copy, is_direct
 
-__all__ = ["Call", "Calls", "Result", "memory_order", "signature"]
+__all__ = ["Call", "Calls", "signature"]
 
 #: Signatures kept for each op.
 KEPT_CALLS = 4096
@@ -28,50 +38,12 @@ def signature(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
         [
             None
             if a is None
-            else (np.ndarray, a.shape, a.strides, a.dtype, a.flags.writeable)
+            else (np.ndarray, a.shape, a.strides, a.dtype, a.flags.num)
             if a.__class__ is np.ndarray
             else (a.__class__, a.shape, a.strides, a.dtype, a.data.device_id)
             for a in arrays
         ]
     )
-
-
-def memory_order(rank: int, data_format: str, layout: str) -> tuple[int, ...]:
-    """The axes of a (N, C, *) or (N, *, C) tensor in the order in which ``layout`` has them in memory."""
-    if data_format == layout:
-        return tuple(range(rank))
-    return (0, *range(2, rank), 1) if layout == "NHWC" else (0, rank - 1, *range(1, rank - 1))
-
-
-def _is_direct(array: Array, axes: tuple[int, ...]) -> bool:
-    return bool(array.transpose(axes).flags.c_contiguous)
-
-
-@dataclass(frozen=True)
-class Result:
-    """An output: its name, shape and dtype, its axes in memory order, what it holds when there are no elements."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-    axes: tuple[int, ...]
-    when_empty: float = 0.0
-
-    def allocate(self, xp: Any) -> Array:
-        """A new array whose memory is dense in the order of ``axes``."""
-        inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
-        return xp.empty([self.shape[axis] for axis in self.axes], self.dtype).transpose(inverse)
-
-    def check(self, array: Array) -> None:
-        """Check an ``out`` array: TypeError for its dtype, ValueError for its shape or if it cannot be written."""
-        if array.dtype != self.dtype:
-            raise TypeError(f"out[{self.name}]: dtype {array.dtype}, expected {self.dtype}")
-        if array.shape != self.shape:
-            raise ValueError(f"out[{self.name}]: shape {array.shape}, expected {self.shape}")
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            raise ValueError(f"out[{self.name}]: read-only, expected an array that can be written")
-        if any(stride == 0 and size > 1 for stride, size in zip(array.strides, array.shape, strict=True)):
-            raise ValueError(f"out[{self.name}]: a broadcast array, expected one whose elements are apart in memory")
 
 
 class Call:
@@ -108,7 +80,7 @@ class Call:
         self.copied = tuple(
             (index, axes)
             for index, (_, array, axes) in enumerate(inputs)
-            if array is not None and not _is_direct(array, axes)
+            if array is not None and not is_direct(array, axes)
         )
         given: Sequence[Array | None] = out if out is not None else [None] * len(self.results)
         self.extents = [extent(array) if array is not None else None for _, array, _ in inputs]
@@ -120,7 +92,7 @@ class Call:
         self.staged = tuple(
             index
             for index, (array, result) in enumerate(zip(given, self.results, strict=True))
-            if array is not None and result is not None and not _is_direct(array, result.axes)
+            if array is not None and result is not None and not is_direct(array, result.axes)
         )
         self.allocated = tuple(
             index
@@ -148,48 +120,68 @@ class Call:
         numbers: tuple[float, ...] = (),
     ) -> Any:
         """Run on arrays of the checked signature; returns the results in order, None where not wanted."""
-        plan = self.plan
-        if self.direct and out is not None:
-            if workspace is None and self.needs:
-                workspace = self._new_workspace()
-            values = addresses(self.kind, (*inputs, *out, workspace))
-            if values[-1] % 16 and self.needs:
+        if not self.direct or out is None:
+            return self._general(inputs, out, workspace, numbers)
+        values = addresses(self.kind, (*inputs, *out, workspace))
+        if not self._apart(values):
+            self._check_overlap(inputs, out, workspace)
+        if self.needs:
+            if workspace is None:
+                with self._device():
+                    workspace = self._new_workspace()
+                values = (*values[:-1], pointer(workspace))
+            elif values[-1] % 16:
                 raise ValueError(MISALIGNED)
-            if not self._apart(values):
-                self._check_overlap(inputs, out, workspace)
-            plan.run((*values, *numbers) if numbers else values)
-            return out
-        found: list[Array | None] = (
-            [None] * len(self.results)
-            if out is None
-            else [a if r else None for a, r in zip(out, self.results, strict=True)]
-        )
+        self.plan.run((*values, *numbers) if numbers else values)
+        return out
+
+    def _general(
+        self,
+        inputs: tuple[Array | None, ...],
+        out: tuple[Array | None, ...] | None,
+        workspace: Array | None,
+        numbers: tuple[float, ...],
+    ) -> tuple[Array | None, ...]:
+        """A call that allocates, copies, leaves results out, or has nothing to launch."""
+        given = out if out is not None else (None,) * len(self.results)
+        found = [array if result else None for array, result in zip(given, self.results, strict=True)]
         if workspace is not None and self.needs and pointer(workspace) % 16:
             raise ValueError(MISALIGNED)
         if out is not None or workspace is not None:
             self._check_overlap(inputs, found, workspace)
-        if self.needs and workspace is None:
-            workspace = self._new_workspace()
-        if self.allocated or self.copied or self.staged:
-            if self.kind == "gpu":
-                self._check_capture()
-            xp = namespace(self.kind)
+        xp = namespace(self.kind)
+        with self._device():
+            if self.kind == "gpu" and (self.allocated or self.copied or self.staged):
+                self._check_capture(workspace)
+            if self.needs and workspace is None:
+                workspace = self._new_workspace()
             for index in self.allocated:
                 found[index] = self.results[index].allocate(xp)  # type: ignore[union-attr]
-        if not plan.launches:
-            for result, array in zip(self.results, found, strict=True):
-                if result is not None and array is not None:
-                    array.fill(result.when_empty)
-            return tuple(found)
-        if self.copied or self.staged:
-            self._run_with_copies(inputs, found, workspace, numbers)
-        else:
-            self._run(inputs, found, workspace, numbers)
+            if not self.plan.launches:
+                for result, array in zip(self.results, found, strict=True):
+                    if result is not None and array is not None:
+                        array.fill(result.when_empty)
+                return tuple(found)
+            read, written = list(inputs), list(found)
+            for index, axes in self.copied:
+                read[index] = dense_copy(inputs[index], axes, xp)
+            for index in self.staged:
+                written[index] = self.results[index].allocate(xp)  # type: ignore[union-attr]
+            self.plan.run((*addresses(self.kind, (*read, *written, workspace)), *numbers))
+            for index in self.staged:
+                found[index][...] = written[index]  # type: ignore[index]
         return tuple(found)
+
+    def _device(self) -> AbstractContextManager[Any]:
+        """Where this call allocates, copies and fills: on the GPU of its arrays, whichever is current."""
+        if self.kind == "cpu":
+            return nullcontext()
+        device: AbstractContextManager[Any] = executor("gpu").on(self.plan.place.ordinal)
+        return device
 
     def _new_workspace(self) -> Array:
         if self.kind == "gpu":
-            self._check_capture()
+            self._check_capture(None)
         return namespace(self.kind).empty(self.needs, np.uint8)
 
     def _apart(self, values: tuple[int, ...]) -> bool:
@@ -201,24 +193,6 @@ class Call:
                 return False
             end = start + size
         return True
-
-    def _run(
-        self, inputs: Sequence[Array | None], found: Sequence[Array | None], workspace: Any, numbers: tuple[float, ...]
-    ) -> None:
-        self.plan.run((*addresses(self.kind, (*inputs, *found, workspace)), *numbers))
-
-    def _run_with_copies(
-        self, inputs: Sequence[Array | None], found: Sequence[Array | None], workspace: Any, numbers: tuple[float, ...]
-    ) -> None:
-        xp = namespace(self.kind)
-        inputs, written = list(inputs), list(found)
-        for index, axes in self.copied:
-            inputs[index] = xp.ascontiguousarray(inputs[index].transpose(axes))  # type: ignore[union-attr]
-        for index in self.staged:
-            written[index] = self.results[index].allocate(xp)  # type: ignore[union-attr]
-        self._run(inputs, written, workspace, numbers)
-        for index in self.staged:
-            found[index][...] = written[index]  # type: ignore[index]
 
     def _check_workspace(self, workspace: Array) -> None:
         kind = kind_of("workspace", workspace)
@@ -248,26 +222,28 @@ class Call:
             written.append((start, start + workspace.nbytes, "workspace", workspace))
         for position, (low, high, name, array) in enumerate(written):
             for other_low, other_high, other, source in read:
-                if low < other_high and other_low < high and not self._same(name, array, other, source):
+                if low < other_high and other_low < high and not self._harmless(name, array, other, source):
                     raise ValueError(f"{self._label(name)}: overlaps {other} in memory; pass separate arrays")
-            for other_low, other_high, other, _ in written[:position]:
-                if low < other_high and other_low < high:
+            for other_low, other_high, other, target in written[:position]:
+                if low < other_high and other_low < high and share_elements(array, target):
                     raise ValueError(f"{self._label(name)}: overlaps {self._label(other)} in memory")
 
     @staticmethod
     def _label(name: str) -> str:
         return name if name == "workspace" else f"out[{name}]"
 
-    def _same(self, name: str, array: Array, other: str, source: Array) -> bool:
-        """Whether an output may lie on this input: exactly it, and where the strategy allows it."""
+    def _harmless(self, name: str, array: Array, other: str, source: Array) -> bool:
+        """Whether an output may lie there: off the input's elements, or exactly on it where the strategy allows it."""
         exactly = array.strides == source.strides and pointer(array) == pointer(source)
         allowed = self.plan.strategy is None or self.plan.strategy.in_place
-        return (name, other) == self.in_place and exactly and allowed
+        if (name, other) == self.in_place and exactly and allowed:
+            return True
+        return not share_elements(array, source)
 
-    def _check_capture(self) -> None:
+    def _check_capture(self, workspace: Array | None) -> None:
         if executor("gpu").allocation_forbidden(self.plan.place.ordinal):
             missing = [f"out[{r.name}]" for i, r in enumerate(self.results) if r is not None and i in self.allocated]
-            missing += ["workspace"] if self.needs else []
+            missing += ["workspace"] if self.needs and workspace is None else []
             missing += [f"a contiguous {self.names[index]}" for index, _ in self.copied]
             missing += [f"a contiguous out[{r.name}]" for i, r in enumerate(self.results) if r and i in self.staged]
             raise ValueError(

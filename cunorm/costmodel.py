@@ -21,7 +21,7 @@ LAUNCH_SECONDS = 2.5e-6  # start of one kernel behind another on a stream
 ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy reaches
 LATENCY_SECONDS = 0.8e-6  # one load from DRAM
 BYTES_IN_FLIGHT = 64  # that a thread of these kernels asks for at a time: four packs
-SOLO_SHARE = 2.5  # how far above its even share of the bandwidth a multiprocessor gets when others are idle
+SOLO_SHARE = 1.25  # how far above its even share of the bandwidth a multiprocessor gets when others are idle
 PHASED = 1.3  # time of a lone resident block that does not load while it stores, against one that does
 REGISTER_STEP, WARP = 8, 32
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from cupy.cuda import compiler, runtime
 from .devices import KNOWN, Device
 from .errors import CompileError
 
-__all__ = ["Kernel", "allocation_forbidden", "compile", "current", "launch", "limits", "present", "synchronise"]
+__all__ = ["Kernel", "allocation_forbidden", "compile", "current", "launch", "limits", "on", "present", "synchronise"]
 
 #: The same for every kernel: each distinct tuple costs CuPy one more compile.
 OPTIONS = ("--std=c++17",)
@@ -107,11 +108,8 @@ def launch(kernel: Kernel, grid: int, threads: int, shared_bytes: int, arguments
         with cupy.cuda.Device(kernel.ordinal):
             kernel.raw.max_dynamic_shared_size_bytes = shared_bytes
         kernel.shared_bytes = shared_bytes
-    if runtime.getDevice() == kernel.ordinal:
+    with on(kernel.ordinal):
         kernel.raw((grid,), (threads,), tuple(arguments), shared_mem=shared_bytes)
-    else:
-        with cupy.cuda.Device(kernel.ordinal):
-            kernel.raw((grid,), (threads,), tuple(arguments), shared_mem=shared_bytes)
 
 
 def synchronise(ordinal: int = 0) -> None:
@@ -123,6 +121,11 @@ def synchronise(ordinal: int = 0) -> None:
 def present() -> bool:
     """Whether the driver sees a GPU."""
     return bool(cupy.cuda.is_available())
+
+
+def on(ordinal: int) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one; nothing to do where it is."""
+    return nullcontext() if runtime.getDevice() == ordinal else cupy.cuda.Device(ordinal)
 
 
 def current() -> int:

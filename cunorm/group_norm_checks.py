@@ -14,6 +14,7 @@ from .arrays import (
     choice,
     dtype_name,
     integer,
+    kind_of,
     mask,
     one_dtype,
     place_of,
@@ -21,17 +22,18 @@ from .arrays import (
     shape_of,
     sized,
 )
-from .call import Call, Result, memory_order
+from .call import Call
 from .devices import known
 from .group_norm_strategies import BACKWARD, FORWARD
 from .launch import Place, Plan, executor, plan_for
 from .problem import LAYOUTS, Problem, accumulator
+from .results import Result, memory_order
 from .strategy import Strategy, Tile
 
 __all__ = ["BACKWARD_NAMES", "FORWARD_NAMES", "GRADIENTS", "check_backward", "check_forward", "place_for", "sizes"]
 
 FORWARD_NAMES = ("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps")
-BACKWARD_NAMES = ("dy", "x", "mean", "rstd", "gamma", "dx", "dgamma", "dbeta", "workspace")
+BACKWARD_NAMES = ("dy", "x", "mean", "rstd", "gamma", "beta", "dx", "dgamma", "dbeta", "workspace")
 GRADIENTS = ("dx", "dgamma", "dbeta")
 NAN = float("nan")
 
@@ -104,11 +106,12 @@ def _plan_of(
         return plan_for(problem, strategies, names, place_for(kind, ordinal), _as_tile(tile))
     if (kind, ordinal) != (plan.place.kind, plan.place.ordinal):
         raise ValueError(f"x: on {kind} {ordinal}, but the plan is for {plan.place.kind} {plan.place.ordinal}")
-    # A plan that was made without saying what gamma and beta are takes what comes: neither changes the tile.
+    # A plan that was made without saying what gamma and beta are takes what comes, and any statistics that the op
+    # takes: none of them changes the tile.
     loose = {
         name: getattr(problem, name) for name in ("gamma_dtype", "beta_dtype") if getattr(plan.problem, name) is None
     }
-    expected = replace(plan.problem, **loose)
+    expected = replace(plan.problem, stats_dtype=problem.stats_dtype, **loose)
     if problem.canonical() != expected:
         raise ValueError(f"x: the plan is for {expected.describe()}, the arrays are {problem.canonical().describe()}")
     return plan if expected == plan.problem else plan_for(expected, strategies, names, plan.place, plan.tile)
@@ -132,6 +135,7 @@ def check_forward(
 ) -> Call:
     """The checked call of these arguments; ``plan`` if it has to be of that plan."""
     names = ("y", "mean", "rstd")
+    kind_of("x", x)
     same_place([("x", x), ("gamma", gamma), ("beta", beta), *_named_out(names, out)])
     dtype = dtype_name("x", x)
     N, C, HxW, groups = sizes(x.shape, num_groups, data_format, activation)
@@ -153,8 +157,7 @@ def check_forward(
 
 
 def check_backward(
-    arrays: tuple[Array, Array, Array, Array, Array | None],
-    beta: Array | None,
+    arrays: tuple[Array, Array, Array, Array, Array | None, Array | None],
     num_groups: object,
     output_mask: object,
     data_format: str,
@@ -165,11 +168,10 @@ def check_backward(
     workspace: Any = None,
 ) -> Call:
     """The checked call of these arguments; ``plan`` if it has to be of that plan."""
-    dy, x, mean, rstd, gamma = arrays
+    dy, x, mean, rstd, gamma, beta = arrays
     given = [("dy", dy), ("x", x), ("mean", mean), ("rstd", rstd), ("gamma", gamma), ("beta", beta)]
     for name, array in given[:4]:
-        if array is None:
-            raise TypeError(f"{name}: None, expected an array")
+        kind_of(name, array)
     same_place([("x", x), *given, *_named_out(GRADIENTS, out)])
     wanted = mask("output_mask", output_mask, GRADIENTS)
     dtype = dtype_name("x", x)
@@ -195,6 +197,6 @@ def check_backward(
     outputs = tuple(name for name, flag in zip(GRADIENTS, wanted, strict=True) if flag)
     problem = Problem("group_norm_backward", dtype, gamma_dtype, None, stats_dtype, layout, N, C, HxW, groups, outputs)
     plan = _plan_of(problem, BACKWARD, BACKWARD_NAMES, x, tile, plan)
-    orders = [axes, axes, tuple(range(mean.ndim)), tuple(range(rstd.ndim)), (0,)]
-    inputs = [(name, array, order) for (name, array), order in zip(given, orders, strict=False)]
+    orders = [axes, axes, tuple(range(mean.ndim)), tuple(range(rstd.ndim)), (0,), (0,)]
+    inputs = [(name, array, order) for (name, array), order in zip(given, orders, strict=True)]
     return Call(plan, inputs, results, out, ("dx", "dy"), workspace)

@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 from .devices import Device
+from .group_norm_common import (
+    RESIDENT_REGISTERS,
+    WARP,
+    blocks_for,
+    is_backward,
+    pair_bytes,
+    parameter_launch,
+    refuses_registers,
+    round_up,
+    tensors_read,
+)
+from .group_norm_split import refuses_split, split_launches, split_workspace
 from .problem import Problem
-from .strategy import MAX_GRID, Launch, Strategy, Tile, ceil_div, refuses_threads
+from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
 
 __all__ = ["BACKWARD", "FORWARD"]
 
-WARP, SECTOR = 32, 32  # lanes, bytes
-#: Threads of the small kernel that sums parameter gradients: its rows are few, so only latency counts.
-PARAMETER_THREADS = 512
-#: Registers a thread has in `block` and `split`: their launch bounds ask for 512 resident threads. The compile gate
-#: proves that none of their kernels spills with that many.
-RESIDENT_REGISTERS = 128
-
-
-def _is_backward(problem: Problem) -> bool:
-    return problem.op.endswith("backward")
-
-
-def _pair_bytes(problem: Problem) -> int:
-    return 2 * problem.sum_itemsize
-
-
-def _tensors_read(problem: Problem) -> int:
-    return 1 + problem.reads_x if _is_backward(problem) else 1
-
-
-def _round_up(value: int, step: int) -> int:
-    return ceil_div(value, step) * step
-
-
-def _grid(items: int) -> int:
-    """Blocks for that many items: kernels walk on by the grid's size, so any cap is right."""
-    return min(items, MAX_GRID)
-
-
-def _parameter_launch(problem: Problem, rows: int) -> Launch:
-    """The kernel that sums the workspace's rows into dgamma and dbeta."""
-    return Launch(
-        kernel="group_norm_backward_parameters",
-        entry="group_norm_backward_parameters",
-        grid=ceil_div(problem.C, WARP),
-        threads=PARAMETER_THREADS,
-        arguments=("workspace", "dgamma", "dbeta", rows, problem.C),
-        shared_bytes=PARAMETER_THREADS * _pair_bytes(problem),
-        traffic=rows * problem.C * _pair_bytes(problem),
-        phases=1 + rows * WARP // (4 * PARAMETER_THREADS),  # a warp has four rows in flight
-    )
+SECTOR_BYTES = 32  # what DRAM and L2 move at least
 
 
 def _sector_bytes(problem: Problem, tile: Tile) -> int:
@@ -57,8 +29,8 @@ def _sector_bytes(problem: Problem, tile: Tile) -> int:
         return problem.nbytes
     row = tile.groups * problem.group_channels * problem.itemsize
     pitch = problem.C * problem.itemsize
-    sectors = ceil_div(row, SECTOR) + (1 if row % SECTOR or pitch % SECTOR else 0)
-    return problem.nbytes * sectors * SECTOR // row
+    sectors = ceil_div(row, SECTOR_BYTES) + (1 if row % SECTOR_BYTES or pitch % SECTOR_BYTES else 0)
+    return problem.nbytes * sectors * SECTOR_BYTES // row
 
 
 def _one_sweep(problem: Problem, tile: Tile, rows: int, **facts: int) -> tuple[Launch, ...]:
@@ -67,7 +39,7 @@ def _one_sweep(problem: Problem, tile: Tile, rows: int, **facts: int) -> tuple[L
     extra = (tile.groups,) if tile.strategy == "block" else ()
     tensors = _sector_bytes(problem, tile)
     items = facts.pop("items")
-    if not _is_backward(problem):
+    if not is_backward(problem):
         entry = f"group_norm_{tile.strategy}"
         arguments = ("x", "gamma", "beta", "y", "mean", "rstd", *shape, *extra, "eps")
         traffic = 2 * tensors
@@ -81,11 +53,11 @@ def _one_sweep(problem: Problem, tile: Tile, rows: int, **facts: int) -> tuple[L
             *shape,
             *extra,
         )
-        traffic = (_tensors_read(problem) + ("dx" in problem.outputs)) * tensors
-        traffic += rows * problem.C * _pair_bytes(problem) * problem.wants_parameters
-    main = Launch(entry, entry, _grid(items), tile.threads, arguments, traffic=traffic, **facts)
+        traffic = (tensors_read(problem) + ("dx" in problem.outputs)) * tensors
+        traffic += rows * problem.C * pair_bytes(problem) * problem.wants_parameters
+    main = Launch(entry, entry, blocks_for(items), tile.threads, arguments, traffic=traffic, **facts)
     second = problem.wants_parameters and rows > 1
-    return (main, _parameter_launch(problem, rows)) if second else (main,)
+    return (main, parameter_launch(problem, rows)) if second else (main,)
 
 
 # ---- warp -----------------------------------------------------------------------------------------------------------
@@ -103,19 +75,12 @@ def _warp_registers(problem: Problem, tile: Tile) -> int:
     """What a thread needs so as not to spill, from above: addresses and statistics; then for each pack its data, its
     values widened, and the sums kept over samples. The compile gate proves it.
     """
-    base = 64 if _is_backward(problem) else 48
+    base = 64 if is_backward(problem) else 48
     base += 8 if problem.dtype == "float64" else 0
     widened = problem.pack * problem.sum_itemsize // 4
-    each = 9 + widened if _is_backward(problem) else 5 + 2 * widened
+    each = 9 + widened if is_backward(problem) else 5 + 2 * widened
     kept = 2 * widened if _samples(tile) > 1 else 0
     return base + tile.packs * (each + kept)
-
-
-def _refuses_registers(registers: int, tile: Tile, device: Device) -> str | None:
-    limit = min(255, device.registers_per_multiprocessor // tile.threads)
-    if registers > limit:
-        return f"needs up to {registers} registers a thread, {tile.threads} threads have {limit}"
-    return None
 
 
 def _refuses_warp(problem: Problem, tile: Tile, device: Device) -> str | None:
@@ -132,7 +97,7 @@ def _refuses_warp(problem: Problem, tile: Tile, device: Device) -> str | None:
         return f"dgamma and dbeta of channels of {problem.HxW} elements do not lie whole in a lane or a team"
     if _samples(tile) > 1 and not (problem.wants_parameters and problem.HxW == 1):
         return "more than one sample a team only serves dgamma and dbeta with HxW = 1"
-    return _refuses_registers(_warp_registers(problem, tile), tile, device)
+    return refuses_registers(_warp_registers(problem, tile), tile, device)
 
 
 def _warp_rows(problem: Problem, tile: Tile) -> int:
@@ -147,7 +112,7 @@ def _warp_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 
 
 def _rows_workspace(problem: Problem, rows: int) -> int:
-    return rows * problem.C * _pair_bytes(problem) if problem.wants_parameters and rows > 1 else 0
+    return rows * problem.C * pair_bytes(problem) if problem.wants_parameters and rows > 1 else 0
 
 
 # ---- block ----------------------------------------------------------------------------------------------------------
@@ -172,11 +137,11 @@ def _slab_parts(problem: Problem, tile: Tile, channels: int) -> int:
 def _block_shared(problem: Problem, tile: Tile) -> int:
     """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary."""
     channels = tile.groups * problem.group_channels
-    sums, pair = problem.sum_itemsize, _pair_bytes(problem)
-    sizes = [16 * _slab_packs(problem, channels)] * _tensors_read(problem)
+    sums, pair = problem.sum_itemsize, pair_bytes(problem)
+    sizes = [16 * _slab_packs(problem, channels)] * tensors_read(problem)
     sizes += [channels * pair, channels * _slab_parts(problem, tile, channels) * pair]
-    sizes += [channels * 5 * sums] if _is_backward(problem) else [channels * sums, channels * 3 * sums]
-    return sum(_round_up(size, 16) for size in sizes)
+    sizes += [channels * 5 * sums] if is_backward(problem) else [channels * sums, channels * 3 * sums]
+    return sum(round_up(size, 16) for size in sizes)
 
 
 def _refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
@@ -186,7 +151,7 @@ def _refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
         return f"slabs of {tile.groups} groups do not divide {problem.group} groups"
     if (needed := _block_shared(problem, tile)) > device.shared_memory_per_block:
         return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
-    return _refuses_registers(RESIDENT_REGISTERS, tile, device)
+    return refuses_registers(RESIDENT_REGISTERS, tile, device)
 
 
 def _block_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
@@ -200,92 +165,6 @@ def _block_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         phases=3,
     )
 
-
-# ---- split ----------------------------------------------------------------------------------------------------------
-
-
-def _chunks(problem: Problem, tile: Tile) -> int:
-    return ceil_div(problem.HxW, tile.chunk)
-
-
-def _split_grid(problem: Problem, tile: Tile) -> int:
-    """Sweep::items() in sweep.cuh."""
-    chunks = _chunks(problem, tile)
-    if problem.layout == "NCHW":
-        return _grid(ceil_div(problem.N * problem.C * chunks, tile.threads // WARP))
-    columns = ceil_div(problem.C, problem.pack)
-    return _grid(problem.N * chunks * ceil_div(columns, min(columns, tile.threads)))
-
-
-def _split_shared(problem: Problem, tile: Tile, item_bytes: int, *, always: bool = False) -> int:
-    if problem.layout == "NCHW":
-        return tile.threads * item_bytes if always else 0
-    return tile.threads * problem.pack * item_bytes
-
-
-def _refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
-    if (sentence := refuses_threads(tile)) is not None:
-        return sentence
-    if tile.chunk > 2**30:
-        return f"chunk is {tile.chunk}, expected at most 2**30 positions"
-    needed = _split_shared(problem, tile, 3 * problem.sum_itemsize)
-    if needed > device.shared_memory_per_block:
-        return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
-    return _refuses_registers(RESIDENT_REGISTERS, tile, device)
-
-
-def _split_workspace(problem: Problem, tile: Tile) -> int:
-    return problem.N * _chunks(problem, tile) * problem.C * _pair_bytes(problem)
-
-
-def _split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    chunks, grid = _chunks(problem, tile), _split_grid(problem, tile)
-    cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, chunks)
-    tensor, workspace = problem.nbytes, _split_workspace(problem, tile)
-
-    def launch(stage: str, blocks: int, arguments: tuple[str | int | float, ...], traffic: int, shared: int) -> Launch:
-        stem = f"{problem.op}_split"
-        return Launch(stem, f"{stem}_{stage}", blocks, tile.threads, arguments, shared, traffic, RESIDENT_REGISTERS)
-
-    if not _is_backward(problem):
-        fold_grid = _grid(ceil_div(problem.N * problem.group, tile.threads // WARP))
-        return (
-            launch(
-                "moments",
-                grid,
-                ("x", "workspace", *cut),
-                tensor + workspace,
-                _split_shared(problem, tile, 3 * problem.sum_itemsize),
-            ),
-            launch("fold", fold_grid, ("x", "workspace", "mean", "rstd", *cut, "eps"), workspace, 0),
-            launch("apply", grid, ("x", "gamma", "beta", "y", "mean", "rstd", *cut), 2 * tensor, 0),
-        )
-
-    given = ("dy", "x" if problem.reads_x else 0, "mean", "rstd")
-    pair = _pair_bytes(problem)
-    sums = launch(
-        "sums",
-        grid,
-        (*given, "workspace", *cut),
-        _tensors_read(problem) * tensor + workspace,
-        _split_shared(problem, tile, pair),
-    )
-    if "dx" not in problem.outputs:
-        return (sums, _parameter_launch(problem, problem.N * chunks))
-    fold_grid = _grid(ceil_div(problem.N * problem.C, tile.threads))
-    folds = (launch("fold", fold_grid, ("workspace", problem.N, problem.C, chunks), workspace, 0),)
-    parameter_blocks = ceil_div(problem.C, WARP) if problem.wants_parameters else 0
-    apply = launch(
-        "input",
-        min(grid + parameter_blocks, MAX_GRID),
-        (*given, "gamma", "dx", "workspace", "dgamma", "dbeta", *cut, parameter_blocks),
-        3 * tensor,
-        _split_shared(problem, tile, pair, always=True),
-    )
-    return (sums, *(folds if chunks > 1 else ()), apply)
-
-
-# ---- the two ops ----------------------------------------------------------------------------------------------------
 
 _WARP_SPACE = {"threads": (128, 256), "lanes": (1, 2, 4, 8, 16, 32), "packs": (1, 2, 4, 8)}
 _BLOCK_SPACE = {"threads": (32, 64, 128, 256, 512), "groups": (1, 2, 4, 8, 16, 32)}
@@ -318,9 +197,9 @@ def _strategies(op: str) -> dict[str, Strategy]:
         op=op,
         space=_SPLIT_SPACE,
         constants=("threads",),
-        legality=_refuses_split,
-        launches=_split_launches,
-        workspace=_split_workspace,
+        legality=refuses_split,
+        launches=split_launches,
+        workspace=split_workspace,
     )
     return {strategy.name: strategy for strategy in (warp, block, split)}
 

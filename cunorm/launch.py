@@ -7,7 +7,7 @@ import importlib
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import costmodel, sources
@@ -191,6 +191,9 @@ def plan_for(
     if plan is None:
         if problem.N * problem.C * problem.HxW == 0 or not problem.outputs:
             why = "no output is wanted" if not problem.outputs else "there are no elements; results are filled"
+            if tile is not None:  # a wrong tile is wrong whatever the sizes
+                N, C, HxW = max(1, problem.N), problem.C or problem.group, max(1, problem.HxW)
+                resolve(replace(problem, N=N, C=C, HxW=HxW), strategies, place.device, tile)
             plan = Plan(problem, place, None, None, why, (), 0, names)
         else:
             strategy, chosen, reason = resolve(problem, strategies, place.device, tile)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from .devices import known
-from .group_norm import plan_group_norm
 from .group_norm_checks import place_for
+from .group_norm_plan import plan_group_norm
 from .launch import Place, Plan, executor
 from .strategy import Tile
 
@@ -92,7 +92,7 @@ def plan(
     TypeError, ValueError, UnsupportedTile
         As the op.
     """
-    make = OPS.get(op)
+    make = OPS.get(op) if isinstance(op, str) else None
     if make is None:
         raise ValueError(f"op: {op!r}, expected one of {', '.join(OPS)}")
     if normalized_shape is not None:

@@ -100,7 +100,9 @@ class Problem:
 
     def describe(self) -> str:
         """One line for people."""
+        parameters = [("gamma", self.gamma_dtype), ("beta", self.beta_dtype), ("statistics", self.stats_dtype)]
+        others = ", ".join(f"{name} {dtype}" for name, dtype in parameters if dtype not in (None, self.dtype))
         return (
             f"{self.op} {self.dtype} {self.layout} N={self.N} C={self.C} HxW={self.HxW} group={self.group}"
-            f" -> {', '.join(self.outputs)}"
+            f"{f' ({others})' if others else ''} -> {', '.join(self.outputs) or 'nothing'}"
         )

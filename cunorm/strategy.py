@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .devices import Device
 from .problem import Problem
@@ -55,21 +56,27 @@ class Tile:
             return given
         if not isinstance(given, Mapping):
             raise TypeError(f"tile: a {type(given).__name__}, expected a cunorm.Tile, a mapping or None")
-        fields = dict(given)
+        fields: dict[Any, Any] = dict(given)
+        if not all(isinstance(name, str) for name in fields):
+            raise TypeError(f"tile: {fields!r}, expected names of fields as keys")
         strategy = fields.pop("strategy", None)
         if not isinstance(strategy, str):
             raise ValueError(f'tile: {dict(given)!r}, expected a "strategy" in it')
-        return cls(strategy, **fields)  # type: ignore[arg-type]  # the constructor checks the values
+        return cls(strategy, **fields)
 
     def as_dict(self) -> dict[str, int]:
         """The fields, without the strategy."""
         return dict(self.fields)
 
     def __getattr__(self, name: str) -> int:
-        for key, value in self.fields:
-            if key == name:
-                return value
-        raise AttributeError(f"tile {self!r} has no {name}")
+        if name not in Tile.__slots__:  # which are missing while a copy is being made
+            for key, value in self.fields:
+                if key == name:
+                    return value
+        raise AttributeError(f"a tile has no {name}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.strategy, self.as_dict())
 
     def __hash__(self) -> int:
         return self._hash
@@ -79,6 +86,10 @@ class Tile:
 
     def __repr__(self) -> str:
         return f"Tile({self.strategy!r}{''.join(f', {name}={value}' for name, value in self.fields)})"
+
+
+def _rebuild(strategy: str, fields: dict[str, int]) -> Tile:
+    return Tile(strategy, **fields)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def backward(
     )
     xhat, dyg = np.abs((xg - m) * r), np.abs(dyg)
     a, b = ((g * term).mean(axis=(2, 3), keepdims=True) for term in (dyg, dyg * xhat))
-    dx = FOLD * u * r * (g * dyg + a + xhat * b)
+    dx = FOLD * u * np.abs(r) * (g * dyg + a + xhat * b)
     return (
         _shaped(dx, np.asarray(x), data_format),
         FOLD * u * (dyg * xhat).sum(axis=(0, 3)).reshape(-1),

@@ -1,0 +1,57 @@
+"""How tensors lie in memory: the order that kernels read, what has to be copied into it, and a call's outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array, elements_apart, pointer
+
+__all__ = ["Result", "dense_copy", "is_direct", "memory_order"]
+
+
+def memory_order(rank: int, data_format: str, layout: str) -> tuple[int, ...]:
+    """The axes of a (N, C, *) or (N, *, C) tensor in the order in which ``layout`` has them in memory."""
+    if data_format == layout:
+        return tuple(range(rank))
+    return (0, *range(2, rank), 1) if layout == "NHWC" else (0, rank - 1, *range(1, rank - 1))
+
+
+def is_direct(array: Array, axes: tuple[int, ...]) -> bool:
+    """Whether a kernel can access the array where it lies: dense in that order, each element on its own boundary."""
+    return bool(array.transpose(axes).flags.c_contiguous) and pointer(array) % array.dtype.itemsize == 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """An output: its name, shape and dtype, its axes in memory order, what it holds when there are no elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[int, ...]
+    when_empty: float = 0.0
+
+    def allocate(self, xp: Any) -> Array:
+        """A new array whose memory is dense in the order of ``axes``."""
+        inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
+        return xp.empty([self.shape[axis] for axis in self.axes], self.dtype).transpose(inverse)
+
+    def check(self, array: Array) -> None:
+        """Check an ``out`` array: TypeError for its dtype, ValueError for its shape or if it cannot be written."""
+        if array.dtype != self.dtype:
+            raise TypeError(f"out[{self.name}]: dtype {array.dtype}, expected {self.dtype}")
+        if array.shape != self.shape:
+            raise ValueError(f"out[{self.name}]: shape {array.shape}, expected {self.shape}")
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            raise ValueError(f"out[{self.name}]: read-only, expected an array that can be written")
+        if not elements_apart(array):
+            raise ValueError(f"out[{self.name}]: strides {array.strides}, expected elements that are apart in memory")
+
+
+def dense_copy(array: Array, axes: tuple[int, ...], xp: Any) -> Array:
+    """A copy of an array that is dense in the order of ``axes``, each element on its own boundary."""
+    copy = xp.ascontiguousarray(array.transpose(axes))
+    return copy if pointer(copy) % copy.dtype.itemsize == 0 else copy.copy()
