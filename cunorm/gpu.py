@@ -105,9 +105,11 @@ def launch(kernel: Kernel, grid: int, threads: int, shared_bytes: int, arguments
         Addresses and sizes as int (64 bits), numbers as float (64 bits).
     """
     if shared_bytes > kernel.shared_bytes:
+        # The cap, not an amount: raised once to all that a block may have, so that threads cannot lower each other's.
+        cap = limits(kernel.ordinal).shared_memory_per_block
         with cupy.cuda.Device(kernel.ordinal):
-            kernel.raw.max_dynamic_shared_size_bytes = shared_bytes
-        kernel.shared_bytes = shared_bytes
+            kernel.raw.max_dynamic_shared_size_bytes = cap
+        kernel.shared_bytes = cap
     with on(kernel.ordinal):
         kernel.raw((grid,), (threads,), tuple(arguments), shared_mem=shared_bytes)
 

@@ -57,6 +57,8 @@ def parameter_launch(problem: Problem, rows: int) -> Launch:
         arguments=("workspace", "dgamma", "dbeta", rows, problem.C),
         shared_bytes=PARAMETER_THREADS * pair_bytes(problem),
         traffic=rows * problem.C * pair_bytes(problem),
+        takes_tile=False,
+        layout="NCHW",  # which it does not look at
         phases=1 + rows * WARP // (4 * PARAMETER_THREADS),  # a warp has four rows in flight
     )
 

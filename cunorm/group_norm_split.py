@@ -11,38 +11,51 @@ from .group_norm_common import (
     pair_bytes,
     parameter_launch,
     refuses_registers,
+    round_up,
     tensors_read,
 )
 from .problem import Problem
-from .strategy import MAX_GRID, Launch, Tile, ceil_div, refuses_threads
+from .strategy import Launch, Tile, ceil_div, refuses_threads
 
 __all__ = ["refuses_split", "split_launches", "split_workspace"]
+
+
+#: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
+LARGEST_CHUNK = 2**20
 
 
 def _chunks(problem: Problem, tile: Tile) -> int:
     return ceil_div(problem.HxW, tile.chunk)
 
 
+def _layout(problem: Problem) -> str:
+    """The order that the kernels are compiled for.
+
+    With HxW = 1 both are the same bytes, and a thread of a channels-last block owns a pack of channels where a
+    channels-first warp would own one element.
+    """
+    return "NHWC" if problem.HxW == 1 else problem.layout
+
+
 def _split_grid(problem: Problem, tile: Tile) -> int:
     """Sweep::items() in sweep.cuh."""
     chunks = _chunks(problem, tile)
-    if problem.layout == "NCHW":
+    if _layout(problem) == "NCHW":
         return blocks_for(ceil_div(problem.N * problem.C * chunks, tile.threads // WARP))
     columns = ceil_div(problem.C, problem.pack)
     return blocks_for(problem.N * chunks * ceil_div(columns, min(columns, tile.threads)))
 
 
-def _split_shared(problem: Problem, tile: Tile, item_bytes: int, *, always: bool = False) -> int:
-    if problem.layout == "NCHW":
-        return tile.threads * item_bytes if always else 0
-    return tile.threads * problem.pack * item_bytes
+def _split_shared(problem: Problem, tile: Tile, item_bytes: int) -> int:
+    """Partial sums of a channels-last block: an item for each thread and channel of its pack."""
+    return tile.threads * problem.pack * item_bytes if _layout(problem) == "NHWC" else 0
 
 
 def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
     if (sentence := refuses_threads(tile)) is not None:
         return sentence
-    if tile.chunk > 2**30:
-        return f"chunk is {tile.chunk}, expected at most 2**30 positions"
+    if tile.chunk > LARGEST_CHUNK:
+        return f"chunk is {tile.chunk}, expected at most {LARGEST_CHUNK} positions"
     needed = _split_shared(problem, tile, 3 * problem.sum_itemsize)
     if needed > device.shared_memory_per_block:
         return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
@@ -58,43 +71,62 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, chunks)
     tensor, workspace = problem.nbytes, split_workspace(problem, tile)
 
-    def launch(stage: str, blocks: int, arguments: tuple[str | int | float, ...], traffic: int, shared: int) -> Launch:
+    def launch(
+        stage: str,
+        blocks: int,
+        arguments: tuple[str | int | float, ...],
+        traffic: int,
+        shared: int = 0,
+        phases: int = 1,
+    ) -> Launch:
         stem = f"{problem.op}_split"
-        return Launch(stem, f"{stem}_{stage}", blocks, tile.threads, arguments, shared, traffic, RESIDENT_REGISTERS)
-
-    if not is_backward(problem):
-        fold_grid = blocks_for(ceil_div(problem.N * problem.group, tile.threads // WARP))
-        return (
-            launch(
-                "moments",
-                grid,
-                ("x", "workspace", *cut),
-                tensor + workspace,
-                _split_shared(problem, tile, 3 * problem.sum_itemsize),
-            ),
-            launch("fold", fold_grid, ("x", "workspace", "mean", "rstd", *cut, "eps"), workspace, 0),
-            launch("apply", grid, ("x", "gamma", "beta", "y", "mean", "rstd", *cut), 2 * tensor, 0),
+        return Launch(
+            stem,
+            f"{stem}_{stage}",
+            blocks,
+            tile.threads,
+            arguments,
+            shared_bytes=shared,
+            traffic=traffic,
+            registers=RESIDENT_REGISTERS,
+            phases=phases,
+            layout=_layout(problem),
         )
 
-    given = ("dy", "x" if problem.reads_x else 0, "mean", "rstd")
-    pair = pair_bytes(problem)
-    sums = launch(
-        "sums",
-        grid,
-        (*given, "workspace", *cut),
-        tensors_read(problem) * tensor + workspace,
-        _split_shared(problem, tile, pair),
-    )
-    if "dx" not in problem.outputs:
-        return (sums, parameter_launch(problem, problem.N * chunks))
-    fold_grid = blocks_for(ceil_div(problem.N * problem.C, tile.threads))
-    folds = (launch("fold", fold_grid, ("workspace", problem.N, problem.C, chunks), workspace, 0),)
-    parameter_blocks = ceil_div(problem.C, WARP) if problem.wants_parameters else 0
-    apply = launch(
-        "input",
-        min(grid + parameter_blocks, MAX_GRID),
-        (*given, "gamma", "dx", "workspace", "dgamma", "dbeta", *cut, parameter_blocks),
-        3 * tensor,
-        _split_shared(problem, tile, pair, always=True),
-    )
-    return (sums, *(folds if chunks > 1 else ()), apply)
+    # A block folds a group: its threads wait for one part after another.
+    parts = problem.group_channels * chunks
+    fold_grid, fold_phases = blocks_for(problem.N * problem.group), 1 + parts // tile.threads
+    if not is_backward(problem):
+        moments = 3 * problem.sum_itemsize
+        return (
+            launch(
+                "moments", grid, ("x", "workspace", *cut), tensor + workspace, _split_shared(problem, tile, moments)
+            ),
+            launch(
+                "fold",
+                fold_grid,
+                ("x", "workspace", "mean", "rstd", *cut, "eps"),
+                workspace,
+                round_up(tile.threads // WARP * moments, 16),
+                fold_phases,
+            ),
+            launch("apply", grid, ("x", "gamma", "beta", "y", "mean", "rstd", *cut), 2 * tensor),
+        )
+
+    given, pair = ("dy", "x" if problem.reads_x else 0, "mean", "rstd"), pair_bytes(problem)
+    launches = [
+        launch(
+            "sums",
+            grid,
+            (*given, "workspace", *cut),
+            tensors_read(problem) * tensor + workspace,
+            _split_shared(problem, tile, pair),
+        )
+    ]
+    if problem.wants_parameters:
+        launches.append(parameter_launch(problem, problem.N * chunks))
+    if "dx" in problem.outputs:
+        arguments = ("gamma", "workspace", *cut[:4], chunks)
+        launches.append(launch("fold", fold_grid, arguments, workspace, tile.threads // WARP * pair, fold_phases))
+        launches.append(launch("input", grid, (*given, "gamma", "dx", "workspace", *cut), 3 * tensor))
+    return tuple(launches)

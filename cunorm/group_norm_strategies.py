@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .devices import Device
 from .group_norm_common import (
     RESIDENT_REGISTERS,
@@ -33,7 +35,7 @@ def _sector_bytes(problem: Problem, tile: Tile) -> int:
     return problem.nbytes * sectors * SECTOR_BYTES // row
 
 
-def _one_sweep(problem: Problem, tile: Tile, rows: int, **facts: int) -> tuple[Launch, ...]:
+def _one_sweep(problem: Problem, tile: Tile, rows: int, **facts: Any) -> tuple[Launch, ...]:
     """The launches of a strategy that reads every byte once: one kernel, and the parameter sums behind it."""
     shape: tuple[str | int | float, ...] = (problem.N, problem.C, problem.HxW, problem.group)
     extra = (tile.groups,) if tile.strategy == "block" else ()

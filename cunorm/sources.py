@@ -88,9 +88,9 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
         "beta_t": problem.beta_dtype or sums,
         "stat_t": problem.stats_dtype,
     }
-    constants = {name: value for name, value in tile.fields if name in strategy.constants}
-    constants["threads"] = launch.threads
-    return _text(launch.kernel, tuple(types.items()), problem.layout, tuple(constants.items()))
+    known = strategy.constants if launch.takes_tile else ()
+    constants = {name: value for name, value in tile.fields if name in known} | {"threads": launch.threads}
+    return _text(launch.kernel, tuple(types.items()), launch.layout or problem.layout, tuple(constants.items()))
 
 
 def digest(text: str) -> str:

@@ -116,6 +116,10 @@ class Launch:
         32-bit registers a thread holds, an upper estimate.
     phases : int
         How often a block waits for memory with nothing else to do: 1 for a stream, more where sums lie between.
+    layout : str or None
+        The layout that the kernel is compiled for; None: the problem's.
+    takes_tile : bool
+        Whether the kernel knows the tile's constants; False for one that serves all strategies and knows its threads.
     """
 
     kernel: str
@@ -127,6 +131,8 @@ class Launch:
     traffic: int = 0
     registers: int = 64
     phases: int = 1
+    layout: str | None = None
+    takes_tile: bool = True
 
 
 @dataclass(frozen=True)

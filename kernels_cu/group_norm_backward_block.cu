@@ -53,10 +53,9 @@ group_norm_backward_block(const data_t* dy, const data_t* x, const stat_t* mean,
                 Coefficients{parameter(gamma, first_channel + channel, acc_t(1)), widen(load(mean, at)),
                              widen(load(rstd, at)), acc_t(0), acc_t(0)};
         }
-        stage(slab, dy, staged_dy);
-        if (x != nullptr) {
-            stage(slab, x, staged_x);
-        }
+        const data_t* const from[2] = {dy, x};
+        Pack<data_t>* const to[2] = {staged_dy, staged_x};
+        stage(slab, from, to);
         __syncthreads();
 
         channel_totals(slab, partials, totals, GradientTerms{staged_dy, staged_x, coefficients});
@@ -83,10 +82,10 @@ group_norm_backward_block(const data_t* dy, const data_t* x, const stat_t* mean,
 
         for (int j = threadIdx.x; j < slab.packs(); j += Tile::threads) {
             const Place where = slab.place(j);
+            const Pack<data_t> held_dy = staged_dy[j], held_x = staged_x[j];
             Pack<data_t> out = {};
-            slab.each(where, [&](int i, int channel) {
-                out.item[i] = narrow<data_t>(
-                    input_gradient(widen(staged_dy[j].item[i]), widen(staged_x[j].item[i]), coefficients[channel]));
+            slab.each(where, [&](int channel) { return coefficients[channel]; }, [&](int i, const Coefficients& k) {
+                out.item[i] = narrow<data_t>(input_gradient(widen(held_dy.item[i]), widen(held_x.item[i]), k));
             });
             store_pack(dx + where.row, where.first, where.length, out);
         }

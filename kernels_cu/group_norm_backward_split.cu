@@ -1,49 +1,64 @@
 // GroupNorm backward, strategy `split`: sums first, dx in a second sweep. Any size, any layout: the fallback.
 //
 //   dy, x, dx (N, C, HxW) or (N, HxW, C); mean, rstd (N, groups); gamma (C) or null
-//   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
+//   x is null where only dbeta is wanted
 //   workspace [N * chunks, C] pairs: sum dy and sum dy * xhat of one channel over one chunk of one sample
 //
 //   group_norm_backward_split_sums   reads dy and x, writes the workspace
-//   group_norm_backward_split_fold   one thread per (n, c): adds the chunks of a sample, in order, into its first row
-//   group_norm_backward_split_input  reads dy, x and the first rows, writes dx; its first blocks write dgamma and dbeta
+//   (dgamma, dbeta wanted)           group_norm_backward_parameters sums the workspace's rows
+//   group_norm_backward_split_fold   a block per (n, group): A / L and B / L from the group's parts, into the first of them
+//   group_norm_backward_split_input  reads dy, x and those, writes dx; both only where dx is wanted
 //
 // dy and x are read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache.
 // An element of dx is written by the thread that has read the same elements of dy and x: dx may be dy or x.
 #include "parameters.cuh"
 #include "sweep.cuh"
 
+// Add a pack's terms to the sums of a thread's channels: one channel (channels-first), or one an element.
+template <typename Use>
+__device__ __forceinline__ void add_terms(Pair (&sums)[1], const Pack<data_t>& dy, const Pack<data_t>& x,
+                                          const acc_t (&mean)[1], Use use) {
+    sums[0] = sums[0] + gradient_sums(dy, x, mean[0], use);
+}
+
+template <typename Use>
+__device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<data_t>& dy, const Pack<data_t>& x,
+                                          const acc_t (&mean)[pack_size], Use) {
+#pragma unroll
+    for (int i = 0; i < pack_size; ++i) {
+        const acc_t gradient = widen(dy.item[i]);
+        sums[i] = sums[i] + Pair{gradient, gradient * (acc_t(widen(x.item[i])) - mean[i])};
+    }
+}
+
 // Write a chunk's sums to the workspace. A channels-first warp adds its lanes; a channels-last block adds its rows, by
-// way of partials[part][column][slot], in the order of the parts.
+// way of partials[part][slot][column], in the order of the parts.
 __device__ __forceinline__ void give_sums(const Sweep<ChannelsFirst>& sweep, Pair (&sums)[1], Pair*, Pair* workspace,
-                                          const Chunking& cut, const acc_t (&rstd)[1]) {
+                                          const Chunking& cut) {
     sums[0] = warp_sum(sums[0]);
     if (sweep.live() && threadIdx.x % warp_size == 0) {
         const long long row = sweep.n * cut.chunks + sweep.chunk;
-        store(workspace, row * cut.C + sweep.channel, Pair{sums[0].first, sums[0].second * rstd[0]});
+        store(workspace, row * cut.C + sweep.channel, sums[0]);
     }
 }
 
 __device__ __forceinline__ void give_sums(const Sweep<ChannelsLast>& sweep, Pair (&sums)[pack_size], Pair* partials,
-                                          Pair* workspace, const Chunking& cut, const acc_t (&rstd)[pack_size]) {
-    const int width = sweep.columns * pack_size;
+                                          Pair* workspace, const Chunking& cut) {
     if (sweep.part < sweep.parts) {
 #pragma unroll
         for (int slot = 0; slot < pack_size; ++slot) {
-            partials[sweep.part * width + sweep.column * pack_size + slot] =
-                Pair{sums[slot].first, sums[slot].second * rstd[slot]};
+            partials[(sweep.part * pack_size + slot) * sweep.columns + sweep.column] = sums[slot];
         }
     }
     __syncthreads();
-    const long long base = sweep.block_channel();
     const long long row = sweep.n * cut.chunks + sweep.chunk;
-    for (int at = threadIdx.x; at < width; at += Tile::threads) {
-        if (base + at < cut.C) {
+    for (int at = threadIdx.x; at < sweep.columns * pack_size; at += Tile::threads) {
+        if (sweep.block_channel() + at < cut.C) {
             Pair total = {};
             for (int part = 0; part < sweep.parts; ++part) {
-                total = total + partials[part * width + at];
+                total = total + partials[(part * pack_size + at % pack_size) * sweep.columns + at / pack_size];
             }
-            store(workspace, row * cut.C + base + at, total);
+            store(workspace, row * cut.C + sweep.block_channel() + at, total);
         }
     }
     __syncthreads();
@@ -54,121 +69,75 @@ group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* 
                                Pair* workspace, long long N, long long C, long long HxW, long long groups,
                                long long chunk, long long chunks) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
+    const long long group_channels = C / groups;
     int offset = 0;
     Pair* partials = shared_array<Pair>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
     for (long long item = blockIdx.x; item < sweep_t::items(cut); item += gridDim.x) {
         const sweep_t sweep(dy, cut, item);
-        acc_t mean_of[sweep_t::slots] = {}, rstd_of[sweep_t::slots] = {};
-#pragma unroll
-        for (int slot = 0; slot < sweep_t::slots; ++slot) {
-            if (sweep.has(slot)) {
-                const long long at = sweep.n * groups + sweep.channel_of(slot) / (C / groups);
-                mean_of[slot] = widen(load(mean, at));
-                rstd_of[slot] = widen(load(rstd, at));
-            }
-        }
+        acc_t mean_of[sweep_t::slots] = {};
+        each_slot(sweep, group_channels, [&](int slot, long long, long long group) {
+            mean_of[slot] = widen(load(mean, sweep.n * groups + group));
+        });
         Pair sums[sweep_t::slots] = {};
         const data_t* const from[2] = {dy, x};
         sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][sweep_loads], const Place(&places)[sweep_loads]) {
 #pragma unroll
             for (int k = 0; k < sweep_loads; ++k) {
-                Pair of_pack[sweep_t::slots] = {};
-#pragma unroll
-                for (int i = 0; i < pack_size; ++i) {
-                    const int slot = sweep_t::slot(i);
-                    const bool in = places[k].holds(i);
-                    const acc_t gradient = in ? acc_t(widen(batch[0][k].item[i])) : acc_t(0);
-                    const acc_t deviation =
-                        in && x != nullptr ? acc_t(widen(batch[1][k].item[i])) - mean_of[slot] : acc_t(0);
-                    of_pack[slot] = of_pack[slot] + Pair{gradient, gradient * deviation};
-                }
-#pragma unroll
-                for (int slot = 0; slot < sweep_t::slots; ++slot) {
-                    sums[slot] = sums[slot] + of_pack[slot];
+                if (sweep_t::full(places[k])) {
+                    add_terms(sums, batch[0][k], batch[1][k], mean_of, Always());
+                } else if (sweep_t::slots == 1) {
+                    add_terms(sums, batch[0][k], batch[1][k], mean_of, [&](int i) { return places[k].holds(i); });
                 }
             }
         });
-        give_sums(sweep, sums, partials, workspace, cut, rstd_of);
+        each_slot(sweep, group_channels, [&](int slot, long long, long long group) {
+            sums[slot].second *= acc_t(widen(load(rstd, sweep.n * groups + group)));
+        });
+        give_sums(sweep, sums, partials, workspace, cut);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-group_norm_backward_split_fold(Pair* workspace, long long N, long long C, long long chunks) {
-    const long long stride = static_cast<long long>(gridDim.x) * Tile::threads;
-    for (long long at = static_cast<long long>(blockIdx.x) * Tile::threads + threadIdx.x; at < N * C; at += stride) {
-        const long long n = at / C, channel = at - n * C;
-        const long long first = n * chunks * C + channel;
-        Pair total = load(workspace, first);
-#pragma unroll 4
-        for (long long other = 1; other < chunks; ++other) {
-            total = total + load(workspace, first + other * C);
+group_norm_backward_split_fold(const gamma_t* gamma, Pair* workspace, long long N, long long C, long long HxW,
+                               long long groups, long long chunks) {
+    const long long group_channels = C / groups;
+    const acc_t length = acc_t(group_channels) * acc_t(HxW);
+    int offset = 0;
+    Pair* scratch = shared_array<Pair>(offset, block_warps);
+    for (long long item = blockIdx.x; item < N * groups; item += gridDim.x) {
+        const long long n = item / groups, first_channel = (item - n * groups) * group_channels;
+        Pair* const parts = workspace + n * chunks * C + first_channel;
+        Pair sums = {};
+        each_part(chunks, group_channels, [&](long long row, long long channel) {
+            const Pair part = load(parts, row * C + channel);
+            const acc_t weight = parameter(gamma, first_channel + channel, acc_t(1));
+            sums = sums + Pair{weight * part.first, weight * part.second};
+        });
+        sums = block_fold(sums, scratch, [](Pair value) { return warp_sum(value); });
+        if (threadIdx.x == 0) {  // the barrier of the fold lies behind every thread's reading of the parts
+            store(parts, 0, Pair{sums.first / length, sums.second / length});
         }
-        store(workspace, first, total);
+        __syncthreads();  // scratch is taken over by the next group
     }
-}
-
-// A and B of a group over L, from the sums of its channels; the whole warp calls, every lane has them.
-__device__ __forceinline__ Pair group_means(const Pair* totals, const gamma_t* gamma, long long first_channel,
-                                            int group_channels, acc_t length) {
-    Pair sums = {};
-    for (int c = threadIdx.x % warp_size; c < group_channels; c += warp_size) {
-        const Pair of_channel = load(totals, first_channel + c);
-        const acc_t weight = parameter(gamma, first_channel + c, acc_t(1));
-        sums = sums + Pair{weight * of_channel.first, weight * of_channel.second};
-    }
-    sums = warp_sum(sums);
-    return Pair{sums.first / length, sums.second / length};
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
-                                const gamma_t* gamma, data_t* dx, const Pair* workspace, gamma_t* dgamma,
-                                gamma_t* dbeta, long long N, long long C, long long HxW, long long groups,
-                                long long chunk, long long chunks, long long parameter_blocks) {
+                                const gamma_t* gamma, data_t* dx, const Pair* workspace, long long N, long long C,
+                                long long HxW, long long groups, long long chunk, long long chunks) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
-    int offset = 0;
-    Pair* means = shared_array<Pair>(offset, Tile::threads * sweep_t::slots);  // of the block's groups, or scratch
-    if (blockIdx.x < parameter_blocks) {
-        const ParameterGradients results = {nullptr, dgamma, dbeta, C};
-        const long long first = static_cast<long long>(blockIdx.x) * warp_size;
-        for (long long channel = first; channel < C; channel += parameter_blocks * warp_size) {
-            sum_parameter_rows(workspace, N, chunks, channel, results, means);
-        }
-        return;
-    }
-    const int group_channels = static_cast<int>(C / groups);
-    const acc_t length = acc_t(group_channels) * acc_t(HxW);
+    const long long group_channels = C / groups;
     const long long items = sweep_t::items(cut);
-    for (long long item = blockIdx.x - parameter_blocks; item < items; item += gridDim.x - parameter_blocks) {
+    for (long long item = blockIdx.x; item < items; item += gridDim.x) {
         const sweep_t sweep(dy, cut, items - 1 - item);
-        const Pair* totals = workspace + sweep.n * chunks * C;
-        // Channels-first a warp needs one group; channels-last a block needs those of all its channels.
-        long long first_group = sweep.channel_of(0) / group_channels;
-        Pair own = {};
-        if (sweep_t::slots == 1) {
-            own = group_means(totals, gamma, first_group * group_channels, group_channels, length);
-        } else {
-            first_group = sweep.block_channel() / group_channels;
-            const long long last_group = (sweep.block_end() - 1) / group_channels;
-            for (long long group = first_group + threadIdx.x / warp_size; group <= last_group; group += block_warps) {
-                const Pair found = group_means(totals, gamma, group * group_channels, group_channels, length);
-                if (threadIdx.x % warp_size == 0) {
-                    means[group - first_group] = found;
-                }
-            }
-            __syncthreads();
-        }
-        Coefficients of[sweep_t::slots];
-#pragma unroll
-        for (int slot = 0; slot < sweep_t::slots; ++slot) {
-            of[slot] = Coefficients{};
-            if (sweep.has(slot)) {
-                const long long channel = sweep.channel_of(slot), group = channel / group_channels;
-                const Pair found = sweep_t::slots == 1 ? own : means[group - first_group];
-                of[slot] = Coefficients{parameter(gamma, channel, acc_t(1)), widen(load(mean, sweep.n * groups + group)),
-                                        widen(load(rstd, sweep.n * groups + group)), found.first, found.second};
-            }
-        }
+        const Pair* const parts = workspace + sweep.n * chunks * C;
+        Coefficients of[sweep_t::slots] = {};
+        each_slot(sweep, group_channels, [&](int slot, long long channel, long long group) {
+            const long long at = sweep.n * groups + group;
+            const Pair means = load(parts, group * group_channels);
+            of[slot] = Coefficients{parameter(gamma, channel, acc_t(1)), widen(load(mean, at)), widen(load(rstd, at)),
+                                    means.first, means.second};
+        });
         const data_t* const from[2] = {dy, x};
         sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][sweep_loads], const Place(&places)[sweep_loads]) {
 #pragma unroll
@@ -182,6 +151,5 @@ group_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t*
                 store_pack(dx + places[k].row, places[k].first, places[k].length, out);
             }
         });
-        __syncthreads();  // means are taken over by the next item
     }
 }

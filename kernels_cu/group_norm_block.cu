@@ -4,7 +4,7 @@
 //   grid: N * groups / slab_groups slabs, dealt out block by block; a block writes its slab of y, mean and rstd
 //   shared memory: the slab of x; per channel its totals, partial sums, centre and affine form
 //
-// Every byte of x is read once. Wins from a few thousand elements a group up to what shared memory holds.
+// Every byte of x is read once, and before the block writes y, so y may be x. Wins from a few thousand elements a group up to what shared memory holds.
 #include "parameters.cuh"
 #include "slab.cuh"
 
@@ -45,7 +45,9 @@ group_norm_block(const data_t* x, const gamma_t* gamma, const beta_t* beta, data
             const int group_start = channel / group_channels * group_channels;
             centre[channel] = usable_shift(widen(load(x, slab.first_element(group_start))));
         }
-        stage(slab, x, staged);
+        const data_t* const from[1] = {x};
+        Pack<data_t>* const to[1] = {staged};
+        stage(slab, from, to);
         __syncthreads();
 
         const int lane = threadIdx.x % warp_size;
@@ -73,9 +75,10 @@ group_norm_block(const data_t* x, const gamma_t* gamma, const beta_t* beta, data
 
         for (int j = threadIdx.x; j < slab.packs(); j += Tile::threads) {
             const Place where = slab.place(j);
+            const Pack<data_t> held = staged[j];
             Pack<data_t> out = {};
-            slab.each(where, [&](int i, int channel) {
-                out.item[i] = narrow<data_t>(normalised(widen(staged[j].item[i]), affine[channel]));
+            slab.each(where, [&](int channel) { return affine[channel]; }, [&](int i, const Affine& k) {
+                out.item[i] = narrow<data_t>(normalised(widen(held.item[i]), k));
             });
             store_pack(y + where.row, where.first, where.length, out);
         }

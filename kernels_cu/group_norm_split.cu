@@ -3,9 +3,8 @@
 //   x, y (N, C, HxW) or (N, HxW, C); gamma, beta (C) or null; mean, rstd (N, groups)
 //   workspace [N * chunks, C] pairs: mean and sum of squared deviations of one channel over one chunk of one sample
 //
-//   group_norm_split_moments  reads x, writes the workspace
-//   group_norm_split_fold     a warp per group merges its channels and chunks, writes mean and rstd
-//                             (it reads three elements of x a group)
+//   group_norm_split_moments  reads x (three elements of each group again), writes the workspace
+//   group_norm_split_fold     a block per (n, group) merges the group's parts, writes mean and rstd
 //   group_norm_split_apply    reads x, mean and rstd, writes y
 //
 // x is read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache. Moments
@@ -15,9 +14,8 @@
 #include "sweep.cuh"
 
 // The median of a group's first, middle and last element: an outlier in one place does not make it a bad shift.
-__device__ __forceinline__ acc_t group_shift(const data_t* x, const Chunking& cut, long long n, long long channel,
+__device__ __forceinline__ acc_t group_shift(const data_t* x, const Chunking& cut, long long n, long long first,
                                              long long group_channels) {
-    const long long first = channel / group_channels * group_channels;
     const acc_t a = widen(load(x, sweep_t::element(cut, n, first, 0)));
     const acc_t b = widen(load(x, sweep_t::element(cut, n, first + group_channels / 2, cut.HxW / 2)));
     const acc_t c = widen(load(x, sweep_t::element(cut, n, first + group_channels - 1, cut.HxW - 1)));
@@ -26,31 +24,34 @@ __device__ __forceinline__ acc_t group_shift(const data_t* x, const Chunking& cu
     return usable_shift(low < below ? below : low);
 }
 
-__device__ __forceinline__ void give_moments(const Sweep<ChannelsFirst>& sweep, Moments (&found)[1], Moments*,
-                                             Pair* workspace, const Chunking& cut) {
-    found[0] = lanes_merge(found[0], warp_size);
+// Write a chunk's moments to the workspace. A channels-first warp merges its lanes; a channels-last block merges its
+// rows, by way of partials[part][slot][column], in the order of the parts.
+__device__ __forceinline__ void give_moments(const Sweep<ChannelsFirst>& sweep, acc_t count, const Pair (&found)[1],
+                                             Moments*, Pair* workspace, const Chunking& cut) {
+    const Moments total = lanes_merge(Moments{count, found[0].first, found[0].second}, warp_size);
     if (sweep.live() && threadIdx.x % warp_size == 0) {
         const long long row = sweep.n * cut.chunks + sweep.chunk;
-        store(workspace, row * cut.C + sweep.channel, Pair{found[0].mean, found[0].m2});
+        store(workspace, row * cut.C + sweep.channel, Pair{total.mean, total.m2});
     }
 }
 
-__device__ __forceinline__ void give_moments(const Sweep<ChannelsLast>& sweep, Moments (&found)[pack_size],
-                                             Moments* partials, Pair* workspace, const Chunking& cut) {
-    const int width = sweep.columns * pack_size;
+__device__ __forceinline__ void give_moments(const Sweep<ChannelsLast>& sweep, acc_t count,
+                                             const Pair (&found)[pack_size], Moments* partials, Pair* workspace,
+                                             const Chunking& cut) {
     if (sweep.part < sweep.parts) {
 #pragma unroll
         for (int slot = 0; slot < pack_size; ++slot) {
-            partials[sweep.part * width + sweep.column * pack_size + slot] = found[slot];
+            partials[(sweep.part * pack_size + slot) * sweep.columns + sweep.column] =
+                Moments{count, found[slot].first, found[slot].second};
         }
     }
     __syncthreads();
     const long long row = sweep.n * cut.chunks + sweep.chunk;
-    for (int at = threadIdx.x; at < width; at += Tile::threads) {
+    for (int at = threadIdx.x; at < sweep.columns * pack_size; at += Tile::threads) {
         if (sweep.block_channel() + at < cut.C) {
             Moments total = {};
             for (int part = 0; part < sweep.parts; ++part) {
-                total = merge(total, partials[part * width + at]);
+                total = merge(total, partials[(part * pack_size + at % pack_size) * sweep.columns + at / pack_size]);
             }
             store(workspace, row * cut.C + sweep.block_channel() + at, Pair{total.mean, total.m2});
         }
@@ -62,32 +63,51 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long long C, long long HxW, long long groups,
                          long long chunk, long long chunks) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
+    const long long group_channels = C / groups;
     int offset = 0;
     Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
     for (long long item = blockIdx.x; item < sweep_t::items(cut); item += gridDim.x) {
         const sweep_t sweep(x, cut, item);
         acc_t shift[sweep_t::slots] = {};
-#pragma unroll
-        for (int slot = 0; slot < sweep_t::slots; ++slot) {
-            if (sweep.has(slot)) {
-                shift[slot] = group_shift(x, cut, sweep.n, sweep.channel_of(slot), C / groups);
+        long long shifted_group = -1;
+        acc_t shift_of_group = acc_t(0);
+        each_slot(sweep, group_channels, [&](int slot, long long, long long group) {
+            if (group != shifted_group) {
+                shift_of_group = group_shift(x, cut, sweep.n, group * group_channels, group_channels);
+                shifted_group = group;
             }
-        }
-        Moments found[sweep_t::slots] = {};
+            shift[slot] = shift_of_group;
+        });
+        acc_t count = acc_t(0);  // the same for all the thread's channels
+        Pair found[sweep_t::slots] = {};  // mean and m2
         const data_t* const from[1] = {x};
         sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][sweep_loads], const Place(&places)[sweep_loads]) {
             // A slot's values lie along the packs (channels-last) or everywhere (channels-first).
             constexpr int items_per_pack = pack_size / sweep_t::slots;
+            int weight = 0;
+            bool full = true;
+#pragma unroll
+            for (int k = 0; k < sweep_loads; ++k) {
+                weight += sweep_t::weight(places[k]);
+                full = full && sweep_t::full(places[k]);
+            }
+            const acc_t more = acc_t(weight), inverse = acc_t(1) / more;
+            const acc_t share = more / (count + more);
 #pragma unroll
             for (int slot = 0; slot < sweep_t::slots; ++slot) {
                 const auto value = [&](int v) {
                     return acc_t(widen(batch[0][v / items_per_pack].item[v % items_per_pack + slot])) - shift[slot];
                 };
-                const auto use = [&](int v) { return places[v / items_per_pack].holds(v % items_per_pack + slot); };
-                found[slot] = merge(found[slot], register_moments<sweep_loads * items_per_pack>(value, use));
+                const auto use = [&](int v) { return sweep_t::uses(places[v / items_per_pack], v % items_per_pack); };
+                constexpr int values = sweep_loads * items_per_pack;
+                const Moments of_batch = full ? register_moments<values>(more, inverse, value, Always())
+                                              : register_moments<values>(more, inverse, value, use);
+                const Moments total = merge(Moments{count, found[slot].first, found[slot].second}, of_batch, share);
+                found[slot] = Pair{total.mean, total.m2};
             }
+            count += more;
         });
-        give_moments(sweep, found, partials, workspace, cut);
+        give_moments(sweep, count, found, partials, workspace, cut);
     }
 }
 
@@ -96,23 +116,23 @@ group_norm_split_fold(const data_t* x, const Pair* workspace, acc_t* mean, acc_t
                       long long HxW, long long groups, long long chunk, long long chunks, double eps) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
     const long long group_channels = C / groups;
-    const int lane = threadIdx.x % warp_size;
-    const long long warps = static_cast<long long>(gridDim.x) * block_warps;
-    for (long long item = static_cast<long long>(blockIdx.x) * block_warps + threadIdx.x / warp_size;
-         item < N * groups; item += warps) {
+    int offset = 0;
+    Moments* scratch = shared_array<Moments>(offset, block_warps);
+    for (long long item = blockIdx.x; item < N * groups; item += gridDim.x) {
         const long long n = item / groups, first_channel = (item - n * groups) * group_channels;
+        const Pair* const parts = workspace + n * chunks * C + first_channel;
         Moments found = {};
-        for (long long at = lane; at < group_channels * chunks; at += warp_size) {
-            const long long row = at / group_channels, channel = first_channel + at - row * group_channels;
-            const Pair part = load(workspace, (n * chunks + row) * C + channel);
+        each_part(chunks, group_channels, [&](long long row, long long channel) {
+            const Pair part = load(parts, row * C + channel);
             const long long left = HxW - row * chunk;
             found = merge(found, Moments{acc_t(left < chunk ? left : chunk), part.first, part.second});
-        }
-        found = lanes_merge(found, warp_size);
-        if (lane == 0) {
+        });
+        found = block_fold(found, scratch, [](Moments value) { return lanes_merge(value, warp_size); });
+        if (threadIdx.x == 0) {
             store(mean, item, found.mean + group_shift(x, cut, n, first_channel, group_channels));
             store(rstd, item, reciprocal_deviation(found.m2 / found.count, acc_t(eps)));
         }
+        __syncthreads();  // scratch is taken over by the next group
     }
 }
 
@@ -124,17 +144,12 @@ group_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta
     const long long items = sweep_t::items(cut);
     for (long long item = blockIdx.x; item < items; item += gridDim.x) {
         const sweep_t sweep(x, cut, items - 1 - item);
-        Affine of[sweep_t::slots];
-#pragma unroll
-        for (int slot = 0; slot < sweep_t::slots; ++slot) {
-            of[slot] = Affine{};
-            if (sweep.has(slot)) {
-                const long long channel = sweep.channel_of(slot);
-                const long long at = sweep.n * groups + channel / (C / groups);
-                of[slot] = Affine{load(mean, at), load(rstd, at) * parameter(gamma, channel, acc_t(1)),
-                                  parameter(beta, channel, acc_t(0))};
-            }
-        }
+        Affine of[sweep_t::slots] = {};
+        each_slot(sweep, C / groups, [&](int slot, long long channel, long long group) {
+            const long long at = sweep.n * groups + group;
+            of[slot] = Affine{load(mean, at), load(rstd, at) * parameter(gamma, channel, acc_t(1)),
+                              parameter(beta, channel, acc_t(0))};
+        });
         const data_t* const from[1] = {x};
         sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][sweep_loads], const Place(&places)[sweep_loads]) {
 #pragma unroll

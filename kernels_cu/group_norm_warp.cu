@@ -4,7 +4,7 @@
 //   a team of Tile::lanes lanes holds Tile::packs packs a lane: a group has at most lanes * packs * pack_size elements
 //   grid: N * groups groups, dealt out to teams; a team writes its group of y and its mean and rstd
 //
-// Every byte of x is read once, no barrier and no shared memory. Wins for groups up to about two thousand elements.
+// Every byte of x is read once, and before the team writes y, so y may be x. No barrier and no shared memory. Wins for groups up to about two thousand elements.
 #include "parameters.cuh"
 #include "team.cuh"
 

@@ -34,7 +34,7 @@ __device__ __forceinline__ acc_t reciprocal_deviation(acc_t variance, acc_t eps)
 // rounded mean costs digits.
 __device__ __forceinline__ Statistics corrected_statistics(acc_t centre, Pair sums, acc_t length, acc_t eps) {
     if (!finite(centre)) {
-        return Statistics{centre, sums.second / length};  // infinite or NaN data: the mean keeps it, the rest is NaN
+        return Statistics{centre, centre - centre};  // infinite or NaN data, or a sum that overflowed: rstd is NaN
     }
     const acc_t missed = sums.first / length;
     return Statistics{centre + missed, reciprocal_deviation(sums.second / length - missed * missed, eps)};
@@ -69,19 +69,18 @@ struct Moments {
     acc_t m2;
 };
 
-// Chan's merge. The order of a and b matters in the last bit, so callers fix it.
+// Chan's merge, with share = b.count / (a.count + b.count). The order of a and b matters in the last bit: callers fix it.
+__device__ __forceinline__ Moments merge(Moments a, Moments b, acc_t share) {
+    const acc_t delta = b.mean - a.mean;
+    const acc_t mean = finite(delta) ? a.mean + delta * share : a.mean + b.mean;  // infinities stay what they are
+    return Moments{a.count + b.count, mean, a.m2 + b.m2 + delta * delta * a.count * share};
+}
+
 __device__ __forceinline__ Moments merge(Moments a, Moments b) {
     if (b.count == acc_t(0)) {
         return a;
     }
-    if (a.count == acc_t(0)) {
-        return b;
-    }
-    const acc_t count = a.count + b.count;
-    const acc_t share = b.count / count;
-    const acc_t delta = b.mean - a.mean;
-    const acc_t mean = finite(delta) ? a.mean + delta * share : a.mean + b.mean;  // infinities stay what they are
-    return Moments{count, mean, a.m2 + b.m2 + delta * delta * a.count * share};
+    return a.count == acc_t(0) ? b : merge(a, b, b.count / (a.count + b.count));
 }
 
 // Moments over `lanes` consecutive lanes, right in the first of them.
@@ -94,17 +93,15 @@ __device__ __forceinline__ Moments lanes_merge(Moments value, int lanes) {
     return value;
 }
 
-// Moments of the values value(i) for which use(i) holds, i in [0, size), all in registers: two passes, the second
+// Moments of the `count` values value(i) for which use(i) holds, i in [0, size), all in registers: two passes, the second
 // corrected as above. The values are deviations from a shift that is common to all that will be merged.
 template <int size, typename Value, typename Use>
-__device__ __forceinline__ Moments register_moments(Value value, Use use) {
-    acc_t count = acc_t(0), sum = acc_t(0);
+__device__ __forceinline__ Moments register_moments(acc_t count, acc_t inverse, Value value, Use use) {
+    acc_t sum = acc_t(0);
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-        count += use(i) ? acc_t(1) : acc_t(0);
         sum += use(i) ? value(i) : acc_t(0);
     }
-    const acc_t inverse = count > acc_t(0) ? acc_t(1) / count : acc_t(0);
     const acc_t centre = sum * inverse;
     Pair sums = {};
 #pragma unroll

@@ -31,29 +31,3 @@ struct ParameterGradients {
         }
     }
 };
-
-// dgamma and dbeta of 32 channels: the sum of their workspace rows 0, stride, 2 * stride, ... Warps take rows in turn,
-// lanes neighbouring channels; the warps' sums are added in the order of the warps. `scratch` is shared, Tile::threads
-// pairs. The whole block calls; it ends with a barrier.
-__device__ __forceinline__ void sum_parameter_rows(const Pair* workspace, long long rows, long long stride,
-                                                   long long first_channel, const ParameterGradients& results,
-                                                   Pair* scratch) {
-    const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
-    const long long channel = first_channel + lane;
-    Pair sums = {};
-    if (channel < results.C) {
-#pragma unroll 4
-        for (long long row = warp; row < rows; row += block_warps) {
-            sums = sums + load(workspace, row * stride * results.C + channel);
-        }
-    }
-    scratch[threadIdx.x] = sums;
-    __syncthreads();
-    if (warp == 0 && channel < results.C) {
-        for (int other = 1; other < block_warps; ++other) {
-            sums = sums + scratch[other * warp_size + lane];
-        }
-        results.give(0, channel, sums);
-    }
-    __syncthreads();
-}

@@ -44,3 +44,16 @@ static_assert(Tile::threads % warp_size == 0 && block_warps <= warp_size, "whole
 // Blocks that make up `threads` resident threads on a multiprocessor: what a launch bound asks for, so that a kernel's
 // registers leave room for enough loads in flight. Without it the compiler spends what a lone block may.
 constexpr int blocks_of(int threads) { return threads > Tile::threads ? threads / Tile::threads : 1; }
+
+// fold(value) over the warps of a block: fold takes 32 lanes' values into lane 0. The result is right in thread 0.
+// `scratch` is shared, block_warps long; a barrier lies between two calls with the same scratch.
+template <typename T, typename Fold>
+__device__ __forceinline__ T block_fold(T value, T* scratch, Fold fold) {
+    const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+    value = fold(value);
+    if (lane == 0) {
+        scratch[warp] = value;
+    }
+    __syncthreads();
+    return warp == 0 ? fold(lane < block_warps ? scratch[lane] : T{}) : value;
+}

@@ -13,6 +13,16 @@ struct Place {
     int length;     // of the run or row
 
     __device__ __forceinline__ bool holds(int i) const { return first + i >= 0 && first + i < length; }
+    __device__ __forceinline__ int count() const {
+        const int begin = first < 0 ? 0 : first, end = first + pack_size < length ? first + pack_size : length;
+        return end > begin ? end - begin : 0;
+    }
+    __device__ __forceinline__ bool whole() const { return first >= 0 && first + pack_size <= length; }
+};
+
+// For an element's place that is known to hold it.
+struct Always {
+    __device__ __forceinline__ bool operator()(int) const { return true; }
 };
 
 __device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -38,6 +48,33 @@ struct ChannelWalk {
     }
 };
 
+// Calls use(i, value) for the elements of a pack of a channels-first run, in order; value = of(channel), looked up once a
+// channel, and once in all where the pack lies in one channel, as most do.
+template <typename Of, typename Use>
+__device__ __forceinline__ void each_in_channels(const Place& where, int HxW, Of of, Use use) {
+    if (where.first + pack_size <= 0 || where.first >= where.length) {
+        return;
+    }
+    ChannelWalk walk(where.first, HxW);
+    auto value = of(walk.channel);
+    if (where.first >= 0 && walk.left >= pack_size) {  // a channel ends within the run, so the pack is whole
+#pragma unroll
+        for (int i = 0; i < pack_size; ++i) {
+            use(i, value);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < pack_size; ++i) {
+        if (where.holds(i)) {
+            use(i, value);
+            if (walk.step(HxW) && i + 1 < pack_size && where.holds(i + 1)) {
+                value = of(walk.channel);
+            }
+        }
+    }
+}
+
 template <typename Layout>
 struct Slab;
 
@@ -60,17 +97,10 @@ struct Slab<ChannelsFirst> {
 
     __device__ __forceinline__ long long first_element(int channel) const { return start + (long long)channel * HxW; }
 
-    // Calls use(i, channel) for the elements of the pack at `where`, in order.
-    template <typename Use>
-    __device__ __forceinline__ void each(const Place& where, Use use) const {
-        ChannelWalk walk(where.first, HxW);
-#pragma unroll
-        for (int i = 0; i < pack_size; ++i) {
-            if (where.holds(i)) {
-                use(i, walk.channel);
-                walk.step(HxW);
-            }
-        }
+    // Calls use(i, value) for the elements of the pack at `where`, in order; value = of(channel), looked up once a channel.
+    template <typename Of, typename Use>
+    __device__ __forceinline__ void each(const Place& where, Of of, Use use) const {
+        each_in_channels(where, HxW, of, use);
     }
 
     // How many partial sums a channel has: several units of lanes share a channel where there are more units.
@@ -99,7 +129,11 @@ struct Slab<ChannelsFirst> {
             Pair sums = {};
             for (int j = begin / pack_size + part * lanes + lane; j * pack_size < end; j += parts * lanes) {
                 const int first = j * pack_size;
-                sums = sums + terms.pack(j, channel, [&](int i) { return first + i >= begin && first + i < end; });
+                if (first >= begin && first + pack_size <= end) {
+                    sums = sums + terms.pack(j, channel, Always());
+                } else {
+                    sums = sums + terms.pack(j, channel, [&](int i) { return first + i >= begin && first + i < end; });
+                }
             }
             sums = lanes_sum(sums, lanes);
             if (live && lane == 0) {
@@ -129,12 +163,12 @@ struct Slab<ChannelsLast> {
     }
     __device__ __forceinline__ long long first_element(int channel) const { return start + channel; }
 
-    template <typename Use>
-    __device__ __forceinline__ void each(const Place& where, Use use) const {
+    template <typename Of, typename Use>
+    __device__ __forceinline__ void each(const Place& where, Of of, Use use) const {
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
             if (where.holds(i)) {
-                use(i, where.first + i);
+                use(i, of(where.first + i));
             }
         }
     }
@@ -164,24 +198,36 @@ typedef Slab<layout_t> slab_t;
 
 constexpr int loads_in_flight = 4;  // packs a thread asks for before it uses the first: hides DRAM latency
 
-// Copies a slab into shared memory. No barrier.
-__device__ __forceinline__ void stage(const slab_t& slab, const data_t* tensor, Pack<data_t>* staged) {
+// Copies slabs of several tensors into shared memory, their loads side by side; a null tensor is left out. No barrier.
+template <int tensors>
+__device__ __forceinline__ void stage(const slab_t& slab, const data_t* const (&from)[tensors],
+                                      Pack<data_t>* const (&staged)[tensors]) {
     const int packs = slab.packs();
     for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {
-        Pack<data_t> held[loads_in_flight];
+        Pack<data_t> held[tensors][loads_in_flight];
 #pragma unroll
         for (int k = 0; k < loads_in_flight; ++k) {
             const int j = base + k * Tile::threads;
             if (j < packs) {
                 const Place where = slab.place(j);
-                held[k] = load_pack(tensor + where.row, where.first, where.length);
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    if (from[t] != nullptr) {
+                        held[t][k] = load_pack(from[t] + where.row, where.first, where.length);
+                    }
+                }
             }
         }
 #pragma unroll
         for (int k = 0; k < loads_in_flight; ++k) {
             const int j = base + k * Tile::threads;
             if (j < packs) {
-                staged[j] = held[k];
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    if (from[t] != nullptr) {
+                        staged[t][j] = held[t][k];
+                    }
+                }
             }
         }
     }

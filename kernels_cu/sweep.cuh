@@ -2,7 +2,7 @@
 //
 // HxW is cut into `chunks` of `chunk` positions. Along its sweep a thread meets the same channels in every pack: one
 // channel (channels-first: a warp per chunk of a plane) or one pack of neighbouring channels (channels-last: a block per
-// chunk of rows, a thread per column of packs and every parts-th row). So what a thread knows of its channels, `slots`
+// chunk of rows and as many columns of packs as it has threads, a thread per column and every parts-th row). So what a thread knows of its channels, `slots`
 // of them, stays in registers, and the sums of a chunk go to row n * chunks + chunk of a workspace [rows, C].
 #include "slab.cuh"
 
@@ -53,10 +53,12 @@ struct Sweep<ChannelsFirst> {
         return (n * cut.C + channel) * cut.HxW + position;
     }
     static __device__ __forceinline__ int slot(int) { return 0; }
+    // Elements of a pack that count for each slot, whether the i-th does, and whether all do.
+    static __device__ __forceinline__ int weight(const Place& where) { return where.count(); }
+    static __device__ __forceinline__ bool uses(const Place& where, int i) { return where.holds(i); }
+    static __device__ __forceinline__ bool full(const Place& where) { return where.whole(); }
     __device__ __forceinline__ bool has(int) const { return live(); }
     __device__ __forceinline__ long long channel_of(int) const { return channel; }
-    __device__ __forceinline__ long long block_channel() const { return channel; }
-    __device__ __forceinline__ long long block_end() const { return channel + 1; }
 };
 
 template <>
@@ -107,17 +109,49 @@ struct Sweep<ChannelsLast> {
         return (n * cut.HxW + position) * cut.C + channel;
     }
     static __device__ __forceinline__ int slot(int i) { return i; }
+    // A row is there or not; slots past the last channel read zeros and are given to nobody.
+    static __device__ __forceinline__ int weight(const Place& where) { return where.length > 0 ? 1 : 0; }
+    static __device__ __forceinline__ bool uses(const Place& where, int) { return where.length > 0; }
+    static __device__ __forceinline__ bool full(const Place& where) { return where.length > 0; }
     __device__ __forceinline__ bool has(int slot) const { return live() && first_channel + slot < C; }
     __device__ __forceinline__ long long channel_of(int slot) const { return first_channel + slot; }
-    // The channels that the whole block meets: [block_channel(), block_end()).
     __device__ __forceinline__ long long block_channel() const { return first_channel - column * pack_size; }
-    __device__ __forceinline__ long long block_end() const {
-        const long long end = block_channel() + columns * pack_size;
-        return end < C ? end : C;
-    }
 };
 
 typedef Sweep<layout_t> sweep_t;
+
+// Calls use(slot, channel, group) for the channels that a thread meets: one division, then comparisons.
+template <typename Use>
+__device__ __forceinline__ void each_slot(const sweep_t& sweep, long long group_channels, Use use) {
+    long long group = sweep.channel_of(0) / group_channels;
+    long long next = (group + 1) * group_channels;
+#pragma unroll
+    for (int slot = 0; slot < sweep_t::slots; ++slot) {
+        if (sweep.channel_of(slot) == next) {
+            ++group;
+            next += group_channels;
+        }
+        if (sweep.has(slot)) {
+            use(slot, sweep.channel_of(slot), group);
+        }
+    }
+}
+
+// The (row, channel) pairs of a group in a workspace [rows, C], dealt out to the threads of a block in order.
+template <typename Use>
+__device__ __forceinline__ void each_part(long long rows, long long group_channels, Use use) {
+    const long long row_step = Tile::threads / group_channels, channel_step = Tile::threads % group_channels;
+    long long row = threadIdx.x / group_channels, channel = threadIdx.x % group_channels;
+    while (row < rows) {
+        use(row, channel);
+        row += row_step;
+        channel += channel_step;
+        if (channel >= group_channels) {
+            channel -= group_channels;
+            ++row;
+        }
+    }
+}
 
 // Packs of a tensor that a thread asks for at a time; fewer where what it knows of its channels takes up registers.
 constexpr int sweep_loads = sweep_t::slots == 1 ? loads_in_flight : loads_in_flight / 2;

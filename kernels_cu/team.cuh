@@ -30,23 +30,9 @@ struct Run {
         return [where](int i) { return where.holds(i); };
     }
 
-    // Calls use(i, value) for the elements of the k-th pack, value = of(channel) looked up once a channel.
+    // Calls use(i, value) for the elements of the k-th pack, value = of(channel).
     template <typename Of, typename Use>
     __device__ __forceinline__ void each(int k, int HxW, Of of, Use use) const {
-        const Place where = {start, first(k), length};
-        if (where.first + pack_size <= 0 || where.first >= length) {
-            return;
-        }
-        ChannelWalk walk(where.first, HxW);
-        auto value = of(walk.channel);
-#pragma unroll
-        for (int i = 0; i < pack_size; ++i) {
-            if (where.holds(i)) {
-                use(i, value);
-                if (walk.step(HxW) && i + 1 < pack_size && where.holds(i + 1)) {
-                    value = of(walk.channel);
-                }
-            }
-        }
+        each_in_channels(Place{start, first(k), length}, HxW, of, use);
     }
 };

@@ -162,10 +162,19 @@ __device__ __forceinline__ Pack<T> load_whole(const T* address) {
     return *reinterpret_cast<const Pack<T>*>(address);
 }
 
+// In PTX, because the compiler takes a store of a struct that it has just put together apart again into four.
 template <typename T>
 __device__ __forceinline__ void store_whole(T* address, const Pack<T>& pack) {
     CUNORM_TOUCH(address, access_bytes, true);
+#ifdef CUNORM_CPU
     *reinterpret_cast<Pack<T>*>(address) = pack;
+#else
+    unsigned words[access_bytes / 4];
+    memcpy(words, &pack, access_bytes);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
+#endif
 }
 
 // Elements that `address` lies past a 16-byte boundary.

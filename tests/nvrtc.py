@@ -40,3 +40,14 @@ def compile_for(text: str, architecture: str) -> list[Usage]:
         spills = int(frame[2]) + int(frame[3])
         found.append(Usage(entry[1], int(registers[1]), spills, int(frame[1])))
     return found
+
+
+def ptx_of(text: str, architecture: str = "compute_90") -> str:
+    """The PTX of a text; ptxas leaves its vector accesses as they are."""
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(text, "kernel.cu", (), ())
+    nvrtc.compileProgram(program, (*OPTIONS[:-1], f"-arch={architecture}"))
+    ptx = nvrtc.getPTX(program)
+    nvrtc.destroyProgram(program)
+    return ptx if isinstance(ptx, str) else ptx.decode()

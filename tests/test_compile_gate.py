@@ -7,10 +7,11 @@ strategy, direction, dtype and layout, the tile that needs the most registers; -
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 
 import pytest
-from nvrtc import ARCHITECTURES, compile_for
+from nvrtc import ARCHITECTURES, compile_for, ptx_of
 
 from cunorm.arrays import DTYPES
 from cunorm.devices import KNOWN, Device
@@ -96,6 +97,26 @@ def test_no_accepted_tile_spills(strategy: Strategy, dtype: str, layout: str, ar
     for problem, tile in accepted(strategy, dtype, layout, device_for(architecture)):
         compiled += check(strategy, problem, tile, architecture)
     assert compiled > 0
+
+
+#: Kernels that move tensors, by the strategy's name; the others move workspaces and parameters.
+TENSOR_KERNELS = re.compile(r"_(warp|block|split_sums|split_input|split_moments|split_apply)$")
+
+
+@pytest.mark.parametrize(("strategy", "dtype", "layout"), CASES)
+def test_tensors_are_moved_16_bytes_at_a_time(strategy: Strategy, dtype: str, layout: str) -> None:
+    problem, tile = next(accepted(strategy, dtype, layout, KNOWN["H200"]))
+    seen = 0
+    for launch in {launch.kernel: launch for launch in strategy.launches(problem, tile)}.values():
+        for part in ptx_of(kernel_text(launch, problem, strategy, tile)).split(".visible .entry ")[1:]:
+            entry = re.match(r"\w+", part)
+            assert entry is not None
+            if TENSOR_KERNELS.search(entry[0]):
+                seen += 1
+                assert re.search(r"ld\.global\.(v4\.[ufb]32|v2\.[ufb]64)", part), f"{entry[0]}: no 16-byte load"
+                writes = not re.search(r"_(sums|moments)$", entry[0])
+                assert not writes or "st.global.v4.b32" in part, f"{entry[0]}: no 16-byte store"
+    assert seen == (2 if strategy.name == "split" else 1)
 
 
 def test_the_gate_sees_a_spill() -> None:

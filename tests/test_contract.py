@@ -169,6 +169,19 @@ def neighbours(name: str, shift: int) -> Change:
     return change
 
 
+def backwards(name: str) -> Change:
+    """An input that runs backwards through a buffer, the first output before its first element."""
+
+    def change(a: Arguments) -> Arguments:
+        buffer = np.zeros(288, np.float32)
+        window = buffer[100:244][::-1].reshape(a[name].shape)
+        window[...] = a[name]
+        assert buffer[100] != 0  # a view, no copy
+        return {name: window, "out": (buffer[:144].reshape(a[name].shape), *a["out"][1:])}
+
+    return change
+
+
 def _array_cases(name: str) -> list[tuple[str, str, Any, Change]]:
     """No array of NumPy or CuPy, or not one of a supported dtype."""
     return wrong(
@@ -279,6 +292,7 @@ SHARED = [
     *output(2, "reversed out 1", ValueError, lambda _, a: a["out"][1][::-1]),
     *output(1, "in x", ValueError, lambda o, a: a["x"].reshape(-1)[4 : 4 + o.size].reshape(o.shape)),
     *[(f"out 0 {shift} past x", "out", ValueError, neighbours("x", shift)) for shift in (1, 4, 8, 143)],
+    ("out 0 before x that runs backwards", "out", ValueError, backwards("x")),
     *output(0, "x reversed", ValueError, lambda _, a: a["x"][::-1]),
     *output(0, "x swapped", ValueError, lambda _, a: a["x"].swapaxes(2, 3)),
 ]

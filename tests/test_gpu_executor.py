@@ -6,6 +6,7 @@ The tests at the end need a GPU (``--gpu``).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,6 +113,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
             if "broken" in self.code:
                 log = "\n".join(f'norm.cuh({line}): error: identifier "chanels" is undefined' for line in range(200))
                 raise cupy.cuda.compiler.CompileException(log, self.code, self.name, self.options, "nvrtc")
+            if "slow" in self.code:
+                time.sleep(0.05)
             notes.compiled.append((self.code, self.name, notes.current))
 
         @property
@@ -351,7 +354,7 @@ def test_threads_compile_once(driver: Driver) -> None:
 
     def work() -> None:
         barrier.wait()
-        kernels.append(gpu.compile("/* threads */", "kernel"))
+        kernels.append(gpu.compile("/* slow */", "kernel"))
 
     threads = [threading.Thread(target=work) for _ in range(count)]
     for thread in threads:
@@ -393,9 +396,15 @@ def test_shared_memory_is_opted_in_once(driver: Driver) -> None:
     kernel = gpu.compile("/* shared */", "kernel", 1)
     gpu.launch(kernel, 1, 32, 48 * 1024, ())
     assert driver.opted_in == []
+    allowed = 0
     for shared_bytes in (48 * 1024 + 16, 48 * 1024 + 16, 1000, 100000, 60000, 100000):
         gpu.launch(kernel, 1, 32, shared_bytes, ())
-    assert driver.opted_in == [("kernel", 48 * 1024 + 16, 1), ("kernel", 100000, 1)]
+        if shared_bytes > 48 * 1024:
+            assert driver.opted_in[-1][1] >= max(shared_bytes, allowed)  # never lowered: another thread may need it
+            allowed = driver.opted_in[-1][1]
+    assert len(driver.opted_in) <= 2
+    assert {(name, device) for name, _, device in driver.opted_in} == {("kernel", 1)}
+    assert allowed <= FACTS["sharedMemPerBlockOptin"]
     assert [launch["shared_mem"] for launch in driver.launches][1:] == [49168, 49168, 1000, 100000, 60000, 100000]
 
 
@@ -403,10 +412,9 @@ def test_a_call_above_48_kib_opts_in(driver: Driver) -> None:
     a = given(driver, shape=(2, 8, 64, 64))
     for _ in range(3):
         cunorm.group_norm_backward(**a, num_groups=2, tile=TILES["block"])
-    ((entry, shared_bytes, device),) = driver.opted_in
+    ((entry, cap, device),) = driver.opted_in
     assert (entry, device) == ("group_norm_backward_block", 0)
-    assert shared_bytes > 2 * 4 * 64 * 64 * 4
-    assert driver.launches[0]["shared_mem"] == shared_bytes
+    assert 2 * 4 * 64 * 64 * 4 < driver.launches[0]["shared_mem"] <= cap
 
 
 def test_launch_goes_to_the_gpu_of_the_kernel(driver: Driver) -> None:
