@@ -2,9 +2,9 @@
 
 Example: ``python benchmarks/host_overhead.py --profile --json benchmarks/results/host_overhead.json``
 
-The call is given ``out=``, and ``workspace=`` or a stub in the place of its allocation. CuPy arrays lie over made-up addresses that
-nothing ever reads, so no GPU is needed. Two clocks: ``wall`` is what a user waits, and counts other work on the same
-core; ``cpu`` is the time this thread itself had. On a quiet core they agree.
+The call is given ``out=``, and ``workspace=`` or a stub in the place of its allocation. CuPy arrays lie over made-up
+addresses that nothing ever reads, so no GPU is needed. Two clocks: ``wall`` is what a user waits, and counts other work
+on the same core; ``cpu`` is the time this thread itself had. On a quiet core they agree.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[
         stubs |= {"allocation_forbidden": lambda *_: False}
     # The workspace of a call that brings none: its allocation is stubbed too.
     kept = make((WORKSPACE,), "uint8")
-    no_allocation = mock.patch("cunorm.call.Call._new_workspace", lambda _: kept)
+    no_allocation = mock.patch("cunorm.call.Call._new_workspace", return_value=kept)
     with mock.patch.multiple(f"cunorm.{kind}", **stubs), no_allocation:
         yield
 

@@ -36,6 +36,8 @@ FORWARD_NAMES = ("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps")
 BACKWARD_NAMES = ("dy", "x", "mean", "rstd", "gamma", "beta", "dx", "dgamma", "dbeta", "workspace")
 GRADIENTS = ("dx", "dgamma", "dbeta")
 NAN = float("nan")
+#: Sizes and byte counts pass to kernels in 64 bits.
+MOST_ELEMENTS = 2**60
 
 
 def place_for(kind: str, ordinal: int) -> Place:
@@ -57,6 +59,8 @@ def sizes(
     groups = integer("num_groups", num_groups)
     channel_axis = 1 if data_format == "NCHW" else len(shape) - 1
     N, C = shape[0], shape[channel_axis]
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise ValueError(f"shape: {shape}, expected at most 2**60 elements")
     if C % groups:
         raise ValueError(f"num_groups: {groups}, expected a divisor of the {C} channels of x with shape {shape}")
     return N, C, math.prod(shape[1:channel_axis] + shape[channel_axis + 1 :]), groups

@@ -47,12 +47,14 @@ def plan_group_norm(
         for label, given in (("gamma_dtype", gamma_dtype), ("beta_dtype", beta_dtype))
     )
     caller: Any
+    wanted = mask("output_mask", output_mask, GRADIENTS)
     if op == "group_norm":
+        if not all(wanted):
+            raise ValueError(f"output_mask: {output_mask!r}, expected None to be masked off in a forward")
         problem = Problem(op, name, gamma, beta, sums, data_format, N, C, HxW, groups, ("y", "mean", "rstd"))
         made, caller = plan_for(problem, FORWARD, FORWARD_NAMES, place, tile), _call_forward
     else:
-        wanted = zip(GRADIENTS, mask("output_mask", output_mask, GRADIENTS), strict=True)
-        outputs = tuple(gradient for gradient, flag in wanted if flag)
+        outputs = tuple(gradient for gradient, flag in zip(GRADIENTS, wanted, strict=True) if flag)
         problem = Problem(op, name, gamma, None, sums, data_format, N, C, HxW, groups, outputs)
         made, caller = plan_for(problem, BACKWARD, BACKWARD_NAMES, place, tile), _call_backward
     options = {"num_groups": num_groups, "output_mask": output_mask, "data_format": data_format}

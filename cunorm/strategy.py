@@ -36,6 +36,8 @@ class Tile:
     fields: tuple[tuple[str, int], ...]
 
     def __init__(self, strategy: str, **fields: int) -> None:
+        if not isinstance(strategy, str):
+            raise TypeError(f"tile: strategy {strategy!r}, expected the name of one")
         for name, value in fields.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"tile: {name}={value!r}, expected a whole number from 1 up")

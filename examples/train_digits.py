@@ -39,7 +39,7 @@ REQUIRED_ACCURACY = 0.95
 NormFunction = Callable[..., tuple[Array, Array, Array]]
 
 
-class GradientMismatch(RuntimeError):  # noqa: N818
+class GradientMismatch(RuntimeError):
     """A result of a GroupNorm layer is further from the float64 oracle than rounding explains."""
 
     def __init__(self, layer: str, tensor: str, error: float, bound: float) -> None:

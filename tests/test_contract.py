@@ -239,7 +239,6 @@ SHARED = [
     *wrong("tile", EITHER, zero={"strategy": "block", "threads": 0, "groups": 1}),
     *wrong("tile", EITHER, float={"strategy": "block", "threads": 64.0, "groups": 1}),
     *wrong("tile", EITHER, odd_key={"strategy": "block", 3: 1}),
-    *wrong("tile", EITHER, named_by_number=lambda _: cunorm.Tile(5)),  # type: ignore[arg-type]
     *wrong("tile", cunorm.UnsupportedTile, threads={"strategy": "block", "threads": 33, "groups": 1}),
     *wrong("tile", cunorm.UnsupportedTile, many_threads={"strategy": "block", "threads": 2048, "groups": 1}),
     *wrong("tile", cunorm.UnsupportedTile, groups={"strategy": "block", "threads": 64, "groups": 3}),
@@ -861,3 +860,9 @@ def test_one_call_is_not_taken_for_another(executor: Executor) -> None:
             np.testing.assert_allclose(executor.get(rstd), exact, rtol=1e-6)
         for mask in MASKS:
             assert [r is not None for r in run_backward(a, dy, x, executor, output_mask=mask)] == list(mask)
+
+
+@pytest.mark.parametrize("strategy", [5, None, []])
+def test_a_tile_is_named_by_a_string(strategy: Any) -> None:
+    with pytest.raises(TypeError, match=r"^tile: strategy"):
+        cunorm.Tile(strategy)

@@ -503,3 +503,13 @@ def test_more_blocks_or_less_work_is_never_predicted_slower() -> None:
                 assert seconds >= before
                 before = seconds
                 assert costmodel.predict(problem, strategies[tile.strategy], tile, known("H200")) <= seconds
+
+
+def test_a_forward_has_no_mask() -> None:
+    with pytest.raises(ValueError, match=r"^output_mask"):
+        cunorm.plan("group_norm", shape=(2, 8), dtype="float32", num_groups=2, output_mask=(True, False, True))
+
+
+def test_sizes_that_do_not_fit_64_bits() -> None:
+    with pytest.raises(ValueError, match=r"^shape"):
+        cunorm.plan("group_norm", shape=(10**30, 8), dtype="float32", num_groups=2)
