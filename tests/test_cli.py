@@ -70,7 +70,7 @@ def test_doctor_tells_people_in_80_columns(capsys: pytest.CaptureFixture[str]) -
     lines = out.splitlines()
     assert [line for line in lines if line in GROUPS] == GROUPS
     assert lines[-1].startswith("cunorm runs on: ")
-    assert "agrees with the" in out
+    assert "agrees with the reference" in " ".join(out.split())  # however the paths on this machine wrap
     assert all(len(line) <= 80 or "/" in line for line in lines)  # a path is not broken
 
 
