@@ -31,39 +31,6 @@ __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<da
     }
 }
 
-// Write a chunk's sums to the workspace. A channels-first warp adds its lanes; a channels-last block adds its rows, by
-// way of partials[part][slot][column], in the order of the parts.
-__device__ __forceinline__ void give_sums(const Sweep<ChannelsFirst>& sweep, Pair (&sums)[1], Pair*, Pair* workspace,
-                                          const Chunking& cut) {
-    sums[0] = warp_sum(sums[0]);
-    if (sweep.live() && threadIdx.x % warp_size == 0) {
-        const long long row = sweep.n * cut.chunks + sweep.chunk;
-        store(workspace, row * cut.C + sweep.channel, sums[0]);
-    }
-}
-
-__device__ __forceinline__ void give_sums(const Sweep<ChannelsLast>& sweep, Pair (&sums)[pack_size], Pair* partials,
-                                          Pair* workspace, const Chunking& cut) {
-    if (sweep.part < sweep.parts) {
-#pragma unroll
-        for (int slot = 0; slot < pack_size; ++slot) {
-            partials[(sweep.part * pack_size + slot) * sweep.columns + sweep.column] = sums[slot];
-        }
-    }
-    __syncthreads();
-    const long long row = sweep.n * cut.chunks + sweep.chunk;
-    for (int at = threadIdx.x; at < sweep.columns * pack_size; at += Tile::threads) {
-        if (sweep.block_channel() + at < cut.C) {
-            Pair total = {};
-            for (int part = 0; part < sweep.parts; ++part) {
-                total = total + partials[(part * pack_size + at % pack_size) * sweep.columns + at / pack_size];
-            }
-            store(workspace, row * cut.C + sweep.block_channel() + at, total);
-        }
-    }
-    __syncthreads();
-}
-
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                                Pair* workspace, long long N, long long C, long long HxW, long long groups,
@@ -93,7 +60,10 @@ group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* 
         each_slot(sweep, group_channels, [&](int slot, long long, long long group) {
             sums[slot].second *= acc_t(widen(load(rstd, sweep.n * groups + group)));
         });
-        give_sums(sweep, sums, partials, workspace, cut);
+        sweep.gather(
+            partials, [&](int slot) { return sums[slot]; }, [](Pair value) { return warp_sum(value); },
+            [](Pair a, Pair b) { return a + b; },
+            [&](long long channel, Pair whole) { store(workspace, cut.part(sweep.n, sweep.chunk, channel), whole); });
     }
 }
 

@@ -24,41 +24,6 @@ __device__ __forceinline__ acc_t group_shift(const data_t* x, const Chunking& cu
     return usable_shift(low < below ? below : low);
 }
 
-// Write a chunk's moments to the workspace. A channels-first warp merges its lanes; a channels-last block merges its
-// rows, by way of partials[part][slot][column], in the order of the parts.
-__device__ __forceinline__ void give_moments(const Sweep<ChannelsFirst>& sweep, acc_t count, const Pair (&found)[1],
-                                             Moments*, Pair* workspace, const Chunking& cut) {
-    const Moments total = lanes_merge(Moments{count, found[0].first, found[0].second}, warp_size);
-    if (sweep.live() && threadIdx.x % warp_size == 0) {
-        const long long row = sweep.n * cut.chunks + sweep.chunk;
-        store(workspace, row * cut.C + sweep.channel, Pair{total.mean, total.m2});
-    }
-}
-
-__device__ __forceinline__ void give_moments(const Sweep<ChannelsLast>& sweep, acc_t count,
-                                             const Pair (&found)[pack_size], Moments* partials, Pair* workspace,
-                                             const Chunking& cut) {
-    if (sweep.part < sweep.parts) {
-#pragma unroll
-        for (int slot = 0; slot < pack_size; ++slot) {
-            partials[(sweep.part * pack_size + slot) * sweep.columns + sweep.column] =
-                Moments{count, found[slot].first, found[slot].second};
-        }
-    }
-    __syncthreads();
-    const long long row = sweep.n * cut.chunks + sweep.chunk;
-    for (int at = threadIdx.x; at < sweep.columns * pack_size; at += Tile::threads) {
-        if (sweep.block_channel() + at < cut.C) {
-            Moments total = {};
-            for (int part = 0; part < sweep.parts; ++part) {
-                total = merge(total, partials[(part * pack_size + at % pack_size) * sweep.columns + at / pack_size]);
-            }
-            store(workspace, row * cut.C + sweep.block_channel() + at, Pair{total.mean, total.m2});
-        }
-    }
-    __syncthreads();
-}
-
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long long C, long long HxW, long long groups,
                          long long chunk, long long chunks) {
@@ -107,7 +72,13 @@ group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long lon
             }
             count += more;
         });
-        give_moments(sweep, count, found, partials, workspace, cut);
+        sweep.gather(
+            partials, [&](int slot) { return Moments{count, found[slot].first, found[slot].second}; },
+            [](Moments value) { return lanes_merge(value, warp_size); },
+            [](Moments a, Moments b) { return merge(a, b); },
+            [&](long long channel, Moments whole) {
+                store(workspace, cut.part(sweep.n, sweep.chunk, channel), Pair{whole.mean, whole.m2});
+            });
     }
 }
 

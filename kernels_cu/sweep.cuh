@@ -8,6 +8,11 @@
 
 struct Chunking {
     long long N, C, HxW, chunk, chunks;
+
+    // Where a channel's part of a chunk stands in a workspace.
+    __device__ __forceinline__ long long part(long long n, long long of_chunk, long long channel) const {
+        return (n * chunks + of_chunk) * C + channel;
+    }
 };
 
 template <typename Layout>
@@ -59,6 +64,15 @@ struct Sweep<ChannelsFirst> {
     static __device__ __forceinline__ bool full(const Place& where) { return where.whole(); }
     __device__ __forceinline__ bool has(int) const { return live(); }
     __device__ __forceinline__ long long channel_of(int) const { return channel; }
+
+    // What the threads found of each channel, put together: over_lanes(found(0)) of a warp; give(channel, whole).
+    template <typename T, typename Found, typename OverLanes, typename Merge, typename Give>
+    __device__ __forceinline__ void gather(T*, Found found, OverLanes over_lanes, Merge, Give give) const {
+        const T whole = over_lanes(found(0));
+        if (live() && threadIdx.x % warp_size == 0) {
+            give(channel, whole);
+        }
+    }
 };
 
 template <>
@@ -115,7 +129,29 @@ struct Sweep<ChannelsLast> {
     static __device__ __forceinline__ bool full(const Place& where) { return where.length > 0; }
     __device__ __forceinline__ bool has(int slot) const { return live() && first_channel + slot < C; }
     __device__ __forceinline__ long long channel_of(int slot) const { return first_channel + slot; }
-    __device__ __forceinline__ long long block_channel() const { return first_channel - column * pack_size; }
+
+    // What the threads found of each channel, put together: found(slot) of the parts merged in their order, by way of
+    // partials[part][slot][column], which is shared; give(channel, whole). The whole block calls; ends with a barrier.
+    template <typename T, typename Found, typename OverLanes, typename Merge, typename Give>
+    __device__ __forceinline__ void gather(T* partials, Found found, OverLanes, Merge merge, Give give) const {
+        if (part < parts) {
+#pragma unroll
+            for (int slot = 0; slot < pack_size; ++slot) {
+                partials[(part * pack_size + slot) * columns + column] = found(slot);
+            }
+        }
+        __syncthreads();
+        const long long block_channel = first_channel - column * pack_size;
+        for (int at = threadIdx.x; at < columns * pack_size && block_channel + at < C; at += Tile::threads) {
+            const T* const of_channel = partials + at % pack_size * columns + at / pack_size;
+            T whole = of_channel[0];
+            for (int other = 1; other < parts; ++other) {
+                whole = merge(whole, of_channel[other * pack_size * columns]);
+            }
+            give(block_channel + at, whole);
+        }
+        __syncthreads();
+    }
 };
 
 typedef Sweep<layout_t> sweep_t;
