@@ -141,8 +141,9 @@ def _block_shared(problem: Problem, tile: Tile) -> int:
     channels = tile.groups * problem.group_channels
     sums, pair = problem.sum_itemsize, pair_bytes(problem)
     sizes = [16 * _slab_packs(problem, channels)] * tensors_read(problem)
-    sizes += [channels * pair, channels * _slab_parts(problem, tile, channels) * pair]
-    sizes += [channels * 5 * sums] if is_backward(problem) else [channels * sums, channels * 3 * sums]
+    parts = _slab_parts(problem, tile, channels)
+    sizes += [channels * pair, channels * parts * pair if parts > 1 else 0]
+    sizes += [channels * 2 * sums, tile.groups * 4 * sums] if is_backward(problem) else [channels * 4 * sums]
     return sum(round_up(size, 16) for size in sizes)
 
 

@@ -7,7 +7,8 @@
 #include "parameters.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
-group_norm_backward_parameters(const Pair* workspace, gamma_t* dgamma, gamma_t* dbeta, long long rows, long long C) {
+    group_norm_backward_parameters(const Pair* workspace, gamma_t* dgamma, gamma_t* dbeta, long long rows,
+                                   long long C) {
     int offset = 0;
     Pair* scratch = shared_array<Pair>(offset, Tile::threads);
     const ParameterGradients results = {nullptr, dgamma, dbeta, C};

@@ -6,7 +6,7 @@
 //
 //   group_norm_backward_split_sums   reads dy and x, writes the workspace
 //   (dgamma, dbeta wanted)           group_norm_backward_parameters sums the workspace's rows
-//   group_norm_backward_split_fold   a block per (n, group): A / L and B / L from the group's parts, into the first of them
+//   group_norm_backward_split_fold   a block per (n, group): A / L and B / L from the group's parts, into the first
 //   group_norm_backward_split_input  reads dy, x and those, writes dx; both only where dx is wanted
 //
 // dy and x are read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache.
@@ -32,9 +32,9 @@ __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<da
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
-                               Pair* workspace, long long N, long long C, long long HxW, long long groups,
-                               long long chunk, long long chunks) {
+    group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
+                                   Pair* workspace, long long N, long long C, long long HxW, long long groups,
+                                   long long chunk, long long chunks) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
     const long long group_channels = C / groups;
     int offset = 0;
@@ -68,8 +68,8 @@ group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* 
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-group_norm_backward_split_fold(const gamma_t* gamma, Pair* workspace, long long N, long long C, long long HxW,
-                               long long groups, long long chunks) {
+    group_norm_backward_split_fold(const gamma_t* gamma, Pair* workspace, long long N, long long C, long long HxW,
+                                   long long groups, long long chunks) {
     const long long group_channels = C / groups;
     const acc_t length = acc_t(group_channels) * acc_t(HxW);
     int offset = 0;
@@ -92,9 +92,9 @@ group_norm_backward_split_fold(const gamma_t* gamma, Pair* workspace, long long 
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-group_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
-                                const gamma_t* gamma, data_t* dx, const Pair* workspace, long long N, long long C,
-                                long long HxW, long long groups, long long chunk, long long chunks) {
+    group_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
+                                    const gamma_t* gamma, data_t* dx, const Pair* workspace, long long N, long long C,
+                                    long long HxW, long long groups, long long chunk, long long chunks) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
     const long long group_channels = C / groups;
     const long long items = sweep_t::items(cut);
@@ -115,8 +115,8 @@ group_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t*
                 Pack<data_t> out;
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
-                    out.item[i] = narrow<data_t>(input_gradient(widen(batch[0][k].item[i]), widen(batch[1][k].item[i]),
-                                                                of[sweep_t::slot(i)]));
+                    out.item[i] = narrow<data_t>(
+                        input_gradient(widen(batch[0][k].item[i]), widen(batch[1][k].item[i]), of[sweep_t::slot(i)]));
                 }
                 store_pack(dx + places[k].row, places[k].first, places[k].length, out);
             }

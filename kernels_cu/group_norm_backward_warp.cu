@@ -14,9 +14,9 @@
 #include "team.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
-group_norm_backward_warp(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
-                         const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
-                         long long N, long long C, long long HxW, long long groups) {
+    group_norm_backward_warp(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
+                             const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
+                             long long N, long long C, long long HxW, long long groups) {
     const int channels = static_cast<int>(C / groups);
     const int length = channels * static_cast<int>(HxW);
     const ParameterGradients parameters = {workspace, dgamma, dbeta, C};
@@ -88,14 +88,15 @@ group_norm_backward_warp(const data_t* dy, const data_t* x, const stat_t* mean, 
 #pragma unroll
             for (int k = 0; k < Tile::packs; ++k) {
                 Pack<data_t> out = {};
-                run.each(k, static_cast<int>(HxW),
-                         [&](int channel) { return parameter(gamma, first_channel + channel, acc_t(1)); },
-                         [&](int i, acc_t gamma_c) {
-                             Coefficients coefficients = of_group;
-                             coefficients.gamma = gamma_c;
-                             out.item[i] = narrow<data_t>(
-                                 input_gradient(widen(held_dy[k].item[i]), widen(held_x[k].item[i]), coefficients));
-                         });
+                run.each(
+                    k, static_cast<int>(HxW),
+                    [&](int channel) { return parameter(gamma, first_channel + channel, acc_t(1)); },
+                    [&](int i, acc_t gamma_c) {
+                        Coefficients coefficients = of_group;
+                        coefficients.gamma = gamma_c;
+                        out.item[i] = narrow<data_t>(
+                            input_gradient(widen(held_dy[k].item[i]), widen(held_x[k].item[i]), coefficients));
+                    });
                 store_pack(dx + run.start, run.first(k), run.length, out);
             }
         }

@@ -25,8 +25,8 @@ __device__ __forceinline__ acc_t group_shift(const data_t* x, const Chunking& cu
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long long C, long long HxW, long long groups,
-                         long long chunk, long long chunks) {
+    group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long long C, long long HxW,
+                             long long groups, long long chunk, long long chunks) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
     const long long group_channels = C / groups;
     int offset = 0;
@@ -43,7 +43,7 @@ group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long lon
             }
             shift[slot] = shift_of_group;
         });
-        acc_t count = acc_t(0);  // the same for all the thread's channels
+        acc_t count = acc_t(0);           // the same for all the thread's channels
         Pair found[sweep_t::slots] = {};  // mean and m2
         const data_t* const from[1] = {x};
         sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][sweep_loads], const Place(&places)[sweep_loads]) {
@@ -83,8 +83,8 @@ group_norm_split_moments(const data_t* x, Pair* workspace, long long N, long lon
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-group_norm_split_fold(const data_t* x, const Pair* workspace, acc_t* mean, acc_t* rstd, long long N, long long C,
-                      long long HxW, long long groups, long long chunk, long long chunks, double eps) {
+    group_norm_split_fold(const data_t* x, const Pair* workspace, acc_t* mean, acc_t* rstd, long long N, long long C,
+                          long long HxW, long long groups, long long chunk, long long chunks, double eps) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
     const long long group_channels = C / groups;
     int offset = 0;
@@ -108,9 +108,9 @@ group_norm_split_fold(const data_t* x, const Pair* workspace, acc_t* mean, acc_t
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-group_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, const acc_t* mean,
-                       const acc_t* rstd, long long N, long long C, long long HxW, long long groups, long long chunk,
-                       long long chunks) {
+    group_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, const acc_t* mean,
+                           const acc_t* rstd, long long N, long long C, long long HxW, long long groups,
+                           long long chunk, long long chunks) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
     const long long items = sweep_t::items(cut);
     for (long long item = blockIdx.x; item < items; item += gridDim.x) {

@@ -4,13 +4,14 @@
 //   a team of Tile::lanes lanes holds Tile::packs packs a lane: a group has at most lanes * packs * pack_size elements
 //   grid: N * groups groups, dealt out to teams; a team writes its group of y and its mean and rstd
 //
-// Every byte of x is read once, and before the team writes y, so y may be x. No barrier and no shared memory. Wins for groups up to about two thousand elements.
+// Every byte of x is read once, and before the team writes y, so y may be x. No barrier and no shared memory. Wins for
+// groups up to about two thousand elements.
 #include "parameters.cuh"
 #include "team.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
-group_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
-                long long N, long long C, long long HxW, long long groups, double eps) {
+    group_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
+                    long long N, long long C, long long HxW, long long groups, double eps) {
     const int channels = static_cast<int>(C / groups);
     const int length = channels * static_cast<int>(HxW);
     for (long long first = static_cast<long long>(blockIdx.x) * teams; first < N * groups;
@@ -35,8 +36,7 @@ group_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_
         for (int k = 0; k < Tile::packs; ++k) {
             sums = sums + deviations(held[k], centre, run.held(k));
         }
-        const Statistics found =
-            corrected_statistics(centre, lanes_sum(sums, Tile::lanes), acc_t(length), acc_t(eps));
+        const Statistics found = corrected_statistics(centre, lanes_sum(sums, Tile::lanes), acc_t(length), acc_t(eps));
         if (run.length == 0) {
             continue;
         }
@@ -48,12 +48,15 @@ group_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
             Pack<data_t> out = {};
-            run.each(k, static_cast<int>(HxW), [&](int channel) {
-                return Affine{found.mean, found.rstd * parameter(gamma, first_channel + channel, acc_t(1)),
-                              parameter(beta, first_channel + channel, acc_t(0))};
-            }, [&](int i, const Affine& affine) {
-                out.item[i] = narrow<data_t>(normalised(widen(held[k].item[i]), affine));
-            });
+            run.each(
+                k, static_cast<int>(HxW),
+                [&](int channel) {
+                    return Affine{found.mean, found.rstd * parameter(gamma, first_channel + channel, acc_t(1)),
+                                  parameter(beta, first_channel + channel, acc_t(0))};
+                },
+                [&](int i, const Affine& affine) {
+                    out.item[i] = narrow<data_t>(normalised(widen(held[k].item[i]), affine));
+                });
             store_pack(y + run.start, run.first(k), run.length, out);
         }
     }

@@ -40,8 +40,8 @@ __device__ __forceinline__ Statistics corrected_statistics(acc_t centre, Pair su
     return Statistics{centre + missed, reciprocal_deviation(sums.second / length - missed * missed, eps)};
 }
 
-// The sums of d = x - centre and of d^2 over the elements i of a pack for which use(i) holds. Like gradient_sums below it
-// starts from zero, so that the depth of the whole summation grows with packs, not with elements.
+// The sums of d = x - centre and of d^2 over the elements i of a pack for which use(i) holds. Like gradient_sums below
+// it starts from zero, so that the depth of the whole summation grows with packs, not with elements.
 template <typename Use>
 __device__ __forceinline__ Pair deviations(const Pack<data_t>& x, acc_t centre, Use use) {
     Pair sums = {};
@@ -54,7 +54,7 @@ __device__ __forceinline__ Pair deviations(const Pack<data_t>& x, acc_t centre, 
 }
 
 // y of one channel: (x - mean) * scale + offset, with scale = rstd * gamma and offset = beta.
-struct Affine {
+struct alignas(16) Affine {  // one access to shared memory
     acc_t mean;
     acc_t scale;
     acc_t offset;
@@ -69,7 +69,8 @@ struct Moments {
     acc_t m2;
 };
 
-// Chan's merge, with share = b.count / (a.count + b.count). The order of a and b matters in the last bit: callers fix it.
+// Chan's merge, with share = b.count / (a.count + b.count). The order of a and b matters in the last bit: callers fix
+// it.
 __device__ __forceinline__ Moments merge(Moments a, Moments b, acc_t share) {
     const acc_t delta = b.mean - a.mean;
     const acc_t mean = finite(delta) ? a.mean + delta * share : a.mean + b.mean;  // infinities stay what they are
@@ -93,8 +94,8 @@ __device__ __forceinline__ Moments lanes_merge(Moments value, int lanes) {
     return value;
 }
 
-// Moments of the `count` values value(i) for which use(i) holds, i in [0, size), all in registers: two passes, the second
-// corrected as above. The values are deviations from a shift that is common to all that will be merged.
+// Moments of the `count` values value(i) for which use(i) holds, i in [0, size), all in registers: two passes, the
+// second corrected as above. The values are deviations from a shift that is common to all that will be merged.
 template <int size, typename Value, typename Use>
 __device__ __forceinline__ Moments register_moments(acc_t count, acc_t inverse, Value value, Use use) {
     acc_t sum = acc_t(0);

@@ -1,10 +1,10 @@
 // Where the elements of some channels of one sample lie, in global memory and staged in shared memory.
 //
-// A slab is `channels` consecutive channels of sample n (one group, or several whole groups). Channels-first (N, C, HxW)
-// it is one contiguous run; channels-last (N, HxW, C) it is HxW rows, `pitch` elements apart. Either way it is covered
-// by packs, numbered from 0: pack j stands at `place(j)` in a tensor and at index j of an array of packs in shared
-// memory. A run is covered from the 16-byte boundary at or before its first element, so that misaligned slices cost two
-// ragged packs and not every vector access; tensors that are aligned differently are read element by element.
+// A slab is `channels` consecutive channels of sample n (one group, or several whole groups). Channels-first (N, C,
+// HxW) it is one contiguous run; channels-last (N, HxW, C) it is HxW rows, `pitch` elements apart. Either way it is
+// covered by packs, numbered from 0: pack j stands at `place(j)` in a tensor and at index j of an array of packs in
+// shared memory. A run is covered from the 16-byte boundary at or before its first element, so that misaligned slices
+// cost two ragged packs and not every vector access; tensors that are aligned differently are read element by element.
 #include "norm.cuh"
 
 struct Place {
@@ -48,8 +48,8 @@ struct ChannelWalk {
     }
 };
 
-// Calls use(i, value) for the elements of a pack of a channels-first run, in order; value = of(channel), looked up once a
-// channel, and once in all where the pack lies in one channel, as most do.
+// Calls use(i, value) for the elements of a pack of a channels-first run, in order; value = of(channel), looked up once
+// a channel, and once in all where the pack lies in one channel, as most do.
 template <typename Of, typename Use>
 __device__ __forceinline__ void each_in_channels(const Place& where, int HxW, Of of, Use use) {
     if (where.first + pack_size <= 0 || where.first >= where.length) {
@@ -91,13 +91,12 @@ struct Slab<ChannelsFirst> {
         shift = misalignment(x + start);
     }
     __device__ __forceinline__ int packs() const { return ceil_div(shift + channels * HxW, pack_size); }
-    __device__ __forceinline__ Place place(int j) const {
-        return Place{start, j * pack_size - shift, channels * HxW};
-    }
+    __device__ __forceinline__ Place place(int j) const { return Place{start, j * pack_size - shift, channels * HxW}; }
 
     __device__ __forceinline__ long long first_element(int channel) const { return start + (long long)channel * HxW; }
 
-    // Calls use(i, value) for the elements of the pack at `where`, in order; value = of(channel), looked up once a channel.
+    // Calls use(i, value) for the elements of the pack at `where`, in order; value = of(channel), looked up once a
+    // channel.
     template <typename Of, typename Use>
     __device__ __forceinline__ void each(const Place& where, Of of, Use use) const {
         each_in_channels(where, HxW, of, use);
@@ -233,12 +232,16 @@ __device__ __forceinline__ void stage(const slab_t& slab, const data_t* const (&
     }
 }
 
-// totals[channel] = the sum of terms over the channel's elements, by way of `partials`. Ends with a barrier.
+// totals[channel] = the sum of terms over the channel's elements, by way of `partials`, which are the totals themselves
+// where each channel has one part. Ends with a barrier.
 template <typename Terms>
 __device__ __forceinline__ void channel_totals(const slab_t& slab, Pair* partials, Pair* totals, Terms terms) {
     slab.channel_sums(partials, terms);
     __syncthreads();
     const int parts = slab.parts();
+    if (parts == 1) {
+        return;
+    }
     for (int channel = threadIdx.x; channel < slab.channels; channel += Tile::threads) {
         Pair total = {};
         for (int part = 0; part < parts; ++part) {
@@ -247,6 +250,11 @@ __device__ __forceinline__ void channel_totals(const slab_t& slab, Pair* partial
         totals[channel] = total;
     }
     __syncthreads();
+}
+
+// Room for the partial sums of channel_totals.
+__device__ __forceinline__ Pair* shared_partials(const slab_t& slab, Pair* totals, int& offset) {
+    return slab.parts() == 1 ? totals : shared_array<Pair>(offset, slab.channels * slab.parts());
 }
 
 // A warp for each group of a slab sums totals[channel] over the group's channels; all its lanes call give(group, sums).

@@ -1,9 +1,10 @@
 // How the blocks of a `split` kernel share out a tensor of any size, channels-first or channels-last.
 //
 // HxW is cut into `chunks` of `chunk` positions. Along its sweep a thread meets the same channels in every pack: one
-// channel (channels-first: a warp per chunk of a plane) or one pack of neighbouring channels (channels-last: a block per
-// chunk of rows and as many columns of packs as it has threads, a thread per column and every parts-th row). So what a thread knows of its channels, `slots`
-// of them, stays in registers, and the sums of a chunk go to row n * chunks + chunk of a workspace [rows, C].
+// channel (channels-first: a warp per chunk of a plane) or one pack of neighbouring channels (channels-last: a block
+// per chunk of rows and as many columns of packs as it has threads, a thread per column and every parts-th row). So
+// what a thread knows of its channels, `slots` of them, stays in registers, and the sums of a chunk go to row n *
+// chunks + chunk of a workspace [rows, C].
 #include "slab.cuh"
 
 struct Chunking {
@@ -192,8 +193,8 @@ __device__ __forceinline__ void each_part(long long rows, long long group_channe
 // Packs of a tensor that a thread asks for at a time; fewer where what it knows of its channels takes up registers.
 constexpr int sweep_loads = sweep_t::slots == 1 ? loads_in_flight : loads_in_flight / 2;
 
-// Calls use(batch, places) for the thread's packs, sweep_loads of several tensors at a time: each tensor's packs are all
-// asked for before the first is used. A null tensor reads as zeros.
+// Calls use(batch, places) for the thread's packs, sweep_loads of several tensors at a time: each tensor's packs are
+// all asked for before the first is used. A null tensor reads as zeros.
 template <int tensors, typename Use>
 __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* const (&from)[tensors], Use use) {
     const int steps = sweep.steps();

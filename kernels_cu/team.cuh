@@ -22,9 +22,7 @@ struct Run {
         shift = may_shift && past + length_ <= Tile::lanes * Tile::packs * pack_size ? past : 0;
     }
     // First element of this lane's k-th pack; neighbouring lanes hold neighbouring packs.
-    __device__ __forceinline__ int first(int k) const {
-        return (k * Tile::lanes + team_lane()) * pack_size - shift;
-    }
+    __device__ __forceinline__ int first(int k) const { return (k * Tile::lanes + team_lane()) * pack_size - shift; }
     __device__ __forceinline__ auto held(int k) const {
         const Place where = {start, first(k), length};
         return [where](int i) { return where.holds(i); };

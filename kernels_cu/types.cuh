@@ -50,7 +50,8 @@ __device__ __forceinline__ float half_to_float(unsigned short half) {
     return bits_to_float(wide | sign);
 }
 
-// Round to nearest even. Below the smallest normal half (2^-14), adding 0.5 lets the float adder round at the right bit.
+// Round to nearest even. Below the smallest normal half (2^-14), adding 0.5 lets the float adder round at the right
+// bit.
 __device__ __forceinline__ unsigned short float_to_half(float value) {
     const unsigned all = float_to_bits(value);
     const unsigned magnitude = all & 0x7fffffffu;
@@ -101,7 +102,9 @@ __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
 #endif
 
 __device__ __forceinline__ float widen(float16 value) { return half_to_float(value.bits); }
-__device__ __forceinline__ float widen(bfloat16 value) { return bits_to_float(static_cast<unsigned>(value.bits) << 16); }
+__device__ __forceinline__ float widen(bfloat16 value) {
+    return bits_to_float(static_cast<unsigned>(value.bits) << 16);
+}
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ double widen(double value) { return value; }
 

@@ -53,9 +53,9 @@ def test_the_table_of_variables_is_whole() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    for text in (README, *((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("group-norm.md",))):
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
-            assert (ROOT / target).exists(), target
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_ci_takes_its_commands_from_the_readme() -> None:
