@@ -155,7 +155,7 @@ def sized(name: str, array: Array, size: int, expected: str) -> None:
 
 def integer(name: str, value: object, least: int = 1) -> int:
     """A whole number of at least ``least``; bool is not one."""
-    if isinstance(value, bool):
+    if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: {value!r}, expected an int")
     try:
         number = operator.index(value)  # type: ignore[arg-type]

@@ -27,18 +27,22 @@ RESIDENT_REGISTERS = 128
 
 
 def is_backward(problem: Problem) -> bool:
+    """Whether gradients are wanted."""
     return problem.op.endswith("backward")
 
 
 def pair_bytes(problem: Problem) -> int:
+    """Bytes of a `Pair` in reduce.cuh: two accumulators."""
     return 2 * problem.sum_itemsize
 
 
 def tensors_read(problem: Problem) -> int:
+    """Tensors of x's size that a sweep reads: x in a forward; dy, and x unless only dbeta is wanted, in a backward."""
     return 1 + problem.reads_x if is_backward(problem) else 1
 
 
 def round_up(value: int, step: int) -> int:
+    """The multiple of ``step`` at or above ``value``."""
     return ceil_div(value, step) * step
 
 
@@ -52,7 +56,7 @@ def parameter_launch(problem: Problem, rows: int) -> Launch:
     return Launch(
         kernel="group_norm_backward_parameters",
         entry="group_norm_backward_parameters",
-        grid=ceil_div(problem.C, WARP),
+        grid=blocks_for(ceil_div(problem.C, WARP)),
         threads=PARAMETER_THREADS,
         arguments=("workspace", "dgamma", "dbeta", rows, problem.C),
         shared_bytes=PARAMETER_THREADS * pair_bytes(problem),
@@ -64,6 +68,7 @@ def parameter_launch(problem: Problem, rows: int) -> Launch:
 
 
 def refuses_registers(registers: int, tile: Tile, device: Device) -> str | None:
+    """Why a thread cannot have that many registers, or None."""
     limit = min(255, device.registers_per_multiprocessor // tile.threads)
     if registers > limit:
         return f"needs up to {registers} registers a thread, {tile.threads} threads have {limit}"

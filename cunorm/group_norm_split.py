@@ -52,6 +52,7 @@ def _split_shared(problem: Problem, tile: Tile, item_bytes: int) -> int:
 
 
 def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
+    """Why the tile is not legal, or None; no problem is refused for its sizes."""
     if (sentence := refuses_threads(tile)) is not None:
         return sentence
     if tile.chunk > LARGEST_CHUNK:
@@ -63,10 +64,12 @@ def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 
 def split_workspace(problem: Problem, tile: Tile) -> int:
+    """Bytes of a pair for each channel, sample and chunk."""
     return problem.N * _chunks(problem, tile) * problem.C * pair_bytes(problem)
 
 
 def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
+    """The launches in order: the first sweep, the sums of its parts, the second sweep."""
     chunks, grid = _chunks(problem, tile), _split_grid(problem, tile)
     cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, chunks)
     tensor, workspace = problem.nbytes, split_workspace(problem, tile)
