@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from conftest import Executor
 from tolerance import assert_within, backward, forward
 
 import cunorm
-from cunorm import reference
+from cunorm import group_norm_common, launch, reference
 from cunorm.arrays import DTYPES
 from cunorm.problem import accumulator
 
@@ -276,3 +277,33 @@ def test_results_do_not_depend_on_the_order_of_threads(
         )
         seen[order] = [np.asarray(a).tobytes() for a in (*gradients, *values)]
     assert all(bits == seen["ascending"] for bits in seen.values())
+
+
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("strategy", list(TILES))
+def test_a_grid_smaller_than_the_work(
+    strategy: str, data_format: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
+
+    def forget() -> None:
+        calls = sys.modules["cunorm.group_norm"]
+        for memory in (launch._plans, calls._forward_calls, calls._backward_calls):
+            memory.clear()
+
+    monkeypatch.setattr(group_norm_common, "MAX_GRID", 3)
+    forget()
+    try:
+        for shape in ((40, 256, (), 2), (5, 256, (3, 5), 2)):
+            case = Case(*shape, "float32", data_format)
+            for direction in ("forward", "backward"):
+                for order in ("ascending", "descending", "random:1"):
+                    monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+                    try:
+                        run(case, strategy, direction, executor)
+                    except pytest.skip.Exception:
+                        assert strategy == "warp"
+        assert launch._plans
+        assert all(one.grid <= 3 for plan in launch._plans.values() for one in plan.launches)
+    finally:
+        forget()
