@@ -92,8 +92,11 @@ def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[
         stubs |= {"allocation_forbidden": lambda *_: False}
     # The workspace of a call that brings none: its allocation is stubbed too.
     kept = make((WORKSPACE,), "uint8")
-    no_allocation = mock.patch("cunorm.call.Call._new_workspace", return_value=kept)
-    with mock.patch.multiple(f"cunorm.{kind}", **stubs), no_allocation:
+
+    def no_allocation(_: object) -> Any:
+        return kept
+
+    with mock.patch.multiple(f"cunorm.{kind}", **stubs), mock.patch("cunorm.call.Call._new_workspace", no_allocation):
         yield
 
 
@@ -140,28 +143,19 @@ def pieces(names: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     module = sys.modules["cunorm.group_norm"]
     store: dict[Any, Any] = module._backward_calls
     key, call = next(reversed(store.items()))
-    inputs = tuple(names[name] for name in ("dy", "x", "mean", "rstd", "gamma"))
+    inputs = (*(names[name] for name in ("dy", "x", "mean", "rstd", "gamma")), None)  # no beta
     out, workspace = names["backward_out"], names["workspace"]
     everything = (*inputs, *out, workspace)
-    addresses = tuple(array_tools.pointer(array) for array in everything)
-    gather = getattr(array_tools, "addresses", None)
-    steps: dict[str, Callable[[], Any]] = {
+    addresses = array_tools.addresses(call.kind, everything)
+    return {
         "signature of all arrays": lambda: calls.signature(everything),
         "posed device": lambda: module._posing(inputs[1]),
         "look-up": lambda: store.get(key),
-        "addresses": (lambda: gather(call.kind, everything))
-        if gather
-        else (lambda: [array_tools.pointer(array) for array in everything]),
+        "addresses": lambda: array_tools.addresses(call.kind, everything),
         "overlap sweep": lambda: call._apart(addresses),
-        "overlap check": lambda: call._check_overlap(inputs, out, workspace),
         "arguments and stubbed launches": lambda: call.plan.run(addresses),
         "checked call (all but key and look-up)": lambda: call(inputs, out, workspace),
     }
-    if hasattr(call, "_apart"):
-        del steps["overlap check"]  # only runs where the sweep finds arrays that touch
-    else:
-        del steps["overlap sweep"]
-    return steps
 
 
 def profile(names: dict[str, Any], count: int = 20000) -> str:
@@ -212,6 +206,9 @@ def measure(kind: str, make: Callable[[tuple[int, ...], str], Any], options: arg
             eval(statement, names)  # warm
             tasks[title] = ("calls", statement)
         if options.profile:
+            module = sys.modules["cunorm.group_norm"]
+            module._backward_calls.clear()
+            eval(STATEMENTS["group_norm_backward"], names)  # the call that the pieces are taken from
             tasks |= {title: ("pieces", step) for title, step in pieces(names).items()}
             result["pieces"] = {}
             tasks["an empty function (in each piece)"] = ("pieces", lambda: None)

@@ -127,9 +127,8 @@ class Call:
             self._check_overlap(inputs, out, workspace)
         if self.needs:
             if workspace is None:
-                with self._device():
-                    workspace = self._new_workspace()
-                values = (*values[:-1], pointer(workspace))
+                workspace = self._new_workspace()
+                values = values[:-1] + addresses(self.kind, (workspace,))
             elif values[-1] % 16:
                 raise ValueError(MISALIGNED)
         self.plan.run((*values, *numbers) if numbers else values)
@@ -180,15 +179,16 @@ class Call:
         return device
 
     def _new_workspace(self) -> Array:
-        if self.kind == "gpu":
-            self._check_capture(None)
-        return namespace(self.kind).empty(self.needs, np.uint8)
+        with self._device():
+            if self.kind == "gpu":
+                self._check_capture(None)
+            return namespace(self.kind).empty(self.needs, np.uint8)
 
     def _apart(self, values: tuple[int, ...]) -> bool:
         """Whether no two arrays of a direct call touch; False leaves it to `_check_overlap`, which also words it."""
         sizes = self.sizes if values[self.written] != values[self.source] else self.sizes_in_place
         end = 0
-        for start, size in sorted(zip(values, sizes, strict=True)):
+        for start, size in sorted(zip(values, sizes)):  # noqa: B905  # of one length, and strict costs time here
             if start < end:
                 return False
             end = start + size
