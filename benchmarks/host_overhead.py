@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> int:
     cupy = import_cupy()
     facts = machine(cupy)
     print("\n".join(f"{name:8s} {value}" for name, value in facts.items()))
-    print(f"call     {DTYPE} {SHAPE}, {GROUPS} groups, gamma; out= and workspace= given; launches stubbed out")
+    print(f"call     {DTYPE} {SHAPE}, {GROUPS} groups, gamma; out= given; allocation and launches stubbed out")
     results = {"numpy": measure("cpu", make_numpy, options)}
     if cupy is not None:
         results["cupy"] = measure("gpu", make_cupy(cupy), options)

@@ -83,22 +83,15 @@ class Call:
             if array is not None and not is_direct(array, axes)
         )
         given: Sequence[Array | None] = out if out is not None else [None] * len(self.results)
+        wanted = [(index, result, given[index]) for index, result in enumerate(self.results) if result is not None]
         self.extents = [extent(array) if array is not None else None for _, array, _ in inputs]
         self.out_extents = [
             None if array is None or result is None else extent(array)
             for array, result in zip(given, self.results, strict=True)
         ]
         #: Outputs that the kernels write elsewhere first, and that this call allocates.
-        self.staged = tuple(
-            index
-            for index, (array, result) in enumerate(zip(given, self.results, strict=True))
-            if array is not None and result is not None and not is_direct(array, result.axes)
-        )
-        self.allocated = tuple(
-            index
-            for index, (array, result) in enumerate(zip(given, self.results, strict=True))
-            if array is None and result is not None
-        )
+        self.staged = tuple(i for i, result, array in wanted if array is not None and not is_direct(array, result.axes))
+        self.allocated = tuple(i for i, _, array in wanted if array is None)
         self.needs = plan.workspace_nbytes
         if workspace is not None:
             self._check_workspace(workspace)

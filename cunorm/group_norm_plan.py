@@ -86,7 +86,7 @@ def _call_forward(
     key, call = _planned(plan, arrays, out, workspace)
     if call is None:
         call = check_forward(
-            *arrays[:1], options["num_groups"], gamma, beta, options["data_format"], None, out, None, plan, workspace
+            x, options["num_groups"], gamma, beta, options["data_format"], None, out, None, plan, workspace
         )
         if key is not None:
             _planned_calls.keep(key, call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["ITEMSIZE", "LAYOUTS", "Problem", "accumulator"]
 
@@ -55,7 +55,7 @@ class Problem:
     def canonical(self) -> Problem:
         """The same problem under its one name: with HxW = 1 or C = 1 the two layouts are the same bytes."""
         if self.layout == "NHWC" and (self.HxW == 1 or self.C == 1):
-            return Problem(**{**self.__dict__, "layout": "NCHW"})
+            return replace(self, layout="NCHW")
         return self
 
     @property
