@@ -9,9 +9,12 @@ from pathlib import Path
 if not (Path(__path__[0]) / "kernels_cu").is_dir():
     __path__.append(str(Path(__path__[0]).parent))
 
+from .batch_norm import batch_norm_elemt, batch_norm_gather_stats, batch_norm_stats
+from .batch_norm_backward import batch_norm_backward_elemt, batch_norm_backward_reduce
 from .errors import CompileError, KernelFault, UnsupportedTile
 from .group_norm import group_norm, group_norm_backward
 from .launch import Plan
+from .layer_norm import layer_norm, layer_norm_backward
 from .ops import plan
 from .strategy import Tile
 
@@ -21,8 +24,15 @@ __all__ = [
     "Plan",
     "Tile",
     "UnsupportedTile",
+    "batch_norm_backward_elemt",
+    "batch_norm_backward_reduce",
+    "batch_norm_elemt",
+    "batch_norm_gather_stats",
+    "batch_norm_stats",
     "group_norm",
     "group_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
     "plan",
 ]
 

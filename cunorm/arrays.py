@@ -30,6 +30,7 @@ __all__ = [
     "kind_of",
     "mask",
     "namespace",
+    "number",
     "one_dtype",
     "place_of",
     "pointer",
@@ -166,19 +167,24 @@ def integer(name: str, value: object, least: int = 1) -> int:
     return number
 
 
+def number(name: str, value: object) -> float:
+    """A number as a float; infinite where it is too large for one. bool is not a number."""
+    if isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
+        raise TypeError(f"{name}: {value!r}, expected a number")
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: {value!r}, expected a number") from None
+    except OverflowError:
+        return float("inf")
+
+
 def epsilon(value: object) -> float:
     """eps as a float: finite and not negative."""
-    if isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
-        raise TypeError(f"eps: {value!r}, expected a number")
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise TypeError(f"eps: {value!r}, expected a number") from None
-    except OverflowError:
-        number = float("inf")
-    if not 0 <= number < float("inf"):
-        raise ValueError(f"eps: {number}, expected a finite number of at least 0")
-    return number
+    found = number("eps", value)
+    if not 0 <= found < float("inf"):
+        raise ValueError(f"eps: {found}, expected a finite number of at least 0")
+    return found
 
 
 def choice(name: str, value: object, allowed: Sequence[object]) -> None:

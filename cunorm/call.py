@@ -58,8 +58,8 @@ class Call:
         In result order; None where an output is not wanted.
     out : sequence of array or None, optional
         The given outputs, already checked.
-    in_place : tuple of str
-        (result, input) that may be the same array.
+    in_place : (str, str) or None
+        A result, and the input that it may exactly be.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Call:
         inputs: Sequence[tuple[str, Array | None, tuple[int, ...]]],
         results: Sequence[Result | None],
         out: Sequence[Array | None] | None,
-        in_place: tuple[str, str],
+        in_place: tuple[str, str] | None,
         workspace: Array | None = None,
     ) -> None:
         self.plan = plan
@@ -99,10 +99,11 @@ class Call:
         self.direct = bool(plan.launches) and not (self.allocated or self.copied or self.staged or None in self.results)
         #: Bytes at each address of a direct call; the same where the output lies on the input that it may lie on.
         self.sizes = [0 if a is None else a.nbytes for a in (*(a for _, a, _ in inputs), *given, workspace)]
-        names = [*self.names, *(result.name if result is not None else "" for result in self.results)]
-        self.written, self.source = (names.index(name) if name in names else -1 for name in in_place)
         self.sizes_in_place = list(self.sizes)
-        if plan.strategy is not None and plan.strategy.in_place:
+        self.written = self.source = 0
+        if in_place is not None and self.direct and plan.strategy is not None and plan.strategy.in_place:
+            names = [*self.names, *(result.name for result in self.results if result is not None)]
+            self.written, self.source = map(names.index, in_place)
             self.sizes_in_place[self.written] = 0
 
     def __call__(
@@ -158,7 +159,11 @@ class Call:
             for index, axes in self.copied:
                 read[index] = dense_copy(inputs[index], axes, xp)
             for index in self.staged:
-                written[index] = self.results[index].allocate(xp)  # type: ignore[union-attr]
+                result = self.results[index]
+                assert result is not None
+                written[index] = result.allocate(xp)
+                if result.updated:
+                    written[index][...] = found[index]  # type: ignore[index]
             self.plan.run((*addresses(self.kind, (*read, *written, workspace)), *numbers))
             for index in self.staged:
                 found[index][...] = written[index]  # type: ignore[index]
@@ -216,14 +221,15 @@ class Call:
         for position, (low, high, name, array) in enumerate(written):
             for other_low, other_high, other, source in read:
                 if low < other_high and other_low < high and not self._harmless(name, array, other, source):
-                    raise ValueError(f"{self._label(name)}: overlaps {other} in memory; pass separate arrays")
+                    raise ValueError(f"{self._labels[name]}: overlaps {other} in memory; pass separate arrays")
             for other_low, other_high, other, target in written[:position]:
                 if low < other_high and other_low < high and share_elements(array, target):
-                    raise ValueError(f"{self._label(name)}: overlaps {self._label(other)} in memory")
+                    raise ValueError(f"{self._labels[name]}: overlaps {self._labels[other]} in memory")
 
-    @staticmethod
-    def _label(name: str) -> str:
-        return name if name == "workspace" else f"out[{name}]"
+    @property
+    def _labels(self) -> dict[str, str]:
+        """What a user calls the arrays that are written, by their names."""
+        return {"workspace": "workspace", **{r.name: r.label for r in self.results if r is not None}}
 
     def _harmless(self, name: str, array: Array, other: str, source: Array) -> bool:
         """Whether an output may lie there: off the input's elements, or exactly on it where the strategy allows it."""
@@ -235,10 +241,10 @@ class Call:
 
     def _check_capture(self, workspace: Array | None) -> None:
         if executor("gpu").allocation_forbidden(self.plan.place.ordinal):
-            missing = [f"out[{r.name}]" for i, r in enumerate(self.results) if r is not None and i in self.allocated]
+            missing = [r.label for i, r in enumerate(self.results) if r is not None and i in self.allocated]
             missing += ["workspace"] if self.needs and workspace is None else []
             missing += [f"a contiguous {self.names[index]}" for index, _ in self.copied]
-            missing += [f"a contiguous out[{r.name}]" for i, r in enumerate(self.results) if r and i in self.staged]
+            missing += [f"a contiguous {r.label}" for i, r in enumerate(self.results) if r and i in self.staged]
             raise ValueError(
                 f"out: the stream is being captured into a graph, where nothing may be allocated; pass "
                 f"{', '.join(missing)} and keep them alive as long as the graph"

@@ -1,25 +1,15 @@
-"""GroupNorm: the public functions. They validate, allocate and call; the strategies are in group_norm_strategies."""
+"""GroupNorm: the public functions. Their checks are in group_norm_op, their kernels in group_norm_strategies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from . import settings
 from .arrays import Array, epsilon
-from .call import Calls, signature
-from .group_norm_checks import (
-    check_backward,
-    check_forward,
-)
+from .group_norm_op import GROUP_NORM, GROUP_NORM_BACKWARD
+from .op import EVERY, perform, typed
 from .strategy import Tile
 
 __all__ = ["group_norm", "group_norm_backward"]
-
-#: The default mask, told by identity: 1 == True, but a mask of ints is an error.
-EVERY = (True, True, True)
-_forward_calls, _backward_calls = Calls(), Calls()
 
 
 def group_norm(
@@ -80,27 +70,12 @@ def group_norm(
     CompileError
         If a kernel does not compile.
     """
-    arrays = (x, gamma, beta)
     number = eps if eps.__class__ is float and 0 <= eps < 1e300 else epsilon(eps)
-    try:
-        key = (
-            signature((*arrays, workspace) if out is None else (*arrays, workspace, *out)),
-            out.__class__,
-            num_groups,
-            num_groups.__class__,
-            data_format,
-            activation,
-            tile,
-            _posing(x),
-        )
-        call = _forward_calls.get(key)
-    except (AttributeError, TypeError):  # no array, or nothing that can be looked up: the checks say what
-        key, call = None, None
-    if call is None:
-        call = check_forward(x, num_groups, gamma, beta, data_format, activation, out, tile, workspace=workspace)
-        if key is not None:
-            _forward_calls.keep(key, call)
-    results: tuple[Array, Array, Array] = call(arrays, out, workspace, (number,))
+    options = (num_groups, data_format, activation)
+    key = (*options, num_groups.__class__)
+    results: tuple[Array, Array, Array] = perform(
+        GROUP_NORM, (x, gamma, beta), options, out, tile, workspace, (number,), key
+    )
     return results
 
 
@@ -167,30 +142,10 @@ def group_norm_backward(
     TypeError, ValueError, UnsupportedTile, CompileError
         As `group_norm`.
     """
-    arrays = (dy, x, mean, rstd, gamma, beta)
-    try:
-        key = (
-            signature((*arrays, workspace) if out is None else (*arrays, workspace, *out)),
-            out.__class__,
-            num_groups,
-            num_groups.__class__,
-            output_mask if output_mask is EVERY else (output_mask, *map(type, output_mask)),
-            data_format,
-            activation,
-            tile,
-            _posing(x),
-        )
-        call = _backward_calls.get(key)
-    except (AttributeError, TypeError):
-        key, call = None, None
-    if call is None:
-        call = check_backward(arrays, num_groups, output_mask, data_format, activation, out, tile, workspace=workspace)
-        if key is not None:
-            _backward_calls.keep(key, call)
-    results: tuple[Array | None, Array | None, Array | None] = call(arrays, out, workspace)
+    options = (num_groups, output_mask, data_format, activation)
+    flags = output_mask if output_mask is EVERY else typed(output_mask)
+    key = (num_groups, num_groups.__class__, flags, data_format, activation)
+    results: tuple[Array | None, Array | None, Array | None] = perform(
+        GROUP_NORM_BACKWARD, (dy, x, mean, rstd, gamma, beta), options, out, tile, workspace, (), key
+    )
     return results
-
-
-def _posing(x: Array) -> str | None:
-    """The device that the CPU executor poses as: it takes part in the choice of a tile."""
-    return settings.cpu_device() if x.__class__ is np.ndarray else None

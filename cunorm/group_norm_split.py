@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from .devices import Device
-from .group_norm_common import (
+from .problem import Problem
+from .strategy import Launch, Tile, ceil_div, refuses_threads
+from .strategy_common import (
     RESIDENT_REGISTERS,
     WARP,
     blocks_for,
+    fold_rows,
     is_backward,
     pair_bytes,
-    parameter_launch,
+    parameter_launches,
     refuses_registers,
+    refuses_shared,
     round_up,
     tensors_read,
 )
-from .problem import Problem
-from .strategy import Launch, Tile, ceil_div, refuses_threads
 
 __all__ = ["refuses_split", "split_launches", "split_workspace"]
 
@@ -57,22 +59,24 @@ def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
         return sentence
     if tile.chunk > LARGEST_CHUNK:
         return f"chunk is {tile.chunk}, expected at most {LARGEST_CHUNK} positions"
-    needed = _split_shared(problem, tile, 3 * problem.sum_itemsize)
-    if needed > device.shared_memory_per_block:
-        return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
+    if (sentence := refuses_shared(_split_shared(problem, tile, 3 * problem.sum_itemsize), device)) is not None:
+        return sentence
     return refuses_registers(RESIDENT_REGISTERS, tile, device)
 
 
 def split_workspace(problem: Problem, tile: Tile) -> int:
-    """Bytes of a pair for each channel, sample and chunk."""
-    return problem.N * _chunks(problem, tile) * problem.C * pair_bytes(problem)
+    """Bytes of a pair for each channel, sample and chunk, and of what the sum of those rows needs."""
+    rows = problem.N * _chunks(problem, tile)
+    if is_backward(problem) and problem.wants_parameters:
+        rows = fold_rows(rows, problem.C)
+    return rows * problem.C * pair_bytes(problem)
 
 
 def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The launches in order: the first sweep, the sums of its parts, the second sweep."""
     chunks, grid = _chunks(problem, tile), _split_grid(problem, tile)
     cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, chunks)
-    tensor, workspace = problem.nbytes, split_workspace(problem, tile)
+    tensor, workspace = problem.nbytes, problem.N * chunks * problem.C * pair_bytes(problem)
 
     def launch(
         stage: str,
@@ -127,7 +131,7 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         )
     ]
     if problem.wants_parameters:
-        launches.append(parameter_launch(problem, problem.N * chunks))
+        launches += parameter_launches(problem, problem.N * chunks)
     if "dx" in problem.outputs:
         arguments = ("gamma", "workspace", *cut[:4], chunks)
         launches.append(launch("fold", fold_grid, arguments, workspace, tile.threads // WARP * pair, fold_phases))

@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from .devices import Device
-from .group_norm_common import (
+from .group_norm_split import refuses_split, split_launches, split_workspace
+from .problem import Problem
+from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
+from .strategy_common import (
     RESIDENT_REGISTERS,
     WARP,
     blocks_for,
     is_backward,
     pair_bytes,
-    parameter_launch,
+    parameter_launches,
+    parameter_workspace,
     refuses_registers,
+    refuses_shared,
     round_up,
     tensors_read,
 )
-from .group_norm_split import refuses_split, split_launches, split_workspace
-from .problem import Problem
-from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
 
 __all__ = ["BACKWARD", "FORWARD"]
 
@@ -59,7 +61,7 @@ def _one_sweep(problem: Problem, tile: Tile, rows: int, **facts: Any) -> tuple[L
         traffic += rows * problem.C * pair_bytes(problem) * problem.wants_parameters
     main = Launch(entry, entry, blocks_for(items), tile.threads, arguments, traffic=traffic, **facts)
     second = problem.wants_parameters and rows > 1
-    return (main, parameter_launch(problem, rows)) if second else (main,)
+    return (main, *parameter_launches(problem, rows)) if second else (main,)
 
 
 # ---- warp -----------------------------------------------------------------------------------------------------------
@@ -113,10 +115,6 @@ def _warp_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     return _one_sweep(problem, tile, rows, items=items, registers=registers, phases=_samples(tile))
 
 
-def _rows_workspace(problem: Problem, rows: int) -> int:
-    return rows * problem.C * pair_bytes(problem) if problem.wants_parameters and rows > 1 else 0
-
-
 # ---- block ----------------------------------------------------------------------------------------------------------
 
 
@@ -152,8 +150,8 @@ def _refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
         return sentence
     if problem.group % tile.groups:
         return f"slabs of {tile.groups} groups do not divide {problem.group} groups"
-    if (needed := _block_shared(problem, tile)) > device.shared_memory_per_block:
-        return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
+    if (sentence := refuses_shared(_block_shared(problem, tile), device)) is not None:
+        return sentence
     return refuses_registers(RESIDENT_REGISTERS, tile, device)
 
 
@@ -184,7 +182,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
         constants=("threads", "lanes", "packs", "samples"),
         legality=_refuses_warp,
         launches=_warp_launches,
-        workspace=lambda problem, tile: _rows_workspace(problem, _warp_rows(problem, tile)),
+        workspace=lambda problem, tile: parameter_workspace(problem, _warp_rows(problem, tile)),
     )
     block = Strategy(
         name="block",
@@ -193,7 +191,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
         constants=("threads",),
         legality=_refuses_block,
         launches=_block_launches,
-        workspace=lambda problem, tile: _rows_workspace(problem, problem.N),
+        workspace=lambda problem, tile: parameter_workspace(problem, problem.N),
     )
     split = Strategy(
         name="split",

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from .arrays import dtype_named, integer
+from .batch_norm_gather import BATCH_NORM_GATHER_STATS
+from .batch_norm_op import (
+    BATCH_NORM_BACKWARD_ELEMT,
+    BATCH_NORM_BACKWARD_REDUCE,
+    BATCH_NORM_ELEMT,
+    BATCH_NORM_STATS,
+)
+from .checks import place_for
 from .devices import known
-from .group_norm_checks import place_for
-from .group_norm_plan import plan_group_norm
+from .group_norm_op import GROUP_NORM, GROUP_NORM_BACKWARD
 from .launch import Place, Plan, executor
+from .layer_norm_op import LAYER_NORM, LAYER_NORM_BACKWARD
+from .op import Op, Request, plan_of
 from .strategy import Tile
 
 __all__ = ["OPS", "gpu_present", "plan"]
 
-#: Every op and what makes its plans.
-OPS: dict[str, Callable[..., Plan]] = {
-    "group_norm": plan_group_norm,
-    "group_norm_backward": plan_group_norm,
+#: Every op by its function's name.
+OPS: dict[str, Op] = {
+    op.name: op
+    for op in (
+        GROUP_NORM,
+        GROUP_NORM_BACKWARD,
+        LAYER_NORM,
+        LAYER_NORM_BACKWARD,
+        BATCH_NORM_STATS,
+        BATCH_NORM_GATHER_STATS,
+        BATCH_NORM_ELEMT,
+        BATCH_NORM_BACKWARD_REDUCE,
+        BATCH_NORM_BACKWARD_ELEMT,
+    )
+}
+#: What `plan` takes for ops that do not ask for it.
+UNASKED: dict[str, Any] = {
+    "num_groups": None,
+    "normalized_shape": None,
+    "gamma_dtype": None,
+    "beta_dtype": None,
+    "output_mask": (True, True, True),
+    "data_format": "NCHW",
+    "activation": None,
 }
 
 
@@ -61,19 +92,20 @@ def plan(
     Parameters
     ----------
     op : str
-        ``"group_norm"`` or ``"group_norm_backward"``.
+        The name of the op's function, ``"group_norm_backward"`` say.
     shape : sequence of int
         Of x, in ``data_format``, contiguous. (A tensor with channels-last strides in an NCHW shape is planned as
-        its NHWC shape.)
+        its NHWC shape.) Of means for batch_norm_gather_stats.
     dtype : str or dtype
-        Of x.
+        Of x, or of means.
     num_groups : int
-    normalized_shape : None
-        For layer normalisation, which this version does not have.
+        For GroupNorm only.
+    normalized_shape : int or sequence of int
+        For LayerNorm only.
     gamma_dtype, beta_dtype : str or dtype, optional
         None: whatever the call brings, or nothing.
-    output_mask : sequence of bool
-        Of a backward.
+    output_mask : sequence of 3 bools
+        Of a backward; of batch_norm_backward_reduce it is (input_g, gamma_g, beta_g).
     data_format : {"NCHW", "NHWC"}
     activation : None
     device : None, "cpu", int or str, optional
@@ -92,23 +124,30 @@ def plan(
     TypeError, ValueError, UnsupportedTile
         As the op.
     """
-    make = OPS.get(op) if isinstance(op, str) else None
-    if make is None:
+    made = OPS.get(op) if isinstance(op, str) else None
+    if made is None:
         raise ValueError(f"op: {op!r}, expected one of {', '.join(OPS)}")
-    if normalized_shape is not None:
-        raise ValueError(f"normalized_shape: {normalized_shape!r}, expected None for {op}")
-    if num_groups is None:
-        raise TypeError(f"num_groups: None, expected an int for {op}")
-    return make(
-        op,
-        _place(device),
-        shape=shape,
-        dtype=dtype,
-        num_groups=num_groups,
-        gamma_dtype=gamma_dtype,
-        beta_dtype=beta_dtype,
-        output_mask=output_mask,
-        data_format=data_format,
-        activation=activation,
-        tile=None if tile is None else Tile.of(tile),
-    )
+    asked = {
+        "num_groups": num_groups,
+        "normalized_shape": normalized_shape,
+        "gamma_dtype": gamma_dtype,
+        "beta_dtype": beta_dtype,
+        "output_mask": output_mask,
+        "data_format": data_format,
+        "activation": activation,
+    }
+    for name, value in asked.items():
+        if name not in made.takes and value != UNASKED[name]:
+            raise ValueError(f"{name}: {value!r}, expected {UNASKED[name]!r} for {op}, which does not take one")
+        if name in ("num_groups", "normalized_shape") and name in made.takes and value is None:
+            raise TypeError(f"{name}: None, expected {'an int' if name == 'num_groups' else 'a shape'} for {op}")
+    element = dtype_named("dtype", dtype)
+    if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
+        raise TypeError(f"shape: {shape!r}, expected a sequence of sizes")
+    least = 2 if "normalized_shape" not in made.takes else 1
+    if not least <= len(shape) <= 8:
+        raise ValueError(f"shape: {shape!r}, expected {least} to 8 sizes")
+    sizes = tuple(integer("shape", size, 0) for size in shape)
+    place = _place(device)
+    request = Request(sizes, element, **asked)
+    return plan_of(made, request, place, None if tile is None else Tile.of(tile))

@@ -25,19 +25,22 @@ class Problem:
     Attributes
     ----------
     op : str
-        ``"group_norm"`` or ``"group_norm_backward"``.
+        The name of the function.
     dtype : str
         Of x, and of dy, dx and y.
     gamma_dtype, beta_dtype : str or None
         None where there is no such array. In a backward, gamma's is also that of dgamma and dbeta.
     stats_dtype : str
-        Of mean and rstd.
+        Of mean and rstd (or invstd).
     layout : str
         ``"NCHW"`` or ``"NHWC"``: the order in memory, whatever the shape says.
     N, C, HxW, group : int
-        Samples, channels, positions in a channel, groups.
+        Samples, channels, positions in a channel, groups. LayerNorm has rows for samples, the length of a row for
+        channels, one position and one group; BatchNorm has a group a channel.
     outputs : tuple of str
         The wanted results, in result order.
+    others : tuple of (str, str)
+        What only some ops have: the name of a type in their kernels, and the dtype that it stands for.
     """
 
     op: str
@@ -51,6 +54,7 @@ class Problem:
     HxW: int
     group: int
     outputs: tuple[str, ...]
+    others: tuple[tuple[str, str], ...] = ()
 
     def canonical(self) -> Problem:
         """The same problem under its one name: with HxW = 1 or C = 1 the two layouts are the same bytes."""
@@ -101,8 +105,12 @@ class Problem:
     def describe(self) -> str:
         """One line for people."""
         parameters = [("gamma", self.gamma_dtype), ("beta", self.beta_dtype), ("statistics", self.stats_dtype)]
+        parameters += [(name.removesuffix("_t"), dtype) for name, dtype in self.others]
         others = ", ".join(f"{name} {dtype}" for name, dtype in parameters if dtype not in (None, self.dtype))
-        return (
-            f"{self.op} {self.dtype} {self.layout} N={self.N} C={self.C} HxW={self.HxW} group={self.group}"
-            f"{f' ({others})' if others else ''} -> {', '.join(self.outputs) or 'nothing'}"
-        )
+        if self.op.startswith("layer_norm"):
+            sizes = f"rows={self.N} length={self.C}"
+        else:
+            sizes = f"{self.layout} N={self.N} C={self.C} HxW={self.HxW}"
+            sizes += f" group={self.group}" if self.op.startswith("group_norm") else ""
+        kept = ", ".join(self.outputs) or "nothing"
+        return f"{self.op} {self.dtype} {sizes}{f' ({others})' if others else ''} -> {kept}"

@@ -1,8 +1,12 @@
 """The oracle: normalisation forward and backward in float64 NumPy, written for clarity and exactness, not for speed.
 
-The notation is that of the kernels: x has N samples, C channels and H*W positions; a group has C/G neighbouring
-channels, so one slice of statistics has L = (C/G)*H*W elements; gamma and beta are per channel;
-xhat = (x - mean) * rstd.
+The notation is that of the kernels; a slice is the L elements that share statistics, and xhat = (x - mean) * rstd.
+
+- GroupNorm: x has N samples, C channels and H*W positions. A slice is a group of C/G neighbouring channels of a sample,
+  L = (C/G)*H*W; gamma and beta are per channel.
+- LayerNorm: x is (A1..Ai, R1..Rj). A slice is a row, L = R1*..*Rj; gamma and beta are per element of a row.
+- BatchNorm: x is (N, C, *), with 2 to 8 dimensions. A slice is a channel, with L = N*H*W elements of one rank and
+  `count` of all ranks; rstd is called invstd, and x - mean xmu; gamma, beta and every statistic are (C,).
 """
 
 from __future__ import annotations
@@ -13,19 +17,30 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["group_norm", "group_norm_backward"]
+__all__ = [
+    "batch_norm_backward_elemt",
+    "batch_norm_backward_reduce",
+    "batch_norm_elemt",
+    "batch_norm_gather_stats",
+    "batch_norm_stats",
+    "group_norm",
+    "group_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
+]
 
+Array: TypeAlias = npt.ArrayLike
+Maybe: TypeAlias = npt.ArrayLike | None
+Shape: TypeAlias = int | tuple[int, ...]
 Float64: TypeAlias = npt.NDArray[np.float64]
 
+# What is divided by zero or overflows is NaN or infinite in the kernels too: a result, not a warning.
+_quiet = np.errstate(divide="ignore", invalid="ignore", over="ignore")
 
+
+@_quiet
 def group_norm(
-    x: npt.ArrayLike,
-    num_groups: int,
-    gamma: npt.ArrayLike | None = None,
-    beta: npt.ArrayLike | None = None,
-    *,
-    eps: float = 1e-5,
-    data_format: str = "NCHW",
+    x: Array, num_groups: int, gamma: Maybe = None, beta: Maybe = None, *, eps: float = 1e-5, data_format: str = "NCHW"
 ) -> tuple[Float64, Float64, Float64]:
     r"""Group normalisation.
 
@@ -57,27 +72,15 @@ def group_norm(
     values = _slices(x, data_format)
     samples, channels, positions = values.shape
     grouped = values.reshape(samples, num_groups, _group_size(channels, num_groups) * positions)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        mean = _mean(grouped)
-        # The mean of what is left is the rounding error of the first mean: after this step a constant is its own mean.
-        # A mean that is not finite stays what it is.
-        mean = np.where(np.isfinite(mean), mean + _mean(grouped - mean), mean)
-        centred = grouped - mean
-        rstd = 1.0 / np.sqrt(_mean(centred * centred) + eps)
-        y = (centred * rstd).reshape(values.shape) * _per_channel(gamma, channels, 1.0, "gamma")
-        y += _per_channel(beta, channels, 0.0, "beta")
+    mean, rstd = _moments(grouped, eps)
+    y = ((grouped - mean) * rstd).reshape(values.shape) * _given(gamma, (channels, 1), "gamma", 1.0)
+    y += _given(beta, (channels, 1), "beta", 0.0)
     return _like(y, x, data_format), mean[:, :, 0], rstd[:, :, 0]
 
 
+@_quiet
 def group_norm_backward(
-    dy: npt.ArrayLike,
-    x: npt.ArrayLike,
-    mean: npt.ArrayLike,
-    rstd: npt.ArrayLike,
-    gamma: npt.ArrayLike | None = None,
-    *,
-    num_groups: int,
-    data_format: str = "NCHW",
+    dy: Array, x: Array, mean: Array, rstd: Array, gamma: Maybe = None, *, num_groups: int, data_format: str = "NCHW"
 ) -> tuple[Float64, Float64, Float64]:
     r"""Gradients of group normalisation, from the statistics that the forward saved.
 
@@ -94,12 +97,8 @@ def group_norm_backward(
         The gradient of y, and the forward's input; one shape, (N, C, *) or (N, *, C).
     mean, rstd : array_like
         N*G elements each, used as given (rounded ones included).
-    gamma : array_like, optional
-        C elements. None stands for ones.
-    num_groups : int
-        G, a divisor of C.
-    data_format : {"NCHW", "NHWC"}
-        Where the channels are.
+    gamma, num_groups, data_format
+        As in the forward.
 
     Returns
     -------
@@ -108,23 +107,123 @@ def group_norm_backward(
     dgamma, dbeta : ndarray
         Float64, (C,). Zeros where there is nothing to sum.
     """
-    values, grads = _slices(x, data_format), _slices(dy, data_format)
-    if np.shape(dy) != np.shape(x):
-        raise ValueError(f"dy: shape {np.shape(dy)}, expected x's shape {np.shape(x)}")
+    values, grads = _slices(x, data_format), _slices(_shaped_as(dy, x), data_format)
     samples, channels, positions = values.shape
-    length = _group_size(channels, num_groups) * positions
-    shape = (samples, num_groups, length)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        scale = _statistics(rstd, samples, num_groups, "rstd")
-        xhat = (values.reshape(shape) - _statistics(mean, samples, num_groups, "mean")) * scale
-        dxhat = (grads * _per_channel(gamma, channels, 1.0, "gamma")).reshape(shape)
-        dx = scale * (dxhat - _mean(dxhat) - xhat * _mean(dxhat * xhat))
-        dgamma = (grads * xhat.reshape(values.shape)).sum(axis=(0, 2))
-        dbeta = grads.sum(axis=(0, 2))
+    shape = (samples, num_groups, _group_size(channels, num_groups) * positions)
+    scale = _given(rstd, (samples, num_groups, 1), "rstd")
+    xhat = (values.reshape(shape) - _given(mean, (samples, num_groups, 1), "mean")) * scale
+    dxhat = (grads * _given(gamma, (channels, 1), "gamma", 1.0)).reshape(shape)
+    dx = scale * (dxhat - _mean(dxhat) - xhat * _mean(dxhat * xhat))
+    dgamma, dbeta = _by_channel(grads * xhat.reshape(values.shape)).sum(axis=1), _by_channel(grads).sum(axis=1)
     return _like(dx.reshape(values.shape), x, data_format), dgamma, dbeta
 
 
-def _slices(x: npt.ArrayLike, data_format: str) -> Float64:
+def layer_norm(
+    x: Array, normalized_shape: Shape, gamma: Maybe = None, beta: Maybe = None, *, eps: float = 1e-5
+) -> tuple[Float64, Float64, Float64]:
+    """Layer normalisation: group normalisation of the rows with one group, where every element is a channel.
+
+    `normalized_shape` is (R1..Rj), or R1. y has the shape of `x`, mean and rstd are (A1..Ai, 1..1).
+    """
+    rows, shape = _rows(x, normalized_shape)
+    y, *saved = group_norm(rows, 1, gamma, beta, eps=eps)
+    kept = np.shape(x)[: np.ndim(x) - len(shape)] + (1,) * len(shape)
+    return y.reshape(np.shape(x)), saved[0].reshape(kept), saved[1].reshape(kept)
+
+
+def layer_norm_backward(
+    dy: Array, x: Array, normalized_shape: Shape, mean: Array, rstd: Array, gamma: Maybe = None
+) -> tuple[Float64, Float64, Float64]:
+    """Gradients of layer normalisation: dx of the shape of `x`, dgamma and dbeta of shape `normalized_shape`."""
+    (rows, shape), (grads, _) = (_rows(each, normalized_shape) for each in (x, _shaped_as(dy, x)))
+    dx, dgamma, dbeta = group_norm_backward(grads, rows, mean, rstd, gamma, num_groups=1)
+    return dx.reshape(np.shape(x)), dgamma.reshape(shape), dbeta.reshape(shape)
+
+
+@_quiet
+def batch_norm_stats(x: Array, *, eps: float = 1e-5) -> tuple[Float64, Float64]:
+    """Mean and invstd of every channel, with the biased variance; NaN where there are no elements."""
+    mean, invstd = _moments(_by_channel(_slices(x)), eps)
+    return mean[:, 0], invstd[:, 0]
+
+
+@_quiet
+def batch_norm_gather_stats(
+    means: Array,
+    invstds: Array,
+    counts: Array,
+    *,
+    eps: float = 1e-5,
+    running_mean: Maybe = None,
+    running_var: Maybe = None,
+    momentum: float = 0.1,
+) -> tuple[Float64, Float64, Float64 | None, Float64 | None]:
+    """Mean and invstd of all ranks together, and new running statistics (None for those not given).
+
+    `means` and `invstds` are (world, C), `counts` (world,); a rank of count 0 is absent, whatever it holds. With
+    w_r = count_r / total and var_r = max(invstd_r^-2 - eps, 0): mean = sum w_r * mean_r,
+    var = sum w_r * (var_r + (mean_r - mean)^2), running = (1 - momentum) * running + momentum * new. The new variance
+    is the unbiased var * total / (total - 1), but var where the total is 1.
+    """
+    mean_r, invstd_r, amounts = (np.asarray(each).astype(np.float64) for each in (means, invstds, counts))
+    total = amounts.sum()
+    if amounts.ndim != 1 or not (total > 0 and (amounts >= 0).all()):
+        raise ValueError(f"counts: {amounts}, expected (world,), nothing negative and a positive total")
+    for name, each in (("means", mean_r), ("invstds", invstd_r)):
+        if each.ndim != 2 or each.shape != (amounts.size, mean_r.shape[1]):
+            raise ValueError(f"{name}: shape {each.shape}, expected (world, C) with world = {amounts.size}")
+    mean_r, invstd_r, w = (each[amounts > 0] for each in (mean_r, invstd_r, amounts[:, None] / total))
+    mean = (w * mean_r).sum(axis=0)
+    mean = np.where(np.isfinite(mean), mean + (w * (mean_r - mean)).sum(axis=0), mean)  # as in _moments
+    var = (w * (np.maximum(invstd_r**-2.0 - eps, 0.0) + (mean_r - mean) ** 2)).sum(axis=0)
+    new_mean = new_var = None
+    if running_mean is not None:
+        new_mean = (1.0 - momentum) * _given(running_mean, mean.shape, "running_mean") + momentum * mean
+    if running_var is not None:
+        unbiased = var * total / (total - 1) if total > 1 else var
+        new_var = (1.0 - momentum) * _given(running_var, mean.shape, "running_var") + momentum * unbiased
+    return mean, 1.0 / np.sqrt(var + eps), new_mean, new_var
+
+
+@_quiet
+def batch_norm_elemt(x: Array, mean: Array, invstd: Array, gamma: Maybe = None, beta: Maybe = None) -> Float64:
+    """Batch normalisation with given statistics: y = (x - mean) * invstd * gamma + beta."""
+    values = _slices(x)
+    column = (values.shape[1], 1)
+    y = (values - _given(mean, column, "mean")) * _given(invstd, column, "invstd") * _given(gamma, column, "gamma", 1.0)
+    return _like(y + _given(beta, column, "beta", 0.0), x)
+
+
+@_quiet
+def batch_norm_backward_reduce(
+    dy: Array, x: Array, mean: Array, invstd: Array, gamma: Maybe = None
+) -> tuple[Float64, Float64, Float64, Float64]:
+    """sum_dy = sum dy, sum_dy_xmu = sum dy * (x - mean), dgamma = sum_dy_xmu * invstd and dbeta = sum_dy of one rank.
+
+    Zeros where there is nothing to sum. `gamma` has no part in them: the operator's signature has it.
+    """
+    values, grads = _by_channel(_slices(x)), _by_channel(_slices(_shaped_as(dy, x)))
+    sum_dy = grads.sum(axis=1)
+    sum_dy_xmu = (grads * (values - _given(mean, (len(values), 1), "mean"))).sum(axis=1)
+    scale = _given(invstd, sum_dy.shape, "invstd")
+    dgamma = sum_dy_xmu * (scale if values.size else 0.0)  # the invstd of nothing is NaN
+    return sum_dy, sum_dy_xmu, dgamma, sum_dy.copy()
+
+
+@_quiet
+def batch_norm_backward_elemt(
+    dy: Array, x: Array, mean: Array, invstd: Array, gamma: Maybe, sum_dy: Array, sum_dy_xmu: Array, count: float
+) -> Float64:
+    """dx = (dy - sum_dy / count - (x - mean) * invstd^2 * sum_dy_xmu / count) * invstd * gamma; sums of all ranks."""
+    values, grads = _slices(x), _slices(_shaped_as(dy, x))
+    column = (values.shape[1], 1)
+    scale = _given(invstd, column, "invstd")
+    a, b = (_given(s, column, n) / np.float64(count) for s, n in ((sum_dy, "sum_dy"), (sum_dy_xmu, "sum_dy_xmu")))
+    dx = (grads - a - (values - _given(mean, column, "mean")) * scale**2 * b) * scale
+    return _like(dx * _given(gamma, column, "gamma", 1.0), x)
+
+
+def _slices(x: Array, data_format: str = "NCHW") -> Float64:
     """`x` in float64 as (N, C, H*W), contiguous."""
     array: npt.NDArray[Any] = np.asarray(x)
     if not 2 <= array.ndim <= 8:
@@ -137,13 +236,35 @@ def _slices(x: npt.ArrayLike, data_format: str) -> Float64:
     return array.reshape(array.shape[0], array.shape[1], math.prod(array.shape[2:]))
 
 
-def _like(values: Float64, x: npt.ArrayLike, data_format: str) -> Float64:
+def _like(values: Float64, x: Array, data_format: str = "NCHW") -> Float64:
     """(N, C, H*W) back in the shape of `x`."""
     shape = np.shape(x)
     if data_format == "NCHW":
         return values.reshape(shape)
     back = values.reshape(shape[0], shape[-1], *shape[1:-1])
     return np.ascontiguousarray(np.moveaxis(back, 1, -1))
+
+
+def _by_channel(values: Float64) -> Float64:
+    """(N, C, H*W) as (C, N*H*W), contiguous: NumPy then sums pairwise, also where H*W is 1."""
+    return np.ascontiguousarray(values.swapaxes(0, 1)).reshape(values.shape[1], values.shape[0] * values.shape[2])
+
+
+def _rows(x: Array, normalized_shape: Shape) -> tuple[npt.NDArray[Any], tuple[int, ...]]:
+    """`x` as (rows, L), and the shape of a row."""
+    array: npt.NDArray[Any] = np.asarray(x)
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    length = math.prod(shape)
+    if not shape or not length or array.shape[-len(shape) :] != shape:
+        raise ValueError(f"normalized_shape: {shape}, expected trailing dimensions of {array.shape}, not empty")
+    return array.reshape(math.prod(array.shape[: array.ndim - len(shape)]), length), shape
+
+
+def _shaped_as(dy: Array, x: Array) -> Array:
+    """`dy`, whose shape is that of `x`."""
+    if np.shape(dy) != np.shape(x):
+        raise ValueError(f"dy: shape {np.shape(dy)}, expected x's shape {np.shape(x)}")
+    return dy
 
 
 def _group_size(channels: int, num_groups: int) -> int:
@@ -159,19 +280,20 @@ def _mean(values: Float64) -> Float64:
     return mean
 
 
-def _per_channel(parameter: npt.ArrayLike | None, channels: int, otherwise: float, name: str) -> Float64:
-    """One of gamma and beta as (C, 1), or the one value that stands for a missing one."""
+def _moments(slices: Float64, eps: float) -> tuple[Float64, Float64]:
+    """Mean and rstd over the last axis, which stays."""
+    mean = _mean(slices)
+    # The mean of what is left is the rounding error of the first mean: after this step a constant is its own mean.
+    # A mean that is not finite stays what it is.
+    mean = np.where(np.isfinite(mean), mean + _mean(slices - mean), mean)
+    return mean, 1.0 / np.sqrt(_mean((slices - mean) ** 2) + eps)
+
+
+def _given(parameter: Maybe, shape: tuple[int, ...], name: str, otherwise: float = math.nan) -> Float64:
+    """A parameter in `shape`, or the one value that stands for a missing one."""
     if parameter is None:
-        return np.full((1, 1), otherwise)
+        return np.full((1,) * len(shape), otherwise)
     array: npt.NDArray[Any] = np.asarray(parameter)
-    if array.size != channels:
-        raise ValueError(f"{name}: {array.size} elements, expected {channels}")
-    return array.astype(np.float64).reshape(channels, 1)
-
-
-def _statistics(statistic: npt.ArrayLike, samples: int, num_groups: int, name: str) -> Float64:
-    """One of mean and rstd as (N, G, 1)."""
-    array: npt.NDArray[Any] = np.asarray(statistic)
-    if array.size != samples * num_groups:
-        raise ValueError(f"{name}: {array.size} elements, expected {samples * num_groups}")
-    return array.astype(np.float64).reshape(samples, num_groups, 1)
+    if array.size != math.prod(shape):
+        raise ValueError(f"{name}: {array.size} elements, expected {math.prod(shape)}")
+    return array.astype(np.float64).reshape(shape)

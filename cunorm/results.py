@@ -26,13 +26,31 @@ def is_direct(array: Array, axes: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Result:
-    """An output: its name, shape and dtype, its axes in memory order, what it holds when there are no elements."""
+    """An output of a call.
+
+    Attributes
+    ----------
+    name : str
+        What launches call it.
+    shape : tuple of int
+    dtype : numpy.dtype
+    axes : tuple of int
+        Its axes in memory order.
+    when_empty : float
+        What it holds where there are no elements.
+    updated : bool
+        Whether kernels read what it held.
+    label : str
+        What a user calls the array to write.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: Any
     axes: tuple[int, ...]
     when_empty: float = 0.0
+    updated: bool = False
+    label: str = ""
 
     def allocate(self, xp: Any) -> Array:
         """A new array whose memory is dense in the order of ``axes``."""
@@ -42,13 +60,13 @@ class Result:
     def check(self, array: Array) -> None:
         """Check an ``out`` array: TypeError for its dtype, ValueError for its shape or if it cannot be written."""
         if array.dtype != self.dtype:
-            raise TypeError(f"out[{self.name}]: dtype {array.dtype}, expected {self.dtype}")
+            raise TypeError(f"{self.label}: dtype {array.dtype}, expected {self.dtype}")
         if array.shape != self.shape:
-            raise ValueError(f"out[{self.name}]: shape {array.shape}, expected {self.shape}")
+            raise ValueError(f"{self.label}: shape {array.shape}, expected {self.shape}")
         if isinstance(array, np.ndarray) and not array.flags.writeable:
-            raise ValueError(f"out[{self.name}]: read-only, expected an array that can be written")
+            raise ValueError(f"{self.label}: read-only, expected an array that can be written")
         if not elements_apart(array):
-            raise ValueError(f"out[{self.name}]: strides {array.strides}, expected elements that are apart in memory")
+            raise ValueError(f"{self.label}: strides {array.strides}, expected elements that are apart in memory")
 
 
 def dense_copy(array: Array, axes: tuple[int, ...], xp: Any) -> Array:

@@ -20,6 +20,7 @@ __all__ = ["digest", "folder", "kernel_text"]
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 _C_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
+_C_TYPES |= {"int32": "int", "int64": "long long"}
 _LAYOUTS = {"NCHW": "ChannelsFirst", "NHWC": "ChannelsLast"}
 
 
@@ -76,7 +77,10 @@ def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int]) -
 
 @functools.lru_cache(maxsize=4096)
 def _text(stem: str, types: tuple[tuple[str, str], ...], layout: str, constants: tuple[tuple[str, int], ...]) -> str:
-    return _head(dict(types), layout, dict(constants)) + _expand(stem)
+    body = _expand(stem)
+    # A type that a kernel does not mention would make another text, and another build, of the same kernel.
+    mentioned = {name: dtype for name, dtype in types if re.search(rf"\b{name}\b", body)}
+    return _head(mentioned, layout, dict(constants)) + body
 
 
 def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> str:
@@ -87,6 +91,7 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
         "gamma_t": problem.gamma_dtype or (problem.stats_dtype if "backward" in problem.op else sums),
         "beta_t": problem.beta_dtype or sums,
         "stat_t": problem.stats_dtype,
+        **dict(problem.others),
     }
     known = strategy.constants if launch.takes_tile else ()
     constants = {name: value for name, value in tile.fields if name in known} | {"threads": launch.threads}

@@ -5,7 +5,7 @@
 //   workspace [N * chunks, C] pairs: sum dy and sum dy * xhat of one channel over one chunk of one sample
 //
 //   group_norm_backward_split_sums   reads dy and x, writes the workspace
-//   (dgamma, dbeta wanted)           group_norm_backward_parameters sums the workspace's rows
+//   (dgamma, dbeta wanted)           parameter_sums sums the workspace's rows
 //   group_norm_backward_split_fold   a block per (n, group): A / L and B / L from the group's parts, into the first
 //   group_norm_backward_split_input  reads dy, x and those, writes dx; both only where dx is wanted
 //
@@ -13,23 +13,6 @@
 // An element of dx is written by the thread that has read the same elements of dy and x: dx may be dy or x.
 #include "parameters.cuh"
 #include "sweep.cuh"
-
-// Add a pack's terms to the sums of a thread's channels: one channel (channels-first), or one an element.
-template <typename Use>
-__device__ __forceinline__ void add_terms(Pair (&sums)[1], const Pack<data_t>& dy, const Pack<data_t>& x,
-                                          const acc_t (&mean)[1], Use use) {
-    sums[0] = sums[0] + gradient_sums(dy, x, mean[0], use);
-}
-
-template <typename Use>
-__device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<data_t>& dy, const Pack<data_t>& x,
-                                          const acc_t (&mean)[pack_size], Use) {
-#pragma unroll
-    for (int i = 0; i < pack_size; ++i) {
-        const acc_t gradient = widen(dy.item[i]);
-        sums[i] = sums[i] + Pair{gradient, gradient * (acc_t(widen(x.item[i])) - mean[i])};
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
@@ -46,24 +29,13 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             mean_of[slot] = widen(load(mean, sweep.n * groups + group));
         });
         Pair sums[sweep_t::slots] = {};
-        const data_t* const from[2] = {dy, x};
-        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][sweep_loads], const Place(&places)[sweep_loads]) {
-#pragma unroll
-            for (int k = 0; k < sweep_loads; ++k) {
-                if (sweep_t::full(places[k])) {
-                    add_terms(sums, batch[0][k], batch[1][k], mean_of, Always());
-                } else if (sweep_t::slots == 1) {
-                    add_terms(sums, batch[0][k], batch[1][k], mean_of, [&](int i) { return places[k].holds(i); });
-                }
-            }
-        });
+        sweep_gradient_sums(sweep, dy, x, mean_of, sums);
         each_slot(sweep, group_channels, [&](int slot, long long, long long group) {
             sums[slot].second *= acc_t(widen(load(rstd, sweep.n * groups + group)));
         });
-        sweep.gather(
-            partials, [&](int slot) { return sums[slot]; }, [](Pair value) { return warp_sum(value); },
-            [](Pair a, Pair b) { return a + b; },
-            [&](long long channel, Pair whole) { store(workspace, cut.part(sweep.n, sweep.chunk, channel), whole); });
+        gather_sums(sweep, partials, sums, [&](long long channel, Pair whole) {
+            store(workspace, cut.part(sweep.n, sweep.chunk, channel), whole);
+        });
     }
 }
 

@@ -23,9 +23,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     const long long items = (N + Tile::samples - 1) / Tile::samples * groups;
     // A lane keeps its channels over several samples only if every sample is covered from the same place.
     const bool may_shift = Tile::samples == 1 || C * HxW % pack_size == 0;
-    for (long long first = static_cast<long long>(blockIdx.x) * teams; first < items;
-         first += static_cast<long long>(gridDim.x) * teams) {
-        const long long item = first + team_index();
+    Team<Tile::lanes> team = {nullptr};
+    for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;
+         first += static_cast<long long>(gridDim.x) * team.count) {
+        const long long item = first + team.index();
         const long long row = item / groups, group = item - row * groups;
         const long long first_channel = group * channels;
         Pair kept[Tile::packs][pack_size] = {};  // not there at all where Tile::samples is 1
@@ -33,13 +34,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
 #pragma unroll 1
         for (int sample = 0; sample < Tile::samples; ++sample) {
             const long long n = row * Tile::samples + sample;
-            const Run run(dy, n * groups + group, length, item < items && n < N, may_shift);
+            const Run<Tile::lanes> run(dy, n * groups + group, length, item < items && n < N, may_shift);
             Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
-#pragma unroll
-            for (int k = 0; k < Tile::packs; ++k) {
-                held_dy[k] = load_pack(dy + run.start, run.first(k), run.length);
-                held_x[k] = x == nullptr ? Pack<data_t>{} : load_pack(x + run.start, run.first(k), run.length);
-            }
+            run.load_from(dy, held_dy);
+            run.load_from(x, held_x);
             Coefficients of_group = {};
             if (run.length > 0) {
                 of_group.mean = widen(load(mean, n * groups + group));
@@ -68,13 +66,13 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                 });
                 sums = sums + of_pack;
             }
-            sums = lanes_sum(sums, Tile::lanes);
+            sums = team.sum(sums);
             sums.second *= of_group.rstd;
             if (run.length == 0) {
                 continue;
             }
             if (channels == 1) {
-                if (parameters.wanted() && team_lane() == 0 && HxW > 1) {
+                if (parameters.wanted() && team.lane() == 0 && HxW > 1) {
                     parameters.give(row, group, sums);
                 }
                 const acc_t gamma_c = parameter(gamma, group, acc_t(1));
@@ -103,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
         if (Tile::samples > 1 && parameters.wanted() && item < items) {
 #pragma unroll
             for (int k = 0; k < Tile::packs; ++k) {
-                const int at = (k * Tile::lanes + team_lane()) * pack_size - kept_shift;
+                const int at = (k * Tile::lanes + team.lane()) * pack_size - kept_shift;
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
                     if (at + i >= 0 && at + i < channels) {

@@ -13,15 +13,13 @@
 #include "parameters.cuh"
 #include "sweep.cuh"
 
-// The median of a group's first, middle and last element: an outlier in one place does not make it a bad shift.
+// What the moments of a group are relative to: the median of its first, middle and last element.
 __device__ __forceinline__ acc_t group_shift(const data_t* x, const Chunking& cut, long long n, long long first,
                                              long long group_channels) {
     const acc_t a = widen(load(x, sweep_t::element(cut, n, first, 0)));
     const acc_t b = widen(load(x, sweep_t::element(cut, n, first + group_channels / 2, cut.HxW / 2)));
     const acc_t c = widen(load(x, sweep_t::element(cut, n, first + group_channels - 1, cut.HxW - 1)));
-    const acc_t low = a < b ? a : b, high = a < b ? b : a;
-    const acc_t below = high < c ? high : c;
-    return usable_shift(low < below ? below : low);
+    return median_shift(a, b, c);
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
@@ -45,40 +43,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         });
         acc_t count = acc_t(0);           // the same for all the thread's channels
         Pair found[sweep_t::slots] = {};  // mean and m2
-        const data_t* const from[1] = {x};
-        sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][sweep_loads], const Place(&places)[sweep_loads]) {
-            // A slot's values lie along the packs (channels-last) or everywhere (channels-first).
-            constexpr int items_per_pack = pack_size / sweep_t::slots;
-            int weight = 0;
-            bool full = true;
-#pragma unroll
-            for (int k = 0; k < sweep_loads; ++k) {
-                weight += sweep_t::weight(places[k]);
-                full = full && sweep_t::full(places[k]);
-            }
-            const acc_t more = acc_t(weight), inverse = acc_t(1) / more;
-            const acc_t share = more / (count + more);
-#pragma unroll
-            for (int slot = 0; slot < sweep_t::slots; ++slot) {
-                const auto value = [&](int v) {
-                    return acc_t(widen(batch[0][v / items_per_pack].item[v % items_per_pack + slot])) - shift[slot];
-                };
-                const auto use = [&](int v) { return sweep_t::uses(places[v / items_per_pack], v % items_per_pack); };
-                constexpr int values = sweep_loads * items_per_pack;
-                const Moments of_batch = full ? register_moments<values>(more, inverse, value, Always())
-                                              : register_moments<values>(more, inverse, value, use);
-                const Moments total = merge(Moments{count, found[slot].first, found[slot].second}, of_batch, share);
-                found[slot] = Pair{total.mean, total.m2};
-            }
-            count += more;
+        sweep_moments(sweep, x, shift, count, found);
+        gather_moments(sweep, partials, count, found, [&](long long channel, Moments whole) {
+            store(workspace, cut.part(sweep.n, sweep.chunk, channel), Pair{whole.mean, whole.m2});
         });
-        sweep.gather(
-            partials, [&](int slot) { return Moments{count, found[slot].first, found[slot].second}; },
-            [](Moments value) { return lanes_merge(value, warp_size); },
-            [](Moments a, Moments b) { return merge(a, b); },
-            [&](long long channel, Moments whole) {
-                store(workspace, cut.part(sweep.n, sweep.chunk, channel), Pair{whole.mean, whole.m2});
-            });
     }
 }
 

@@ -14,33 +14,18 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                     long long N, long long C, long long HxW, long long groups, double eps) {
     const int channels = static_cast<int>(C / groups);
     const int length = channels * static_cast<int>(HxW);
-    for (long long first = static_cast<long long>(blockIdx.x) * teams; first < N * groups;
-         first += static_cast<long long>(gridDim.x) * teams) {
-        const long long item = first + team_index();
-        const Run run(x, item, length, item < N * groups, true);
+    Team<Tile::lanes> team = {nullptr};
+    for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;
+         first += static_cast<long long>(gridDim.x) * team.count) {
+        const long long item = first + team.index();
+        const Run<Tile::lanes> run(x, item, length, item < N * groups, true);
         Pack<data_t> held[Tile::packs];
-#pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
-            held[k] = load_pack(x + run.start, run.first(k), run.length);
-        }
-
-        const acc_t shift = run.length > 0 ? usable_shift(widen(load(x, run.start))) : acc_t(0);
-        acc_t sum = acc_t(0);
-#pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
-            sum += deviations(held[k], shift, run.held(k)).first;
-        }
-        const acc_t centre = shift + lanes_sum(sum, Tile::lanes) / acc_t(length);
-        Pair sums = {};
-#pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
-            sums = sums + deviations(held[k], centre, run.held(k));
-        }
-        const Statistics found = corrected_statistics(centre, lanes_sum(sums, Tile::lanes), acc_t(length), acc_t(eps));
+        run.load_from(x, held);
+        const Statistics found = run_statistics(team, run, x, held, length, acc_t(eps));
         if (run.length == 0) {
             continue;
         }
-        if (team_lane() == 0) {
+        if (team.lane() == 0) {
             store(mean, item, found.mean);
             store(rstd, item, found.rstd);
         }

@@ -29,6 +29,13 @@ __device__ __forceinline__ acc_t reciprocal_deviation(acc_t variance, acc_t eps)
     return acc_t(1) / square_root((variance < acc_t(0) ? acc_t(0) : variance) + eps);
 }
 
+// A shift that an outlier in one place does not make a bad one: the median of three elements.
+__device__ __forceinline__ acc_t median_shift(acc_t a, acc_t b, acc_t c) {
+    const acc_t low = a < b ? a : b, high = a < b ? b : a;
+    const acc_t below = high < c ? high : c;
+    return usable_shift(low < below ? below : low);
+}
+
 // From the sums of d = x - centre and of d^2, with a centre that is the mean but for rounding (the corrected two-pass
 // algorithm, Chan, Golub and LeVeque 1983): what the centre missed is known, so neither a far first element nor a
 // rounded mean costs digits.

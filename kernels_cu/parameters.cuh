@@ -7,6 +7,23 @@ __device__ __forceinline__ acc_t parameter(const T* array, long long index, acc_
     return array == nullptr ? absent : acc_t(widen(load(array, index)));
 }
 
+// The parameters of a pack's elements: [first, first + pack_size) of array[0, length), `absent` where there is no array.
+// Elements outside read as zero. Each 16 bytes are one access where the address allows it.
+template <typename T>
+__device__ __forceinline__ void load_parameters(const T* array, int first, int length, acc_t absent,
+                                                acc_t (&values)[pack_size]) {
+    constexpr int size = Pack<T>::size < pack_size ? Pack<T>::size : pack_size;
+    static_assert(size == Pack<T>::size, "parameters are of x's dtype, or wider");
+#pragma unroll
+    for (int at = 0; at < pack_size; at += size) {
+        const Pack<T> pack = array == nullptr ? Pack<T>{} : load_pack(array, first + at, length);
+#pragma unroll
+        for (int i = 0; i < size; ++i) {
+            values[at + i] = array == nullptr ? absent : acc_t(widen(pack.item[i]));
+        }
+    }
+}
+
 // Where dbeta (first) and dgamma (second) of a channel go: a row of the workspace [rows, C] that a second kernel sums,
 // or, where there is only one row, straight to the result.
 struct ParameterGradients {

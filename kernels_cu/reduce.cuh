@@ -57,3 +57,17 @@ __device__ __forceinline__ T block_fold(T value, T* scratch, Fold fold) {
     __syncthreads();
     return warp == 0 ? fold(lane < block_warps ? scratch[lane] : T{}) : value;
 }
+
+// Sum over the block, given to all its threads, in an order of warps that is the same for all of them: every thread adds
+// the same values by the same butterfly. `scratch` is shared, block_warps long; a barrier lies between two calls with
+// the same scratch.
+template <typename T>
+__device__ __forceinline__ T block_sum(T value, T* scratch) {
+    const int lane = threadIdx.x % warp_size;
+    value = warp_sum(value);
+    if (lane == 0) {
+        scratch[threadIdx.x / warp_size] = value;
+    }
+    __syncthreads();
+    return warp_sum(lane < block_warps ? scratch[lane] : T{});
+}

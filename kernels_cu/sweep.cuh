@@ -214,3 +214,91 @@ __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* 
         use(batch, places);
     }
 }
+
+// ---- what a sweep finds -------------------------------------------------------------------------------------------
+
+// Add a pack's terms to the sums of a thread's channels: one channel (channels-first), or one an element.
+template <typename Use>
+__device__ __forceinline__ void add_terms(Pair (&sums)[1], const Pack<data_t>& dy, const Pack<data_t>& x,
+                                          const acc_t (&mean)[1], Use use) {
+    sums[0] = sums[0] + gradient_sums(dy, x, mean[0], use);
+}
+
+template <typename Use>
+__device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<data_t>& dy, const Pack<data_t>& x,
+                                          const acc_t (&mean)[pack_size], Use) {
+#pragma unroll
+    for (int i = 0; i < pack_size; ++i) {
+        const acc_t gradient = widen(dy.item[i]);
+        sums[i] = sums[i] + Pair{gradient, gradient * (acc_t(widen(x.item[i])) - mean[i])};
+    }
+}
+
+// sums[slot] of dy and of dy * (x - mean[slot]) over the thread's packs.
+__device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
+                                                    const acc_t (&mean)[sweep_t::slots], Pair (&sums)[sweep_t::slots]) {
+    const data_t* const from[2] = {dy, x};
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][sweep_loads], const Place(&places)[sweep_loads]) {
+#pragma unroll
+        for (int k = 0; k < sweep_loads; ++k) {
+            if (sweep_t::full(places[k])) {
+                add_terms(sums, batch[0][k], batch[1][k], mean, Always());
+            } else if (sweep_t::slots == 1) {
+                add_terms(sums, batch[0][k], batch[1][k], mean, [&](int i) { return places[k].holds(i); });
+            }
+        }
+    });
+}
+
+// give(channel, sums of the whole block or warp), in one thread a channel.
+template <typename Give>
+__device__ __forceinline__ void gather_sums(const sweep_t& sweep, Pair* partials, const Pair (&sums)[sweep_t::slots],
+                                            Give give) {
+    sweep.gather(
+        partials, [&](int slot) { return sums[slot]; }, [](Pair value) { return warp_sum(value); },
+        [](Pair a, Pair b) { return a + b; }, give);
+}
+
+// Count, mean and m2 of x - shift[slot] over the thread's packs: found[slot] is {mean, m2}, and all its channels have
+// one count.
+__device__ __forceinline__ void sweep_moments(const sweep_t& sweep, const data_t* x,
+                                              const acc_t (&shift)[sweep_t::slots], acc_t& count,
+                                              Pair (&found)[sweep_t::slots]) {
+    const data_t* const from[1] = {x};
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][sweep_loads], const Place(&places)[sweep_loads]) {
+        // A slot's values lie along the packs (channels-last) or everywhere (channels-first).
+        constexpr int items_per_pack = pack_size / sweep_t::slots;
+        int weight = 0;
+        bool full = true;
+#pragma unroll
+        for (int k = 0; k < sweep_loads; ++k) {
+            weight += sweep_t::weight(places[k]);
+            full = full && sweep_t::full(places[k]);
+        }
+        const acc_t more = acc_t(weight), inverse = acc_t(1) / more;
+        const acc_t share = more / (count + more);
+#pragma unroll
+        for (int slot = 0; slot < sweep_t::slots; ++slot) {
+            const auto value = [&](int v) {
+                return acc_t(widen(batch[0][v / items_per_pack].item[v % items_per_pack + slot])) - shift[slot];
+            };
+            const auto use = [&](int v) { return sweep_t::uses(places[v / items_per_pack], v % items_per_pack); };
+            constexpr int values = sweep_loads * items_per_pack;
+            const Moments of_batch = full ? register_moments<values>(more, inverse, value, Always())
+                                          : register_moments<values>(more, inverse, value, use);
+            const Moments total = merge(Moments{count, found[slot].first, found[slot].second}, of_batch, share);
+            found[slot] = Pair{total.mean, total.m2};
+        }
+        count += more;
+    });
+}
+
+// give(channel, moments of the whole block or warp), in one thread a channel.
+template <typename Give>
+__device__ __forceinline__ void gather_moments(const sweep_t& sweep, Moments* partials, acc_t count,
+                                               const Pair (&found)[sweep_t::slots], Give give) {
+    sweep.gather(
+        partials, [&](int slot) { return Moments{count, found[slot].first, found[slot].second}; },
+        [](Moments value) { return lanes_merge(value, warp_size); }, [](Moments a, Moments b) { return merge(a, b); },
+        give);
+}

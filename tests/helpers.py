@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import mmap
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from tolerance import assert_within, backward, forward
 
 from cunorm import Tile, reference
 from cunorm.arrays import DTYPES, NAMES
-from cunorm.call import Calls
+from cunorm.op import Op
 
 SENTINEL = 200.0  # exact in every dtype
 
@@ -32,8 +33,8 @@ def forget_calls() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("cunorm."):
             for value in list(vars(module).values()):
-                if isinstance(value, Calls):
-                    value.clear()
+                if isinstance(value, Op):
+                    value.calls.clear()
 
 
 def cunorm_module(name: str) -> Any:
@@ -181,6 +182,20 @@ def laid_out(xp: Any, values: Any, layout: str) -> Any:
     base.fill(np.nan)
     view[...] = xp.asarray(values)
     return view
+
+
+def shifted(executor: Any, array: np.ndarray, shift: int) -> Any:
+    """A contiguous copy that starts ``shift`` elements into an allocation."""
+    whole = executor.xp.zeros(array.size + 16, array.dtype)
+    view = whole[shift : shift + array.size].reshape(array.shape)
+    view[...] = executor.put(array)
+    return view
+
+
+def sparse(count: int, dtype: Any) -> np.ndarray:
+    """Zeros whose pages exist only once they are written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize, flags=flags), dtype)
 
 
 def fake_cupy(shape: tuple[int, ...], dtype: Any, *, device: int = 0, address: int = 0x100000) -> Any:

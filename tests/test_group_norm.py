@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Executor
+from helpers import forget_calls, shifted
 from tolerance import assert_within, backward, forward
 
 import cunorm
-from cunorm import group_norm_common, launch, reference
+from cunorm import launch, reference, strategy_common
 from cunorm.arrays import DTYPES
 from cunorm.problem import accumulator
 
@@ -209,14 +209,6 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
             case.check_forward(executor, tile=forward_tile)
 
 
-def shifted(executor: Executor, array: np.ndarray, shift: int) -> Any:
-    """A contiguous copy that starts ``shift`` elements into an allocation."""
-    whole = executor.xp.zeros(array.size + 16, array.dtype)
-    view = whole[shift : shift + array.size].reshape(array.shape)
-    view[...] = executor.put(array)
-    return view
-
-
 @pytest.mark.parametrize("strategy", list(TILES))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> None:
@@ -291,11 +283,10 @@ def test_a_grid_smaller_than_the_work(
     """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
 
     def forget() -> None:
-        calls = sys.modules["cunorm.group_norm"]
-        for memory in (launch._plans, calls._forward_calls, calls._backward_calls):
-            memory.clear()
+        launch._plans.clear()
+        forget_calls()
 
-    monkeypatch.setattr(group_norm_common, "MAX_GRID", 3)
+    monkeypatch.setattr(strategy_common, "MAX_GRID", 3)
     forget()
     try:
         for shape in ((40, 256, (), 2), (5, 256, (3, 5), 2)):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Executor
+from helpers import sparse
 from test_group_norm import TILES, Case, tile_of
 
 import cunorm
@@ -112,12 +112,6 @@ def test_large_and_small_16_bit_values(dtype: str, strategy: str, executor: Exec
         case.gamma = case.beta = None
         case.check_forward(executor, tile=tile_of(strategy, "forward"))
         case.check_backward(executor, tile=tile_of(strategy, "backward"))
-
-
-def sparse(count: int, dtype: Any) -> np.ndarray:
-    """Zeros whose pages exist only once they are written."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    return np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize, flags=flags), dtype)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

@@ -128,7 +128,7 @@ def test_workspace_is_never_more(device: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "errors"),
     [
-        ("op", "layer_norm", ValueError),
+        ("op", "instance_norm", ValueError),
         ("op", None, (TypeError, ValueError)),
         ("op", ["group_norm"], (TypeError, ValueError)),
         ("shape", 5, TypeError),

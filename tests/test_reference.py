@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tolerance import assert_within, batch_elemt, batch_input, batch_reduce, batch_stats, layer_backward, layer_forward
 
 from cunorm import reference
 
@@ -85,6 +86,18 @@ def differences(function: Callable[[Any], float], at: Any, step: float = 1e-5) -
     return result
 
 
+def disagreements(loss: Callable[..., float], leaves: list[Any], got: tuple[Any, ...]) -> set[str]:
+    """Which of dx, dgamma and dbeta in `got` disagree with finite differences of the loss of x, gamma and beta."""
+    # Central differences are wrong by step^2/6 times a third derivative (some tens where a slice has little spread) and
+    # by rounding, 1e-16 * loss / step: 5e-10 at worst.
+    failures = set()
+    for i, (name, ours) in enumerate(zip(("dx", "dgamma", "dbeta"), got, strict=True)):
+        theirs = differences(lambda moved, i=i: loss(*leaves[:i], moved, *leaves[i + 1 :]), leaves[i])
+        if not np.allclose(ours, theirs, rtol=1e-8, atol=1e-8):
+            failures.add(name)
+    return failures
+
+
 def finite_difference_failures(
     backward: Callable[..., tuple[Any, Any, Any]],
     shape: tuple[int, ...],
@@ -102,18 +115,7 @@ def finite_difference_failures(
     scale = gamma if with_gamma else np.ones_like(gamma)
     _, mean, rstd = reference.group_norm(x, groups, eps=EPS, data_format=layout)
     got = backward(dy, x, mean, rstd, gamma if with_gamma else None, num_groups=groups, data_format=layout)
-    expected = (
-        differences(lambda moved: loss(moved, scale, beta), x),
-        differences(lambda moved: loss(x, moved, beta), scale),
-        differences(lambda moved: loss(x, scale, moved), beta),
-    )
-    # Central differences are wrong by step^2/6 times a third derivative (some tens where a slice has little spread) and
-    # by rounding, 1e-16 * loss / step: 5e-10 at worst.
-    return {
-        name
-        for name, ours, theirs in zip(("dx", "dgamma", "dbeta"), got, expected, strict=True)
-        if not np.allclose(ours, theirs, rtol=1e-8, atol=1e-8)
-    }
+    return disagreements(loss, [x, scale, beta], got)
 
 
 @pytest.mark.parametrize("with_gamma", [True, False], ids=["gamma", "plain"])
@@ -297,3 +299,544 @@ def test_bad_backward_arguments_are_named() -> None:
     for named, arguments in wrong.items():
         with pytest.raises(ValueError, match=f"^{named}:"):
             reference.group_norm_backward(*arguments, num_groups=3)
+
+
+# ---- LayerNorm ------------------------------------------------------------------------------------------------------
+
+# (shape, normalized_shape)
+ROWS: list[tuple[tuple[int, ...], int | tuple[int, ...]]] = [
+    ((5,), 5),  # no outer dimension: one row
+    ((3, 4), 4),
+    ((4, 1), 1),  # one element per row
+    ((2, 3, 4), (4,)),
+    ((2, 3, 4), (3, 4)),
+    ((2, 3, 4), (2, 3, 4)),
+    ((2, 1, 2, 1, 3), (1, 3)),
+    ((1, 2, 1, 2, 1, 1, 2, 2), (1, 2, 2)),
+]
+
+
+def make_rows(shape: tuple[int, ...], normalized: int | tuple[int, ...]) -> tuple[Any, tuple[int, ...], list[Any]]:
+    """dy, the normalised shape as a tuple, and x, gamma, beta."""
+    row = (normalized,) if isinstance(normalized, int) else normalized
+    rng = np.random.default_rng(3)
+    leaves = [rng.normal(size=shape) * 1.5 + 0.7, rng.uniform(0.5, 2.0, row), rng.normal(size=row)]
+    return rng.normal(size=shape), row, leaves
+
+
+@pytest.mark.parametrize(("shape", "normalized"), ROWS, ids=str)
+def test_layer_norm_is_the_definition(shape: tuple[int, ...], normalized: int | tuple[int, ...]) -> None:
+    _, row, (x, gamma, beta) = make_rows(shape, normalized)
+    y, mean, rstd = reference.layer_norm(x, normalized, gamma, beta, eps=EPS)
+    axes = tuple(range(-len(row), 0))
+    center, variance = x.mean(axis=axes, keepdims=True), x.var(axis=axes, keepdims=True)
+    assert mean.shape == rstd.shape == center.shape
+    np.testing.assert_allclose(mean, center, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(rstd, (variance + EPS) ** -0.5, rtol=1e-12)
+    np.testing.assert_allclose(y, (x - center) * (variance + EPS) ** -0.5 * gamma + beta, rtol=1e-12, atol=1e-12)
+    flat = reference.layer_norm(x, normalized, gamma.reshape(-1), beta.reshape(-1), eps=EPS)[0]
+    np.testing.assert_array_equal(flat, y)
+    plain = reference.layer_norm(x, normalized, eps=EPS)[0]
+    np.testing.assert_array_equal(plain, reference.layer_norm(x, normalized, gamma * 0 + 1, beta * 0, eps=EPS)[0])
+
+
+@pytest.mark.parametrize("with_gamma", [True, False], ids=["gamma", "plain"])
+@pytest.mark.parametrize(("shape", "normalized"), ROWS, ids=str)
+def test_layer_norm_backward_agrees_with_finite_differences(
+    shape: tuple[int, ...], normalized: int | tuple[int, ...], with_gamma: bool
+) -> None:
+    dy, row, (x, gamma, beta) = make_rows(shape, normalized)
+    if not with_gamma:
+        gamma = np.ones_like(gamma)
+
+    def loss(x: Any, gamma: Any, beta: Any) -> float:
+        return float((dy * reference.layer_norm(x, normalized, gamma, beta, eps=EPS)[0]).sum())
+
+    _, mean, rstd = reference.layer_norm(x, normalized, eps=EPS)
+    got = reference.layer_norm_backward(dy, x, normalized, mean, rstd, gamma if with_gamma else None)
+    assert [each.shape for each in got] == [shape, row, row]
+    assert disagreements(loss, [x, gamma, beta], got) == set()
+
+
+@pytest.mark.parametrize(("shape", "normalized"), ROWS, ids=str)
+def test_layer_norm_agrees_with_torch(shape: tuple[int, ...], normalized: int | tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: the oracle is not compared with it")
+    dy, row, arrays = make_rows(shape, normalized)
+    leaves = [torch.from_numpy(array).requires_grad_() for array in arrays]
+    y, mean, rstd = torch.native_layer_norm(leaves[0], row, *leaves[1:], EPS)
+    gradients = torch.autograd.grad(y, leaves, torch.from_numpy(dy))
+    forward = reference.layer_norm(arrays[0], normalized, *arrays[1:], eps=EPS)
+    backward = reference.layer_norm_backward(dy, arrays[0], normalized, *forward[1:], arrays[1])
+    for name, ours, theirs in zip(
+        ("y", "mean", "rstd", "dx", "dgamma", "dbeta"), forward + backward, (y, mean, rstd, *gradients), strict=True
+    ):
+        assert ours.shape == tuple(theirs.shape)
+        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-11, atol=1e-11, err_msg=name)
+
+
+def test_layer_norm_of_no_rows() -> None:
+    x = np.zeros((2, 0, 3, 4), np.float32)
+    y, mean, rstd = reference.layer_norm(x, (3, 4))
+    assert (y.shape, mean.shape, rstd.shape) == (x.shape, (2, 0, 1, 1), (2, 0, 1, 1))
+    dx, dgamma, dbeta = reference.layer_norm_backward(x, x, (3, 4), mean, rstd, np.ones((3, 4)))
+    assert dx.shape == x.shape
+    np.testing.assert_array_equal([dgamma, dbeta], np.zeros((2, 3, 4)))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_value_that_is_not_finite_stays_in_its_row(value: float) -> None:
+    dy, _, (x, gamma, beta) = make_rows((3, 4, 5), (5,))
+    clean, mean, rstd = reference.layer_norm(x, 5, gamma, beta)
+    x[1, 2, 3] = value
+    y = reference.layer_norm(x, 5, gamma, beta)[0]
+    others = np.ones((3, 4), bool)
+    others[1, 2] = False
+    assert np.isnan(y[1, 2]).all()
+    np.testing.assert_array_equal(y[others], clean[others])
+    dx, dgamma, dbeta = reference.layer_norm_backward(dy, x, 5, mean, rstd, gamma)
+    assert not np.isfinite(dx[1, 2]).any()
+    assert np.isfinite(dx[others]).all()
+    assert np.isfinite(dgamma).tolist() == [True, True, True, False, True]
+    assert np.isfinite(dbeta).all()
+
+
+@pytest.mark.parametrize(
+    ("named", "call"),
+    [
+        ("normalized_shape", lambda x: reference.layer_norm(x, 3)),
+        ("normalized_shape", lambda x: reference.layer_norm(x, (2, 4))),
+        ("normalized_shape", lambda x: reference.layer_norm(x, (1, 2, 3, 4))),
+        ("normalized_shape", lambda x: reference.layer_norm(x, ())),
+        ("normalized_shape", lambda x: reference.layer_norm(x[0, 0, 0], ())),
+        ("normalized_shape", lambda x: reference.layer_norm(x[:, :, :0], 0)),
+        ("gamma", lambda x: reference.layer_norm(x, (3, 4), np.ones(4))),
+        ("beta", lambda x: reference.layer_norm(x, 4, None, np.ones(12))),
+        ("dy", lambda x: reference.layer_norm_backward(x.reshape(3, 2, 4), x, 4, np.zeros(6), np.zeros(6))),
+        ("mean", lambda x: reference.layer_norm_backward(x, x, 4, np.zeros(2), np.zeros(6))),
+        ("rstd", lambda x: reference.layer_norm_backward(x, x, 4, np.zeros(6), np.zeros(2))),
+        ("normalized_shape", lambda x: reference.layer_norm_backward(x, x, 3, np.zeros(6), np.zeros(6))),
+    ],
+)
+def test_bad_layer_norm_arguments_are_named(named: str, call: Callable[[Any], Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{named}:"):
+        call(np.zeros((2, 3, 4)))
+
+
+# ---- BatchNorm ------------------------------------------------------------------------------------------------------
+
+BATCHES = [
+    (1, 3),  # one element per channel
+    (4, 3),
+    (3, 1),
+    (2, 3, 1),
+    (1, 3, 7),
+    (2, 4, 2, 3),
+    (3, 2, 1, 2, 3),
+    (2, 3, 1, 2, 1, 2, 1, 2),  # rank 8
+]
+
+
+def batch_forward(x: Any, gamma: Any = None, beta: Any = None, eps: float = EPS) -> tuple[Any, Any, Any]:
+    mean, invstd = reference.batch_norm_stats(x, eps=eps)
+    return reference.batch_norm_elemt(x, mean, invstd, gamma, beta), mean, invstd
+
+
+def batch_backward(
+    dy: Any,
+    x: Any,
+    mean: Any,
+    invstd: Any,
+    gamma: Any,
+    reduce: Callable[..., Any] = reference.batch_norm_backward_reduce,
+    elemt: Callable[..., Any] = reference.batch_norm_backward_elemt,
+) -> tuple[Any, Any, Any]:
+    sum_dy, sum_dy_xmu, dgamma, dbeta = reduce(dy, x, mean, invstd, gamma)
+    return elemt(dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu, x.size // x.shape[1]), dgamma, dbeta
+
+
+def batch_difference_failures(shape: tuple[int, ...], with_gamma: bool = True, **functions: Any) -> set[str]:
+    dy, x, gamma, beta = make(shape, "NCHW", seed=4)
+    scale = gamma if with_gamma else np.ones_like(gamma)
+
+    def loss(x: Any, gamma: Any, beta: Any) -> float:
+        return float((dy * batch_forward(x, gamma, beta)[0]).sum())
+
+    got = batch_backward(dy, x, *batch_forward(x)[1:], gamma if with_gamma else None, **functions)
+    assert [each.shape for each in got] == [shape, (shape[1],), (shape[1],)]
+    return disagreements(loss, [x, scale, beta], got)
+
+
+@pytest.mark.parametrize("shape", BATCHES, ids=str)
+def test_batch_norm_is_the_definition(shape: tuple[int, ...]) -> None:
+    """One channel at a time, one element at a time."""
+    _, x, gamma, beta = make(shape, "NCHW")
+    y, mean, invstd = batch_forward(x, gamma, beta)
+    assert (y.shape, mean.shape, invstd.shape) == (shape, (shape[1],), (shape[1],))
+    for c in range(shape[1]):
+        elements = [float(x[i]) for i in np.ndindex(shape) if i[1] == c]
+        average = sum(elements) / len(elements)
+        scale = (sum((e - average) ** 2 for e in elements) / len(elements) + EPS) ** -0.5
+        np.testing.assert_allclose([mean[c], invstd[c]], [average, scale], rtol=1e-12, atol=1e-12)
+        expected = [(e - average) * scale * gamma[c] + beta[c] for e in elements]
+        np.testing.assert_allclose(y[:, c].reshape(-1), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(batch_forward(x)[0], batch_forward(x, gamma * 0 + 1, beta * 0)[0])
+
+
+@pytest.mark.parametrize("with_gamma", [True, False], ids=["gamma", "plain"])
+@pytest.mark.parametrize("shape", BATCHES, ids=str)
+def test_batch_norm_backward_agrees_with_finite_differences(shape: tuple[int, ...], with_gamma: bool) -> None:
+    assert batch_difference_failures(shape, with_gamma) == set()
+
+
+def broken_batch(mistake: str) -> dict[str, Callable[..., Any]]:
+    """The two functions of the backward with one mistake in one of them."""
+
+    def reduce(dy: Any, x: Any, mean: Any, invstd: Any, gamma: Any) -> Any:
+        dy, x = (np.moveaxis(each, 1, -1).reshape(-1, x.shape[1]) for each in (dy, x))
+        sum_dy = (dy[:1] if mistake == "sum_dy of one sample" else dy).sum(0)
+        sum_dy_xmu = (dy * (x if mistake == "not centred" else x - mean)).sum(0)
+        return sum_dy, sum_dy_xmu, sum_dy_xmu * (1 if mistake == "dgamma not scaled" else invstd), sum_dy
+
+    def elemt(
+        dy: Any, x: Any, mean: Any, invstd: Any, gamma: Any, sum_dy: Any, sum_dy_xmu: Any, count: int
+    ) -> np.ndarray:
+        mean, invstd, gamma, a, b = (v.reshape(-1, 1, 1) for v in (mean, invstd, gamma, sum_dy, sum_dy_xmu))
+        count -= mistake == "count - 1"
+        a, b = a * (mistake != "no sum_dy"), b * (mistake != "no sum_dy_xmu")
+        power = 1 if mistake == "invstd once" else 2
+        dx = (dy - a / count - (x - mean) * invstd**power * b / count) * invstd
+        return dx if mistake == "no gamma" else dx * gamma
+
+    return {"reduce": reduce, "elemt": elemt}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "caught"),
+    [
+        ("none", set()),
+        ("sum_dy of one sample", {"dx", "dbeta"}),
+        ("not centred", {"dx", "dgamma"}),
+        ("dgamma not scaled", {"dgamma"}),
+        ("no sum_dy", {"dx"}),
+        ("no sum_dy_xmu", {"dx"}),
+        ("invstd once", {"dx"}),
+        ("count - 1", {"dx"}),
+        ("no gamma", {"dx"}),
+    ],
+)
+def test_finite_differences_see_a_broken_batch_norm(mistake: str, caught: set[str]) -> None:
+    assert batch_difference_failures((2, 4, 2, 3), **broken_batch(mistake)) == caught
+
+
+@pytest.mark.parametrize("shape", BATCHES[1:], ids=str)  # torch refuses one element per channel
+def test_batch_norm_agrees_with_torch(shape: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: the oracle is not compared with it")
+    dy, x, gamma, beta = make(shape, "NCHW")
+    old = np.linspace(-1, 1, shape[1]), np.linspace(0.5, 2, shape[1])
+    leaves = [torch.from_numpy(array).requires_grad_() for array in (x, gamma, beta)]
+    running = [torch.from_numpy(array.copy()) for array in old]
+    y = torch.nn.functional.batch_norm(leaves[0], *running, *leaves[1:], training=True, momentum=0.3, eps=EPS)
+    gradients = torch.autograd.grad(y, leaves, torch.from_numpy(dy))
+    ours_y, mean, invstd = batch_forward(x, gamma, beta)
+    gathered = reference.batch_norm_gather_stats(
+        mean[None], invstd[None], [x.size // shape[1]], eps=EPS, running_mean=old[0], running_var=old[1], momentum=0.3
+    )
+    got = (ours_y, *batch_backward(dy, x, mean, invstd, gamma), *gathered[2:])
+    names = ("y", "dx", "dgamma", "dbeta", "running_mean", "running_var")
+    for name, ours, theirs in zip(names, got, (y, *gradients, *running), strict=True):
+        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-11, atol=1e-11, err_msg=name)
+
+
+def test_the_documented_example_of_the_reduction() -> None:
+    dy = np.array([[1, 1], [1, 2], [2, 2], [3, 3]], np.float32)
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    ones = np.ones(2, np.float32)
+    sum_dy, sum_dy_xmu, dgamma, dbeta = reference.batch_norm_backward_reduce(dy, x, ones, ones, ones)
+    np.testing.assert_array_equal([sum_dy, dbeta], [[7, 8]] * 2)
+    np.testing.assert_array_equal([sum_dy_xmu, dgamma], [[21, 30]] * 2)
+
+
+def test_gamma_has_no_part_in_the_reduction_and_invstd_only_in_dgamma() -> None:
+    dy, x, gamma, _ = make((2, 3, 5), "NCHW")
+    mean, invstd = np.array([0.5, -1, 2]), np.array([2.0, 0.25, 3])
+    plain = reference.batch_norm_backward_reduce(dy, x, mean, invstd)
+    np.testing.assert_allclose(plain[0], dy.sum((0, 2)), rtol=1e-12)
+    np.testing.assert_allclose(plain[1], (dy * (x - mean[:, None])).sum((0, 2)), rtol=1e-12)
+    np.testing.assert_allclose(plain[2], plain[1] * [2, 0.25, 3], rtol=1e-15)
+    np.testing.assert_array_equal(plain[3], plain[0])
+    assert not np.shares_memory(plain[3], plain[0])
+    for other in (
+        reference.batch_norm_backward_reduce(dy, x, mean, invstd, gamma),
+        reference.batch_norm_backward_reduce(dy, x, mean.reshape(1, 3, 1), invstd.reshape(3, 1)),
+    ):
+        np.testing.assert_array_equal(other, plain)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_parts_of_a_batch_are_the_whole(offset: float) -> None:
+    """Three uneven parts and two ranks that have nothing: one says NaN, one says infinity."""
+    dy, x, gamma, beta = make((7, 3, 2, 2), "NCHW", seed=5)
+    x += offset
+    x[:, 2] += np.arange(7).reshape(7, 1, 1) * 10  # parts of unlike means
+    y, mean, invstd = batch_forward(x, gamma, beta)
+    whole = batch_backward(dy, x, mean, invstd, gamma)
+    parts = [slice(0, 1), slice(1, 5), slice(5, 7)]
+    stats = [reference.batch_norm_stats(x[part], eps=EPS) for part in parts]
+    nothing = [(np.full(3, value), np.full(3, value)) for value in (np.nan, np.inf)]
+    means, invstds = zip(nothing[0], *stats, nothing[1], strict=True)
+    old = np.array([1.0, -2, 3]), np.array([1.0, 2, 3])
+    kept = [array.copy() for array in old]
+    gathered = reference.batch_norm_gather_stats(
+        np.array(means), np.array(invstds), np.array([0, 4, 16, 8, 0]), eps=EPS, running_mean=old[0], running_var=old[1]
+    )
+    expected = (mean, invstd, 0.9 * old[0] + 0.1 * mean, 0.9 * old[1] + 0.1 * x.var((0, 2, 3), ddof=1))
+    for ours, theirs in zip(gathered, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    np.testing.assert_array_equal(old, kept)
+    sums = [reference.batch_norm_backward_reduce(dy[part], x[part], mean, invstd, gamma) for part in parts]
+    totals = [sum(each) for each in zip(*sums, strict=True)]
+    dx = [
+        reference.batch_norm_backward_elemt(dy[part], x[part], mean, invstd, gamma, *totals[:2], 28) for part in parts
+    ]
+    for ours, theirs in zip((np.concatenate(dx), *totals[2:]), whole, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)
+    forward = [reference.batch_norm_elemt(x[part], *gathered[:2], gamma, beta) for part in parts]
+    np.testing.assert_allclose(np.concatenate(forward), y, rtol=1e-11, atol=1e-11)
+
+
+def test_gathered_running_statistics() -> None:
+    means, invstds = np.array([[1.0, 4.0]]), np.array([[0.5, 0.25]])  # variances of 4 and 16, with eps = 0
+    old = np.array([10.0, 20.0])
+
+    def gather(count: float, momentum: float = 0.25, **running: Any) -> tuple[Any, Any, Any, Any]:
+        return reference.batch_norm_gather_stats(means, invstds, [count], eps=0.0, momentum=momentum, **running)
+
+    assert gather(5)[2:] == (None, None)
+    assert gather(5, running_mean=old)[3] is None
+    assert gather(5, running_var=old)[2] is None
+    np.testing.assert_array_equal(gather(5, running_mean=old)[2], [7.75, 16])
+    np.testing.assert_array_equal(gather(5, running_var=old)[3], [7.5 + 1.25, 15 + 5])
+    np.testing.assert_array_equal(gather(1, running_var=old)[3], [7.5 + 1, 15 + 4])  # biased
+    np.testing.assert_array_equal(gather(5, momentum=0.0, running_var=old)[3], old)
+    np.testing.assert_array_equal(gather(5, momentum=1.0, running_mean=old)[2], means[0])
+
+
+def test_gathered_constants_have_no_variance() -> None:
+    """A rounded invstd may stand for a variance below 0, and six sixths of 0.1 are not 0.1."""
+    above = np.full((6, 1), 1.001 / np.sqrt(1e-5))
+    mean, invstd, _, _ = reference.batch_norm_gather_stats(np.full((6, 1), 0.1), above, np.ones(6), eps=1e-5)
+    assert (mean[0], invstd[0]) == (0.1, 1 / np.sqrt(1e-5))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_value_that_is_not_finite_stays_in_its_channel(value: float) -> None:
+    dy, x, gamma, _ = make((4, 3, 5), "NCHW")
+    clean = batch_forward(x, gamma)
+    x[1, 2, 3] = value
+    spoilt = batch_forward(x, gamma)
+    assert np.isnan(spoilt[0][:, 2]).all()
+    np.testing.assert_array_equal(spoilt[1][2], value)
+    assert np.isnan(spoilt[2][2])
+    for dirty, pure in zip(spoilt, clean, strict=True):
+        channels = (slice(None), slice(0, 2)) if dirty.ndim > 1 else slice(0, 2)
+        np.testing.assert_array_equal(dirty[channels], pure[channels])
+    parts = [reference.batch_norm_stats(x[part], eps=EPS) for part in (slice(0, 3), slice(3, 4))]
+    gathered = reference.batch_norm_gather_stats(*map(np.array, zip(*parts, strict=True)), [15, 5], eps=EPS)
+    np.testing.assert_allclose(gathered[:2], spoilt[1:], rtol=1e-12)
+    dx, dgamma, dbeta = batch_backward(dy, x, *clean[1:], gamma)
+    assert not np.isfinite(dx[:, 2]).any()
+    assert np.isfinite(dx[:, :2]).all()
+    assert (np.isfinite(dgamma).tolist(), np.isfinite(dbeta).tolist()) == ([True, True, False], [True] * 3)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0, 3, 4), (2, 3, 0), (0, 3, 0)])
+def test_batch_norm_of_nothing(shape: tuple[int, ...]) -> None:
+    x = np.zeros(shape, np.float32)
+    mean, invstd = reference.batch_norm_stats(x)
+    assert mean.shape == invstd.shape == (3,)
+    assert np.isnan([mean, invstd]).all()
+    assert reference.batch_norm_elemt(x, mean, invstd, np.ones(3), np.ones(3)).shape == shape
+    sums = reference.batch_norm_backward_reduce(x, x, mean, invstd, np.ones(3))
+    np.testing.assert_array_equal(sums, np.zeros((4, 3)))
+    assert reference.batch_norm_backward_elemt(x, x, mean, invstd, None, *sums[:2], 0).shape == shape
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 100.1, 1e5 + 0.1, 1e300, -1 / 3])
+def test_a_constant_channel_and_a_constant_row_have_no_variance(constant: float) -> None:
+    x = np.full((409, 2, 101), constant)
+    x[:, 1] = np.random.default_rng(0).normal(size=(409, 101))
+    y, mean, invstd = batch_forward(x, eps=1e-5)
+    assert (mean[0], invstd[0]) == (constant, 1 / np.sqrt(1e-5))
+    assert not y[:, 0].any()
+    y, mean, rstd = reference.layer_norm(x[:, 0], (409, 101), eps=1e-5)
+    assert (mean[0, 0], rstd[0, 0]) == (constant, 1 / np.sqrt(1e-5))
+    assert not y.any()
+
+
+def test_an_offset_does_not_cost_digits_of_a_channel() -> None:
+    dy, x, _, _ = make((50, 3, 20), "NCHW")
+    x = np.round(x * 2**20) / 2**20  # x + 1e6 is exact
+    invstd = reference.batch_norm_stats(x)[1]
+    moved_mean, moved = reference.batch_norm_stats(x + 1e6)
+    np.testing.assert_allclose(moved, invstd, rtol=1e-13)
+    ours = reference.batch_norm_backward_reduce(dy, x + 1e6, moved_mean, moved)[1:3]
+    theirs = reference.batch_norm_backward_reduce(dy, x, moved_mean - 1e6, moved)[1:3]
+    # x - mean is the same number on both sides; an uncentred sum would be wrong by 1e-16 * 1e6 * sum |dy|, 1e-7.
+    np.testing.assert_allclose(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_layer_and_batch_norm_take_every_dtype(dtype: Any) -> None:
+    def everything(dy: Any, x: Any, gamma: Any, beta: Any) -> list[Any]:
+        y, mean, invstd = batch_forward(x, gamma, beta)
+        gathered = reference.batch_norm_gather_stats(mean[None], invstd[None], np.ones(1, np.int64))
+        layer = reference.layer_norm(x, 6, gamma, beta)
+        return [
+            *(y, mean, invstd, *gathered[:2], *layer),
+            *batch_backward(dy, x, mean, invstd, gamma),
+            *reference.layer_norm_backward(dy, x, 6, *layer[1:], gamma),
+        ]
+
+    narrow = [array.astype(dtype) for array in make((5, 6), "NCHW")]
+    before = [array.tobytes() for array in narrow]
+    results = everything(*narrow)
+    for ours, theirs in zip(results, everything(*(array.astype(np.float64) for array in narrow)), strict=True):
+        assert ours.dtype == np.float64
+        np.testing.assert_array_equal(ours, theirs)
+    assert [array.tobytes() for array in narrow] == before
+
+
+@pytest.mark.parametrize(
+    ("named", "call"),
+    [
+        ("x", lambda x, v: reference.batch_norm_stats(v)),
+        ("x", lambda x, v: reference.batch_norm_stats(np.zeros((1,) * 9))),
+        ("mean", lambda x, v: reference.batch_norm_elemt(x, v[1:], v)),
+        ("invstd", lambda x, v: reference.batch_norm_elemt(x, v, v[1:])),
+        ("gamma", lambda x, v: reference.batch_norm_elemt(x, v, v, v[1:])),
+        ("beta", lambda x, v: reference.batch_norm_elemt(x, v, v, None, v[1:])),
+        ("dy", lambda x, v: reference.batch_norm_backward_reduce(x.reshape(4, 3, 2), x, v, v)),
+        ("mean", lambda x, v: reference.batch_norm_backward_reduce(x, x, v[1:], v)),
+        ("invstd", lambda x, v: reference.batch_norm_backward_reduce(x, x, v, v[1:])),
+        ("dy", lambda x, v: reference.batch_norm_backward_elemt(x[1:], x, v, v, None, v, v, 8)),
+        ("gamma", lambda x, v: reference.batch_norm_backward_elemt(x, x, v, v, v[1:], v, v, 8)),
+        ("sum_dy", lambda x, v: reference.batch_norm_backward_elemt(x, x, v, v, None, v[1:], v, 8)),
+        ("sum_dy_xmu", lambda x, v: reference.batch_norm_backward_elemt(x, x, v, v, None, v, v[1:], 8)),
+        ("means", lambda x, v: reference.batch_norm_gather_stats(v, v, [1])),
+        ("means", lambda x, v: reference.batch_norm_gather_stats([v], [v], [1, 2])),
+        ("invstds", lambda x, v: reference.batch_norm_gather_stats([v, v], [v], [1, 2])),
+        ("invstds", lambda x, v: reference.batch_norm_gather_stats([v], [v[1:]], [1])),
+        ("counts", lambda x, v: reference.batch_norm_gather_stats([v], [v], 1)),
+        ("counts", lambda x, v: reference.batch_norm_gather_stats([v, v], [v, v], [0, 0])),
+        ("counts", lambda x, v: reference.batch_norm_gather_stats([v, v], [v, v], [-1, 2])),
+        ("counts", lambda x, v: reference.batch_norm_gather_stats([v], [v], [np.nan])),
+        ("running_mean", lambda x, v: reference.batch_norm_gather_stats([v], [v], [1], running_mean=v[1:])),
+        ("running_var", lambda x, v: reference.batch_norm_gather_stats([v], [v], [1], running_var=v[1:])),
+    ],
+)
+def test_bad_batch_norm_arguments_are_named(named: str, call: Callable[[Any, Any], Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{named}:"):
+        call(np.zeros((2, 3, 4)), np.ones(3))
+
+
+# ---- the bounds of tolerance.py -------------------------------------------------------------------------------------
+# What a careful float32 computation gives lies within them, and what a careless one gives does not: x is 1000 off zero.
+
+
+def check(results: Any, exact: Any, bounds: Any) -> None:
+    for i, (came, want, bound) in enumerate(zip(results, exact, bounds, strict=True)):
+        assert came.dtype == np.float32
+        assert_within(str(i), came, want, bound, "float32")
+
+
+def far(came: Any, exact: Any, bound: Any) -> None:
+    with pytest.raises(AssertionError, match="are too far"):
+        check((came,), (exact,), (bound,))
+
+
+def make_narrow(shape: tuple[int, ...], width: int) -> tuple[Any, ...]:
+    """dy, x, gamma and beta in float32."""
+    rng = np.random.default_rng(6)
+    sizes = (shape, shape, (width,), (width,))
+    return tuple((rng.normal(size=s) + 1000 * (i == 1)).astype(np.float32) for i, s in enumerate(sizes))
+
+
+def moments(x: Any, axis: Any) -> tuple[Any, Any]:
+    """Mean and rstd in float32 by the corrected two-pass algorithm."""
+    mean = x.mean(axis, keepdims=True)
+    mean = mean + (x - mean).mean(axis, keepdims=True)
+    return mean, 1 / np.sqrt(((x - mean) ** 2).mean(axis, keepdims=True) + np.float32(1e-5))
+
+
+def test_layer_bounds() -> None:
+    dy, x, gamma, beta = make_narrow((60, 7, 11), 77)
+    gamma, beta = gamma.reshape(7, 11), beta.reshape(7, 11)
+    exact = reference.layer_norm(x, (7, 11), gamma, beta)
+    mean, rstd = moments(x, (1, 2))
+    bounds = layer_forward(x, (7, 11), gamma, beta, *exact[1:], "float32")
+    check(((x - mean) * rstd * gamma + beta, mean, rstd), exact, bounds)
+    careless = 1 / np.sqrt(np.abs((x * x).mean((1, 2), keepdims=True) - mean**2) + np.float32(1e-5))
+    far(careless, exact[2], bounds[2])
+    far((x - mean) * careless * gamma + beta, exact[0], bounds[0])
+    far(mean * np.float32(1 + 1e-6), exact[1], bounds[1])
+
+    exact = reference.layer_norm_backward(dy, x, (7, 11), mean, rstd, gamma)
+    bounds = layer_backward(dy, x, (7, 11), mean, rstd, gamma, "float32")
+    xhat, dxhat = (x - mean) * rstd, dy * gamma
+    a, b = (each.mean((1, 2), keepdims=True) for each in (dxhat, dxhat * xhat))
+    check((rstd * (dxhat - a - xhat * b), (dy * xhat).sum(0), dy.sum(0)), exact, bounds)
+    far((dy * (x * rstd)).sum(0) - (dy * (mean * rstd)).sum(0), exact[1], bounds[1])
+    far(rstd * (dxhat - a - (x * (rstd * b) - mean * (rstd * b))), exact[0], bounds[0])
+    far(dy.astype(np.float16).astype(np.float32).sum(0), exact[2], bounds[2])
+
+
+def test_batch_bounds() -> None:
+    dy, x, gamma, beta = make_narrow((60, 5, 9), 5)
+    g, b = gamma[:, None], beta[:, None]
+    m, r = moments(x, (0, 2))
+    mean, invstd = m.reshape(5), r.reshape(5)
+    exact = reference.batch_norm_stats(x)
+    bounds = batch_stats(x, *exact, "float32")
+    check((mean, invstd), exact, bounds)
+    far(1 / np.sqrt(np.abs((x * x).mean((0, 2)) - mean**2) + np.float32(1e-5)), exact[1], bounds[1])
+    far(mean * np.float32(1 + 1e-6), exact[0], bounds[0])
+
+    y = reference.batch_norm_elemt(x, mean, invstd, gamma, beta)
+    bound = batch_elemt(x, mean, invstd, gamma, beta, "float32")
+    check(((x - m) * (r * g) + b, (x - m) * r * g + b), (y, y), (bound, bound))
+    far(x * (r * g) + (b - m * (r * g)), y, bound)
+
+    exact_sums = reference.batch_norm_backward_reduce(dy, x, mean, invstd)
+    bounds = batch_reduce(dy, x, mean, invstd, "float32")
+    sum_dy, sum_dy_xmu = (each.sum(2).sum(0) for each in (dy, dy * (x - m)))
+    check((sum_dy, sum_dy_xmu, sum_dy_xmu * invstd, sum_dy), exact_sums, bounds)
+    uncentred = (dy * x).sum(2).sum(0) - mean * sum_dy
+    far(uncentred, exact_sums[1], bounds[1])
+    far(uncentred * invstd, exact_sums[2], bounds[2])
+    for i in (0, 3):
+        far(dy.astype(np.float16).astype(np.float32).sum(2).sum(0), exact_sums[i], bounds[i])
+
+    given = (dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu, 540)
+    dx, bound = reference.batch_norm_backward_elemt(*given), batch_input(*given, "float32")
+    count = np.float32(540)
+    a, s = sum_dy[:, None] / count, r[0] ** 2 * sum_dy_xmu[:, None] / count
+    check(((dy - a - (x - m) * s) * r * g, (dy - a - (x - m) * s) * (r * g)), (dx, dx), (bound, bound))
+    far((dy - a - (x * s - m * s)) * r * g, dx, bound)
+    far((dy - sum_dy[:, None] / np.float32(539) - (x - m) * s) * r * g, dx, bound)
+
+
+@pytest.mark.parametrize("gamma", [None, np.ones(3)], ids=["plain", "gamma"])
+def test_bounds_of_nothing_are_shaped_like_the_results(gamma: Any) -> None:
+    for shape in ((0, 3), (2, 3, 0)):
+        x = np.zeros(shape)
+        stats = reference.batch_norm_stats(x)
+        assert [each.shape for each in batch_stats(x, *stats, "float64")] == [(3,), (3,)]
+        assert batch_elemt(x, *stats, gamma, gamma, "float64").shape == shape
+        sums = batch_reduce(x, x, *stats, "float64")
+        np.testing.assert_array_equal(sums, np.zeros((4, 3)))
+        assert batch_input(x, x, *stats, gamma, *sums[:2], 0, "float64").shape == shape
+    x = np.zeros((0, 3))
+    y, *saved = reference.layer_norm(x, 3)
+    assert [each.shape for each in layer_forward(x, 3, gamma, gamma, *saved, "float64")] == [(0, 3), (0, 1), (0, 1)]
+    dx, dgamma, dbeta = layer_backward(x, y, 3, *saved, gamma, "float64")
+    assert (dx.shape, dgamma.tolist(), dbeta.tolist()) == ((0, 3), [0] * 3, [0] * 3)

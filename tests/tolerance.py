@@ -9,6 +9,7 @@ to zero on a GPU.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,20 @@ def _grouped(x: np.ndarray, groups: int, data_format: str) -> np.ndarray:
     x = np.asarray(x, np.float64)
     if data_format == "NHWC":
         x = np.moveaxis(x, -1, 1)
-    return x.reshape(x.shape[0], groups, x.shape[1] // groups, -1)
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, math.prod(x.shape[2:]))
+
+
+def _by_channel(x: Any) -> np.ndarray:
+    """float64 (C, N*HxW)."""
+    x = np.asarray(x, np.float64)
+    return np.moveaxis(x, 1, 0).reshape(x.shape[1], x.size // max(x.shape[1], 1))
+
+
+def _column(parameter: Any, like: np.ndarray) -> np.ndarray:
+    """float64 (1, C, 1..1), to stand beside `like`; None stands for ones."""
+    C = like.shape[1]
+    values = np.ones(C) if parameter is None else np.asarray(parameter, np.float64)
+    return values.reshape(1, C, *[1] * (like.ndim - 2))
 
 
 def _shaped(grouped: np.ndarray, like: np.ndarray, data_format: str) -> np.ndarray:
@@ -75,6 +89,84 @@ def backward(
         FOLD * u * (dyg * xhat).sum(axis=(0, 3)).reshape(-1),
         FOLD * u * dyg.sum(axis=(0, 3)).reshape(-1),
     )
+
+
+def _either(dtype: str) -> float:
+    """u of the computation and of the oracle, which rounds as often: that matters where both are float64."""
+    return UNIT[accumulator(dtype)] + UNIT["float64"]
+
+
+def layer_forward(
+    x: Any, normalized_shape: int | tuple[int, ...], gamma: Any, beta: Any, mean: Any, rstd: Any, dtype: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bounds of y, mean and rstd: those of `forward`; a row is a sample of one group, an element a channel."""
+    x, mean, rstd = (np.asarray(each, np.float64) for each in (x, mean, rstd))
+    length = math.prod(np.atleast_1d(normalized_shape).tolist())
+    gamma, beta = (None if each is None else np.reshape(each, length) for each in (gamma, beta))
+    rows = x.reshape(x.size // length, length)
+    bounds = forward(rows, 1, gamma, beta, mean.reshape(-1, 1), rstd.reshape(-1, 1), dtype, "NCHW")
+    return bounds[0].reshape(x.shape), bounds[1].reshape(mean.shape), bounds[2].reshape(mean.shape)
+
+
+def layer_backward(
+    dy: Any, x: Any, normalized_shape: int | tuple[int, ...], mean: Any, rstd: Any, gamma: Any, dtype: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bounds of dx, dgamma and dbeta: those of `backward`, with rows as above."""
+    dy, x = (np.asarray(each, np.float64) for each in (dy, x))
+    shape = tuple(np.atleast_1d(normalized_shape).tolist())
+    length = math.prod(shape)
+    rows = (x.size // length, length)
+    gamma = None if gamma is None else np.reshape(gamma, length)
+    dx, dgamma, dbeta = backward(dy.reshape(rows), x.reshape(rows), mean, rstd, gamma, 1, dtype, "NCHW")
+    return dx.reshape(x.shape), dgamma.reshape(shape), dbeta.reshape(shape)
+
+
+def batch_stats(x: Any, mean: Any, invstd: Any, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds of mean and invstd, from the oracle's: those of `forward`, over a channel."""
+    u = UNIT[accumulator(dtype)]
+    mean, invstd = (np.asarray(each, np.float64) for each in (mean, invstd))
+    xc = _by_channel(x)
+    # Not numpy's mean, which warns where a channel has no elements; its statistics are NaN, and need no bound.
+    deviation = np.abs(xc - mean[:, None]).sum(axis=1) / max(xc.shape[1], 1)
+    return u * (2 * np.abs(mean) + FOLD * deviation), FOLD * u * invstd
+
+
+def batch_elemt(x: Any, mean: Any, invstd: Any, gamma: Any, beta: Any, dtype: str) -> np.ndarray:
+    """Bound of y. The statistics are given: nothing is summed, and the roundings can be counted."""
+    u = _either(dtype)
+    x = np.asarray(x, np.float64)
+    b = np.zeros(1) if beta is None else np.abs(_column(beta, x))
+    scaled = np.abs((x - _column(mean, x)) * _column(invstd, x) * _column(gamma, x))
+    # x - mean, invstd * gamma, their product and the last addition round once each; beta meets only the last.
+    return 4 * u * scaled + u * b
+
+
+def batch_reduce(
+    dy: Any, x: Any, mean: Any, invstd: Any, dtype: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Bounds of sum_dy, sum_dy_xmu, dgamma and dbeta."""
+    u = UNIT[accumulator(dtype)]
+    dyc, xc = np.abs(_by_channel(dy)), _by_channel(x)
+    m, r = (np.asarray(each, np.float64).reshape(-1) for each in (mean, invstd))
+    plain = FOLD * u * dyc.sum(axis=1)
+    centred = FOLD * u * (dyc * np.abs(xc - m[:, None])).sum(axis=1)
+    # dgamma of no elements is 0, and the invstd of none NaN.
+    return plain, centred, np.abs(r) * centred if xc.shape[1] else centred, plain.copy()
+
+
+def batch_input(
+    dy: Any, x: Any, mean: Any, invstd: Any, gamma: Any, sum_dy: Any, sum_dy_xmu: Any, count: float, dtype: str
+) -> np.ndarray:
+    """Bound of dx. The sums are given: the roundings can be counted."""
+    u = _either(dtype)
+    dy, x = (np.asarray(each, np.float64) for each in (dy, x))
+    r = _column(invstd, x)
+    a, b = (np.abs(_column(each, x)) / (count or 1) for each in (sum_dy, sum_dy_xmu))
+    xmu = np.abs(x - _column(mean, x))
+    # dy meets two subtractions, the scale invstd * gamma and the product with it: 4. Before that, sum_dy / count has
+    # count as a floating-point number, its reciprocal and a product, and meets one subtraction or both: 7. The third
+    # term has those three, x - mean, invstd^2, two products and one subtraction: 10.
+    return u * np.abs(r * _column(gamma, x)) * (4 * np.abs(dy) + 7 * a + 10 * xmu * r * r * b)
 
 
 def assert_within(name: str, came: Any, exact: np.ndarray, bound: np.ndarray, dtype: str) -> None:

@@ -1,0 +1,90 @@
+"""How BatchNorm's kernels look at a tensor: as planes, or as rows of channels; how a sweep of either is cut."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from .devices import Device
+from .problem import Problem
+from .strategy import Tile, ceil_div, refuses_threads
+from .strategy_common import RESIDENT_REGISTERS, WARP, blocks_for, refuses_registers
+
+__all__ = ["LARGEST_CHUNK", "cut_of", "refuses_layout", "refuses_shared", "refuses_sweep", "sweep_shared", "view_of"]
+
+#: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
+LARGEST_CHUNK = 2**20
+
+
+class View(NamedTuple):
+    """How kernels look at a tensor: planes of HxW, or HxW rows of C channels (and N = 1)."""
+
+    layout: str
+    N: int
+    C: int
+    HxW: int
+
+
+def view_of(problem: Problem) -> View:
+    """With one channel a tensor is one plane, with HxW = 1 it is rows: the same bytes in a better order."""
+    rows = problem.N * problem.HxW
+    if problem.C == 1:
+        return View("NCHW", 1, 1, rows)
+    if problem.HxW == 1 or problem.layout == "NHWC":
+        return View("NHWC", 1, problem.C, rows)
+    return View("NCHW", problem.N, problem.C, problem.HxW)
+
+
+def refuses_layout(problem: Problem, layout: str) -> str | None:
+    if view_of(problem).layout == layout:
+        return None
+    return "channels-last data has no planes" if layout == "NCHW" else "channels-first data has no rows of channels"
+
+
+def refuses_shared(needed: int, device: Device) -> str | None:
+    if needed <= device.shared_memory_per_block:
+        return None
+    return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
+
+
+# ---- sweeps: `split`, and `column` of tensors ------------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """How a sweep is cut: struct Batch in batch_columns.cuh."""
+
+    layout: str
+    sizes: tuple[int, ...]  # N, columns, HxW, chunk, chunks, C, elements left over
+    rows: int  # of partial results [rows, C]
+    blocks: int
+
+
+def cut_of(problem: Problem, tile: Tile) -> Cut:
+    layout, N, C, HxW = view_of(problem)
+    if layout == "NCHW":
+        chunks = ceil_div(HxW, tile.chunk)
+        blocks = ceil_div(N * C * chunks, tile.threads // WARP)
+        return Cut(layout, (N, C, HxW, tile.chunk, chunks, C, 0), N * chunks, blocks_for(blocks))
+    wide = problem.pack // math.gcd(C, problem.pack)  # rows in a wide row, which is whole packs
+    wide_rows, left = divmod(HxW, wide)
+    chunks, packs = ceil_div(wide_rows, tile.chunk), wide * C // problem.pack
+    blocks = chunks * ceil_div(packs, min(packs, tile.threads)) + ceil_div(left * C, tile.threads)
+    sizes = (1, wide * C, wide_rows, tile.chunk, chunks, C, left * C)
+    return Cut(layout, sizes, chunks * wide + left, blocks_for(blocks))
+
+
+def sweep_shared(problem: Problem, tile: Tile, item_bytes: int) -> int:
+    """Partial results of a channels-last block: an item for each thread and element of its pack."""
+    return tile.threads * problem.pack * item_bytes if view_of(problem).layout == "NHWC" else 0
+
+
+def refuses_sweep(problem: Problem, tile: Tile, device: Device) -> str | None:
+    if (sentence := refuses_threads(tile)) is not None:
+        return sentence
+    if (sentence := refuses_layout(problem, "NCHW" if tile.strategy == "split" else "NHWC")) is not None:
+        return sentence
+    if tile.chunk > LARGEST_CHUNK:
+        return f"chunk is {tile.chunk}, expected at most {LARGEST_CHUNK} positions"
+    if (sentence := refuses_shared(sweep_shared(problem, tile, 3 * problem.sum_itemsize), device)) is not None:
+        return sentence
+    return refuses_registers(RESIDENT_REGISTERS, tile, device)

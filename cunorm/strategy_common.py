@@ -1,0 +1,138 @@
+"""What the strategies of the ops share: sizes, the kernel that sums partial rows, registers."""
+
+from __future__ import annotations
+
+from .devices import Device
+from .problem import Problem
+from .strategy import MAX_GRID, Launch, Tile, ceil_div
+
+__all__ = [
+    "RESIDENT_REGISTERS",
+    "WARP",
+    "blocks_for",
+    "fold_launches",
+    "fold_rows",
+    "is_backward",
+    "pair_bytes",
+    "parameter_launches",
+    "parameter_workspace",
+    "refuses_registers",
+    "refuses_shared",
+    "round_up",
+    "tensors_read",
+]
+
+WARP = 32
+#: Threads of the kernels that fold the rows of a workspace, and the columns of one of their blocks: 8 pairs of floats
+#: are two sectors, and narrow blocks are many.
+FOLD_THREADS, FOLD_COLUMNS = 512, 8
+#: Rows from which they are cut into slices, where slabs of columns alone are few blocks, or one; rows of a slice.
+MANY_ROWS, MANY_ROWS_OF_ONE_SLAB, SLICE_ROWS = 1024, 128, 32
+FEW_SLABS, MOST_SLICES = 64, 128
+#: Registers a thread has in `block` and `split`: their launch bounds ask for 512 resident threads. The compile gate
+#: proves that none of their kernels spills with that many.
+RESIDENT_REGISTERS = 128
+
+
+def is_backward(problem: Problem) -> bool:
+    """Whether gradients are wanted."""
+    return problem.op.endswith("backward")
+
+
+def pair_bytes(problem: Problem) -> int:
+    """Bytes of a `Pair` in reduce.cuh: two accumulators."""
+    return 2 * problem.sum_itemsize
+
+
+def tensors_read(problem: Problem) -> int:
+    """Tensors of x's size that a sweep reads: x in a forward; dy, and x unless only dbeta is wanted, in a backward."""
+    return 1 + problem.reads_x if is_backward(problem) else 1
+
+
+def round_up(value: int, step: int) -> int:
+    """The multiple of ``step`` at or above ``value``."""
+    return ceil_div(value, step) * step
+
+
+def blocks_for(items: int) -> int:
+    """Blocks for that many items: kernels walk on by the grid's size, so any cap is right."""
+    return min(items, MAX_GRID)
+
+
+def _fold_slices(rows: int, C: int) -> int:
+    """Slices of the rows of a workspace: the blocks of a fold should be many, and never one for many rows."""
+    slabs = ceil_div(C, min(C, FOLD_COLUMNS))
+    if slabs >= FEW_SLABS or rows <= (MANY_ROWS_OF_ONE_SLAB if slabs == 1 else MANY_ROWS):
+        return 1
+    return min(ceil_div(rows, SLICE_ROWS), max(2, MOST_SLICES // slabs))
+
+
+def fold_rows(rows: int, C: int) -> int:
+    """Rows of a workspace whose ``rows`` rows of C items are folded: themselves, and room for the slices' rows."""
+    slices = _fold_slices(rows, C)
+    return rows + (slices if slices > 1 else 0)
+
+
+def fold_launches(
+    problem: Problem,
+    kernel: str,
+    rows: int,
+    item_bytes: int,
+    given: tuple[str, ...],
+    results: tuple[str, ...],
+    more: tuple[str | int, ...] = (),
+    start: int = 0,
+) -> tuple[Launch, ...]:
+    """The launches of a kernel on columns.cuh that folds the rows of the workspace, from item ``start``, into results.
+
+    ``given`` and ``more`` are the arguments before and behind; ``results`` those that only the last launch writes.
+    """
+    C, columns = problem.C, min(problem.C, FOLD_COLUMNS)
+    slices = _fold_slices(rows, C)
+
+    def launch(rows: int, slices: int, at: int, results: tuple[str | int, ...]) -> Launch:
+        parts = FOLD_THREADS // columns
+        return Launch(
+            kernel=kernel,
+            entry=kernel,
+            grid=blocks_for(ceil_div(C, columns) * slices),
+            threads=FOLD_THREADS,
+            arguments=(*given, *results, rows, C, columns, slices, at, at + rows * C, *more),
+            shared_bytes=FOLD_THREADS * item_bytes,
+            traffic=rows * C * item_bytes,
+            takes_tile=False,
+            layout="NCHW",  # which it does not look at
+            phases=1 + ceil_div(rows, slices) // (4 * parts),  # a thread has four rows in flight
+        )
+
+    if slices == 1:
+        return (launch(rows, 1, start, results),)
+    return launch(rows, slices, start, (0,) * len(results)), launch(slices, 1, start + rows * C, results)
+
+
+def parameter_launches(problem: Problem, rows: int, start: int = 0) -> tuple[Launch, ...]:
+    """The launches that sum the workspace's rows, from pair ``start``, into dgamma and dbeta."""
+    given, results = ("workspace",), ("dgamma", "dbeta")
+    return fold_launches(problem, "parameter_sums", rows, pair_bytes(problem), given, results, start=start)
+
+
+def parameter_workspace(problem: Problem, rows: int) -> int:
+    """Bytes of the workspace whose rows `parameter_launches` sums; none for one row, which is the result itself."""
+    if not problem.wants_parameters or rows == 1:
+        return 0
+    return fold_rows(rows, problem.C) * problem.C * pair_bytes(problem)
+
+
+def refuses_shared(needed: int, device: Device) -> str | None:
+    """Why a block cannot have that many bytes of shared memory, or None."""
+    if needed > device.shared_memory_per_block:
+        return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
+    return None
+
+
+def refuses_registers(registers: int, tile: Tile, device: Device) -> str | None:
+    """Why a thread cannot have that many registers, or None."""
+    limit = min(255, device.registers_per_multiprocessor // tile.threads)
+    if registers > limit:
+        return f"needs up to {registers} registers a thread, {tile.threads} threads have {limit}"
+    return None

@@ -1,0 +1,90 @@
+// BatchNorm statistics, strategy `block`: a block per slab of neighbouring channels and a range of samples.
+//
+//   x (N, C, HxW); mean, invstd (C)
+//   workspace [ceil(N / samples), C]: the moments of a channel over a range of samples
+//   step, middle, last: which elements a channel's moments are relative to (batch_moments.cuh)
+//   grid: ceil(C / channels) slabs for each range; the last slab may have fewer channels, the last range fewer samples
+//   shared memory: per channel its moments so far, its shift and centre, its totals and partial sums; a sample's slab
+//
+// A slab is one contiguous run, so planes of 49 elements are read 16 bytes at a time too. x is read once. A plane's
+// moments are taken in two passes over shared memory and merged by Chan's formula in the order of the samples. Where
+// there are several ranges, batch_norm_stats_fold follows; with one, its moments are the results. Wins where planes are
+// short: a sweep would leave most lanes of a warp without work.
+#include "batch_moments.cuh"
+#include "slab.cuh"
+
+// The sums of d = x - centre and of d^2.
+struct ChannelDeviations {
+    const Pack<data_t>* x;
+    const acc_t* centre;  // per channel of the slab
+
+    template <typename Use>
+    __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
+        return deviations(x[j], centre[channel], use);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+    batch_norm_stats_block(const data_t* x, Pair* workspace, acc_t* mean, acc_t* invstd, long long N, long long C,
+                           long long HxW, long long channels, long long samples, long long step, long long middle,
+                           long long last, double eps) {
+    const Shifts shifts = {x, step, middle, last};
+    const GivenMoments results = {workspace, mean, invstd, shifts, eps};
+    const acc_t length = acc_t(HxW), inverse = acc_t(1) / length;
+    const long long slabs = (C + channels - 1) / channels, ranges = (N + samples - 1) / samples;
+    for (long long item = blockIdx.x; item < slabs * ranges; item += gridDim.x) {
+        const long long range = item / slabs, first = (item - range * slabs) * channels;
+        const long long begin = range * samples, end = begin + samples < N ? begin + samples : N;
+        const int own = static_cast<int>(C - first < channels ? C - first : channels);
+        int offset = 0;
+        Moments* so_far = shared_array<Moments>(offset, own);
+        acc_t* shift = shared_array<acc_t>(offset, own);
+        acc_t* centre = shared_array<acc_t>(offset, own);
+        Pair* totals = shared_array<Pair>(offset, own);
+        const slab_t any(x, begin, C, first, own, static_cast<int>(HxW));
+        Pair* partials = shared_partials(any, totals, offset);
+
+        // A channel's values per channel belong to one thread, which needs no barrier between its own steps.
+        for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
+            so_far[channel] = Moments{};
+            shift[channel] = shifts.of(first + channel);
+        }
+        for (long long n = begin; n < end; ++n) {
+            const slab_t slab(x, n, C, first, own, static_cast<int>(HxW));
+            int behind = offset;
+            Pack<data_t>* staged = shared_array<Pack<data_t>>(behind, slab.packs());
+            for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
+                centre[channel] = shift[channel];
+            }
+            const data_t* const from[1] = {x};
+            Pack<data_t>* const to[1] = {staged};
+            stage(slab, from, to);
+            __syncthreads();
+            const acc_t share = acc_t(1) / acc_t(n - begin + 1);  // of this plane among the elements so far
+#pragma unroll 1
+            for (int pass = 0; pass < 2; ++pass) {  // the first finds the centre, the second what it missed
+                channel_totals(slab, partials, totals, ChannelDeviations{staged, centre});
+                for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
+                    const Pair sums = totals[channel];
+                    const acc_t missed = sums.first * inverse;
+                    if (pass == 0) {
+                        centre[channel] += missed;
+                        continue;
+                    }
+                    // Infinite or NaN data: the mean stays what it is, the variance becomes NaN.
+                    const acc_t relative = centre[channel] - shift[channel];
+                    const Moments found = finite(relative)
+                                              ? Moments{length, relative + missed, sums.second - missed * sums.first}
+                                              : Moments{length, relative, relative - relative};
+                    so_far[channel] = merge(so_far[channel], found, share);
+                }
+                __syncthreads();
+            }
+        }
+#pragma unroll 1  // it rarely runs twice, and float64 divisions and roots side by side would not fit in registers
+        for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
+            results.give(range * C + first + channel, first + channel, so_far[channel]);
+        }
+        __syncthreads();  // the next item takes over the shared memory
+    }
+}

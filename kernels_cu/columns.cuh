@@ -1,0 +1,51 @@
+// Folding the columns of a workspace: the rows of partial results [rows, C] that the blocks of an earlier kernel left.
+//
+// A block owns up to `columns` neighbouring columns and one slice of the rows; its threads take those rows in turn, and
+// what they found is folded in the order of the threads. So the reduction is spread over slabs x slices blocks, and its
+// order is fixed by indices alone. With several slices a second launch folds the slices' rows.
+#include "norm.cuh"
+
+// Which rows and columns the blocks of a launch fold.
+struct Columns {
+    long long rows, C, columns, slices;
+
+    __device__ __forceinline__ long long slabs() const { return (C + columns - 1) / columns; }
+    __device__ __forceinline__ long long items() const { return slabs() * slices; }
+};
+
+// For each item of this block: give(slice, column, whole), with `whole` the fold of of(row, column) by merge(a, b), in
+// one thread a column. An empty slice gives T{}. `scratch` is shared, a T a thread.
+template <typename T, typename Of, typename Merge, typename Give>
+__device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, Of of, Merge merge, Give give) {
+    const int columns = static_cast<int>(shape.columns), parts = Tile::threads / columns;
+    const int part = threadIdx.x / columns, column = threadIdx.x - part * columns;
+    const long long of_slice = (shape.rows + shape.slices - 1) / shape.slices;
+    for (long long item = blockIdx.x; item < shape.items(); item += gridDim.x) {
+        const long long slice = item / shape.slabs(), at = (item - slice * shape.slabs()) * columns + column;
+        const long long begin = slice * of_slice;
+        const long long end = begin + of_slice < shape.rows ? begin + of_slice : shape.rows;
+        T whole = {};
+        if (part < parts && at < shape.C) {
+#pragma unroll 4
+            for (long long row = begin + part; row < end; row += parts) {
+                whole = merge(whole, of(row, at));
+            }
+        }
+        scratch[threadIdx.x] = whole;
+        __syncthreads();
+        int half = 1;
+        while (2 * half < parts) {
+            half *= 2;
+        }
+        for (; half > 0; half /= 2) {
+            if (part < half && part + half < parts) {
+                scratch[threadIdx.x] = merge(scratch[threadIdx.x], scratch[threadIdx.x + half * columns]);
+            }
+            __syncthreads();
+        }
+        if (part == 0 && at < shape.C) {
+            give(slice, at, scratch[column]);
+        }
+        __syncthreads();  // scratch is taken over by the next item
+    }
+}
