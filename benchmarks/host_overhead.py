@@ -33,7 +33,9 @@ import numpy as np
 import cunorm
 from cunorm import arrays as array_tools
 from cunorm import call as calls
-from cunorm import devices
+from cunorm import devices, settings
+from cunorm.group_norm_op import GROUP_NORM_BACKWARD
+from cunorm.ops import OPS
 
 SHAPE, GROUPS, DTYPE = (2, 320, 16, 16), 32, "float32"
 WORKSPACE = 1 << 20
@@ -47,6 +49,19 @@ STATEMENTS = {
     ),
     "group_norm_backward, out= alone": (
         "cunorm.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=groups, out=backward_out)"
+    ),
+    "layer_norm": "cunorm.layer_norm(rows, C, gamma, beta, out=row_out, workspace=workspace)",
+    "layer_norm_backward": (
+        "cunorm.layer_norm_backward(drows, rows, C, row_mean, row_rstd, gamma, out=row_backward_out, "
+        "workspace=workspace)"
+    ),
+    "batch_norm_stats": "cunorm.batch_norm_stats(x, out=stats_out, workspace=workspace)",
+    "batch_norm_elemt": "cunorm.batch_norm_elemt(x, saved_mean, invstd, gamma, beta, out=y)",
+    "batch_norm_backward_reduce": (
+        "cunorm.batch_norm_backward_reduce(dy, x, saved_mean, invstd, gamma, out=sums_out, workspace=workspace)"
+    ),
+    "batch_norm_backward_elemt": (
+        "cunorm.batch_norm_backward_elemt(dy, x, saved_mean, invstd, gamma, sum_dy, sum_dy_xmu, 512, out=dx)"
     ),
     "plan of group_norm": "forward_plan(x, gamma, beta, out=forward_out, workspace=workspace)",
     "plan of group_norm_backward": "backward_plan(dy, x, mean, rstd, gamma, out=backward_out, workspace=workspace)",
@@ -106,12 +121,23 @@ def arguments(make: Callable[[tuple[int, ...], str], Any], kind: str) -> dict[st
     full = {name: make(SHAPE, DTYPE) for name in ("x", "dy", "y", "dx")}
     statistic = {name: make((N, GROUPS), DTYPE) for name in ("mean", "rstd", "new_mean", "new_rstd")}
     parameter = {name: make((C,), DTYPE) for name in ("gamma", "beta", "dgamma", "dbeta")}
+    rows = {name: make((N * 256, C), DTYPE) for name in ("rows", "drows", "y_rows", "dx_rows")}
+    row = {name: make((N * 256, 1), DTYPE) for name in ("row_mean", "row_rstd", "new_row_mean", "new_row_rstd")}
+    sums = {name: make((C,), DTYPE) for name in ("sum_dy", "sum_dy_xmu", "saved_mean", "invstd")}
     common: dict[str, Any] = {"shape": SHAPE, "dtype": DTYPE, "num_groups": GROUPS, "gamma_dtype": DTYPE}
     common["device"] = "cpu" if kind == "cpu" else 0
     return {
         **full,
         **statistic,
         **parameter,
+        **rows,
+        **row,
+        **sums,
+        "C": C,
+        "row_out": (rows["y_rows"], row["new_row_mean"], row["new_row_rstd"]),
+        "row_backward_out": (rows["dx_rows"], parameter["dgamma"], parameter["dbeta"]),
+        "stats_out": (sums["sum_dy"], sums["sum_dy_xmu"]),
+        "sums_out": (sums["sum_dy"], sums["sum_dy_xmu"], parameter["dgamma"], parameter["dbeta"]),
         "cunorm": cunorm,
         "groups": GROUPS,
         "workspace": make((WORKSPACE,), "uint8"),
@@ -140,8 +166,7 @@ def quartiles(statement: str | Callable[[], Any], names: dict[str, Any], rounds:
 
 def pieces(names: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """The steps of a warm group_norm_backward, each alone. They overlap and leave out glue: read, do not add up."""
-    module = sys.modules["cunorm.group_norm"]
-    store: dict[Any, Any] = module._backward_calls
+    store: dict[Any, Any] = GROUP_NORM_BACKWARD.calls
     key, call = next(reversed(store.items()))
     inputs = (*(names[name] for name in ("dy", "x", "mean", "rstd", "gamma")), None)  # no beta
     out, workspace = names["backward_out"], names["workspace"]
@@ -149,7 +174,7 @@ def pieces(names: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     addresses = array_tools.addresses(call.kind, everything)
     return {
         "signature of all arrays": lambda: calls.signature(everything),
-        "posed device": lambda: module._posing(inputs[1]),
+        "posed device": settings.cpu_device,
         "look-up": lambda: store.get(key),
         "addresses": lambda: array_tools.addresses(call.kind, everything),
         "overlap sweep": lambda: call._apart(addresses),
@@ -206,8 +231,7 @@ def measure(kind: str, make: Callable[[tuple[int, ...], str], Any], options: arg
             eval(statement, names)  # warm
             tasks[title] = ("calls", statement)
         if options.profile:
-            module = sys.modules["cunorm.group_norm"]
-            module._backward_calls.clear()
+            GROUP_NORM_BACKWARD.calls.clear()
             eval(STATEMENTS["group_norm_backward"], names)  # the call that the pieces are taken from
             tasks |= {title: ("pieces", step) for title, step in pieces(names).items()}
             result["pieces"] = {}
@@ -242,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
     results = {"numpy": measure("cpu", make_numpy, options)}
     if cupy is not None:
         results["cupy"] = measure("gpu", make_cupy(cupy), options)
-        public = [results["cupy"]["calls"][name] for name in ("group_norm", "group_norm_backward")]
+        public = [times for name, times in results["cupy"]["calls"].items() if name in OPS]
         slowest = max(times["wall_median_us"] for times in public)
         print(
             f"\nslowest public call with CuPy arrays: {slowest:.2f} us (target: under {TARGET_US:g} us on a quiet core)"

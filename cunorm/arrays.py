@@ -168,7 +168,12 @@ def integer(name: str, value: object, least: int = 1) -> int:
 
 
 def number(name: str, value: object) -> float:
-    """A number as a float; infinite where it is too large for one. bool is not a number."""
+    """A number as a float; infinite where it is too large for one. bool is not a number, nor is an array of one.
+
+    A number that lives on a GPU would have to be waited for.
+    """
+    if hasattr(value, "ndim") and not isinstance(value, np.generic):
+        raise TypeError(f"{name}: {type(value).__name__}, expected a number")
     if isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
         raise TypeError(f"{name}: {value!r}, expected a number")
     try:

@@ -116,9 +116,9 @@ def batch_norm_gather_stats(
     TypeError, UnsupportedTile, CompileError
         As `batch_norm_stats`.
     """
+    numbers = (epsilon(eps), momentum_number(momentum))
     written = with_running(out, running_mean, running_var)
     arrays = (means, invstds, rank_counts(means, invstds, counts, written))
-    numbers = (epsilon(eps), momentum_number(momentum))
     mean, invstd, _, _ = perform(BATCH_NORM_GATHER_STATS, arrays, (), written, tile, workspace, numbers)
     return mean, invstd
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, dtype_name, epsilon, kind_of, namespace, number, one_dtype, shape_of
+from .arrays import Array, dtype_name, epsilon, kind_of, namespace, number, one_dtype, same_place, shape_of
 from .batch_norm_strategies import GATHER_STATS
 from .checks import NAN, split_axes, vector
 from .launch import Plan, executor
@@ -35,14 +35,20 @@ def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
     Counts that live on a GPU are not: that would have to wait for it.
     """
     if isinstance(counts, (list, tuple)):
-        if not all(isinstance(count, (int, float, np.integer, np.floating)) for count in counts):
+        if not all(isinstance(c, (int, float, np.integer, np.floating)) and not isinstance(c, bool) for c in counts):
             raise TypeError(f"counts: {counts!r}, expected numbers")
-        counts = np.array(counts, np.int64 if all(isinstance(c, (int, np.integer)) for c in counts) else np.float64)
+        whole = all(isinstance(count, (int, np.integer)) for count in counts)
+        try:
+            counts = np.array(counts, np.int64 if whole else np.float64)
+        except OverflowError:
+            raise ValueError(f"counts: {counts!r}, expected numbers that fit 64 bits") from None
     if not isinstance(counts, np.ndarray):
         return counts
     on_gpu = kind_of("means", means) == "gpu"
-    if on_gpu:  # everything is checked before anything is allocated there
+    if on_gpu:  # what is wrong is said before anything is allocated there
         kind_of("invstds", invstds)
+        written = zip(BATCH_NORM_GATHER_STATS.labels, out or (), strict=False)
+        same_place([("means", means), ("invstds", invstds), *written])
         _check_gather((means, invstds, counts), (), out)
     if counts.dtype.kind in "iuf":
         if not np.all(np.isfinite(counts) & (counts >= 0)):
@@ -120,9 +126,9 @@ def _call_gather(
     workspace: Array | None = None,
 ) -> Any:
     """What a plan of batch_norm_gather_stats does when it is called."""
+    numbers = {"eps": epsilon(eps), "momentum": momentum_number(momentum)}
     written = with_running(out, running_mean, running_var)
     arrays = (means, invstds, rank_counts(means, invstds, counts, written))
-    numbers = {"eps": eps, "momentum": momentum}
     op = BATCH_NORM_GATHER_STATS
     return call_planned(op, options, plan, *arrays, out=written, workspace=workspace, **numbers)[:2]
 

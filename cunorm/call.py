@@ -152,7 +152,7 @@ class Call:
                 found[index] = self.results[index].allocate(xp)  # type: ignore[union-attr]
             if not self.plan.launches:
                 for result, array in zip(self.results, found, strict=True):
-                    if result is not None and array is not None:
+                    if result is not None and array is not None and not result.updated:
                         array.fill(result.when_empty)
                 return tuple(found)
             read, written = list(inputs), list(found)

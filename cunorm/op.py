@@ -123,12 +123,17 @@ class Op:
         return None if None in found else tuple(found)  # type: ignore[arg-type]
 
     @functools.cached_property
+    def least(self) -> int:
+        """How many arrays a call has at least: those behind may be None."""
+        return 1 + max(index for index, name in enumerate(self.inputs) if name not in self.optional)
+
+    @functools.cached_property
     def signature(self) -> inspect.Signature:
         """Of a plan's call."""
         free, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         absent = inspect.Parameter.empty
         arrays = [
-            inspect.Parameter(name, free, default=None if set(self.inputs[i:]) <= set(self.optional) else absent)
+            inspect.Parameter(name, free, default=None if i >= self.least else absent)
             for i, name in enumerate(self.inputs)
         ]
         numbers = [
@@ -248,13 +253,13 @@ def call_planned(
     **named: Any,
 ) -> Any:
     """What a plan does when it is called."""
-    if named or len(arrays) != len(op.inputs) or op.defaults is None:
+    if not named and op.defaults is not None and op.least <= len(arrays) <= len(op.inputs):
+        arrays, numbers = (*arrays, *(None,) * (len(op.inputs) - len(arrays))), op.defaults
+    else:
         bound = op.signature.bind(*arrays, **named)
         bound.apply_defaults()
         arrays = bound.args
         numbers = tuple(op.numbers[name][1](value) for name, value in bound.kwargs.items())
-    else:
-        numbers = op.defaults
     single = len(op.results) == 1
     if single and out is not None:
         out = (out,)

@@ -28,7 +28,7 @@ WARP = 32
 FOLD_THREADS, FOLD_COLUMNS = 512, 8
 #: Rows from which they are cut into slices, where slabs of columns alone are few blocks, or one; rows of a slice.
 MANY_ROWS, MANY_ROWS_OF_ONE_SLAB, SLICE_ROWS = 1024, 128, 32
-FEW_SLABS, MOST_SLICES = 64, 128
+FEW_SLABS, MANY_SLABS, MOST_SLICES = 64, 256, 128
 #: Registers a thread has in `block` and `split`: their launch bounds ask for 512 resident threads. The compile gate
 #: proves that none of their kernels spills with that many.
 RESIDENT_REGISTERS = 128
@@ -59,9 +59,17 @@ def blocks_for(items: int) -> int:
     return min(items, MAX_GRID)
 
 
+def _fold_columns(rows: int, C: int) -> int:
+    """Columns of a block of a fold: few, so that blocks are many; more where few rows would leave threads idle."""
+    columns = min(C, FOLD_COLUMNS)
+    while 2 * columns * rows <= FOLD_THREADS and ceil_div(C, 2 * columns) >= MANY_SLABS:
+        columns *= 2
+    return columns
+
+
 def _fold_slices(rows: int, C: int) -> int:
     """Slices of the rows of a workspace: the blocks of a fold should be many, and never one for many rows."""
-    slabs = ceil_div(C, min(C, FOLD_COLUMNS))
+    slabs = ceil_div(C, _fold_columns(rows, C))
     if slabs >= FEW_SLABS or rows <= (MANY_ROWS_OF_ONE_SLAB if slabs == 1 else MANY_ROWS):
         return 1
     return min(ceil_div(rows, SLICE_ROWS), max(2, MOST_SLICES // slabs))
@@ -87,10 +95,10 @@ def fold_launches(
 
     ``given`` and ``more`` are the arguments before and behind; ``results`` those that only the last launch writes.
     """
-    C, columns = problem.C, min(problem.C, FOLD_COLUMNS)
-    slices = _fold_slices(rows, C)
+    C, slices = problem.C, _fold_slices(rows, problem.C)
 
     def launch(rows: int, slices: int, at: int, results: tuple[str | int, ...]) -> Launch:
+        columns = _fold_columns(rows, C)
         parts = FOLD_THREADS // columns
         return Launch(
             kernel=kernel,

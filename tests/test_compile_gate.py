@@ -15,7 +15,7 @@ from nvrtc import ARCHITECTURES, compile_for, ptx_of
 
 from cunorm.arrays import DTYPES
 from cunorm.devices import KNOWN, Device
-from cunorm.group_norm_strategies import BACKWARD, FORWARD
+from cunorm.ops import OPS
 from cunorm.problem import Problem, accumulator
 from cunorm.sources import kernel_text
 from cunorm.strategy import Strategy, Tile
@@ -24,15 +24,13 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("cupy") is None, reason="needs CuPy for NVRTC: pip install 'cunorm[cuda12]'"
 )
 
-OUTPUTS = {"group_norm": ("y", "mean", "rstd"), "group_norm_backward": ("dx", "dgamma", "dbeta")}
-STRATEGIES = [*FORWARD.values(), *BACKWARD.values()]
-CASES = [
-    pytest.param(strategy, dtype, layout, id=f"{strategy.op}-{strategy.name}-{dtype}-{layout}")
-    for strategy in STRATEGIES
-    for dtype in DTYPES
-    for layout in ("NCHW", "NHWC")
-    if (strategy.name, layout) != ("warp", "NHWC")
-]
+#: Types that only some ops have, beside those of the tensors: sums and running statistics in the accumulator's.
+OTHERS = {
+    "batch_norm_gather_stats": ("running_mean_t", "running_var_t"),
+    "batch_norm_backward_reduce": ("sum_dy_t", "sum_dy_xmu_t", "dgamma_t", "dbeta_t"),
+    "batch_norm_backward_elemt": ("sum_t",),
+}
+STRATEGIES = [strategy for op in OPS.values() for strategy in op.strategies.values()]
 
 
 def device_for(architecture: str) -> Device:
@@ -43,13 +41,23 @@ def device_for(architecture: str) -> Device:
 
 
 def problem_of(strategy: Strategy, dtype: str, layout: str, tile: Tile) -> Problem:
-    """A problem that the tile takes: as large a group as a warp's tile holds, else a middling one."""
-    HxW, group = (1, 4) if strategy.name == "warp" else (64, 32)
-    channels = tile.lanes * tile.packs * (16 // DTYPES[dtype].itemsize) if strategy.name == "warp" else 8
-    beta = None if "backward" in strategy.op else dtype
-    sums = accumulator(dtype)
-    sizes = (layout, 256, channels * group, HxW, group)
-    return Problem(strategy.op, dtype, dtype, beta, sums, *sizes, OUTPUTS[strategy.op])
+    """A problem that the tile takes, if the strategy takes that layout at all."""
+    op, sums = strategy.op, accumulator(dtype)
+    gamma = None if op in ("batch_norm_stats", "batch_norm_gather_stats") else dtype
+    beta = dtype if op in ("group_norm", "layer_norm", "batch_norm_elemt") else None
+    if op.startswith("layer_norm"):
+        sizes = (layout, 256, 32, 1, 1)
+    elif op.startswith("batch_norm"):
+        sizes = (layout, 8, 64, 1 if op == "batch_norm_gather_stats" else 64, 64)
+    else:
+        # As large a group as a warp's tile holds, else a middling one.
+        HxW, group = (1, 4) if strategy.name == "warp" else (64, 32)
+        channels = tile.lanes * tile.packs * (16 // DTYPES[dtype].itemsize) if strategy.name == "warp" else 8
+        sizes = (layout, 256, channels * group, HxW, group)
+    others = tuple((name, sums) for name in OTHERS.get(op, ()))
+    if op == "batch_norm_gather_stats":
+        others += (("count_t", "int64"),)
+    return Problem(op, dtype, gamma, beta, sums, *sizes, OPS[op].results, others)
 
 
 def accepted(strategy: Strategy, dtype: str, layout: str, device: Device) -> Iterator[tuple[Problem, Tile]]:
@@ -81,6 +89,21 @@ def check(strategy: Strategy, problem: Problem, tile: Tile, architecture: str) -
     return compiled
 
 
+CASES = [
+    pytest.param(strategy, dtype, layout, id=f"{strategy.op}-{strategy.name}-{dtype}-{layout}")
+    for strategy in STRATEGIES
+    for dtype in DTYPES
+    for layout in (("NCHW",) if strategy.op.startswith(("layer_norm", "batch_norm_gather")) else ("NCHW", "NHWC"))
+    if next(accepted(strategy, dtype, layout, KNOWN["H200"]), None) is not None
+]
+
+
+def test_every_strategy_has_cases() -> None:
+    """A case that nothing accepts is left out above; a strategy without any would go unchecked."""
+    found = {(case.values[0].op, case.values[0].name, case.values[1]) for case in CASES}
+    assert found == {(strategy.op, strategy.name, dtype) for strategy in STRATEGIES for dtype in DTYPES}
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("strategy", "dtype", "layout"), CASES)
 def test_the_most_demanding_tile_does_not_spill(strategy: Strategy, dtype: str, layout: str, architecture: str) -> None:
@@ -100,10 +123,14 @@ def test_no_accepted_tile_spills(strategy: Strategy, dtype: str, layout: str, ar
 
 
 #: Kernels that move tensors, by the strategy's name; the others move workspaces and parameters.
-TENSOR_KERNELS = re.compile(r"_(warp|block|split_sums|split_input|split_moments|split_apply)$")
+TENSOR_KERNELS = re.compile(r"_(warp|block|sweep|column|split_sums|split_input|split_moments|split_apply)$")
+#: Those of them that write no tensor.
+SUMS_ONLY = re.compile(r"(_sums|_moments|_sweep|(stats|reduce)_block)$")
 
 
-@pytest.mark.parametrize(("strategy", "dtype", "layout"), CASES)
+@pytest.mark.parametrize(
+    ("strategy", "dtype", "layout"), [case for case in CASES if case.values[0].op != "batch_norm_gather_stats"]
+)
 def test_tensors_are_moved_16_bytes_at_a_time(strategy: Strategy, dtype: str, layout: str) -> None:
     problem, tile = next(accepted(strategy, dtype, layout, KNOWN["H200"]))
     seen = 0
@@ -114,9 +141,10 @@ def test_tensors_are_moved_16_bytes_at_a_time(strategy: Strategy, dtype: str, la
             if TENSOR_KERNELS.search(entry[0]):
                 seen += 1
                 assert re.search(r"ld\.global\.(v4\.[ufb]32|v2\.[ufb]64)", part), f"{entry[0]}: no 16-byte load"
-                writes = not re.search(r"_(sums|moments)$", entry[0])
+                writes = not SUMS_ONLY.search(entry[0])
                 assert not writes or "st.global.v4.b32" in part, f"{entry[0]}: no 16-byte store"
-    assert seen == (2 if strategy.name == "split" else 1)
+    kernels = 2 if strategy.name == "split" and not strategy.op.startswith("batch_norm") else 1
+    assert seen == kernels + (strategy.op == "layer_norm" and strategy.name == "split")  # GroupNorm's, and its own
 
 
 def test_the_gate_sees_a_spill() -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import pickle
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,23 @@ import cunorm
 from cunorm import Tile, costmodel
 from cunorm.devices import KNOWN, known
 from cunorm.group_norm_strategies import BACKWARD, FORWARD
+from cunorm.ops import OPS as ALL_OPS
 from cunorm.problem import Problem
 from cunorm.strategy import Strategy
 
 OPS = ("group_norm", "group_norm_backward")
 MASKED = (False, True, True)
+#: Tensors that an op reads or writes at least.
+TENSORS = {
+    "group_norm": 2,
+    "group_norm_backward": 3,
+    "layer_norm": 2,
+    "layer_norm_backward": 3,
+    "batch_norm_stats": 1,
+    "batch_norm_elemt": 2,
+    "batch_norm_backward_reduce": 2,
+    "batch_norm_backward_elemt": 3,
+}
 CUPY = importlib.util.find_spec("cupy") is not None
 
 
@@ -44,8 +56,8 @@ def check(plan: cunorm.Plan, a: Arrays, found: tuple[Any, ...], executor: Execut
     (a.check_forward if plan.problem.op == OPS[0] else a.check_backward)(*map(executor.get, found))
 
 
-def strategies_of(problem: Problem) -> dict[str, Strategy]:
-    return FORWARD if problem.op == OPS[0] else BACKWARD
+def strategies_of(problem: Problem) -> Mapping[str, Strategy]:
+    return ALL_OPS[problem.op].strategies
 
 
 # ---- what a plan says -----------------------------------------------------------------------------------------------
@@ -415,7 +427,7 @@ def test_tiles_can_be_copied_and_pickled() -> None:
 
 
 @pytest.mark.parametrize("device", KNOWN)
-@pytest.mark.parametrize("workload", workloads.GROUP_NORM)
+@pytest.mark.parametrize("workload", workloads.WORKLOADS)
 def test_the_cost_model_chooses_the_best_legal_tile(device: str, workload: str) -> None:
     facts = known(device)
     for dtype in ("bfloat16", "float32"):
@@ -428,7 +440,7 @@ def test_the_cost_model_chooses_the_best_legal_tile(device: str, workload: str) 
             assert choice.seconds == pytest.approx(costmodel.predict(problem, choice.strategy, choice.tile, facts))
             again = costmodel.choose(problem, strategies.values(), facts)
             assert (again.strategy.name, again.tile) == (choice.strategy.name, choice.tile)
-            floor = (2 if problem.op == OPS[0] else 3) * problem.nbytes / facts.bandwidth
+            floor = TENSORS[problem.op] * problem.nbytes / facts.bandwidth
             assert floor < choice.seconds < 6 * floor + 25e-6, (problem.describe(), choice)
             if dtype == "bfloat16":
                 best = min(

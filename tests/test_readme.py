@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import cunorm
+import cunorm.reference
 from cunorm import settings
+from cunorm.ops import OPS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,6 +31,19 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "strategy" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_the_examples_of_the_docs_run(page: Path) -> None:
+    found = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, object] = {}
+    for text in found:
+        exec(text, names)
+    if page.name == "batch-norm.md":
+        exact = cunorm.reference.batch_norm_stats(names["x"])  # type: ignore[arg-type]
+        assert np.allclose(names["running_mean"], 0.1 * exact[0], atol=1e-6)  # type: ignore[arg-type]
+        assert isinstance(names["dx"], np.ndarray)
+        assert abs(float(names["dx"].mean())) < 1e-6  # the gradient of the input of a BatchNorm sums to zero
+
+
 def test_a_torch_tensor_goes_through_dlpack() -> None:
     """The README's way, with NumPy in CuPy's place: no copy in, no copy out."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -41,7 +56,7 @@ def test_a_torch_tensor_goes_through_dlpack() -> None:
 
 def test_every_function_in_the_table_exists() -> None:
     named = set(re.findall(r"^\| `cunorm\.(\w+)", README, re.MULTILINE))
-    assert {"group_norm", "group_norm_backward", "plan"} <= named
+    assert {*OPS, "plan"} <= named
     for name in named - {"reference"}:
         assert name in cunorm.__all__
 
