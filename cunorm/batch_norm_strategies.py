@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .batch_norm_views import (
     LARGEST_CHUNK,
     cut_of,
@@ -83,8 +81,8 @@ def _slab_shared(problem: Problem, tile: Tile) -> int:
     most = 0
     for channels in {min(tile.channels, C), C % tile.channels or min(tile.channels, C)}:
         parts = max(1, tile.threads // lanes // channels)  # Slab::parts() in slab.cuh
-        known = (1, 1) if problem.op == "batch_norm_stats" else (1,)  # shift and centre, or mean
-        sizes = [channels * _partial_bytes(problem), *(channels * each * problem.sum_itemsize for each in known)]
+        known = 2 if problem.op == "batch_norm_stats" else 1  # arrays of shifts and centres, or of means
+        sizes = [channels * _partial_bytes(problem), *[channels * problem.sum_itemsize] * known]
         sizes += [channels * pair_bytes(problem), channels * parts * pair_bytes(problem) if parts > 1 else 0]
         sizes += [16 * ceil_div(channels * HxW + problem.pack - 1, problem.pack)] * _tensors_read(problem)
         most = max(most, sum(round_up(size, 16) for size in sizes))
@@ -114,6 +112,16 @@ def _workspace(problem: Problem, tile: Tile) -> int:
     return 0 if rows == 1 else fold_rows(rows, problem.C) * problem.C * _stored_bytes(problem)
 
 
+def _shift(problem: Problem) -> tuple[int, int, int]:
+    """Which elements of a channel its shift is made of (batch_moments.cuh): how far a channel lies from the next, and
+    its middle and last element in the whole batch from its first.
+    """
+    layout, N, C, HxW = view_of(problem)
+    if layout == "NCHW":
+        return HxW, N // 2 * C * HxW + HxW // 2, (N - 1) * C * HxW + HxW - 1
+    return 1, HxW // 2 * C, (HxW - 1) * C
+
+
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 
 
@@ -123,14 +131,10 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     given: Arguments
     shift: tuple[int, ...]
     numbers: tuple[str, ...]
-    wanted: tuple[Any, ...]
+    wanted: tuple[str | int, ...]  # 0 where a result is not
     if problem.op == "batch_norm_stats":
-        given, wanted, numbers = ("x",), ("mean", "invstd"), ("eps",)
-        # The elements of a channel that its shift is made of: how far a channel lies from the next, and how far the
-        # middle and the last element lie from the first.
-        step, row = (HxW, C * HxW) if layout == "NCHW" else (1, C)
-        middle = N // 2 * row + HxW // 2 if layout == "NCHW" else HxW // 2 * row
-        shift = (step, middle, (N - 1) * row + HxW - 1 if layout == "NCHW" else (HxW - 1) * row)
+        given, shift, numbers = ("x",), _shift(problem), ("eps",)
+        wanted = ("mean", "invstd")
         fold_given: tuple[str, ...] = ("x", "workspace")
     else:
         given, shift, numbers = ("dy", "x" if problem.reads_x else 0, "mean", "invstd"), (), ()

@@ -36,12 +36,14 @@ def view_of(problem: Problem) -> View:
 
 
 def refuses_layout(problem: Problem, layout: str) -> str | None:
+    """Why kernels of that layout cannot take the problem, or None."""
     if view_of(problem).layout == layout:
         return None
     return "channels-last data has no planes" if layout == "NCHW" else "channels-first data has no rows of channels"
 
 
 def refuses_shared(needed: int, device: Device) -> str | None:
+    """Why a block cannot have that many bytes of shared memory, or None."""
     if needed <= device.shared_memory_per_block:
         return None
     return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
@@ -60,6 +62,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(problem: Problem, tile: Tile) -> Cut:
+    """The cut of a sweep: chunks of planes, or of wide rows with a few rows left over."""
     layout, N, C, HxW = view_of(problem)
     if layout == "NCHW":
         chunks = ceil_div(HxW, tile.chunk)
@@ -79,6 +82,7 @@ def sweep_shared(problem: Problem, tile: Tile, item_bytes: int) -> int:
 
 
 def refuses_sweep(problem: Problem, tile: Tile, device: Device) -> str | None:
+    """Why the tile is not legal, or None; no problem of the right layout is refused for its sizes."""
     if (sentence := refuses_threads(tile)) is not None:
         return sentence
     if (sentence := refuses_layout(problem, "NCHW" if tile.strategy == "split" else "NHWC")) is not None:

@@ -87,7 +87,7 @@ def fold_launches(
     rows: int,
     item_bytes: int,
     given: tuple[str, ...],
-    results: tuple[str, ...],
+    results: tuple[str | int, ...],
     more: tuple[str | int, ...] = (),
     start: int = 0,
 ) -> tuple[Launch, ...]:

@@ -1,7 +1,7 @@
 // BatchNorm statistics, strategy `block`: a block per slab of neighbouring channels and a range of samples.
 //
 //   x (N, C, HxW); mean, invstd (C)
-//   workspace [ceil(N / samples), C]: the moments of a channel over a range of samples
+//   workspace [ceil(N / samples), C]: the moments of a channel over a range of samples (batch_moments.cuh)
 //   step, middle, last: which elements a channel's moments are relative to (batch_moments.cuh)
 //   grid: ceil(C / channels) slabs for each range; the last slab may have fewer channels, the last range fewer samples
 //   shared memory: per channel its moments so far, its shift and centre, its totals and partial sums; a sample's slab
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         const slab_t any(x, begin, C, first, own, static_cast<int>(HxW));
         Pair* partials = shared_partials(any, totals, offset);
 
-        // A channel's values per channel belong to one thread, which needs no barrier between its own steps.
+        // What is kept per channel belongs to one thread, which needs no barrier between its own steps.
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
             so_far[channel] = Moments{};
             shift[channel] = shifts.of(first + channel);
@@ -66,16 +66,11 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                 channel_totals(slab, partials, totals, ChannelDeviations{staged, centre});
                 for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
                     const Pair sums = totals[channel];
-                    const acc_t missed = sums.first * inverse;
                     if (pass == 0) {
-                        centre[channel] += missed;
+                        centre[channel] += sums.first * inverse;
                         continue;
                     }
-                    // Infinite or NaN data: the mean stays what it is, the variance becomes NaN.
-                    const acc_t relative = centre[channel] - shift[channel];
-                    const Moments found = finite(relative)
-                                              ? Moments{length, relative + missed, sums.second - missed * sums.first}
-                                              : Moments{length, relative, relative - relative};
+                    const Moments found = corrected_moments(length, inverse, centre[channel] - shift[channel], sums);
                     so_far[channel] = merge(so_far[channel], found, share);
                 }
                 __syncthreads();

@@ -1,6 +1,7 @@
 // The last kernel of BatchNorm statistics that left several rows of moments in a workspace.
 //
-//   workspace: at item `from`, [rows, C] moments of parts of the batch; at item `to`, room for the slices
+//   workspace: at item `from`, [rows, C] moments (batch_moments.cuh) of parts of the batch; at item `to`, room for the
+//   slices
 //   x: three elements of each channel are read again, for the shift that its moments are relative to
 //   mean, invstd (C)
 //   grid: slabs of columns x slices of rows (columns.cuh); shared memory: moments for each thread
@@ -9,6 +10,7 @@
 #include "batch_moments.cuh"
 #include "columns.cuh"
 
+// Its launch bound leaves registers for a float64 division in four rows at a time.
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_stats_fold(const data_t* x, Pair* workspace, acc_t* mean, acc_t* invstd, long long rows, long long C,
                           long long columns, long long slices, long long from, long long to, long long step,

@@ -1,7 +1,8 @@
 // BatchNorm statistics, strategies `split` (channels-first) and `column` (channels-last, and HxW = 1): a sweep over x.
 //
 //   x (N, C, HxW), or rows of C channels, several of them a wide row (batch_columns.cuh); mean, invstd (C)
-//   workspace [rows, C]: the moments of a channel over one chunk of a plane or of wide rows, or in one row left over
+//   workspace [rows, C]: the moments of a channel (batch_moments.cuh) over one chunk of a plane or of wide rows, or in
+//   one row left over
 //   step, middle, last: which elements a channel's moments are relative to (batch_moments.cuh)
 //   grid: chunks, a warp each (channels-first) or a block for each and its columns (channels-last); then rows left over
 //   shared memory: channels-last, moments for each thread and element of its pack

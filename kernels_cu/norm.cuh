@@ -101,6 +101,15 @@ __device__ __forceinline__ Moments lanes_merge(Moments value, int lanes) {
     return value;
 }
 
+// From the sums of d = x - centre and of d^2 over `count` values, as corrected_statistics. inverse = 1 / count.
+__device__ __forceinline__ Moments corrected_moments(acc_t count, acc_t inverse, acc_t centre, Pair sums) {
+    if (!finite(centre)) {
+        return Moments{count, centre, centre - centre};
+    }
+    const acc_t missed = sums.first * inverse;
+    return Moments{count, centre + missed, sums.second - missed * sums.first};
+}
+
 // Moments of the `count` values value(i) for which use(i) holds, i in [0, size), all in registers: two passes, the
 // second corrected as above. The values are deviations from a shift that is common to all that will be merged.
 template <int size, typename Value, typename Use>
@@ -117,11 +126,7 @@ __device__ __forceinline__ Moments register_moments(acc_t count, acc_t inverse, 
         const acc_t d = use(i) ? value(i) - centre : acc_t(0);
         sums = sums + Pair{d, d * d};
     }
-    if (!finite(centre)) {
-        return Moments{count, centre, sums.second};
-    }
-    const acc_t missed = sums.first * inverse;
-    return Moments{count, centre + missed, sums.second - missed * sums.first};
+    return corrected_moments(count, inverse, centre, sums);
 }
 
 // ---- gradients ----------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def assert_within(name: str, came: Any, exact: np.ndarray, bound: np.ndarray, dt
     finite = np.isfinite(exact)
     assert np.array_equal(np.isnan(came), np.isnan(exact)), f"{name}: NaN elsewhere than in the oracle"
     assert np.array_equal(came[~finite], exact[~finite], equal_nan=True), f"{name}: infinities differ from the oracle's"
-    error = np.abs(came - exact, where=finite, out=np.zeros(exact.shape))
+    error = np.abs(np.where(finite, came, 0) - np.where(finite, exact, 0))
     allowed = stored(np.where(finite, bound, 0), np.where(finite, exact, 0), dtype)
     if np.any(error > allowed):
         worst = np.unravel_index(np.argmax(error / allowed), exact.shape)
