@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     demo = commands.add_parser(
         "demo",
-        help="train a small network on real digits, every GroupNorm through cunorm",
+        help="train a small network on real digits, every norm through cunorm",
         description=(
             "Trains a small convolutional network on scikit-learn's handwritten digits. Arguments go to the example;\n"
             "`cunorm demo -- --help` lists them."

@@ -1,4 +1,4 @@
-"""The small convolutional network of ``train_digits.py``: plain array code for NumPy and CuPy, GroupNorm from outside.
+"""The small convolutional network of ``train_digits.py``: plain array code for NumPy and CuPy, the norms from outside.
 
 Each layer keeps in `forward` what `backward` needs, and leaves its parameters' gradients in the parameters.
 """
@@ -8,21 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 Array = Any  # numpy.ndarray or cupy.ndarray
-
-
-class Norms(Protocol):
-    """What the GroupNorm layers call: the two functions, and an observer of every backward pass."""
-
-    def forward(self, *arguments: Any, **options: Any) -> tuple[Array, Array, Array]: ...
-
-    def backward(self, *arguments: Any, **options: Any) -> tuple[Array, Array, Array]: ...
-
-    def observe(self, layer: GroupNorm, dy: Array, results: dict[str, Array]) -> None: ...
 
 
 def without_blas(a: Array, b: Array) -> Array:
@@ -66,8 +56,16 @@ class Layer:
     def forward(self, x: Array) -> Array:
         raise NotImplementedError
 
+    def evaluate(self, x: Array) -> Array:
+        """What a trained network does with `x`: `forward`, unless a layer keeps something for it."""
+        return self.forward(x)
+
     def backward(self, dy: Array) -> Array:
         raise NotImplementedError
+
+
+#: The norm of a number (from 1) whose samples have a shape (C, H, W).
+MakeNorm = Callable[[int, tuple[int, int, int]], Layer]
 
 
 class Conv3x3(Layer):
@@ -101,29 +99,6 @@ class Conv3x3(Layer):
 def offsets() -> Iterator[tuple[int, int]]:
     """The nine positions of a 3x3 window, row by row."""
     return ((i, j) for i in range(3) for j in range(3))
-
-
-class GroupNorm(Layer):
-    """GroupNorm through cunorm, in both directions."""
-
-    def __init__(self, xp: Any, norms: Norms, name: str, channels: int, groups: int, dtype: Any) -> None:
-        self.xp, self.norms, self.name, self.groups = xp, norms, name, groups
-        self.gamma, self.beta = Parameter(xp.ones(channels, dtype)), Parameter(xp.zeros(channels, dtype))
-        self.parameters = (self.gamma, self.beta)
-
-    def forward(self, x: Array) -> Array:
-        self.x = x
-        self.saved = self.norms.forward(x, self.groups, self.gamma.value, self.beta.value)
-        return self.saved[0]
-
-    def backward(self, dy: Array) -> Array:
-        y, mean, rstd = self.saved
-        dy = self.xp.ascontiguousarray(dy)
-        dx, dgamma, dbeta = self.norms.backward(dy, self.x, mean, rstd, self.gamma.value, num_groups=self.groups)
-        names = ("y", "mean", "rstd", "dx", "dgamma", "dbeta")
-        self.norms.observe(self, dy, dict(zip(names, (y, mean, rstd, dx, dgamma, dbeta), strict=True)))
-        self.gamma.grad, self.beta.grad = dgamma, dbeta
-        return dx
 
 
 class Relu(Layer):
@@ -162,39 +137,38 @@ class Dense(Layer):
 
 
 class Network:
-    """Three convolutions, each with GroupNorm and ReLU, a mean pool after the second, and a dense layer."""
+    """Three convolutions, each with a norm and ReLU, a mean pool after the second, and a dense layer."""
 
-    def __init__(self, xp: Any, norms: Norms, dtype: Any, seed: int) -> None:
+    def __init__(self, xp: Any, norm: MakeNorm, dtype: Any, seed: int) -> None:
         rng = np.random.default_rng(seed)
 
         def weight(inputs: int, outputs: int) -> Array:
             return xp.asarray(rng.normal(size=(inputs, outputs)) * math.sqrt(2 / inputs), dtype)
 
-        def block(name: str, inputs: int, outputs: int, groups: int) -> list[Layer]:
-            return [
-                Conv3x3(xp, weight(inputs * 9, outputs)),
-                GroupNorm(xp, norms, name, outputs, groups, dtype),
-                Relu(),
-            ]
+        def block(number: int, inputs: int, outputs: int, side: int) -> list[Layer]:
+            return [Conv3x3(xp, weight(inputs * 9, outputs)), norm(number, (outputs, side, side)), Relu()]
 
         self.xp = xp
         self.layers = [
-            *block("GroupNorm 1 (16 channels, 4 groups, 8x8)", 1, 16, 4),
-            *block("GroupNorm 2 (32 channels, 8 groups, 8x8)", 16, 32, 8),
+            *block(1, 1, 16, 8),
+            *block(2, 16, 32, 8),
             MeanPool2x2(),
-            *block("GroupNorm 3 (32 channels, 8 groups, 4x4)", 32, 32, 8),
+            *block(3, 32, 32, 4),
             Dense(xp, weight(32 * 16, 10)),
         ]
         self.parameters = [parameter for layer in self.layers for parameter in layer.parameters]
 
     def scores(self, images: Array) -> Array:
+        """Of a trained network, an image's ten scores."""
         for layer in self.layers:
-            images = layer.forward(images)
+            images = layer.evaluate(images)
         return images
 
     def loss_and_gradients(self, images: Array, labels: Array) -> float:
         """Mean cross-entropy of a batch; the gradients are left in the parameters."""
-        scores = self.scores(images)
+        scores = images
+        for layer in self.layers:
+            scores = layer.forward(scores)
         scores = scores - scores.max(axis=1, keepdims=True)
         log_odds = scores - self.xp.log(self.xp.exp(scores).sum(axis=1, keepdims=True))
         wanted = (labels[:, None] == self.xp.arange(10)[None, :]).astype(scores.dtype)

@@ -1,8 +1,9 @@
-"""Train a small convolutional network with GroupNorm layers on real handwritten digits.
+"""Train a small convolutional network with normalisation layers on real handwritten digits.
 
-The data are scikit-learn's bundled digits: 1,797 real 8x8 images, 1,437 to train on and 360 to test on. Every GroupNorm
-forward and every GroupNorm gradient goes through ``cunorm``, and every so often they are compared with the float64
-oracle. The rest (convolutions, pooling, the loss, Adam) is plain array code that runs on NumPy and on CuPy arrays.
+The data are scikit-learn's bundled digits: 1,797 real 8x8 images, 1,437 to train on and 360 to test on. The layers are
+GroupNorm, or with ``--norm`` LayerNorm or BatchNorm; every forward and every gradient of theirs goes through
+``cunorm``, and every so often they are compared with the float64 oracle. The rest (convolutions, pooling, the loss,
+Adam) is plain array code that runs on NumPy and on CuPy arrays.
 
 Run it with ``python examples/train_digits.py``; ``--help`` lists the options. It ends with the test accuracy and a plot
 of the loss.
@@ -11,10 +12,11 @@ of the loss.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import sys
+import textwrap
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,15 @@ import numpy as np
 from tqdm import tqdm
 
 import cunorm
-from cunorm import reference
 
 if __package__:
-    from .digits_network import Array, GroupNorm, Network
+    from .digits_checks import CheckedLibrary, GradientMismatch
+    from .digits_network import Network
+    from .digits_norms import NORMS
 else:  # run as a script
-    from digits_network import Array, GroupNorm, Network
+    from digits_checks import CheckedLibrary, GradientMismatch
+    from digits_network import Network
+    from digits_norms import NORMS
 
 TRAINING_IMAGES = 1437
 BATCH = 64
@@ -36,92 +41,13 @@ LEARNING_RATE = 3e-3
 CHECK_EVERY = 20  # steps between two comparisons with the oracle
 REQUIRED_ACCURACY = 0.95
 
-NormFunction = Callable[..., tuple[Array, Array, Array]]
-
-
-class GradientMismatch(RuntimeError):
-    """A result of a GroupNorm layer is further from the float64 oracle than rounding explains."""
-
-    def __init__(self, layer: str, tensor: str, error: float, bound: float) -> None:
-        super().__init__(f"{layer}: {tensor} is off by {error:.3g}, expected at most {bound:.3g}")
-        self.layer, self.tensor, self.error, self.bound = layer, tensor, error, bound
-
-
-@dataclass
-class CheckedNorms:
-    """The two functions of GroupNorm, a count of the calls to them, and their comparison with the oracle."""
-
-    forward_function: NormFunction
-    backward_function: NormFunction
-    forward_calls: int = 0
-    backward_calls: int = 0
-    checking: bool = False
-    checks: int = 0
-    worst: float = 0.0  # largest error seen, as a fraction of its bound
-
-    def forward(self, *arguments: Any, **options: Any) -> tuple[Array, Array, Array]:
-        self.forward_calls += 1
-        return self.forward_function(*arguments, **options)
-
-    def backward(self, *arguments: Any, **options: Any) -> tuple[Array, Array, Array]:
-        self.backward_calls += 1
-        return self.backward_function(*arguments, **options)
-
-    def observe(self, layer: GroupNorm, dy: Array, results: dict[str, Array]) -> None:
-        """While checking, compare what a layer computed with the oracle; raise GradientMismatch if it is wrong.
-
-        The bound on each number is 16 units of rounding of the layer's dtype times the sum of the sizes of the terms
-        that make it up. A result takes a few roundings per term, and sums over many terms run as trees or as some
-        dozens of partial sums, whose errors mostly cancel: a few units in all. A wrong formula is off by a sizeable
-        part of the terms, 100,000 times more. The last addend forgives subnormals that a GPU flushes to zero.
-        """
-        if not self.checking:
-            return
-        x, gamma, beta = to_numpy(layer.x), to_numpy(layer.gamma.value), to_numpy(layer.beta.value)
-        upstream, groups = to_numpy(dy), layer.groups
-        ours = {name: to_numpy(array) for name, array in results.items()}
-        expected = dict(zip(("y", "mean", "rstd"), reference.group_norm(x, groups, gamma, beta), strict=True))
-        gradients = reference.group_norm_backward(upstream, x, ours["mean"], ours["rstd"], gamma, num_groups=groups)
-        expected |= zip(("dx", "dgamma", "dbeta"), gradients, strict=True)
-
-        samples = x.shape[0]
-        grouped = (samples, groups, -1)
-        rstd = expected["rstd"][:, :, None]
-        largest = np.abs(x.reshape(grouped)).max(axis=-1, keepdims=True)
-        xhat = np.abs(reference.group_norm(x, groups)[0])
-        scale, shift = np.abs(gamma)[:, None, None], np.abs(beta)[:, None, None]
-        dxhat = (scale * np.abs(upstream)).reshape(grouped)
-        flat = xhat.reshape(grouped)
-        terms = {
-            "y": scale * (xhat + np.broadcast_to(largest * rstd, flat.shape).reshape(x.shape)) + shift,
-            "mean": largest[:, :, 0],
-            "rstd": expected["rstd"],
-            "dx": rstd * (dxhat + dxhat.mean(-1, keepdims=True) + flat * (dxhat * flat).mean(-1, keepdims=True)),
-            "dgamma": (np.abs(upstream) * xhat).sum(axis=(0, 2, 3)),
-            "dbeta": np.abs(upstream).sum(axis=(0, 2, 3)),
-        }
-        limits = np.finfo(x.dtype)
-        for name, truth in expected.items():
-            error = np.abs(ours[name].astype(np.float64).reshape(truth.shape) - truth)
-            bound = 16 * float(limits.eps) * terms[name].reshape(truth.shape) + 1e4 * float(limits.tiny)
-            ratio = error / bound
-            at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)  # argmax finds a NaN first
-            if not ratio[at] <= 1:
-                raise GradientMismatch(layer.name, name, float(error[at]), float(bound[at]))
-            self.worst = max(self.worst, float(ratio[at]))
-            self.checks += 1
-
-
-def to_numpy(array: Array) -> np.ndarray[Any, Any]:
-    """A NumPy array of the same values."""
-    return array.get() if hasattr(array, "get") else np.asarray(array)
-
 
 @dataclass
 class Result:
     """What a training run leaves behind."""
 
-    norms: CheckedNorms
+    norm: str  # its title
+    library: CheckedLibrary
     losses: list[float] = field(default_factory=list)  # per step
     accuracies: list[float] = field(default_factory=list)  # on the test images, per epoch
     seconds: float = 0.0
@@ -140,8 +66,8 @@ def split_digits() -> tuple[Any, Any, Any, Any]:
 
 
 def run(
-    group_norm: NormFunction,
-    group_norm_backward: NormFunction,
+    norm: str = "group",
+    functions: Any = cunorm,
     *,
     xp: Any = np,
     dtype: str = "float32",
@@ -150,12 +76,14 @@ def run(
     images: int | None = None,
     check_every: int = CHECK_EVERY,
 ) -> Result:
-    """Train on the digits with these two functions, on arrays of `xp`.
+    """Train on the digits with norms of one kind, on arrays of `xp`.
 
     Parameters
     ----------
-    group_norm, group_norm_backward : callable
-        ``cunorm.group_norm`` and ``cunorm.group_norm_backward``, or something to try in their place.
+    norm : str
+        A key of `NORMS`.
+    functions : module
+        Where the norm's functions are: ``cunorm``, or something to try in its place.
     xp : module
         ``numpy`` or ``cupy``.
     dtype : str
@@ -170,14 +98,14 @@ def run(
     Raises
     ------
     GradientMismatch
-        If a GroupNorm layer's results disagree with the oracle.
+        If a norm's results disagree with the oracle.
     """
     train, labels, test, test_labels = (part[:images] for part in split_digits())
     on_device = [xp.asarray(train, dtype), xp.asarray(labels), xp.asarray(test, dtype), xp.asarray(test_labels)]
-    norms = CheckedNorms(group_norm, group_norm_backward)
-    network = Network(xp, norms, xp.dtype(dtype), seed)
+    library, kind = CheckedLibrary(functions), NORMS[norm]
+    network = Network(xp, functools.partial(kind, xp, library, xp.dtype(dtype)), xp.dtype(dtype), seed)
     rng = np.random.default_rng(seed)
-    result = Result(norms)
+    result = Result(kind.title, library)
     steps = epochs * math.ceil(len(labels) / BATCH)
     start = time.perf_counter()
     with tqdm(total=steps, unit="step", disable=None) as bar:
@@ -186,7 +114,7 @@ def run(
             for first in range(0, len(labels), BATCH):
                 rows = order[first : first + BATCH]
                 step = len(result.losses)
-                norms.checking = step % check_every == 0
+                library.checking = step % check_every == 0
                 result.losses.append(network.loss_and_gradients(on_device[0][rows], on_device[1][rows]))
                 rate = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
                 for parameter in network.parameters:
@@ -208,7 +136,7 @@ def plot(result: Result, path: Path, executor: str) -> None:
     width = min(len(losses), max(1, round(per_epoch / 2)))
     smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
     figure = Figure(figsize=(7, 6.4), layout="constrained")
-    figure.suptitle(f"Handwritten digits, GroupNorm by cunorm ({executor})")
+    figure.suptitle(f"Handwritten digits, {result.norm} by cunorm ({executor})")
     upper, lower = figure.subplots(2, 1, sharex=True)
     upper.plot(epochs, losses, color="0.75", linewidth=0.8, label="every step")
     centres = epochs[: len(smooth)] + (width - 1) / 2 / per_epoch
@@ -247,6 +175,7 @@ def find_device(wanted: str) -> tuple[Any, str]:
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0 when the network reached the accuracy and every check passed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--norm", choices=tuple(NORMS), default="group", help="GroupNorm, LayerNorm or BatchNorm")
     parser.add_argument(
         "--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto: a GPU if CuPy finds one"
     )
@@ -263,20 +192,22 @@ def main(argv: list[str] | None = None) -> int:
         xp, executor = find_device(options.device)
     except LookupError as problem:
         parser.error(f"--device: {problem}")
-    functions = cunorm.group_norm, cunorm.group_norm_backward
     try:
-        result = run(*functions, xp=xp, dtype=options.dtype, epochs=options.epochs, seed=options.seed)
+        result = run(options.norm, xp=xp, dtype=options.dtype, epochs=options.epochs, seed=options.seed)
     except GradientMismatch as mismatch:
         print(f"gradient check failed: {mismatch}", file=sys.stderr)
         return 1
     plot(result, options.plot, executor)
-    norms, accuracy = result.norms, result.accuracies[-1]
-    calls = norms.forward_calls + norms.backward_calls
+    library, accuracy = result.library, result.accuracies[-1]
+    by_name = ", ".join(f"{count}\N{NO-BREAK SPACE}{name}" for name, count in library.calls.items())
+    lines = textwrap.fill(f"{library.calls.total()} ({by_name})", 100, subsequent_indent=" " * 17)
+    calls = lines.replace("\N{NO-BREAK SPACE}", " ")
+    checks = f"{library.checks} tensors agree with the oracle; worst error {library.worst:.0%} of its bound"
     print(f"test accuracy    {accuracy:.2%} after {options.epochs} epochs (required: {REQUIRED_ACCURACY:.0%})")
     print(f"time             {result.seconds:.1f} s")
-    print(f"cunorm launches  {calls} ({norms.forward_calls} group_norm, {norms.backward_calls} group_norm_backward)")
+    print(f"cunorm launches  {calls}")
     print(f"executor         {executor}")
-    print(f"gradient checks  {norms.checks} tensors agree with the oracle; worst error {norms.worst:.0%} of its bound")
+    print(f"gradient checks  {checks}")
     print(f"plot             {options.plot}")
     return 0 if accuracy >= REQUIRED_ACCURACY else 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -66,6 +67,16 @@ class Executor:
 def executor(request: pytest.FixtureRequest) -> Executor:
     """Each executor in turn; the GPU's only with --gpu."""
     return Executor(request.param)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """CuPy with a driver below it that takes notes and does nothing."""
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    from fake_gpu import pretended
+
+    with pretended(monkeypatch) as notes:
+        yield notes
 
 
 @pytest.fixture(autouse=True)

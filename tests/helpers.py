@@ -11,11 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tolerance import assert_within, backward, forward
+from tolerance import (
+    assert_within,
+    backward,
+    batch_elemt,
+    batch_input,
+    batch_reduce,
+    batch_stats,
+    forward,
+    layer_backward,
+    layer_forward,
+)
 
 from cunorm import Tile, reference
 from cunorm.arrays import DTYPES, NAMES
 from cunorm.op import Op
+from cunorm.problem import accumulator
 
 SENTINEL = 200.0  # exact in every dtype
 
@@ -99,6 +110,110 @@ def arrays(
     sums = np.float64 if dtype == "float64" else np.float32
     _, mean, rstd = reference.group_norm(x, groups, data_format=data_format)
     return Arrays(dy, x, mean.astype(sums), rstd.astype(sums), gamma, beta, groups, data_format)
+
+
+@dataclass
+class LayerArrays:
+    """The arrays of one problem of LayerNorm, NumPy, with statistics rounded as a forward would have saved them."""
+
+    dy: Any
+    x: Any
+    normalized_shape: Any
+    mean: Any
+    rstd: Any
+    gamma: Any
+    beta: Any
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """normalized_shape as a tuple of int."""
+        return tuple(np.atleast_1d(self.normalized_shape).tolist())
+
+    def check_forward(self, y: Any, mean: Any, rstd: Any, eps: float = 1e-5) -> None:
+        """Compare with the oracle of these arrays."""
+        exact = reference.layer_norm(self.x, self.row, self.gamma, self.beta, eps=eps)
+        bounds = layer_forward(self.x, self.row, self.gamma, self.beta, *exact[1:], NAMES[self.x.dtype])
+        for name, came, want, bound in zip(("y", "mean", "rstd"), (y, mean, rstd), exact, bounds, strict=True):
+            assert_within(name, came, want, bound, NAMES[came.dtype])
+
+    def check_backward(self, dx: Any, dgamma: Any, dbeta: Any) -> None:
+        """Compare with the oracle of these arrays; None is passed over."""
+        given = (self.dy, self.x, self.row, self.mean, self.rstd, self.gamma)
+        exact, bounds = reference.layer_norm_backward(*given), layer_backward(*given, NAMES[self.x.dtype])
+        for name, came, want, bound in zip(("dx", "dgamma", "dbeta"), (dx, dgamma, dbeta), exact, bounds, strict=True):
+            if came is not None:
+                assert_within(name, came, want, bound, NAMES[came.dtype])
+
+
+def layer_arrays(
+    shape: tuple[int, ...] = (2, 8, 3, 3), normalized_shape: Any = (3, 3), dtype: str = "float32"
+) -> LayerArrays:
+    """Random arrays of that shape."""
+    random = np.random.default_rng(math.prod(shape))
+    made = LayerArrays(*[None] * 2, normalized_shape, *[None] * 4)
+    made.x, made.dy = (random.standard_normal(shape).astype(DTYPES[dtype]) for _ in range(2))
+    made.gamma, made.beta = (random.standard_normal(made.row).astype(DTYPES[dtype]) for _ in range(2))
+    sums = DTYPES[accumulator(dtype)]
+    made.mean, made.rstd = (each.astype(sums) for each in reference.layer_norm(made.x, made.row)[1:])
+    return made
+
+
+#: The ops of BatchNorm on tensors: the arrays of a call in order, and count.
+BATCH_OPS = {
+    "batch_norm_stats": ("x",),
+    "batch_norm_elemt": ("x", "mean", "invstd", "gamma", "beta"),
+    "batch_norm_backward_reduce": ("dy", "x", "mean", "invstd", "gamma"),
+    "batch_norm_backward_elemt": ("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu", "count"),
+}
+
+
+@dataclass
+class BatchArrays:
+    """The arrays of one problem of BatchNorm, NumPy, with statistics and sums rounded as cunorm saves them."""
+
+    dy: Any
+    x: Any
+    mean: Any
+    invstd: Any
+    gamma: Any
+    beta: Any
+    sum_dy: Any
+    sum_dy_xmu: Any
+    count: float
+
+    def given(self, op: str) -> tuple[Any, ...]:
+        """The arguments of an op's call, in order."""
+        return tuple(getattr(self, name) for name in BATCH_OPS[op])
+
+    def check(self, op: str, results: Any, eps: float = 1e-5) -> None:
+        """Compare the results of an op with the oracle of these arrays; None is passed over."""
+        arrays, dtype = self.given(op), NAMES[self.x.dtype]
+        exact: Any
+        bounds: Any
+        if op == "batch_norm_stats":
+            exact = reference.batch_norm_stats(self.x, eps=eps)
+            bounds = batch_stats(self.x, *exact, dtype)
+        elif op == "batch_norm_backward_reduce":
+            exact, bounds = reference.batch_norm_backward_reduce(*arrays), batch_reduce(*arrays[:4], dtype)
+        elif op == "batch_norm_elemt":
+            exact, bounds = (reference.batch_norm_elemt(*arrays),), (batch_elemt(*arrays, dtype),)
+        else:
+            exact, bounds = (reference.batch_norm_backward_elemt(*arrays),), (batch_input(*arrays, dtype),)
+        results = results if isinstance(results, tuple) else (results,)
+        for index, (came, want, bound) in enumerate(zip(results, exact, bounds, strict=True)):
+            if came is not None:
+                assert_within(f"{op}[{index}]", came, want, bound, NAMES[came.dtype])
+
+
+def batch_arrays(shape: tuple[int, ...] = (4, 8, 3, 3), dtype: str = "float32") -> BatchArrays:
+    """Random arrays of that shape (N, C, *)."""
+    random = np.random.default_rng(math.prod(shape))
+    x, dy = (random.standard_normal(shape).astype(DTYPES[dtype]) for _ in range(2))
+    gamma, beta = (random.standard_normal(shape[1]).astype(DTYPES[dtype]) for _ in range(2))
+    sums = DTYPES[accumulator(dtype)]
+    mean, invstd = (each.astype(sums) for each in reference.batch_norm_stats(x))
+    totals = (each.astype(sums) for each in reference.batch_norm_backward_reduce(dy, x, mean, invstd)[:2])
+    return BatchArrays(dy, x, mean, invstd, gamma, beta, *totals, x.size // max(shape[1], 1))
 
 
 # ---- memory layouts -------------------------------------------------------------------------------------------------
