@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array, dtype_name, epsilon, mask, number, one_dtype, shape_of
-from .batch_norm_strategies import BACKWARD_ELEMT, BACKWARD_REDUCE, ELEMT, STATS
+from .batch_norm_strategies import BACKWARD_ELEMT, BACKWARD_REDUCE, ELEMT, STATS, SUMS
 from .checks import NAN, direct_layout, like, parameter, parameter_named, split_axes, statistics, vector
 from .op import Checked, Op, Request
 from .problem import Problem, accumulator
@@ -21,7 +21,6 @@ __all__ = [
     "SUMS",
 ]
 
-SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 FLAGS = ("input_g", "gamma_g", "beta_g")
 
 

@@ -6,7 +6,6 @@ from .batch_norm_views import (
     LARGEST_CHUNK,
     cut_of,
     refuses_layout,
-    refuses_shared,
     refuses_sweep,
     sweep_shared,
     view_of,
@@ -22,10 +21,11 @@ from .strategy_common import (
     fold_rows,
     pair_bytes,
     refuses_registers,
+    refuses_shared,
     round_up,
 )
 
-__all__ = ["BACKWARD_ELEMT", "BACKWARD_REDUCE", "ELEMT", "GATHER_STATS", "STATS"]
+__all__ = ["BACKWARD_ELEMT", "BACKWARD_REDUCE", "ELEMT", "GATHER_STATS", "STATS", "SUMS"]
 
 Arguments = tuple[str | int | float, ...]
 
@@ -82,7 +82,7 @@ def _slab_shared(problem: Problem, tile: Tile) -> int:
     for channels in {min(tile.channels, C), C % tile.channels or min(tile.channels, C)}:
         parts = max(1, tile.threads // lanes // channels)  # Slab::parts() in slab.cuh
         known = 2 if problem.op == "batch_norm_stats" else 1  # arrays of shifts and centres, or of means
-        sizes = [channels * _partial_bytes(problem), *[channels * problem.sum_itemsize] * known]
+        sizes = [*[channels * _partial_bytes(problem)] * 2, *[channels * problem.sum_itemsize] * known]
         sizes += [channels * pair_bytes(problem), channels * parts * pair_bytes(problem) if parts > 1 else 0]
         sizes += [16 * ceil_div(channels * HxW + problem.pack - 1, problem.pack)] * _tensors_read(problem)
         most = max(most, sum(round_up(size, 16) for size in sizes))
@@ -145,7 +145,7 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     if tile.strategy == "block":
         entry = f"{problem.op}_block"
         blocks = blocks_for(ceil_div(C, tile.channels) * rows)
-        sizes: tuple[int, ...] = (N, C, HxW, tile.channels, tile.samples)
+        sizes: tuple[int, ...] = (N, C, HxW, min(tile.channels, C), min(tile.samples, N))
         shared = _slab_shared(problem, tile)
         passes = 2 if problem.op == "batch_norm_stats" else 1
         phases = min(N, tile.samples) * (1 + passes)  # it waits for each sample, then sums what it staged
@@ -233,12 +233,13 @@ def _gather_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 
 
 _CHUNKS = {"threads": (128, 256, 512), "chunk": (64, 256, 1024, 4096, 16384, 65536)}
-#: Rows may be long, and then few make a chunk; 512 threads would only be more parts of the same columns.
-_ROWS = {"threads": (128, 256), "chunk": (4, 16, 64, 256, 1024, 4096, 16384)}
+#: Rows may be long, and then few make a chunk; 512 threads would only be more parts of the same columns. What a thread
+#: adds up one after another costs digits, so chunks are not longer, nor ranges of samples below.
+_ROWS = {"threads": (128, 256), "chunk": (4, 16, 64, 256, 1024, 4096)}
 _SLABS = {
     "threads": (64, 128, 256, 512),
     "channels": (1, 2, 4, 8, 16, 32, 64),
-    "samples": (1, 2, 4, 8, 16, 32, 64, 256),
+    "samples": (1, 2, 4, 8, 16, 32, 64),
 }
 _RUNS = {"threads": (128, 256, 512), "chunk": (2048, 8192, 32768)}
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from .devices import Device
 from .problem import Problem
 from .strategy import Tile, ceil_div, refuses_threads
-from .strategy_common import RESIDENT_REGISTERS, WARP, blocks_for, refuses_registers
+from .strategy_common import RESIDENT_REGISTERS, WARP, blocks_for, refuses_registers, refuses_shared
 
-__all__ = ["LARGEST_CHUNK", "cut_of", "refuses_layout", "refuses_shared", "refuses_sweep", "sweep_shared", "view_of"]
+__all__ = ["LARGEST_CHUNK", "cut_of", "refuses_layout", "refuses_sweep", "sweep_shared", "view_of"]
 
 #: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
 LARGEST_CHUNK = 2**20
@@ -40,13 +40,6 @@ def refuses_layout(problem: Problem, layout: str) -> str | None:
     if view_of(problem).layout == layout:
         return None
     return "channels-last data has no planes" if layout == "NCHW" else "channels-first data has no rows of channels"
-
-
-def refuses_shared(needed: int, device: Device) -> str | None:
-    """Why a block cannot have that many bytes of shared memory, or None."""
-    if needed <= device.shared_memory_per_block:
-        return None
-    return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
 
 
 # ---- sweeps: `split`, and `column` of tensors ------------------------------------------------------------------------

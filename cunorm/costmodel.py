@@ -75,7 +75,7 @@ def choose(problem: Problem, strategies: Iterable[Strategy], device: Device) -> 
     Raises
     ------
     RuntimeError
-        If no strategy takes the problem: a fault of cunorm, since ``split`` takes all.
+        If no strategy takes the problem: a fault of cunorm, since every op has one for each layout that takes all.
     """
     best: Choice | None = None
     for strategy in strategies:

@@ -68,7 +68,10 @@ def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
         return sentence
     if not is_backward(problem) and tile.chunk > LARGEST_CHUNK:
         return f"chunk is {tile.chunk}, expected at most {LARGEST_CHUNK} elements"
-    return refuses_registers(_split_registers(problem, tile), tile, device)
+    needed = _split_registers(problem, tile)
+    if not is_backward(problem) and needed > RESIDENT_REGISTERS:
+        return f"needs up to {needed} registers a thread, its kernel leaves {RESIDENT_REGISTERS}"
+    return refuses_registers(max(needed, RESIDENT_REGISTERS), tile, device)
 
 
 def _row_sums(problem: Problem, tile: Tile) -> int:

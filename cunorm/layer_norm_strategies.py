@@ -79,7 +79,7 @@ def _keeps_in_registers(problem: Problem, tile: Tile) -> bool:
 
 
 def _warp_registers(problem: Problem, tile: Tile) -> int:
-    """What a thread needs so as not to spill, from above; the compile gate proves it."""
+    """An estimate, high enough that no tile that it lets pass spills; the compile gate proves it."""
     widened = problem.pack * problem.sum_itemsize // 4
     if is_backward(problem):
         kept = 2 * widened if _keeps_in_registers(problem, tile) else 0
@@ -94,7 +94,7 @@ def _teams(problem: Problem, tile: Tile) -> int:
 def _warp_shared(problem: Problem, tile: Tile) -> int:
     """A row of sums for each team of a block, or every second, where parameter gradients are wanted."""
     teams = tile.threads // tile.lanes // (2 if _keeps_in_registers(problem, tile) else 1)
-    return teams * problem.C * pair_bytes(problem) if problem.wants_parameters else 0
+    return teams * round_up(problem.C, problem.pack) * pair_bytes(problem) if problem.wants_parameters else 0
 
 
 def _refuses_warp(problem: Problem, tile: Tile, device: Device) -> str | None:
@@ -147,6 +147,8 @@ def _block_shared(problem: Problem, tile: Tile) -> int:
 def _refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
     if (sentence := refuses_threads(tile)) is not None:
         return sentence
+    if tile.threads == WARP:
+        return "threads is 32, expected at least 64: a row of one warp is strategy warp's"
     if (sentence := _refuses_capacity(problem, tile.threads, tile)) is not None:
         return sentence
     if (sentence := refuses_shared(_block_shared(problem, tile), device)) is not None:
@@ -171,8 +173,10 @@ def _block_workspace(problem: Problem, tile: Tile) -> int:
 
 # ---- the strategies -------------------------------------------------------------------------------------------------
 
-_ROWS = {"rows": (1, 4, 16, 64, 256, 1024)}
-_WARP_SPACE = {"threads": (128, 256), "lanes": (1, 2, 4, 8, 16, 32), "packs": (1, 2, 4, 8, 16)}
+#: Rows an owner takes in turn. It adds them one after another, so more of them would cost digits of dgamma and dbeta.
+_ROWS = {"rows": (1, 2, 4, 8, 16, 32, 64)}
+#: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
+_WARP_SPACE = {"packs": (1, 2, 4, 8, 16), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256)}
 _SPLIT_SPACE = {"threads": (128, 256), "packs": (1, 2, 4), **_ROWS}
 
 

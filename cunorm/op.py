@@ -137,7 +137,7 @@ class Op:
             for i, name in enumerate(self.inputs)
         ]
         numbers = [
-            inspect.Parameter(name, named, default=absent if default is None else default)
+            inspect.Parameter(name, free) if default is None else inspect.Parameter(name, named, default=default)
             for name, (default, _) in self.numbers.items()
         ]
         return inspect.Signature([*arrays, *numbers])
@@ -258,8 +258,8 @@ def call_planned(
     else:
         bound = op.signature.bind(*arrays, **named)
         bound.apply_defaults()
-        arrays = bound.args
-        numbers = tuple(op.numbers[name][1](value) for name, value in bound.kwargs.items())
+        arrays = tuple(bound.arguments[name] for name in op.inputs)
+        numbers = tuple(validate(bound.arguments[name]) for name, (_, validate) in op.numbers.items())
     single = len(op.results) == 1
     if single and out is not None:
         out = (out,)

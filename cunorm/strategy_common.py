@@ -29,8 +29,8 @@ FOLD_THREADS, FOLD_COLUMNS = 512, 8
 #: Rows from which they are cut into slices, where slabs of columns alone are few blocks, or one; rows of a slice.
 MANY_ROWS, MANY_ROWS_OF_ONE_SLAB, SLICE_ROWS = 1024, 128, 32
 FEW_SLABS, MANY_SLABS, MOST_SLICES = 64, 256, 128
-#: Registers a thread has in `block` and `split`: their launch bounds ask for 512 resident threads. The compile gate
-#: proves that none of their kernels spills with that many.
+#: Registers a thread has in kernels whose launch bounds ask for 512 resident threads: blocks_of(512) in reduce.cuh. The
+#: compile gate proves that none of them spills with that many.
 RESIDENT_REGISTERS = 128
 
 
@@ -108,6 +108,7 @@ def fold_launches(
             arguments=(*given, *results, rows, C, columns, slices, at, at + rows * C, *more),
             shared_bytes=FOLD_THREADS * item_bytes,
             traffic=rows * C * item_bytes,
+            registers=24 + 2 * item_bytes,  # four items a thread
             takes_tile=False,
             layout="NCHW",  # which it does not look at
             phases=1 + ceil_div(rows, slices) // (4 * parts),  # a thread has four rows in flight

@@ -4,7 +4,7 @@
 //   workspace [ceil(N / samples), C] pairs: sum dy and sum dy * (x - mean) over a range of samples
 //   sum_dy, sum_dy_xmu, dgamma, dbeta (C), null where not wanted
 //   grid: ceil(C / channels) slabs for each range; the last slab may have fewer channels, the last range fewer samples
-//   shared memory: per channel its sums so far, its mean, its totals and partial sums; a sample's slabs of dy and x
+//   shared memory: per channel its sums so far and the latest, its mean, its totals and partial sums; a sample's slabs of dy and x
 //
 // A slab is one contiguous run, so planes of 49 elements are read 16 bytes at a time too. dy and x are read once. Sums
 // of planes are added in the order of the samples. Where there are several ranges, batch_norm_backward_reduce_fold
@@ -37,13 +37,14 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         const int own = static_cast<int>(C - first < channels ? C - first : channels);
         int offset = 0;
         Pair* so_far = shared_array<Pair>(offset, own);
+        Pair* latest = shared_array<Pair>(offset, own);
         acc_t* mean_of = shared_array<acc_t>(offset, own);
         Pair* totals = shared_array<Pair>(offset, own);
         const slab_t any(dy, begin, C, first, own, static_cast<int>(HxW));
         Pair* partials = shared_partials(any, totals, offset);
 
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-            so_far[channel] = Pair{};
+            so_far[channel] = latest[channel] = Pair{};
             mean_of[channel] = widen(load(mean, first + channel));
         }
         for (long long n = begin; n < end; ++n) {
@@ -56,8 +57,13 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             stage(slab, from, to);
             __syncthreads();
             channel_totals(slab, partials, totals, ChannelGradients{staged_dy, staged_x, mean_of});
+            const bool join = (n - begin + 1) % chain == 0 || n + 1 == end;
             for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-                so_far[channel] = so_far[channel] + totals[channel];
+                latest[channel] = latest[channel] + totals[channel];
+                if (join) {
+                    so_far[channel] = so_far[channel] + latest[channel];
+                    latest[channel] = Pair{};
+                }
             }
         }
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {

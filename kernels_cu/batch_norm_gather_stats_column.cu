@@ -15,7 +15,8 @@ __device__ __forceinline__ double widen(long long value) { return static_cast<do
 // which side of a middle the value lies, and the two round as one.
 __device__ __forceinline__ float round_to_odd(double value) {
     const float near = static_cast<float>(value);
-    const double whole = near < 0 ? -value : value, kept = near < 0 ? -static_cast<double>(near) : near;
+    const double whole = value < 0 ? -value : value;
+    const double kept = value < 0 ? -static_cast<double>(near) : near;  // by the sign of value: near may be -0
     unsigned bits;
     memcpy(&bits, &near, sizeof bits);
     if (bits % 2 == 0 && (whole < kept || whole > kept)) {

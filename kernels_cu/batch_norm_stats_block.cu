@@ -4,7 +4,7 @@
 //   workspace [ceil(N / samples), C]: the moments of a channel over a range of samples (batch_moments.cuh)
 //   step, middle, last: which elements a channel's moments are relative to (batch_moments.cuh)
 //   grid: ceil(C / channels) slabs for each range; the last slab may have fewer channels, the last range fewer samples
-//   shared memory: per channel its moments so far, its shift and centre, its totals and partial sums; a sample's slab
+//   shared memory: per channel its moments so far and the latest, its shift and centre, its totals and partial sums; a sample's slab
 //
 // A slab is one contiguous run, so planes of 49 elements are read 16 bytes at a time too. x is read once. A plane's
 // moments are taken in two passes over shared memory and merged by Chan's formula in the order of the samples. Where
@@ -38,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         const int own = static_cast<int>(C - first < channels ? C - first : channels);
         int offset = 0;
         Moments* so_far = shared_array<Moments>(offset, own);
+        Moments* latest = shared_array<Moments>(offset, own);
         acc_t* shift = shared_array<acc_t>(offset, own);
         acc_t* centre = shared_array<acc_t>(offset, own);
         Pair* totals = shared_array<Pair>(offset, own);
@@ -46,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 
         // What is kept per channel belongs to one thread, which needs no barrier between its own steps.
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-            so_far[channel] = Moments{};
+            so_far[channel] = latest[channel] = Moments{};
             shift[channel] = shifts.of(first + channel);
         }
         for (long long n = begin; n < end; ++n) {
@@ -60,7 +61,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             Pack<data_t>* const to[1] = {staged};
             stage(slab, from, to);
             __syncthreads();
-            const acc_t share = acc_t(1) / acc_t(n - begin + 1);  // of this plane among the elements so far
+            const int nth = static_cast<int>((n - begin) % chain);
+            const acc_t share = acc_t(1) / acc_t(nth + 1);  // of this plane among the latest elements
+            const bool join = nth + 1 == chain || n + 1 == end;
 #pragma unroll 1
             for (int pass = 0; pass < 2; ++pass) {  // the first finds the centre, the second what it missed
                 channel_totals(slab, partials, totals, ChannelDeviations{staged, centre});
@@ -71,7 +74,11 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                         continue;
                     }
                     const Moments found = corrected_moments(length, inverse, centre[channel] - shift[channel], sums);
-                    so_far[channel] = merge(so_far[channel], found, share);
+                    latest[channel] = merge(latest[channel], found, share);
+                    if (join) {
+                        so_far[channel] = merge(so_far[channel], latest[channel]);
+                        latest[channel] = Moments{};
+                    }
                 }
                 __syncthreads();
             }

@@ -1,7 +1,7 @@
 // Folding the columns of a workspace: the rows of partial results [rows, C] that the blocks of an earlier kernel left.
 //
 // A block owns up to `columns` neighbouring columns and one slice of the rows; its threads take those rows in turn, and
-// what they found is folded in the order of the threads. So the reduction is spread over slabs x slices blocks, and its
+// what they found is folded by halves. So the reduction is spread over slabs x slices blocks, and its
 // order is fixed by indices alone. With several slices a second launch folds the slices' rows.
 #include "norm.cuh"
 
@@ -44,8 +44,7 @@ __device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, O
             __syncthreads();
         }
         if (part == 0 && at < shape.C) {
-            give(slice, at, scratch[column]);
+            give(slice, at, scratch[column]);  // the thread's own place in scratch, as is what the next item writes
         }
-        __syncthreads();  // scratch is taken over by the next item
     }
 }

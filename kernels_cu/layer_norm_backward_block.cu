@@ -11,17 +11,6 @@
 // about a thousand elements up to what registers and shared memory hold.
 #include "rows.cuh"
 
-// Where the sums of a column stand: columns that are pack_size apart are neighbours, so that the lanes of a warp, which
-// hold packs side by side, meet different banks whatever the alignment of the row.
-struct ColumnSums {
-    Pair* sums;
-    int stride;
-
-    __device__ __forceinline__ Pair& of(int column) const {
-        return sums[column % pack_size * stride + column / pack_size];
-    }
-};
-
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     layer_norm_backward_block(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                               const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
@@ -31,10 +20,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     const bool wanted = parameters.wanted();
     int offset = 0;
     Team<Tile::threads> team = {Team<Tile::threads>::shared_scratch(offset)};
-    const int stride = ceil_div(elements, pack_size);
-    const ColumnSums kept = {shared_array<Pair>(offset, wanted ? stride * pack_size : 0), stride};
+    const ColumnSums kept(shared_array<Pair>(offset, wanted ? ColumnSums::size(elements) : 0), elements);
     for (long long item = blockIdx.x; item < blocks; item += gridDim.x) {
-        for (int at = threadIdx.x; wanted && at < stride * pack_size; at += Tile::threads) {
+        for (int at = threadIdx.x; wanted && at < ColumnSums::size(elements); at += Tile::threads) {
             kept.sums[at] = Pair{};
         }
         __syncthreads();

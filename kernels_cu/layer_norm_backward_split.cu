@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
         acc_t weight[Tile::packs][pack_size];
         strip.parameters(gamma, acc_t(1), weight);
 #pragma unroll 1
-        for (long long row = strip.band; row < rows && strip.length > 0; row += bands) {
+        for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {
             Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
             const long long at = strip.start(cut, row);
             strip.load_from(dy, at, held_dy);

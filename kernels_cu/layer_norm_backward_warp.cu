@@ -18,6 +18,11 @@ constexpr int most_kept = 32;  // columns of a lane whose sums fit into its regi
 constexpr bool in_registers = Tile::packs * pack_size <= most_kept;
 typedef Team<Tile::lanes> team_t;
 
+// A row of sums of columns, the `index`-th in shared memory.
+__device__ __forceinline__ ColumnSums row_of(Pair* shared, int index, int length) {
+    return ColumnSums(shared + index * ColumnSums::size(length), length);
+}
+
 // The sums of a team's columns over its rows, in registers.
 struct KeptInRegisters {
     Pair sums[Tile::packs][pack_size];
@@ -38,16 +43,18 @@ struct KeptInRegisters {
     }
     // The upper half of the block's teams hands its sums to the lower half, until the first team has them all.
     template <typename Give>
-    __device__ __forceinline__ void gather(Pair* rows_of, int shift, int length, Give give) {
+    __device__ __forceinline__ void gather(Pair* shared, int shift, int length, Give give) {
 #pragma unroll 1
         for (int half = team_t::count / 2; half > 0; half /= 2) {
             const int team = team_t::index();
             if (team >= half && team < 2 * half) {
-                each(shift, length, [&](int column, Pair& sum) { rows_of[(team - half) * length + column] = sum; });
+                const ColumnSums handed = row_of(shared, team - half, length);
+                each(shift, length, [&](int column, Pair& sum) { handed.of(column) = sum; });
             }
             __syncthreads();
             if (team < half) {
-                each(shift, length, [&](int column, Pair& sum) { sum = sum + rows_of[team * length + column]; });
+                const ColumnSums handed = row_of(shared, team, length);
+                each(shift, length, [&](int column, Pair& sum) { sum = sum + handed.of(column); });
             }
             __syncthreads();
         }
@@ -60,12 +67,12 @@ struct KeptInRegisters {
 // The same in shared memory, where each team has a row of its own.
 struct KeptInSharedMemory {
     template <typename Give>
-    __device__ __forceinline__ static void gather(const Pair* rows_of, int length, Give give) {
+    __device__ __forceinline__ static void gather(Pair* shared, int length, Give give) {
         __syncthreads();
         for (int column = threadIdx.x; column < length; column += Tile::threads) {
-            Pair sum = rows_of[column];
+            Pair sum = row_of(shared, 0, length).of(column);
             for (int team = 1; team < team_t::count; ++team) {
-                sum = sum + rows_of[team * length + column];
+                sum = sum + row_of(shared, team, length).of(column);
             }
             give(column, sum);
         }
@@ -82,15 +89,17 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     const bool wanted = parameters.wanted();
     team_t team = {nullptr};
     int offset = 0;
-    Pair* const rows_of = shared_array<Pair>(offset, wanted ? team_t::count / (in_registers ? 2 : 1) * elements : 0);
+    const int rows_kept = wanted ? team_t::count / (in_registers ? 2 : 1) : 0;
+    Pair* const shared = shared_array<Pair>(offset, rows_kept * ColumnSums::size(elements));
+    const ColumnSums own_row = row_of(shared, team.index(), elements);
     // A lane keeps its columns over several rows only if all of them are covered from the same place.
     const bool may_shift = teams >= rows || teams * length % pack_size == 0;
     for (long long item = blockIdx.x; item < teams / team_t::count; item += gridDim.x) {
         const long long own = item * team_t::count + team.index();
         KeptInRegisters kept = {};
         if (!in_registers && wanted) {
-            for (int at = threadIdx.x; at < team_t::count * elements; at += Tile::threads) {
-                rows_of[at] = Pair{};
+            for (int at = threadIdx.x; at < rows_kept * ColumnSums::size(elements); at += Tile::threads) {
+                shared[at] = Pair{};
             }
             __syncthreads();
         }
@@ -105,16 +114,15 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                               if (in_registers) {
                                   kept.sums[k][i] = kept.sums[k][i] + terms;
                               } else if (wanted) {
-                                  Pair& sum = rows_of[team.index() * elements + column];
-                                  sum = sum + terms;
+                                  own_row.of(column) = own_row.of(column) + terms;
                               }
                           });
         }
         const auto give = [&](int column, Pair sums) { parameters.give(item, column, sums); };
         if (wanted && in_registers) {
-            kept.gather(rows_of, shift, elements, give);
+            kept.gather(shared, shift, elements, give);
         } else if (wanted) {
-            KeptInSharedMemory::gather(rows_of, elements, give);
+            KeptInSharedMemory::gather(shared, elements, give);
         }
     }
 }

@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         strip.parameters(gamma, acc_t(1), scale);
         strip.parameters(beta, acc_t(0), offset_of);
 #pragma unroll 1
-        for (long long row = strip.band; row < rows && strip.length > 0; row += bands) {
+        for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {
             Pack<data_t> held[Tile::packs];
             const long long at = strip.start(cut, row);
             strip.load_from(x, at, held);

@@ -81,7 +81,7 @@ struct Moments {
 __device__ __forceinline__ Moments merge(Moments a, Moments b, acc_t share) {
     const acc_t delta = b.mean - a.mean;
     const acc_t mean = finite(delta) ? a.mean + delta * share : a.mean + b.mean;  // infinities stay what they are
-    return Moments{a.count + b.count, mean, a.m2 + b.m2 + delta * delta * a.count * share};
+    return Moments{a.count + b.count, mean, a.m2 + b.m2 + delta * (delta * (a.count * share))};
 }
 
 __device__ __forceinline__ Moments merge(Moments a, Moments b) {

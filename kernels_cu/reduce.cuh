@@ -13,6 +13,10 @@ struct alignas(2 * sizeof(acc_t)) Pair {
 
 __device__ __forceinline__ Pair operator+(Pair a, Pair b) { return Pair{a.first + b.first, a.second + b.second}; }
 
+// Partial results, of packs or of planes, that a thread puts together before they join the rest: two short chains of
+// additions lose fewer digits than a long one.
+constexpr int chain = 32;
+
 __device__ __forceinline__ acc_t shuffle_xor(acc_t value, int distance) {
     return __shfl_xor_sync(whole_warp, value, distance);
 }

@@ -39,6 +39,19 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
     }
 }
 
+// Sums of the columns of rows, in shared memory. Columns that are pack_size apart are neighbours there, so that the lanes
+// of a warp, which hold packs side by side, meet different banks whatever the alignment of the row.
+struct ColumnSums {
+    Pair* sums;
+    int stride;
+
+    static __device__ __forceinline__ int size(int length) { return ceil_div(length, pack_size) * pack_size; }
+    __device__ __forceinline__ ColumnSums(Pair* sums_, int length) : sums(sums_), stride(size(length) / pack_size) {}
+    __device__ __forceinline__ Pair& of(int column) const {
+        return sums[column % pack_size * stride + column / pack_size];
+    }
+};
+
 // A row's part of dbeta and dgamma, as its team meets it, and dx where it is wanted. keep(k, i, column, pair) gets
 // (dy, dy * xhat) of each element. Every byte of dy and x is read once, before dx is written: dx may be dy or x.
 template <int lanes, typename Keep>
@@ -64,20 +77,27 @@ __device__ __forceinline__ void row_gradients(Team<lanes>& team, const Run<lanes
         for (int i = 0; i < pack_size; ++i) {
             if (held(i)) {
                 const acc_t gradient = widen(held_dy[k].item[i]);
-                const acc_t product =
-                    x == nullptr ? acc_t(0) : gradient * (acc_t(widen(held_x[k].item[i])) - of_row.mean);
-                of_pack = of_pack + Pair{weight[i] * gradient, weight[i] * product};
-                keep(k, i, run.first(k) + i, Pair{gradient, product * of_row.rstd});
+                const acc_t xhat =
+                    x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].item[i])) - of_row.mean) * of_row.rstd;
+                const Pair terms = {gradient, gradient * xhat};
+                of_pack = of_pack + Pair{weight[i] * terms.first, weight[i] * terms.second};
+                keep(k, i, run.first(k) + i, terms);
             }
         }
         sums = sums + of_pack;
     }
+    if (dx == nullptr) {
+        if (lanes > warp_size) {
+            __syncthreads();  // in the place of the sum's barrier, which callers count on between two rows
+        }
+        return;
+    }
     sums = team.sum(sums);
-    if (dx == nullptr || run.length == 0) {
+    if (run.length == 0) {
         return;
     }
     of_row.a = sums.first / acc_t(length);
-    of_row.b = sums.second * of_row.rstd / acc_t(length);
+    of_row.b = sums.second / acc_t(length);
 #pragma unroll
     for (int k = 0; k < Tile::packs; ++k) {
         acc_t weight[pack_size];

@@ -41,6 +41,10 @@ struct Strip {
         return (k * warp_size + static_cast<int>(threadIdx.x % warp_size)) * pack_size - ahead;
     }
     __device__ __forceinline__ bool holds(int k, int i) const { return first(k) + i >= 0 && first(k) + i < length; }
+    // Of the band, for sweeps in reverse.
+    __device__ __forceinline__ long long last_row(const Strips& cut) const {
+        return band + (cut.rows - 1 - band) / cut.bands * cut.bands;
+    }
     // The strip's start in a row of a tensor.
     __device__ __forceinline__ long long start(const Strips& cut, long long row) const {
         return row * cut.length + column;

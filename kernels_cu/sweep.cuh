@@ -190,19 +190,22 @@ __device__ __forceinline__ void each_part(long long rows, long long group_channe
     }
 }
 
-// Packs of a tensor that a thread asks for at a time; fewer where what it knows of its channels takes up registers.
-constexpr int sweep_loads = sweep_t::slots == 1 ? loads_in_flight : loads_in_flight / 2;
+// Packs of each tensor that a thread asks for at a time; fewer of two tensors where what it knows of its channels takes
+// up registers.
+template <int tensors>
+constexpr int sweep_loads = sweep_t::slots == 1 ? loads_in_flight : loads_in_flight / tensors;
 
 // Calls use(batch, places) for the thread's packs, sweep_loads of several tensors at a time: each tensor's packs are
 // all asked for before the first is used. A null tensor reads as zeros.
 template <int tensors, typename Use>
 __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* const (&from)[tensors], Use use) {
+    constexpr int loads = sweep_loads<tensors>;
     const int steps = sweep.steps();
-    for (int base = 0; base < steps; base += sweep_loads) {
-        Pack<data_t> batch[tensors][sweep_loads] = {};
-        Place places[sweep_loads];
+    for (int base = 0; base < steps; base += loads) {
+        Pack<data_t> batch[tensors][loads] = {};
+        Place places[loads];
 #pragma unroll
-        for (int k = 0; k < sweep_loads; ++k) {
+        for (int k = 0; k < loads; ++k) {
             places[k] = base + k < steps ? sweep.place(base + k) : Place{0, 0, 0};
 #pragma unroll
             for (int t = 0; t < tensors; ++t) {
@@ -237,17 +240,31 @@ __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<da
 // sums[slot] of dy and of dy * (x - mean[slot]) over the thread's packs.
 __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
                                                     const acc_t (&mean)[sweep_t::slots], Pair (&sums)[sweep_t::slots]) {
+    constexpr int loads = sweep_loads<2>;
     const data_t* const from[2] = {dy, x};
-    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][sweep_loads], const Place(&places)[sweep_loads]) {
+    Pair latest[sweep_t::slots] = {};
+    const auto join = [&] {
 #pragma unroll
-        for (int k = 0; k < sweep_loads; ++k) {
+        for (int slot = 0; slot < sweep_t::slots; ++slot) {
+            sums[slot] = sums[slot] + latest[slot];
+            latest[slot] = Pair{};
+        }
+    };
+    int batches = 0;
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][loads], const Place(&places)[loads]) {
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
             if (sweep_t::full(places[k])) {
-                add_terms(sums, batch[0][k], batch[1][k], mean, Always());
+                add_terms(latest, batch[0][k], batch[1][k], mean, Always());
             } else if (sweep_t::slots == 1) {
-                add_terms(sums, batch[0][k], batch[1][k], mean, [&](int i) { return places[k].holds(i); });
+                add_terms(latest, batch[0][k], batch[1][k], mean, [&](int i) { return places[k].holds(i); });
             }
         }
+        if (++batches % chain == 0) {
+            join();
+        }
     });
+    join();
 }
 
 // give(channel, sums of the whole block or warp), in one thread a channel.
@@ -264,33 +281,60 @@ __device__ __forceinline__ void gather_sums(const sweep_t& sweep, Pair* partials
 __device__ __forceinline__ void sweep_moments(const sweep_t& sweep, const data_t* x,
                                               const acc_t (&shift)[sweep_t::slots], acc_t& count,
                                               Pair (&found)[sweep_t::slots]) {
+    constexpr int loads = sweep_loads<1>;
+    // A slot's values lie along the packs (channels-last) or everywhere (channels-first).
+    constexpr int items_per_pack = pack_size / sweep_t::slots, values = loads * items_per_pack;
     const data_t* const from[1] = {x};
-    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][sweep_loads], const Place(&places)[sweep_loads]) {
-        // A slot's values lie along the packs (channels-last) or everywhere (channels-first).
-        constexpr int items_per_pack = pack_size / sweep_t::slots;
+    Pair latest[sweep_t::slots] = {};
+    acc_t latest_count = acc_t(0);
+    const auto join = [&] {
+        const acc_t share = latest_count / (count + latest_count);
+#pragma unroll
+        for (int slot = 0; slot < sweep_t::slots; ++slot) {
+            const Moments total = merge(Moments{count, found[slot].first, found[slot].second},
+                                        Moments{latest_count, latest[slot].first, latest[slot].second}, share);
+            found[slot] = Pair{total.mean, total.m2};
+            latest[slot] = Pair{};
+        }
+        count += latest_count;
+        latest_count = acc_t(0);
+    };
+    int batches = 0;
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][loads], const Place(&places)[loads]) {
         int weight = 0;
         bool full = true;
 #pragma unroll
-        for (int k = 0; k < sweep_loads; ++k) {
+        for (int k = 0; k < loads; ++k) {
             weight += sweep_t::weight(places[k]);
             full = full && sweep_t::full(places[k]);
         }
         const acc_t more = acc_t(weight), inverse = acc_t(1) / more;
-        const acc_t share = more / (count + more);
+        const acc_t share = more / (latest_count + more);
+        const auto add_batch = [&](auto use) {
 #pragma unroll
-        for (int slot = 0; slot < sweep_t::slots; ++slot) {
-            const auto value = [&](int v) {
-                return acc_t(widen(batch[0][v / items_per_pack].item[v % items_per_pack + slot])) - shift[slot];
-            };
-            const auto use = [&](int v) { return sweep_t::uses(places[v / items_per_pack], v % items_per_pack); };
-            constexpr int values = sweep_loads * items_per_pack;
-            const Moments of_batch = full ? register_moments<values>(more, inverse, value, Always())
-                                          : register_moments<values>(more, inverse, value, use);
-            const Moments total = merge(Moments{count, found[slot].first, found[slot].second}, of_batch, share);
-            found[slot] = Pair{total.mean, total.m2};
+            for (int slot = 0; slot < sweep_t::slots; ++slot) {
+                const auto value = [&](int v) {
+                    return acc_t(widen(batch[0][v / items_per_pack].item[v % items_per_pack + slot])) - shift[slot];
+                };
+                const Moments of_batch = register_moments<values>(more, inverse, value, use);
+                const Moments total =
+                    merge(Moments{latest_count, latest[slot].first, latest[slot].second}, of_batch, share);
+                latest[slot] = Pair{total.mean, total.m2};
+            }
+        };
+        if (full) {
+            add_batch(Always());
+        } else {
+            add_batch([&](int v) { return sweep_t::uses(places[v / items_per_pack], v % items_per_pack); });
         }
-        count += more;
+        latest_count += more;
+        if (++batches % chain == 0) {
+            join();
+        }
     });
+    if (latest_count > acc_t(0)) {
+        join();
+    }
 }
 
 // give(channel, moments of the whole block or warp), in one thread a channel.

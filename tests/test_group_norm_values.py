@@ -114,6 +114,14 @@ def test_large_and_small_16_bit_values(dtype: str, strategy: str, executor: Exec
         case.check_backward(executor, tile=tile_of(strategy, "backward"))
 
 
+@pytest.mark.parametrize(("layout", "chunk"), [("NCHW", 65536), ("NHWC", 4096)])
+def test_long_sums_of_equal_terms(layout: str, chunk: int, executor: Executor) -> None:
+    """dy = 0.1 everywhere, as a mean's gradient is: every addition of a long chain rounds the same way."""
+    case = Case(1, 512, (4096,), 2, "float32", layout) if layout == "NHWC" else Case(1, 2, (131072,), 1, "float32")
+    case.dy[...] = 0.1
+    case.check_backward(executor, tile={"strategy": "split", "threads": 128, "chunk": chunk})
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("strategy", ["block", "split"])
 def test_more_than_2_to_the_31_elements(strategy: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
     {"strategy": "warp", "threads": 256, "lanes": 1, "packs": 8, "rows": 3},
     {"strategy": "warp", "threads": 32, "lanes": 32, "packs": 1, "rows": 100},  # one team in a block
     {"strategy": "warp", "threads": 128, "lanes": 8, "packs": 16, "rows": 2},  # sums in shared memory
-    {"strategy": "block", "threads": 32, "packs": 2, "rows": 1},
+    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1},
     {"strategy": "block", "threads": 512, "packs": 1, "rows": 1000},  # one block for everything
     {"strategy": "split", "threads": 256, "packs": 2, "rows": 1, "chunk": 1},
     {"strategy": "split", "threads": 64, "packs": 4, "rows": 1000, "chunk": 100000},  # one band, one chunk
@@ -299,7 +299,7 @@ def test_a_grid_smaller_than_the_work(
 def test_parameter_sums_in_slices(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many partial rows of few columns: their sum is cut into slices, whose sums a second launch adds, in any order."""
     case = Case(700, 3, "float32")
-    tile = {"strategy": "block", "threads": 32, "packs": 1, "rows": 1}
+    tile = {"strategy": "block", "threads": 64, "packs": 1, "rows": 1}
     plan = cunorm.plan(
         "layer_norm_backward", shape=(700, 3), dtype="float32", normalized_shape=3, tile=tile, device="cpu"
     )

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cunorm.batch_norm_strategies import SUMS
 from cunorm.problem import LAYOUTS, Problem, accumulator
 
 __all__ = ["BATCH_NORM", "GROUP_NORM", "LAYER_NORM", "WORKLOADS", "GroupNormShape", "problems"]
@@ -108,7 +109,6 @@ BATCH_NORM: dict[str, tuple[tuple[int, int, int], ...]] = {
 WORKLOADS: tuple[str, ...] = (*GROUP_NORM, *LAYER_NORM, *BATCH_NORM)
 
 _FORWARD, _GRADIENTS = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
-_SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 
 
 def problems(dtype: str = "bfloat16") -> Iterator[tuple[str, Problem]]:
@@ -132,8 +132,8 @@ def problems(dtype: str = "bfloat16") -> Iterator[tuple[str, Problem]]:
                 yield name, Problem("batch_norm_stats", dtype, None, None, sums, *sizes, ("mean", "invstd")).canonical()
                 yield name, Problem("batch_norm_elemt", dtype, dtype, dtype, sums, *sizes, ("y",)).canonical()
                 stored = (sums, sums, dtype, dtype)
-                others = tuple((f"{result}_t", kept) for result, kept in zip(_SUMS, stored, strict=True))
-                reduce = Problem("batch_norm_backward_reduce", dtype, dtype, None, sums, *sizes, _SUMS, others)
+                others = tuple((f"{result}_t", kept) for result, kept in zip(SUMS, stored, strict=True))
+                reduce = Problem("batch_norm_backward_reduce", dtype, dtype, None, sums, *sizes, SUMS, others)
                 yield name, reduce.canonical()
                 others = (("sum_t", sums),)
                 elemt = Problem("batch_norm_backward_elemt", dtype, dtype, None, sums, *sizes, ("dx",), others)
