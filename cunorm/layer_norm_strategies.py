@@ -135,7 +135,7 @@ def _block_registers(problem: Problem, tile: Tile) -> int:
     widened = problem.pack * problem.sum_itemsize // 4
     if is_backward(problem):
         return 56 + tile.packs * (5 + widened)
-    return 48 + tile.packs * (1 + widened)
+    return 48 + tile.packs * (widened + (3 if problem.itemsize == 2 else 1))
 
 
 def _block_shared(problem: Problem, tile: Tile) -> int:
@@ -195,7 +195,11 @@ def _strategies(op: str) -> dict[str, Strategy]:
     block = Strategy(
         name="block",
         op=op,
-        space={"threads": (64, 128, 256, 512), "packs": (1, 2, 3, 4, 6, 8) if backward else (1, 2, 4, 8, 16), **rows},
+        space={
+            "threads": (64, 128, 256, 512),
+            "packs": (1, 2, 3, 4, 6, 8) if backward else (1, 2, 3, 4, 6, 8, 16),
+            **rows,
+        },
         constants=("threads", "packs"),
         legality=_refuses_block,
         launches=_block_launches,

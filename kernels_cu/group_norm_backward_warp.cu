@@ -36,8 +36,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
             const long long n = row * Tile::samples + sample;
             const Run<Tile::lanes> run(dy, n * groups + group, length, item < items && n < N, may_shift);
             Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
-            run.load_from(dy, held_dy);
-            run.load_from(x, held_x);
+            run.load_both(dy, x, held_dy, held_x);
             Coefficients of_group = {};
             if (run.length > 0) {
                 of_group.mean = widen(load(mean, n * groups + group));

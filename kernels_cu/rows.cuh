@@ -59,8 +59,7 @@ __device__ __forceinline__ void row_gradients(Team<lanes>& team, const Run<lanes
                                               const data_t* x, const stat_t* mean, const stat_t* rstd,
                                               const gamma_t* gamma, data_t* dx, long long row, int length, Keep keep) {
     Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
-    run.load_from(dy, held_dy);
-    run.load_from(x, held_x);
+    run.load_both(dy, x, held_dy, held_x);
     Coefficients of_row = {};
     if (run.length > 0) {
         of_row.mean = widen(load(mean, row));

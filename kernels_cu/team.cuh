@@ -46,10 +46,19 @@ struct Run {
         const Place where = {start, first(k), length};
         return [where](int i) { return where.holds(i); };
     }
-    __device__ __forceinline__ void load_from(const data_t* tensor, Pack<data_t> (&held)[Tile::packs]) const {
+    __device__ __forceinline__ void load_from(const data_t* x, Pack<data_t> (&held)[Tile::packs]) const {
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
-            held[k] = tensor == nullptr ? Pack<data_t>{} : load_pack(tensor + start, first(k), length);
+            held[k] = load_pack(x + start, first(k), length);
+        }
+    }
+    // Two tensors, pack by pack: one after the other would keep more addresses in registers. A null x reads as zeros.
+    __device__ __forceinline__ void load_both(const data_t* dy, const data_t* x, Pack<data_t> (&held_dy)[Tile::packs],
+                                              Pack<data_t> (&held_x)[Tile::packs]) const {
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            held_dy[k] = load_pack(dy + start, first(k), length);
+            held_x[k] = x == nullptr ? Pack<data_t>{} : load_pack(x + start, first(k), length);
         }
     }
 
