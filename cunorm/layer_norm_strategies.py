@@ -177,6 +177,7 @@ def _block_workspace(problem: Problem, tile: Tile) -> int:
 _ROWS = {"rows": (1, 2, 4, 8, 16, 32, 64)}
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
 _WARP_SPACE = {"packs": (1, 2, 4, 8, 16), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256)}
+_BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs": (1, 2, 3, 4, 6, 8)}
 _SPLIT_SPACE = {"threads": (128, 256), "packs": (1, 2, 4), **_ROWS}
 
 
