@@ -134,8 +134,8 @@ def _block_registers(problem: Problem, tile: Tile) -> int:
     """As `_warp_registers`; the sums of columns are in shared memory."""
     widened = problem.pack * problem.sum_itemsize // 4
     if is_backward(problem):
-        return 56 + tile.packs * (5 + widened)
-    return 48 + tile.packs * (widened + (3 if problem.itemsize == 2 else 1))
+        return 56 + tile.packs * (6 + widened)
+    return 48 + tile.packs * (widened + (3 if problem.itemsize == 2 else 2))
 
 
 def _block_shared(problem: Problem, tile: Tile) -> int:
@@ -198,7 +198,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
         op=op,
         space={
             "threads": (64, 128, 256, 512),
-            "packs": (1, 2, 3, 4, 6, 8) if backward else (1, 2, 3, 4, 6, 8, 16),
+            "packs": (1, 2, 3, 4, 6) if backward else (1, 2, 3, 4, 6, 8, 12),
             **rows,
         },
         constants=("threads", "packs"),
