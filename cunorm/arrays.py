@@ -186,6 +186,8 @@ def number(name: str, value: object) -> float:
 
 def epsilon(value: object) -> float:
     """eps as a float: finite and not negative."""
+    if value.__class__ is float and 0 <= value < float("inf"):
+        return value  # a plain float: calls are many
     found = number("eps", value)
     if not 0 <= found < float("inf"):
         raise ValueError(f"eps: {found}, expected a finite number of at least 0")

@@ -56,8 +56,7 @@ def batch_norm_stats(
     CompileError
         If a kernel does not compile.
     """
-    number = eps if eps.__class__ is float and 0 <= eps < 1e300 else epsilon(eps)
-    results: tuple[Array, Array] = perform(BATCH_NORM_STATS, (x,), (), out, tile, workspace, (number,))
+    results: tuple[Array, Array] = perform(BATCH_NORM_STATS, (x,), (), out, tile, workspace, (epsilon(eps),))
     return results
 
 

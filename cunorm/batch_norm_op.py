@@ -8,7 +8,7 @@ import numpy as np
 
 from .arrays import Array, dtype_name, epsilon, mask, number, one_dtype, shape_of
 from .batch_norm_strategies import BACKWARD_ELEMT, BACKWARD_REDUCE, ELEMT, STATS, SUMS
-from .checks import NAN, direct_layout, like, parameter, parameter_named, split_axes, statistics, vector
+from .checks import NAN, chosen, direct_layout, like, parameter, parameter_named, split_axes, statistics, vector
 from .op import Checked, Op, Request
 from .problem import Problem, accumulator
 from .results import Result, memory_order
@@ -116,7 +116,7 @@ def _check_reduce(arrays: tuple[Any, ...], flags: tuple[Any, ...], out: Any) -> 
     results = [
         vector(name, (C,), dtype) if flag else None for name, dtype, flag in zip(SUMS, dtypes, wanted, strict=True)
     ]
-    outputs = tuple(name for name, flag in zip(SUMS, wanted, strict=True) if flag)
+    outputs = chosen(SUMS, wanted)
     others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, dtypes, strict=True))
     # gamma is not read: only its dtype counts, as that of dgamma and dbeta.
     problem = Problem(
@@ -131,7 +131,7 @@ def _request_reduce(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
     sums = accumulator(asked.dtype)
     wanted = _wanted_sums(asked.output_mask)
-    outputs = tuple(name for name, flag in zip(SUMS, wanted, strict=True) if flag)
+    outputs = chosen(SUMS, wanted)
     plain = (sums, sums, gamma or sums, gamma or sums)
     others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, plain, strict=True))
     sizes = (asked.data_format, N, C, HxW, max(1, C))

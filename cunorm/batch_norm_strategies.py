@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from .batch_norm_views import (
-    LARGEST_CHUNK,
-    cut_of,
-    refuses_layout,
-    refuses_sweep,
-    sweep_shared,
-    view_of,
-)
+from .batch_norm_views import cut_of, refuses_cut, refuses_layout, view_of
 from .devices import Device
+from .geometry import LARGEST_CHUNK, slab_packs, slab_parts, sweep_shared
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
 from .strategy_common import (
     RESIDENT_REGISTERS,
-    WARP,
     blocks_for,
     fold_launches,
     fold_rows,
@@ -74,17 +67,15 @@ def _slab_shared(problem: Problem, tile: Tile) -> int:
     """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary, for the worst
     alignment; of a whole slab or of the last one, whose fewer channels may have more parts.
     """
-    _, _, C, HxW = view_of(problem)
-    lanes = 1
-    while lanes < WARP and lanes < HxW // problem.pack + 2:
-        lanes *= 2
+    layout, _, C, HxW = view_of(problem)
     most = 0
     for channels in {min(tile.channels, C), C % tile.channels or min(tile.channels, C)}:
-        parts = max(1, tile.threads // lanes // channels)  # Slab::parts() in slab.cuh
+        slab = (layout, channels, HxW, problem.pack)
+        parts = slab_parts(*slab, tile.threads)
         known = 2 if problem.op == "batch_norm_stats" else 1  # arrays of shifts and centres, or of means
         sizes = [*[channels * _partial_bytes(problem)] * 2, *[channels * problem.sum_itemsize] * known]
         sizes += [channels * pair_bytes(problem), channels * parts * pair_bytes(problem) if parts > 1 else 0]
-        sizes += [16 * ceil_div(channels * HxW + problem.pack - 1, problem.pack)] * _tensors_read(problem)
+        sizes += [16 * slab_packs(*slab)] * _tensors_read(problem)
         most = max(most, sum(round_up(size, 16) for size in sizes))
     return most
 
@@ -152,7 +143,7 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     else:
         entry = f"{problem.op}_sweep"
         layout, sizes, _, blocks = cut_of(problem, tile)
-        shared, phases = sweep_shared(problem, tile, _partial_bytes(problem)), 1
+        shared, phases = sweep_shared(layout, problem, tile, _partial_bytes(problem)), 1
     main = Launch(
         entry,
         entry,
@@ -252,8 +243,8 @@ def _reducing(op: str) -> dict[str, Strategy]:
     known = ("threads",)
     return _named(
         Strategy("block", op, _SLABS, known, _refuses_slab, _reducing_launches, _workspace),
-        Strategy("split", op, _CHUNKS, known, refuses_sweep, _reducing_launches, _workspace),
-        Strategy("column", op, _ROWS, known, refuses_sweep, _reducing_launches, _workspace),
+        Strategy("split", op, _CHUNKS, known, refuses_cut, _reducing_launches, _workspace),
+        Strategy("column", op, _ROWS, known, refuses_cut, _reducing_launches, _workspace),
     )
 
 
@@ -265,7 +256,7 @@ def _streaming(op: str) -> dict[str, Strategy]:
     known = ("threads",)
     return _named(
         Strategy("block", op, _RUNS, known, _refuses_run, _streaming_launches, _nothing),
-        Strategy("column", op, _ROWS, known, refuses_sweep, _streaming_launches, _nothing),
+        Strategy("column", op, _ROWS, known, refuses_cut, _streaming_launches, _nothing),
     )
 
 

@@ -6,14 +6,12 @@ import math
 from typing import NamedTuple
 
 from .devices import Device
+from .geometry import refuses_sweep, sweep_blocks
 from .problem import Problem
-from .strategy import Tile, ceil_div, refuses_threads
-from .strategy_common import RESIDENT_REGISTERS, WARP, blocks_for, refuses_registers, refuses_shared
+from .strategy import Tile, ceil_div
+from .strategy_common import blocks_for
 
-__all__ = ["LARGEST_CHUNK", "cut_of", "refuses_layout", "refuses_sweep", "sweep_shared", "view_of"]
-
-#: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
-LARGEST_CHUNK = 2**20
+__all__ = ["cut_of", "refuses_cut", "refuses_layout", "view_of"]
 
 
 class View(NamedTuple):
@@ -59,29 +57,17 @@ def cut_of(problem: Problem, tile: Tile) -> Cut:
     layout, N, C, HxW = view_of(problem)
     if layout == "NCHW":
         chunks = ceil_div(HxW, tile.chunk)
-        blocks = ceil_div(N * C * chunks, tile.threads // WARP)
+        blocks = sweep_blocks(layout, N, C, chunks, problem.pack, tile.threads)
         return Cut(layout, (N, C, HxW, tile.chunk, chunks, C, 0), N * chunks, blocks_for(blocks))
     wide = problem.pack // math.gcd(C, problem.pack)  # rows in a wide row, which is whole packs
     wide_rows, left = divmod(HxW, wide)
-    chunks, packs = ceil_div(wide_rows, tile.chunk), wide * C // problem.pack
-    blocks = chunks * ceil_div(packs, min(packs, tile.threads)) + ceil_div(left * C, tile.threads)
+    chunks = ceil_div(wide_rows, tile.chunk)
+    blocks = sweep_blocks(layout, 1, wide * C, chunks, problem.pack, tile.threads) + ceil_div(left * C, tile.threads)
     sizes = (1, wide * C, wide_rows, tile.chunk, chunks, C, left * C)
     return Cut(layout, sizes, chunks * wide + left, blocks_for(blocks))
 
 
-def sweep_shared(problem: Problem, tile: Tile, item_bytes: int) -> int:
-    """Partial results of a channels-last block: an item for each thread and element of its pack."""
-    return tile.threads * problem.pack * item_bytes if view_of(problem).layout == "NHWC" else 0
-
-
-def refuses_sweep(problem: Problem, tile: Tile, device: Device) -> str | None:
+def refuses_cut(problem: Problem, tile: Tile, device: Device) -> str | None:
     """Why the tile is not legal, or None; no problem of the right layout is refused for its sizes."""
-    if (sentence := refuses_threads(tile)) is not None:
-        return sentence
-    if (sentence := refuses_layout(problem, "NCHW" if tile.strategy == "split" else "NHWC")) is not None:
-        return sentence
-    if tile.chunk > LARGEST_CHUNK:
-        return f"chunk is {tile.chunk}, expected at most {LARGEST_CHUNK} positions"
-    if (sentence := refuses_shared(sweep_shared(problem, tile, 3 * problem.sum_itemsize), device)) is not None:
-        return sentence
-    return refuses_registers(RESIDENT_REGISTERS, tile, device)
+    layout = "NCHW" if tile.strategy == "split" else "NHWC"
+    return refuses_layout(problem, layout) or refuses_sweep(layout, problem, tile, device)

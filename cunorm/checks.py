@@ -18,6 +18,7 @@ __all__ = [
     "check_out",
     "check_rank",
     "check_size",
+    "chosen",
     "direct_layout",
     "gradients",
     "like",
@@ -111,6 +112,11 @@ def statistics(first: tuple[str, Array], second: tuple[str, Array], dtype: str, 
 def vector(name: str, shape: tuple[int, ...], dtype: str, when_empty: float = 0.0) -> Result:
     """A result that is dense in its own order: statistics, and gradients of parameters."""
     return Result(name, shape, DTYPES[dtype], tuple(range(len(shape))), when_empty)
+
+
+def chosen(names: Sequence[str], flags: Sequence[bool]) -> tuple[str, ...]:
+    """The names whose flag is set."""
+    return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
 
 
 def gradients(

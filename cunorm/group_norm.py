@@ -70,11 +70,10 @@ def group_norm(
     CompileError
         If a kernel does not compile.
     """
-    number = eps if eps.__class__ is float and 0 <= eps < 1e300 else epsilon(eps)
     options = (num_groups, data_format, activation)
     key = (*options, num_groups.__class__)
     results: tuple[Array, Array, Array] = perform(
-        GROUP_NORM, (x, gamma, beta), options, out, tile, workspace, (number,), key
+        GROUP_NORM, (x, gamma, beta), options, out, tile, workspace, (epsilon(eps),), key
     )
     return results
 

@@ -8,6 +8,7 @@ from .arrays import dtype_name, epsilon, integer, mask
 from .checks import (
     GRADIENTS,
     NAN,
+    chosen,
     direct_layout,
     gradients,
     like,
@@ -71,7 +72,7 @@ def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object
     layout = direct_layout(x, data_format)
     axes = memory_order(x.ndim, data_format, layout)
     results = gradients(x, axes, (C,), gamma_dtype or stats_dtype, wanted)
-    outputs = tuple(name for name, flag in zip(GRADIENTS, wanted, strict=True) if flag)
+    outputs = chosen(GRADIENTS, wanted)
     sizes = (layout, N, C, HxW, groups)
     problem = Problem("group_norm_backward", dtype, gamma_dtype, None, stats_dtype, *sizes, outputs)
     return Checked(problem, (axes, axes, tuple(range(mean.ndim)), tuple(range(rstd.ndim)), (0,), (0,)), results)
@@ -90,7 +91,7 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
     parameter_named("beta_dtype", asked.beta_dtype, asked.dtype)
     wanted = mask("output_mask", asked.output_mask, GRADIENTS)
-    outputs = tuple(name for name, flag in zip(GRADIENTS, wanted, strict=True) if flag)
+    outputs = chosen(GRADIENTS, wanted)
     sums = accumulator(asked.dtype)
     problem = Problem("group_norm_backward", asked.dtype, gamma, None, sums, asked.data_format, *sizes, outputs)
     return problem, (asked.num_groups, asked.output_mask, asked.data_format, None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .devices import Device
+from .geometry import refuses_sweep, sweep_blocks, sweep_shared
 from .problem import Problem
-from .strategy import Launch, Tile, ceil_div, refuses_threads
+from .strategy import Launch, Tile, ceil_div
 from .strategy_common import (
     RESIDENT_REGISTERS,
     WARP,
@@ -13,17 +14,11 @@ from .strategy_common import (
     is_backward,
     pair_bytes,
     parameter_launches,
-    refuses_registers,
-    refuses_shared,
     round_up,
     tensors_read,
 )
 
 __all__ = ["refuses_split", "split_launches", "split_workspace"]
-
-
-#: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
-LARGEST_CHUNK = 2**20
 
 
 def _chunks(problem: Problem, tile: Tile) -> int:
@@ -39,29 +34,9 @@ def _layout(problem: Problem) -> str:
     return "NHWC" if problem.HxW == 1 else problem.layout
 
 
-def _split_grid(problem: Problem, tile: Tile) -> int:
-    """Sweep::items() in sweep.cuh."""
-    chunks = _chunks(problem, tile)
-    if _layout(problem) == "NCHW":
-        return blocks_for(ceil_div(problem.N * problem.C * chunks, tile.threads // WARP))
-    columns = ceil_div(problem.C, problem.pack)
-    return blocks_for(problem.N * chunks * ceil_div(columns, min(columns, tile.threads)))
-
-
-def _split_shared(problem: Problem, tile: Tile, item_bytes: int) -> int:
-    """Partial sums of a channels-last block: an item for each thread and channel of its pack."""
-    return tile.threads * problem.pack * item_bytes if _layout(problem) == "NHWC" else 0
-
-
 def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
     """Why the tile is not legal, or None; no problem is refused for its sizes."""
-    if (sentence := refuses_threads(tile)) is not None:
-        return sentence
-    if tile.chunk > LARGEST_CHUNK:
-        return f"chunk is {tile.chunk}, expected at most {LARGEST_CHUNK} positions"
-    if (sentence := refuses_shared(_split_shared(problem, tile, 3 * problem.sum_itemsize), device)) is not None:
-        return sentence
-    return refuses_registers(RESIDENT_REGISTERS, tile, device)
+    return refuses_sweep(_layout(problem), problem, tile, device)
 
 
 def split_workspace(problem: Problem, tile: Tile) -> int:
@@ -74,7 +49,8 @@ def split_workspace(problem: Problem, tile: Tile) -> int:
 
 def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The launches in order: the first sweep, the sums of its parts, the second sweep."""
-    chunks, grid = _chunks(problem, tile), _split_grid(problem, tile)
+    chunks, layout = _chunks(problem, tile), _layout(problem)
+    grid = blocks_for(sweep_blocks(layout, problem.N, problem.C, chunks, problem.pack, tile.threads))
     cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, chunks)
     tensor, workspace = problem.nbytes, problem.N * chunks * problem.C * pair_bytes(problem)
 
@@ -97,7 +73,7 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             traffic=traffic,
             registers=RESIDENT_REGISTERS,
             phases=phases,
-            layout=_layout(problem),
+            layout=layout,
         )
 
     # A block folds a group: its threads wait for one part after another.
@@ -107,7 +83,11 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         moments = 3 * problem.sum_itemsize
         return (
             launch(
-                "moments", grid, ("x", "workspace", *cut), tensor + workspace, _split_shared(problem, tile, moments)
+                "moments",
+                grid,
+                ("x", "workspace", *cut),
+                tensor + workspace,
+                sweep_shared(layout, problem, tile, moments),
             ),
             launch(
                 "fold",
@@ -127,7 +107,7 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             grid,
             (*given, "workspace", *cut),
             tensors_read(problem) * tensor + workspace,
-            _split_shared(problem, tile, pair),
+            sweep_shared(layout, problem, tile, pair),
         )
     ]
     if problem.wants_parameters:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from .devices import Device
+from .geometry import slab_packs, slab_parts
 from .group_norm_split import refuses_split, split_launches, split_workspace
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
 from .strategy_common import (
     RESIDENT_REGISTERS,
-    WARP,
     blocks_for,
     is_backward,
     pair_bytes,
@@ -118,28 +118,13 @@ def _warp_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 # ---- block ----------------------------------------------------------------------------------------------------------
 
 
-def _slab_packs(problem: Problem, channels: int) -> int:
-    """Packs of a slab in shared memory: Slab::packs() in slab.cuh, for the worst alignment."""
-    if problem.layout == "NHWC":
-        return problem.HxW * ceil_div(channels, problem.pack)
-    return ceil_div(channels * problem.HxW + problem.pack - 1, problem.pack)
-
-
-def _slab_parts(problem: Problem, tile: Tile, channels: int) -> int:
-    """Slab::parts() in slab.cuh."""
-    lanes = 1
-    if problem.layout == "NCHW":
-        while lanes < WARP and lanes < problem.HxW // problem.pack + 2:
-            lanes *= 2
-    return max(1, tile.threads // lanes // channels)
-
-
 def _block_shared(problem: Problem, tile: Tile) -> int:
     """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary."""
     channels = tile.groups * problem.group_channels
     sums, pair = problem.sum_itemsize, pair_bytes(problem)
-    sizes = [16 * _slab_packs(problem, channels)] * tensors_read(problem)
-    parts = _slab_parts(problem, tile, channels)
+    slab = (problem.layout, channels, problem.HxW, problem.pack)
+    sizes = [16 * slab_packs(*slab)] * tensors_read(problem)
+    parts = slab_parts(*slab, tile.threads)
     sizes += [channels * pair, channels * parts * pair if parts > 1 else 0]
     sizes += [channels * 2 * sums, tile.groups * 4 * sums] if is_backward(problem) else [channels * 4 * sums]
     return sum(round_up(size, 16) for size in sizes)

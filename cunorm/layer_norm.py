@@ -64,9 +64,15 @@ def layer_norm(
     CompileError
         If a kernel does not compile.
     """
-    number = eps if eps.__class__ is float and 0 <= eps < 1e300 else epsilon(eps)
     results: tuple[Array, Array, Array] = perform(
-        LAYER_NORM, (x, gamma, beta), (normalized_shape,), out, tile, workspace, (number,), typed(normalized_shape)
+        LAYER_NORM,
+        (x, gamma, beta),
+        (normalized_shape,),
+        out,
+        tile,
+        workspace,
+        (epsilon(eps),),
+        typed(normalized_shape),
     )
     return results
 

@@ -12,6 +12,7 @@ from .checks import (
     NAN,
     check_rank,
     check_size,
+    chosen,
     gradients,
     like,
     parameter,
@@ -91,7 +92,7 @@ def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object
     stats_dtype = statistics(("mean", mean), ("rstd", rstd), dtype, rows, expected)
     gamma_dtype = parameter("gamma", gamma, row, dtype, ", normalized_shape")
     results = gradients(x, _axes(x.ndim), row, gamma_dtype or stats_dtype, wanted)
-    outputs = tuple(name for name, flag in zip(GRADIENTS, wanted, strict=True) if flag)
+    outputs = chosen(GRADIENTS, wanted)
     problem = _problem("layer_norm_backward", dtype, gamma_dtype, None, stats_dtype, outer, row, outputs)
     orders = [_axes(array.ndim) for array in (dy, x, mean, rstd)]
     return Checked(problem, (*orders, _axes(len(row))), results)
@@ -109,7 +110,7 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     outer, row = _sizes(asked.shape, asked.normalized_shape)
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
     wanted = mask("output_mask", asked.output_mask, GRADIENTS)
-    outputs = tuple(name for name, flag in zip(GRADIENTS, wanted, strict=True) if flag)
+    outputs = chosen(GRADIENTS, wanted)
     sums = accumulator(asked.dtype)
     problem = _problem("layer_norm_backward", asked.dtype, gamma, None, sums, outer, row, outputs)
     return problem, (asked.normalized_shape, asked.output_mask)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from .devices import Device
+from .geometry import refuses_chunk
 from .problem import Problem
 from .strategy import Launch, Tile, ceil_div, refuses_threads
 from .strategy_common import (
@@ -17,14 +18,12 @@ from .strategy_common import (
     pair_bytes,
     parameter_launches,
     refuses_registers,
+    refuses_resident,
     round_up,
     tensors_read,
 )
 
 __all__ = ["gradient_arguments", "owners", "refuses_split", "split_launches", "split_workspace"]
-
-#: Elements of a chunk of a row, for the moments of `split`: counts stay exact in float32.
-LARGEST_CHUNK = 2**20
 
 
 def gradient_arguments(problem: Problem) -> tuple[str | int, ...]:
@@ -66,12 +65,10 @@ def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
     """Why the tile is not legal, or None; no problem is refused for its sizes."""
     if (sentence := refuses_threads(tile)) is not None:
         return sentence
-    if not is_backward(problem) and tile.chunk > LARGEST_CHUNK:
-        return f"chunk is {tile.chunk}, expected at most {LARGEST_CHUNK} elements"
     needed = _split_registers(problem, tile)
-    if not is_backward(problem) and needed > RESIDENT_REGISTERS:
-        return f"needs up to {needed} registers a thread, its kernel leaves {RESIDENT_REGISTERS}"
-    return refuses_registers(max(needed, RESIDENT_REGISTERS), tile, device)
+    if is_backward(problem):
+        return refuses_registers(max(needed, RESIDENT_REGISTERS), tile, device)
+    return refuses_chunk(tile, "elements") or refuses_resident(needed, tile, device)
 
 
 def _row_sums(problem: Problem, tile: Tile) -> int:

@@ -12,7 +12,6 @@ from .layer_norm_split import gradient_arguments, owners, refuses_split, split_l
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
 from .strategy_common import (
-    RESIDENT_REGISTERS,
     WARP,
     blocks_for,
     is_backward,
@@ -20,6 +19,7 @@ from .strategy_common import (
     parameter_launches,
     parameter_workspace,
     refuses_registers,
+    refuses_resident,
     refuses_shared,
     round_up,
     tensors_read,
@@ -153,9 +153,7 @@ def _refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
         return sentence
     if (sentence := refuses_shared(_block_shared(problem, tile), device)) is not None:
         return sentence
-    if (needed := _block_registers(problem, tile)) > RESIDENT_REGISTERS:
-        return f"needs up to {needed} registers a thread, its kernel leaves {RESIDENT_REGISTERS}"
-    return refuses_registers(RESIDENT_REGISTERS, tile, device)
+    return refuses_resident(_block_registers(problem, tile), tile, device)
 
 
 def _block_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
@@ -177,7 +175,7 @@ def _block_workspace(problem: Problem, tile: Tile) -> int:
 _ROWS = {"rows": (1, 2, 4, 8, 16, 32, 64)}
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
 _WARP_SPACE = {"packs": (1, 2, 4, 8, 16), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256)}
-_BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs": (1, 2, 3, 4, 6, 8)}
+_BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs": (1, 2, 3, 4, 6)}
 _SPLIT_SPACE = {"threads": (128, 256), "packs": (1, 2, 4), **_ROWS}
 
 
@@ -196,11 +194,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
     block = Strategy(
         name="block",
         op=op,
-        space={
-            "threads": (64, 128, 256, 512),
-            "packs": (1, 2, 3, 4, 6) if backward else (1, 2, 3, 4, 6, 8, 12),
-            **rows,
-        },
+        space={**_BLOCK_SPACE, **rows} if backward else {**_BLOCK_SPACE, "packs": (1, 2, 3, 4, 6, 8, 12)},
         constants=("threads", "packs"),
         legality=_refuses_block,
         launches=_block_launches,

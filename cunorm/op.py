@@ -166,22 +166,35 @@ def perform(
     ``options`` go to the op's checks; ``key`` stands for them in the memory of checked calls where they alone would
     take one call for another. Returns the results in order, None where not wanted.
     """
+    # The device that the CPU executor poses as takes part in the choice of a tile.
+    posing = settings.cpu_device() if arrays[0].__class__ is np.ndarray else None
+    return _run(
+        op, (options if key is None else key, tile, posing), arrays, options, out, tile, None, workspace, numbers
+    )
+
+
+def _run(
+    op: Op,
+    kind: Any,
+    arrays: tuple[Array | None, ...],
+    options: tuple[Any, ...],
+    out: Any,
+    tile: Any,
+    plan: Plan | None,
+    workspace: Array | None,
+    numbers: tuple[float, ...],
+) -> Any:
+    """Look a call up, or check it and remember it; then run it. ``kind`` is what its key has besides the arrays."""
+    key: Any
     try:
-        found = (
-            signature((*arrays, workspace) if out is None else (*arrays, workspace, *out)),
-            out.__class__,
-            options if key is None else key,
-            tile,
-            # The device that the CPU executor poses as takes part in the choice of a tile.
-            settings.cpu_device() if arrays[0].__class__ is np.ndarray else None,
-        )
-        call = op.calls.get(found)
+        key = (kind, signature((*arrays, workspace) if out is None else (*arrays, workspace, *out)), out.__class__)
+        call = op.calls.get(key)
     except (AttributeError, TypeError):  # no array, or nothing that can be looked up: the checks say what
-        found, call = None, None
+        key, call = None, None
     if call is None:
-        call = _checked(op, arrays, options, out, tile, None, workspace)
-        if found is not None:
-            op.calls.keep(found, call)
+        call = _checked(op, arrays, options, out, tile, plan, workspace)
+        if key is not None:
+            op.calls.keep(key, call)
     return call(arrays, out, workspace, numbers)
 
 
@@ -263,14 +276,5 @@ def call_planned(
     single = len(op.results) == 1
     if single and out is not None:
         out = (out,)
-    try:
-        key = (plan, signature((*arrays, workspace) if out is None else (*arrays, workspace, *out)), out.__class__)
-        call = op.calls.get(key)
-    except (AttributeError, TypeError):
-        key, call = None, None
-    if call is None:
-        call = _checked(op, arrays, options, out, None, plan, workspace)
-        if key is not None:
-            op.calls.keep(key, call)
-    results = call(arrays, out, workspace, numbers)
+    results = _run(op, plan, arrays, options, out, None, plan, workspace, numbers)
     return results[0] if single else results

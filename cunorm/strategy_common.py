@@ -17,6 +17,7 @@ __all__ = [
     "parameter_launches",
     "parameter_workspace",
     "refuses_registers",
+    "refuses_resident",
     "refuses_shared",
     "round_up",
     "tensors_read",
@@ -137,6 +138,13 @@ def refuses_shared(needed: int, device: Device) -> str | None:
     if needed > device.shared_memory_per_block:
         return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
     return None
+
+
+def refuses_resident(needed: int, tile: Tile, device: Device) -> str | None:
+    """Why a thread of a kernel that is bound to `RESIDENT_REGISTERS` cannot have what it needs, or None."""
+    if needed > RESIDENT_REGISTERS:
+        return f"needs up to {needed} registers a thread, its kernel leaves {RESIDENT_REGISTERS}"
+    return refuses_registers(RESIDENT_REGISTERS, tile, device)
 
 
 def refuses_registers(registers: int, tile: Tile, device: Device) -> str | None:

@@ -32,18 +32,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         Coefficients of[sweep_t::slots] = {};
         each_channel(sweep, C, [&](int slot, long long channel) { of[slot] = channels.of(channel); });
         const data_t* const from[2] = {dy, x};
-        sweep_packs(
-            sweep, from, [&](const Pack<data_t>(&held)[2][sweep_loads<2>], const Place(&places)[sweep_loads<2>]) {
-#pragma unroll
-                for (int k = 0; k < sweep_loads<2>; ++k) {
-                    Pack<data_t> out;
-#pragma unroll
-                    for (int i = 0; i < pack_size; ++i) {
-                        out.item[i] = narrow<data_t>(
-                            input_gradient(widen(held[0][k].item[i]), widen(held[1][k].item[i]), of[sweep_t::slot(i)]));
-                    }
-                    store_pack(dx + places[k].row, places[k].first, places[k].length, out);
-                }
-            });
+        sweep_write(sweep, from, dx,
+                    [&](int slot, const acc_t(&v)[2]) { return input_gradient(v[0], v[1], of[slot]); });
     }
 }

@@ -4,14 +4,15 @@
 //   workspace [ceil(N / samples), C] pairs: sum dy and sum dy * (x - mean) over a range of samples
 //   sum_dy, sum_dy_xmu, dgamma, dbeta (C), null where not wanted
 //   grid: ceil(C / channels) slabs for each range; the last slab may have fewer channels, the last range fewer samples
-//   shared memory: per channel its sums so far and the latest, its mean, its totals and partial sums; a sample's slabs of dy and x
+//   shared memory: per channel its sums so far and the latest, its mean, its totals and partial sums; a sample's slabs
+//   of dy and x
 //
 // A slab is one contiguous run, so planes of 49 elements are read 16 bytes at a time too. dy and x are read once. Sums
 // of planes are added in the order of the samples. Where there are several ranges, batch_norm_backward_reduce_fold
 // follows; with one, its sums are the results. Wins where planes are short: a sweep would leave most lanes of a warp
 // without work.
 #include "batch_sums.cuh"
-#include "slab.cuh"
+#include "batch_slabs.cuh"
 
 struct ChannelGradients {
     const Pack<data_t>* dy;
@@ -30,11 +31,11 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                                      dbeta_t* dbeta, long long N, long long C, long long HxW, long long channels,
                                      long long samples) {
     const GivenSums results = {workspace, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
-    const long long slabs = (C + channels - 1) / channels, ranges = (N + samples - 1) / samples;
-    for (long long item = blockIdx.x; item < slabs * ranges; item += gridDim.x) {
-        const long long range = item / slabs, first = (item - range * slabs) * channels;
-        const long long begin = range * samples, end = begin + samples < N ? begin + samples : N;
-        const int own = static_cast<int>(C - first < channels ? C - first : channels);
+    const long long items = SlabRange::items(N, C, channels, samples);
+    for (long long item = blockIdx.x; item < items; item += gridDim.x) {
+        const SlabRange at(N, C, channels, samples, item);
+        const long long first = at.first, begin = at.begin, end = at.end;
+        const int own = at.own;
         int offset = 0;
         Pair* so_far = shared_array<Pair>(offset, own);
         Pair* latest = shared_array<Pair>(offset, own);
@@ -67,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             }
         }
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-            results.give(range * C + first + channel, first + channel, so_far[channel]);
+            results.give(at.range * C + first + channel, first + channel, so_far[channel]);
         }
         __syncthreads();  // the next item takes over the shared memory
     }

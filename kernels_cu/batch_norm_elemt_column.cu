@@ -29,17 +29,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         Affine of[sweep_t::slots] = {};
         each_channel(sweep, C, [&](int slot, long long channel) { of[slot] = channels.of(channel); });
         const data_t* const from[1] = {x};
-        sweep_packs(
-            sweep, from, [&](const Pack<data_t>(&held)[1][sweep_loads<1>], const Place(&places)[sweep_loads<1>]) {
-#pragma unroll
-                for (int k = 0; k < sweep_loads<1>; ++k) {
-                    Pack<data_t> out;
-#pragma unroll
-                    for (int i = 0; i < pack_size; ++i) {
-                        out.item[i] = narrow<data_t>(normalised(widen(held[0][k].item[i]), of[sweep_t::slot(i)]));
-                    }
-                    store_pack(y + places[k].row, places[k].first, places[k].length, out);
-                }
-            });
+        sweep_write(sweep, from, y, [&](int slot, const acc_t(&v)[1]) { return normalised(v[0], of[slot]); });
     }
 }

@@ -11,7 +11,7 @@
 // there are several ranges, batch_norm_stats_fold follows; with one, its moments are the results. Wins where planes are
 // short: a sweep would leave most lanes of a warp without work.
 #include "batch_moments.cuh"
-#include "slab.cuh"
+#include "batch_slabs.cuh"
 
 // The sums of d = x - centre and of d^2.
 struct ChannelDeviations {
@@ -31,11 +31,11 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     const Shifts shifts = {x, step, middle, last};
     const GivenMoments results = {workspace, mean, invstd, shifts, eps};
     const acc_t length = acc_t(HxW), inverse = acc_t(1) / length;
-    const long long slabs = (C + channels - 1) / channels, ranges = (N + samples - 1) / samples;
-    for (long long item = blockIdx.x; item < slabs * ranges; item += gridDim.x) {
-        const long long range = item / slabs, first = (item - range * slabs) * channels;
-        const long long begin = range * samples, end = begin + samples < N ? begin + samples : N;
-        const int own = static_cast<int>(C - first < channels ? C - first : channels);
+    const long long items = SlabRange::items(N, C, channels, samples);
+    for (long long item = blockIdx.x; item < items; item += gridDim.x) {
+        const SlabRange at(N, C, channels, samples, item);
+        const long long first = at.first, begin = at.begin, end = at.end;
+        const int own = at.own;
         int offset = 0;
         Moments* so_far = shared_array<Moments>(offset, own);
         Moments* latest = shared_array<Moments>(offset, own);
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         }
 #pragma unroll 1  // it rarely runs twice, and float64 divisions and roots side by side would not fit in registers
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-            results.give(range * C + first + channel, first + channel, so_far[channel]);
+            results.give(at.range * C + first + channel, first + channel, so_far[channel]);
         }
         __syncthreads();  // the next item takes over the shared memory
     }

@@ -81,18 +81,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                                     means.first, means.second};
         });
         const data_t* const from[2] = {dy, x};
-        sweep_packs(sweep, from,
-                    [&](const Pack<data_t>(&batch)[2][sweep_loads<2>], const Place(&places)[sweep_loads<2>]) {
-#pragma unroll
-                        for (int k = 0; k < sweep_loads<2>; ++k) {
-                            Pack<data_t> out;
-#pragma unroll
-                            for (int i = 0; i < pack_size; ++i) {
-                                out.item[i] = narrow<data_t>(input_gradient(
-                                    widen(batch[0][k].item[i]), widen(batch[1][k].item[i]), of[sweep_t::slot(i)]));
-                            }
-                            store_pack(dx + places[k].row, places[k].first, places[k].length, out);
-                        }
-                    });
+        sweep_write(sweep, from, dx,
+                    [&](int slot, const acc_t(&v)[2]) { return input_gradient(v[0], v[1], of[slot]); });
     }
 }

@@ -218,6 +218,30 @@ __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* 
     }
 }
 
+// Writes to[...] = element(slot, values) for the elements of the thread's packs, values[t] being the tensors'. An element
+// is written by the thread that has read it, afterwards: `to` may be one of the tensors.
+template <int tensors, typename Element>
+__device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* const (&from)[tensors], data_t* to,
+                                            Element element) {
+    constexpr int loads = sweep_loads<tensors>;
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[tensors][loads], const Place(&places)[loads]) {
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            Pack<data_t> out;
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                acc_t values[tensors];
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    values[t] = widen(batch[t][k].item[i]);
+                }
+                out.item[i] = narrow<data_t>(element(sweep_t::slot(i), values));
+            }
+            store_pack(to + places[k].row, places[k].first, places[k].length, out);
+        }
+    });
+}
+
 // ---- what a sweep finds -------------------------------------------------------------------------------------------
 
 // Add a pack's terms to the sums of a thread's channels: one channel (channels-first), or one an element.

@@ -33,6 +33,7 @@ ORDER = [
     {"compilers"},
     {"sources", "costmodel", "group_norm_strategies", "layer_norm_strategies", "batch_norm_strategies"},
     {"group_norm_split", "layer_norm_split", "batch_norm_views"},
+    {"geometry"},
     {"strategy_common"},
     {"strategy", "arrays"},
     {"problem", "devices"},

@@ -1,0 +1,66 @@
+"""What the host knows of slab.cuh and sweep.cuh: the packs, parts, blocks and bytes that a tile makes of a tensor."""
+
+from __future__ import annotations
+
+from .devices import Device
+from .problem import Problem
+from .strategy import Tile, ceil_div, refuses_threads
+from .strategy_common import RESIDENT_REGISTERS, WARP, refuses_registers, refuses_shared
+
+__all__ = [
+    "LARGEST_CHUNK",
+    "refuses_chunk",
+    "refuses_sweep",
+    "slab_packs",
+    "slab_parts",
+    "sweep_blocks",
+    "sweep_shared",
+]
+
+#: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
+LARGEST_CHUNK = 2**20
+
+
+def slab_packs(layout: str, channels: int, HxW: int, pack: int) -> int:
+    """Packs of a slab in shared memory: Slab::packs() in slab.cuh, for the worst alignment."""
+    if layout == "NHWC":
+        return HxW * ceil_div(channels, pack)
+    return ceil_div(channels * HxW + pack - 1, pack)
+
+
+def slab_parts(layout: str, channels: int, HxW: int, pack: int, threads: int) -> int:
+    """Slab::parts() in slab.cuh."""
+    lanes = 1
+    if layout == "NCHW":
+        while lanes < WARP and lanes < HxW // pack + 2:
+            lanes *= 2
+    return max(1, threads // lanes // channels)
+
+
+def sweep_blocks(layout: str, samples: int, C: int, chunks: int, pack: int, threads: int) -> int:
+    """Sweep::items() in sweep.cuh."""
+    if layout == "NCHW":
+        return ceil_div(samples * C * chunks, threads // WARP)
+    columns = ceil_div(C, pack)
+    return samples * chunks * ceil_div(columns, min(columns, threads))
+
+
+def sweep_shared(layout: str, problem: Problem, tile: Tile, item_bytes: int) -> int:
+    """Partial results of a channels-last block: an item for each thread and channel of its pack."""
+    return tile.threads * problem.pack * item_bytes if layout == "NHWC" else 0
+
+
+def refuses_chunk(tile: Tile, unit: str = "positions") -> str | None:
+    """Why a chunk is too long, or None."""
+    if tile.chunk > LARGEST_CHUNK:
+        return f"chunk is {tile.chunk}, expected at most {LARGEST_CHUNK} {unit}"
+    return None
+
+
+def refuses_sweep(layout: str, problem: Problem, tile: Tile, device: Device) -> str | None:
+    """Why kernels that sweep cannot run with that tile, or None; no problem is refused for its sizes."""
+    if (sentence := refuses_threads(tile) or refuses_chunk(tile)) is not None:
+        return sentence
+    if (sentence := refuses_shared(sweep_shared(layout, problem, tile, 3 * problem.sum_itemsize), device)) is not None:
+        return sentence
+    return refuses_registers(RESIDENT_REGISTERS, tile, device)
