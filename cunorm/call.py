@@ -99,6 +99,8 @@ class Call:
         self.direct = bool(plan.launches) and not (self.allocated or self.copied or self.staged or None in self.results)
         #: Bytes at each address of a direct call; the same where the output lies on the input that it may lie on.
         self.sizes = [0 if a is None else a.nbytes for a in (*(a for _, a, _ in inputs), *given, workspace)]
+        #: Bytes that kernels may touch there.
+        self.touched = (*self.sizes[:-1], self.needs)
         self.sizes_in_place = list(self.sizes)
         self.written = self.source = 0
         if in_place is not None and self.direct and plan.strategy is not None and plan.strategy.in_place:
@@ -125,7 +127,7 @@ class Call:
                 values = values[:-1] + addresses(self.kind, (workspace,))
             elif values[-1] % 16:
                 raise ValueError(MISALIGNED)
-        self.plan.run((*values, *numbers) if numbers else values)
+        self.plan.run((*values, *numbers) if numbers else values, self.touched)
         return out
 
     def _general(
@@ -164,7 +166,8 @@ class Call:
                 written[index] = result.allocate(xp)
                 if result.updated:
                     written[index][...] = found[index]  # type: ignore[index]
-            self.plan.run((*addresses(self.kind, (*read, *written, workspace)), *numbers))
+            sizes = [0 if array is None else array.nbytes for array in (*read, *written)] + [self.needs]
+            self.plan.run((*addresses(self.kind, (*read, *written, workspace)), *numbers), sizes)
             for index in self.staged:
                 found[index][...] = written[index]  # type: ignore[index]
         return tuple(found)

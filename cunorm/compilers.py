@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +22,8 @@ __all__ = ["Compiler", "build", "chosen", "flags", "present", "processor"]
 
 INSTALL = "install a C++ compiler: pip install 'cunorm[cpu]', or a system g++ or clang++, or set CUNORM_CXX"
 LOG_LINES = 40
+#: Of the sanitised build, which runs only where their libraries have been loaded first.
+SANITISERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
 
 @dataclass(frozen=True)
@@ -106,21 +108,26 @@ def chosen() -> Compiler:
     return compiler
 
 
-def flags(compiler: Compiler) -> tuple[str, ...]:
-    """Compiler options: fast, and the same bits from every compiler.
+def flags(compiler: Compiler, build: str = "plain") -> tuple[str, ...]:
+    """Compiler options: fast, and the same bits from every compiler and in every build.
 
     No contraction of a * b + c, which compilers do differently, and no fast-math. Without ``errno`` and floating-point
     traps, which nothing here reads, square roots and selections are single instructions. ``-nostdinc++`` holds the
     runtime and the kernels to C headers. A frame that could overrun a fiber's stack does not compile.
+
+    The checked build has the compiler call the runtime before every access to memory: the thread sanitiser's calls
+    without its library. Whole structs are moved whole there (``-fno-tree-sra``), as a GPU moves them.
     """
     clang = compiler.name == "zig" or "clang" in compiler.version.lower()
     machine = platform.machine().lower()
     native = {"x86_64": ("-march=native", "-fcf-protection=none"), "aarch64": ("-mcpu=native",)}
+    hooks: tuple[str, ...] = ("-O1", "-g1", "-fsanitize=thread", "-fsanitize=alignment")
+    hooks += ("-mllvm", "-tsan-instrument-func-entry-exit=0") if clang else ("-fno-tree-sra",)
+    frame = ("-Wframe-larger-than=32768", "-Werror=frame-larger-than=" + ("" if clang else "32768"))
     return (
         "-std=c++17",
-        "-O2",
+        *{"plain": ("-O2",), "checked": hooks, "sanitised": ("-O1", "-g", *SANITISERS)}[build],
         *native.get("x86_64" if machine == "amd64" else machine, ()),
-        "-shared",
         "-fPIC",
         "-fvisibility=hidden",
         "-fno-exceptions",
@@ -133,8 +140,7 @@ def flags(compiler: Compiler) -> tuple[str, ...]:
         "-fno-trapping-math",
         "-Wno-unknown-pragmas",
         "-Wno-attributes",
-        "-Wframe-larger-than=32768",
-        "-Werror=frame-larger-than=" + ("" if clang else "32768"),
+        *(frame if build != "sanitised" else ()),
     )
 
 
@@ -150,7 +156,9 @@ def processor() -> str:
     return "\n".join([platform.machine(), *facts])
 
 
-def build(source: str, entry: str, compiler: Compiler, options: tuple[str, ...], folder: Path) -> None:
+def build(
+    source: str, entry: str, compiler: Compiler, options: tuple[str, ...], folder: Path, libraries: tuple[str, ...] = ()
+) -> None:
     """Compile ``source`` to ``folder/kernel.so``, and keep it beside that as ``kernel.cpp``.
 
     In a folder of its own, which is then renamed into place: whoever is first wins, and nobody sees half of it.
@@ -168,7 +176,11 @@ def build(source: str, entry: str, compiler: Compiler, options: tuple[str, ...],
         raise _unwritable(entry, kept, error) from error
     try:
         (work / "kernel.cpp").write_text(source, encoding="utf-8")
-        _run(compiler, options, work, entry, kept / "zig")
+        _run(compiler, (*options, "-c", "kernel.cpp", "-o", "kernel.o"), work, entry, kept / "zig")
+        # Linked by itself: the hooks of the checked build are the runtime's own, not a library's.
+        link = ("-shared", "-O2", "-Wl,--no-gc-sections", "kernel.o", "-o", "kernel.so", *libraries, "-lm")
+        _run(_linker(compiler), link, work, entry, kept / "zig")
+        (work / "kernel.o").unlink()
         work.chmod(0o755)
         try:
             work.rename(folder)
@@ -188,12 +200,17 @@ def _unwritable(entry: str, kept: Path, error: OSError) -> CompileError:
     )
 
 
+def _linker(compiler: Compiler) -> Compiler:
+    """What links: zig as a C++ compiler would first build a C++ library, for a minute."""
+    return replace(compiler, command=(*compiler.command[:-1], "cc")) if compiler.name == "zig" else compiler
+
+
 def _run(compiler: Compiler, options: tuple[str, ...], folder: Path, entry: str, zig_cache: Path) -> None:
     environment = dict(os.environ, LC_ALL="C")
     environment.setdefault("ZIG_GLOBAL_CACHE_DIR", str(zig_cache))  # its default may be a home that cannot be written
     environment.setdefault("ZIG_LOCAL_CACHE_DIR", str(zig_cache))
     done = subprocess.run(
-        [*compiler.command, *options, "kernel.cpp", "-o", "kernel.so", "-lm"],
+        [*compiler.command, *options],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,

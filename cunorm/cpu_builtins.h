@@ -26,6 +26,10 @@ __forceinline__ Extent grid_extent() {
     CUNORM_CPU_IDENTITY(grid);
     return Extent{value};
 }
+__forceinline__ unsigned cluster_rank() {
+    CUNORM_CPU_IDENTITY(rank);
+    return value;
+}
 }  // namespace cunorm_cpu
 
 // ---- waits ----------------------------------------------------------------------------------------------------------
@@ -71,13 +75,26 @@ __forceinline__ int __all_sync(unsigned mask, int predicate, CUNORM_CPU_SITE) {
     return cunorm_cpu::vote(cunorm_cpu::ALL, mask, predicate, file, line) == mask;
 }
 
+// All threads of the block vote at a barrier. Its word lies in the block's own record.
+__forceinline__ int __syncthreads_count(int predicate, CUNORM_CPU_SITE) {
+    return cunorm_cpu::barrier_count(predicate != 0, file, line);
+}
+__forceinline__ int __syncthreads_or(int predicate, CUNORM_CPU_SITE) {
+    return cunorm_cpu::barrier_count(predicate != 0, file, line) != 0;
+}
+__forceinline__ int __syncthreads_and(int predicate, CUNORM_CPU_SITE) {
+    return cunorm_cpu::barrier_count(predicate == 0, file, line) == 0;
+}
+
 [[noreturn]] __forceinline__ void __trap() { cunorm_cpu::fault("__trap()"); }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-// Blocks run on several operating-system threads, so these are real.
-__forceinline__ void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+__forceinline__ void __threadfence() { cunorm_cpu::fence(); }
 __forceinline__ void __threadfence_block() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+__forceinline__ void __nanosleep(unsigned, CUNORM_CPU_SITE) {
+    cunorm_cpu::poll(cunorm_cpu::POLL, nullptr, 0, file, line);
+}
 
 template <typename T>
 __forceinline__ T __ldg(const T* address) {
@@ -85,22 +102,39 @@ __forceinline__ T __ldg(const T* address) {
     return *address;
 }
 
+// An atomic that leaves things as they were may be a spin: the others come first, and whoever only spins is found out.
+namespace cunorm_cpu {
+template <typename T>
+CUNORM_CPU_RUNTIME T after_atomic(T* address, T old, T now, const char* file, int line) {
+    if (old == now) {
+        poll(POLL, address, uint64_t(old), file, line);
+    } else {
+        ++self()->worker->progress;
+    }
+    return old;
+}
+}  // namespace cunorm_cpu
+
+// Blocks run on several operating-system threads, so these are real.
 #define CUNORM_CPU_ATOMICS(T) \
-    __forceinline__ T atomicAdd(T* address, T value) { \
-        cunorm_cpu::touch(address, sizeof(T), true); \
-        return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); \
+    CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE T atomicAdd(T* address, T value, CUNORM_CPU_SITE) { \
+        cunorm_cpu::note_atomic(cunorm_cpu::self(), address, sizeof(T), CUNORM_CPU_HERE); \
+        const T old = __atomic_fetch_add(address, value, __ATOMIC_RELAXED); \
+        return cunorm_cpu::after_atomic(address, old, static_cast<T>(old + value), file, line); \
     } \
-    __forceinline__ T atomicExch(T* address, T value) { \
-        cunorm_cpu::touch(address, sizeof(T), true); \
-        return __atomic_exchange_n(address, value, __ATOMIC_RELAXED); \
+    CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE T atomicExch(T* address, T value, CUNORM_CPU_SITE) { \
+        cunorm_cpu::note_atomic(cunorm_cpu::self(), address, sizeof(T), CUNORM_CPU_HERE); \
+        const T old = __atomic_exchange_n(address, value, __ATOMIC_RELAXED); \
+        return cunorm_cpu::after_atomic(address, old, value, file, line); \
     } \
-    __forceinline__ T atomicCAS(T* address, T expected, T value) { \
-        cunorm_cpu::touch(address, sizeof(T), true); \
-        __atomic_compare_exchange_n(address, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
-        return expected; \
+    CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE T atomicCAS(T* address, T expected, T value, CUNORM_CPU_SITE) { \
+        cunorm_cpu::note_atomic(cunorm_cpu::self(), address, sizeof(T), CUNORM_CPU_HERE); \
+        const bool swapped = \
+            __atomic_compare_exchange_n(address, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
+        return cunorm_cpu::after_atomic(address, expected, swapped ? value : expected, file, line); \
     } \
-    __forceinline__ T atomicMax(T* address, T value) { \
-        cunorm_cpu::touch(address, sizeof(T), true); \
+    CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE T atomicMax(T* address, T value) { \
+        cunorm_cpu::note_atomic(cunorm_cpu::self(), address, sizeof(T), CUNORM_CPU_HERE); \
         T old = __atomic_load_n(address, __ATOMIC_RELAXED); \
         while (old < value && \
                !__atomic_compare_exchange_n(address, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) { \

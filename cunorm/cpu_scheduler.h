@@ -1,77 +1,172 @@
-// The CPU executor's scheduler: which fiber runs next, what a thread waits for, how a block and a launch begin and end.
+// The CPU executor's scheduler: which fiber runs next, and what a thread waits for.
 
 namespace cunorm_cpu {
 
+// ---- what happens at these points (cpu_memory.h, cpu_checked.h) -----------------------------------------------------
+
+void leave_block(Worker& worker, Block& block);  // another block goes on
+void enter_block(Worker& worker, Block& block);
+void lanes_met(Worker& worker, Block& block, Warp& warp, Kind kind, unsigned mask);
+void block_met(Worker& worker, Block& block);
+void warp_ended(Worker& worker, Block& block, Warp& warp);
+void thread_ends(Worker& worker, Stack* stack);
+
 // ---- the scheduler --------------------------------------------------------------------------------------------------
 
-inline unsigned next_random(Worker& worker) {  // splitmix64
-    uint64_t z = worker.random += 0x9e3779b97f4a7c15u;
+CUNORM_CPU_RUNTIME unsigned next_random(uint64_t& state) {  // splitmix64
+    uint64_t z = state += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return unsigned((z ^ (z >> 31)) >> 32);
 }
 
 // One set bit of a word that has some, by the launch's order.
-inline unsigned choose(Worker& worker, unsigned bits) {
-    if (worker.order == ASCENDING) {
+CUNORM_CPU_RUNTIME unsigned choose(long long order, uint64_t& random, unsigned bits) {
+    if (order == ASCENDING) {
         return unsigned(__builtin_ctz(bits));
     }
-    if (worker.order == DESCENDING) {
+    if (order == DESCENDING) {
         return 31u - unsigned(__builtin_clz(bits));
     }
-    unsigned skip = unsigned((uint64_t(next_random(worker)) * unsigned(__builtin_popcount(bits))) >> 32);
+    unsigned skip = unsigned((uint64_t(next_random(random)) * unsigned(__builtin_popcount(bits))) >> 32);
     while (skip-- > 0) {
         bits &= bits - 1;
     }
     return unsigned(__builtin_ctz(bits));
 }
 
-// The next thread that can run: a round gives every ready lane of a warp one turn. False if there is none.
-inline bool pick(Worker& worker, unsigned& lane) {
-    unsigned turn = worker.pending & worker.warp[worker.current].ready;
-    if (turn == 0) {
-        if (worker.order == RANDOM || (worker.ready_warps >> worker.current & 1) == 0) {
-            if (worker.ready_warps == 0) {
-                return false;
-            }
-            worker.current = choose(worker, worker.ready_warps);
+// A block with a thread that can run, another than the running one where there is a choice; null if there is none.
+CUNORM_CPU_RUNTIME Block* ready_block(Worker& worker) {
+    const unsigned slots = worker.slots, now = worker.running->slot;
+    const unsigned skip = worker.order == RANDOM ? next_random(worker.random) % slots : 0;
+    for (unsigned i = 1; i <= slots; ++i) {
+        const unsigned step = (i + skip) % slots;
+        Block& block = worker.block[worker.order == DESCENDING ? (now + slots - step) % slots : (now + step) % slots];
+        if (block.live != 0 && block.ready_warps != 0) {
+            return &block;
         }
-        turn = worker.warp[worker.current].ready;
     }
-    lane = choose(worker, turn);
-    worker.pending = turn & ~(1u << lane);
+    return nullptr;
+}
+
+// Wakings in vain before a launch counts as stuck: a thread may look at one word several times without waiting for it.
+constexpr unsigned patience = 10000;
+
+// Nobody can run: wakes the polling threads to look again. False if they have, since something last happened.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE bool wake(Worker& worker) {
+    Launch& launch = *worker.launch;
+    if (worker.progress != worker.progress_seen) {
+        worker.progress_seen = worker.progress;
+        if (worker.stalls != 0) {
+            __atomic_fetch_sub(&launch.stalled, 1, __ATOMIC_SEQ_CST);
+        }
+        worker.stalls = 0;
+    } else {
+        if (worker.stalls == 0) {
+            __atomic_fetch_add(&launch.stalled, 1, __ATOMIC_SEQ_CST);
+        }
+        ++worker.stalls;
+        // Blocks on other cores may do what these wait for; all must have looked in vain since all are waiting.
+        const bool all = __atomic_load_n(&launch.stalled, __ATOMIC_SEQ_CST) >=
+                         __atomic_load_n(&launch.workers, __ATOMIC_SEQ_CST);
+        if (all && worker.stalls > patience) {
+            return false;
+        }
+        if (!all) {
+            sched_yield();
+            worker.stalls = 1;
+        }
+    }
+    bool any = false;
+    for (unsigned slot = 0; slot < worker.slots; ++slot) {
+        Block& block = worker.block[slot];
+        for (unsigned rest = block.live != 0 ? block.polling_warps : 0; rest != 0; rest &= rest - 1) {
+            Warp& warp = block.warp[__builtin_ctz(rest)];
+            warp.ready |= warp.polling;
+            warp.polling = 0;
+            any = true;
+        }
+        block.ready_warps |= block.polling_warps;
+        block.polling_warps = 0;
+    }
+    return any;
+}
+
+// The next thread that can run: a round gives every ready lane of a warp one turn. False if there is none.
+CUNORM_CPU_RUNTIME bool pick(Worker& worker, unsigned& lane) {
+    Block* block = worker.running;
+    unsigned turn = block->pending & block->warp[block->current].ready;
+    if (turn == 0) {
+        const bool random = worker.order == RANDOM;
+        if (random || (block->ready_warps >> block->current & 1) == 0) {
+            if (block->ready_warps == 0 || block->live == 0 || (random && worker.slots > 1)) {
+                Block* next = ready_block(worker);
+                if (next == nullptr) {
+                    if (!wake(worker)) {
+                        return false;
+                    }
+                    next = ready_block(worker);
+                }
+                if (next != block) {
+                    leave_block(worker, *block);
+                    worker.running = next;
+                    enter_block(worker, *next);
+                    block = next;
+                }
+            }
+            block->current = choose(worker.order, block->random, block->ready_warps);
+        }
+        turn = block->warp[block->current].ready;
+    }
+    lane = choose(worker.order, block->random, turn);
+    block->pending = turn & ~(1u << lane);
     return true;
 }
 
-inline void start(Worker& worker, Stack* stack, Warp& warp, unsigned lane) {
-    stack->thread = worker.current * lanes + lane;
-    stack->block = worker.block;
+CUNORM_CPU_RUNTIME void start(Worker& worker, Stack* stack, Warp& warp, unsigned lane) {
+    Block& block = *worker.running;
+    stack->thread = block.current * lanes + lane;
+    stack->block = block.index;
+    stack->rank = block.rank;
+    stack->id = block.rank * stack->threads + stack->thread;
+    stack->arena = block.arena;
+    stack->in = &block;
     stack->warp = &warp;
     stack->lane = lane;
+    stack->polled = stack->seen = 0;
+    stack->granted_bytes = 0;
+    stack->copies = stack->stores = 0;
+    stack->owes = false;
     warp.stack[lane] = stack;
 }
 
 // What runs on every stack, for ever: one CUDA thread after another.
-inline CUNORM_CPU_NOINLINE void run_threads() {
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void run_threads() {
     Stack* stack = self();
     Worker& worker = *stack->worker;
     for (;;) {
         worker.call(worker.arguments);
 
+        Block& block = *stack->in;
         const unsigned bit = 1u << stack->lane;
         Warp& ending = *stack->warp;
+        thread_ends(worker, stack);
+        ++worker.progress;
         ending.stack[stack->lane] = nullptr;
         ending.ready &= ~bit;
         if (ending.ready == 0) {
-            worker.ready_warps &= ~(1u << worker.current);
+            block.ready_warps &= ~(1u << block.current);
+        }
+        if ((ending.live &= ~bit) == 0) {
+            warp_ended(worker, block, ending);
         }
         unsigned lane;
         Context* next = &worker.host;
-        if (--worker.live != 0) {
+        if (--block.live != 0 || --block.gang->alive != 0) {
             if (!pick(worker, lane)) {
                 deadlock(stack);
             }
-            Warp& warp = worker.warp[worker.current];
+            Warp& warp = worker.running->warp[worker.running->current];
             if (warp.stack[lane] == nullptr) {  // a thread that has not started: on this very stack
                 start(worker, stack, warp, lane);
                 continue;
@@ -84,7 +179,7 @@ inline CUNORM_CPU_NOINLINE void run_threads() {
 }
 
 // A stack for a new thread: an idle one, which wakes up in run_threads, or a fresh one, which starts there.
-inline Stack* take_stack(Worker& worker) {
+CUNORM_CPU_RUNTIME Stack* take_stack(Worker& worker) {
     if (worker.idle != 0) {
         return worker.idle_stack[--worker.idle];
     }
@@ -92,14 +187,14 @@ inline Stack* take_stack(Worker& worker) {
     Stack* stack = stack_at(reinterpret_cast<uintptr_t>(base));
     stack->threads = unsigned(worker.launch->threads);
     stack->grid = unsigned(worker.launch->grid);
-    stack->arena = worker.arena;
+    stack->cluster = unsigned(worker.launch->cluster);
     stack->worker = &worker;
     make_context(&stack->context, base, reinterpret_cast<char*>(stack), run_threads);
     return stack;
 }
 
-inline Stack* next_stack(Worker& worker, unsigned lane) {
-    Warp& warp = worker.warp[worker.current];
+CUNORM_CPU_RUNTIME Stack* next_stack(Worker& worker, unsigned lane) {
+    Warp& warp = worker.running->warp[worker.running->current];
     if (warp.stack[lane] == nullptr) {
         start(worker, take_stack(worker), warp, lane);
     }
@@ -107,8 +202,9 @@ inline Stack* next_stack(Worker& worker, unsigned lane) {
 }
 
 // The running thread cannot go on: hands over. Returns when somebody has made it ready and its turn has come.
-inline void wait(Stack* stack, Kind kind, unsigned mask, const char* file, int line) {
+CUNORM_CPU_RUNTIME void wait(Stack* stack, Kind kind, unsigned mask, const char* file, int line) {
     Worker& worker = *stack->worker;
+    Block& block = *stack->in;
     stack->kind = kind;
     stack->mask = mask;
     stack->file = file;
@@ -116,45 +212,79 @@ inline void wait(Stack* stack, Kind kind, unsigned mask, const char* file, int l
     Warp& warp = *stack->warp;
     warp.ready &= ~(1u << stack->lane);
     if (warp.ready == 0) {
-        worker.ready_warps &= ~(1u << worker.current);
+        block.ready_warps &= ~(1u << block.current);
     }
     unsigned lane;
     if (!pick(worker, lane)) {
         deadlock(stack);
     }
-    switch_context(&stack->context, &next_stack(worker, lane)->context);
+    Stack* next = next_stack(worker, lane);
+    if (next != stack) {  // a polling thread may be the only one
+        switch_context(&stack->context, &next->context);
+    }
 }
 
 // ---- waits ----------------------------------------------------------------------------------------------------------
 
-// A race detector would start a new epoch of the block's shared memory where the barrier opens.
-inline CUNORM_CPU_NOINLINE void barrier(const char* file, int line) {
+// A thread that found `seen` at `address`, and spins on it: everybody else first.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void poll(Kind kind, const volatile void* address, uint64_t seen,
+                                                 const char* file, int line) {
     Stack* stack = self();
-    Worker& worker = *stack->worker;
-    if (worker.at_barrier == 0) {
-        worker.barrier_file = file;
-        worker.barrier_line = line;
-        worker.barrier_thread = stack->thread;
-    } else if (worker.barrier_line != line || strcmp(worker.barrier_file, file) != 0) {
+    const uint64_t polled = reinterpret_cast<uintptr_t>(address);
+    if (stack->polled != polled || stack->seen != seen) {
+        stack->polled = polled;
+        stack->seen = seen;
+        ++stack->worker->progress;
+    }
+    stack->warp->polling |= 1u << stack->lane;
+    stack->in->polling_warps |= 1u << (stack->thread / lanes);
+    wait(stack, kind, 0, file, line);
+}
+
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void barrier(const char* file, int line) {
+    Stack* stack = self();
+    Block& block = *stack->in;
+    if (block.at_barrier == 0) {
+        block.barrier_file = file;
+        block.barrier_line = line;
+        block.barrier_thread = stack->thread;
+    } else if (block.barrier_line != line || strcmp(block.barrier_file, file) != 0) {
         stack->kind = BARRIER;
         stack->file = file;
         stack->line = line;
-        fault_between(stack, "divergent barrier", stack->thread, worker.barrier_thread);
+        fault_between(stack, "divergent barrier", stack->thread, block.barrier_thread);
     }
-    if (++worker.at_barrier < stack->threads) {
+    if (++block.at_barrier < stack->threads) {
         wait(stack, BARRIER, 0, file, line);
         return;
     }
-    worker.at_barrier = 0;
-    for (unsigned i = 0; i < worker.warps; ++i) {
-        worker.warp[i].ready = ~0u;
+    ++stack->worker->progress;
+    block.at_barrier = 0;
+    block_met(*stack->worker, block);
+    for (unsigned i = 0; i < block.warps; ++i) {
+        block.warp[i].ready = ~0u;
     }
-    worker.ready_warps = ~0u >> (lanes - worker.warps);
+    block.ready_warps = ~0u >> (lanes - block.warps);
+}
+
+// How many threads of the block brought true. A thread may be at its next count before a slow one has read this one's.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE int barrier_count(bool mine, const char* file, int line) {
+    Block& block = *self()->in;
+    if (block.at_barrier == 0) {
+        block.counts[block.counted & 1] = 0;
+    }
+    const unsigned parity = block.counted & 1;
+    block.counts[parity] += mine;
+    if (block.at_barrier + 1 == self()->threads) {
+        ++block.counted;
+    }
+    barrier(file, line);
+    return int(block.counts[parity]);
 }
 
 // The last lane of the mask has arrived: gives every lane its result. Done by one lane for all, because a lane may be
 // at its next shuffle, with another mask, before its partners read.
-inline void deliver(Warp& warp, Stack* stack, Kind kind, unsigned mask) {
+CUNORM_CPU_RUNTIME void deliver(Warp& warp, Stack* stack, Kind kind, unsigned mask) {
     unsigned differs = 0, votes = 0;
     for (unsigned i = 0; i < lanes; ++i) {
         differs |= unsigned(warp.kind[i] != kind) << i;
@@ -172,7 +302,7 @@ inline void deliver(Warp& warp, Stack* stack, Kind kind, unsigned mask) {
     }
 }
 
-inline CUNORM_CPU_NOINLINE uint64_t exchange(Kind kind, unsigned mask, uint64_t value, unsigned source,
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE uint64_t exchange(Kind kind, unsigned mask, uint64_t value, unsigned source,
                                              const char* file, int line) {
     Stack* stack = self();
     Warp& warp = *stack->warp;
@@ -191,6 +321,8 @@ inline CUNORM_CPU_NOINLINE uint64_t exchange(Kind kind, unsigned mask, uint64_t 
         stack->file = file;
         stack->line = line;
         deliver(warp, stack, kind, mask);
+        lanes_met(*stack->worker, *stack->in, warp, kind, mask);
+        ++stack->worker->progress;
         warp.arrived &= ~mask;
         warp.ready |= mask;
     } else {
@@ -201,7 +333,7 @@ inline CUNORM_CPU_NOINLINE uint64_t exchange(Kind kind, unsigned mask, uint64_t 
 
 // Lane that a shuffle reads from, by the rules of PTX shfl: out of the segment of `width` lanes means oneself, but an
 // xor may reach an earlier segment.
-inline unsigned shuffle_source(Kind kind, unsigned lane, unsigned operand, unsigned width) {
+CUNORM_CPU_RUNTIME unsigned shuffle_source(Kind kind, unsigned lane, unsigned operand, unsigned width) {
     const unsigned begin = lane & ~(width - 1), end = begin + width;
     operand &= lanes - 1;
     switch (kind) {
@@ -229,151 +361,4 @@ __forceinline__ T shuffle(Kind kind, unsigned mask, T value, unsigned operand, i
     return value;
 }
 
-// ---- memory ---------------------------------------------------------------------------------------------------------
-
-__forceinline__ void* shared_memory() { return self()->arena; }
-
-// A kernel says how much of the arena its arrays take up: the host's formula for the launch must cover it.
-inline void claim_shared(long long bytes) {
-    if (bytes > self()->worker->launch->shared_bytes) {
-        fault("the kernel's arrays take %lld bytes of shared memory, the launch gave %lld", bytes,
-              self()->worker->launch->shared_bytes);
-    }
-}
-
-inline CUNORM_CPU_COLD void misaligned(const void* address, unsigned bytes, bool store) {
-    fault("misaligned %u-byte %s at 0x%llx", bytes, store ? "store" : "load",
-          static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)));
-}
-
-// Every access to global memory comes by here. Bounds, and the counters of bytes and sectors, belong here too, behind a
-// word of the Launch that says which of them are wanted.
-__forceinline__ void touch(const void* address, unsigned bytes, bool store) {
-    if (__builtin_expect(reinterpret_cast<uintptr_t>(address) % bytes != 0, 0)) {
-        misaligned(address, bytes, store);
-    }
-}
-
-// ---- a launch -------------------------------------------------------------------------------------------------------
-
-inline void run_block(Worker& worker, unsigned block) {
-    const Launch& launch = *worker.launch;
-    const unsigned warps = unsigned(launch.threads) / lanes;
-    worker.block = block;
-    worker.warps = warps;
-    worker.ready_warps = ~0u >> (lanes - warps);
-    worker.pending = 0;
-    worker.live = unsigned(launch.threads);
-    worker.at_barrier = 0;
-    worker.random = uint64_t(launch.seed) * 0xd1342543de82ef95u + block;  // not dependent on who runs the block
-    for (unsigned i = 0; i < warps; ++i) {
-        Warp& warp = worker.warp[i];
-        warp.ready = ~0u;
-        warp.arrived = 0;
-        memset(warp.stack, 0, sizeof warp.stack);
-    }
-    memset(worker.arena, 0xff, size_t(launch.shared_bytes));  // what shared memory holds at first is nobody's business
-    worker.current = choose(worker, worker.ready_warps);
-    unsigned lane;
-    pick(worker, lane);
-    switch_context(&worker.host, &next_stack(worker, lane)->context);
-}
-
-// Runs blocks of the launch until none is left. `worker` is memory of this operating-system thread alone.
-inline CUNORM_CPU_NOINLINE int run(const char* kernel, void (*call)(const uint64_t*), Launch* launch, Worker* worker,
-                                   char* stacks, char* arena, char* text, int text_size) {
-    worker->launch = launch;
-    worker->arguments = launch->arguments;
-    worker->call = call;
-    worker->kernel = kernel;
-    worker->order = launch->order;
-    worker->stacks = stacks;
-    worker->arena = arena;
-    worker->text = text;
-    worker->text_size = text_size;
-    worker->status = done;
-    worker->fresh = worker->idle = 0;
-    while (worker->status == done) {
-        const long long block = __atomic_fetch_add(&launch->next, 1, __ATOMIC_RELAXED);
-        if (block >= launch->last) {
-            break;
-        }
-        run_block(*worker, unsigned(block));
-    }
-    return int(worker->status);
-}
-
-// Kernel parameters from 8-byte slots. Their letters tell the host how to pack them.
-template <typename T>
-struct Parameter {
-    static_assert(sizeof(T) == 0, "kernel parameters are pointers, long long and double only");
-};
-template <typename T>
-struct Parameter<T*> {
-    static constexpr char letter = 'P';
-};
-template <>
-struct Parameter<long long> {
-    static constexpr char letter = 'q';
-};
-template <>
-struct Parameter<double> {
-    static constexpr char letter = 'd';
-};
-
-template <typename T>
-__forceinline__ T argument(const uint64_t* slot) {
-    static_assert(sizeof(T) == sizeof *slot, "64-bit pointers");
-    T value;
-    memcpy(&value, slot, sizeof value);
-    return value;
-}
-
-template <int... index>
-struct Indices {};
-template <int count, int... index>
-struct IndicesUpTo : IndicesUpTo<count - 1, count - 1, index...> {};
-template <int... index>
-struct IndicesUpTo<0, index...> {
-    typedef Indices<index...> type;
-};
-
-template <typename... T, int... index>
-__forceinline__ void call(void (*kernel)(T...), const uint64_t* arguments, Indices<index...>) {
-    (void)arguments;  // of a kernel without parameters
-    kernel(argument<T>(arguments + index)...);
-}
-template <typename... T>
-__forceinline__ void call(void (*kernel)(T...), const uint64_t* arguments) {
-    call(kernel, arguments, typename IndicesUpTo<int(sizeof...(T))>::type{});
-}
-template <typename... T>
-const char* signature(void (*)(T...)) {
-    static const char letters[] = {Parameter<T>::letter..., '\0'};
-    return letters;
-}
-
-struct Index {
-    unsigned x;
-    static constexpr unsigned y = 0, z = 0;
-};
-struct Extent {
-    unsigned x;
-    static constexpr unsigned y = 1, z = 1;
-};
-
 }  // namespace cunorm_cpu
-
-// The host writes CUNORM_CPU_ENTRY(name) below the text.
-#define CUNORM_CPU_ENTRY(name) \
-    static void cunorm_cpu_call_##name(const uint64_t* arguments) { cunorm_cpu::call(&::name, arguments); } \
-    extern "C" __attribute__((visibility("default"))) const char* cunorm_cpu_signature() { \
-        return cunorm_cpu::signature(&::name); \
-    } \
-    extern "C" __attribute__((visibility("default"))) long long cunorm_cpu_worker_bytes() { \
-        return (long long)sizeof(cunorm_cpu::Worker); \
-    } \
-    extern "C" __attribute__((visibility("default"))) int cunorm_cpu_run( \
-        cunorm_cpu::Launch* launch, cunorm_cpu::Worker* worker, char* stacks, char* arena, char* text, int size) { \
-        return cunorm_cpu::run(#name, cunorm_cpu_call_##name, launch, worker, stacks, arena, text, size); \
-    }

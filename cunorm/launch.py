@@ -126,13 +126,24 @@ class Plan:
         self._constants = tuple(constants)
         self._ready = ready
 
-    def run(self, values: Sequence[int | float]) -> None:
-        """Launch the kernels; ``values`` are addresses (0: absent array) and numbers in the order of ``names``."""
+    def run(self, values: Sequence[int | float], sizes: Sequence[int] = ()) -> None:
+        """Launch the kernels.
+
+        Parameters
+        ----------
+        values : sequence of int or float
+            Addresses (0: absent array) and numbers in the order of ``names``.
+        sizes : sequence of int
+            Bytes of the arrays at these addresses; the CPU executor checks bounds by them.
+        """
         if self._ready is None:
             self.compile()
         assert self._ready is not None
-        launch = executor(self.place.kind).launch
         everything = (*values, *self._constants)
+        if self.place.kind == "cpu":
+            executor("cpu").run(self._ready, everything, self.names, sizes)
+            return
+        launch = executor(self.place.kind).launch
         for kernel, grid, threads, shared_bytes, pick in self._ready:
             launch(kernel, grid, threads, shared_bytes, pick(everything))
 

@@ -8,6 +8,7 @@ variable               meaning                                                  
 ``CUNORM_CXX``         the C++ compiler of the CPU executor                                g++, clang++, zig
 ``CUNORM_CPU_ORDER``   order of the CPU executor's threads: ascending, descending, random  ``ascending``
 ``CUNORM_CPU_CORES``   operating-system threads that the CPU executor spreads blocks over  all cores
+``CUNORM_CPU_BUILD``   plain: for use; checked: every access is checked and counted        ``plain``
 =====================  ==================================================================  ==============
 """
 
@@ -18,11 +19,20 @@ from pathlib import Path
 
 import platformdirs
 
-__all__ = ["VARIABLES", "cache_dir", "cpu_cores", "cpu_device", "cpu_order", "cxx"]
+__all__ = ["VARIABLES", "cache_dir", "cpu_build", "cpu_cores", "cpu_device", "cpu_order", "cxx"]
 
 
 #: The names of them all: another CUNORM_ name in the environment is a slip.
-VARIABLES = ("CUNORM_CACHE_DIR", "CUNORM_CPU_DEVICE", "CUNORM_CXX", "CUNORM_CPU_ORDER", "CUNORM_CPU_CORES")
+VARIABLES = (
+    "CUNORM_CACHE_DIR",
+    "CUNORM_CPU_DEVICE",
+    "CUNORM_CXX",
+    "CUNORM_CPU_ORDER",
+    "CUNORM_CPU_CORES",
+    "CUNORM_CPU_BUILD",
+)
+#: How the CPU executor compiles kernels; `sanitised` is for child processes of the tests.
+BUILDS = ("plain", "checked", "sanitised")
 
 
 def cache_dir() -> Path:
@@ -44,6 +54,14 @@ def cxx() -> str | None:
 def cpu_order() -> str:
     """The order in which the CPU executor resumes the threads of a block."""
     return os.environ.get("CUNORM_CPU_ORDER") or "ascending"
+
+
+def cpu_build() -> str:
+    """Which of `BUILDS` the CPU executor runs."""
+    build = os.environ.get("CUNORM_CPU_BUILD") or "plain"
+    if build not in BUILDS:
+        raise ValueError(f"CUNORM_CPU_BUILD: {build!r}, expected one of {', '.join(BUILDS)}")
+    return build
 
 
 def cpu_cores() -> int:

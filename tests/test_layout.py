@@ -30,6 +30,8 @@ ORDER = [
     {"results"},
     {"launch"},
     {"gpu", "cpu"},
+    {"cpu_checked"},
+    {"cpu_kernel", "cpu_memory"},
     {"compilers"},
     {"sources", "costmodel", "group_norm_strategies", "layer_norm_strategies", "batch_norm_strategies"},
     {"group_norm_split", "layer_norm_split", "batch_norm_views"},

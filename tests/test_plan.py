@@ -372,7 +372,7 @@ def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for tile in (TILES["block"], TILES["split"]):
         forget_calls()
         monkeypatch.setattr(launch, "_plans", {})
-        monkeypatch.setattr(cunorm_module("cpu"), "_kernels", {})
+        monkeypatch.setattr(cunorm_module("cpu_kernel"), "_kernels", {})
         shared = plan(shape=(2, 8, 3, 5), tile=tile)
         barrier = threading.Barrier(count)
 

@@ -1,0 +1,129 @@
+// The checked build's eyes: the door to global memory, and the calls that the compiler puts before every access to memory
+// (-fsanitize=thread and -fsanitize=alignment, whose own libraries are not linked).
+
+#ifdef CUNORM_CPU_CHECKED
+namespace cunorm_cpu {
+
+// An access of one lane to global memory, by the doors of types.cuh and async.cuh or by an atomic.
+CUNORM_CPU_RUNTIME void global_access(Stack* stack, uint64_t address, unsigned bytes, bool store, uint32_t site) {
+    Worker& worker = *stack->worker;
+    Counters* counters = worker.launch->counters;
+    unsigned number = 0;
+    if (worker.launch->regions != 0) {
+        const Region* region = region_of(worker, address, bytes);
+        if (region == nullptr) {
+            out_of_bounds(address, bytes, store, site);
+        }
+        number = unsigned(region - worker.launch->region);
+        if (store && region->role == WORKSPACE) {
+            hold(stack, address, bytes);
+        }
+    }
+    if (counters != nullptr) {
+        Moved& moved = counters->moved[number];
+        (store ? moved.stored : moved.loaded) += bytes;
+        log_access(stack, address, bytes, store, false, number, site);
+    }
+}
+
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void touched(const void* pointer, unsigned bytes, bool store) {
+    Stack* stack = self();
+    const uint64_t address = reinterpret_cast<uintptr_t>(pointer);
+    global_access(stack, address, bytes, store, CUNORM_CPU_HERE);
+    stack->granted = address;
+    stack->granted_bytes = bytes;
+    stack->granted_store = store;
+}
+
+// The compiler's word for every access of the kernel, wherever to.
+CUNORM_CPU_RUNTIME void hooked(const void* pointer, uint64_t bytes, bool store, uint32_t site) {
+    Stack* stack = self();
+    const uint64_t address = reinterpret_cast<uintptr_t>(pointer);
+    const uint64_t base = reinterpret_cast<uintptr_t>(stack) & ~(stack_bytes - 1);
+    if (address - base < stack_bytes) {
+        return;
+    }
+    Worker& worker = *stack->worker;
+    if (is_shared(worker, address)) {
+        shared_access(stack, address, unsigned(bytes), !store, store, false, site);
+        return;
+    }
+    if (address - reinterpret_cast<uintptr_t>(__ehdr_start) < uint64_t(_end - __ehdr_start)) {
+        return;  // constants
+    }
+    if (worker.launch->regions == 0) {
+        return;
+    }
+    const Region* region = region_of(worker, address, bytes);
+    if (region == nullptr) {
+        if (address - reinterpret_cast<uintptr_t>(&worker) <
+            uint64_t(worker_bytes(worker.slots, worker.launch->threads))) {
+            return;  // the runtime's own, inlined
+        }
+        out_of_bounds(address, unsigned(bytes), store, site);
+    }
+    if (worker.launch->counters != nullptr) {
+        Moved& moved = worker.launch->counters->moved[region - worker.launch->region];
+        (store ? moved.raw_stored : moved.raw_loaded) += bytes;
+    }
+    if (store != stack->granted_store || address < stack->granted ||
+        address + bytes > stack->granted + stack->granted_bytes) {
+        fault("%llu-byte %s at @{%x} of #{%d} that bypasses load and store", (unsigned long long)bytes,
+              store ? "store" : "load", site, int(region - worker.launch->region));
+    }
+}
+
+}  // namespace cunorm_cpu
+
+#define CUNORM_CPU_HOOK extern "C" __attribute__((visibility("hidden"), noinline, used, no_sanitize("thread"), \
+                                                  no_sanitize("alignment"))) void
+#define CUNORM_CPU_HOOKS(bytes) \
+    CUNORM_CPU_HOOK __tsan_read##bytes(void* p) { cunorm_cpu::hooked(p, bytes, false, CUNORM_CPU_HERE); } \
+    CUNORM_CPU_HOOK __tsan_write##bytes(void* p) { cunorm_cpu::hooked(p, bytes, true, CUNORM_CPU_HERE); } \
+    CUNORM_CPU_HOOK __tsan_volatile_read##bytes(void* p) { cunorm_cpu::hooked(p, bytes, false, CUNORM_CPU_HERE); } \
+    CUNORM_CPU_HOOK __tsan_volatile_write##bytes(void* p) { cunorm_cpu::hooked(p, bytes, true, CUNORM_CPU_HERE); }
+CUNORM_CPU_HOOKS(1)
+CUNORM_CPU_HOOKS(2)
+CUNORM_CPU_HOOKS(4)
+CUNORM_CPU_HOOKS(8)
+CUNORM_CPU_HOOKS(16)
+#define CUNORM_CPU_UNALIGNED_HOOKS(bytes) \
+    CUNORM_CPU_HOOK __tsan_unaligned_read##bytes(void* p) { cunorm_cpu::hooked(p, bytes, false, CUNORM_CPU_HERE); } \
+    CUNORM_CPU_HOOK __tsan_unaligned_write##bytes(void* p) { cunorm_cpu::hooked(p, bytes, true, CUNORM_CPU_HERE); }
+CUNORM_CPU_UNALIGNED_HOOKS(2)
+CUNORM_CPU_UNALIGNED_HOOKS(4)
+CUNORM_CPU_UNALIGNED_HOOKS(8)
+CUNORM_CPU_UNALIGNED_HOOKS(16)
+CUNORM_CPU_HOOK __tsan_read_range(void* p, unsigned long bytes) { cunorm_cpu::hooked(p, bytes, false, CUNORM_CPU_HERE); }
+CUNORM_CPU_HOOK __tsan_write_range(void* p, unsigned long bytes) { cunorm_cpu::hooked(p, bytes, true, CUNORM_CPU_HERE); }
+CUNORM_CPU_HOOK __tsan_func_entry(void*) {}
+CUNORM_CPU_HOOK __tsan_func_exit() {}
+CUNORM_CPU_HOOK __tsan_init() {}
+#ifdef __clang__  // others leave these to the C library
+extern "C" __attribute__((visibility("hidden"), noinline, used)) void* __tsan_memcpy(void* to, const void* from,
+                                                                                     unsigned long bytes) {
+    cunorm_cpu::hooked(from, bytes, false, CUNORM_CPU_HERE);
+    cunorm_cpu::hooked(to, bytes, true, CUNORM_CPU_HERE);
+    return memcpy(to, from, bytes);
+}
+extern "C" __attribute__((visibility("hidden"), noinline, used)) void* __tsan_memset(void* to, int byte,
+                                                                                     unsigned long bytes) {
+    cunorm_cpu::hooked(to, bytes, true, CUNORM_CPU_HERE);
+    return memset(to, byte, bytes);
+}
+#endif
+
+// What both compilers hand to the handler of a misaligned access: the place in the source, and what was accessed.
+struct CunormCpuMismatch {
+    const char* file;
+    uint32_t line, column;
+    const void* type;
+    unsigned char log_alignment, kind;
+};
+CUNORM_CPU_HOOK __ubsan_handle_type_mismatch_v1(void* data, void* pointer) {
+    const CunormCpuMismatch& found = *static_cast<const CunormCpuMismatch*>(data);
+    cunorm_cpu::fault("misaligned access (%s:%u): address 0x%llx, which %u-byte alignment does not divide", found.file,
+                      found.line, (unsigned long long)reinterpret_cast<uintptr_t>(pointer),
+                      1u << found.log_alignment);
+}
+#endif

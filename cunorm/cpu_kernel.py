@@ -1,0 +1,166 @@
+"""Kernels of the CPU executor: a text behind the runtime's headers, compiled once, kept on disk, loaded.
+
+Three builds of one text: plain, checked (every access is seen), and sanitised (for a process that has the compiler's
+sanitisers loaded).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from cunorm import compilers, settings
+from cunorm.errors import CompileError
+
+__all__ = ["HEADERS", "LAUNCH_WORDS", "Kernel", "compile"]
+
+HEADERS = (
+    "cpu_runtime.h",
+    "cpu_faults.h",
+    "cpu_scheduler.h",
+    "cpu_memory.h",
+    "cpu_clocks.h",
+    "cpu_checked.h",
+    "cpu_counters.h",
+    "cpu_hooks.h",
+    "cpu_async.h",
+    "cpu_launch.h",
+    "cpu_builtins.h",
+)
+# struct Launch in cpu_runtime.h: fourteen words, next a cache line away, the arguments another one.
+LAUNCH = "@14q64xq64x"
+LAUNCH_WORDS = 31
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel.
+
+    Attributes
+    ----------
+    name : str
+        The entry.
+    build : str
+        One of `settings.BUILDS`.
+    path : Path
+        The shared object; ``kernel.cpp`` beside it is the whole text that was compiled.
+    signature : str
+        A letter per parameter: P pointer, q long long, d double.
+    static_bytes : int
+        Whether it declares ``__shared__`` variables; 0 if not.
+    """
+
+    name: str
+    build: str
+    path: Path
+    signature: str
+    static_bytes: int
+    _text: str = field(repr=False)
+    _run: Callable[..., int] = field(repr=False, compare=False)
+    _worker_bytes: Callable[[int, int], int] = field(repr=False, compare=False)
+    _packer: struct.Struct = field(repr=False, compare=False)
+    _buffer: type[ctypes.Array[ctypes.c_int64]] = field(repr=False, compare=False)
+    _free: Callable[[int], None] = field(repr=False, compare=False)
+
+    def built(self, build: str) -> Kernel:
+        """The same kernel in another build."""
+        return self if build == self.build else compile(self._text, self.name, build=build)
+
+
+_kernels: dict[tuple[object, ...], Kernel] = {}
+
+
+@cache
+def _runtime() -> str:
+    texts = {name: Path(__file__).with_name(name).read_text(encoding="utf-8") for name in HEADERS}
+    return "".join(f'#line 1 "cunorm/{name}"\n{text}' for name, text in texts.items())
+
+
+def compile(
+    text: str,
+    entry: str,
+    ordinal: int = 0,
+    *,
+    compiler: compilers.Compiler | None = None,
+    defines: tuple[str, ...] = (),
+    build: str | None = None,
+) -> Kernel:
+    """Compile a kernel, or take it from the process's or the disk's cache.
+
+    Parameters
+    ----------
+    text : str
+        CUDA C, complete: types, tile, includes expanded.
+    entry : str
+        Name of the ``extern "C" __global__`` function.
+    ordinal : int
+        Always 0.
+    compiler : Compiler, optional
+        Another than ``compilers.chosen()``.
+    defines : tuple of str
+        Macros for the runtime, for instance ``CUNORM_CPU_UCONTEXT``: switch fibers with ucontext on any machine.
+    build : str, optional
+        One of ``settings.BUILDS``; None: as ``CUNORM_CPU_BUILD`` says.
+
+    Raises
+    ------
+    CompileError
+        If there is no compiler, the text does not compile, or the cache folder cannot be written.
+    """
+    folder = settings.cache_dir() / "cpu"
+    build = build or settings.cpu_build()
+    key = (text, entry, compiler or settings.cxx(), defines, build, folder)
+    kernel = _kernels.get(key)
+    if kernel is None:
+        kernel = _kernels[key] = _compile(text, entry, compiler or compilers.chosen(), defines, build, folder)
+    return kernel
+
+
+def _compile(
+    text: str, entry: str, compiler: compilers.Compiler, defines: tuple[str, ...], build: str, kept: Path
+) -> Kernel:
+    defines = (*defines, "CUNORM_CPU_CHECKED") if build == "checked" else defines
+    macros = "".join(f"#define {name} 1\n" for name in defines)
+    source = f'{macros}{_runtime()}\n#line 1 "{entry}.cu"\n{text}\n#line 1 "entry"\nCUNORM_CPU_ENTRY({entry})\n'
+    options = compilers.flags(compiler, build)
+    libraries = compilers.SANITISERS if build == "sanitised" else ()
+    facts = (source, *options, *compiler.command, compiler.version, compilers.processor())
+    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()
+    folder = kept / f"{entry}-{digest[:32]}"
+    if not (folder / "kernel.so").exists():
+        compilers.build(source, entry, compiler, options, folder, libraries)
+    try:
+        return _load(text, entry, build, folder / "kernel.so")
+    except (OSError, AttributeError):  # damaged, for instance by a full disk: once more
+        shutil.rmtree(folder, ignore_errors=True)
+        compilers.build(source, entry, compiler, options, folder, libraries)
+    try:
+        return _load(text, entry, build, folder / "kernel.so")
+    except (OSError, AttributeError) as error:
+        raise CompileError(
+            f"{entry}: {error}; does {kept} allow execution? set CUNORM_CACHE_DIR to a folder that does"
+        ) from error
+
+
+def _load(text: str, entry: str, build: str, path: Path) -> Kernel:
+    library = ctypes.CDLL(str(path))  # its calls release the interpreter's lock
+    library.cunorm_cpu_signature.restype = ctypes.c_char_p
+    library.cunorm_cpu_static_bytes.restype = ctypes.c_longlong
+    worker_bytes = library.cunorm_cpu_worker_bytes
+    worker_bytes.argtypes, worker_bytes.restype = [ctypes.c_longlong] * 2, ctypes.c_longlong
+    signature: str = library.cunorm_cpu_signature().decode()
+    run = library.cunorm_cpu_run
+    run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_longlong, ctypes.c_void_p, ctypes.c_int]
+    run.restype = ctypes.c_int
+    free = library.cunorm_cpu_free
+    free.argtypes, free.restype = [ctypes.c_void_p], None
+    words = ctypes.c_int64 * (LAUNCH_WORDS + len(signature))
+    packer = struct.Struct(LAUNCH + signature)
+    static = library.cunorm_cpu_static_bytes()
+    return Kernel(entry, build, path, signature, static, text, run, worker_bytes, packer, words, free)

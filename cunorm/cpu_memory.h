@@ -1,0 +1,148 @@
+// The CPU executor's memory: shared memory's arenas, the door to global memory, and which array an address lies in.
+
+namespace cunorm_cpu {
+
+// ---- places ---------------------------------------------------------------------------------------------------------
+
+#ifdef CUNORM_CPU_CHECKED
+// The place in the kernel that a return address stands behind, as the host can look it up.
+extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[];
+extern "C" __attribute__((visibility("hidden"))) const char _end[];
+CUNORM_CPU_RUNTIME uint32_t site_of(const void* return_address) {
+    return uint32_t(reinterpret_cast<uintptr_t>(return_address) - reinterpret_cast<uintptr_t>(__ehdr_start) - 1);
+}
+#define CUNORM_CPU_HERE cunorm_cpu::site_of(__builtin_return_address(0))
+#else
+#define CUNORM_CPU_HERE 0u
+#endif
+
+// ---- shared memory --------------------------------------------------------------------------------------------------
+
+// Static shared memory is one address for every block, so its contents change places with the blocks. The anchor makes
+// sure that there is such a section.
+constexpr uintptr_t anchor_bytes = 16;
+__attribute__((section("cunorm_shared"), used, aligned(16))) static char shared_anchor[anchor_bytes];
+extern "C" __attribute__((visibility("hidden"))) char __start_cunorm_shared[];
+extern "C" __attribute__((visibility("hidden"))) char __stop_cunorm_shared[];
+
+CUNORM_CPU_RUNTIME long long static_bytes() {
+    const long long bytes = __stop_cunorm_shared - __start_cunorm_shared;
+    return bytes > (long long)sizeof shared_anchor ? bytes : 0;
+}
+
+CUNORM_CPU_RUNTIME void save_statics(Block& block) {
+    if (block.statics != nullptr) {
+        memcpy(block.statics, __start_cunorm_shared, size_t(static_bytes()));
+    }
+}
+
+CUNORM_CPU_RUNTIME void restore_statics(Block& block) {
+    if (block.statics != nullptr) {
+        memcpy(__start_cunorm_shared, block.statics, size_t(static_bytes()));
+    }
+}
+
+__forceinline__ void* shared_memory() { return self()->arena; }
+
+// Whether an address is one of shared memory, this block's or another's.
+CUNORM_CPU_RUNTIME bool is_shared(const Worker& worker, uint64_t address) {
+    return address - reinterpret_cast<uintptr_t>(worker.arenas) < worker.arena_bytes * worker.slots ||
+           address - reinterpret_cast<uintptr_t>(__start_cunorm_shared) < uint64_t(static_bytes());
+}
+
+// A kernel says how much of the arena its arrays take up: the host's formula for the launch must cover it.
+CUNORM_CPU_RUNTIME void claim_shared(long long bytes) {
+    if (bytes > self()->worker->launch->shared_bytes) {
+        fault("the kernel's arrays take %lld bytes of shared memory, the launch gave %lld", bytes,
+              self()->worker->launch->shared_bytes);
+    }
+}
+
+// ---- global memory --------------------------------------------------------------------------------------------------
+
+// The array that holds all of these bytes, or null.
+__forceinline__ const Region* region_of(Worker& worker, uint64_t address, uint64_t bytes) {
+    const Region* region = worker.last_region;
+    if (__builtin_expect(address >= region->begin && address + bytes <= region->end, 1)) {
+        return region;
+    }
+    const Launch& launch = *worker.launch;
+    for (long long i = 0; i < launch.regions; ++i) {
+        region = launch.region + i;
+        if (address >= region->begin && address + bytes <= region->end) {
+            worker.last_region = region;
+            return region;
+        }
+    }
+    return nullptr;
+}
+
+// Faults about an access to memory that is not the launch's. "#{i}" is the name of array i, which the host knows.
+[[noreturn]] CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void out_of_bounds(uint64_t address, unsigned bytes, bool store,
+                                                                   uint64_t site) {
+    const Launch& launch = *self()->worker->launch;
+    long long nearest = 0;
+    uint64_t least = ~uint64_t(0);
+    for (long long i = 0; i < launch.regions; ++i) {
+        const Region& region = launch.region[i];
+        const uint64_t away = address < region.begin ? region.begin - address
+                                                     : address + bytes > region.end ? address + bytes - region.end : 0;
+        if (away < least) {
+            least = away;
+            nearest = i;
+        }
+    }
+    const Region& region = launch.region[nearest];
+    const bool before = address < region.begin;
+    fault("out-of-bounds %u-byte %s at @{%llx}: it begins %llu bytes %s of #{%lld}, which has %llu bytes", bytes,
+          store ? "store" : "load", (unsigned long long)site,
+          (unsigned long long)(before ? region.begin - address : address - region.begin),
+          before ? "before the start" : "behind the start", nearest, (unsigned long long)(region.end - region.begin));
+}
+
+CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void misaligned(const void* pointer, unsigned bytes, bool store) {
+    const unsigned long long address = reinterpret_cast<uintptr_t>(pointer);
+    const uint32_t site = CUNORM_CPU_HERE;
+    if (site != 0) {
+        fault("misaligned %u-byte %s at 0x%llx, at @{%x}", bytes, store ? "store" : "load", address, site);
+    }
+    fault("misaligned %u-byte %s at 0x%llx", bytes, store ? "store" : "load", address);
+}
+
+#ifdef CUNORM_CPU_CHECKED
+
+void touched(const void* pointer, unsigned bytes, bool store);  // counts, and everything else
+
+__forceinline__ void touch(const void* address, unsigned bytes, bool store) {
+    if (__builtin_expect(reinterpret_cast<uintptr_t>(address) % bytes != 0, 0)) {
+        misaligned(address, bytes, store);
+    }
+    touched(address, bytes, store);
+}
+
+#else
+
+// Every access to global memory comes by here.
+__forceinline__ void touch(const void* pointer, unsigned bytes, bool store) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+    if (__builtin_expect(address % bytes != 0, 0)) {
+        misaligned(pointer, bytes, store);
+    }
+    Worker& worker = *self()->worker;
+    if (worker.last_region != nullptr && region_of(worker, address, bytes) == nullptr &&
+        !is_shared(worker, address)) {
+        out_of_bounds(address, bytes, store, 0);
+    }
+}
+
+CUNORM_CPU_RUNTIME void leave_block(Worker&, Block& block) { save_statics(block); }
+CUNORM_CPU_RUNTIME void enter_block(Worker&, Block& block) { restore_statics(block); }
+CUNORM_CPU_RUNTIME void lanes_met(Worker&, Block&, Warp&, Kind, unsigned) {}
+CUNORM_CPU_RUNTIME void block_met(Worker&, Block&) {}
+CUNORM_CPU_RUNTIME void warp_ended(Worker&, Block&, Warp&) {}
+CUNORM_CPU_RUNTIME void begin_checks(Worker&) {}
+CUNORM_CPU_RUNTIME void end_checks(Worker&) {}
+
+#endif
+
+}  // namespace cunorm_cpu

@@ -1,0 +1,34 @@
+// gate: sm_80
+// A running total over blocks: a block draws a ticket, writes its part to the workspace, waits for the ticket before it,
+// and adds. Whoever waits, waits for an earlier ticket, so no number of resident blocks is too small.
+#include "async.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads)
+    ticket_wait(const float* x, float* totals, float* workspace, unsigned* ticket, unsigned* flags) {
+    int offset = 0;
+    unsigned* drawn = shared_array<unsigned>(offset, 1);
+    float* before = shared_array<float>(offset, 1);
+    const int thread = threadIdx.x;
+    if (thread == 0) {
+        *drawn = atomicAdd(ticket, 1u);
+    }
+    __syncthreads();
+    const unsigned mine = *drawn;
+    if (thread == 0) {
+        *before = 0;
+        if (mine > 0) {
+            while (load_acquire(flags + (mine - 1)) == 0) {
+            }
+            *before = load(workspace, (mine - 1) * Tile::threads + Tile::threads - 1);
+        }
+    }
+    __syncthreads();
+    const float total = *before + load(x, mine * Tile::threads + thread);
+    store(workspace, mine * Tile::threads + thread, total);
+    store(totals, mine * Tile::threads + thread, total);
+    __syncthreads();
+    if (thread == 0) {
+        __threadfence();
+        store_release(flags + mine, 1u);
+    }
+}
