@@ -68,7 +68,8 @@ class _Scratch(threading.local):
         wanted = (threads, shared_bytes, worker_bytes)
         threads, shared_bytes, worker_bytes = map(max, self.capacity, wanted)
         size = (threads + 1) * STACK_BYTES + shared_bytes + worker_bytes
-        self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self.memory = mmap.mmap(-1, size, flags=flags)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would cover 32 stacks and commit them all
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 self.memory.madvise(mmap.MADV_NOHUGEPAGE)
@@ -176,6 +177,8 @@ def launch(
     first, last = blocks if blocks is not None else (0, grid)
     alive = cluster * (resident or 1)
     _check(grid, threads, shared_bytes, (first, last), cluster, alive)
+    if len(memory) > cpu_checked.MOST_ARRAYS:
+        raise ValueError(f"memory: {len(memory)} arrays, expected at most {cpu_checked.MOST_ARRAYS}")
     order, seed = _order(settings.cpu_order())
     table = (ctypes.c_int64 * (3 * len(memory)))(*[word for region in memory for word in region.words])
     known = (len(memory), ctypes.addressof(table) if memory else 0)
@@ -243,7 +246,7 @@ def run(
     build = settings.cpu_build() if record is None else "checked"
     memory = regions_of(names, values, sizes)
     if build == "checked":
-        cpu_checked.run(launch, steps, values, memory, record)
+        cpu_checked.run(launch, steps, values, sizes, memory, record)
         return
     for kernel, grid, threads, shared_bytes, pick in steps:
         launch(kernel.built(build), grid, threads, shared_bytes, pick(values), memory=memory)

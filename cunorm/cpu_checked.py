@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from cunorm.cpu_memory import Guarded, Region
 from cunorm.errors import KernelFault
 
-__all__ = ["Count", "Moved", "located", "run"]
+__all__ = ["Count", "Moved", "checked", "located", "run"]
 
 MOST_ARRAYS = 24
 OTHER_POISON = 0x55
 #: Files whose functions only pass on what a kernel does.
 DOORS = re.compile(r"^(types\.cuh|async\.cuh|cunorm/cpu_\w+\.h)$")
-TRACE = np.dtype([("sector", "u8"), ("block", "u4"), ("region", "u4")])
+TRACE = np.dtype([("sector", "u8"), ("block", "u4"), ("region", "u2"), ("bytes", "u2")])
 
 
 @dataclass
@@ -94,7 +94,8 @@ class Count:
         By array.
     roles : dict of str to str
     trace : numpy.ndarray
-        The sectors of all requests in the order in which each block made them: sector, block, 2 * array + is_store.
+        The sectors of all requests in the order in which each block made them: sector, block, 2 * array + is_store, and
+        the bytes in the sector that the request asks for.
     """
 
     kernel: str
@@ -128,6 +129,7 @@ def run(
     launch: Callable[..., None],
     steps: Sequence[Any],
     values: Sequence[int | float],
+    sizes: Sequence[int],
     memory: Sequence[Region],
     record: list[Count] | None,
 ) -> None:
@@ -137,7 +139,7 @@ def run(
     ----------
     launch : callable
         `cunorm.cpu.launch`.
-    steps, values
+    steps, values, sizes
         As `cunorm.cpu.run`.
     memory : sequence of Region
         The arrays.
@@ -150,7 +152,8 @@ def run(
         If a kernel broke a rule. What it had written stays written.
     """
     guarded = Guarded(memory)
-    places = [guarded.moved(value) for value in values]
+    places: list[int | float] = list(values)
+    places[: len(sizes)] = [guarded.moved(int(address), size) for address, size in zip(values, sizes, strict=False)]
     try:
         for kernel, grid, threads, shared_bytes, pick in steps:
             checked(launch, kernel, grid, threads, shared_bytes, pick(places), guarded, record)

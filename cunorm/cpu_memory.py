@@ -74,11 +74,13 @@ class Guarded:
             start += (region.address - start) % PHASE
             ctypes.memmove(start, region.address, region.nbytes)
             self.memory.append(Region(region.name, start, region.nbytes, region.role))
-        self._moved = {given.address: copy.address for given, copy in zip(self._given, self.memory, strict=True)}
+        self._moved = {
+            (given.address, given.nbytes): copy.address for given, copy in zip(self._given, self.memory, strict=True)
+        }
 
-    def moved(self, value: int | float) -> int | float:
-        """The address of the copy of the array at that address."""
-        return self._moved.get(value, value) if isinstance(value, int) else value
+    def moved(self, address: int, nbytes: int) -> int:
+        """The address of the copy of the array that lies there; 0, of no array, stays."""
+        return self._moved[address, nbytes] if nbytes else address
 
     def contents(self) -> list[bytes]:
         """What the copies hold."""

@@ -226,15 +226,16 @@ CUNORM_CPU_RUNTIME void wait(Stack* stack, Kind kind, unsigned mask, const char*
 
 // ---- waits ----------------------------------------------------------------------------------------------------------
 
-// A thread that found `seen` at `address`, and spins on it: everybody else first.
+// A thread that found `seen` at `address`, and spins on it: everybody else first. It gets on only where it finds
+// something else there than the last time.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void poll(Kind kind, const volatile void* address, uint64_t seen,
                                                  const char* file, int line) {
     Stack* stack = self();
     const uint64_t polled = reinterpret_cast<uintptr_t>(address);
-    if (stack->polled != polled || stack->seen != seen) {
+    if (address != nullptr) {
+        stack->worker->progress += stack->polled == polled && stack->seen != seen;
         stack->polled = polled;
         stack->seen = seen;
-        ++stack->worker->progress;
     }
     stack->warp->polling |= 1u << stack->lane;
     stack->in->polling_warps |= 1u << (stack->thread / lanes);

@@ -70,7 +70,7 @@ def launch(
         cpu.launch(kernel, grid, threads, shared_bytes, arguments, memory=memory, **options)
         return
     guarded = Guarded(memory)
-    places = [guarded.moved(value) for value in arguments[: len(memory)]] + list(numbers)
+    places = [*(guarded.moved(region.address, region.nbytes) for region in memory), *numbers]
     try:
         cpu_checked.checked(cpu.launch, kernel, grid, threads, shared_bytes, places, guarded, record, **options)
     finally:
