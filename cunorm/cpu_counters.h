@@ -21,7 +21,8 @@ struct Moved {
 struct Trace {
     uint64_t sector;
     uint32_t block;
-    uint32_t region;  // its number times two, plus one for a store
+    uint16_t region;  // its number times two, plus one for a store
+    uint16_t bytes;   // that the request asks for in the sector, whatever the number of lanes that do
 };
 
 // COUNTERS in cunorm/cpu_checked.py.
@@ -110,7 +111,8 @@ CUNORM_CPU_RUNTIME void log_access(Stack* stack, uint64_t address, unsigned byte
 
 // ---- a request's sectors and banks ------------------------------------------------------------------------------------
 
-CUNORM_CPU_RUNTIME unsigned sectors_of(const Request& request, uint64_t* sectors) {
+// The sectors of a request, and a bit for each byte in them that it asks for.
+CUNORM_CPU_RUNTIME unsigned sectors_of(const Request& request, uint64_t* sectors, uint32_t* asked) {
     unsigned count = 0;
     for (uint32_t rest = request.mask; rest != 0; rest &= rest - 1) {
         const uint64_t address = request.address[__builtin_ctz(rest)];
@@ -120,8 +122,14 @@ CUNORM_CPU_RUNTIME unsigned sectors_of(const Request& request, uint64_t* sectors
                 --i;
             }
             if (i == 0) {
+                asked[count] = 0;
                 sectors[count++] = sector;
+                i = count;
             }
+            const uint64_t base = sector * sector_bytes, end = address + request.bytes;
+            const unsigned from = address > base ? unsigned(address - base) : 0;
+            const unsigned to = end - base < sector_bytes ? unsigned(end - base) : sector_bytes;
+            asked[i - 1] |= (to - from < sector_bytes ? (1u << (to - from)) - 1 : ~0u) << from;
         }
     }
     return count;
@@ -166,7 +174,8 @@ CUNORM_CPU_RUNTIME void count_request(Worker& worker, const Block& block, const 
         return;
     }
     uint64_t sectors[2 * lanes];
-    const unsigned count = sectors_of(request, sectors);
+    uint32_t asked[2 * lanes];
+    const unsigned count = sectors_of(request, sectors, asked);
     Moved& moved = counters.moved[request.region];
     (request.store ? moved.store_requests : moved.load_requests) += 1;
     (request.store ? moved.store_sectors : moved.load_sectors) += count;
@@ -176,7 +185,9 @@ CUNORM_CPU_RUNTIME void count_request(Worker& worker, const Block& block, const 
     }
     for (unsigned i = 0; i < count && counters.traced != 0; ++i) {
         make_room(counters.trace, counters.trace_count, counters.trace_capacity);
-        counters.trace[counters.trace_count++] = Trace{sectors[i], block.index, request.region * 2u + request.store};
+        counters.trace[counters.trace_count++] =
+            Trace{sectors[i], block.index, uint16_t(request.region * 2u + request.store),
+                  uint16_t(__builtin_popcount(asked[i]))};
     }
 }
 

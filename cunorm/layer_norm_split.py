@@ -58,7 +58,7 @@ def _split_registers(problem: Problem, tile: Tile) -> int:
     widened = problem.pack * problem.sum_itemsize // 4
     if is_backward(problem):
         return 64 + tile.packs * (8 + 4 * widened)
-    return 48 + tile.packs * (4 + 2 * widened)
+    return 52 + tile.packs * (4 + 2 * widened)
 
 
 def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:

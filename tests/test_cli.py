@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 import cunorm
-from cunorm import cli, compilers, doctor
+from cunorm import cli, compilers, doctor, gate, nvrtc
 from cunorm.findings import Finding, report
+from cunorm.nvrtc import Nvrtc, Usage
 
 GROUPS = ["Packages", "GPU executor", "CPU executor", "Cache folders", "Settings", "Demo", "Check"]
 
@@ -273,3 +275,88 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"cunorm {cunorm.__version__}\n"
     done = subprocess.run([sys.executable, "-m", "cunorm", "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"cunorm {cunorm.__version__}\n", "")
+
+
+# ---- doctor --kernels -----------------------------------------------------------------------------------------------
+
+OLD, NEW = Nvrtc("12.8.93", "/nowhere"), Nvrtc("13.5.37", "/elsewhere")
+
+
+@pytest.fixture
+def ptxas(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Both ends of the supported versions, and what they say: change it to have another ptxas."""
+    says = {"registers": 32, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 0, "barriers": 1}
+
+    def usages(text: str, architecture: str, version: Nvrtc) -> list[Usage]:
+        entry = re.findall(r'extern "C" __global__ void __launch_bounds__\([^\n]*\)\s+(\w+)\(', text)[0]
+        return [Usage(entry=entry, loads_16=1, stores_16=1, **says)]
+
+    monkeypatch.setattr(nvrtc, "ends", lambda: [OLD, NEW])
+    monkeypatch.setattr(gate, "usages", usages)
+    return says
+
+
+def test_doctor_kernels_tells_people_and_programs(capsys: pytest.CaptureFixture[str], ptxas: dict[str, int]) -> None:
+    code, out, err = run(capsys, "doctor", "--kernels")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 120
+    assert out.endswith("no spill, no stack, all launchable.\n")
+    code, out, err = run(capsys, "doctor", "--kernels", "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert (document["ok"], document["faults"], document["missing"]) == (True, [], None)
+    assert document["nvrtc"] == ["12.8.93", "13.5.37"]
+    assert {row["architecture"] for row in document["kernels"]} == set(nvrtc.ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [("spill_bytes", 16, "spills 16"), ("stack_bytes", 8, "stack"), ("registers", 255, "launch")],
+)
+def test_doctor_kernels_fails_on_a_fault(
+    capsys: pytest.CaptureFixture[str], ptxas: dict[str, int], name: str, value: int, word: str
+) -> None:
+    ptxas[name] = value
+    code, out, _ = run(capsys, "doctor", "--kernels")
+    assert code == 1
+    assert any(line.startswith("fault: group_norm_block: ") and word in line for line in out.splitlines())
+    code, out, _ = run(capsys, "doctor", "--kernels", "--json")
+    assert code == 1
+    assert not json.loads(out)["ok"]
+
+
+def test_doctor_kernels_without_nvrtc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "installed", list)
+    code, out, err = run(capsys, "doctor", "--kernels")
+    assert (code, out) == (1, "")
+    assert "needs NVRTC 12.8 or newer, before 14.0" in err
+    for wheel in nvrtc.INSTALL:
+        assert wheel in err
+
+
+def test_doctor_all_goes_with_kernels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ptxas: dict[str, int]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["doctor", "--all"])
+    assert stop.value.code == 2
+    only, builds = gate.cases()[0], gate.builds
+    monkeypatch.setattr(gate, "builds", lambda nvrtcs, every: builds(nvrtcs, every=every, only=only))
+    texts = [json.loads(run(capsys, "doctor", "--kernels", "--json", *more)[1]) for more in ([], ["--all"])]
+    assert [document["every_tile"] for document in texts] == [False, True]
+    assert sum(row["tiles"] for row in texts[1]["kernels"]) > 10 * sum(row["tiles"] for row in texts[0]["kernels"])
+
+
+def test_doctor_kernels_needs_no_cupy(tmp_path: Path) -> None:
+    """Nor a GPU: with CuPy out of reach, and no NVRTC either, it says what to type."""
+    program = """if True:
+        import sys
+        sys.modules["cupy"] = None
+        from cunorm import cli, nvrtc
+        nvrtc._WHEELS = nvrtc._TOOLKITS = ()
+        sys.exit(cli.main(["doctor", "--kernels"]))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pip install --no-deps --target" in done.stderr
+    assert "Traceback" not in done.stderr

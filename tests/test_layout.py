@@ -20,7 +20,8 @@ KERNELS = ROOT / "kernels_cu"
 ORDER = [
     {"__main__"},
     {"cli"},
-    {"doctor", "demo"},
+    {"doctor", "demo", "kernel_table"},
+    {"gate"},
     {"findings"},
     {"ops"},
     {"group_norm", "layer_norm", "batch_norm", "batch_norm_backward"},
@@ -32,7 +33,7 @@ ORDER = [
     {"gpu", "cpu"},
     {"cpu_checked"},
     {"cpu_kernel", "cpu_memory"},
-    {"compilers"},
+    {"compilers", "nvrtc"},
     {"sources", "costmodel", "group_norm_strategies", "layer_norm_strategies", "batch_norm_strategies"},
     {"group_norm_split", "layer_norm_split", "batch_norm_views"},
     {"geometry"},

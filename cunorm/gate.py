@@ -1,0 +1,297 @@
+"""The compile gate: every kernel, dtype and layout, with tiles that refuses() accepts, through ptxas.
+
+What refuses() accepts must not spill: a spill is a fault of the formula in refuses(). NVRTC alone does it, no GPU.
+
+The full product is hours of ptxas, so the quick gate is a choice that never changes by itself: of each strategy, dtype
+and layout the most demanding tile and one other, the former for three of the (architecture, NVRTC) pairs, the latter
+for one. The pairs move on from case to case, so that the dtypes of a strategy together meet every pair.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from .devices import KNOWN, Device
+from .errors import CompileError
+from .nvrtc import ARCHITECTURES, Nvrtc, Usage, usages
+from .ops import OPS
+from .problem import ITEMSIZE, LAYOUTS, Problem, accumulator
+from .sources import kernel_text
+from .strategy import Strategy, Tile
+
+__all__ = [
+    "LAUNCHABLE_REGISTERS",
+    "Build",
+    "Case",
+    "Result",
+    "accepted",
+    "builds",
+    "cases",
+    "demand",
+    "pairs",
+    "run",
+    "spread",
+]
+
+#: Registers of a block: those of a multiprocessor, from compute capability 5.0 on (CUDA C++ programming guide, table
+#: "technical specifications per compute capability"). A thread gets them by eights.
+LAUNCHABLE_REGISTERS = 65536
+#: Pairs of architecture and NVRTC that a most demanding tile meets in the quick gate.
+QUICK_PAIRS = 3
+#: Types that only some ops have, beside those of the tensors: sums and running statistics in the accumulator's.
+_OTHERS = {
+    "batch_norm_gather_stats": ("running_mean_t", "running_var_t"),
+    "batch_norm_backward_reduce": ("sum_dy_t", "sum_dy_xmu_t", "dgamma_t", "dbeta_t"),
+    "batch_norm_backward_elemt": ("sum_t",),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the gate takes tiles for."""
+
+    op: str
+    strategy: str
+    dtype: str
+    layout: str
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.strategy}-{self.dtype}-{self.layout}"
+
+    @property
+    def solver(self) -> Strategy:
+        """The strategy itself."""
+        return OPS[self.op].strategies[self.strategy]
+
+
+@dataclass(frozen=True)
+class Build:
+    """A kernel text to compile.
+
+    Attributes
+    ----------
+    case : Case
+    tile : Tile
+    kernel : str
+        Stem of the file in ``kernels_cu``.
+    threads : int
+        That a block of it is launched with.
+    text : str
+    architecture : str
+    nvrtc : Nvrtc
+    """
+
+    case: Case
+    tile: Tile
+    kernel: str
+    threads: int
+    text: str
+    architecture: str
+    nvrtc: Nvrtc
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a build came to: what its kernels use, or why it did not compile."""
+
+    build: Build
+    usages: tuple[Usage, ...]
+    error: str | None = None
+
+    def faults(self) -> list[str]:
+        """Every promise that it breaks, in words; none if it is fine."""
+        build = self.build
+        where = f"{build.case} {build.tile} on {build.architecture}, NVRTC {build.nvrtc.version}"
+        found = [] if self.error is None else [f"{build.kernel}: does not compile: {where}\n{self.error}"]
+        for usage in self.usages:
+            wrong = []
+            if usage.spill_bytes:
+                wrong.append(f"spills {usage.spill_bytes} bytes")
+            if usage.stack_bytes:
+                wrong.append(f"has a stack of {usage.stack_bytes} bytes")
+            if (needed := -(-usage.registers // 8) * 8 * build.threads) > LAUNCHABLE_REGISTERS:
+                wrong.append(f"cannot be launched: {build.threads} threads need {needed} registers")
+            if wrong:
+                found.append(f"{usage.entry}: {', '.join(wrong)}: {where}, {usage.registers} registers")
+        return found
+
+
+# ---- what there is to compile ---------------------------------------------------------------------------------------
+
+
+def _device(architecture: str) -> Device:
+    """The known device of an architecture; the one nearest below it where none is known yet."""
+    number = int(architecture.removeprefix("sm_"))
+    below = [device for device in KNOWN.values() if int(device.architecture.removeprefix("sm_")) <= number]
+    return max(below, key=lambda device: device.compute_capability)
+
+
+def _problem(case: Case, tile: Tile) -> Problem:
+    """A problem that the tile takes, if the strategy takes that layout at all."""
+    op, dtype, sums = case.op, case.dtype, accumulator(case.dtype)
+    gamma = None if op in ("batch_norm_stats", "batch_norm_gather_stats") else dtype
+    beta = dtype if op in ("group_norm", "layer_norm", "batch_norm_elemt") else None
+    if op.startswith("layer_norm"):
+        sizes = (256, 32, 1, 1)
+    elif op.startswith("batch_norm"):
+        sizes = (8, 64, 1 if op == "batch_norm_gather_stats" else 64, 64)
+    else:
+        # As large a group as a warp's tile holds, else a middling one.
+        HxW, group = (1, 4) if case.strategy == "warp" else (64, 32)
+        channels = tile.lanes * tile.packs * (16 // ITEMSIZE[dtype]) if case.strategy == "warp" else 8
+        sizes = (256, channels * group, HxW, group)
+    others = tuple((name, sums) for name in _OTHERS.get(op, ()))
+    if op == "batch_norm_gather_stats":
+        others += (("count_t", "int64"),)
+    return Problem(op, dtype, gamma, beta, sums, case.layout, *sizes, OPS[op].results, others)
+
+
+@functools.cache
+def _accepted(case: Case, device: Device) -> tuple[tuple[Problem, Tile], ...]:
+    found: dict[tuple[tuple[str, int], ...], tuple[Problem, Tile]] = {}
+    for tile in case.solver.tiles():
+        compiled = tuple(item for item in tile.fields if item[0] in case.solver.constants)
+        if compiled not in found:
+            problem = _problem(case, tile)
+            if case.solver.refuses(problem, tile, device) is None:
+                found[compiled] = problem, tile
+    return tuple(found.values())
+
+
+def accepted(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
+    """Every tile of the space that refuses() accepts, once for all that differ in fields that no kernel knows."""
+    return _accepted(case, _device(architecture))
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """Every op, strategy, dtype and layout that has a tile at all."""
+    found = []
+    for op in OPS.values():
+        layouts = LAYOUTS[:1] if op.name.startswith(("layer_norm", "batch_norm_gather")) else LAYOUTS
+        for strategy in op.strategies:
+            found += [Case(op.name, strategy, dtype, layout) for dtype in ITEMSIZE for layout in layouts]
+    return tuple(case for case in found if accepted(case, "sm_90"))
+
+
+def demand(case: Case, problem: Problem, tile: Tile) -> tuple[float, int]:
+    """How close a tile comes to the registers that its threads have, by the formula; then how much the kernel unrolls.
+
+    The second counts where the formula says the same of all tiles, as for kernels bound to a number of registers.
+    """
+    registers = max(launch.registers for launch in case.solver.launches(problem, tile))
+    have = 255 if case.strategy == "warp" else LAUNCHABLE_REGISTERS / tile.threads
+    return registers / have, math.prod(value for name, value in tile.fields if name in case.solver.constants)
+
+
+def spread(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
+    """Tiles from the most demanding to the least: both ends, and those at a quarter, the middle and three quarters."""
+    ranked = sorted(accepted(case, architecture), key=lambda pair: demand(case, *pair), reverse=True)
+    last = len(ranked) - 1
+    return tuple(ranked[index] for index in dict.fromkeys(round(last * part / 4) for part in range(5)))
+
+
+def pairs(nvrtcs: Sequence[Nvrtc]) -> list[tuple[str, Nvrtc]]:
+    """Every architecture with every NVRTC, of which there are at most two; neighbours in the ring differ in both."""
+    count = len(ARCHITECTURES) * len(nvrtcs)
+    return [(ARCHITECTURES[index % len(ARCHITECTURES)], nvrtcs[index % len(nvrtcs)]) for index in range(count)]
+
+
+def _choice(
+    case: Case, number: int, ring: Sequence[tuple[str, Nvrtc]], every: bool
+) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
+    """What the gate takes for the case of that number: architecture, NVRTC, problem and tile."""
+    if every:
+        yield from ((*pair, *taken) for pair in ring for taken in accepted(case, pair[0]))
+        return
+    for step in range(QUICK_PAIRS + 1):
+        architecture, nvrtc = ring[(QUICK_PAIRS * number + step) % len(ring)]
+        tiles = spread(case, architecture)
+        # The one other tile is the least demanding for the first case, then those between in turn.
+        other = tiles[-1 - number % max(1, len(tiles) - 1)]
+        yield architecture, nvrtc, *(tiles[0] if step < QUICK_PAIRS else other)
+
+
+def builds(nvrtcs: Sequence[Nvrtc], *, every: bool = False, only: Case | None = None) -> list[Build]:
+    """What the gate compiles: the quick choice, or with ``every`` each accepted tile for each pair.
+
+    Parameters
+    ----------
+    nvrtcs : sequence of Nvrtc
+        One or two.
+    every : bool
+    only : Case, optional
+        None: all.
+    """
+    ring, found = pairs(nvrtcs), []
+    numbers: dict[tuple[str, str], int] = {}
+    for case in cases():
+        # Cases are counted within an op's strategy: its dtypes together meet every pair.
+        number = numbers[case.op, case.strategy] = numbers.get((case.op, case.strategy), -1) + 1
+        if only not in (None, case):
+            continue
+        for architecture, nvrtc, problem, tile in _choice(case, number, ring, every):
+            for launch in {launch.kernel: launch for launch in case.solver.launches(problem, tile)}.values():
+                text = kernel_text(launch, problem, case.solver, tile)
+                found.append(Build(case, tile, launch.kernel, launch.threads, text, architecture, nvrtc))
+    return found
+
+
+# ---- compiling it ---------------------------------------------------------------------------------------------------
+
+
+def _progress(total: int) -> Any:
+    """A bar on a terminal's standard error, if tqdm is there."""
+    if importlib.util.find_spec("tqdm") is None:
+        return None
+    return importlib.import_module("tqdm").tqdm(total=total, unit="kernel", desc="ptxas", disable=None, file=sys.stderr)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _use(build: Build) -> tuple[tuple[Usage, ...], str | None]:
+    try:
+        return tuple(usages(build.text, build.architecture, build.nvrtc)), None
+    except CompileError as error:
+        return (), str(error)
+
+
+def run(planned: Iterable[Build], *, threads: int | None = None, progress: bool = False) -> list[Result]:
+    """Compile, in parallel and each text once per architecture and NVRTC; the results come in the order of the builds.
+
+    Threads are enough: ctypes lets go of the interpreter while NVRTC works, and programs do not share anything.
+
+    Parameters
+    ----------
+    planned : iterable of Build
+    threads : int, optional
+        None: one for each core.
+    progress : bool
+        Whether to show a bar.
+    """
+    listed = list(planned)
+    distinct = {(build.text, build.architecture, build.nvrtc): build for build in listed}
+    bar = _progress(len(distinct)) if progress else None
+    pool = ThreadPoolExecutor(threads or _cores())
+    try:
+        jobs = {key: pool.submit(_use, build) for key, build in distinct.items()}
+        for job in as_completed(jobs.values()):
+            job.result()
+            if bar is not None:
+                bar.update()
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C ends after the texts at work
+        if bar is not None:
+            bar.close()
+    return [Result(build, *jobs[build.text, build.architecture, build.nvrtc].result()) for build in listed]
