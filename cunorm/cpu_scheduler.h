@@ -210,11 +210,22 @@ CUNORM_CPU_RUNTIME void wait(Stack* stack, Kind kind, unsigned mask, const char*
     stack->file = file;
     stack->line = line;
     Warp& warp = *stack->warp;
-    warp.ready &= ~(1u << stack->lane);
-    if (warp.ready == 0) {
+    const unsigned ready = warp.ready &= ~(1u << stack->lane);
+    const unsigned turn = block.pending & ready;
+    unsigned lane;
+    if (__builtin_expect(turn != 0, 1)) {  // as pick would find, without a search for the warp
+        lane = choose(worker.order, block.random, turn);
+        block.pending = turn & ~(1u << lane);
+        Stack* next = warp.stack[lane];
+        if (__builtin_expect(next == nullptr, 0)) {
+            start(worker, next = take_stack(worker), warp, lane);
+        }
+        switch_context(&stack->context, &next->context);
+        return;
+    }
+    if (ready == 0) {
         block.ready_warps &= ~(1u << block.current);
     }
-    unsigned lane;
     if (!pick(worker, lane)) {
         deadlock(stack);
     }
@@ -286,10 +297,9 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE int barrier_count(bool mine, const char* 
 // The last lane of the mask has arrived: gives every lane its result. Done by one lane for all, because a lane may be
 // at its next shuffle, with another mask, before its partners read.
 CUNORM_CPU_RUNTIME void deliver(Warp& warp, Stack* stack, Kind kind, unsigned mask) {
-    unsigned differs = 0, votes = 0;
+    unsigned differs = 0;
     for (unsigned i = 0; i < lanes; ++i) {
         differs |= unsigned(warp.kind[i] != kind) << i;
-        votes |= unsigned(warp.value[i] & 1u) << i;
     }
     differs &= mask;
     if (differs != 0) {
@@ -297,9 +307,19 @@ CUNORM_CPU_RUNTIME void deliver(Warp& warp, Stack* stack, Kind kind, unsigned ma
         fault_between(stack, "lanes of one mask disagree", stack->thread,
                       stack->thread - stack->lane + unsigned(__builtin_ctz(differs)));
     }
+    if (kind < BALLOT) {
+        for (unsigned i = 0; i < lanes; ++i) {  // all of them, for speed; only the mask's are kept
+            const uint64_t value = warp.value[warp.source[i] % lanes];
+            warp.result[i] = mask >> i & 1u ? value : warp.result[i];
+        }
+        return;
+    }
+    unsigned votes = 0;
+    for (unsigned i = 0; i < lanes; ++i) {
+        votes |= unsigned(warp.value[i] & 1u) << i;
+    }
     for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
-        const unsigned i = unsigned(__builtin_ctz(rest));
-        warp.result[i] = kind >= BALLOT ? votes & mask : warp.value[warp.source[i]];
+        warp.result[__builtin_ctz(rest)] = votes & mask;
     }
 }
 
