@@ -101,6 +101,8 @@ def make_cupy(cupy: Any) -> Callable[[tuple[int, ...], str], Any]:
 def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[None]:
     """An executor that compiles nothing and launches nothing, on a machine that looks as if it had one H200."""
     stubs: dict[str, Any] = {"compile": lambda *_, **__: object(), "launch": lambda *_, **__: None}
+    if kind == "cpu":
+        stubs["run"] = lambda *_, **__: None
     if kind == "gpu":
         device = devices.known("H200")
         stubs |= {"limits": lambda *_: device, "present": lambda: True, "current": lambda: 0}

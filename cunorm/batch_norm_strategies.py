@@ -16,6 +16,7 @@ from .strategy_common import (
     refuses_registers,
     refuses_shared,
     round_up,
+    written_and_read,
 )
 
 __all__ = ["BACKWARD_ELEMT", "BACKWARD_REDUCE", "ELEMT", "GATHER_STATS", "STATS", "SUMS"]
@@ -240,11 +241,11 @@ def _named(*strategies: Strategy) -> dict[str, Strategy]:
 
 
 def _reducing(op: str) -> dict[str, Strategy]:
-    known = ("threads",)
+    known, moved = ("threads",), written_and_read(_workspace)
     return _named(
-        Strategy("block", op, _SLABS, known, _refuses_slab, _reducing_launches, _workspace),
-        Strategy("split", op, _CHUNKS, known, refuses_cut, _reducing_launches, _workspace),
-        Strategy("column", op, _ROWS, known, refuses_cut, _reducing_launches, _workspace),
+        Strategy("block", op, _SLABS, known, _refuses_slab, _reducing_launches, _workspace, moved),
+        Strategy("split", op, _CHUNKS, known, refuses_cut, _reducing_launches, _workspace, moved),
+        Strategy("column", op, _ROWS, known, refuses_cut, _reducing_launches, _workspace, moved),
     )
 
 
@@ -255,8 +256,8 @@ def _nothing(problem: Problem, tile: Tile) -> int:
 def _streaming(op: str) -> dict[str, Strategy]:
     known = ("threads",)
     return _named(
-        Strategy("block", op, _RUNS, known, _refuses_run, _streaming_launches, _nothing),
-        Strategy("column", op, _ROWS, known, refuses_cut, _streaming_launches, _nothing),
+        Strategy("block", op, _RUNS, known, _refuses_run, _streaming_launches, _nothing, _nothing),
+        Strategy("column", op, _ROWS, known, refuses_cut, _streaming_launches, _nothing, _nothing),
     )
 
 
@@ -269,6 +270,7 @@ GATHER_STATS: dict[str, Strategy] = _named(
         ("threads",),
         _refuses_gather,
         _gather_launches,
+        _nothing,
         _nothing,
     )
 )

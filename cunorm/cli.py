@@ -55,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
             "sectors, reuse, bank conflicts. Counted, never timed; needs no GPU, and some seconds."
         ),
         epilog=(
-            "example:\n  cunorm show group_norm_backward --shape 8,320,64x64,32 --dtype bfloat16 --strategy all --traffic"
+            "example:\n"
+            "  cunorm show group_norm_backward --shape 8,320,64x64,32 --dtype bfloat16 --strategy all --traffic"
         ),
         formatter_class=raw,
     )

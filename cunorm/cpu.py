@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import struct
@@ -15,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
 from typing import Any
 
 from cunorm import cpu_checked, devices, settings
@@ -83,7 +83,7 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-@cache
+@functools.cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(settings.cpu_cores(), "cunorm-cpu")
 
@@ -92,7 +92,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked child has none of the threads
 
 
-@lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _order(text: str) -> tuple[int, int]:
     name, colon, seed = text.partition(":")
     if name not in ORDERS or (colon and (name != "random" or not seed.isdecimal())):
@@ -109,13 +109,14 @@ def _work(kernel: Kernel, buffer: ctypes.Array[ctypes.c_int64], blocks: int, thr
     return scratch.text.value.decode(errors="replace")
 
 
-def _check(grid: int, threads: int, shared_bytes: int, blocks: tuple[int, int], cluster: int, alive: int) -> None:
+def _check(
+    grid: int, threads: int, shared_bytes: int, blocks: tuple[int, int], cluster: int, alive: int, most: int
+) -> None:
     """Whether a launch is legal; ValueError if not."""
     if not 1 <= grid < 2**31:
         raise ValueError(f"grid: {grid} blocks, expected 1 to 2^31 - 1")
     if not WARP <= threads <= MOST_THREADS or threads % WARP != 0:
         raise ValueError(f"threads: {threads}, expected whole warps of {WARP}, up to {MOST_THREADS}")
-    most = limits().shared_memory_per_block
     if not 0 <= shared_bytes <= most:
         raise ValueError(f"shared_bytes: {shared_bytes}, expected 0 to {most}, what a block of the device may have")
     if not 1 <= cluster <= LARGEST_CLUSTER or grid % cluster:
@@ -140,6 +141,7 @@ def launch(
     memory: Sequence[Region] = (),
     poison: int = POISON,
     counters: int = 0,
+    device: devices.Device | None = None,
 ) -> None:
     """Run a kernel to its end.
 
@@ -165,6 +167,8 @@ def launch(
         The byte that shared memory is filled with before a block starts.
     counters : int
         Address of the checked build's counters; 0 for none.
+    device : Device, optional
+        Whose limits hold; None: the one that ``CUNORM_CPU_DEVICE`` names.
 
     Raises
     ------
@@ -176,7 +180,8 @@ def launch(
     """
     first, last = blocks if blocks is not None else (0, grid)
     alive = cluster * (resident or 1)
-    _check(grid, threads, shared_bytes, (first, last), cluster, alive)
+    most = (device or limits()).shared_memory_per_block
+    _check(grid, threads, shared_bytes, (first, last), cluster, alive, most)
     if len(memory) > cpu_checked.MOST_ARRAYS:
         raise ValueError(f"memory: {len(memory)} arrays, expected at most {cpu_checked.MOST_ARRAYS}")
     order, seed = _order(settings.cpu_order())
@@ -227,6 +232,7 @@ def run(
     names: Sequence[str],
     sizes: Sequence[int],
     record: list[cpu_checked.Count] | None = None,
+    device: devices.Device | None = None,
 ) -> None:
     """Run the launches of a plan.
 
@@ -242,11 +248,13 @@ def run(
         Bytes behind each address; 0: no array.
     record : list, optional
         Takes what each launch moved, and has the checked build run whatever ``CUNORM_CPU_BUILD`` says.
+    device : Device, optional
+        Whose limits hold.
     """
     build = settings.cpu_build() if record is None else "checked"
     memory = regions_of(names, values, sizes)
     if build == "checked":
-        cpu_checked.run(launch, steps, values, sizes, memory, record)
+        cpu_checked.run(functools.partial(launch, device=device), steps, values, sizes, memory, record)
         return
     for kernel, grid, threads, shared_bytes, pick in steps:
-        launch(kernel.built(build), grid, threads, shared_bytes, pick(values), memory=memory)
+        launch(kernel.built(build), grid, threads, shared_bytes, pick(values), memory=memory, device=device)

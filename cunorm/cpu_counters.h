@@ -144,7 +144,7 @@ CUNORM_CPU_RUNTIME void count_banks(const Request& request, Counters& counters) 
         uint64_t wanted[lanes];
         unsigned count = 0, turns = 0;
         uint8_t of_bank[banks] = {};
-        for (unsigned lane = first; lane < first + together; ++lane) {
+        for (unsigned lane = first; lane < first + together && lane < unsigned(lanes); ++lane) {
             if ((request.mask >> lane & 1) == 0) {
                 continue;
             }

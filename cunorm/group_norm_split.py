@@ -18,7 +18,7 @@ from .strategy_common import (
     tensors_read,
 )
 
-__all__ = ["refuses_split", "split_launches", "split_workspace"]
+__all__ = ["refuses_split", "split_launches", "split_workspace", "split_workspace_traffic"]
 
 
 def _chunks(problem: Problem, tile: Tile) -> int:
@@ -45,6 +45,28 @@ def split_workspace(problem: Problem, tile: Tile) -> int:
     if is_backward(problem) and problem.wants_parameters:
         rows = fold_rows(rows, problem.C)
     return rows * problem.C * pair_bytes(problem)
+
+
+def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
+    """Bytes of the workspace that move, with P = N * chunks * C pairs and S * C pairs of slices.
+
+    Forward 2 P: written by the first sweep, read by the fold. Backward P, written by the first sweep; and P + 2 S * C,
+    for dgamma and dbeta, which read them by way of slices; and, for dx, P read by the fold, N * groups written by it,
+    and what the second sweep reads: the pair of its group for every channel, chunk and sample, channels-last for every
+    part of a block's threads that sweeps the same columns.
+    """
+    rows, pair = problem.N * _chunks(problem, tile), pair_bytes(problem)
+    parts = rows * problem.C
+    if not is_backward(problem):
+        return 2 * parts * pair
+    moved = parts
+    if problem.wants_parameters:
+        moved += parts + 2 * (fold_rows(rows, problem.C) - rows) * problem.C
+    if "dx" in problem.outputs:
+        columns = min(ceil_div(problem.C, problem.pack), tile.threads)
+        readers = tile.threads // columns if _layout(problem) == "NHWC" else 1
+        moved += parts + problem.N * problem.group + readers * parts
+    return moved * pair
 
 
 def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .devices import Device
 from .geometry import slab_packs, slab_parts
-from .group_norm_split import refuses_split, split_launches, split_workspace
+from .group_norm_split import refuses_split, split_launches, split_workspace, split_workspace_traffic
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
 from .strategy_common import (
@@ -20,6 +20,7 @@ from .strategy_common import (
     refuses_shared,
     round_up,
     tensors_read,
+    written_and_read,
 )
 
 __all__ = ["BACKWARD", "FORWARD"]
@@ -108,6 +109,10 @@ def _warp_rows(problem: Problem, tile: Tile) -> int:
     return ceil_div(problem.N, _samples(tile))
 
 
+def _warp_workspace(problem: Problem, tile: Tile) -> int:
+    return parameter_workspace(problem, _warp_rows(problem, tile))
+
+
 def _warp_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     rows = _warp_rows(problem, tile)
     items = ceil_div(rows * problem.group, tile.threads // tile.lanes)
@@ -140,6 +145,10 @@ def _refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
     return refuses_registers(RESIDENT_REGISTERS, tile, device)
 
 
+def _block_workspace(problem: Problem, tile: Tile) -> int:
+    return parameter_workspace(problem, problem.N)
+
+
 def _block_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     return _one_sweep(
         problem,
@@ -168,7 +177,8 @@ def _strategies(op: str) -> dict[str, Strategy]:
         constants=("threads", "lanes", "packs", "samples"),
         legality=_refuses_warp,
         launches=_warp_launches,
-        workspace=lambda problem, tile: parameter_workspace(problem, _warp_rows(problem, tile)),
+        workspace=_warp_workspace,
+        workspace_traffic=written_and_read(_warp_workspace),
     )
     block = Strategy(
         name="block",
@@ -177,7 +187,8 @@ def _strategies(op: str) -> dict[str, Strategy]:
         constants=("threads",),
         legality=_refuses_block,
         launches=_block_launches,
-        workspace=lambda problem, tile: parameter_workspace(problem, problem.N),
+        workspace=_block_workspace,
+        workspace_traffic=written_and_read(_block_workspace),
     )
     split = Strategy(
         name="split",
@@ -187,6 +198,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
         legality=refuses_split,
         launches=split_launches,
         workspace=split_workspace,
+        workspace_traffic=split_workspace_traffic,
     )
     return {strategy.name: strategy for strategy in (warp, block, split)}
 

@@ -89,6 +89,7 @@ class Plan:
     workspace_nbytes: int
     names: tuple[str, ...] = field(repr=False)
     caller: Callable[..., Any] | None = field(default=None, repr=False)
+    counter: Callable[[Plan], Any] | None = field(default=None, repr=False)
     _ready: list[tuple[Any, int, int, int, Callable[[Any], Any]]] | None = field(default=None, init=False, repr=False)
     _constants: tuple[int | float, ...] = field(default=(), init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
@@ -107,13 +108,26 @@ class Plan:
         return self
 
     def _prepare(self) -> None:
-        made = executor(self.place.kind)
+        made = functools.partial(executor(self.place.kind).compile, ordinal=self.place.ordinal)
+        ready, self._constants = self.steps(made)
+        self._ready = ready
+
+    def steps(
+        self, compile: Callable[[str, str], Any]
+    ) -> tuple[list[tuple[Any, int, int, int, Callable[[Any], Any]]], tuple[int | float, ...]]:
+        """The launches as an executor takes them, and the numbers that they take behind a call's.
+
+        Parameters
+        ----------
+        compile : callable
+            Text and entry of a kernel -> what the executor launches.
+        """
         constants: list[int | float] = []
         ready: list[tuple[Any, int, int, int, Callable[[Any], Any]]] = []
         for launch in self.launches:
             assert self.strategy is not None and self.tile is not None
             text = sources.kernel_text(launch, self.problem, self.strategy, self.tile)
-            kernel = made.compile(text, launch.entry, self.place.ordinal)
+            kernel = compile(text, launch.entry)
             places = []
             for argument in launch.arguments:
                 if isinstance(argument, str):
@@ -123,8 +137,7 @@ class Plan:
                     constants.append(argument)
             pick = operator.itemgetter(*places)
             ready.append((kernel, launch.grid, launch.threads, launch.shared_bytes, pick))
-        self._constants = tuple(constants)
-        self._ready = ready
+        return ready, tuple(constants)
 
     def run(self, values: Sequence[int | float], sizes: Sequence[int] = ()) -> None:
         """Launch the kernels.
@@ -141,7 +154,7 @@ class Plan:
         assert self._ready is not None
         everything = (*values, *self._constants)
         if self.place.kind == "cpu":
-            executor("cpu").run(self._ready, everything, self.names, sizes)
+            executor("cpu").run(self._ready, everything, self.names, sizes, device=self.place.device)
             return
         launch = executor(self.place.kind).launch
         for kernel, grid, threads, shared_bytes, pick in self._ready:
@@ -151,6 +164,24 @@ class Plan:
         """Run the op on these arrays, as its public function does; they must be of the plan's problem."""
         assert self.caller is not None, "a plan from cunorm.plan"
         return self.caller(self, *arrays, out=out, workspace=workspace, **options)
+
+    def traffic(self) -> Any:
+        """What it moves: bytes, sectors, reuse, bank conflicts, beside the fewest bytes that its problem has to move.
+
+        Counted on the CPU executor, with arrays of its own, whatever the plan's place; never timed. Takes seconds.
+
+        Returns
+        -------
+        cunorm.traffic.Traffic
+
+        Raises
+        ------
+        CompileError, KernelFault
+        ValueError
+            If the problem is too large to be counted.
+        """
+        assert self.counter is not None, "a plan from cunorm.plan"
+        return self.counter(self)
 
     def explain(self) -> str:
         """What will run, and why, for people."""

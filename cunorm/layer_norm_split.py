@@ -23,7 +23,14 @@ from .strategy_common import (
     tensors_read,
 )
 
-__all__ = ["gradient_arguments", "owners", "refuses_split", "split_launches", "split_workspace"]
+__all__ = [
+    "gradient_arguments",
+    "owners",
+    "refuses_split",
+    "split_launches",
+    "split_workspace",
+    "split_workspace_traffic",
+]
 
 
 def gradient_arguments(problem: Problem) -> tuple[str | int, ...]:
@@ -83,6 +90,21 @@ def split_workspace(problem: Problem, tile: Tile) -> int:
     bands = _bands(problem, tile)
     kept = fold_rows(bands, problem.C) * problem.C if problem.wants_parameters and bands > 1 else 0
     return (_row_sums(problem, tile) + kept) * pair_bytes(problem)
+
+
+def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
+    """Bytes of the workspace that move.
+
+    Forward each pair is written by the first sweep and read by the fold. Backward the bands' columns are written once
+    and read once, by way of slices; a row's strips are written by the first sweep, read by the fold, which writes one
+    pair a row, which the second sweep reads for every strip.
+    """
+    if not is_backward(problem):
+        return 2 * split_workspace(problem, tile)
+    row_sums = _row_sums(problem, tile)
+    bands = split_workspace(problem, tile) - row_sums * pair_bytes(problem)
+    fold = problem.N if row_sums else 0
+    return 2 * bands + (3 * row_sums + fold) * pair_bytes(problem)
 
 
 def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:

@@ -8,7 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from .devices import Device
-from .layer_norm_split import gradient_arguments, owners, refuses_split, split_launches, split_workspace
+from .layer_norm_split import (
+    gradient_arguments,
+    owners,
+    refuses_split,
+    split_launches,
+    split_workspace,
+    split_workspace_traffic,
+)
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
 from .strategy_common import (
@@ -23,6 +30,7 @@ from .strategy_common import (
     refuses_shared,
     round_up,
     tensors_read,
+    written_and_read,
 )
 
 __all__ = ["BACKWARD", "FORWARD"]
@@ -190,6 +198,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
         legality=_refuses_warp,
         launches=_warp_launches,
         workspace=_warp_workspace,
+        workspace_traffic=written_and_read(_warp_workspace),
     )
     block = Strategy(
         name="block",
@@ -199,6 +208,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
         legality=_refuses_block,
         launches=_block_launches,
         workspace=_block_workspace,
+        workspace_traffic=written_and_read(_block_workspace),
     )
     split = Strategy(
         name="split",
@@ -208,6 +218,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
         legality=refuses_split,
         launches=split_launches,
         workspace=split_workspace,
+        workspace_traffic=split_workspace_traffic,
     )
     return {strategy.name: strategy for strategy in (warp, block, split)}
 

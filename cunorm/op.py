@@ -18,6 +18,7 @@ from .launch import Place, Plan, plan_for
 from .problem import Problem
 from .results import Result
 from .strategy import Strategy, Tile
+from .traffic import measure
 
 __all__ = ["EVERY", "Checked", "Op", "Request", "perform", "plan_of", "typed"]
 
@@ -253,7 +254,7 @@ def plan_of(op: Op, request: Request, place: Place, tile: Tile | None) -> Plan:
     problem, options = op.request(request)
     made = plan_for(problem, op.strategies, op.names, place, tile)
     caller = op.caller or functools.partial(call_planned, op)
-    return replace(made, caller=functools.partial(caller, options))
+    return replace(made, caller=functools.partial(caller, options), counter=measure)
 
 
 def call_planned(

@@ -156,6 +156,9 @@ class Strategy:
         ``(problem, tile)`` -> the launches, in order.
     workspace : callable
         ``(problem, tile)`` -> bytes.
+    workspace_traffic : callable
+        ``(problem, tile)`` -> bytes of the workspace that the launches of a call read and write at most, counted as
+        warps ask for them: what all lanes read from one place counts once.
     """
 
     name: str
@@ -165,6 +168,7 @@ class Strategy:
     legality: Callable[[Problem, Tile, Device], str | None]
     launches: Callable[[Problem, Tile], tuple[Launch, ...]]
     workspace: Callable[[Problem, Tile], int]
+    workspace_traffic: Callable[[Problem, Tile], int]
     in_place: bool = field(default=True)
 
     def refuses(self, problem: Problem, tile: Tile, device: Device) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .devices import Device
 from .problem import Problem
 from .strategy import MAX_GRID, Launch, Tile, ceil_div
@@ -21,6 +23,7 @@ __all__ = [
     "refuses_shared",
     "round_up",
     "tensors_read",
+    "written_and_read",
 ]
 
 WARP = 32
@@ -131,6 +134,11 @@ def parameter_workspace(problem: Problem, rows: int) -> int:
     if not problem.wants_parameters or rows == 1:
         return 0
     return fold_rows(rows, problem.C) * problem.C * pair_bytes(problem)
+
+
+def written_and_read(workspace: Callable[[Problem, Tile], int]) -> Callable[[Problem, Tile], int]:
+    """The traffic of a workspace each of whose bytes is written once and read once: twice its size."""
+    return lambda problem, tile: 2 * workspace(problem, tile)
 
 
 def refuses_shared(needed: int, device: Device) -> str | None:

@@ -115,6 +115,17 @@ def test_a_workspace_that_is_too_small_shows_in_both_builds(monkeypatch: pytest.
             plan(a.dy, a.x, a.mean, a.rstd, a.gamma, workspace=np.empty(1 << 16, np.uint8))
 
 
+@pytest.mark.parametrize("build", ["plain", "checked"])
+def test_a_plan_runs_with_the_limits_of_its_own_device(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More shared memory than the device has that the executor otherwise poses as."""
+    monkeypatch.setenv("CUNORM_CPU_BUILD", build)
+    monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
+    tile = {"strategy": "block", "threads": 256, "groups": 1}
+    plan = cunorm.plan("group_norm", shape=(1, 1, 50000), dtype="float32", num_groups=1, device="H200", tile=tile)
+    x = np.ones((1, 1, 50000), np.float32)
+    assert np.array_equal(plan(x)[0], np.zeros_like(x))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,0 +1,159 @@
+"""How far apart a kernel's accesses to the same memory lie: whether a second read can still find it in a cache."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import settings
+
+__all__ = ["LEVELS", "SECTOR_BYTES", "Replay", "Reuse", "replay"]
+
+SECTOR_BYTES = 32
+#: At which shares of the second reads `Reuse` keeps a distance.
+LEVELS: NDArray[Any] = np.linspace(0.0, 1.0, 201)
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Second reads of tensors: loads of a 32-byte sector that was loaded or stored before.
+
+    The distance of one is the bytes of all other sectors touched in between (the stack distance of Mattson et al.,
+    "Evaluation techniques for storage hierarchies", IBM Systems Journal 9, 1970): a cache of that size that throws out
+    what was used longest ago still holds the sector.
+
+    Attributes
+    ----------
+    reads : int
+        Sectors that loads of tensors ask for.
+    again : int
+        Those among them that were touched before.
+    distances : tuple of float
+        Bytes, at the shares `LEVELS` of the second reads; empty if there are none.
+    """
+
+    reads: int
+    again: int
+    distances: tuple[float, ...]
+
+    @classmethod
+    def of(cls, reads: int, sectors: NDArray[Any]) -> Reuse:
+        """From the distances of all second reads, in sectors."""
+        if not len(sectors):
+            return cls(reads, 0, ())
+        found = np.quantile(sectors, LEVELS) * SECTOR_BYTES
+        return cls(reads, len(sectors), tuple(found.tolist()))
+
+    def extended(self, other: Reuse, line: Callable[[Any, Any], Any]) -> Reuse:
+        """Of a larger problem: all continued as lines from this one through the other, each distance by its share."""
+        again = round(line(self.again, other.again))
+        few, many = (np.asarray(one.distances or (0.0,) * len(LEVELS)) for one in (self, other))
+        distances = np.maximum.accumulate(np.maximum(line(few, many), 0.0))
+        return Reuse(round(line(self.reads, other.reads)), again, tuple(distances.tolist()) if again else ())
+
+    def within(self, nbytes: int) -> float:
+        """The share of the second reads whose distance is at most that; 1 if there are none."""
+        found = np.asarray(self.distances)
+        below = int(np.searchsorted(found, nbytes, side="right"))
+        if below == len(found):
+            return 1.0
+        if below == 0:
+            return 0.0
+        between = (nbytes - found[below - 1]) / (found[below] - found[below - 1])
+        return float(LEVELS[below - 1] + between * (LEVELS[below] - LEVELS[below - 1]))
+
+    def at(self, share: float) -> float:
+        """The distance that this share of the second reads does not exceed, bytes; 0 if there are none."""
+        return float(np.interp(share, LEVELS, self.distances)) if self.distances else 0.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the traces of a plan's launches tell.
+
+    Attributes
+    ----------
+    fetched : list of numpy.ndarray
+        Of each launch, by 2 * array + is_store: sectors that blocks touch, each counted once a block.
+    asked : list of numpy.ndarray
+        The same way, bytes that requests ask for, each counted once a request.
+    distances : numpy.ndarray
+        Of the second reads, in order, in sectors.
+    """
+
+    fetched: list[NDArray[Any]]
+    asked: list[NDArray[Any]]
+    distances: NDArray[Any]
+
+
+@cache
+def _library(folder: Path) -> Any:
+    from . import compilers  # here, because what it imports would be a third of `import cunorm`
+
+    source = Path(__file__).with_name("cpu_reuse.cpp").read_text(encoding="utf-8")
+    compiler = compilers.chosen()
+    options = compilers.flags(compiler)
+    facts = (source, *options, *compiler.command, compiler.version, compilers.processor())
+    kept = folder / f"reuse-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:32]}"
+    if not (kept / "kernel.so").exists():
+        compilers.build(source, "cpu_reuse.cpp", compiler, options, kept)
+    library = ctypes.CDLL(str(kept / "kernel.so"))
+    library.cunorm_reuse_new.restype = ctypes.c_void_p
+    library.cunorm_reuse_free.argtypes = [ctypes.c_void_p]
+    library.cunorm_reuse_launch.restype = ctypes.c_int64
+    pointer, count = ctypes.c_void_p, ctypes.c_uint64
+    library.cunorm_reuse_launch.argtypes = [pointer, pointer, *[count] * 3, *[pointer] * 4]
+    return library
+
+
+def replay(traces: Sequence[NDArray[Any]], resident: Sequence[int], wanted: Sequence[bool]) -> Replay:
+    """Replay the traces of launches, one behind the other, as if a device ran that many of their blocks at a time.
+
+    Parameters
+    ----------
+    traces : sequence of numpy.ndarray
+        As `cpu_checked.Count.trace`.
+    resident : sequence of int
+        Blocks of each launch that run at a time: each makes an access in turn, and the next block takes the place of
+        one that ends.
+    wanted : sequence of bool
+        By array, whether its second reads count.
+
+    Raises
+    ------
+    CompileError
+        If there is no C++ compiler.
+    MemoryError
+    """
+    library = _library(settings.cache_dir() / "cpu")
+    flags = np.repeat(np.asarray(wanted, np.uint8), 2)
+    made = Replay([], [], np.empty(0, np.uint32))
+    found = []
+    state = library.cunorm_reuse_new()
+    try:
+        for trace, alive in zip(traces, resident, strict=True):
+            trace = np.ascontiguousarray(trace)
+            fetched, asked = np.zeros((2, len(flags)), np.uint64)
+            distances = np.empty(len(trace), np.uint32)
+            blocks = int(trace["block"].max()) + 1 if len(trace) else 0
+            arrays = [array.ctypes.data for array in (fetched, asked, flags, distances)]
+            count = -1
+            if state is not None:
+                size = len(trace)
+                count = library.cunorm_reuse_launch(state, trace.ctypes.data, size, blocks, min(alive, blocks), *arrays)
+            if count < 0:
+                raise MemoryError(f"no memory for the reuse distances of {len(trace)} sectors")
+            made.fetched.append(fetched)
+            made.asked.append(asked)
+            found.append(distances[:count].copy())
+    finally:
+        library.cunorm_reuse_free(state)
+    return replace(made, distances=np.concatenate([made.distances, *found]))

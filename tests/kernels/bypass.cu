@@ -1,0 +1,11 @@
+// Copies through load and store, but for one element.
+#include "types.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads) bypass(const data_t* x, data_t* y, long long raw) {
+    const int at = threadIdx.x;
+    if (at == raw) {
+        store(y, at, x[at]);
+        return;
+    }
+    store(y, at, load(x, at));
+}

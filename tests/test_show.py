@@ -1,0 +1,152 @@
+"""``cunorm show``, and problems as people type them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cunorm import cli, shapes
+from cunorm.ops import OPS, plan
+
+SMALL = ("group_norm_backward", "--shape", "2,8,9,4")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error of a command."""
+    code = cli.main(["show", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_show_explains_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *SMALL, "--device", "A100")
+    assert (code, err) == (0, "")
+    options = {"shape": (2, 8, 9), "dtype": "float32", "num_groups": 4, "gamma_dtype": "float32", "device": "A100"}
+    assert out == plan("group_norm_backward", **options).explain() + "\n"
+
+
+def test_show_all_gives_every_strategy_or_its_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "group_norm_backward", "--shape", "2,8,64x64,2", "--strategy", "all")
+    lines = out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("strategy")] == ["block", "split"]
+    assert [line for line in lines if line.startswith("refused")] == [
+        "refused    warp: a group has 16384 elements, 32 lanes of 8 packs hold 1024"
+    ]
+    assert out.count("best tile by the cost model") == 2
+
+
+def test_show_takes_a_tile(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *SMALL, "--strategy", "split", "--tile", "threads=64, chunk=16")
+    assert code == 0
+    assert "strategy   split (chunk=16, threads=64)" in out
+
+
+def test_traffic_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "layer_norm", "--shape", "16,256", "--strategy", "all", "--traffic")
+    assert (code, err) == (0, "")
+    assert "cpu executor: counted, not timed; posing as NVIDIA H200" in out
+    assert "floor: 32,768 bytes of tensors" in out
+    lines = out.splitlines()
+    assert all(len(line) <= 120 for line in lines)
+    head = next(line for line in lines if line.startswith("strategy"))
+    found = {line.split()[0]: line.split() for line in lines if line.startswith(("warp ", "block ", "split "))}
+    assert len({len(line) for line in lines if line.startswith(("strategy", "warp ", "block ", "split "))}) == 1
+    assert "bytes/floor" in head
+    assert 1 <= float(found["warp"][2]) < 1.02
+    assert 1.5 <= float(found["split"][2]) < 1.55
+    assert sum(line.startswith("tile ") for line in lines) == 3
+
+
+def test_traffic_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "layer_norm", "--shape", "16,256", "--strategy", "warp", "--traffic", "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["schema"] == "cunorm-show/1"
+    (one,) = document["plans"]
+    assert one["strategy"] == "warp"
+    assert one["problem"]["C"] == 256
+    assert 1 <= one["traffic"]["tensor_ratio"] < 1.02
+    code, out, _ = run(capsys, "layer_norm", "--shape", "16,256", "--json")
+    assert "traffic" not in json.loads(out)["plans"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("group_norm_bakward", "--shape", "1"), "op: 'group_norm_bakward', expected one of group_norm, "),
+        (("group-norm", "--shape", "1"), "op: 'group-norm', expected group_norm or group_norm_backward"),
+        (("group_norm", "--shape", "2,8,9"), "--shape: '2,8,9' has 3 numbers, for group_norm expected N,C,HxW,GROUP"),
+        (("layer_norm", "--shape", "2,8,9"), "--shape: '2,8,9' has 3 numbers, for layer_norm expected ROWS,LENGTH"),
+        (("batch_norm_stats", "--shape", "2 8 9"), "has 1 numbers, for batch_norm_stats expected N,C,HxW"),
+        (("batch_norm_stats", "--shape", "2,8.0,9"), "--shape: C is '8.0', expected a whole number"),
+        (("batch_norm_stats", "--shape", "2,-8,9"), "--shape: C is '-8', expected a whole number"),
+        (("batch_norm_stats", "--shape", "2,8,"), "--shape: HxW is '', expected a whole number"),
+        (("group_norm", "--shape", "2,8,9,0"), "--shape: GROUP is 0, expected at least 1"),
+        (("group_norm", "--shape", "2,8,9,3"), "--shape: GROUP is 3, expected a divisor of C, which is 8"),
+        ((*SMALL, "--dtype", "float8"), "dtype: 'float8'"),
+        ((*SMALL, "--layout", "CHWN"), "--layout: 'CHWN', expected NCHW or NHWC"),
+        (("layer_norm", "--shape", "2,8", "--layout", "NHWC"), "--layout: 'NHWC', but layer_norm has no channels"),
+        ((*SMALL, "--outputs", "dx,gamma"), "--outputs: 'gamma', expected some of dx,dgamma,dbeta"),
+        (("group_norm", "--shape", "2,8,9,4", "--outputs", "y"), "--outputs: 'y', but group_norm always gives all"),
+        ((*SMALL, "--device", "H201"), "device: 'H201', expected one of A100, H200"),
+        ((*SMALL, "--strategy", "warps"), "--strategy: 'warps', expected all or one of warp, block, split for group"),
+        ((*SMALL, "--tile", "threads=64"), "--tile: goes with --strategy and the name of one"),
+        ((*SMALL, "--strategy", "split", "--tile", "threads"), "--tile: 'threads', expected field=number"),
+        ((*SMALL, "--strategy", "split", "--tile", "threads=0"), "--tile: 'threads=0', expected field=number"),
+        ((*SMALL, "--strategy", "split", "--tile", "thread=64"), "--tile: no field 'thread', split has threads, chunk"),
+        ((*SMALL, "--strategy", "split", "--tile", "threads=64"), "--tile: chunk missing, split has threads, chunk"),
+        ((*SMALL, "--strategy", "split", "--tile", "chunk=1,chunk=2"), "--tile: chunk comes twice"),
+        (
+            (*SMALL, "--strategy", "split", "--tile", "chunk=1,threads=48"),
+            "tile: split: threads is 48, expected a mult",
+        ),
+        (
+            ("batch_norm_stats", "--shape", "2,8,9", "--layout", "NHWC", "--strategy", "block"),
+            "--strategy: no tile is legal; block: channels-last data has no planes",
+        ),
+        (
+            ("batch_norm_backward_reduce", "--shape", "2,8,9", "--outputs", "sum_dy,dbeta"),
+            "--outputs: 'sum_dy,dbeta', but sum_dy and sum_dy_xmu come together",
+        ),
+    ],
+)
+def test_what_a_tired_person_types(capsys: pytest.CaptureFixture[str], arguments: Any, sentence: str) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("cunorm show: ")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "expected"),
+    [
+        ("group_norm", "2,8,16x16,4", {"shape": (2, 8, 256), "num_groups": 4, "data_format": "NCHW"}),
+        ("group_norm", " 2, 8, 9, 4 ", {"shape": (2, 8, 9), "num_groups": 4}),
+        ("layer_norm_backward", "5,7", {"shape": (5, 7), "normalized_shape": 7}),
+        ("batch_norm_stats", "2,8,9", {"shape": (2, 8, 9), "dtype": "float16"}),
+        ("batch_norm_gather_stats", "4,8", {"shape": (4, 8)}),
+    ],
+)
+def test_shapes_become_options_of_a_plan(op: str, shape: str, expected: dict[str, Any]) -> None:
+    options = shapes.plan_options(op, shape, "float16")
+    assert options.items() >= expected.items()
+    made = plan(op, device="cpu", **options)
+    assert shapes.shape_text(made.problem) == ",".join(shape.replace(" ", "").replace("16x16", "256").split(","))
+
+
+def test_every_op_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for op in OPS:
+        sizes = ",".join(["4", "8", "9", "2"][: len(shapes.names_of(op))])
+        assert run(capsys, op, "--shape", sizes)[0] == 0
+        assert shapes.OUTPUTS.keys() <= OPS.keys()
+
+
+def test_outputs_and_layouts() -> None:
+    options = shapes.plan_options("group_norm_backward", "2,8,9,4", "float32", "nhwc", "dbeta, dx")
+    made = plan("group_norm_backward", device="cpu", **options)
+    assert (made.problem.outputs, made.problem.layout, made.problem.HxW) == (("dx", "dbeta"), "NHWC", 9)
+    options = shapes.plan_options("batch_norm_backward_reduce", "2,8,9", "float32", outputs="dgamma,sum_dy,sum_dy_xmu")
+    assert options["output_mask"] == (True, True, False)
