@@ -23,7 +23,11 @@ __all__ = ["Compiler", "build", "chosen", "flags", "present", "processor"]
 INSTALL = "install a C++ compiler: pip install 'cunorm[cpu]', or a system g++ or clang++, or set CUNORM_CXX"
 LOG_LINES = 40
 #: Of the sanitised build, which runs only where their libraries have been loaded first.
-SANITISERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+SANITISERS = (
+    "-fsanitize=address,undefined,float-cast-overflow",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ def flags(compiler: Compiler, build: str = "plain") -> tuple[str, ...]:
     runtime and the kernels to C headers. A frame that could overrun a fiber's stack does not compile.
 
     The checked build has the compiler call the runtime before every access to memory: the thread sanitiser's calls
-    without its library. Whole structs are moved whole there (``-fno-tree-sra``), as a GPU moves them.
+    without its library. Whole structs are moved whole there (``-fno-tree-sra``), as a GPU moves them. The sanitised
+    build is not optimised: it compiles in half the time, and nothing undefined is optimised away before it is seen.
     """
     clang = compiler.name == "zig" or "clang" in compiler.version.lower()
     machine = platform.machine().lower()
@@ -126,7 +131,7 @@ def flags(compiler: Compiler, build: str = "plain") -> tuple[str, ...]:
     frame = ("-Wframe-larger-than=32768", "-Werror=frame-larger-than=" + ("" if clang else "32768"))
     return (
         "-std=c++17",
-        *{"plain": ("-O2",), "checked": hooks, "sanitised": ("-O1", "-g", *SANITISERS)}[build],
+        *{"plain": ("-O2",), "checked": hooks, "sanitised": ("-O0", "-g1", *SANITISERS)}[build],
         *native.get("x86_64" if machine == "amd64" else machine, ()),
         "-fPIC",
         "-fvisibility=hidden",
@@ -140,7 +145,7 @@ def flags(compiler: Compiler, build: str = "plain") -> tuple[str, ...]:
         "-fno-trapping-math",
         "-Wno-unknown-pragmas",
         "-Wno-attributes",
-        *(frame if build != "sanitised" else ()),
+        *frame,
     )
 
 

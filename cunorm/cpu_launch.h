@@ -95,6 +95,9 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE int run(const char* kernel, void (*call)(
         block.slot = i;
         block.live = 0;
         block.arena = arenas + uint64_t(arena_bytes) * i;
+#ifdef __SANITIZE_ADDRESS__
+        __asan_poison_memory_region(block.arena + launch->shared_bytes, size_t(arena_bytes - launch->shared_bytes));
+#endif
         block.statics = static_bytes() != 0 ? static_cast<char*>(malloc(size_t(static_bytes()))) : nullptr;
         memset(static_cast<void*>(&worker->gang[i]), 0, sizeof(Gang));
     }
@@ -123,6 +126,11 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE int run(const char* kernel, void (*call)(
     for (unsigned i = 0; i < slots; ++i) {
         free(worker->block[i].statics);
     }
+#ifdef __SANITIZE_ADDRESS__
+    // Fibers stay in the middle of their frames, whose red zones would outlive them.
+    __asan_unpoison_memory_region(worker->stacks, worker->fresh * stack_bytes);
+    __asan_unpoison_memory_region(arenas, size_t(arena_bytes) * slots);
+#endif
     __atomic_fetch_sub(&launch->workers, 1, __ATOMIC_SEQ_CST);
     if (worker->stalls != 0) {
         __atomic_fetch_sub(&launch->stalled, 1, __ATOMIC_SEQ_CST);

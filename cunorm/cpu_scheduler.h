@@ -193,7 +193,7 @@ CUNORM_CPU_RUNTIME Stack* take_stack(Worker& worker) {
     return stack;
 }
 
-CUNORM_CPU_RUNTIME Stack* next_stack(Worker& worker, unsigned lane) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* next_stack(Worker& worker, unsigned lane) {
     Warp& warp = worker.running->warp[worker.running->current];
     if (warp.stack[lane] == nullptr) {
         start(worker, take_stack(worker), warp, lane);
@@ -201,36 +201,47 @@ CUNORM_CPU_RUNTIME Stack* next_stack(Worker& worker, unsigned lane) {
     return warp.stack[lane];
 }
 
-// The running thread cannot go on: hands over. Returns when somebody has made it ready and its turn has come.
-CUNORM_CPU_RUNTIME void wait(Stack* stack, Kind kind, unsigned mask, const char* file, int line) {
+// By the launch's order, in the next round of any warp if this one's is over.
+// By the launch's order, in the next round of any warp if this one's is over.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* next_turn(Stack* stack) {
     Worker& worker = *stack->worker;
     Block& block = *stack->in;
+    if (stack->warp->ready == 0) {
+        block.ready_warps &= ~(1u << block.current);
+    }
+    unsigned lane;
+    if (!pick(worker, lane)) {
+        deadlock(stack);
+    }
+    return next_stack(worker, lane);
+}
+
+// The running thread cannot go on, and its place is noted: who goes on. It may be the same, if it polls. The usual case,
+// the next lane of the round, calls nothing but in the end, so that no register is saved.
+__forceinline__ Stack* successor(Stack* stack) {
+    Warp& warp = *stack->warp;
+    Block& block = *stack->in;
+    const unsigned turn = block.pending & (warp.ready &= ~(1u << stack->lane));
+    if (__builtin_expect(turn == 0 || stack->worker->order != ASCENDING, 0)) {
+        return next_turn(stack);
+    }
+    block.pending = turn & (turn - 1);
+    Stack* next = warp.stack[__builtin_ctz(turn)];
+    return __builtin_expect(next != nullptr, 1) ? next : next_stack(*stack->worker, unsigned(__builtin_ctz(turn)));
+}
+
+__forceinline__ void note_place(Stack* stack, Kind kind, unsigned mask, const char* file, int line) {
     stack->kind = kind;
     stack->mask = mask;
     stack->file = file;
     stack->line = line;
-    Warp& warp = *stack->warp;
-    const unsigned ready = warp.ready &= ~(1u << stack->lane);
-    const unsigned turn = block.pending & ready;
-    unsigned lane;
-    if (__builtin_expect(turn != 0, 1)) {  // as pick would find, without a search for the warp
-        lane = choose(worker.order, block.random, turn);
-        block.pending = turn & ~(1u << lane);
-        Stack* next = warp.stack[lane];
-        if (__builtin_expect(next == nullptr, 0)) {
-            start(worker, next = take_stack(worker), warp, lane);
-        }
-        switch_context(&stack->context, &next->context);
-        return;
-    }
-    if (ready == 0) {
-        block.ready_warps &= ~(1u << block.current);
-    }
-    if (!pick(worker, lane)) {
-        deadlock(stack);
-    }
-    Stack* next = next_stack(worker, lane);
-    if (next != stack) {  // a polling thread may be the only one
+}
+
+// Hands over. Returns when somebody has made the thread ready and its turn has come.
+CUNORM_CPU_RUNTIME void wait(Stack* stack, Kind kind, unsigned mask, const char* file, int line) {
+    note_place(stack, kind, mask, file, line);
+    Stack* next = successor(stack);
+    if (next != stack) {
         switch_context(&stack->context, &next->context);
     }
 }
@@ -323,38 +334,63 @@ CUNORM_CPU_RUNTIME void deliver(Warp& warp, Stack* stack, Kind kind, unsigned ma
     }
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE uint64_t exchange(Kind kind, unsigned mask, uint64_t value, unsigned source,
-                                             const char* file, int line) {
+// Perhaps all lanes of the mask have come; else one is still at an earlier shuffle with other partners.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* meet(Stack* stack) {
+    Warp& warp = *stack->warp;
+    const unsigned mask = stack->mask;
+    if (present(warp, mask) != mask) {
+        return successor(stack);
+    }
+    deliver(warp, stack, stack->kind, mask);
+    lanes_met(*stack->worker, *stack->in, warp, stack->kind, mask);
+    ++stack->worker->progress;
+    warp.arrived &= ~mask;
+    warp.ready |= mask;
+    return stack;
+}
+
+[[noreturn]] CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void not_in_mask(Stack* stack, unsigned source) {
+    const bool own = (stack->mask >> stack->lane & 1u) == 0;
+    fault("%s (%s:%d): lane %u, which it %s, is not in mask 0x%08x", name_of(stack->kind), stack->file, stack->line,
+          own ? stack->lane : source, own ? "is" : "reads from", stack->mask);
+}
+
+// A lane comes to a shuffle or vote: which thread goes on. Its own, if it was the last.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* arrive(Kind kind, unsigned mask, uint64_t value, unsigned source,
+                                                     const char* file, int line) {
     Stack* stack = self();
     Warp& warp = *stack->warp;
     const unsigned lane = stack->lane, bit = 1u << lane;
-    if ((mask & bit) == 0 || (mask >> source & 1u) == 0) {
-        fault("%s (%s:%d): lane %u, which it %s, is not in mask 0x%08x", name_of(kind), file, line,
-              (mask & bit) == 0 ? lane : source, (mask & bit) == 0 ? "is" : "reads from", mask);
+    note_place(stack, kind, mask, file, line);
+    if (__builtin_expect((mask & bit) == 0 || (mask >> source & 1u) == 0, 0)) {
+        not_in_mask(stack, source);
     }
     warp.value[lane] = value;
     warp.source[lane] = source;
     warp.mask[lane] = mask;
     warp.kind[lane] = kind;
     warp.arrived |= bit;
-    if ((warp.arrived & mask) == mask && present(warp, mask) == mask) {
-        stack->mask = mask;
-        stack->file = file;
-        stack->line = line;
-        deliver(warp, stack, kind, mask);
-        lanes_met(*stack->worker, *stack->in, warp, kind, mask);
-        ++stack->worker->progress;
-        warp.arrived &= ~mask;
-        warp.ready |= mask;
-    } else {
-        wait(stack, kind, mask, file, line);
+    return (warp.arrived & mask) == mask ? meet(stack) : successor(stack);
+}
+
+// In line, so that the fibers switch within the kernel; but the checked build's hooks would see the runtime's accesses.
+#ifdef CUNORM_CPU_CHECKED
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE
+#else
+__forceinline__
+#endif
+uint64_t exchange(Kind kind, unsigned mask, uint64_t value, unsigned source, const char* file, int line) {
+    Stack* next = arrive(kind, mask, value, source, file, line);
+    Stack* stack = self();
+    if (next != stack) {
+        switch_context(&stack->context, &next->context);
     }
-    return warp.result[lane];
+    return stack->warp->result[stack->lane];
 }
 
 // Lane that a shuffle reads from, by the rules of PTX shfl: out of the segment of `width` lanes means oneself, but an
 // xor may reach an earlier segment.
-CUNORM_CPU_RUNTIME unsigned shuffle_source(Kind kind, unsigned lane, unsigned operand, unsigned width) {
+__forceinline__ unsigned shuffle_source(Kind kind, unsigned lane, unsigned operand, unsigned width) {
     const unsigned begin = lane & ~(width - 1), end = begin + width;
     operand &= lanes - 1;
     switch (kind) {

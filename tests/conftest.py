@@ -1,4 +1,4 @@
-"""Options and fixtures that every test shares: --gpu, --long, and the two executors as array kinds."""
+"""Options and fixtures that every test shares: --gpu, --long, --sanitise, and the two executors as array kinds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run the tests that need a GPU")
     parser.addoption("--long", action="store_true", help="run the long tests too")
+    parser.addoption("--sanitise", action="store_true", help="run the kernels under the compiler's sanitisers too")
 
 
 @functools.cache
@@ -36,6 +37,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
         if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="long: run with --long"))
+        if item.get_closest_marker("sanitise") and not config.getoption("--sanitise"):
+            item.add_marker(pytest.mark.skip(reason="the kernels under sanitisers: run with --sanitise"))
 
 
 class Executor:

@@ -23,3 +23,23 @@ def test_host_overhead_runs(tmp_path: Path) -> None:
         calls = results[kind]["calls"]
         assert {"group_norm", "group_norm_backward"} <= set(calls)
         assert all(times["wall_median_us"] > 0 for times in calls.values())
+
+
+def test_cpu_executor_runs(tmp_path: Path) -> None:
+    script, found = ROOT / "benchmarks" / "cpu_executor.py", tmp_path / "found.json"
+    command = [sys.executable, str(script), "--rounds", "2", "--rows", "4", "--kernels", "1", "--json", str(found)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.exists(), done.stderr
+    document = json.loads(found.read_text(encoding="utf-8"))
+    results = document["results"]
+    assert document["machine"].keys() >= {"cpu", "cores", "load", "compiler"}
+    assert len(results["elements"]) == 2
+    for builds in results["elements"].values():
+        assert list(builds) == ["plain", "checked"]
+        for rates in builds.values():
+            assert len(rates) == 6 and all(rate > 0 for rate in rates.values())
+    for build in ("plain", "checked"):
+        assert [times["cpu"] > 0 for times in results["compile"][build].values()] == [True]
+    assert results["judged_by"].keys() == {"plain", "checked", "compile"}
+    assert done.returncode == (1 if results["missed"] else 0)  # whether they are met is the machine's affair
+    assert all(f"missed: {sentence}" in done.stdout for sentence in results["missed"])

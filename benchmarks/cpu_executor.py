@@ -1,0 +1,269 @@
+"""How fast the CPU executor runs: LayerNorm forward, float32, rows of 4096, on one core; and how fast it compiles.
+
+Example: ``python benchmarks/cpu_executor.py --json benchmarks/results/cpu_executor.json``
+
+The plain and the checked build take turns in one run, so that what else the machine does meets both. Two kernels: the
+one that `cunorm.layer_norm` runs with the default tile, which is what the targets are about, and the small one of
+tests/kernels/layer_norm.cu. Two clocks: ``wall`` is what a user waits, ``cpu`` the time that the thread itself had,
+or for a compilation that the compiler's processes had. Where these differ something else had the core, and the targets
+are judged by ``cpu``; else by ``wall``. The exit code is 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from host_overhead import cpu_model
+
+import cunorm
+from cunorm import compilers, cpu, settings, sources
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILDS = ("plain", "checked")
+LENGTH, DTYPE = 4096, "float32"
+PLAIN_TARGET = 20.0  # million elements a second
+CHECKED_TARGET = PLAIN_TARGET / 4
+COMPILE_TARGET = 2.0  # seconds of one kernel
+QUIET = 1.1  # wall over cpu, up to which a thread counts as having had its core to itself
+
+#: Calls whose kernels are compiled: op, shape, options.
+COMPILED: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
+    ("layer_norm", (512, LENGTH), {"normalized_shape": LENGTH}),
+    ("layer_norm_backward", (512, LENGTH), {"normalized_shape": LENGTH}),
+    ("group_norm", (8, 64, 32, 32), {"num_groups": 8}),
+    ("group_norm_backward", (8, 64, 32, 32), {"num_groups": 8}),
+    ("batch_norm_stats", (8, 64, 32, 32), {}),
+    ("batch_norm_backward_reduce", (8, 64, 32, 32), {}),
+)
+
+
+def use(build: str) -> None:
+    """The build of the launches from here on."""
+    os.environ["CUNORM_CPU_BUILD"] = build
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on."""
+    compiler = compilers.chosen()
+    load = os.getloadavg() if hasattr(os, "getloadavg") else ()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "load": [round(value, 2) for value in load],
+        "system": f"{platform.system()} {platform.machine()}",
+        "compiler": f"{compiler.name}: {compiler.version}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "numpy": np.__version__,
+        "cunorm": cunorm.__version__,
+    }
+
+
+# ---- running --------------------------------------------------------------------------------------------------------
+
+
+def through_plan(rows: int) -> tuple[Callable[[], None], np.ndarray, str]:
+    """What runs `cunorm.layer_norm`'s kernel, its result, and its name."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((rows, LENGTH)).astype(DTYPE)
+    gamma, beta = (random.standard_normal(LENGTH).astype(DTYPE) for _ in range(2))
+    out = (np.empty_like(x), *(np.empty((rows, 1), DTYPE) for _ in range(2)))
+    plan = cunorm.plan(
+        "layer_norm",
+        shape=x.shape,
+        dtype=DTYPE,
+        device="cpu",
+        normalized_shape=LENGTH,
+        gamma_dtype=DTYPE,
+        beta_dtype=DTYPE,
+    )
+    assert plan.tile is not None
+    fields = ", ".join(f"{name}={value}" for name, value in plan.tile.fields)
+
+    def call() -> None:
+        plan(x, gamma, beta, out=out)
+
+    return call, out[0], f"layer_norm, {plan.tile.strategy} ({fields})"
+
+
+def directly(rows: int) -> tuple[Callable[[], None], np.ndarray, str]:
+    """The same for the small kernel of the executor's own tests, some of whose accesses go round the doors.
+
+    So it is launched without word of its arrays, and no bounds are checked.
+    """
+    x = np.random.default_rng(0).standard_normal((rows, LENGTH)).astype(DTYPE)
+    y = np.empty_like(x)
+    text = (ROOT / "tests" / "kernels" / "layer_norm.cu").read_text(encoding="utf-8")
+    kernels = {build: cpu.compile(text, "layer_norm", build=build) for build in BUILDS}
+
+    def call() -> None:
+        cpu.launch(kernels[settings.cpu_build()], rows, 256, 1024, (x.ctypes.data, y.ctypes.data, LENGTH, 1e-5))
+
+    return call, y, "tests/kernels/layer_norm.cu"
+
+
+def quartiles(values: list[float], name: str) -> dict[str, float]:
+    """Of some measurements."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {f"{name}_q25": round(low, 3), f"{name}_median": round(middle, 3), f"{name}_q75": round(high, 3)}
+
+
+def speeds(rows: int, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Million elements a second of each kernel in each build."""
+    subjects = {name: (call, result) for call, result, name in (through_plan(rows), directly(rows))}
+    for name, (call, result) in subjects.items():
+        found = set()
+        for build in BUILDS:
+            use(build)
+            call()  # warm
+            found.add(result.tobytes())
+        if len(found) > 1:
+            raise RuntimeError(f"{name}: the builds give different bits")
+    rates: dict[tuple[str, str], dict[str, list[float]]] = {
+        (name, build): {"wall": [], "cpu": []} for name in subjects for build in BUILDS
+    }
+    for _ in range(rounds):
+        for (name, build), rate in rates.items():
+            use(build)
+            wall, own = time.perf_counter(), time.thread_time()
+            subjects[name][0]()
+            wall, own = time.perf_counter() - wall, time.thread_time() - own
+            rate["wall"].append(rows * LENGTH / wall / 1e6)
+            rate["cpu"].append(rows * LENGTH / own / 1e6)
+    return {
+        name: {
+            build: quartiles(rates[name, build]["wall"], "wall") | quartiles(rates[name, build]["cpu"], "cpu")
+            for build in BUILDS
+        }
+        for name in subjects
+    }
+
+
+# ---- compiling ------------------------------------------------------------------------------------------------------
+
+
+def texts(most: int) -> dict[str, str]:
+    """Texts of the kernels to compile, by entry."""
+    found: dict[str, str] = {}
+    for op, shape, options in COMPILED:
+        plan = cunorm.plan(op, shape=shape, dtype=DTYPE, device="cpu", **options)
+        assert plan.strategy is not None and plan.tile is not None
+        for launch in plan.launches:
+            found.setdefault(launch.entry, sources.kernel_text(launch, plan.problem, plan.strategy, plan.tile))
+    return dict(list(found.items())[:most])
+
+
+def children() -> float:
+    """Seconds that this process's children have had."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def compilations(most: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Seconds of each kernel in each build, into an empty cache."""
+    found: dict[str, dict[str, dict[str, float]]] = {build: {} for build in BUILDS}
+    kept = os.environ.get("CUNORM_CACHE_DIR")
+    with tempfile.TemporaryDirectory(prefix="cunorm-benchmark-") as folder:
+        os.environ["CUNORM_CACHE_DIR"] = folder
+        for entry, text in texts(most).items():
+            for build in BUILDS:
+                wall, own = time.perf_counter(), children()
+                cpu.compile(text, entry, build=build)
+                found[build][entry] = {
+                    "wall": round(time.perf_counter() - wall, 3),
+                    "cpu": round(children() - own, 3),
+                }
+    if kept is None:
+        del os.environ["CUNORM_CACHE_DIR"]
+    else:
+        os.environ["CUNORM_CACHE_DIR"] = kept
+    return found
+
+
+# ---- the verdict ----------------------------------------------------------------------------------------------------
+
+
+def verdict(
+    speed: dict[str, dict[str, float]], compiled: dict[str, dict[str, dict[str, float]]]
+) -> tuple[dict[str, str], list[str]]:
+    """By which clock each target is judged, and a sentence for each that is missed."""
+    clocks, missed = {}, []
+    for build, target in (("plain", PLAIN_TARGET), ("checked", CHECKED_TARGET)):
+        clock = clocks[build] = "cpu" if speed[build]["cpu_median"] > QUIET * speed[build]["wall_median"] else "wall"
+        rate = speed[build][f"{clock}_median"]
+        if rate < target:
+            missed.append(f"{build}: {rate:.1f} million elements a second ({clock}), expected at least {target:g}")
+    every = [(entry, build, times) for build in BUILDS for entry, times in compiled[build].items()]
+    waited, had = (sum(times[clock] for _, _, times in every) for clock in ("wall", "cpu"))
+    clock = clocks["compile"] = "cpu" if waited > QUIET * had else "wall"
+    for entry, build, times in every:
+        if times[clock] >= COMPILE_TARGET:
+            missed.append(f"{entry}, {build}: compiled in {times[clock]:.2f} s ({clock}), expected under 2 s")
+    return clocks, missed
+
+
+def report(speed: dict[str, dict[str, dict[str, float]]], compiled: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Print the tables."""
+    print("\nmillion elements a second                        wall median (quartiles)    cpu median (quartiles)")
+    for name, builds in speed.items():
+        for build, rate in builds.items():
+            columns = [
+                "{:8.2f} ({:6.2f} to {:6.2f})".format(*(rate[f"{clock}_{part}"] for part in ("median", "q25", "q75")))
+                for clock in ("wall", "cpu")
+            ]
+            print(f"{name[:38]:38s} {build:8s}", *columns)
+    print(
+        f"\nseconds to compile one of {len(compiled['plain'])} kernels       wall median (worst)    cpu median (worst)"
+    )
+    for build, kernels in compiled.items():
+        columns = []
+        for clock in ("wall", "cpu"):
+            times = [one[clock] for one in kernels.values()]
+            columns.append(f"{statistics.median(times):13.2f} ({max(times):5.2f})")
+        print(f"{build:40s}", *columns)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; the exit code says whether the targets are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=21, help="calls of each kernel in each build (default 21)")
+    parser.add_argument("--rows", type=int, default=512, help="rows of a call (default 512)")
+    parser.add_argument("--kernels", type=int, default=100, help="compile at most so many (default all of the list)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
+    options = parser.parse_args(argv)
+    options.rounds, options.kernels = max(2, options.rounds), max(1, options.kernels)
+    os.environ["CUNORM_CPU_CORES"] = "1"
+    os.environ.pop("CUNORM_CPU_ORDER", None)
+    facts = machine()
+    print("\n".join(f"{name:8s} {value}" for name, value in facts.items()))
+    print(f"call     {DTYPE}, {options.rows} rows of {LENGTH}, one core, {options.rounds} rounds")
+    speed = speeds(options.rows, options.rounds)
+    compiled = compilations(options.kernels)
+    report(speed, compiled)
+    judged = next(iter(speed))
+    clocks, missed = verdict(speed[judged], compiled)
+    print(f"\ntargets, for {judged}; judged by", ", ".join(f"{clock} ({what})" for what, clock in clocks.items()))
+    print("\n".join(f"missed: {sentence}" for sentence in missed) or "all met")
+    if options.json is not None:
+        call = {"dtype": DTYPE, "rows": options.rows, "length": LENGTH, "cores": 1, "rounds": options.rounds}
+        results = {"elements": speed, "compile": compiled, "judged_by": clocks, "missed": missed}
+        document = {"schema": "cunorm-cpu-executor/1", "machine": facts, "call": call, "results": results}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

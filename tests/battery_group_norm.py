@@ -1,0 +1,123 @@
+"""Hostile problems of GroupNorm's strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from battery_case import ALL_OFF, FAR, INFINITE, MASKS, MIXED, NO_PARAMETERS, SAME_OFF, Case, Named, masked
+
+__all__ = ["group_norm_cases"]
+
+GROUP_WARP: Named = {
+    "one-element groups": {"shape": (2, 2), "groups": 2},
+    "channels of one element": {"shape": (9, 12), "groups": 3},
+    "whole packs, two blocks for three": {"shape": (5, 4, 16), "groups": 4, "grid": 2},
+    "one channel a group, misaligned": {"shape": (3, 3, 21), "groups": 3, "shifts": ALL_OFF},
+    "as many elements as the team holds, misaligned": {"shape": (3, 2, 64), "groups": 2, "shifts": SAME_OFF},
+    "fewer elements, all misaligned alike": {"shape": (9, 21), "groups": 1, "shifts": SAME_OFF},
+    "no parameters": {"shape": (3, 2, 30), "groups": 2, **NO_PARAMETERS},
+    "one block for all": {"shape": (40, 6), "groups": 2, "grid": 1},
+    "in place": {"shape": (5, 12), "groups": 2, "in_place": True},
+    "16 bits": {"shape": (5, 33), "groups": 3, "shifts": ALL_OFF, **MIXED},
+}
+#: dx only: dgamma and dbeta of these do not lie whole in a lane or a team.
+GROUP_WARP_DX: Named = {
+    "channels end within packs": {"shape": (3, 6, 7), "groups": 2},
+    "packs begin before their group": {"shape": (4, 6, 7), "groups": 2, "shifts": SAME_OFF},
+    "two channels of whole packs": {"shape": (2, 4, 16), "groups": 2},
+    "a constant far from zero": {"shape": (3, 4, 15), "groups": 2, **FAR},
+}
+GROUP_BLOCK: Named = {
+    "one part a channel": {"shape": (2, 6, 35), "groups": 2},
+    "several parts a channel": {"shape": (2, 4, 9), "groups": 2, "shifts": SAME_OFF},
+    "long planes": {"shape": (1, 2, 1100), "groups": 1, "shifts": ALL_OFF},
+    "more channels than threads": {"shape": (2, 140, 2), "groups": 2, "slab": 2},
+    "one-element groups": {"shape": (3, 4, 1), "groups": 4, "slab": 2},
+    "more groups than warps": {"shape": (2, 10, 5), "groups": 5, "slab": 5},
+    "more groups than threads": {"shape": (1, 140, 1), "groups": 70, "slab": 70},
+    "two blocks for ten": {"shape": (5, 6, 9), "groups": 2, "grid": 2},
+    "one block for all, groups of many channels": {"shape": (3, 80, 3), "groups": 2, "grid": 1},
+    "no parameters": {"shape": (1, 6, 5), "groups": 2, **NO_PARAMETERS},
+}
+GROUP_BLOCK_LAST: Named = {
+    "odd rows": {"shape": (2, 5, 6), "groups": 2, "shifts": ALL_OFF},
+    "one channel": {"shape": (2, 70, 3), "groups": 3},
+    "more channels than threads": {"shape": (2, 3, 140), "groups": 2, "slab": 2},
+    "two blocks for ten": {"shape": (5, 9, 10), "groups": 2, "grid": 2},
+    "many packs": {"shape": (1, 150, 8), "groups": 1},
+    "no parameters": {"shape": (1, 5, 6), "groups": 2, **NO_PARAMETERS},
+}
+GROUP_SPLIT: Named = {
+    "a short last chunk": {"shape": (2, 6, 35), "groups": 2, "shifts": SAME_OFF},
+    "chunks shorter than a pack": {"shape": (2, 3, 7), "groups": 3, "chunk": 3, "shifts": ALL_OFF},
+    "one chunk, whole packs": {"shape": (1, 2, 64), "groups": 1, "chunk": 64},
+    "one short chunk": {"shape": (2, 3, 9), "groups": 1, "chunk": 64},
+    "more batches than a chain": {"shape": (1, 1, 17000), "groups": 1, "chunk": 20000, "shifts": SAME_OFF},
+    "many parts a group": {"shape": (2, 5, 300), "groups": 1},
+    "two blocks for many": {"shape": (5, 6, 40), "groups": 2, "grid": 2},
+    "one block for all, parts for every warp": {"shape": (3, 40, 20), "groups": 2, "grid": 1},
+    "rows of sums in slices": {"shape": (133, 3, 3), "groups": 1},
+    "no parameters": {"shape": (1, 6, 18), "groups": 2, **NO_PARAMETERS},
+}
+GROUP_SPLIT_LAST: Named = {
+    "channels of one element": {"shape": (6, 10), "groups": 2, "last": False},
+    "rows of two packs and a tail": {"shape": (2, 35, 10), "groups": 5, "shifts": ALL_OFF},
+    "idle threads": {"shape": (2, 37, 20), "groups": 2},
+    "more columns than threads": {"shape": (2, 3, 262), "groups": 2},
+    "two blocks for three blocks of columns": {"shape": (2, 3, 520), "groups": 2, "grid": 2},
+    "as many columns as threads, a long chain": {"shape": (1, 140, 256), "groups": 1, "chunk": 150},
+    "one row": {"shape": (1, 1, 7), "groups": 1, "last": False},
+    "two blocks for many": {"shape": (5, 40, 12), "groups": 3, "grid": 2},
+    "no parameters": {"shape": (1, 18, 6), "groups": 2, **NO_PARAMETERS},
+}
+
+
+def group_norm_cases(op: str) -> Iterator[Case]:
+    backward = op.endswith("backward")
+
+    def made(strategy: str, named: Named, **tile: int) -> Iterator[Case]:
+        for label, facts in named.items():
+            own = dict(facts)
+            fields = {"groups": own.pop("slab", 1)} if strategy == "block" else {}
+            fields |= {"chunk": own.pop("chunk", 16)} if strategy == "split" else {}
+            yield Case(op, label, {"strategy": strategy, **tile, **fields}, **own)
+
+    def layout(named: Named, label: str) -> Named:
+        return {f"{label}: {name}": {"last": True, **facts} for name, facts in named.items()}
+
+    warp: Named = dict(GROUP_WARP)
+    if backward:
+        warp |= {label: facts | MASKS["dx alone"] for label, facts in GROUP_WARP_DX.items()}
+        warp["an infinite mean"] = {"shape": (3, 3, 21), "groups": 3, **INFINITE}
+        warp |= masked(GROUP_WARP, "channels of one element", "one channel a group, misaligned")
+        many = {
+            "samples kept, each group from elsewhere": {"shape": (9, 12), "groups": 2, "shifts": SAME_OFF},
+            "an odd last sample, one element": {"shape": (3, 2), "groups": 2},
+            "one row of sums": {"shape": (2, 40), "groups": 5},
+            "dead teams, misaligned samples": {"shape": (7, 21), "groups": 3, "grid": 1, "shifts": ALL_OFF},
+        }
+        many |= masked(many, "samples kept, each group from elsewhere")
+        del many["samples kept, each group from elsewhere, dx alone"]  # which keeps nothing, and has one sample
+        yield from made("warp", warp, threads=64, lanes=8, packs=2, samples=1)
+        yield from made("warp", many, threads=64, lanes=8, packs=2, samples=2)
+    else:
+        yield from made("warp", warp | GROUP_WARP_DX, threads=64, lanes=8, packs=2)
+    block = GROUP_BLOCK | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
+    block |= layout(GROUP_BLOCK_LAST, "NHWC")
+    split = GROUP_SPLIT | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
+    split |= layout(GROUP_SPLIT_LAST, "NHWC")
+    for named in (block, split):
+        named["in place"] = {"shape": (3, 5, 37), "groups": 1, "in_place": True}
+        named["NHWC: in place"] = {"shape": (3, 37, 20), "groups": 2, "last": True, "in_place": True}
+        named["a constant far from zero"] = {"shape": (2, 4, 90), "groups": 2, **FAR}
+        named["NaN in a neighbour"] = {"shape": (2, 6, 5), "groups": 6, "slab": 3, "nan": (0, 2, 4)}
+        named["NHWC: NaN in a neighbour"] = {"shape": (2, 5, 6), "groups": 6, "slab": 3, "nan": (0, 4, 2), "last": True}
+        if backward:
+            named["an infinite mean"] = {"shape": (2, 6, 5), "groups": 2, **INFINITE}
+    for facts in split.values():
+        facts.pop("slab", None)
+    if backward:
+        block |= masked(block, "one part a channel", "NHWC: odd rows", "two blocks for ten")
+        split |= masked(split, "a short last chunk", "NHWC: idle threads")
+    yield from made("block", block, threads=64)
+    yield from made("split", split, threads=64)

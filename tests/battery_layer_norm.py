@@ -1,0 +1,66 @@
+"""Hostile problems of LayerNorm's strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from battery_case import ALL_OFF, FAR, INFINITE, MIXED, NO_PARAMETERS, SAME_OFF, Case, Named, masked
+
+__all__ = ["layer_norm_cases"]
+
+LAYER: Named = {
+    "one element": {"shape": (1, 1)},
+    "rows of one element": {"shape": (70, 1)},
+    "whole packs": {"shape": (5, 16)},
+    "every alignment": {"shape": (21, 21), "shifts": SAME_OFF},
+    "every array elsewhere": {"shape": (11, 30), "shifts": ALL_OFF},
+    "as many elements as a team of a warp holds, misaligned": {"shape": (9, 64), "shifts": SAME_OFF},
+    "two blocks for all": {"shape": (70, 7), "grid": 2},
+    "one block for all": {"shape": (45, 37), "grid": 1},
+    "in place": {"shape": (9, 30), "in_place": True},
+    "a constant far from zero": {"shape": (3, 63), **FAR},
+    "no parameters": {"shape": (3, 30), **NO_PARAMETERS},
+    "16 bits": {"shape": (11, 37), "shifts": ALL_OFF, **MIXED},
+}
+LAYER_LONG: Named = {
+    "as many elements as the block holds, misaligned": {"shape": (9, 512), "shifts": SAME_OFF},
+    "long rows": {"shape": (7, 333), "grid": 2},
+}
+LAYER_SPLIT: Named = {
+    "strips and a tail": {"shape": (9, 300), "shifts": SAME_OFF},
+    "exactly a strip": {"shape": (3, 128)},
+    "strips without parameters": {"shape": (3, 300), **NO_PARAMETERS},
+    "strips in place": {"shape": (9, 130), "in_place": True},
+    "a strip that only misalignment makes": {"shape": (4, 126), "shifts": SAME_OFF},
+    "more strips than threads": {"shape": (1, 8600)},
+    "two blocks for long rows": {"shape": (9, 300), "grid": 2},
+    "one block for rows of many strips": {"shape": (3, 4400), "grid": 1},
+}
+
+
+def layer_norm_cases(op: str) -> Iterator[Case]:
+    backward = op.endswith("backward")
+    rows = {"rows": 4} if backward else {}
+
+    def made(strategy: str, named: Named, **tile: int) -> Iterator[Case]:
+        for label, facts in named.items():
+            own = dict(facts)
+            fields = tile | {"rows": own.pop("rows")} if "rows" in own else tile
+            yield Case(op, label, {"strategy": strategy, **fields}, **own)
+
+    warp, block, split = dict(LAYER), LAYER | LAYER_LONG, LAYER | LAYER_SPLIT
+    if backward:
+        masks = masked(LAYER, "every alignment", "two blocks for all")
+        warp, block, split = (warp | masks, block | masks, split | masks | masked(split, "two blocks for long rows"))
+        block["rows of sums in slices"] = {"shape": (133, 3), "rows": 1}
+        block["rows of sums in several rounds"] = {"shape": (200, 9), "rows": 1}
+        for named in (warp, block, split):
+            named["one row of results"] = {"shape": (5, 6), "rows": 100}
+            named["one block for many rows of sums"] = {"shape": (70, 7), "rows": 1, "grid": 1}
+            named["an infinite mean"] = {"shape": (5, 6), **INFINITE}
+        in_memory = {label: facts for label, facts in warp.items() if "dtype" not in facts}
+        in_memory["as many elements as the team holds"] = {"shape": (9, 256), "shifts": SAME_OFF}
+        yield from made("warp", in_memory, threads=64, lanes=4, packs=16, **rows)
+    yield from made("warp", warp, threads=64, lanes=8, packs=2, **rows)
+    yield from made("block", block, threads=64, packs=2, **rows)
+    yield from made("split", split, threads=64, packs=1, rows=4, **({} if backward else {"chunk": 64}))

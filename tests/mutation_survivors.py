@@ -1,0 +1,236 @@
+"""The mutants that no check can tell from the original, each with the reason.
+
+"Speed only" is what would be right without the guard, and do more than it has to. An entry whose mutant is killed, or
+no longer there, fails the run: so does a survivor without an entry.
+"""
+
+from __future__ import annotations
+
+__all__ = ["SURVIVORS"]
+
+Key = tuple[str, str, str, int]  # file, the line stripped, kind, which of those in lines of that text
+
+NO_ELEMENT_LEFT = "Speed only: left_over() finds no element for an item past the last."
+NO_PACK_LEFT = "Speed only: `j < packs` below leaves nothing to do."
+NULL_RESULTS = "Speed only: give() leaves out each result that is null."
+EMPTY_TURN = "Speed only: every team of that turn has an empty run."
+NO_X = "Speed only: without x held_x is zeros and dbeta alone is wanted; the products go into sums that nobody takes."
+SAME_STATISTICS = "Speed only: every lane of the team has the same statistics, and stores them to the same place."
+ALWAYS_SHIFTS = "True in every launch: owners() in layer_norm_split.py makes teams * length a multiple of a pack."
+ONE_PART = "Speed only: one part a channel is right, and needs no more room than several."
+NOT_LIVE = "A unit that is not live has end = 0, so no packs, and stores nothing."
+ALWAYS_SHIFTS_BANDS = (
+    "True in every launch: owners() in layer_norm_split.py makes bands * length a multiple of a pack, or "
+    "there is a band a row."
+)
+BY_ELEMENT = "Speed only: element by element."
+
+# fmt: off
+SURVIVORS: dict[Key, str] = {
+    ("batch_columns.cuh", "if (sweep.has(slot)) {", "guard", 0): (
+        "Speed only: `channel` is taken modulo C, so what is then loaded too is in bounds, and goes to a slot of no "
+        "channel or an idle thread, which gather() gives to nobody."
+    ),
+    ("batch_norm_backward_reduce_sweep.cu",
+     "for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {",
+     "guard", 0): NO_ELEMENT_LEFT,
+    ("batch_norm_stats_sweep.cu", "for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {",
+     "guard", 0): NO_ELEMENT_LEFT,
+    ("batch_runs.cuh", "HxW = static_cast<int>(HxW_ < chunk ? HxW_ : chunk);", "guard", 1): (
+        "Equal but for planes that an int cannot count, too large for this battery: test_elements_past_2_to_the_31 in "
+        "test_batch_norm.py has one."
+    ),
+    ("batch_runs.cuh", "for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {",
+     "guard", 0): NO_PACK_LEFT,
+    ("batch_runs.cuh", "if (j < packs) {", "guard", 0): (
+        "Speed only: load_pack reads nothing past the run's end, and nobody uses the pack."
+    ),
+    ("batch_runs.cuh", "if (j < packs) {", "guard", 1): (
+        "Speed only: for a pack past the run's end each() calls nothing and store_pack writes nothing."
+    ),
+    ("columns.cuh", "if (part < parts && at < shape.C) {", "guard", 0): (
+        "Speed only: a thread past the last part folds some rows of its column into its own place in scratch, which "
+        "nobody reads."
+    ),
+    ("columns.cuh", "while (2 * half < parts) {", "guard", 0): (
+        "Speed only: with half == parts the first round finds no `part + half < parts`."
+    ),
+    ("group_norm_backward_block.cu", "if (parameters.wanted()) {", "guard", 0): NULL_RESULTS,
+    ("group_norm_backward_warp.cu",
+     "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;",
+     "guard", 0): EMPTY_TURN,
+    ("group_norm_backward_warp.cu",
+     "const Run<Tile::lanes> run(dy, n * groups + group, length, item < items && n < N, may_shift);",
+     "guard", 0): (
+        "Implied by n < N: items are whole rows of samples, so an item past the last has a row past the last."
+    ),
+    ("group_norm_backward_warp.cu",
+     "x == nullptr ? acc_t(0) : gradient * (acc_t(widen(held_x[k].item[i])) - of_group.mean);",
+     "guard", 0): NO_X,
+    ("group_norm_backward_warp.cu", "} else if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
+    ("group_norm_backward_warp.cu", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {",
+     "guard", 0): NULL_RESULTS,
+    ("group_norm_backward_warp.cu", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "owner", 0): (
+        "Speed only: every lane of the team has the same sums, and stores them to the same place."
+    ),
+    ("group_norm_backward_warp.cu", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "guard", 1): (
+        "Speed only: a group of one element has its terms for its sums, so the same lane stores the same values twice."
+    ),
+    ("group_norm_backward_warp.cu", "if (Tile::samples > 1 && parameters.wanted() && item < items) {",
+     "guard", 0): NULL_RESULTS,
+    ("group_norm_block.cu", "if (lane == 0) {", "owner", 0): SAME_STATISTICS,
+    ("group_norm_warp.cu",
+     "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;",
+     "guard", 0): EMPTY_TURN,
+    ("group_norm_warp.cu", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
+    ("layer_norm_backward_block.cu", "__syncthreads();", "barrier", 1): (
+        "Redundant: sums of columns are added before the barrier of the row's sum (or the one in its place), and a "
+        "block has at least one row."
+    ),
+    ("layer_norm_backward_split.cu", "for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {",
+     "guard", 0): (
+        "Speed only: the warps of an item past the last have no strip, so no rows and no columns."
+    ),
+    ("layer_norm_backward_split.cu",
+     "x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].item[i])) - mean_of_row) * rstd_of_row;",
+     "guard", 0): NO_X,
+    ("layer_norm_backward_split.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 0): (
+        "Speed only: every lane of the warp has the same sums, and stores them to the same place."
+    ),
+    ("layer_norm_backward_split.cu",
+     "for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {",
+     "guard", 1): (
+        "Speed only: a strip without elements loads a row's sums and statistics, in bounds, and neither loads nor "
+        "stores elements."
+    ),
+    ("layer_norm_backward_warp.cu", "const bool may_shift = teams >= rows || teams * length % pack_size == 0;",
+     "guard", 0): ALWAYS_SHIFTS,
+    ("layer_norm_backward_warp.cu", "const bool may_shift = teams >= rows || teams * length % pack_size == 0;",
+     "guard", 1): ALWAYS_SHIFTS,
+    ("layer_norm_backward_warp.cu", "if (!in_registers && wanted) {", "guard", 0): (
+        "Speed only: no rows are kept, so the loop is empty; a barrier more for all threads."
+    ),
+    ("layer_norm_backward_warp.cu", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): (
+        "Speed only: every team of that turn has an empty run, which leaves `shift` as it was."
+    ),
+    ("layer_norm_split.cu",
+     "for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {",
+     "guard", 1): (
+        "Speed only: a strip without elements loads a row's statistics, in bounds, and neither loads nor stores "
+        "elements."
+    ),
+    ("reduce.cuh", "return warp == 0 ? fold(lane < block_warps ? scratch[lane] : T{}) : value;", "owner", 0): (
+        "Speed only: the result is right in thread 0 all the same, and no other thread's is used."
+    ),
+    ("reduce.cuh", "if (lane == 0) {", "owner", 1): (
+        "Speed only: warp_sum gives every lane the same value, which all store to the same place."
+    ),
+    ("rows.cuh", "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < rows;",
+     "guard", 0): EMPTY_TURN,
+    ("rows.cuh", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
+    ("rows.cuh", "x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].item[i])) - of_row.mean) * of_row.rstd;",
+     "guard", 0): NO_X,
+    ("rows.cuh", "if (run.length == 0) {", "guard", 1): (
+        "Speed only: of an empty run load_parameters reads nothing and store_pack writes nothing."
+    ),
+    ("slab.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
+        "Never negative: the packs of a sweep meet their run, and the place of a step past the last is {0, 0, 0}."
+    ),
+    ("slab.cuh", "if (where.first + pack_size <= 0 || where.first >= where.length) {", "guard", 0): (
+        "Never so: runs are covered from the 16-byte boundary at or before them, less than a pack away."
+    ),
+    ("slab.cuh", "if (walk.step(HxW) && i + 1 < pack_size && where.holds(i + 1)) {", "guard", 0): (
+        "Speed only: looks up the channel of the next pack's first element, which the run holds, and does not use it."
+    ),
+    ("slab.cuh", "while (lanes < warp_size && lanes < HxW / pack_size + 2) {", "guard", 1): (
+        "Another number of lanes, as right: it makes no more parts than the host has made room for."
+    ),
+    ("slab.cuh", "return parts < 1 ? 1 : parts;", "guard", 1): ONE_PART,
+    ("slab.cuh", "for (int base = 0; base < channels * parts; base += units) {", "guard", 0): (
+        "Speed only: no unit of that turn is live."
+    ),
+    ("slab.cuh", "const int channel = live ? item / parts : 0, part = live ? item % parts : 0;",
+     "guard", 0): NOT_LIVE,
+    ("slab.cuh", "const int channel = live ? item / parts : 0, part = live ? item % parts : 0;",
+     "guard", 1): NOT_LIVE,
+    ("slab.cuh", "const int begin = shift + channel * HxW, end = live ? begin + HxW : 0;", "guard", 0): (
+        "Speed only: a unit that is not live sums channel 0 once more, and stores nothing."
+    ),
+    ("slab.cuh",
+     "for (int j = begin / pack_size + part * lanes + lane; j * pack_size < end; j += parts * lanes) {",
+     "guard", 0): (
+        "Speed only: no element of a pack that begins at the end is used."
+    ),
+    ("slab.cuh", "return parts < 1 ? 1 : parts;", "guard", 3): ONE_PART,
+    ("slab.cuh", "for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {",
+     "guard", 0): NO_PACK_LEFT,
+    ("slab.cuh", "if (j < packs) {", "guard", 0): "Speed only: the packs that are then loaded too are not staged.",
+    ("slab.cuh", "if (parts == 1) {", "guard", 0): (
+        "Speed only: with one part the totals are the partial sums themselves, and each is added to zero and stored by "
+        "one thread."
+    ),
+    ("strips.cuh",
+     "__device__ __forceinline__ bool may_shift() const { return bands >= rows || bands * length % pack_size == 0; }",
+     "guard", 0): ALWAYS_SHIFTS_BANDS,
+    ("strips.cuh",
+     "__device__ __forceinline__ bool may_shift() const { return bands >= rows || bands * length % pack_size == 0; }",
+     "guard", 1): ALWAYS_SHIFTS_BANDS,
+    ("strips.cuh", "band = live ? own / cut.of_row() : 0;", "guard", 0): (
+        "A warp without a strip has length 0: its band makes addresses that are not used."
+    ),
+    ("strips.cuh", "strip = live ? own - band * cut.of_row() : 0;", "guard", 0): (
+        "A warp without a strip has length 0: its strip makes addresses that are not used."
+    ),
+    ("strips.cuh",
+     "length = live && left > 0 ? static_cast<int>(left < Strips::span - ahead ? left : Strips::span - ahead) : 0;",
+     "guard", 2): (
+        "A negative length holds no element, as 0 does."
+    ),
+    ("strips.cuh",
+     "length = live && left > 0 ? static_cast<int>(left < Strips::span - ahead ? left : Strips::span - ahead) : 0;",
+     "guard", 4): (
+        "A lane's packs end with the strip whatever its length. Not equal for rows that an int cannot count, too large "
+        "for this battery."
+    ),
+    ("sweep.cuh", "own = live ? own : 0;", "guard", 0): (
+        "A warp without work has length 0: its place makes addresses that are not used."
+    ),
+    ("sweep.cuh", "return columns_of(cut) < Tile::threads ? static_cast<int>(columns_of(cut)) : Tile::threads;",
+     "guard", 0): (
+        "Speed only: columns past the last have idle threads, and a column one part."
+    ),
+    ("sweep.cuh", "__device__ __forceinline__ bool live() const { return part < parts && first_channel < C; }",
+     "guard", 1): (
+        "Speed only: rows of a column past the last have no elements, and its results are given to nobody."
+    ),
+    ("sweep.cuh", "return of_part < rows ? (rows - of_part + parts - 1) / parts : 0;", "guard", 1): (
+        "The division gives 0 for every part past the rows: parts are fewer than rows - of_part is below 0."
+    ),
+    ("sweep.cuh", "const int length = left < pack_size ? static_cast<int>(left) : pack_size;", "guard", 1): (
+        "Only whether it is 0, and up to pack_size, matters of a row's length."
+    ),
+    ("sweep.cuh", "if (base + k < steps && from[t] != nullptr) {", "guard", 0): (
+        "Speed only: the place of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
+    ),
+    ("team.cuh", ": start(live ? index * length_ : 0), length(live ? length_ : 0) {", "guard", 0): (
+        "An empty run makes addresses that are not used."
+    ),
+    ("team.cuh", "shift = may_shift && past + length_ <= lanes * Tile::packs * pack_size ? past : 0;", "guard", 0): (
+        "Speed only: a run that is covered from its start is read element by element, and is as right."
+    ),
+    ("team.cuh", "const acc_t shift = run.length > 0 ? usable_shift(widen(load(x, run.start))) : acc_t(0);",
+     "guard", 1): (
+        "A team without a run loads the tensor's first element, and its sums go nowhere."
+    ),
+    ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
+     "guard", 0): BY_ELEMENT,
+    ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
+     "guard", 2): BY_ELEMENT,
+    ("kernels/ticket_wait.cu", "if (thread == 0) {", "owner", 2): (
+        "Speed only: every thread publishes the same word, all behind the barrier."
+    ),
+    ("kernels/ticket_wait.cu", "__threadfence();", "barrier", 0): (
+        "Redundant: store_release publishes by itself what the barrier has made the thread know of."
+    ),
+}
+# fmt: on

@@ -1,0 +1,55 @@
+"""The battery of hostile problems: right, the same bits in every order of threads; nothing is without cases."""
+
+from __future__ import annotations
+
+import battery
+import mutation
+import pytest
+from battery_case import forget
+
+from cunorm import sources
+from cunorm.ops import OPS
+
+
+@pytest.fixture(autouse=True)
+def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CPU_BUILD", "checked")
+
+
+STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.strategies]
+
+
+@pytest.mark.parametrize(("op", "strategy"), STRATEGIES, ids=[f"{op}-{strategy}" for op, strategy in STRATEGIES])
+def test_every_order_gives_the_right_and_the_same_bits(op: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = battery.cases(op, strategy)
+    assert found, f"{op}, strategy {strategy}: no cases in battery.py"
+    for case in found:
+        seen = set()
+        for order in battery.ORDERS:
+            monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+            try:
+                results = case.run()
+            except AssertionError as error:
+                raise AssertionError(f"{case}, {order}: {error}") from None
+            seen.add(tuple(b"" if a is None else a.tobytes() for a in results))
+        assert len(seen) == 1, f"{case}: {len(seen)} different results of {len(battery.ORDERS)} orders"
+
+
+def test_every_kernel_file_is_reached() -> None:
+    """By a case, or by a test kernel where no kernel of the library uses it yet."""
+    forget()
+    files = {path.name for path in sources.folder().iterdir() if path.suffix in (".cu", ".cuh")}
+    assert files == {file for file in files if mutation.checks_of(file)}
+    assert {name for name in files if name.endswith(".cu")} <= {f for case in battery.CASES for f in case.files}
+
+
+def test_cases_are_told_apart_by_their_labels() -> None:
+    names = [f"{case} {dict(case.tile)}" for case in battery.CASES]
+    assert len(names) == len(set(names))
+
+
+def test_a_grid_is_as_small_as_asked() -> None:
+    limited = [case for case in battery.CASES if case.grid is not None]
+    assert {(case.op, case.strategy) for case in limited} == set(STRATEGIES)
+    for case in limited:
+        assert max(one.grid for one in case.plan().launches) == case.grid, case
