@@ -34,6 +34,8 @@ __all__ = ["Outcome", "all_mutants", "checks_of", "judge", "run_mutant"]
 
 HERE = Path(__file__).resolve().parent
 TEST_KERNELS = HERE / "kernels"
+#: How a process ends by its own fault; SIGTERM and SIGKILL come from outside, and say nothing about a mutant.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 
 
 # ---- mutants and what checks them -----------------------------------------------------------------------------------
@@ -129,11 +131,11 @@ def run_mutant(mutant: Mutant, checks: Iterable[str], kernels: Iterable[str] = (
     check = next((line.removeprefix("at ") for line in reversed(lines) if line.startswith("at ")), "")
     if done.returncode == -signal.SIGPROF:
         return Outcome(mutant, "killed", check, "hangs")
-    if done.returncode < 0:
+    if -done.returncode in CRASHES:
         return Outcome(mutant, "killed", check, f"crashes: {signal.Signals(-done.returncode).name}")
     state, _, way = (lines[-1] if lines else "").partition(" ")
     if done.returncode != 0 or state not in ("killed", "survived", "stillborn"):
-        raise RuntimeError(f"{mutant.file}:{mutant.line}: the worker failed\n{done.stderr}")
+        raise RuntimeError(f"{mutant.file}:{mutant.line}: the worker ended with {done.returncode}\n{done.stderr}")
     return Outcome(mutant, state, check, way)
 
 

@@ -156,15 +156,9 @@ SURVIVORS: dict[Key, str] = {
     ("slab.cuh", "const int begin = shift + channel * HxW, end = live ? begin + HxW : 0;", "guard", 0): (
         "Speed only: a unit that is not live sums channel 0 once more, and stores nothing."
     ),
-    ("slab.cuh",
-     "for (int j = begin / pack_size + part * lanes + lane; j * pack_size < end; j += parts * lanes) {",
-     "guard", 0): (
-        "Speed only: no element of a pack that begins at the end is used."
-    ),
     ("slab.cuh", "return parts < 1 ? 1 : parts;", "guard", 3): ONE_PART,
     ("slab.cuh", "for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {",
      "guard", 0): NO_PACK_LEFT,
-    ("slab.cuh", "if (j < packs) {", "guard", 0): "Speed only: the packs that are then loaded too are not staged.",
     ("slab.cuh", "if (parts == 1) {", "guard", 0): (
         "Speed only: with one part the totals are the partial sums themselves, and each is added to zero and stored by "
         "one thread."

@@ -525,10 +525,10 @@ def some_blocks(*wanted: int | None) -> Iterator[None]:
     whole = cpu.launch
     left = iter(wanted)
 
-    def part(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any) -> None:
+    def part(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any, **known: Any) -> None:
         count = next(left)
         blocks = None if count is None else (0, count) if count > 0 else (grid + count, grid)
-        whole(kernel, grid, threads, shared_bytes, arguments, blocks=blocks)
+        whole(kernel, grid, threads, shared_bytes, arguments, blocks=blocks, **known)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "launch", part)

@@ -143,15 +143,15 @@ def test_more_than_2_to_the_31_elements(strategy: str, layout: str, monkeypatch:
 
     whole_launch = cpu.launch
 
-    def last_blocks(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any) -> None:
-        whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(max(0, grid - 64), grid))
+    def last_blocks(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any, **known: Any) -> None:
+        whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(max(0, grid - 64), grid), **known)
 
-    def first_blocks(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any) -> None:
-        whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, min(64, grid)))
+    def first_blocks(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any, **known: Any) -> None:
+        whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, min(64, grid)), **known)
 
     # the second sweep of split goes backwards: its first blocks do the last sample
     calls = iter([last_blocks, *([last_blocks] if strategy == "split" else []), first_blocks])
-    monkeypatch.setattr(cpu, "launch", lambda *arguments: next(calls)(*arguments))
+    monkeypatch.setattr(cpu, "launch", lambda *arguments, **known: next(calls)(*arguments, **known))
     tile = {"strategy": strategy, "threads": 128, **({"groups": 1} if strategy == "block" else {"chunk": 64})}
     cunorm.group_norm_backward(
         dy, x, mean, rstd, case.gamma, num_groups=groups, data_format=layout, out=(dx, None, None), tile=tile,

@@ -110,11 +110,11 @@ def test_more_than_2_to_the_31_elements(strategy: str, monkeypatch: pytest.Monke
     mean[-1:], rstd[-1:] = (a[0] for a in case.statistics())
     whole_launch = cpu.launch
 
-    def ends(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any) -> None:
+    def ends(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any, **known: Any) -> None:
         """Rows are dealt out from the first block on, or, in a second sweep, from the last."""
-        whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(max(0, grid - 64), grid))
+        whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(max(0, grid - 64), grid), **known)
         if grid > 64:
-            whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, 64))
+            whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, 64), **known)
 
     monkeypatch.setattr(cpu, "launch", ends)
     tile = {**tile_of(strategy, "backward"), "rows": 1}
@@ -137,11 +137,13 @@ def test_a_row_of_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch
     mean, rstd = np.ones(1, np.float32), np.full(1, 2, np.float32)
     whole_launch = cpu.launch
 
-    def only_the_second_sweep(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any) -> None:
+    def only_the_second_sweep(
+        kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any, **known: Any
+    ) -> None:
         if grid > 10**6:  # the moments, and the second sweep, which goes backwards
             seen.append(grid)
             if len(seen) == 2:
-                whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, 4))
+                whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, 4), **known)
 
     seen: list[int] = []
     monkeypatch.setattr(cpu, "launch", only_the_second_sweep)
