@@ -24,6 +24,7 @@ HEADERS = (
     "cpu_runtime.h",
     "cpu_faults.h",
     "cpu_scheduler.h",
+    "cpu_warps.h",
     "cpu_memory.h",
     "cpu_clocks.h",
     "cpu_checked.h",

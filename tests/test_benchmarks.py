@@ -43,3 +43,15 @@ def test_cpu_executor_runs(tmp_path: Path) -> None:
     assert results["judged_by"].keys() == {"plain", "checked", "compile"}
     assert done.returncode == (1 if results["missed"] else 0)  # whether they are met is the machine's affair
     assert all(f"missed: {sentence}" in done.stdout for sentence in results["missed"])
+
+
+def test_the_docs_quote_the_kept_speeds_of_the_cpu_executor() -> None:
+    """The page's table is what the result file says, row by row."""
+    kept = json.loads((ROOT / "benchmarks" / "results" / "cpu_executor.json").read_text(encoding="utf-8"))["results"]
+    page = (ROOT / "docs" / "cpu-executor.md").read_text(encoding="utf-8")
+    for name, builds in kept["elements"].items():
+        plain, checked = (f"{builds[build]['wall_median']:.1f}" for build in ("plain", "checked"))
+        assert f"| {name} | {plain} | {checked} |" in page
+    for build, kernels in kept["compile"].items():
+        times = sorted(one["wall"] for one in kernels.values())
+        assert f"{build}: at most {times[-1]:.1f} s" in page
