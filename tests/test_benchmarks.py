@@ -33,7 +33,7 @@ def test_cpu_executor_runs(tmp_path: Path) -> None:
     document = json.loads(found.read_text(encoding="utf-8"))
     results = document["results"]
     assert document["machine"].keys() >= {"cpu", "cores", "load", "compiler"}
-    assert len(results["elements"]) == 2
+    assert len(results["elements"]) == 3
     for builds in results["elements"].values():
         assert list(builds) == ["plain", "checked"]
         for rates in builds.values():
