@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from cunorm import settings
 from cunorm.errors import CompileError
 
-__all__ = ["Compiler", "build", "chosen", "flags", "present", "processor"]
+__all__ = ["Compiler", "build", "chosen", "flags", "kept", "present", "processor"]
 
 INSTALL = "install a C++ compiler: pip install 'cunorm[cpu]', or a system g++ or clang++, or set CUNORM_CXX"
 LOG_LINES = 40
@@ -196,6 +197,24 @@ def build(
         raise _unwritable(entry, kept, error) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def kept(
+    source: str, entry: str, compiler: Compiler, options: tuple[str, ...], folder: Path, libraries: tuple[str, ...] = ()
+) -> Path:
+    """The shared object of a source in a cache folder, compiled if it is not there; named by all that it depends on.
+
+    Raises
+    ------
+    CompileError
+        As `build`.
+    """
+    facts = (source, *options, *compiler.command, compiler.version, processor())
+    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()
+    path = folder / f"{entry}-{digest[:32]}" / "kernel.so"
+    if not path.exists():
+        build(source, entry, compiler, options, path.parent, libraries)
+    return path
 
 
 def _unwritable(entry: str, kept: Path, error: OSError) -> CompileError:

@@ -64,7 +64,7 @@ class _Counters(ctypes.Structure):
     """struct Counters in cpu_counters.h."""
 
     _fields_ = [
-        *((name, ctypes.c_uint64) for name in ("blocks", "barriers", "meetings")),
+        *((name, ctypes.c_uint64) for name in ("barriers", "meetings")),
         *((f"shared_{name}", ctypes.c_uint64) for name in ("requests", "wavefronts", "ideal")),
         *((f"unwritten{name}", ctypes.c_uint64) for name in ("", "_thread", "_block", "_site", "_byte")),
         ("traced", ctypes.c_uint64),

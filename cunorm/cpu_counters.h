@@ -25,9 +25,9 @@ struct Trace {
     uint16_t bytes;   // that the request asks for in the sector, whatever the number of lanes that do
 };
 
-// COUNTERS in cunorm/cpu_checked.py.
+// _Counters in cunorm/cpu_checked.py.
 struct Counters {
-    uint64_t blocks, barriers, meetings;
+    uint64_t barriers, meetings;
     uint64_t shared_requests, shared_wavefronts, shared_ideal;
     uint64_t unwritten, unwritten_thread, unwritten_block, unwritten_site, unwritten_byte;
     uint64_t traced;         // whether a trace is wanted

@@ -7,7 +7,6 @@ sanitisers loaded).
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import shutil
 import struct
 from collections.abc import Callable
@@ -129,20 +128,16 @@ def _compile(
     defines = (*defines, "CUNORM_CPU_CHECKED") if build == "checked" else defines
     macros = "".join(f"#define {name} 1\n" for name in defines)
     source = f'{macros}{_runtime()}\n#line 1 "{entry}.cu"\n{text}\n#line 1 "entry"\nCUNORM_CPU_ENTRY({entry})\n'
-    options = compilers.flags(compiler, build)
     libraries = compilers.SANITISERS if build == "sanitised" else ()
-    facts = (source, *options, *compiler.command, compiler.version, compilers.processor())
-    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()
-    folder = kept / f"{entry}-{digest[:32]}"
-    if not (folder / "kernel.so").exists():
-        compilers.build(source, entry, compiler, options, folder, libraries)
+    wanted = (source, entry, compiler, compilers.flags(compiler, build), kept, libraries)
+    path = compilers.kept(*wanted)
     try:
-        return _load(text, entry, build, folder / "kernel.so")
+        return _load(text, entry, build, path)
     except (OSError, AttributeError):  # damaged, for instance by a full disk: once more
-        shutil.rmtree(folder, ignore_errors=True)
-        compilers.build(source, entry, compiler, options, folder, libraries)
+        shutil.rmtree(path.parent, ignore_errors=True)
+        path = compilers.kept(*wanted)
     try:
-        return _load(text, entry, build, folder / "kernel.so")
+        return _load(text, entry, build, path)
     except (OSError, AttributeError) as error:
         raise CompileError(
             f"{entry}: {error}; does {kept} allow execution? set CUNORM_CACHE_DIR to a folder that does"

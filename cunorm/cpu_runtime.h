@@ -1,4 +1,4 @@
-// The CPU executor's runtime: this file and the other cpu_*.h (HEADERS in cpu.py has their order) stand on top of the
+// The CPU executor's runtime: this file and the other cpu_*.h (HEADERS in cpu_kernel.py has the order) stand on top of the
 // CUDA text, which a C++17 compiler then takes as it is.
 //
 // A CUDA thread is a fiber, a block a set of fibers. A thread that must wait (barrier, shuffle, vote) hands over to the
@@ -150,7 +150,7 @@ struct Region {
 
 struct Counters;
 
-// Filled in by the host (LAUNCH in cunorm/cpu.py); shared by the operating-system threads of the launch.
+// Filled in by the host (LAUNCH in cunorm/cpu_kernel.py); shared by the operating-system threads of the launch.
 struct Launch {
     long long grid, threads, shared_bytes;
     long long order, seed;

@@ -13,20 +13,20 @@ import functools
 import importlib
 import importlib.util
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
+from . import settings
 from .devices import KNOWN, Device
 from .errors import CompileError
 from .nvrtc import ARCHITECTURES, Nvrtc, Usage, usages
 from .ops import OPS
 from .problem import ITEMSIZE, LAYOUTS, Problem, accumulator
 from .sources import kernel_text
-from .strategy import Strategy, Tile
+from .strategy import Strategy, Tile, ceil_div
 
 __all__ = [
     "LAUNCHABLE_REGISTERS",
@@ -118,7 +118,7 @@ class Result:
                 wrong.append(f"spills {usage.spill_bytes} bytes")
             if usage.stack_bytes:
                 wrong.append(f"has a stack of {usage.stack_bytes} bytes")
-            if (needed := -(-usage.registers // 8) * 8 * build.threads) > LAUNCHABLE_REGISTERS:
+            if (needed := ceil_div(usage.registers, 8) * 8 * build.threads) > LAUNCHABLE_REGISTERS:
                 wrong.append(f"cannot be launched: {build.threads} threads need {needed} registers")
             if wrong:
                 found.append(f"{usage.entry}: {', '.join(wrong)}: {where}, {usage.registers} registers")
@@ -256,10 +256,6 @@ def _progress(total: int) -> Any:
     return importlib.import_module("tqdm").tqdm(total=total, unit="kernel", desc="ptxas", disable=None, file=sys.stderr)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _use(build: Build) -> tuple[tuple[Usage, ...], str | None]:
     try:
         return tuple(usages(build.text, build.architecture, build.nvrtc)), None
@@ -283,7 +279,7 @@ def run(planned: Iterable[Build], *, threads: int | None = None, progress: bool 
     listed = list(planned)
     distinct = {(build.text, build.architecture, build.nvrtc): build for build in listed}
     bar = _progress(len(distinct)) if progress else None
-    pool = ThreadPoolExecutor(threads or _cores())
+    pool = ThreadPoolExecutor(threads or settings.cores())
     try:
         jobs = {key: pool.submit(_use, build) for key, build in distinct.items()}
         for job in as_completed(jobs.values()):

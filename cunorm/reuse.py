@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -100,12 +99,7 @@ def _library(folder: Path) -> Any:
 
     source = Path(__file__).with_name("cpu_reuse.cpp").read_text(encoding="utf-8")
     compiler = compilers.chosen()
-    options = compilers.flags(compiler)
-    facts = (source, *options, *compiler.command, compiler.version, compilers.processor())
-    kept = folder / f"reuse-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:32]}"
-    if not (kept / "kernel.so").exists():
-        compilers.build(source, "cpu_reuse.cpp", compiler, options, kept)
-    library = ctypes.CDLL(str(kept / "kernel.so"))
+    library = ctypes.CDLL(str(compilers.kept(source, "cpu_reuse.cpp", compiler, compilers.flags(compiler), folder)))
     library.cunorm_reuse_new.restype = ctypes.c_void_p
     library.cunorm_reuse_free.argtypes = [ctypes.c_void_p]
     library.cunorm_reuse_launch.restype = ctypes.c_int64

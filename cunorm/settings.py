@@ -19,7 +19,7 @@ from pathlib import Path
 
 import platformdirs
 
-__all__ = ["VARIABLES", "cache_dir", "cpu_build", "cpu_cores", "cpu_device", "cpu_order", "cxx"]
+__all__ = ["VARIABLES", "cache_dir", "cores", "cpu_build", "cpu_cores", "cpu_device", "cpu_order", "cxx"]
 
 
 #: The names of them all: another CUNORM_ name in the environment is a slip.
@@ -64,11 +64,16 @@ def cpu_build() -> str:
     return build
 
 
+def cores() -> int:
+    """The cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cpu_cores() -> int:
     """Operating-system threads over which the CPU executor spreads blocks."""
     text = os.environ.get("CUNORM_CPU_CORES")
     if text is None or text == "":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cores()
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"CUNORM_CPU_CORES: {text!r}, expected a whole number from 1 up")
     return int(text)
