@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Executor
+from covering import pairwise
 from helpers import forget_calls, shifted
 from tolerance import assert_within, backward, forward
 
@@ -134,23 +135,27 @@ def run(case: Case, strategy: str, direction: str, executor: Executor, **options
         pytest.skip(f"refused: {refusal}")
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("strategy", list(TILES))
-@pytest.mark.parametrize("dtype", DTYPE_NAMES)
-def test_matches_the_oracle_on_hostile_shapes(dtype: str, strategy: str, direction: str, executor: Executor) -> None:
+#: Where each strategy takes all shapes; warp takes channels-last ones only where that is no other order.
+PLACES = [("warp", "NCHW"), ("block", "NCHW"), ("block", "NHWC"), ("split", "NCHW"), ("split", "NHWC")]
+
+
+@pytest.mark.parametrize(("dtype", "place", "direction"), pairwise(DTYPE_NAMES, PLACES, ["forward", "backward"]))
+def test_matches_the_oracle_on_hostile_shapes(
+    dtype: str, place: tuple[str, str], direction: str, executor: Executor
+) -> None:
+    strategy, data_format = place
     checked = 0
-    for data_format in ("NCHW", "NHWC"):
-        for shape, name in zip(SHAPES, IDS, strict=True):
-            case = Case(*shape, dtype, data_format)
-            try:
-                run(case, strategy, direction, executor)
-                checked += 1
-            except pytest.skip.Exception:
-                continue
-            except AssertionError as error:
-                raise AssertionError(f"{name} {data_format}: {error}") from None
-    # warp takes channels-first only, and parameter gradients only of channels of one element or one a group
-    assert checked >= {"warp": 10, "block": 40, "split": 40}[strategy]
+    for shape, name in zip(SHAPES, IDS, strict=True):
+        case = Case(*shape, dtype, data_format)
+        try:
+            run(case, strategy, direction, executor)
+            checked += 1
+        except pytest.skip.Exception:
+            continue
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+    # warp gives parameter gradients only of channels of one element or one a group
+    assert checked >= {"warp": 8, "block": 20, "split": 20}[strategy]
 
 
 @pytest.mark.parametrize("mask", [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)])
@@ -163,9 +168,8 @@ def test_every_mask(strategy: str, mask: tuple[bool, bool, bool], executor: Exec
             assert strategy == "warp"
 
 
-@pytest.mark.parametrize("strategy", list(TILES))
 @pytest.mark.parametrize(
-    ("dtype", "gamma_dtype"), [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", None)]
+    ("dtype", "gamma_dtype", "strategy"), pairwise(["bfloat16", "float16"], ["float32", None], list(TILES))
 )
 def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strategy: str, executor: Executor) -> None:
     for shape in ((9, 64, (), 8), (2, 6, (5, 7), 3)):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Executor
+from covering import pairwise
 from helpers import forget_calls, shifted
 from tolerance import assert_within, layer_backward, layer_forward
 
@@ -113,9 +114,9 @@ def run(case: Case, strategy: str, direction: str, executor: Executor, **options
     return False
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize(
+    ("dtype", "strategy", "direction"), pairwise(list(DTYPES), STRATEGIES, ["forward", "backward"])
+)
 def test_matches_the_oracle_on_hostile_shapes(dtype: str, strategy: str, direction: str, executor: Executor) -> None:
     taken = 0
     for shape, name in zip(SHAPES, IDS, strict=True):
@@ -133,9 +134,11 @@ def test_every_mask(strategy: str, mask: tuple[bool, ...], executor: Executor) -
         assert run(Case(*shape, dtype), strategy, "backward", executor, mask=mask)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
-    ("dtype", "gamma_dtype"), [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", None), ("float32", None)]
+    ("dtype", "gamma_dtype", "strategy"),
+    pairwise(
+        ["bfloat16", "float16", "float32"], ["float32", None], STRATEGIES, legal=lambda row: row[:2] != ("float32",) * 2
+    ),
 )
 def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strategy: str, executor: Executor) -> None:
     case = Case(11, 70, dtype, gamma_dtype)
