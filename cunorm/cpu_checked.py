@@ -111,11 +111,10 @@ class Count:
     trace: NDArray[Any] = field(repr=False)
 
 
-def _count(found: _Counters, name: str, grid: int, threads: int, memory: Sequence[Region], free: Any) -> Count:
+def _count(found: _Counters, name: str, grid: int, threads: int, memory: Sequence[Region]) -> Count:
     trace = np.empty(found.trace_count, TRACE)
     if found.trace:
         ctypes.memmove(trace.ctypes.data, found.trace, trace.nbytes)
-        free(found.trace)
     moved = {
         region.name: Moved(*(getattr(found.moved[i], each.name) for each in fields(Moved)))
         for i, region in enumerate(memory)
@@ -177,9 +176,12 @@ def checked(
     before = guarded.contents() if shared_bytes or kernel.static_bytes else []
     counters = _Counters(traced=record is not None)
     place = ctypes.addressof(counters)
-    launch(kernel, grid, threads, shared_bytes, arguments, memory=guarded.memory, counters=place, **options)
-    if record is not None:
-        record.append(_count(counters, kernel.name, grid, threads, guarded.memory, kernel._free))
+    try:
+        launch(kernel, grid, threads, shared_bytes, arguments, memory=guarded.memory, counters=place, **options)
+        if record is not None:
+            record.append(_count(counters, kernel.name, grid, threads, guarded.memory))
+    finally:
+        kernel._free(counters.trace)
     if counters.unwritten and before:
         # Somebody read shared memory that nobody had written. A fault only if a result depends on what it held.
         after = guarded.contents()

@@ -10,6 +10,7 @@ from kernel_checks import ORDERS, compiled, launch
 
 from cunorm.cpu import Kernel
 from cunorm.cpu_checked import Count, Moved
+from cunorm.errors import KernelFault
 
 TEXT = (Path(__file__).parent / "kernels" / "counted.cu").read_text(encoding="utf-8")
 BLOCKS, THREADS = 2, 64
@@ -107,3 +108,13 @@ def test_roles_and_the_trace(kernel: Kernel) -> None:
     assert (found.trace["region"] == 2 * 2 + 1).all()
     assert sorted(set(found.trace["block"].tolist())) == [0, 1]
     assert len(set(found.trace["sector"].tolist())) == len(found.trace)
+
+
+def test_a_fault_gives_the_trace_back(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CPU_BUILD", "checked")
+    checked, freed = kernel.built("checked"), []
+    real = checked._free
+    monkeypatch.setitem(vars(checked), "_free", lambda address: freed.append(address) or real(address))
+    with pytest.raises(KernelFault, match="out-of-bounds"):
+        count(kernel, 0, 350)  # the second block leaves the array
+    assert len(freed) == 1 and freed[0]
