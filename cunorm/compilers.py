@@ -127,7 +127,7 @@ def flags(compiler: Compiler, build: str = "plain") -> tuple[str, ...]:
     clang = compiler.name == "zig" or "clang" in compiler.version.lower()
     machine = platform.machine().lower()
     native = {"x86_64": ("-march=native", "-fcf-protection=none"), "aarch64": ("-mcpu=native",)}
-    hooks: tuple[str, ...] = ("-O1", "-g1", "-fsanitize=thread", "-fsanitize=alignment")
+    hooks: tuple[str, ...] = ("-O1", "-g1", "-fsanitize=thread", "-fsanitize=alignment,integer-divide-by-zero")
     hooks += ("-mllvm", "-tsan-instrument-func-entry-exit=0") if clang else ("-fno-tree-sra",)
     frame = ("-Wframe-larger-than=32768", "-Werror=frame-larger-than=" + ("" if clang else "32768"))
     return (

@@ -20,7 +20,7 @@ from typing import Any
 
 from cunorm import cpu_checked, devices, settings
 from cunorm.cpu_kernel import Kernel, compile
-from cunorm.cpu_memory import Region, regions_of
+from cunorm.cpu_memory import GUARD_BYTES, Region, regions_of
 from cunorm.errors import KernelFault
 
 __all__ = ["Kernel", "compile", "launch", "limits", "run", "synchronise"]
@@ -67,7 +67,7 @@ class _Scratch(threading.local):
             return
         wanted = (threads, shared_bytes, worker_bytes)
         threads, shared_bytes, worker_bytes = map(max, self.capacity, wanted)
-        size = (threads + 1) * STACK_BYTES + shared_bytes + worker_bytes
+        size = (threads + 2) * STACK_BYTES + shared_bytes + worker_bytes
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         self.memory = mmap.mmap(-1, size, flags=flags)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would cover 32 stacks and commit them all
@@ -76,7 +76,7 @@ class _Scratch(threading.local):
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.stacks = -(-address // STACK_BYTES) * STACK_BYTES
         self.arena = self.stacks + threads * STACK_BYTES
-        self.worker = self.arena + shared_bytes
+        self.worker = self.arena + shared_bytes + STACK_BYTES  # apart, so that no kernel reaches it by a slip
         self.capacity = (threads, shared_bytes, worker_bytes)
 
 
@@ -124,8 +124,10 @@ def _check(
     first, last = blocks
     if not 0 <= first <= last <= grid or first % cluster or last % cluster:
         raise ValueError(f"blocks: {blocks}, expected a part of the grid's {grid}, in whole clusters")
-    if not 1 <= alive <= MOST_BLOCKS:
-        raise ValueError(f"resident: {alive} blocks, expected 1 to {MOST_BLOCKS}")
+    if alive > MOST_BLOCKS:
+        raise ValueError(
+            f"resident: {alive // cluster} clusters of {cluster} blocks, expected at most {MOST_BLOCKS} blocks"
+        )
 
 
 def launch(
@@ -179,6 +181,8 @@ def launch(
         What it had written stays written.
     """
     first, last = blocks if blocks is not None else (0, grid)
+    if resident is not None and resident < 1:
+        raise ValueError(f"resident: {resident} clusters, expected at least 1")
     alive = cluster * (resident or 1)
     most = (device or limits()).shared_memory_per_block
     _check(grid, threads, shared_bytes, (first, last), cluster, alive, most)
@@ -194,7 +198,7 @@ def launch(
     except struct.error as error:
         wanted = ", ".join(LETTERS[letter] for letter in kernel.signature)
         raise TypeError(f"arguments: {tuple(arguments)}, {kernel.name} takes ({wanted}): {error}") from None
-    arena = -(-shared_bytes // 4096) * 4096
+    arena = (-(-shared_bytes // GUARD_BYTES) + 1) * GUARD_BYTES  # one more, so that an overrun is nobody's
 
     def work() -> str | None:
         return _work(kernel, buffer, alive, threads, arena)

@@ -15,6 +15,7 @@ struct Copy {
     char* to;
     const char* from;
     uint64_t bytes;
+    uint32_t site;
 };
 
 struct Mbarrier {
@@ -25,97 +26,13 @@ struct Mbarrier {
     uint32_t* row[2];            // what arrivals published, by parity of the phase (checked build)
 };
 
-// ---- what only the checked build does ---------------------------------------------------------------------------------
-
-#ifdef CUNORM_CPU_CHECKED
-
-CUNORM_CPU_RUNTIME void note_shared(Stack* stack, const void* address, uint64_t bytes, bool load, bool store,
-                                    bool atomic, uint32_t site) {
-    shared_access(stack, reinterpret_cast<uintptr_t>(address), unsigned(bytes), load, store, atomic, site);
-}
-CUNORM_CPU_RUNTIME void note_global(Stack* stack, const void* address, uint64_t bytes, bool store, uint32_t site) {
-    for (uint64_t done_ = 0; done_ < bytes; done_ += 16) {  // in the pieces that copies come in
-        const uint64_t piece = bytes - done_ < 16 ? bytes - done_ : 16;
-        const uint64_t at = reinterpret_cast<uintptr_t>(address) + done_;
-        global_access(stack, at, unsigned(piece), store, site);
-        if (stack->worker->launch->counters != nullptr && stack->worker->launch->regions != 0) {
-            Moved& moved = stack->worker->launch->counters->moved[stack->worker->last_region -
-                                                                  stack->worker->launch->region];
-            (store ? moved.raw_stored : moved.raw_loaded) += piece;
-        }
-    }
-}
-CUNORM_CPU_RUNTIME void note_atomic(Stack* stack, const void* address, unsigned bytes, uint32_t site) {
-    if (is_shared(*stack->worker, reinterpret_cast<uintptr_t>(address))) {
-        note_shared(stack, address, bytes, true, true, true, site);
-        return;
-    }
-    Pending& held = stack->worker->checks->held[stack->in->slot];
-    const uint64_t before = held.count;
-    note_global(stack, address, bytes, true, site);
-    held.count = before;  // everybody sees an atomic at once
-}
-CUNORM_CPU_RUNTIME void note_release(Stack* stack, uint32_t*& row) {
-    release(*stack->in->gang->clocks, stack->id, row, stack->worker->checks->tick);
-}
-CUNORM_CPU_RUNTIME void note_acquire(Stack* stack, const uint32_t* row) {
-    acquire(*stack->in->gang->clocks, stack->id, row);
-}
-CUNORM_CPU_RUNTIME void note_arrival(Stack* stack, unsigned generation) {
-    cluster_arrival(*stack->in->gang->clocks, stack->id, generation, stack->worker->checks->tick);
-}
-CUNORM_CPU_RUNTIME void note_passage(Stack* stack, unsigned generation) {
-    cluster_passage(*stack->in->gang->clocks, stack->id, generation);
-}
-CUNORM_CPU_RUNTIME void note_fence(Stack* stack) { publish(stack); }
-CUNORM_CPU_RUNTIME void note_proxy_fence(Stack* stack) {
-    stack->in->gang->clocks->fenced[stack->id] = ++stack->worker->checks->tick;
-}
-// What a bulk store reads must have been made known to asynchronous copies by whoever wrote it.
-CUNORM_CPU_RUNTIME void check_proxy(Stack* stack, const void* address, uint64_t bytes, uint32_t site) {
-    const Cells cells = cells_of(stack, reinterpret_cast<uintptr_t>(address), bytes, false, site);
-    for (unsigned i = 0; i < cells.count; ++i) {
-        const Cell& cell = cells.first[i];
-        if (cell.written >= cells.born && cell.writer < many &&
-            stack->in->gang->clocks->fenced[cell.writer & ~unsigned(by_atomic)] <= cell.written) {
-            fault("bulk store at @{%x} reads byte %llu of shared memory, which thread %u wrote at @{%x} without a "
-                  "fence_async behind it",
-                  site, (unsigned long long)(cells.offset + i * cell_bytes), unsigned(cell.writer) % stack->threads,
-                  cell.write_site);
-        }
-    }
-}
-
-#else
-
-CUNORM_CPU_RUNTIME void note_shared(Stack*, const void*, uint64_t, bool, bool, bool, uint32_t) {}
-CUNORM_CPU_RUNTIME void note_global(Stack*, const void* address, uint64_t bytes, bool store, uint32_t) {
-    for (uint64_t done_ = 0; done_ < bytes; done_ += 16) {
-        touch(static_cast<const char*>(address) + done_, unsigned(bytes - done_ < 16 ? bytes - done_ : 16), store);
-    }
-}
-CUNORM_CPU_RUNTIME void note_atomic(Stack*, const void* address, unsigned bytes, uint32_t) {
-    touch(address, bytes, true);
-}
-CUNORM_CPU_RUNTIME void note_release(Stack*, uint32_t*&) {}
-CUNORM_CPU_RUNTIME void note_acquire(Stack*, const uint32_t*) {}
-CUNORM_CPU_RUNTIME void note_arrival(Stack*, unsigned) {}
-CUNORM_CPU_RUNTIME void note_passage(Stack*, unsigned) {}
-CUNORM_CPU_RUNTIME void note_fence(Stack*) {}
-CUNORM_CPU_RUNTIME void note_proxy_fence(Stack*) {}
-CUNORM_CPU_RUNTIME void check_proxy(Stack*, const void*, uint64_t, uint32_t) {}
-CUNORM_CPU_RUNTIME void begin_gang(Worker&, Gang&) {}
-CUNORM_CPU_RUNTIME void end_clocks(Worker&, Gang&, Block*) {}
-
-#endif
-
 // ---- copies -----------------------------------------------------------------------------------------------------------
 
 CUNORM_CPU_RUNTIME void issue(Stack* stack, CopyKind kind, Mbarrier* on, void* to, const void* from, uint64_t bytes,
-                              unsigned group) {
+                              unsigned group, uint32_t site) {
     Copy* copy = static_cast<Copy*>(malloc(sizeof(Copy)));
-    *copy = Copy{nullptr, kind,  stack->id, group, on, static_cast<char*>(to), static_cast<const char*>(from),
-                 bytes};
+    *copy = Copy{nullptr, kind, stack->id, group, on, static_cast<char*>(to), static_cast<const char*>(from), bytes,
+                 site};
     Copy** last = &stack->in->gang->copies;  // they land in the order of their issue
     while (*last != nullptr) {
         last = &(*last)->next;
@@ -134,6 +51,9 @@ CUNORM_CPU_RUNTIME void land(Stack* stack, CopyKind kind, Mbarrier* on, unsigned
         Copy* copy = *at;
         const bool own = copy->kind != BY_MBARRIER && copy->id == stack->id;
         if (copy->kind == kind && (kind == BY_MBARRIER ? copy->on == on : own && copy->group < group)) {
+            if (kind == TO_SHARED) {  // whoever has looked at it since its issue, or does so before a barrier, races
+                note_landing(stack, copy->to, copy->bytes, copy->site);
+            }
             memcpy(copy->to, copy->from, copy->bytes);
             *at = copy->next;
             free(copy);
@@ -147,10 +67,15 @@ CUNORM_CPU_RUNTIME void land(Stack* stack, CopyKind kind, Mbarrier* on, unsigned
 
 CUNORM_CPU_RUNTIME void check_aligned(const char* what, const void* shared, const void* global, uint64_t bytes,
                                       uint64_t alignment, uint32_t site) {
-    if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) % alignment != 0 ||
-        !is_shared(*self()->worker, reinterpret_cast<uintptr_t>(shared))) {
-        fault("%s at @{%x} of %llu bytes between %p and %p of shared memory, expected multiples of %llu", what, site,
-              (unsigned long long)bytes, global, shared, (unsigned long long)alignment);
+    const Worker& worker = *self()->worker;
+    const uint64_t address = reinterpret_cast<uintptr_t>(shared);
+    if (!is_shared(worker, address)) {
+        fault("%s at @{%x}: 0x%llx is not in shared memory", what, site, (unsigned long long)address);
+    }
+    if ((address | reinterpret_cast<uintptr_t>(global) | bytes) % alignment != 0) {
+        fault("%s at @{%x} of %llu bytes between byte %llu of shared memory and 0x%llx, expected multiples of %llu",
+              what, site, (unsigned long long)bytes, (unsigned long long)shared_byte(worker, address),
+              (unsigned long long)reinterpret_cast<uintptr_t>(global), (unsigned long long)alignment);
     }
 }
 
@@ -160,7 +85,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void copy_async(void* shared, const void*
     check_aligned("asynchronous copy", shared, global, bytes, bytes, site);
     note_global(stack, global, bytes, false, site);
     note_shared(stack, shared, bytes, false, true, false, site);
-    issue(stack, TO_SHARED, nullptr, shared, global, bytes, stack->copies);
+    issue(stack, TO_SHARED, nullptr, shared, global, bytes, stack->copies, site);
 }
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void copy_commit() { ++self()->copies; }
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void copy_wait(unsigned may_be_open) {
@@ -175,7 +100,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_store(void* global, const void*
     check_proxy(stack, shared, bytes, site);
     note_shared(stack, shared, bytes, true, false, false, site);
     note_global(stack, global, bytes, true, site);
-    issue(stack, TO_GLOBAL, nullptr, global, shared, bytes, stack->stores);
+    issue(stack, TO_GLOBAL, nullptr, global, shared, bytes, stack->stores, site);
 }
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_commit() { ++self()->stores; }
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_wait(unsigned may_be_open) {
@@ -186,7 +111,12 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void proxy_fence() { note_proxy_fence(sel
 
 // ---- mbarriers --------------------------------------------------------------------------------------------------------
 
-CUNORM_CPU_RUNTIME Mbarrier* find_mbarrier(Stack* stack, const void* barrier) {
+CUNORM_CPU_RUNTIME Mbarrier* find_mbarrier(Stack* stack, const void* barrier, uint32_t site) {
+    const uint64_t address = reinterpret_cast<uintptr_t>(barrier);
+    if (address % 8 != 0 || !is_shared(*stack->worker, address)) {
+        fault("mbarrier at 0x%llx, at @{%x}: expected a multiple of 8 bytes in shared memory",
+              (unsigned long long)address, site);
+    }
     for (Mbarrier* found = stack->in->gang->mbarriers; found != nullptr; found = found->next) {
         if (found->address == reinterpret_cast<uintptr_t>(barrier)) {
             return found;
@@ -196,9 +126,10 @@ CUNORM_CPU_RUNTIME Mbarrier* find_mbarrier(Stack* stack, const void* barrier) {
 }
 
 CUNORM_CPU_RUNTIME Mbarrier& mbarrier_at(Stack* stack, const void* barrier, uint32_t site) {
-    Mbarrier* found = find_mbarrier(stack, barrier);
+    Mbarrier* found = find_mbarrier(stack, barrier, site);
     if (found == nullptr) {
-        fault("mbarrier at %p used before its initialisation", barrier);
+        fault("mbarrier at byte %llu of shared memory used at @{%x} before its initialisation",
+              (unsigned long long)shared_byte(*stack->worker, reinterpret_cast<uintptr_t>(barrier)), site);
     }
     note_shared(stack, barrier, 8, true, true, true, site);
     return *found;
@@ -206,8 +137,9 @@ CUNORM_CPU_RUNTIME Mbarrier& mbarrier_at(Stack* stack, const void* barrier, uint
 
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void mbarrier_init(void* barrier, unsigned count) {
     Stack* stack = self();
-    note_shared(stack, barrier, 8, false, true, false, CUNORM_CPU_HERE);
-    Mbarrier* found = find_mbarrier(stack, barrier);
+    const uint32_t site = CUNORM_CPU_HERE;
+    Mbarrier* found = find_mbarrier(stack, barrier, site);
+    note_shared(stack, barrier, 8, false, true, false, site);
     if (found == nullptr) {
         found = static_cast<Mbarrier*>(calloc(1, sizeof(Mbarrier)));
         found->next = stack->in->gang->mbarriers;
@@ -238,9 +170,12 @@ CUNORM_CPU_RUNTIME bool complete(Stack* stack, Mbarrier& barrier) {
 
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void mbarrier_arrive(void* at, unsigned bytes) {
     Stack* stack = self();
-    Mbarrier& barrier = mbarrier_at(stack, at, CUNORM_CPU_HERE);
+    const uint32_t site = CUNORM_CPU_HERE;
+    Mbarrier& barrier = mbarrier_at(stack, at, site);
     if (barrier.pending == 0 && !complete(stack, barrier)) {
-        fault("mbarrier at %p: more arrivals in a phase than the %u it was initialised with", at, barrier.count);
+        fault("mbarrier at byte %llu of shared memory: more arrivals in a phase, at @{%x}, than the %u it was "
+              "initialised with",
+              (unsigned long long)shared_byte(*stack->worker, barrier.address), site, barrier.count);
     }
     barrier.expected += bytes;
     --barrier.pending;
@@ -270,7 +205,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_load(void* shared, const void* 
     note_global(stack, global, bytes, false, site);
     note_shared(stack, shared, bytes, false, true, false, site);
     note_release(stack, barrier.row[barrier.phase & 1]);
-    issue(stack, BY_MBARRIER, &barrier, shared, global, bytes, 0);
+    issue(stack, BY_MBARRIER, &barrier, shared, global, bytes, 0, site);
     barrier.issued += (long long)bytes;
     ++stack->worker->progress;
 }
@@ -281,8 +216,9 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void* map_shared(void* address, unsigned 
     Stack* stack = self();
     const uint64_t offset = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(stack->arena);
     if (rank >= stack->cluster || offset >= stack->worker->arena_bytes) {
-        fault("%p in the cluster's block %u: expected an address in dynamic shared memory and a rank below %u", address,
-              rank, stack->cluster);
+        fault("byte %lld of shared memory in the cluster's block %u, at @{%x}: expected a byte of the %llu of dynamic "
+              "shared memory and a rank below %u",
+              (long long)offset, rank, CUNORM_CPU_HERE, (unsigned long long)stack->worker->arena_bytes, stack->cluster);
     }
     return stack->arena + (int64_t(rank) - int64_t(stack->rank)) * int64_t(stack->worker->arena_bytes) + offset;
 }
@@ -290,6 +226,10 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void* map_shared(void* address, unsigned 
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned cluster_arrive() {
     Stack* stack = self();
     Gang& gang = *stack->in->gang;
+    if (stack->in_cluster_barrier) {
+        fault("it arrives at the cluster's barrier twice, at @{%x}, without a wait between", CUNORM_CPU_HERE);
+    }
+    stack->in_cluster_barrier = true;
     const unsigned generation = gang.generation;
     note_arrival(stack, generation);
     ++stack->worker->progress;
@@ -304,6 +244,10 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned cluster_arrive() {
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void cluster_wait(const char* file, int line) {
     Stack* stack = self();
     Gang& gang = *stack->in->gang;
+    if (!stack->in_cluster_barrier) {
+        fault("it waits at the cluster's barrier (%s:%d), where it has not arrived", file, line);
+    }
+    stack->in_cluster_barrier = false;
     const unsigned generation = stack->seen_generation;
     while (gang.generation == generation) {
         poll(CLUSTER, &gang.generation, gang.generation, file, line);
@@ -345,8 +289,8 @@ CUNORM_CPU_RUNTIME void thread_ends(Worker& worker, Stack* stack) {
         const bool into = copy->kind == BY_MBARRIER && copy->to >= stack->arena &&
                           copy->to < stack->arena + worker.arena_bytes;
         if ((copy->kind != BY_MBARRIER && copy->id == stack->id) || (last && into)) {
-            fault("%s ends with a copy of %llu bytes under way that nobody waited for",
-                  copy->kind == BY_MBARRIER ? "the block" : "it", (unsigned long long)copy->bytes);
+            fault("%s ends with a copy of %llu bytes under way, begun at @{%x}, that nobody waited for",
+                  copy->kind == BY_MBARRIER ? "the block" : "it", (unsigned long long)copy->bytes, copy->site);
         }
     }
 }

@@ -91,7 +91,7 @@ __forceinline__ int __syncthreads_and(int predicate, CUNORM_CPU_SITE) {
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 __forceinline__ void __threadfence() { cunorm_cpu::fence(); }
-__forceinline__ void __threadfence_block() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+__forceinline__ void __threadfence_block() { asm volatile("" ::: "memory"); }
 __forceinline__ void __nanosleep(unsigned, CUNORM_CPU_SITE) {
     cunorm_cpu::poll(cunorm_cpu::POLL, nullptr, 0, file, line);
 }
@@ -133,13 +133,13 @@ CUNORM_CPU_RUNTIME T after_atomic(T* address, T old, T now, const char* file, in
             __atomic_compare_exchange_n(address, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
         return cunorm_cpu::after_atomic(address, expected, swapped ? value : expected, file, line); \
     } \
-    CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE T atomicMax(T* address, T value) { \
+    CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE T atomicMax(T* address, T value, CUNORM_CPU_SITE) { \
         cunorm_cpu::note_atomic(cunorm_cpu::self(), address, sizeof(T), CUNORM_CPU_HERE); \
         T old = __atomic_load_n(address, __ATOMIC_RELAXED); \
         while (old < value && \
                !__atomic_compare_exchange_n(address, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) { \
         } \
-        return old; \
+        return cunorm_cpu::after_atomic(address, old, old < value ? value : old, file, line); \
     }
 CUNORM_CPU_ATOMICS(int)
 CUNORM_CPU_ATOMICS(unsigned)
@@ -183,7 +183,7 @@ __forceinline__ float max(float a, float b) { return fmaxf(a, b); }
 __forceinline__ double min(double a, double b) { return fmin(a, b); }
 __forceinline__ double max(double a, double b) { return fmax(a, b); }
 
-// Correctly rounded where the GPU's are approximations; tests allow for those.
+// Of operations that are rounded once each, where the GPU's are approximations; tests allow for those.
 __forceinline__ float rsqrtf(float value) { return 1.0f / sqrtf(value); }
 __forceinline__ double rsqrt(double value) { return 1.0 / sqrt(value); }
 __forceinline__ float __fdividef(float a, float b) { return a / b; }

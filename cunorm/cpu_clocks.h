@@ -18,7 +18,7 @@ struct Clocks {
     bool* grown;                           // its row has, since the block's last barrier
     uint32_t* fenced;                      // the tick of a thread's last fence towards asynchronous copies
     bool rows;                             // whether there are any
-    uint32_t* arrival[2];                  // when each thread arrived at the cluster's barrier, by parity of the passage
+    uint32_t* arrival[3];                  // when each thread arrived at the cluster's barrier, the passages in turn
     uint32_t* passed;                      // how many such barriers a thread has behind it
 };
 
@@ -43,8 +43,9 @@ CUNORM_CPU_RUNTIME void free_clocks(Clocks* clocks) {
     free(clocks->row);
     free(clocks->grown);
     free(clocks->fenced);
-    free(clocks->arrival[0]);
-    free(clocks->arrival[1]);
+    for (uint32_t* arrival : clocks->arrival) {
+        free(arrival);
+    }
     free(clocks->passed);
     free(clocks);
 }
@@ -57,7 +58,7 @@ CUNORM_CPU_RUNTIME uint32_t knows(const Clocks& clocks, unsigned id, unsigned ot
         tick = clocks.block_base[block];
     }
     if (clocks.passed != nullptr && clocks.passed[id] != 0) {
-        const uint32_t arrived = clocks.arrival[(clocks.passed[id] - 1) & 1][other];
+        const uint32_t arrived = clocks.arrival[(clocks.passed[id] - 1) % 3][other];
         tick = arrived > tick ? arrived : tick;
     }
     if (clocks.rows) {
@@ -136,11 +137,12 @@ CUNORM_CPU_RUNTIME void lanes_release(Clocks& clocks, unsigned first, unsigned m
 
 CUNORM_CPU_RUNTIME void cluster_arrival(Clocks& clocks, unsigned id, unsigned generation, uint32_t& tick) {
     if (clocks.passed == nullptr) {
-        clocks.arrival[0] = static_cast<uint32_t*>(calloc(clocks.all, sizeof(uint32_t)));
-        clocks.arrival[1] = static_cast<uint32_t*>(calloc(clocks.all, sizeof(uint32_t)));
+        for (uint32_t*& arrival : clocks.arrival) {
+            arrival = static_cast<uint32_t*>(calloc(clocks.all, sizeof(uint32_t)));
+        }
         clocks.passed = static_cast<uint32_t*>(calloc(clocks.all, sizeof(uint32_t)));
     }
-    clocks.arrival[generation & 1][id] = ++tick;
+    clocks.arrival[generation % 3][id] = ++tick;  // two would be one too few: a slow thread is a passage behind
 }
 
 CUNORM_CPU_RUNTIME void cluster_passage(Clocks& clocks, unsigned id, unsigned generation) {

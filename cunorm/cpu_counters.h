@@ -9,7 +9,7 @@
 namespace cunorm_cpu {
 
 constexpr unsigned most_regions = 24;
-constexpr unsigned sector_bytes = 32, banks = 32, bank_bytes = 4, widest_access = 16;
+constexpr unsigned sector_bytes = 32, banks = 32, bank_bytes = 4;
 
 // Of one array. Raw: as the compiler's hooks saw it, in whatever pieces.
 struct Moved {

@@ -1,5 +1,5 @@
 // The checked build's eyes: the door to global memory, and the calls that the compiler puts before every access to memory
-// (-fsanitize=thread and -fsanitize=alignment, whose own libraries are not linked).
+// (-fsanitize=thread, alignment and integer-divide-by-zero, whose own libraries are not linked).
 
 #ifdef CUNORM_CPU_CHECKED
 namespace cunorm_cpu {
@@ -26,10 +26,24 @@ CUNORM_CPU_RUNTIME void global_access(Stack* stack, uint64_t address, unsigned b
     }
 }
 
+// A wait by plain loads: nothing makes it end, here or on a GPU, whose compiler may load once.
+CUNORM_CPU_RUNTIME void note_spin(Stack* stack, uint64_t address, bool store, uint32_t site) {
+    constexpr unsigned spin = 1u << 20;
+    stack->loads = !store && address == stack->loaded ? stack->loads + 1 : 0;
+    stack->loaded = address;
+    if (stack->loads == spin) {
+        fault("loads from one address %u times in a row at @{%x}: a wait, which takes load_acquire, an atomic or a "
+              "barrier",
+              spin, site);
+    }
+}
+
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void touched(const void* pointer, unsigned bytes, bool store) {
     Stack* stack = self();
     const uint64_t address = reinterpret_cast<uintptr_t>(pointer);
-    global_access(stack, address, bytes, store, CUNORM_CPU_HERE);
+    const uint32_t site = CUNORM_CPU_HERE;
+    global_access(stack, address, bytes, store, site);
+    note_spin(stack, address, store, site);
     stack->granted = address;
     stack->granted_bytes = bytes;
     stack->granted_store = store;
@@ -46,10 +60,15 @@ CUNORM_CPU_RUNTIME void hooked(const void* pointer, uint64_t bytes, bool store, 
     Worker& worker = *stack->worker;
     if (is_shared(worker, address)) {
         shared_access(stack, address, unsigned(bytes), !store, store, false, site);
+        note_spin(stack, address, store, site);
         return;
     }
-    if (address - reinterpret_cast<uintptr_t>(__ehdr_start) < uint64_t(_end - __ehdr_start)) {
+    const uint64_t image = address - reinterpret_cast<uintptr_t>(__ehdr_start);
+    if (!store && image < uint64_t(__start_cunorm_shared - __ehdr_start)) {
         return;  // constants
+    }
+    if (image < uint64_t(_end - __ehdr_start)) {
+        cells_of(stack, address, bytes, store, site);  // nothing of a kernel's lies there but static shared memory
     }
     if (worker.launch->regions == 0) {
         return;
@@ -113,13 +132,17 @@ extern "C" __attribute__((visibility("hidden"), noinline, used)) void* __tsan_me
 }
 #endif
 
-// What both compilers hand to the handler of a misaligned access: the place in the source, and what was accessed.
+// What both compilers hand to the handlers: the place in the source, and of a misaligned access what was accessed.
 struct CunormCpuMismatch {
     const char* file;
     uint32_t line, column;
     const void* type;
     unsigned char log_alignment, kind;
 };
+CUNORM_CPU_HOOK __ubsan_handle_divrem_overflow(void* data, void*, void*) {
+    const CunormCpuMismatch& found = *static_cast<const CunormCpuMismatch*>(data);
+    cunorm_cpu::fault("division by zero (%s:%u)", found.file, found.line);
+}
 CUNORM_CPU_HOOK __ubsan_handle_type_mismatch_v1(void* data, void* pointer) {
     const CunormCpuMismatch& found = *static_cast<const CunormCpuMismatch*>(data);
     cunorm_cpu::fault("misaligned access (%s:%u): address 0x%llx, which %u-byte alignment does not divide", found.file,

@@ -50,26 +50,39 @@ CUNORM_CPU_RUNTIME bool is_shared(const Worker& worker, uint64_t address) {
            address - reinterpret_cast<uintptr_t>(__start_cunorm_shared) < uint64_t(static_bytes());
 }
 
+// Where in a block's shared memory an address lies; static arrays stand behind the dynamic ones.
+CUNORM_CPU_RUNTIME uint64_t shared_byte(const Worker& worker, uint64_t address) {
+    const uint64_t far = address - reinterpret_cast<uintptr_t>(worker.arenas);
+    return far < worker.arena_bytes * worker.slots
+               ? far % worker.arena_bytes
+               : worker.arena_bytes + (address - reinterpret_cast<uintptr_t>(__start_cunorm_shared));
+}
+
 // A kernel says how much of the arena its arrays take up: the host's formula for the launch must cover it.
-CUNORM_CPU_RUNTIME void claim_shared(long long bytes) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void claim_shared(long long bytes) {
     if (bytes > self()->worker->launch->shared_bytes) {
-        fault("the kernel's arrays take %lld bytes of shared memory, the launch gave %lld", bytes,
-              self()->worker->launch->shared_bytes);
+        fault("the kernel's arrays take %lld bytes of shared memory at @{%x}, the launch gave %lld", bytes,
+              CUNORM_CPU_HERE, self()->worker->launch->shared_bytes);
     }
 }
 
 // ---- global memory --------------------------------------------------------------------------------------------------
 
+// Whether an array holds all of these bytes; right for any address, those at the end of all memory included.
+__forceinline__ bool holds(const Region& region, uint64_t address, uint64_t bytes) {
+    return address - region.begin < region.end - region.begin && region.end - address >= bytes;
+}
+
 // The array that holds all of these bytes, or null.
 __forceinline__ const Region* region_of(Worker& worker, uint64_t address, uint64_t bytes) {
     const Region* region = worker.last_region;
-    if (__builtin_expect(address >= region->begin && address + bytes <= region->end, 1)) {
+    if (__builtin_expect(holds(*region, address, bytes), 1)) {
         return region;
     }
     const Launch& launch = *worker.launch;
     for (long long i = 0; i < launch.regions; ++i) {
         region = launch.region + i;
-        if (address >= region->begin && address + bytes <= region->end) {
+        if (holds(*region, address, bytes)) {
             worker.last_region = region;
             return region;
         }
@@ -85,8 +98,7 @@ __forceinline__ const Region* region_of(Worker& worker, uint64_t address, uint64
     uint64_t least = ~uint64_t(0);
     for (long long i = 0; i < launch.regions; ++i) {
         const Region& region = launch.region[i];
-        const uint64_t away = address < region.begin ? region.begin - address
-                                                     : address + bytes > region.end ? address + bytes - region.end : 0;
+        const uint64_t away = address < region.begin ? region.begin - address : address - region.begin;
         if (away < least) {
             least = away;
             nearest = i;
@@ -100,13 +112,15 @@ __forceinline__ const Region* region_of(Worker& worker, uint64_t address, uint64
           before ? "before the start" : "behind the start", nearest, (unsigned long long)(region.end - region.begin));
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void misaligned(const void* pointer, unsigned bytes, bool store) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void misaligned_at(const void* pointer, unsigned bytes, bool store, uint32_t site) {
     const unsigned long long address = reinterpret_cast<uintptr_t>(pointer);
-    const uint32_t site = CUNORM_CPU_HERE;
     if (site != 0) {
         fault("misaligned %u-byte %s at 0x%llx, at @{%x}", bytes, store ? "store" : "load", address, site);
     }
     fault("misaligned %u-byte %s at 0x%llx", bytes, store ? "store" : "load", address);
+}
+CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void misaligned(const void* pointer, unsigned bytes, bool store) {
+    misaligned_at(pointer, bytes, store, CUNORM_CPU_HERE);
 }
 
 #ifdef CUNORM_CPU_CHECKED

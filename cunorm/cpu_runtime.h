@@ -170,6 +170,7 @@ struct Launch {
 };
 
 constexpr int lanes = 32;
+constexpr unsigned widest_access = 16;  // of one lane, bytes
 constexpr uintptr_t stack_bytes = 65536;  // the host reserves as much, so aligned, for each thread of a block
 constexpr unsigned done = 0, faulted = 1;
 
@@ -194,10 +195,12 @@ struct Stack {
     Kind kind;
     uint64_t polled, seen;       // the address that it polls, and what it last found there
     uint64_t granted;            // the global access that the door has announced (checked build)
-    unsigned granted_bytes;
+    uint64_t loaded;             // the address that it loaded from last, and how often in a row (checked build)
+    unsigned loads, granted_bytes;
     unsigned seen_generation;    // of the cluster's barrier, when it arrived there
     unsigned copies, stores;     // groups of asynchronous copies, and of bulk stores, that it has committed
     bool granted_store, owes;    // it has copies or stores that nobody has waited for
+    bool in_cluster_barrier;     // it has arrived there, and not yet waited
     Context context;
 };
 

@@ -134,9 +134,9 @@ CUNORM_CPU_RUNTIME void start(Worker& worker, Stack* stack, Warp& warp, unsigned
     stack->warp = &warp;
     stack->lane = lane;
     stack->polled = stack->seen = 0;
-    stack->granted_bytes = 0;
+    stack->loads = stack->granted_bytes = 0;
     stack->copies = stack->stores = 0;
-    stack->owes = false;
+    stack->owes = stack->in_cluster_barrier = false;
     warp.stack[lane] = stack;
 }
 

@@ -21,8 +21,8 @@ KERNELS = Path(__file__).with_name("kernels")
 ORDERS = ("ascending", "descending", "random:3")
 
 
-def expanded(text: str, seen: set[str] | None = None) -> str:
-    """The text with each header of kernels_cu in the place of its first include."""
+def expanded(text: str, name: str = "kernel.cu", seen: set[str] | None = None) -> str:
+    """The text of a file with each header of kernels_cu in the place of its first include."""
     seen = set() if seen is None else seen
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -31,8 +31,8 @@ def expanded(text: str, seen: set[str] | None = None) -> str:
             lines.append(line)
         elif found[1] not in seen:
             seen.add(found[1])
-            body = expanded((sources.folder() / found[1]).read_text(encoding="utf-8"), seen)
-            lines += [f'#line 1 "{found[1]}"', body, f'#line {number + 1} "kernel.cu"']
+            body = expanded((sources.folder() / found[1]).read_text(encoding="utf-8"), found[1], seen)
+            lines += [f'#line 1 "{found[1]}"', body, f'#line {number + 1} "{name}"']
         else:
             lines.append("")
     return "\n".join(lines)
@@ -45,7 +45,7 @@ def compiled(text: str, entry: str, dtype: str = "float", **constants: int) -> c
         "struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast;\n"
         f'typedef {dtype} data_t;\nstruct Tile {{ {fields} }};\n#line 1 "{entry}.cu"\n'
     )
-    return cpu.compile(head + expanded(text).replace('"kernel.cu"', f'"{entry}.cu"'), entry)
+    return cpu.compile(head + expanded(text, f"{entry}.cu"), entry)
 
 
 def launch(

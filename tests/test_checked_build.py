@@ -132,16 +132,14 @@ def test_a_plan_runs_with_the_limits_of_its_own_device(build: str, monkeypatch: 
         ({"cluster": 3}, r"cluster: 3 blocks, expected 1 to 16, dividing the grid's 4"),
         ({"cluster": 32}, r"cluster: 32 blocks"),
         ({"cluster": 2, "blocks": (1, 4)}, r"blocks: \(1, 4\), expected a part of the grid's 4, in whole clusters"),
-        ({"resident": 0}, r"resident: 0 blocks"),
-        ({"resident": 2000}, r"resident: 2000 blocks, expected 1 to 1024"),
+        ({"resident": 0}, "resident: 0 clusters, expected at least 1"),
+        ({"resident": -1}, "resident: -1 clusters"),
+        ({"cluster": 2, "resident": 600}, "resident: 600 clusters of 2 blocks, expected at most 1024 blocks"),
     ],
 )
 def test_illegal_clusters_and_residents(options: dict[str, Any], message: str) -> None:
     kernel = cpu.compile('extern "C" __global__ void idle(float*) {}', "idle")
     options = {"resident": None, **options}
-    if options["resident"] == 0:
-        options["resident"] = -1
-        message = "resident: -1 blocks"
     with pytest.raises(ValueError, match=message):
         cpu.launch(kernel, 4, 32, 0, [0], **options)
 

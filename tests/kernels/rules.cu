@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
         __syncthreads();  // rule 13: a thread does not come
     }
     if (kind == 14 && !(breaks && lane == 3)) {
-        value = __shfl_sync(breaks ? 0xffffffffu : 0xffffffffu, value, 3);  // rule 14: a lane does not take part
+        value = __shfl_sync(0xffffffffu, value, 3);  // rule 14: a lane does not take part
     }
     if (kind == 15) {
         value = __shfl_sync(lane < 16 ? 0xffffu : 0xffff0000u, value, breaks ? 20 : lane);  // rule 15: not in the mask

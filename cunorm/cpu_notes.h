@@ -1,0 +1,95 @@
+// What atomics, copies, fences and cluster barriers tell the checked build; in the others, almost nothing.
+
+namespace cunorm_cpu {
+
+#ifdef CUNORM_CPU_CHECKED
+
+CUNORM_CPU_RUNTIME void note_shared(Stack* stack, const void* address, uint64_t bytes, bool load, bool store,
+                                    bool atomic, uint32_t site) {
+    shared_access(stack, reinterpret_cast<uintptr_t>(address), unsigned(bytes), load, store, atomic, site);
+}
+CUNORM_CPU_RUNTIME void note_global(Stack* stack, const void* address, uint64_t bytes, bool store, uint32_t site) {
+    for (uint64_t done_ = 0; done_ < bytes; done_ += widest_access) {  // in the pieces that copies come in
+        const uint64_t piece = bytes - done_ < widest_access ? bytes - done_ : widest_access;
+        const uint64_t at = reinterpret_cast<uintptr_t>(address) + done_;
+        global_access(stack, at, unsigned(piece), store, site);
+        if (stack->worker->launch->counters != nullptr && stack->worker->launch->regions != 0) {
+            Moved& moved = stack->worker->launch->counters->moved[stack->worker->last_region -
+                                                                  stack->worker->launch->region];
+            (store ? moved.raw_stored : moved.raw_loaded) += piece;
+        }
+    }
+}
+CUNORM_CPU_RUNTIME void note_atomic(Stack* stack, const void* address, unsigned bytes, uint32_t site) {
+    if (reinterpret_cast<uintptr_t>(address) % bytes != 0) {
+        misaligned_at(address, bytes, true, site);
+    }
+    if (is_shared(*stack->worker, reinterpret_cast<uintptr_t>(address))) {
+        note_shared(stack, address, bytes, true, true, true, site);
+        return;
+    }
+    Pending& held = stack->worker->checks->held[stack->in->slot];
+    const uint64_t before = held.count;
+    note_global(stack, address, bytes, true, site);
+    held.count = before;  // everybody sees an atomic at once
+}
+CUNORM_CPU_RUNTIME void note_landing(Stack* stack, const void* to, uint64_t bytes, uint32_t site) {
+    check_cells(stack, cells_of(stack, reinterpret_cast<uintptr_t>(to), bytes, true, site), false, true, false, site);
+}
+CUNORM_CPU_RUNTIME void note_release(Stack* stack, uint32_t*& row) {
+    release(*stack->in->gang->clocks, stack->id, row, stack->worker->checks->tick);
+}
+CUNORM_CPU_RUNTIME void note_acquire(Stack* stack, const uint32_t* row) {
+    acquire(*stack->in->gang->clocks, stack->id, row);
+}
+CUNORM_CPU_RUNTIME void note_arrival(Stack* stack, unsigned generation) {
+    cluster_arrival(*stack->in->gang->clocks, stack->id, generation, stack->worker->checks->tick);
+}
+CUNORM_CPU_RUNTIME void note_passage(Stack* stack, unsigned generation) {
+    cluster_passage(*stack->in->gang->clocks, stack->id, generation);
+}
+CUNORM_CPU_RUNTIME void note_fence(Stack* stack) { publish(stack); }
+CUNORM_CPU_RUNTIME void note_proxy_fence(Stack* stack) {
+    stack->in->gang->clocks->fenced[stack->id] = ++stack->worker->checks->tick;
+}
+// What a bulk store reads must have been made known to asynchronous copies by whoever wrote it.
+CUNORM_CPU_RUNTIME void check_proxy(Stack* stack, const void* address, uint64_t bytes, uint32_t site) {
+    const Cells cells = cells_of(stack, reinterpret_cast<uintptr_t>(address), bytes, false, site);
+    for (unsigned i = 0; i < cells.count; ++i) {
+        const Cell& cell = cells.first[i];
+        if (cell.written >= cells.born && cell.writer < many &&
+            stack->in->gang->clocks->fenced[cell.writer & ~unsigned(by_atomic)] <= cell.written) {
+            fault("bulk store at @{%x} reads byte %llu of shared memory, which thread %u wrote at @{%x} without a "
+                  "fence_async behind it",
+                  site, (unsigned long long)(cells.offset + i * cell_bytes), unsigned(cell.writer) % stack->threads,
+                  cell.write_site);
+        }
+    }
+}
+
+#else
+
+CUNORM_CPU_RUNTIME void note_shared(Stack*, const void*, uint64_t, bool, bool, bool, uint32_t) {}
+CUNORM_CPU_RUNTIME void note_global(Stack*, const void* address, uint64_t bytes, bool store, uint32_t) {
+    for (uint64_t done_ = 0; done_ < bytes; done_ += widest_access) {
+        const uint64_t piece = bytes - done_ < widest_access ? bytes - done_ : widest_access;
+        touch(static_cast<const char*>(address) + done_, unsigned(piece), store);
+    }
+}
+CUNORM_CPU_RUNTIME void note_atomic(Stack*, const void* address, unsigned bytes, uint32_t) {
+    touch(address, bytes, true);
+}
+CUNORM_CPU_RUNTIME void note_landing(Stack*, const void*, uint64_t, uint32_t) {}
+CUNORM_CPU_RUNTIME void note_release(Stack*, uint32_t*&) {}
+CUNORM_CPU_RUNTIME void note_acquire(Stack*, const uint32_t*) {}
+CUNORM_CPU_RUNTIME void note_arrival(Stack*, unsigned) {}
+CUNORM_CPU_RUNTIME void note_passage(Stack*, unsigned) {}
+CUNORM_CPU_RUNTIME void note_fence(Stack*) {}
+CUNORM_CPU_RUNTIME void note_proxy_fence(Stack*) {}
+CUNORM_CPU_RUNTIME void check_proxy(Stack*, const void*, uint64_t, uint32_t) {}
+CUNORM_CPU_RUNTIME void begin_gang(Worker&, Gang&) {}
+CUNORM_CPU_RUNTIME void end_clocks(Worker&, Gang&, Block*) {}
+
+#endif
+
+}  // namespace cunorm_cpu
