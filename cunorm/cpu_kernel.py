@@ -114,6 +114,8 @@ def compile(
     ------
     CompileError
         If there is no compiler, the text does not compile, or the cache folder cannot be written.
+    ValueError
+        If the build is `sanitised` in a process that has no sanitiser's library.
     """
     folder = settings.cache_dir() / "cpu"
     build = build or settings.cpu_build()
@@ -127,6 +129,11 @@ def compile(
 def _compile(
     text: str, entry: str, compiler: compilers.Compiler, defines: tuple[str, ...], build: str, kept: Path
 ) -> Kernel:
+    if build == "sanitised" and not hasattr(ctypes.CDLL(None), "__asan_init"):  # its library would end the process
+        raise ValueError(
+            "CUNORM_CPU_BUILD: 'sanitised' needs the sanitiser's library loaded before Python; "
+            "type: pytest --sanitise -m sanitise"
+        )
     defines = (*defines, "CUNORM_CPU_CHECKED") if build == "checked" else defines
     macros = "".join(f"#define {name} 1\n" for name in defines)
     source = f'{macros}{_runtime()}\n#line 1 "{entry}.cu"\n{text}\n#line 1 "entry"\nCUNORM_CPU_ENTRY({entry})\n'

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cunorm import settings
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run the tests that need a GPU")
@@ -85,5 +87,5 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's CUNORM_ settings must not steer a test, but for the cache and the compiler."""
-    for name in ("CUNORM_CPU_DEVICE", "CUNORM_CPU_ORDER", "CUNORM_CPU_CORES"):
+    for name in {*settings.VARIABLES} - {"CUNORM_CACHE_DIR", "CUNORM_CXX"}:
         monkeypatch.delenv(name, raising=False)

@@ -171,12 +171,14 @@ def run_all(found: Sequence[Mutant], jobs: int) -> list[Outcome]:
 
 
 def judge(outcomes: Sequence[Outcome]) -> list[str]:
-    """What is wrong: survivors without a reason, and reasons for mutants that do not survive or are not there."""
+    """What is wrong: survivors without a reason, reasons for mutants that do not survive, texts that do not compile."""
     wrong = []
     survived = {one.mutant.key for one in outcomes if one.state == "survived"}
     for one in outcomes:
         if one.state == "survived" and one.mutant.key not in SURVIVORS:
             wrong.append(f"survives without a reason: {one}")
+        if one.state == "stillborn":
+            wrong.append(f"does not compile, so that nothing was tried (mend mutants.py): {one}")
     files = {one.mutant.file for one in outcomes}
     for key in SURVIVORS:
         if key[0] in files and key not in survived:

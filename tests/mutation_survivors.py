@@ -122,9 +122,6 @@ SURVIVORS: dict[Key, str] = {
     ("reduce.cuh", "return warp == 0 ? fold(lane < block_warps ? scratch[lane] : T{}) : value;", "owner", 0): (
         "Speed only: the result is right in thread 0 all the same, and no other thread's is used."
     ),
-    ("reduce.cuh", "if (lane == 0) {", "owner", 1): (
-        "Speed only: warp_sum gives every lane the same value, which all store to the same place."
-    ),
     ("rows.cuh", "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < rows;",
      "guard", 0): EMPTY_TURN,
     ("rows.cuh", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
@@ -183,8 +180,8 @@ SURVIVORS: dict[Key, str] = {
     ("strips.cuh",
      "length = live && left > 0 ? static_cast<int>(left < Strips::span - ahead ? left : Strips::span - ahead) : 0;",
      "guard", 4): (
-        "A lane's packs end with the strip whatever its length. Not equal for rows that an int cannot count, too large "
-        "for this battery."
+        "A lane's packs end with the strip whatever its length. Rows that an int cannot count are too large for this "
+        "battery: there the mutant fails test_a_row_of_more_than_2_to_the_31_elements."
     ),
     ("sweep.cuh", "own = live ? own : 0;", "guard", 0): (
         "A warp without work has length 0: its place makes addresses that are not used."

@@ -89,9 +89,15 @@ def test_several_threads_at_once() -> None:
 
 def test_an_unknown_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", "fast")
-    with pytest.raises(ValueError, match=r"CUNORM_CPU_BUILD: 'fast', expected one of plain, checked, sanitised"):
+    with pytest.raises(ValueError, match=r"CUNORM_CPU_BUILD: 'fast', expected plain or checked"):
         settings.cpu_build()
     with pytest.raises(ValueError, match="CUNORM_CPU_BUILD"):
+        cunorm.layer_norm(np.ones((3, 5), np.float32), 5)
+
+
+def test_the_sanitised_build_is_refused_where_it_would_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CPU_BUILD", "sanitised")
+    with pytest.raises(ValueError, match=r"'sanitised' needs the sanitiser's library .* pytest --sanitise"):
         cunorm.layer_norm(np.ones((3, 5), np.float32), 5)
 
 

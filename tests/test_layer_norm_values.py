@@ -128,12 +128,12 @@ def test_more_than_2_to_the_31_elements(strategy: str, monkeypatch: pytest.Monke
 
 
 def test_a_row_of_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`split` has no longest row: the end of one of 2^31 + 2^12 elements."""
+    """`split` has no longest row: both ends of one of 2^31 + 2^12 elements, from whose start an int cannot count."""
     from cunorm import cpu
 
     length = 2**31 + 2**12
     x, y = (sparse(length, DTYPES["bfloat16"]) for _ in range(2))
-    x[-300:] = 3
+    x[:300], x[-300:] = 5, 3
     mean, rstd = np.ones(1, np.float32), np.full(1, 2, np.float32)
     whole_launch = cpu.launch
 
@@ -144,11 +144,13 @@ def test_a_row_of_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch
             seen.append(grid)
             if len(seen) == 2:
                 whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, 4), **known)
+                whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(grid - 4, grid), **known)
 
     seen: list[int] = []
     monkeypatch.setattr(cpu, "launch", only_the_second_sweep)
     tile = {"strategy": "split", "threads": 128, "packs": 1, "rows": 4, "chunk": 64}
     cunorm.layer_norm(x, length, out=(y, mean, rstd), tile=tile, workspace=sparse(2**29, np.uint8))
     assert len(seen) == 2
+    assert np.all(y[:300] == 8)
     assert np.all(y[-300:] == 4)
     assert np.all(y[-600:-300] == -2)

@@ -6,6 +6,7 @@ import mutation
 import pytest
 from mutants import KINDS, Mutant, blanked, mutants
 from mutation_coverage import with_probes
+from mutation_survivors import SURVIVORS
 
 from cunorm import sources
 
@@ -130,8 +131,12 @@ def test_the_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutation, "SURVIVORS", {known.key: "why", dead.key: "why", ("b.cu", "x", "guard", 0): "why"})
     outcomes = [mutation.Outcome(known, "survived"), mutation.Outcome(dead, "killed", "kernel:a.cu", "hangs")]
     assert mutation.judge(outcomes[:1]) == [f"has a reason but does not survive: {dead.key}"]
-    assert mutation.judge([*outcomes, mutation.Outcome(new, "stillborn")])[0].endswith(str(dead.key))
+    assert mutation.judge([*outcomes, mutation.Outcome(new, "stillborn")])[0].startswith("does not compile")
     assert mutation.judge([*outcomes, mutation.Outcome(new, "survived")])[0].startswith("survives without a reason")
+
+
+def test_every_reason_is_one_of_a_mutant_that_is_there() -> None:
+    assert set(SURVIVORS) <= {mutant.key for mutant in mutation.all_mutants()}
 
 
 # ---- real mutants ---------------------------------------------------------------------------------------------------
