@@ -44,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
         "--kernels", action="store_true", help="registers, spills, stack of every kernel, by architecture"
     )
     doctor.add_argument(
-        "--all", action="store_true", help="with --kernels: every tile, which takes an hour the first time"
+        "--tiles",
+        choices=("choice", "spread", "all"),
+        help="with --kernels: how many; the first time a choice takes minutes, a spread an hour, all of them hours",
     )
     show = commands.add_parser(
         "show",
@@ -96,7 +98,7 @@ def _doctor(as_json: bool) -> int:
     return 0 if facts["ok"] else 1
 
 
-def _kernels(as_json: bool, every: bool) -> int:
+def _kernels(as_json: bool, tiles: str) -> int:
     from . import gate, kernel_table, nvrtc
 
     found = nvrtc.ends()
@@ -105,9 +107,9 @@ def _kernels(as_json: bool, every: bool) -> int:
         commands = "\n  ".join(str(kernel_table.missing(versions)).split(" && "))
         print(f"cunorm doctor --kernels needs NVRTC {nvrtc.supported()}; type:\n  {commands}", file=sys.stderr)
         return 1
-    results = gate.run(gate.builds(found, every=every), progress=True)
-    facts = kernel_table.document(results, versions, every)
-    print(json.dumps(facts, indent=1) if as_json else kernel_table.report(results, versions, every))
+    results = gate.run(gate.builds(found, tiles=tiles), progress=True)
+    facts = kernel_table.document(results, versions, tiles)
+    print(json.dumps(facts, indent=1) if as_json else kernel_table.report(results, versions, tiles))
     return 0 if facts["ok"] else 1
 
 
@@ -150,9 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             from . import show
 
             return show.run(asked)
-        if asked.all and not asked.kernels:
-            parser.error("--all goes with --kernels")
-        return _kernels(asked.json, asked.all) if asked.kernels else _doctor(asked.json)
+        if asked.tiles is not None and not asked.kernels:
+            parser.error("--tiles goes with --kernels")
+        return _kernels(asked.json, asked.tiles or "choice") if asked.kernels else _doctor(asked.json)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -2,9 +2,12 @@
 
 What refuses() accepts must not spill: a spill is a fault of the formula in refuses(). NVRTC alone does it, no GPU.
 
-The full product is hours of ptxas, so the quick gate is a choice that never changes by itself: of each strategy, dtype
-and layout the most demanding tile and one other, the former for three of the (architecture, NVRTC) pairs, the latter
-for one. The pairs move on from case to case, so that the dtypes of a strategy together meet every pair.
+The full product is hours of ptxas, so there are three sizes of it, none of which changes by itself:
+
+- `all`: every tile that refuses() accepts, for every (architecture, NVRTC) pair;
+- `spread`: of each strategy, dtype and layout five tiles, from the most demanding to the least, for every pair;
+- `choice`: the most demanding of them and one other, the former for three of the pairs, the latter for one. The pairs
+  move on from case to case, so that the dtypes of a strategy together meet every pair.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from .strategy import Strategy, Tile, ceil_div
 
 __all__ = [
     "LAUNCHABLE_REGISTERS",
+    "TILES",
     "Build",
     "Case",
     "Result",
@@ -45,7 +49,9 @@ __all__ = [
 #: Registers of a block: those of a multiprocessor, from compute capability 5.0 on (CUDA C++ programming guide, table
 #: "technical specifications per compute capability"). A thread gets them by eights.
 LAUNCHABLE_REGISTERS = 65536
-#: Pairs of architecture and NVRTC that a most demanding tile meets in the quick gate.
+#: How many tiles the gate takes, see above.
+TILES = ("choice", "spread", "all")
+#: Pairs of architecture and NVRTC that a most demanding tile meets in the choice.
 QUICK_PAIRS = 3
 #: Types that only some ops have, beside those of the tensors: sums and running statistics in the accumulator's.
 _OTHERS = {
@@ -207,28 +213,30 @@ def pairs(nvrtcs: Sequence[Nvrtc]) -> list[tuple[str, Nvrtc]]:
 
 
 def _choice(
-    case: Case, number: int, ring: Sequence[tuple[str, Nvrtc]], every: bool
+    case: Case, number: int, ring: Sequence[tuple[str, Nvrtc]], tiles: str
 ) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
     """What the gate takes for the case of that number: architecture, NVRTC, problem and tile."""
-    if every:
-        yield from ((*pair, *taken) for pair in ring for taken in accepted(case, pair[0]))
+    if tiles != "choice":
+        several = accepted if tiles == "all" else spread
+        yield from ((*pair, *taken) for pair in ring for taken in several(case, pair[0]))
         return
     for step in range(QUICK_PAIRS + 1):
         architecture, nvrtc = ring[(QUICK_PAIRS * number + step) % len(ring)]
-        tiles = spread(case, architecture)
+        ranked = spread(case, architecture)
         # The one other tile is the least demanding for the first case, then those between in turn.
-        other = tiles[-1 - number % max(1, len(tiles) - 1)]
-        yield architecture, nvrtc, *(tiles[0] if step < QUICK_PAIRS else other)
+        other = ranked[-1 - number % max(1, len(ranked) - 1)]
+        yield architecture, nvrtc, *(ranked[0] if step < QUICK_PAIRS else other)
 
 
-def builds(nvrtcs: Sequence[Nvrtc], *, every: bool = False, only: Case | None = None) -> list[Build]:
-    """What the gate compiles: the quick choice, or with ``every`` each accepted tile for each pair.
+def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None = None) -> list[Build]:
+    """What the gate compiles.
 
     Parameters
     ----------
     nvrtcs : sequence of Nvrtc
         One or two.
-    every : bool
+    tiles : str
+        One of `TILES`.
     only : Case, optional
         None: all.
     """
@@ -239,7 +247,7 @@ def builds(nvrtcs: Sequence[Nvrtc], *, every: bool = False, only: Case | None = 
         number = numbers[case.op, case.strategy] = numbers.get((case.op, case.strategy), -1) + 1
         if only not in (None, case):
             continue
-        for architecture, nvrtc, problem, tile in _choice(case, number, ring, every):
+        for architecture, nvrtc, problem, tile in _choice(case, number, ring, tiles):
             for launch in {launch.kernel: launch for launch in case.solver.launches(problem, tile)}.values():
                 text = kernel_text(launch, problem, case.solver, tile)
                 found.append(Build(case, tile, launch.kernel, launch.threads, text, architecture, nvrtc))

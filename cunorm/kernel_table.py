@@ -11,12 +11,20 @@ from .gate import Result
 from .nvrtc import ARCHITECTURES, INSTALL, OPTIONS, SUPPORTED
 from .strategy import ceil_div
 
-__all__ = ["Row", "document", "missing", "report", "resident", "rows"]
+__all__ = ["TOLD", "Row", "document", "missing", "report", "resident", "rows"]
 
 #: Threads and blocks of a multiprocessor, and that each of its four parts has 16,384 registers, which warps get by 256
 #: (CUDA C++ programming guide, "technical specifications per compute capability"; CUDA occupancy calculator).
 _RESIDENT = {"sm_80": (2048, 32), "sm_89": (1536, 24), "sm_90": (2048, 32), "sm_100": (2048, 32), "sm_120": (1536, 24)}
 _PARTS, _PART_REGISTERS, _WARP_REGISTERS = 4, 16384, 256
+
+
+#: What `cunorm doctor --kernels` says of each of `gate.TILES`.
+TOLD = {
+    "choice": "A choice of tiles (--tiles spread or all: more of them); '.' is not in it.",
+    "spread": "Five tiles of each strategy, dtype and layout, from the most demanding to the least.",
+    "all": "Every tile that refuses() accepts.",
+}
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ def missing(versions: Sequence[str]) -> str | None:
     return " && ".join([*commands, f"PYTHONPATH={path} cunorm doctor --kernels"])
 
 
-def document(results: Sequence[Result], versions: Sequence[str], every: bool) -> dict[str, Any]:
+def document(results: Sequence[Result], versions: Sequence[str], tiles: str) -> dict[str, Any]:
     """The table for programs."""
     faults = list(dict.fromkeys(fault for result in results for fault in result.faults()))
     return {
@@ -114,7 +122,7 @@ def document(results: Sequence[Result], versions: Sequence[str], every: bool) ->
         "ok": bool(results) and not faults,
         "nvrtc": list(versions),
         "options": list(OPTIONS),
-        "every_tile": every,
+        "tiles": tiles,
         "missing": missing(versions),
         "faults": faults,
         "kernels": [asdict(row) for row in rows(results)],
@@ -145,14 +153,14 @@ def _line(dtype: str, here: Sequence[Row], versions: Sequence[str]) -> str:
     return _columns(dtype, str(sum(row.tiles for row in here)), _range(row.threads for row in here), cells, rest)
 
 
-def report(results: Sequence[Result], versions: Sequence[str], every: bool) -> str:
+def report(results: Sequence[Result], versions: Sequence[str], tiles: str) -> str:
     """The table for people, in 120 columns."""
     found = rows(results)
     numbers = [".".join(version.split(".")[:2]) for version in versions]
     above = [name for architecture in ARCHITECTURES for name in [architecture, *[""] * (len(versions) - 1)]]
     lines = [
         f"Registers of a thread, least-most over the tiles, by architecture and NVRTC ({', '.join(versions)}).",
-        "Every tile that refuses() accepts." if every else "A choice of tiles (--all: every tile); '.' is not in it.",
+        TOLD[tiles],
         "builds: texts, once for each pair of these; spill, stack: most bytes of a thread; occ: least share of a",
         "multiprocessor's threads that registers and the size of blocks leave room for.",
         "",

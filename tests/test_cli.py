@@ -334,16 +334,16 @@ def test_doctor_kernels_without_nvrtc(capsys: pytest.CaptureFixture[str], monkey
         assert wheel in err
 
 
-def test_doctor_all_goes_with_kernels(
+def test_doctor_tiles_go_with_kernels(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ptxas: dict[str, int]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
-        cli.main(["doctor", "--all"])
+        cli.main(["doctor", "--tiles", "all"])
     assert stop.value.code == 2
     only, builds = gate.cases()[0], gate.builds
-    monkeypatch.setattr(gate, "builds", lambda nvrtcs, every: builds(nvrtcs, every=every, only=only))
-    texts = [json.loads(run(capsys, "doctor", "--kernels", "--json", *more)[1]) for more in ([], ["--all"])]
-    assert [document["every_tile"] for document in texts] == [False, True]
+    monkeypatch.setattr(gate, "builds", lambda nvrtcs, tiles: builds(nvrtcs, tiles=tiles, only=only))
+    texts = [json.loads(run(capsys, "doctor", "--kernels", "--json", *more)[1]) for more in ([], ["--tiles", "all"])]
+    assert [document["tiles"] for document in texts] == ["choice", "all"]
     assert sum(row["tiles"] for row in texts[1]["kernels"]) > 10 * sum(row["tiles"] for row in texts[0]["kernels"])
 
 

@@ -1,7 +1,7 @@
 """The compile gate: kernels compile with NVRTC, without a GPU, for every gated architecture, and none spills.
 
 What refuses() accepts must not spill: a spill is a fault of the formula in refuses(). The quick gate takes the choice
-of tiles that `cunorm doctor --kernels` prints, with the oldest and the newest NVRTC installed; --long takes them all.
+of tiles that `cunorm doctor --kernels` prints, with the oldest and the newest NVRTC installed; --long takes the spread.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ def test_no_tile_of_the_choice_spills(case: Case) -> None:
 @needs_nvrtc
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_no_accepted_tile_spills(case: Case) -> None:
-    results = gate.run(gate.builds(NVRTCS, every=True, only=case), threads=THREADS)
+def test_no_tile_of_the_spread_spills(case: Case) -> None:
+    """On every pair; `cunorm doctor --kernels --tiles all` takes the others."""
+    results = gate.run(gate.builds(NVRTCS, tiles="spread", only=case), threads=THREADS)
     assert faults(results) == ""
     met = {(result.build.architecture, result.build.nvrtc) for result in results}
     assert met == {(architecture, version) for architecture in ARCHITECTURES for version in NVRTCS}
@@ -149,11 +150,12 @@ def test_the_choice_meets_every_pair_with_every_strategy() -> None:
     assert others > 0.8 * len(CASES)
 
 
+@pytest.mark.parametrize(("tiles", "several"), [("spread", gate.spread), ("all", gate.accepted)])
 @pytest.mark.parametrize("versions", [[OLD], [OLD, NEW]])
-def test_every_tile_means_every_tile(versions: list[Nvrtc]) -> None:
+def test_larger_gates_take_every_pair(versions: list[Nvrtc], tiles: str, several: Any) -> None:
     case = Case("layer_norm", "block", "bfloat16", "NCHW")
-    found = Counter((build.architecture, build.nvrtc) for build in gate.builds(versions, every=True, only=case))
-    expected = {(name, version): len(gate.accepted(case, name)) for name in ARCHITECTURES for version in versions}
+    found = Counter((build.architecture, build.nvrtc) for build in gate.builds(versions, tiles=tiles, only=case))
+    expected = {(name, version): len(several(case, name)) for name in ARCHITECTURES for version in versions}
     assert found == expected
     assert len(gate.accepted(case, "sm_90")) >= 16
 
@@ -441,13 +443,13 @@ def invented(build: Build, spill: int = 0) -> Result:
 def test_the_table_has_every_op_and_strategy(versions: list[Nvrtc]) -> None:
     results = [invented(build) for build in gate.builds(versions)]
     names = [version.version for version in versions]
-    document = kernel_table.document(results, names, False)
+    document = kernel_table.document(results, names, "choice")
     assert document["ok"] and document["faults"] == []
     assert json.loads(json.dumps(document))["schema"] == "cunorm-kernels/1"
     listed = {(op, row["dtype"]) for row in document["kernels"] for op in row["ops"]}
     wanted = {f"{op.name} {name}" for op in OPS.values() for name in op.strategies}
     assert listed == {(op, dtype) for op in wanted for dtype in ITEMSIZE}
-    lines = kernel_table.report(results, names, False).splitlines()
+    lines = kernel_table.report(results, names, "choice").splitlines()
     assert max(len(line) for line in lines if not line.startswith("  pip ")) <= 120
     kernels = {row["kernel"] for row in document["kernels"]}
     assert kernels <= {line.split()[0] for line in lines if line and line[0] != " "}
@@ -461,7 +463,7 @@ def test_a_row_has_the_extremes() -> None:
     assert (row.tiles, row.registers, row.threads) == (2, (32, 200), (128, 256))
     assert (row.spill_bytes, row.stack_bytes, row.shared_bytes) == (8, 16, 400)
     assert row.resident == 256 / 2048
-    assert "fault: k: spills 8 bytes" in kernel_table.report(results, ["12.8.1"], True)
+    assert "fault: k: spills 8 bytes" in kernel_table.report(results, ["12.8.1"], "all")
 
 
 @pytest.mark.parametrize(
