@@ -260,7 +260,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kernels", type=int, default=100, help="compile at most so many (default all of the list)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
     options = parser.parse_args(argv)
-    options.rounds, options.kernels = max(2, options.rounds), max(1, options.kernels)
+    options.rounds, options.kernels = max(3, options.rounds), max(1, options.kernels)
     os.environ["CUNORM_CPU_CORES"] = "1"
     os.environ.pop("CUNORM_CPU_ORDER", None)
     facts = machine()

@@ -39,7 +39,7 @@ MOST_ELEMENTS = 2**60
 def place_for(kind: str, ordinal: int) -> Place:
     """The place of arrays of that kind."""
     if kind == "cpu":
-        return Place("cpu", 0, known(settings.cpu_device()))
+        return Place("cpu", 0, known(settings.cpu_device(), "CUNORM_CPU_DEVICE"))
     return Place("gpu", ordinal, executor("gpu").limits(ordinal))
 
 

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Sequence
 
@@ -142,6 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         Without the program's name; None: those of the process.
     """
     given = list(sys.argv[1:] if argv is None else argv)
+    for at in range(len(given) - 2, -1, -1):  # a shape that begins with a minus is no option, and gets its own error
+        if given[at] == "--shape" and re.match(r"-\d", given[at + 1]):
+            given[at : at + 2] = [f"--shape={given[at + 1]}"]
     try:
         # What follows `demo` is the example's, options too: argparse would take them for its own.
         if given[:1] == ["demo"] and given[1:2] not in (["-h"], ["--help"]):

@@ -42,7 +42,7 @@ def limits(ordinal: int = 0) -> devices.Device:
     """The device that the CPU executor poses as (``CUNORM_CPU_DEVICE``)."""
     if ordinal != 0:
         raise ValueError(f"ordinal: {ordinal}, expected 0: the CPU executor is one device")
-    return devices.known(settings.cpu_device())
+    return devices.known(settings.cpu_device(), "CUNORM_CPU_DEVICE")
 
 
 def synchronise(ordinal: int = 0) -> None:

@@ -171,7 +171,27 @@ def checked(
     record: list[Count] | None = None,
     **options: Any,
 ) -> None:
-    """One launch of `run`."""
+    """One launch of `run`.
+
+    Parameters
+    ----------
+    launch : callable
+        `cunorm.cpu.launch`.
+    kernel : Kernel
+        In any build.
+    grid, threads, shared_bytes, arguments
+        As `cunorm.cpu.launch`; addresses are those of the copies.
+    guarded : Guarded
+        The copies.
+    record : list, optional
+        Takes a `Count`, with a trace.
+    **options
+        Others of `cunorm.cpu.launch`.
+
+    Raises
+    ------
+    KernelFault
+    """
     kernel = kernel.built("checked")
     before = guarded.contents() if shared_bytes or kernel.static_bytes else []
     counters = _Counters(traced=record is not None)
@@ -200,7 +220,17 @@ def checked(
 
 
 def located(sentence: str, library: Path, memory: Sequence[Region]) -> str:
-    """A fault's sentence with the names of arrays in the place of #{number}, and file:line in that of @{address}."""
+    """A fault's sentence with the names of arrays in the place of #{number}, and file:line in that of @{address}.
+
+    Parameters
+    ----------
+    sentence : str
+        As the runtime wrote it.
+    library : Path
+        The kernel's shared object.
+    memory : sequence of Region
+        The arrays by number.
+    """
     sentence = re.sub(r"#\{(\d+)\}", lambda found: memory[int(found[1])].name, sentence)
     return re.sub(r"@\{([0-9a-f]+)\}", lambda found: _line(library, int(found[1], 16)), sentence)
 

@@ -48,7 +48,16 @@ class Region:
 
 
 def regions_of(names: Sequence[str], values: Sequence[int | float], sizes: Sequence[int]) -> list[Region]:
-    """The arrays among the values of a plan, in its order; one that lies exactly on another counts once, as that."""
+    """The arrays among the values of a plan, in its order; one that lies exactly on another counts once, as that.
+
+    Parameters
+    ----------
+    names : sequence of str
+    values : sequence of int or float
+        Addresses, then numbers.
+    sizes : sequence of int
+        Bytes behind each address; 0: no array.
+    """
     found: dict[tuple[int, int], Region] = {}
     for name, address, size in zip(names, values, sizes, strict=False):  # the numbers behind have no size
         if size:

@@ -81,8 +81,14 @@ KNOWN: dict[str, Device] = {
 }
 
 
-def known(name: str) -> Device:
+def known(name: str, asked_by: str = "device") -> Device:
     """The device of that short name.
+
+    Parameters
+    ----------
+    name : str
+    asked_by : str
+        The argument or variable that holds it, for the error.
 
     Raises
     ------
@@ -91,5 +97,5 @@ def known(name: str) -> Device:
     """
     device = KNOWN.get(name.upper())
     if device is None:
-        raise ValueError(f"device: {name!r}, expected one of {', '.join(sorted(KNOWN))}")
+        raise ValueError(f"{asked_by}: {name!r}, expected one of {', '.join(sorted(KNOWN))}")
     return device

@@ -166,10 +166,9 @@ def _cpu() -> Iterator[Finding]:
         text = f"{compiler.version}{' (the one in use)' if facts['used'] else ''}"
         yield Finding(group, compiler.name, "ok", text, facts=facts)
     try:
-        device = devices.known(settings.cpu_device())
+        device = devices.known(settings.cpu_device(), "CUNORM_CPU_DEVICE")
     except ValueError as error:
-        text = str(error).replace("device:", "CUNORM_CPU_DEVICE:", 1)
-        yield Finding(group, "poses as", "fault", text, "unset CUNORM_CPU_DEVICE")
+        yield Finding(group, "poses as", "fault", str(error), "unset CUNORM_CPU_DEVICE")
     else:
         yield Finding(group, "poses as", "ok", f"{device.name}; exact, not fast", facts={"device": device.name})
 

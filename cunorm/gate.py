@@ -2,12 +2,10 @@
 
 What refuses() accepts must not spill: a spill is a fault of the formula in refuses(). NVRTC alone does it, no GPU.
 
-The full product is hours of ptxas, so there are three sizes of it, none of which changes by itself:
-
-- `all`: every tile that refuses() accepts, for every (architecture, NVRTC) pair;
-- `spread`: of each strategy, dtype and layout five tiles, from the most demanding to the least, for every pair;
-- `choice`: the most demanding of them and one other, the former for three of the pairs, the latter for one. The pairs
-  move on from case to case, so that the dtypes of a strategy together meet every pair.
+The full product is hours of ptxas, so it comes in three sizes, none of which changes by itself. `all`: every tile for
+every (architecture, NVRTC) pair. `spread`: five tiles of each strategy, dtype and layout, from the most demanding to
+the least, for every pair. `choice`: the most demanding for three pairs and one other for one; the pairs move on from
+case to case, so that the dtypes of a strategy together meet every pair.
 """
 
 from __future__ import annotations
@@ -32,19 +30,9 @@ from .sources import kernel_text
 from .strategy import Strategy, Tile, ceil_div
 
 __all__ = [
-    "LAUNCHABLE_REGISTERS",
-    "TILES",
-    "Build",
-    "Case",
-    "Result",
-    "accepted",
-    "builds",
-    "cases",
-    "demand",
-    "pairs",
-    "run",
+    "LAUNCHABLE_REGISTERS", "TILES", "Build", "Case", "Result", "accepted", "builds", "cases", "demand", "pairs", "run",
     "spread",
-]
+]  # fmt: skip
 
 #: Registers of a block: those of a multiprocessor, from compute capability 5.0 on (CUDA C++ programming guide, table
 #: "technical specifications per compute capability"). A thread gets them by eights.
@@ -193,6 +181,12 @@ def demand(case: Case, problem: Problem, tile: Tile) -> tuple[float, int]:
     """How close a tile comes to the registers that its threads have, by the formula; then how much the kernel unrolls.
 
     The second counts where the formula says the same of all tiles, as for kernels bound to a number of registers.
+
+    Parameters
+    ----------
+    case : Case
+    problem : Problem
+    tile : Tile
     """
     registers = max(launch.registers for launch in case.solver.launches(problem, tile))
     have = 255 if case.strategy == "warp" else LAUNCHABLE_REGISTERS / tile.threads

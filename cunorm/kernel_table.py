@@ -61,7 +61,17 @@ class Row:
 
 
 def resident(registers: int, threads: int, architecture: str) -> float:
-    """The share of a multiprocessor's threads that may be resident, as far as registers and blocks' sizes limit it."""
+    """The share of a multiprocessor's threads that may be resident, as far as registers and blocks' sizes limit it.
+
+    Parameters
+    ----------
+    registers : int
+        Of a thread.
+    threads : int
+        Of a block.
+    architecture : str
+        One of `cunorm.nvrtc.ARCHITECTURES`.
+    """
     most, most_blocks = _RESIDENT[architecture]
     warps = ceil_div(threads, 32)
     per_part = _PART_REGISTERS // (ceil_div(max(registers, 1) * 32, _WARP_REGISTERS) * _WARP_REGISTERS)

@@ -241,6 +241,12 @@ def usages_in(ptx: str, log: str) -> list[Usage]:
 def usages(text: str, architecture: str, nvrtc: Nvrtc) -> list[Usage]:
     """What the kernels of a text use; from the cache, else compiled and kept there.
 
+    Parameters
+    ----------
+    text, architecture : str
+        CUDA C, complete; one of `ARCHITECTURES`.
+    nvrtc : Nvrtc
+
     Raises
     ------
     CompileError

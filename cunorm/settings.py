@@ -3,7 +3,7 @@
 =====================  ==================================================================  ==============
 variable               meaning                                                             default
 =====================  ==================================================================  ==============
-``CUNORM_CACHE_DIR``   folder for the CPU executor's builds                                user cache dir
+``CUNORM_CACHE_DIR``   folder for CPU builds and what NVRTC said of kernels                user cache dir
 ``CUNORM_CPU_DEVICE``  the GPU whose limits and tiles the CPU executor takes on            ``H200``
 ``CUNORM_CXX``         the C++ compiler of the CPU executor                                g++, clang++, zig
 ``CUNORM_CPU_ORDER``   order of the CPU executor's threads: ascending, descending, random  ``ascending``

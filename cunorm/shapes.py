@@ -31,7 +31,7 @@ def names_of(op: str) -> tuple[str, ...]:
         If there is no such op.
     """
     if op not in OPS:
-        near = [name for name in OPS if op.replace("-", "_").lower() in name]
+        near = [name for name in OPS if re.sub(r"[-_ ]", "", op).lower() in name.replace("_", "")]
         raise ValueError(f"op: {op!r}, expected {'' if near else 'one of '}{' or '.join(near) or ', '.join(OPS)}")
     if op.startswith("layer_norm"):
         return "ROWS", "LENGTH"
@@ -48,7 +48,8 @@ def _numbers(op: str, text: str) -> list[int]:
         raise ValueError(f"--shape: {text!r} has {len(parts)} numbers, {wanted}")
     found = []
     for name, part in zip(names, parts, strict=True):
-        # Positions may be typed by their sides: 64x64.
+        if name == "HxW":  # which may be typed by its sides: 64x64, 64 X 64
+            part = re.sub(r"\s*[xX×]\s*", "x", part)
         if not re.fullmatch(r"\d+(x\d+)*" if name == "HxW" else r"\d+", part):
             raise ValueError(f"--shape: {name} is {part!r}, expected a whole number; {wanted}")
         found.append(math.prod(map(int, part.split("x"))))

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import costmodel
 from .cpu_memory import PARAMETER, TENSOR, WORKSPACE
-from .errors import CompileError, UnsupportedTile
+from .errors import CompileError, KernelFault, UnsupportedTile
 from .launch import Plan
 from .ops import OPS, plan
 from .shapes import plan_options, tile_of
@@ -62,6 +62,20 @@ def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
     if not made:
         raise ValueError(f"--strategy: no tile is legal; {refused[0]}")
     return made, refused
+
+
+def _traffics(plans: list[Plan], refused: list[str]) -> list[Traffic]:
+    """Of each plan; of several, those that cannot be counted go over to the refused."""
+    found = []
+    for made in tuple(plans):
+        try:
+            found.append(made.traffic())
+        except ValueError as error:
+            if len(plans) == 1:
+                raise
+            plans.remove(made)
+            refused.append(f"{made.strategy.name if made.strategy else 'none'}: {error}")
+    return found
 
 
 def _row(found: Traffic) -> Iterator[str]:
@@ -127,10 +141,10 @@ def run(asked: argparse.Namespace) -> int:
     """The command, from its parsed arguments; returns the exit code."""
     try:
         plans, refused = _plans(asked)
-        found = [made.traffic() for made in plans] if asked.traffic else []
-    except (CompileError, TypeError, UnsupportedTile, ValueError) as error:
-        print(f"cunorm show: {error}", file=sys.stderr)
-        return 2 if not isinstance(error, CompileError) else 1
+        found = _traffics(plans, refused) if asked.traffic else []
+    except (CompileError, KernelFault, MemoryError, TypeError, UnsupportedTile, ValueError) as error:
+        print(f"cunorm show: {str(error) or 'not enough memory'}", file=sys.stderr)
+        return 1 if isinstance(error, (CompileError, KernelFault, MemoryError)) else 2
     if asked.json:
         documents = [_document(made) for made in plans]
         for document, one in zip(documents, found, strict=False):

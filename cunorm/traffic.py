@@ -103,7 +103,10 @@ class Traffic:
                 "within_l2": self.reuse.within(l2),
                 "distance": {f"{share:g}": self.reuse.at(share) for share in (0, 0.25, 0.5, 0.75, 0.9, 1)},
             },
-            "launches": [asdict(launch) for launch in self.launches],
+            "launches": [
+                asdict(launch) | {name: getattr(launch, name) for name in ("barriers_per_block", "shuffles_per_block")}
+                for launch in self.launches
+            ],
         }
 
     def __str__(self) -> str:

@@ -27,7 +27,7 @@ def test_host_overhead_runs(tmp_path: Path) -> None:
 
 def test_cpu_executor_runs(tmp_path: Path) -> None:
     script, found = ROOT / "benchmarks" / "cpu_executor.py", tmp_path / "found.json"
-    command = [sys.executable, str(script), "--rounds", "2", "--rows", "4", "--kernels", "1", "--json", str(found)]
+    command = [sys.executable, str(script), "--rounds", "3", "--rows", "4", "--kernels", "1", "--json", str(found)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.exists(), done.stderr
     document = json.loads(found.read_text(encoding="utf-8"))

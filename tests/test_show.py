@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from cunorm import cli, shapes
+from cunorm.errors import KernelFault
+from cunorm.launch import Plan
 from cunorm.ops import OPS, plan
 
 SMALL = ("group_norm_backward", "--shape", "2,8,9,4")
@@ -72,6 +74,44 @@ def test_traffic_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "traffic" not in json.loads(out)["plans"][0]
 
 
+def test_sides_of_a_plane_as_people_type_them(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {run(capsys, "group_norm", "--shape", f"2,8,{plane},4") for plane in ("12", "3x4", "3X4", "3 x 4")}
+    assert len(said) == 1 and next(iter(said))[0] == 0
+
+
+def test_one_strategy_that_cannot_be_counted_spares_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Plan.traffic
+
+    def traffic(self: Plan) -> Any:
+        if self.strategy is not None and self.strategy.name == "block":
+            raise ValueError("too large to be counted")
+        return real(self)
+
+    monkeypatch.setattr(Plan, "traffic", traffic)
+    code, out, _ = run(capsys, *SMALL, "--strategy", "all", "--traffic")
+    assert code == 0
+    assert "refused    block: too large to be counted" in out
+    assert any(line.startswith("split ") for line in out.splitlines())
+    code, out, err = run(capsys, *SMALL, "--strategy", "block", "--traffic")
+    assert (code, out, err) == (2, "", "cunorm show: too large to be counted\n")
+
+
+def test_a_fault_while_counting_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in (KernelFault("kernel k, block 0: wrong"), MemoryError()):
+
+        def traffic(self: Plan, error: Exception = error) -> Any:
+            raise error
+
+        monkeypatch.setattr(Plan, "traffic", traffic)
+        code, out, err = run(capsys, *SMALL, "--traffic")
+        assert (code, out) == (1, "")
+        assert err == f"cunorm show: {str(error) or 'not enough memory'}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -85,6 +125,8 @@ def test_traffic_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
         (("batch_norm_stats", "--shape", "2,8,"), "--shape: HxW is '', expected a whole number"),
         (("group_norm", "--shape", "2,8,9,0"), "--shape: GROUP is 0, expected at least 1"),
         (("group_norm", "--shape", "2,8,9,3"), "--shape: GROUP is 3, expected a divisor of C, which is 8"),
+        (("group_norm", "--shape", "-2,8,9,4"), "--shape: N is '-2', expected a whole number"),
+        (("groupnorm", "--shape", "1"), "op: 'groupnorm', expected group_norm or group_norm_backward"),
         ((*SMALL, "--dtype", "float8"), "dtype: 'float8'"),
         ((*SMALL, "--layout", "CHWN"), "--layout: 'CHWN', expected NCHW or NHWC"),
         (("layer_norm", "--shape", "2,8", "--layout", "NHWC"), "--layout: 'NHWC', but layer_norm has no channels"),

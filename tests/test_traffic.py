@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_checks import compiled, launch
-from traffic_table import ROWS, Row
+from traffic_table import EDGE, EFFICIENT, ROWS, SPLIT_BACKWARD, Row
 
 import cunorm
 from cunorm import reuse, traffic, traffic_problem
@@ -24,8 +24,8 @@ from cunorm.ops import OPS
 from cunorm.traffic import Moves, Traffic
 
 STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.strategies]
-#: Of the formulas of the workspace, those that say how much moves at most.
-LOOSE = ("group_norm_backward", "layer_norm_backward")
+#: Of LayerNorm's backward `split` the formula counts a strip that lies across no boundary of a pack as if it did.
+LOOSE = 0.998
 
 
 @cache
@@ -60,11 +60,24 @@ def test_a_row_of_the_table(row: Row) -> None:
             assert (moves.lane_loaded, moves.lane_stored) == (moves.raw_loaded, moves.raw_stored), (one.entry, role)
     plan = row.plan()
     assert plan.strategy is not None and plan.tile is not None
-    said, moved = plan.strategy.workspace_traffic(plan.problem, plan.tile), found.of(WORKSPACE).nbytes
-    if row.strategy == "split" and row.op in LOOSE:
-        assert said / 2 < moved <= said
+    said, moved = plan.strategy.workspace_traffic(plan.problem, plan.tile), found.of(WORKSPACE)
+    if (row.op, row.strategy) == ("layer_norm_backward", "split"):
+        assert LOOSE * said <= moved.nbytes <= said
+    elif (row.op, row.strategy) == ("group_norm_backward", "split"):
+        # Lanes of a sweep along channels ask for neighbouring words, of which some are the same: fewer by warps.
+        flat = plan.problem.layout == "NCHW" and plan.problem.HxW > 1
+        assert (moved.nbytes if flat else moved.lane_nbytes) == said
+        assert moved.nbytes <= said
     else:
-        assert moved == said
+        assert moved.nbytes == said
+
+
+def test_a_row_that_is_allowed_more_than_its_rule_says_why() -> None:
+    for row in ROWS:
+        twice = SPLIT_BACKWARD if row.op.endswith("backward") else 3 / 2
+        rule = twice if row.strategy == "split" and not row.op.startswith("batch_norm") else EDGE
+        if row.tensors > rule or row.fetched > rule * EDGE or row.wide < EFFICIENT:
+            assert row.why, row
 
 
 @pytest.mark.parametrize("strategy", ["warp", "block", "split"])

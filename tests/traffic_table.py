@@ -14,7 +14,7 @@ import cunorm
 from cunorm.launch import Plan
 from cunorm.ops import OPS
 
-__all__ = ["ROWS", "Row"]
+__all__ = ["EDGE", "EFFICIENT", "ROWS", "SPLIT_BACKWARD", "Row"]
 
 #: A strategy that reads and writes every byte once, and one whose slices begin or end within a 32-byte sector.
 ONCE, EDGE = 1.02, 1.05
@@ -115,8 +115,8 @@ def _group(op: str) -> Iterator[Row]:
     several = {"threads": 64, "groups": 8}
 
     yield Row(op, "warp", "aligned planes", (8, 16, 64, 16), warp)
-    yield Row(op, "warp", "odd planes", (16, 8, 49, 8), warp, fetched=EDGE, wide=0.78, why=SHORT)
-    yield Row(op, "warp", "tails", (12, 12, 61, 12), warp, fetched=EDGE, wide=0.78, why=SHORT)
+    yield Row(op, "warp", "odd planes", (16, 8, 49, 8), warp, fetched=EDGE, wide=0.83, why=SHORT)
+    yield Row(op, "warp", "tails", (12, 12, 61, 12), warp, fetched=EDGE, wide=0.83, why=SHORT)
     yield Row(op, "warp", "HxW = 1", (64, 256, 1, 8), warp)
     yield Row(op, "warp", "several waves", (1100, 32, 64, 32), warp, long=True)
     if backward:
@@ -148,7 +148,7 @@ def _layer(op: str) -> Iterator[Row]:
     warp, block = {"threads": 64, "lanes": 8, "packs": 2, **rows}, {"threads": 64, "packs": 2, **rows}
     split = {"threads": 64, "packs": 1, "rows": 4, **({} if backward else {"chunk": 1024})}
     yield Row(op, "warp", "aligned", (64, 64), warp)
-    yield Row(op, "warp", "odd rows", (64, 63), warp, fetched=EDGE, wide=0.78, why=SHORT)
+    yield Row(op, "warp", "odd rows", (64, 63), warp, fetched=EDGE, wide=0.83, why=SHORT)
     yield Row(op, "warp", "tails", (50, 37), warp, fetched=EDGE, wide=0.78, why=SHORT)
     yield Row(op, "warp", "several waves", (17000, 64), warp, long=True)
     yield Row(op, "block", "aligned", (32, 512), block)
