@@ -36,6 +36,7 @@ SAID = {
     16: r"deadlock: thread 0 waits at a polled word \(HERE\)",
     17: r"thread 5: out-of-bounds 4-byte store at HERE",
     18: r"thread 5: out-of-bounds 4-byte store at HERE: it begins 4 bytes before the start of array0",
+    19: r"thread 0: shared-memory race at byte 0: it writes at HERE what thread \d+ read at \S+, and no barrier",
 }
 
 

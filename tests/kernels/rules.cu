@@ -88,6 +88,22 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
     if (kind == 17 && thread == 5 && breaks) {
         *reinterpret_cast<float*>(static_cast<unsigned long long>(64)) = value;  // rule 17: nowhere
     }
+    if (kind == 19) {
+        shared[thread] = value;
+        __syncthreads();
+        value = shared[0];
+        value += __shfl_xor_sync(0xffffffffu, value, 1);
+        if (lane >= 16) {
+            __syncwarp(0xffff0000u);  // of some, who are not all the readers
+        }
+        value += __shfl_xor_sync(0xffffffffu, value, 1);
+        if (!breaks) {
+            __syncthreads();
+        }
+        if (thread == 0) {
+            shared[0] = 2;  // rule 19: others have read it, and no barrier since
+        }
+    }
     store(y, base + thread, value);
     if (kind == 18 && thread == 5) {
         store(workspace, base + (breaks ? -64 : 0), 1.0f);
