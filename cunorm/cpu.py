@@ -110,7 +110,7 @@ def _work(kernel: Kernel, buffer: ctypes.Array[ctypes.c_int64], blocks: int, thr
 
 
 def _check(
-    grid: int, threads: int, shared_bytes: int, blocks: tuple[int, int], cluster: int, alive: int, most: int
+    grid: int, threads: int, shared_bytes: int, blocks: tuple[int, int], cluster: int, resident: int, most: int
 ) -> None:
     """Whether a launch is legal; ValueError if not."""
     if not 1 <= grid < 2**31:
@@ -124,10 +124,10 @@ def _check(
     first, last = blocks
     if not 0 <= first <= last <= grid or first % cluster or last % cluster:
         raise ValueError(f"blocks: {blocks}, expected a part of the grid's {grid}, in whole clusters")
-    if alive > MOST_BLOCKS:
-        raise ValueError(
-            f"resident: {alive // cluster} clusters of {cluster} blocks, expected at most {MOST_BLOCKS} blocks"
-        )
+    if resident < 1:
+        raise ValueError(f"resident: {resident} clusters, expected at least 1")
+    if resident * cluster > MOST_BLOCKS:
+        raise ValueError(f"resident: {resident} clusters of {cluster} blocks, expected at most {MOST_BLOCKS} blocks")
 
 
 def launch(
@@ -181,17 +181,15 @@ def launch(
         What it had written stays written.
     """
     first, last = blocks if blocks is not None else (0, grid)
-    if resident is not None and resident < 1:
-        raise ValueError(f"resident: {resident} clusters, expected at least 1")
-    alive = cluster * (resident or 1)
+    waiting, resident = resident is not None, 1 if resident is None else resident  # blocks may wait for each other
     most = (device or limits()).shared_memory_per_block
-    _check(grid, threads, shared_bytes, (first, last), cluster, alive, most)
+    _check(grid, threads, shared_bytes, (first, last), cluster, resident, most)
     if len(memory) > cpu_checked.MOST_ARRAYS:
         raise ValueError(f"memory: {len(memory)} arrays, expected at most {cpu_checked.MOST_ARRAYS}")
     order, seed = _order(settings.cpu_order())
     table = (ctypes.c_int64 * (3 * len(memory)))(*[word for region in memory for word in region.words])
     known = (len(memory), ctypes.addressof(table) if memory else 0)
-    numbers = (grid, threads, shared_bytes, order, seed, last, cluster, resident or 1, poison, *known, counters, 1, 0)
+    numbers = (grid, threads, shared_bytes, order, seed, last, cluster, resident, poison, *known, counters, 1, 0)
     buffer = kernel._buffer()
     try:
         kernel._packer.pack_into(buffer, 0, *numbers, first, *arguments)
@@ -201,10 +199,10 @@ def launch(
     arena = (-(-shared_bytes // GUARD_BYTES) + 1) * GUARD_BYTES  # one more, so that an overrun is nobody's
 
     def work() -> str | None:
-        return _work(kernel, buffer, alive, threads, arena)
+        return _work(kernel, buffer, resident * cluster, threads, arena)
 
     # The checks see one operating-system thread; static shared memory is there but once.
-    alone = resident is not None or kernel.build == "checked" or kernel.static_bytes
+    alone = waiting or kernel.build == "checked" or kernel.static_bytes > 0
     cores = 1 if alone else min(settings.cpu_cores(), (last - first) // cluster)
     if cores > 1:  # one cluster alone, to see whether the others are worth more threads
         buffer[LAST] = first + cluster

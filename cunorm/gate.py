@@ -37,8 +37,12 @@ __all__ = [
 #: Registers of a block: those of a multiprocessor, from compute capability 5.0 on (CUDA C++ programming guide, table
 #: "technical specifications per compute capability"). A thread gets them by eights.
 LAUNCHABLE_REGISTERS = 65536
-#: How many tiles the gate takes, see above.
-TILES = ("choice", "spread", "all")
+#: How many tiles the gate takes, see above, and what people are told of that.
+TILES = {
+    "choice": "A choice of tiles (--tiles spread or all: more of them); '.' is not in it.",
+    "spread": "Five tiles of each strategy, dtype and layout, from the most demanding to the least.",
+    "all": "Every tile that refuses() accepts.",
+}
 #: Pairs of architecture and NVRTC that a most demanding tile meets in the choice.
 QUICK_PAIRS = 3
 #: Types that only some ops have, beside those of the tensors: sums and running statistics in the accumulator's.
@@ -211,7 +215,7 @@ def _choice(
 ) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
     """What the gate takes for the case of that number: architecture, NVRTC, problem and tile."""
     if tiles != "choice":
-        several = accepted if tiles == "all" else spread
+        several = {"spread": spread, "all": accepted}[tiles]
         yield from ((*pair, *taken) for pair in ring for taken in several(case, pair[0]))
         return
     for step in range(QUICK_PAIRS + 1):

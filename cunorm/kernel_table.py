@@ -7,24 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .gate import Result
+from .gate import TILES, Result
 from .nvrtc import ARCHITECTURES, INSTALL, OPTIONS, SUPPORTED
 from .strategy import ceil_div
 
-__all__ = ["TOLD", "Row", "document", "missing", "report", "resident", "rows"]
+__all__ = ["Row", "document", "missing", "report", "resident", "rows"]
 
 #: Threads and blocks of a multiprocessor, and that each of its four parts has 16,384 registers, which warps get by 256
 #: (CUDA C++ programming guide, "technical specifications per compute capability"; CUDA occupancy calculator).
 _RESIDENT = {"sm_80": (2048, 32), "sm_89": (1536, 24), "sm_90": (2048, 32), "sm_100": (2048, 32), "sm_120": (1536, 24)}
 _PARTS, _PART_REGISTERS, _WARP_REGISTERS = 4, 16384, 256
-
-
-#: What `cunorm doctor --kernels` says of each of `gate.TILES`.
-TOLD = {
-    "choice": "A choice of tiles (--tiles spread or all: more of them); '.' is not in it.",
-    "spread": "Five tiles of each strategy, dtype and layout, from the most demanding to the least.",
-    "all": "Every tile that refuses() accepts.",
-}
 
 
 @dataclass(frozen=True)
@@ -170,7 +162,7 @@ def report(results: Sequence[Result], versions: Sequence[str], tiles: str) -> st
     above = [name for architecture in ARCHITECTURES for name in [architecture, *[""] * (len(versions) - 1)]]
     lines = [
         f"Registers of a thread, least-most over the tiles, by architecture and NVRTC ({', '.join(versions)}).",
-        TOLD[tiles],
+        TILES[tiles],
         "builds: texts, once for each pair of these; spill, stack: most bytes of a thread; occ: least share of a",
         "multiprocessor's threads that registers and the size of blocks leave room for.",
         "",

@@ -340,6 +340,8 @@ def test_doctor_tiles_go_with_kernels(
     with pytest.raises(SystemExit) as stop:
         cli.main(["doctor", "--tiles", "all"])
     assert stop.value.code == 2
+    for tiles in gate.TILES:
+        assert cli._parser().parse_args(["doctor", "--tiles", tiles]).tiles == tiles
     only, builds = gate.cases()[0], gate.builds
     monkeypatch.setattr(gate, "builds", lambda nvrtcs, tiles: builds(nvrtcs, tiles=tiles, only=only))
     texts = [json.loads(run(capsys, "doctor", "--kernels", "--json", *more)[1]) for more in ([], ["--tiles", "all"])]

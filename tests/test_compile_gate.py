@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernel_checks import expanded
 
-from cunorm import gate, kernel_table, nvrtc, sources
+from cunorm import gate, kernel_table, nvrtc
 from cunorm.errors import CompileError
 from cunorm.gate import Build, Case, Result
 from cunorm.nvrtc import ARCHITECTURES, Nvrtc, Usage
@@ -377,18 +378,6 @@ struct Tile { static constexpr int threads = 128, cluster = 2; };
 INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
-def expanded(text: str, seen: set[str]) -> str:
-    """A text with each header of kernels_cu in the place of its first mention."""
-
-    def header(found: re.Match[str]) -> str:
-        if found[1] in seen:
-            return ""
-        seen.add(found[1])
-        return expanded((sources.folder() / found[1]).read_text(encoding="utf-8"), seen)
-
-    return INCLUDE.sub(header, text)
-
-
 def gated(path: Path) -> list[str]:
     """The architectures that a test kernel must compile for: ``// gate: sm_90`` on top means that one and above.
 
@@ -403,7 +392,7 @@ def gated(path: Path) -> list[str]:
 
 def compiles_for(path: Path, architecture: str) -> None:
     """Compile a test kernel with every NVRTC, and look at it as at any kernel."""
-    text = HEAD + expanded(path.read_text(encoding="utf-8"), set())
+    text = HEAD + expanded(path.read_text(encoding="utf-8"), path.name)
     results = gate.run([build_of(text, architecture, version=version) for version in NVRTCS], threads=THREADS)
     assert faults(results) == ""
 
