@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--dtype", default="float32", help="of x: float16, bfloat16, float32, float64")
     show.add_argument("--layout", metavar="NCHW|NHWC", help="the order in memory")
     show.add_argument("--outputs", metavar="NAMES", help="those of a gradient that are wanted: dx,dgamma,dbeta")
-    show.add_argument("--device", help="whose tiles and limits: A100, H200")
+    show.add_argument("--device", help="whose tiles and limits: A100, RTX4090, H100, H200, B200, RTX5090")
     show.add_argument("--strategy", metavar="NAME", help="another than the chosen one, with its best tile; or all")
     show.add_argument("--tile", metavar="FIELD=VALUE,...", help="with --strategy: this tile of it")
     show.add_argument("--traffic", action="store_true", help="count what it moves")

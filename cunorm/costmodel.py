@@ -8,14 +8,14 @@ estimates; the tuner measures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .devices import Device
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile, ceil_div
 
-__all__ = ["Choice", "choose", "launch_seconds", "predict", "resident_blocks"]
+__all__ = ["Choice", "busy", "choose", "launch_seconds", "legal", "predict", "ranked", "resident_blocks"]
 
 LAUNCH_SECONDS = 2.5e-6  # start of one kernel behind another on a stream
 ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy reaches
@@ -23,6 +23,7 @@ LATENCY_SECONDS = 0.8e-6  # one load from DRAM
 BYTES_IN_FLIGHT = 64  # that a thread of these kernels asks for at a time: four packs
 SOLO_SHARE = 1.25  # how far above its even share of the bandwidth a multiprocessor gets when others are idle
 PHASED = 1.3  # time of a lone resident block that does not load while it stores, against one that does
+NEAR_TIE = 1.01  # predictions that differ by less are one
 REGISTER_STEP, WARP = 8, 32
 
 
@@ -69,22 +70,41 @@ def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) ->
     return sum(launch_seconds(launch, device) for launch in strategy.launches(problem, tile))
 
 
-def choose(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Choice:
-    """The fastest legal tile by prediction; among equals the first strategy, then the first tile of its space.
+def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Iterator[Choice]:
+    """Every legal tile of the strategies' search spaces, with its predicted time."""
+    for strategy in strategies:
+        for tile in strategy.tiles():
+            if strategy.refuses(problem, tile, device) is None:
+                yield Choice(strategy, tile, predict(problem, strategy, tile, device))
+
+
+def busy(choice: Choice, problem: Problem, device: Device) -> int:
+    """Multiprocessors that the launch which moves most has a block for."""
+    main = max(choice.strategy.launches(problem, choice.tile), key=lambda launch: launch.traffic)
+    return min(main.grid, device.multiprocessors)
+
+
+def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> list[Choice]:
+    """Every legal tile, the default first, then by predicted time; equals in the order of strategies and spaces.
+
+    The default is the predicted fastest; of those within `NEAR_TIE` of it, which the model cannot tell apart, the one
+    that keeps most multiprocessors busy.
 
     Raises
     ------
     RuntimeError
         If no strategy takes the problem: a fault of cunorm, since every op has one for each layout that takes all.
     """
-    best: Choice | None = None
-    for strategy in strategies:
-        for tile in strategy.tiles():
-            if strategy.refuses(problem, tile, device) is not None:
-                continue
-            seconds = predict(problem, strategy, tile, device)
-            if best is None or seconds < best.seconds * (1 - 1e-9):
-                best = Choice(strategy, tile, seconds)
-    if best is None:
+    # Rounded, so that equals by arithmetic are equals in order.
+    found = sorted(legal(problem, strategies, device), key=lambda choice: float(f"{choice.seconds:.9g}"))
+    if not found:
         raise RuntimeError(f"no strategy takes {problem.describe()} on {device.name}; please report this")
-    return best
+    near = [choice for choice in found if choice.seconds <= NEAR_TIE * found[0].seconds]
+    default = max(near, key=lambda choice: busy(choice, problem, device))  # the first of equals
+    found.remove(default)
+    return [default, *found]
+
+
+def choose(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Choice:
+    """The default of a problem that nobody has tuned: the first of `ranked`."""
+    return ranked(problem, strategies, device)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 __all__ = ["KNOWN", "Device", "known"]
@@ -57,7 +58,8 @@ class Device:
 KIB, MIB = 1024, 1024 * 1024
 
 # Sources: CUDA C++ programming guide, table "technical specifications per compute capability"; the vendor's data
-# sheets for multiprocessors, bandwidth and L2 (A100: the 80 GB SXM module).
+# sheets for multiprocessors, bandwidth and L2 (A100: the 80 GB SXM module; H100: the SXM module). The L2 of a B200 is
+# what its driver reports.
 KNOWN: dict[str, Device] = {
     "A100": Device(
         name="NVIDIA A100-SXM4-80GB",
@@ -67,6 +69,27 @@ KNOWN: dict[str, Device] = {
         bandwidth=2.039e12,
         shared_memory_per_block=163 * KIB,
         shared_memory_per_multiprocessor=164 * KIB,
+    ),
+    "RTX 4090": Device(
+        name="NVIDIA GeForce RTX 4090",
+        compute_capability=(8, 9),
+        multiprocessors=128,
+        l2_bytes=72 * MIB,
+        bandwidth=1.008e12,
+        shared_memory_per_block=99 * KIB,
+        shared_memory_per_multiprocessor=100 * KIB,
+        threads_per_multiprocessor=1536,
+        blocks_per_multiprocessor=24,
+    ),
+    "H100": Device(
+        name="NVIDIA H100 80GB HBM3",
+        compute_capability=(9, 0),
+        multiprocessors=132,
+        l2_bytes=50 * MIB,
+        bandwidth=3.352e12,
+        shared_memory_per_block=227 * KIB,
+        shared_memory_per_multiprocessor=228 * KIB,
+        largest_cluster=8,
     ),
     "H200": Device(
         name="NVIDIA H200",
@@ -78,6 +101,28 @@ KNOWN: dict[str, Device] = {
         shared_memory_per_multiprocessor=228 * KIB,
         largest_cluster=8,
     ),
+    "B200": Device(
+        name="NVIDIA B200",
+        compute_capability=(10, 0),
+        multiprocessors=148,
+        l2_bytes=132_644_864,
+        bandwidth=8.0e12,
+        shared_memory_per_block=227 * KIB,
+        shared_memory_per_multiprocessor=228 * KIB,
+        largest_cluster=8,
+    ),
+    "RTX 5090": Device(
+        name="NVIDIA GeForce RTX 5090",
+        compute_capability=(12, 0),
+        multiprocessors=170,
+        l2_bytes=96 * MIB,
+        bandwidth=1.792e12,
+        shared_memory_per_block=99 * KIB,
+        shared_memory_per_multiprocessor=100 * KIB,
+        threads_per_multiprocessor=1536,
+        blocks_per_multiprocessor=24,
+        largest_cluster=8,
+    ),
 }
 
 
@@ -87,6 +132,7 @@ def known(name: str, asked_by: str = "device") -> Device:
     Parameters
     ----------
     name : str
+        In any case, with or without its spaces: ``"rtx4090"``.
     asked_by : str
         The argument or variable that holds it, for the error.
 
@@ -95,7 +141,8 @@ def known(name: str, asked_by: str = "device") -> Device:
     ValueError
         If no such device is known; the text lists those that are.
     """
-    device = KNOWN.get(name.upper())
-    if device is None:
-        raise ValueError(f"{asked_by}: {name!r}, expected one of {', '.join(sorted(KNOWN))}")
-    return device
+    plain = re.sub(r"[-_ ]", "", name).upper()
+    for short, device in KNOWN.items():
+        if plain == short.replace(" ", ""):
+            return device
+    raise ValueError(f"{asked_by}: {name!r}, expected one of {', '.join(KNOWN)}")

@@ -127,10 +127,8 @@ class Result:
 
 
 def _device(architecture: str) -> Device:
-    """The known device of an architecture; the one nearest below it where none is known yet."""
-    number = int(architecture.removeprefix("sm_"))
-    below = [device for device in KNOWN.values() if int(device.architecture.removeprefix("sm_")) <= number]
-    return max(below, key=lambda device: device.compute_capability)
+    """The known device of an architecture; those that share one have the same limits."""
+    return next(device for device in KNOWN.values() if device.architecture == architecture)
 
 
 def _problem(case: Case, tile: Tile) -> Problem:

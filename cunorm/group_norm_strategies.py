@@ -164,7 +164,7 @@ def _block_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
 _WARP_SPACE = {"packs": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256)}
 _BLOCK_SPACE = {"threads": (32, 64, 128, 256, 512), "groups": (1, 2, 4, 8, 16, 32)}
-_SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (64, 256, 1024, 4096, 16384, 65536)}
+_SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (16, 64, 256, 1024, 4096, 16384, 65536)}
 
 
 def _strategies(op: str) -> dict[str, Strategy]:

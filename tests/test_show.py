@@ -132,7 +132,7 @@ def test_a_fault_while_counting_is_one_line(
         (("layer_norm", "--shape", "2,8", "--layout", "NHWC"), "--layout: 'NHWC', but layer_norm has no channels"),
         ((*SMALL, "--outputs", "dx,gamma"), "--outputs: 'gamma', expected some of dx,dgamma,dbeta"),
         (("group_norm", "--shape", "2,8,9,4", "--outputs", "y"), "--outputs: 'y', but group_norm always gives all"),
-        ((*SMALL, "--device", "H201"), "device: 'H201', expected one of A100, H200"),
+        ((*SMALL, "--device", "H201"), "device: 'H201', expected one of A100, RTX 4090, H100, H200, B200, RTX 5090"),
         ((*SMALL, "--strategy", "warps"), "--strategy: 'warps', expected all or one of warp, block, split for group"),
         ((*SMALL, "--tile", "threads=64"), "--tile: goes with --strategy and the name of one"),
         ((*SMALL, "--strategy", "split", "--tile", "threads"), "--tile: 'threads', expected field=number"),
