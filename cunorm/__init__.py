@@ -11,7 +11,7 @@ if not (Path(__path__[0]) / "kernels_cu").is_dir():
 
 from .batch_norm import batch_norm_elemt, batch_norm_gather_stats, batch_norm_stats
 from .batch_norm_backward import batch_norm_backward_elemt, batch_norm_backward_reduce
-from .errors import CompileError, KernelFault, UnsupportedTile
+from .errors import CompileError, KernelFault, TableError, TableWarning, UnsupportedTile
 from .group_norm import group_norm, group_norm_backward
 from .launch import Plan
 from .layer_norm import layer_norm, layer_norm_backward
@@ -22,6 +22,8 @@ __all__ = [
     "CompileError",
     "KernelFault",
     "Plan",
+    "TableError",
+    "TableWarning",
     "Tile",
     "UnsupportedTile",
     "batch_norm_backward_elemt",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "KernelFault", "UnsupportedTile"]
+__all__ = ["CompileError", "KernelFault", "TableError", "TableWarning", "UnsupportedTile"]
 
 
 class CompileError(RuntimeError):
@@ -15,3 +15,11 @@ class UnsupportedTile(ValueError):
 
 class KernelFault(RuntimeError):
     """A kernel broke the rules while the CPU executor ran it (deadlock, divergent barrier, misaligned access)."""
+
+
+class TableError(ValueError):
+    """A tiling table cannot be used: no table, of a newer version, of another device; the text names the file."""
+
+
+class TableWarning(UserWarning):
+    """A tiling table, or an entry of it, is left out of a call, which goes on with what is next in the tile chain."""

@@ -10,15 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import costmodel, sources
+from . import costmodel, lookup, sources
 from .arrays import Array
 from .devices import Device
 from .errors import UnsupportedTile
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile
+from .table_entry import sizes_text
 
 __all__ = ["Place", "Plan", "executor", "plan_for", "resolve"]
 
+#: A nearest entry is taken if it is predicted no slower than this many times the cost model's own choice.
+NEAREST = 1.02
 #: Plans kept; an application meets few problems, a fuzzer many.
 KEPT_PLANS = 4096
 
@@ -41,7 +44,10 @@ def executor(kind: str) -> Any:
 def resolve(
     problem: Problem, strategies: Mapping[str, Strategy], device: Device, tile: Tile | None
 ) -> tuple[Strategy, Tile, str]:
-    """The tile chain: the explicit tile, else the cost model's; with a sentence that says which answered and why.
+    """The tile chain, with a sentence that says which link answered and why.
+
+    The explicit tile; the problem's entry in the user's tables, then in the shipped ones; the nearest problem's, if the
+    cost model thinks it as good as its own; the cost model.
 
     Raises
     ------
@@ -57,9 +63,22 @@ def resolve(
         if (sentence := strategy.refuses(problem, tile, device)) is not None:
             raise UnsupportedTile(f"tile: {sentence}")
         return strategy, tile, "the tile= that was given"
+    if (tuned := lookup.exact(problem, strategies, device)) is not None:
+        reason = f"its entry in {tuned.path}: {lookup.state(tuned.entry, strategies)}"
+        if tuned.entry.problem != problem:
+            reason += f"; tuned with {tuned.dtypes}"
+        return tuned.strategy, tuned.tile, reason
     found = costmodel.choose(problem, strategies.values(), device)
     predicted = f"predicted {found.seconds * 1e6:.1f} us on {device.name}, not measured"
-    return found.strategy, found.tile, f"the cost model: no tiling table has an entry; {predicted}"
+    near = lookup.nearest(problem, strategies, device)
+    if near is None:
+        return found.strategy, found.tile, f"the cost model: no tiling table has an entry; {predicted}"
+    seconds = costmodel.predict(problem, near.strategy, near.tile, device)
+    where = f"the nearest entry in {near.path}, {sizes_text(near.entry.problem)} at a distance of {near.distance:.2f}"
+    if seconds > NEAREST * found.seconds:
+        return found.strategy, found.tile, f"the cost model: {predicted}; {where}, is predicted {seconds * 1e6:.1f} us"
+    reason = f"{where}: {lookup.state(near.entry, strategies)}; here predicted {seconds * 1e6:.1f} us"
+    return near.strategy, near.tile, f"{reason}, the cost model's own choice {found.seconds * 1e6:.1f} us"
 
 
 @dataclass(eq=False)  # a plan is itself: a key of calls
@@ -228,7 +247,8 @@ def plan_for(
         As `resolve`.
     """
     problem = problem.canonical()
-    key = (problem, place, tile)
+    # What tables say takes part in the choice of a tile; a plan that exists keeps its own.
+    key = (problem, place, tile, None if tile is not None else lookup.stamp(place.device))
     plan = _plans.get(key)
     if plan is None:
         if problem.N * problem.C * problem.HxW == 0 or not problem.outputs:

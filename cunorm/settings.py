@@ -1,15 +1,17 @@
 """Every environment variable that cunorm reads, once.
 
-=====================  ==================================================================  ==============
-variable               meaning                                                             default
-=====================  ==================================================================  ==============
-``CUNORM_CACHE_DIR``   folder for CPU builds and what NVRTC said of kernels                user cache dir
-``CUNORM_CPU_DEVICE``  the GPU whose limits and tiles the CPU executor takes on            ``H200``
-``CUNORM_CXX``         the C++ compiler of the CPU executor                                g++, clang++, zig
-``CUNORM_CPU_ORDER``   order of the CPU executor's threads: ascending, descending, random  ``ascending``
-``CUNORM_CPU_CORES``   operating-system threads that the CPU executor spreads blocks over  all cores
-``CUNORM_CPU_BUILD``   plain: for use; checked: every access is checked and counted        ``plain``
-=====================  ==================================================================  ==============
+=======================  ==================================================================  =================
+variable                 meaning                                                             default
+=======================  ==================================================================  =================
+``CUNORM_CACHE_DIR``     folder for CPU builds, what NVRTC said of kernels, tiling tables    user cache dir
+``CUNORM_TILING_TABLE``  a tiling table that is asked before all others                      none
+``CUNORM_TRACE``         a file that takes down the problems that run, for cunorm tune       none
+``CUNORM_CPU_DEVICE``    the GPU whose limits and tiles the CPU executor takes on            ``H200``
+``CUNORM_CXX``           the C++ compiler of the CPU executor                                g++, clang++, zig
+``CUNORM_CPU_ORDER``     order of the CPU executor's threads: ascending, descending, random  ``ascending``
+``CUNORM_CPU_CORES``     operating-system threads that the CPU executor spreads blocks over  all cores
+``CUNORM_CPU_BUILD``     plain: for use; checked: every access is checked and counted        ``plain``
+=======================  ==================================================================  =================
 """
 
 from __future__ import annotations
@@ -19,7 +21,18 @@ from pathlib import Path
 
 import platformdirs
 
-__all__ = ["VARIABLES", "cache_dir", "cores", "cpu_build", "cpu_cores", "cpu_device", "cpu_order", "cxx"]
+__all__ = [
+    "VARIABLES",
+    "cache_dir",
+    "cores",
+    "cpu_build",
+    "cpu_cores",
+    "cpu_device",
+    "cpu_order",
+    "cxx",
+    "tiling_table",
+    "trace",
+]
 
 
 #: The names of them all: another CUNORM_ name in the environment is a slip.
@@ -30,6 +43,8 @@ VARIABLES = (
     "CUNORM_CPU_ORDER",
     "CUNORM_CPU_CORES",
     "CUNORM_CPU_BUILD",
+    "CUNORM_TILING_TABLE",
+    "CUNORM_TRACE",
 )
 #: How the CPU executor compiles kernels; `sanitised` is for child processes of the tests, see tests/sanitised.py.
 BUILDS = ("plain", "checked", "sanitised")
@@ -44,6 +59,18 @@ def cache_dir() -> Path:
 def cpu_device() -> str:
     """Name of the device that the CPU executor poses as."""
     return os.environ.get("CUNORM_CPU_DEVICE") or "H200"
+
+
+def tiling_table() -> Path | None:
+    """The tiling table that is asked before all others, or None."""
+    chosen = os.environ.get("CUNORM_TILING_TABLE")
+    return Path(chosen) if chosen else None
+
+
+def trace() -> Path | None:
+    """The file that takes down the problems that run, or None."""
+    chosen = os.environ.get("CUNORM_TRACE")
+    return Path(chosen) if chosen else None
 
 
 def cxx() -> str | None:

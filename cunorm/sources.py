@@ -16,7 +16,7 @@ from pathlib import Path
 from .problem import Problem, accumulator
 from .strategy import Launch, Strategy, Tile
 
-__all__ = ["digest", "folder", "kernel_text"]
+__all__ = ["digest", "folder", "kernel_digest", "kernel_text"]
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 _C_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
@@ -101,3 +101,9 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
 def digest(text: str) -> str:
     """A short name for a text: what a stored tile was tuned with."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def kernel_digest(problem: Problem, strategy: Strategy, tile: Tile) -> str:
+    """A short name for all that a tile launches: another one means that the kernels have changed since."""
+    launches = strategy.launches(problem, tile)
+    return digest("\n".join(kernel_text(launch, problem, strategy, tile) for launch in launches))

@@ -21,6 +21,8 @@ __all__ = [
     "LARGEST",
     "WHOLE",
     "Sample",
+    "array_facts",
+    "array_wanted",
     "arrays_of",
     "floor_bytes",
     "moves_tensors",
@@ -67,7 +69,7 @@ def moves_tensors(launch: Launch) -> bool:
     return any(argument in TENSORS for argument in launch.arguments)
 
 
-def _wanted(problem: Problem, name: str) -> bool:
+def array_wanted(problem: Problem, name: str) -> bool:
     """Whether a call of the problem brings that array."""
     if name in ("gamma", "beta"):
         return getattr(problem, f"{name}_dtype") is not None
@@ -75,7 +77,7 @@ def _wanted(problem: Problem, name: str) -> bool:
     return name in problem.outputs or not result
 
 
-def _facts(problem: Problem, name: str) -> tuple[int, str]:
+def array_facts(problem: Problem, name: str) -> tuple[int, str]:
     """Elements and dtype of an array by its name."""
     others = {key.removesuffix("_t"): dtype for key, dtype in problem.others}
     if name in TENSORS:
@@ -108,14 +110,14 @@ def arrays_of(
     random = np.random.default_rng(0)
     found: list[NDArray[np.uint8] | None] = []
     for name in names:
-        if name not in named or not (name == "workspace" or _wanted(problem, name)):
+        if name not in named or not (name == "workspace" or array_wanted(problem, name)):
             found.append(None)
             continue
         if name == "workspace":
             made = _placed(workspace_nbytes)
             made.fill(0xFF)
         else:
-            count, dtype = _facts(problem, name)
+            count, dtype = array_facts(problem, name)
             # Not all DTYPES: counts are whole numbers.
             values = (1 + random.random(min(count, PERIOD))).astype(DTYPES.get(dtype, dtype))
             made = _placed(count * values.itemsize)

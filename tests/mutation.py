@@ -62,11 +62,17 @@ def all_mutants(only: Sequence[str] = ()) -> list[Mutant]:
 
 
 @cache
+def files_of_cases() -> tuple[frozenset[str], ...]:
+    """The files that each case of the battery runs: a plan for every case, and it is asked for every file."""
+    return tuple(case.files for case in battery.CASES)
+
+
+@cache
 def checks_of(file: str) -> tuple[str, ...]:
     """What runs a file: names of checks, for mutation_worker.py."""
     if file.startswith("kernels/"):
         return (f"kernel:{file.removeprefix('kernels/')}",)
-    found = [f"case:{index}" for index, case in enumerate(battery.CASES) if file in case.files]
+    found = [f"case:{index}" for index, files in enumerate(files_of_cases()) if file in files]
     for name in checked_kernels():
         included = re.findall(r'^#include "([^"]+)"$', (TEST_KERNELS / name).read_text(), re.MULTILINE)
         if any(file in files_of(one) for one in included):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Executor
+from test_batch_norm import GATHER, REDUCING
 from tolerance import assert_within, batch_reduce, batch_stats
 
 import cunorm
@@ -42,12 +43,14 @@ def test_long_sums_of_equal_terms(shape: tuple[int, ...], tile: dict[str, Any], 
         assert_within("sum", executor.get(came), want, bound, "float32")
 
 
-@pytest.mark.parametrize("shape", [(6, 2, 40), (40, 2)])
-def test_the_first_elements_of_a_channel_do_not_overflow(shape: tuple[int, ...], executor: Executor) -> None:
+@pytest.mark.parametrize(("shape", "strategy"), [((6, 2, 40), "block"), ((6, 2, 40), "split"), ((40, 2), "column")])
+def test_the_first_elements_of_a_channel_do_not_overflow(
+    shape: tuple[int, ...], strategy: str, executor: Executor
+) -> None:
     """Where a channel's spread squared is beyond float32, its mean still is right and its invstd is not NaN."""
     x = (np.random.default_rng(0).standard_normal(shape) * 1e19).astype(np.float32)
     with np.errstate(over="ignore"):
-        mean, invstd = map(executor.get, cunorm.batch_norm_stats(executor.put(x)))
+        mean, invstd = map(executor.get, cunorm.batch_norm_stats(executor.put(x), tile=REDUCING[strategy]))
     assert np.allclose(mean, reference.batch_norm_stats(x)[0], rtol=1e-5, atol=1e14)
     assert not np.any(np.isnan(invstd))
 
@@ -58,7 +61,8 @@ def test_tiny_running_statistics(tiny: float, dtype: str, executor: Executor) ->
     """What is below the smallest number of the storage type becomes zero, not NaN."""
     running = executor.xp.zeros(1, DTYPES[dtype])
     means = executor.put(np.array([[tiny], [0]], np.float32))
-    cunorm.batch_norm_gather_stats(means, executor.put(np.ones((2, 1), np.float32)), [1, 100], running_mean=running)
+    invstds = executor.put(np.ones((2, 1), np.float32))
+    cunorm.batch_norm_gather_stats(means, invstds, [1, 100], running_mean=running, tile=GATHER)
     assert np.all(np.abs(executor.get(running).astype(np.float64)) <= 1e-30)
 
 

@@ -14,7 +14,9 @@ import cunorm
 from cunorm import cpu, settings
 from cunorm.errors import KernelFault
 
-SPLIT = {"strategy": "split", "threads": 128, "chunk": 16}
+#: Tiles of the battery, whose builds these tests share.
+SPLIT = {"strategy": "split", "threads": 64, "chunk": 16}
+BLOCK = {"strategy": "block", "threads": 64, "groups": 1}
 
 
 @pytest.fixture
@@ -45,9 +47,9 @@ def test_arrays_in_place_of_each_other() -> None:
     assert np.array_equal(out, expected)
     # gamma at the address of x, mean and rstd one array: nothing that a kernel reads has a place of its own.
     x = np.abs(a.x)
-    cunorm.group_norm(x, 3, x.reshape(-1)[:12])
+    cunorm.group_norm(x, 3, x.reshape(-1)[:12], tile=BLOCK)
     same = np.ascontiguousarray(a.rstd)
-    cunorm.group_norm_backward(x, x, same, same, x.reshape(-1)[:12], num_groups=3)
+    cunorm.group_norm_backward(x, x, same, same, x.reshape(-1)[:12], num_groups=3, tile=BLOCK)
 
 
 @pytest.mark.usefixtures("checked")
@@ -57,14 +59,15 @@ def test_inputs_stay_as_they_are_and_may_be_read_only(layout: str) -> None:
     a.x, a.dy = laid_out(np, a.x, layout), laid_out(np, a.dy, layout)
     before = a.x.copy(), a.dy.copy()
     a.x.flags.writeable = a.dy.flags.writeable = a.gamma.flags.writeable = False
-    a.check_backward(*backward(a))
+    a.check_backward(*backward(a, tile=BLOCK))
     assert np.array_equal(a.x, before[0])
     assert np.array_equal(a.dy, before[1])
 
 
 def test_one_plan_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     a = layer_arrays((9, 33), 33)
-    plan = cunorm.plan("layer_norm", shape=(9, 33), dtype="float32", normalized_shape=33, device="cpu")
+    tile = {"strategy": "block", "threads": 64, "packs": 2}
+    plan = cunorm.plan("layer_norm", shape=(9, 33), dtype="float32", normalized_shape=33, device="cpu", tile=tile)
     for build in ("plain", "checked", "plain"):
         monkeypatch.setenv("CUNORM_CPU_BUILD", build)
         a.check_forward(*plan(a.x, a.gamma, a.beta))
@@ -126,8 +129,7 @@ def test_a_plan_runs_with_the_limits_of_its_own_device(build: str, monkeypatch: 
     """More shared memory than the device has that the executor otherwise poses as."""
     monkeypatch.setenv("CUNORM_CPU_BUILD", build)
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
-    tile = {"strategy": "block", "threads": 256, "groups": 1}
-    plan = cunorm.plan("group_norm", shape=(1, 1, 50000), dtype="float32", num_groups=1, device="H200", tile=tile)
+    plan = cunorm.plan("group_norm", shape=(1, 1, 50000), dtype="float32", num_groups=1, device="H200", tile=BLOCK)
     x = np.ones((1, 1, 50000), np.float32)
     assert np.array_equal(plan(x)[0], np.zeros_like(x))
 

@@ -129,25 +129,24 @@ def test_every_strategy_has_cases() -> None:
 
 
 def test_the_choice_meets_every_pair_with_every_strategy() -> None:
-    """And each case meets three architectures and both NVRTCs with its most demanding tile, and takes another tile."""
+    """By its most demanding tiles alone; each case meets two architectures and both NVRTCs, and takes another tile."""
     chosen = gate.builds([OLD, NEW])
     pairs = {(architecture, version) for architecture in ARCHITECTURES for version in (OLD, NEW)}
-    for op in OPS.values():
-        for name in op.strategies:
-            of_it = [build for build in chosen if (build.case.op, build.case.strategy) == (op.name, name)]
-            assert {(build.architecture, build.nvrtc) for build in of_it} == pairs
+    met: dict[tuple[str, str], set[tuple[str, Nvrtc]]] = {}
     others = 0
     for case in CASES:
         of_it = [build for build in chosen if build.case == case]
         worst = {architecture: gate.spread(case, architecture)[0][1] for architecture in ARCHITECTURES}
         most = [build for build in of_it if build.tile == worst[build.architecture]]
-        assert len({build.architecture for build in most}) >= gate.QUICK_PAIRS
+        assert len({build.architecture for build in most}) >= gate.QUICK_PAIRS >= 2
         assert {build.nvrtc for build in most} == {OLD, NEW}
+        met.setdefault((case.op, case.strategy), set()).update((build.architecture, build.nvrtc) for build in most)
         others += len({build.tile for build in of_it} - set(worst.values()))
         ranked = [gate.demand(case, *taken) for taken in gate.accepted(case, "sm_90")]
         spread = [gate.demand(case, *taken) for taken in gate.spread(case, "sm_90")]
         assert (spread[0], spread[-1]) == (max(ranked), min(ranked))
         assert len(spread) == min(5, len(ranked))
+    assert met == {(op.name, name): pairs for op in OPS.values() for name in op.strategies}
     assert others > 0.8 * len(CASES)
 
 

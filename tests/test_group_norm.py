@@ -144,9 +144,11 @@ def test_matches_the_oracle_on_hostile_shapes(
     dtype: str, place: tuple[str, str], direction: str, executor: Executor
 ) -> None:
     strategy, data_format = place
+    # With split, of whose kernels there are most, float16 shares the builds of mixed parameters.
+    gamma_dtype = "float32" if (dtype, strategy) == ("float16", "split") else "same"
     checked = 0
     for shape, name in zip(SHAPES, IDS, strict=True):
-        case = Case(*shape, dtype, data_format)
+        case = Case(*shape, dtype, data_format, gamma_dtype)
         try:
             run(case, strategy, direction, executor)
             checked += 1
@@ -168,17 +170,19 @@ def test_every_mask(strategy: str, mask: tuple[bool, bool, bool], executor: Exec
             assert strategy == "warp"
 
 
-@pytest.mark.parametrize(
-    ("dtype", "gamma_dtype", "strategy"), pairwise(["bfloat16", "float16"], ["float32", None], list(TILES))
-)
-def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strategy: str, executor: Executor) -> None:
-    for shape in ((9, 64, (), 8), (2, 6, (5, 7), 3)):
-        case = Case(*shape, dtype, gamma_dtype=gamma_dtype)
-        case.check_forward(executor, tile=tile_of(strategy, "forward"))
-        try:
-            run(case, strategy, "backward", executor)
-        except pytest.skip.Exception:
-            assert strategy == "warp"
+@pytest.mark.parametrize("strategy", list(TILES))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_and_missing_parameters(dtype: str, strategy: str, executor: Executor) -> None:
+    """float32 or none: the same builds. Planes of one element are channels-last to split: more, of float16 alone."""
+    shapes = [(9, 64, (), 8), (2, 6, (5, 7), 3)]
+    for shape in shapes[1:] if (dtype, strategy) == ("bfloat16", "split") else shapes:
+        for gamma_dtype in ("float32", None):
+            case = Case(*shape, dtype, gamma_dtype=gamma_dtype)
+            case.check_forward(executor, tile=tile_of(strategy, "forward"))
+            try:
+                run(case, strategy, "backward", executor)
+            except pytest.skip.Exception:
+                assert strategy == "warp"
 
 
 @pytest.mark.parametrize("tile", [
@@ -187,8 +191,8 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
     {"strategy": "warp", "threads": 256, "lanes": 1, "packs": 8, "samples": 1},
     {"strategy": "block", "threads": 512, "groups": 8},
     {"strategy": "block", "threads": 32, "groups": 2},
-    {"strategy": "split", "threads": 256, "chunk": 1},
-    {"strategy": "split", "threads": 256, "chunk": 100000},
+    {"strategy": "split", "threads": 128, "chunk": 1},
+    {"strategy": "split", "threads": 128, "chunk": 100000},
 ], ids=str)  # fmt: skip
 def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     """Part of a warp, several samples a team, several groups a block, one position a chunk, one chunk of all."""
@@ -245,10 +249,11 @@ def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> Non
 def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
     case = Case(9, 64, (), 8, "bfloat16") if strategy == "warp" else Case(2, 64, (7, 7), 4, "bfloat16")
     arrays = [executor.put(a) for a in (case.dy, case.x, *case.statistics(), case.gamma)]
+    beta = executor.put(case.beta)
 
     def results() -> list[bytes]:
         gradients = cunorm.group_norm_backward(*arrays, num_groups=case.groups, tile=tile_of(strategy, "backward"))
-        values = cunorm.group_norm(arrays[1], case.groups, arrays[4], tile=tile_of(strategy, "forward"))
+        values = cunorm.group_norm(arrays[1], case.groups, arrays[4], beta, tile=tile_of(strategy, "forward"))
         return [executor.get(a).tobytes() for a in (*gradients, *values)]
 
     assert results() == results()

@@ -152,7 +152,7 @@ def test_more_than_2_to_the_31_elements(strategy: str, layout: str, monkeypatch:
     # the second sweep of split goes backwards: its first blocks do the last sample
     calls = iter([last_blocks, *([last_blocks] if strategy == "split" else []), first_blocks])
     monkeypatch.setattr(cpu, "launch", lambda *arguments, **known: next(calls)(*arguments, **known))
-    tile = {"strategy": strategy, "threads": 128, **({"groups": 1} if strategy == "block" else {"chunk": 64})}
+    tile = tile_of(strategy, "backward") | ({"chunk": 64} if strategy == "split" else {})
     cunorm.group_norm_backward(
         dy, x, mean, rstd, case.gamma, num_groups=groups, data_format=layout, out=(dx, None, None), tile=tile,
         output_mask=(True, False, False), workspace=sparse(2**31, np.uint8),

@@ -118,10 +118,12 @@ def run(case: Case, strategy: str, direction: str, executor: Executor, **options
     ("dtype", "strategy", "direction"), pairwise(list(DTYPES), STRATEGIES, ["forward", "backward"])
 )
 def test_matches_the_oracle_on_hostile_shapes(dtype: str, strategy: str, direction: str, executor: Executor) -> None:
+    # With split, of whose kernels there are most, float16 shares the builds of mixed parameters.
+    gamma_dtype = "float32" if (dtype, strategy) == ("float16", "split") else "same"
     taken = 0
     for shape, name in zip(SHAPES, IDS, strict=True):
         try:
-            taken += run(Case(*shape, dtype), strategy, direction, executor)
+            taken += run(Case(*shape, dtype, gamma_dtype), strategy, direction, executor)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from None
     assert taken >= {"warp": 10, "block": 10, "split": len(SHAPES)}[strategy]
@@ -153,8 +155,8 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
     {"strategy": "warp", "threads": 128, "lanes": 8, "packs": 16, "rows": 2},  # sums in shared memory
     {"strategy": "block", "threads": 64, "packs": 2, "rows": 1},
     {"strategy": "block", "threads": 512, "packs": 1, "rows": 1000},  # one block for everything
-    {"strategy": "split", "threads": 256, "packs": 2, "rows": 1, "chunk": 1},
-    {"strategy": "split", "threads": 64, "packs": 4, "rows": 1000, "chunk": 100000},  # one band, one chunk
+    {"strategy": "split", "threads": 128, "packs": 1, "rows": 1, "chunk": 1},
+    {"strategy": "split", "threads": 128, "packs": 4, "rows": 1000, "chunk": 100000},  # one band, one chunk
 ], ids=str)  # fmt: skip
 def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     for rows, length in ((19, 8), (19, 15), (45, 16), (100, 9)):
@@ -248,11 +250,11 @@ def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> Non
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
     case = Case(41, 67, "bfloat16")
-    dy, x, mean, rstd, gamma = map(executor.put, (case.dy, case.x, *case.statistics(), case.gamma))
+    dy, x, mean, rstd, gamma, beta = map(executor.put, (case.dy, case.x, *case.statistics(), case.gamma, case.beta))
 
     def results() -> list[bytes]:
         backward = cunorm.layer_norm_backward(dy, x, 67, mean, rstd, gamma, tile=tile_of(strategy, "backward"))
-        forward = cunorm.layer_norm(x, 67, gamma, tile=tile_of(strategy, "forward"))
+        forward = cunorm.layer_norm(x, 67, gamma, beta, tile=tile_of(strategy, "forward"))
         return [executor.get(a).tobytes() for a in (*backward, *forward)]
 
     assert results() == results()

@@ -35,9 +35,12 @@ ORDER = [
     {"traffic_launch", "traffic_problem"},
     {"reuse"},
     {"gpu", "cpu"},
+    {"lookup"},
     {"cpu_checked"},
     {"cpu_kernel", "cpu_memory"},
     {"compilers", "nvrtc"},
+    {"table"},
+    {"table_entry"},
     {"sources", "costmodel", "group_norm_strategies", "layer_norm_strategies", "batch_norm_strategies"},
     {"group_norm_split", "layer_norm_split", "batch_norm_views"},
     {"geometry"},
@@ -47,6 +50,7 @@ ORDER = [
     {"settings", "errors"},
     {"reference"},
 ]
+DEPENDENCIES = ("numpy", "ml_dtypes", "platformdirs", "filelock")
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 
@@ -83,7 +87,7 @@ def faults(text: str, module: str) -> list[str]:
         elif module == "reference":
             right = first == "numpy" or first in sys.stdlib_module_names
         else:
-            right = late or first in ("numpy", "ml_dtypes", "platformdirs") or first in sys.stdlib_module_names
+            right = late or first in DEPENDENCIES or first in sys.stdlib_module_names
         if not right:
             found.append(f"{module} imports {name}")
     return found

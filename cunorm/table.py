@@ -1,0 +1,258 @@
+"""The tiling table: which tile a problem was tuned to. The whole format, in one file: read, merge, write.
+
+A table is a JSON file for one device, one line for each entry, sorted, so that a diff reads well::
+
+    {"schema": "cunorm-tiling/1",
+     "device": {"name": "NVIDIA H200", "compute_capability": "9.0", "multiprocessors": 132, ...},
+     "software": {"cunorm": "0.1.0", ...},
+     "entries": [
+      {"op": "group_norm_backward", "dtype": "bfloat16", "gamma_dtype": "bfloat16", "layout": "NCHW",
+       "outputs": "dx,dgamma,dbeta", "N": 2, "C": 320, "HxW": 4096, "group": 32, "strategy": "split",
+       "tile": {"chunk": 1024, "threads": 512}, "source": "measured", "kernel": "9f2c1a7be01d4c33", "time_us": ...},
+      ...]}
+
+LayerNorm has rows and length for sizes, BatchNorm N, C and HxW, gathered statistics world and C. What selects code is
+in an entry's key: ``beta_dtype``, ``stats_dtype`` and ``types`` stand there where they are not what the op would have
+anyway. An entry says what it rests on: ``source`` is "measured" (on that device) or "model" (predicted, never timed).
+Fields that this version does not know are kept on a rewrite, and so are entries that it cannot read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .devices import Device
+from .errors import TableError
+from .problem import Problem
+from .table_entry import FACTS, MEASURED, Entry, entry_of, order_of, raw_of, sizes_of
+
+__all__ = ["SCHEMA", "Table", "better", "device_facts", "for_device", "merged", "read", "slug", "update", "write"]
+
+SCHEMA = "cunorm-tiling/1"
+LOCK_SECONDS = 60  # that a writer waits for another
+
+
+@dataclass
+class Table:
+    """What a file holds.
+
+    Attributes
+    ----------
+    device, software : dict
+        As in the file.
+    entries : dict of Problem to Entry
+    kept : list
+        Entries that this version cannot read, as they came.
+    faults : list of str
+        What is wrong with them.
+    rest : dict
+        Fields of the file that this version does not know.
+    """
+
+    device: dict[str, Any]
+    software: dict[str, Any] = field(default_factory=dict)
+    entries: dict[Problem, Entry] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    rest: dict[str, Any] = field(default_factory=dict)
+
+
+def device_facts(device: Device) -> dict[str, Any]:
+    """What a table says of its device."""
+    return {
+        "name": device.name,
+        "compute_capability": "{}.{}".format(*device.compute_capability),
+        "multiprocessors": device.multiprocessors,
+        "l2_bytes": device.l2_bytes,
+        "shared_memory_per_block": device.shared_memory_per_block,
+    }
+
+
+#: What makes a device that device: a slice of one has fewer multiprocessors.
+_IDENTITY = ("name", "compute_capability", "multiprocessors")
+
+
+def for_device(table: Table, device: Device) -> bool:
+    """Whether the table is of that device; a table of another is never launched from."""
+    facts = device_facts(device)
+    return all(table.device.get(name) == facts[name] for name in _IDENTITY)
+
+
+def slug(device: Device) -> str:
+    """The stem of a device's table in a folder: ``nvidia_h200_sm_90_132``."""
+    words = "".join(letter if letter.isalnum() else " " for letter in device.name.lower()).split()
+    return "_".join([*words, device.architecture, str(device.multiprocessors)])
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def read(path: str | Path) -> Table:
+    """The table in a file. Entries that cannot be read are kept aside, see `Table.faults`.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    TableError
+        If it is no table, or one of a newer schema; the sentence names the file.
+    """
+    data = Path(path).read_bytes()
+    try:
+        raw = json.loads(data)
+    except (RecursionError, ValueError) as error:
+        state = "empty" if not data.strip() else "no JSON, or cut short"
+        raise TableError(f"{path}: {state}: {error}") from None
+    if not isinstance(raw, dict) or not isinstance(raw.get("schema"), str):
+        raise TableError(f'{path}: no tiling table: it has no "schema"')
+    if raw["schema"] != SCHEMA:
+        raise TableError(f"{path}: schema {raw['schema']!r}, this version of cunorm reads {SCHEMA!r}")
+    device, software, entries = (raw.get(name) for name in ("device", "software", "entries"))
+    if not isinstance(device, dict) or not isinstance(entries, list):
+        raise TableError(f'{path}: no tiling table: it needs a "device" and a list of "entries"')
+    rest = {name: raw[name] for name in raw if name not in ("schema", "device", "software", "entries")}
+    table = Table(device, software if isinstance(software, dict) else {}, rest=rest)
+    for number, one in enumerate(entries, 1):
+        if isinstance(one, dict) and isinstance(one.get("op"), str) and not sizes_of(one["op"]):
+            table.kept.append(one)  # an op of another version
+            continue
+        try:
+            entry = entry_of(one)
+        except (TypeError, ValueError) as error:
+            table.faults.append(f"entry {number}: {error}")
+            table.kept.append(one)
+        else:
+            table.entries[entry.problem] = entry
+    return table
+
+
+def _lines(table: Table) -> Iterator[str]:
+    head = {"schema": SCHEMA, "device": table.device, "software": table.software, **table.rest}
+    for number, (name, value) in enumerate(head.items()):
+        yield f"{' ' if number else '{'}{json.dumps(name)}: {json.dumps(value)},"
+    ordered = map(raw_of, sorted(table.entries.values(), key=order_of))
+    lines = [json.dumps(one) for one in (*ordered, *table.kept)]
+    yield ' "entries": ['
+    yield from (f"  {line}{',' if number < len(lines) else ''}" for number, line in enumerate(lines, 1))
+    yield " ]}"
+
+
+def _write(path: Path, table: Table) -> None:
+    """Replace the file as a whole: whoever reads it sees the old one or the new one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write("\n".join(_lines(table)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import filelock  # here, because whoever only reads tables does not need it
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name = f"{path}.lock"
+    try:
+        lock: filelock.BaseFileLock = filelock.FileLock(name, timeout=LOCK_SECONDS)
+        lock.acquire()
+    except NotImplementedError:  # a file system without locks
+        lock = filelock.SoftFileLock(name, timeout=LOCK_SECONDS)
+        lock.acquire()
+    except filelock.Timeout:
+        raise TableError(f"{path}: another process has held {name} for {LOCK_SECONDS} s") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# ---- merging --------------------------------------------------------------------------------------------------------
+
+
+def better(one: Entry, other: Entry, stale: Callable[[Entry], bool] = lambda _: False) -> Entry:
+    """The one of two entries of a problem to keep: measured before modelled, fresh before stale, then the faster."""
+
+    def rank(entry: Entry) -> tuple[bool, bool, float]:
+        return entry.source != MEASURED, stale(entry), entry.microseconds or float("inf")
+
+    return other if rank(other) < rank(one) else one
+
+
+def merged(tables: Iterable[Table], stale: Callable[[Entry], bool] = lambda _: False) -> Table:
+    """Tables of one device as one: of each problem the better entry, see `better`.
+
+    Raises
+    ------
+    TableError
+        If they are of several devices.
+    """
+    first, *others = tables
+    found = Table(first.device, first.software, dict(first.entries), list(first.kept), list(first.faults), first.rest)
+    for table in others:
+        if any(table.device.get(name) != first.device.get(name) for name in _IDENTITY):
+            names = " and ".join(str(one.device.get("name")) for one in (first, table))
+            raise TableError(f"tables of different devices: {names}; a table has one, merge those of each apart")
+        for problem, entry in table.entries.items():
+            old = found.entries.get(problem)
+            found.entries[problem] = entry if old is None else better(old, entry, stale)
+        found.kept += [one for one in table.kept if one not in found.kept]
+        found.faults += table.faults
+        found.rest = {**table.rest, **found.rest}
+    return found
+
+
+def write(path: str | Path, table: Table) -> None:
+    """Write a table as a file of its own, in place of what is there.
+
+    Raises
+    ------
+    OSError, TableError
+        If that cannot be done, or another process does not let go of the file.
+    """
+    path = Path(path).resolve()  # a link stays one
+    with _locked(path):
+        _write(path, table)
+
+
+def update(path: str | Path, device: Device, software: Mapping[str, Any], entries: Iterable[Entry]) -> Table:
+    """Put entries into the table of a file, which is made if there is none; returns the table as it is now.
+
+    A fresh measurement replaces what is there; a modelled entry never replaces a measured one. What others wrote in
+    the meantime stays.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read or written.
+    TableError
+        If it is no table, of another device, or another process does not let go of it: it is left as it is.
+    """
+    path = Path(path).resolve()
+    with _locked(path):
+        table = read(path) if path.exists() else Table(device_facts(device))
+        if not for_device(table, device):
+            raise TableError(f"{path}: a table of {table.device.get('name')}, expected one of {device.name}")
+        for entry in entries:
+            old = table.entries.get(entry.problem)
+            if old is not None and old.source == MEASURED and entry.source != MEASURED:
+                continue
+            foreign = {} if old is None else {name: old.facts[name] for name in old.facts if name not in FACTS}
+            facts = {**foreign, **entry.facts}
+            table.entries[entry.problem] = Entry(entry.problem, entry.tile, entry.source, entry.kernel, facts)
+        table.software = {**table.software, **software}
+        _write(path, table)
+    return table

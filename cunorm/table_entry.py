@@ -1,0 +1,140 @@
+"""An entry of a tiling table: one tuned problem, as an object and as a line of the file. See table.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .problem import ITEMSIZE, LAYOUTS, Problem, accumulator
+from .strategy import Tile
+
+__all__ = ["FACTS", "MEASURED", "MODEL", "Entry", "entry_of", "order_of", "raw_of", "sizes_of", "sizes_text"]
+
+MEASURED, MODEL = "measured", "model"
+#: Sizes of an entry by the first words of its op: name in the file -> name in the problem. The first that fits.
+_SIZES: dict[str, dict[str, str]] = {
+    "group_norm": {"N": "N", "C": "C", "HxW": "HxW", "group": "group"},
+    "layer_norm": {"rows": "N", "length": "C"},
+    "batch_norm_gather_stats": {"world": "N", "C": "C"},
+    "batch_norm": {"N": "N", "C": "C", "HxW": "HxW"},
+}
+_KEY = ("op", "dtype", "gamma_dtype", "beta_dtype", "stats_dtype", "types", "layout", "outputs")
+#: Fields that the library and its tuner give a meaning, besides the key's; others are somebody else's, and kept.
+FACTS = (
+    "strategy", "tile", "source", "kernel", "time_us", "q25_us", "q75_us", "samples", "default_us", "predicted_us",
+    "gigabytes_per_s", "roofline", "trials", "runner_up", "default", "verified",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tuned problem.
+
+    Attributes
+    ----------
+    problem : Problem
+        In its canonical form: the key.
+    tile : Tile
+    source : {"measured", "model"}
+    kernel : str
+        Digest of the text that was tuned, see `cunorm.sources.kernel_digest`.
+    facts : mapping
+        The other fields: times in microseconds, what else the file had.
+    """
+
+    problem: Problem
+    tile: Tile
+    source: str
+    kernel: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def microseconds(self) -> float | None:
+        """The time that was measured, or predicted; None if the file does not say."""
+        value = self.facts.get("time_us" if self.source == MEASURED else "predicted_us")
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def sizes_of(op: str) -> dict[str, str]:
+    """The sizes of an op's entries: name in the file -> name in the problem; none for an op of another version."""
+    return next((names for words, names in _SIZES.items() if op.startswith(words)), {})
+
+
+def _text(raw: Mapping[str, Any], name: str, allowed: Iterable[str] | None = None) -> str:
+    value = raw.get(name)
+    if not isinstance(value, str) or (allowed is not None and value not in allowed):
+        raise ValueError(
+            f"{name} is {value!r}" + ("" if allowed is None else f", expected one of {', '.join(allowed)}")
+        )
+    return value
+
+
+def _problem(raw: Mapping[str, Any]) -> Problem:
+    op, dtype = _text(raw, "op"), _text(raw, "dtype", ITEMSIZE)
+    found = {"HxW": 1, "group": 1}
+    for name, attribute in sizes_of(op).items():
+        value = raw.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value!r}, expected a whole number from 1 up")
+        found[attribute] = value
+    if op.startswith("batch_norm"):
+        found["group"] = found["C"]
+    if found["C"] % found["group"]:
+        raise ValueError(f"group is {found['group']}, expected a divisor of C, which is {found['C']}")
+    layout = _text(raw, "layout", LAYOUTS) if "layout" in raw else LAYOUTS[0]
+    gamma, beta = (_text(raw, name, ITEMSIZE) if name in raw else None for name in ("gamma_dtype", "beta_dtype"))
+    stats = _text(raw, "stats_dtype", ITEMSIZE) if "stats_dtype" in raw else accumulator(dtype)
+    types = raw.get("types", {})
+    if not isinstance(types, dict) or not all(isinstance(value, str) for value in types.values()):
+        raise ValueError(f"types is {types!r}, expected names of dtypes by names of arrays")
+    others = tuple((f"{name}_t", value) for name, value in types.items())
+    outputs = tuple(filter(None, _text(raw, "outputs").split(",")))
+    return Problem(op, dtype, gamma, beta, stats, layout, **found, outputs=outputs, others=others).canonical()
+
+
+def _key(problem: Problem) -> dict[str, Any]:
+    """The fields that name a problem, as `_problem` reads them."""
+    key: dict[str, Any] = {"op": problem.op, "dtype": problem.dtype}
+    key |= {name: value for name in ("gamma_dtype", "beta_dtype") if (value := getattr(problem, name)) is not None}
+    if problem.stats_dtype != accumulator(problem.dtype):
+        key["stats_dtype"] = problem.stats_dtype
+    if problem.others:
+        key["types"] = {name.removesuffix("_t"): dtype for name, dtype in problem.others}
+    if not problem.op.startswith("layer_norm"):
+        key["layout"] = problem.layout
+    key["outputs"] = ",".join(problem.outputs)
+    return key | {name: getattr(problem, attribute) for name, attribute in sizes_of(problem.op).items()}
+
+
+def entry_of(raw: Any) -> Entry:
+    """An entry of a file; ValueError says what is wrong with it."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"a {type(raw).__name__}, expected an object")
+    problem = _problem(raw)
+    tile = raw.get("tile")
+    if not isinstance(tile, dict):
+        raise ValueError(f"tile is {tile!r}, expected an object")
+    source, kernel = _text(raw, "source", (MEASURED, MODEL)), _text(raw, "kernel")
+    named = {*_KEY, *sizes_of(problem.op), "strategy", "tile", "source", "kernel"}
+    facts = {name: value for name, value in raw.items() if name not in named}
+    return Entry(problem, Tile(_text(raw, "strategy"), **tile), source, kernel, facts)
+
+
+def raw_of(entry: Entry) -> dict[str, Any]:
+    """The line of an entry."""
+    chosen = {"strategy": entry.tile.strategy, "tile": entry.tile.as_dict(), "source": entry.source}
+    return _key(entry.problem) | chosen | {"kernel": entry.kernel} | dict(entry.facts)
+
+
+def order_of(entry: Entry) -> tuple[Any, ...]:
+    """What a file's entries are sorted by: op, dtype, layout, sizes, then what else is in the key."""
+    one = entry.problem
+    sizes = (one.N, one.C, one.HxW, one.group)
+    dtypes = [one.gamma_dtype or "", one.beta_dtype or "", one.stats_dtype]
+    return one.op, one.dtype, one.layout, sizes, dtypes, one.outputs, one.others
+
+
+def sizes_text(problem: Problem) -> str:
+    """The sizes of a problem, as an entry names them: ``N=2 C=320 HxW=4096 group=32``."""
+    return " ".join(f"{name}={getattr(problem, attribute)}" for name, attribute in sizes_of(problem.op).items())

@@ -1,0 +1,130 @@
+"""How long a launch takes: CUDA graphs of launches that walk through sets of arrays larger than the L2 cache.
+
+A clock turns "run this plan on set number i" into samples. `GraphClock` is the only one whose samples are a kernel's
+times; tests put others in its place, and what those say is never stored as measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from cunorm.devices import Device
+from cunorm.strategy import Tile
+
+__all__ = ["Clock", "GraphClock", "sets_of"]
+
+#: Times the L2 that the sets of arrays hold together, so that no launch finds its own in it.
+L2_TIMES = 3
+MOST_SETS = 64
+FREE_SHARE = 0.25  # of the free memory that the sets may take
+SAMPLE_SECONDS = 200e-6  # that a sample lasts at least: 400 times the resolution of an event
+FEWEST, MOST = 4, 256  # launches in a graph
+COPY_BYTES, COPIES = 2**28, 5  # of the copy that the roofline is measured with
+
+
+def sets_of(nbytes: int, device: Device, free: int) -> int:
+    """How many sets of arrays to walk through.
+
+    Parameters
+    ----------
+    nbytes : int
+        Of one set.
+    device : Device
+    free : int
+        Bytes of memory that are free.
+    """
+    wanted = math.ceil(L2_TIMES * device.l2_bytes / max(1, nbytes))
+    return max(1, min(wanted, MOST_SETS, int(FREE_SHARE * free) // max(1, nbytes)))
+
+
+class Clock(Protocol):
+    """What a worker measures with."""
+
+    #: Whether the samples are times of kernels on a GPU.
+    measures: bool
+
+    def sets(self, nbytes: int, device: Device) -> int:
+        """How many sets of arrays of that size to walk through."""
+
+    def sampler(self, tile: Tile, run: Callable[[int], None], sets: int) -> Callable[[], float]:
+        """What takes one sample, in seconds a launch.
+
+        Parameters
+        ----------
+        tile : Tile
+        run : callable
+            Launches all kernels of the plan on one of the sets.
+        sets : int
+        """
+
+    def bandwidth(self) -> float:
+        """Bytes per second that a copy moves on this device."""
+
+
+class GraphClock:
+    """Times on CuPy's current device."""
+
+    measures = True
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy: Any = cupy
+        self._stream: Any = cupy.cuda.Stream(non_blocking=True)
+
+    def sets(self, nbytes: int, device: Device) -> int:
+        """As the protocol says; within the free memory."""
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        return sets_of(nbytes, device, int(self._cupy.cuda.runtime.memGetInfo()[0]))
+
+    def _graph(self, run: Callable[[int], None], sets: int, launches: int) -> Callable[[], float]:
+        begin, end = (self._cupy.cuda.Event() for _ in range(2))
+        with self._stream:
+            self._stream.begin_capture()
+            try:
+                for index in range(launches):
+                    run(index % sets)
+            finally:
+                graph = self._stream.end_capture()
+
+        def sample() -> float:
+            begin.record(self._stream)
+            graph.launch(self._stream)
+            end.record(self._stream)
+            end.synchronize()
+            milliseconds = float(self._cupy.cuda.get_elapsed_time(begin, end))
+            return milliseconds / 1e3 / launches
+
+        return sample
+
+    def sampler(self, tile: Tile, run: Callable[[int], None], sets: int) -> Callable[[], float]:
+        """As the protocol says: one replay of a graph that lasts at least `SAMPLE_SECONDS`."""
+        with self._stream:
+            run(0)  # loads the kernel, and raises its shared memory's cap: neither can be captured
+        self._stream.synchronize()
+        few = self._graph(run, sets, FEWEST)
+        few()  # the first replay uploads the graph
+        launches = max(FEWEST, min(MOST, math.ceil(SAMPLE_SECONDS / max(few(), 1e-9))))
+        if launches == FEWEST:
+            return few
+        many = self._graph(run, sets, launches)
+        many()
+        return many
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019  # one clock a process
+    def bandwidth(self) -> float:
+        """As the protocol says: the median of some copies from device memory to device memory, read and written."""
+        source, target = (self._cupy.zeros(COPY_BYTES, self._cupy.uint8) for _ in range(2))
+        nbytes, kind = source.nbytes, self._cupy.cuda.runtime.memcpyDeviceToDevice
+        begin, end = (self._cupy.cuda.Event() for _ in range(2))
+        found: list[float] = []
+        for _ in range(COPIES):
+            begin.record(self._stream)
+            self._cupy.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, nbytes, kind, self._stream.ptr)
+            end.record(self._stream)
+            end.synchronize()
+            found.append(2 * nbytes / (float(self._cupy.cuda.get_elapsed_time(begin, end)) / 1e3))
+        return sorted(found)[COPIES // 2]

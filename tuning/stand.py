@@ -1,0 +1,135 @@
+"""The side of the tuner that has a device: one problem's arrays, plans that are verified, plans that are timed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cunorm import __version__, launch
+from cunorm.devices import Device
+from cunorm.launch import Place, Plan
+from cunorm.ops import OPS
+from cunorm.problem import Problem
+from cunorm.strategy import Tile
+
+from .clock import Clock
+from .oracle import inputs_of, numbers_of
+from .verify import Guarded, Verifier, array_bytes, raw
+
+__all__ = ["Spec", "Stand", "software"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a worker is to be.
+
+    Attributes
+    ----------
+    kind : {"cpu", "gpu"}
+        The executor that runs and verifies.
+    device : Device
+        Whose limits hold.
+    clock : str or None
+        ``module:name`` of the clock; None: nothing is timed.
+    visible : str or None
+        The GPU that the worker sees, as ``CUDA_VISIBLE_DEVICES`` names it.
+    """
+
+    kind: str
+    device: Device
+    clock: str | None = None
+    visible: str | None = None
+
+
+def software(kind: str) -> dict[str, Any]:
+    """The versions that a table says its entries were made with."""
+    found: dict[str, Any] = {"cunorm": __version__}
+    if kind == "gpu":
+        import cupy
+        from cupy.cuda import nvrtc, runtime
+
+        found["cupy"] = cupy.__version__
+        found["nvrtc"] = "{}.{}".format(*nvrtc.getVersion())
+        found["driver"] = int(runtime.driverGetVersion())
+    return found
+
+
+class Stand:
+    """One problem at a time on one device.
+
+    Parameters
+    ----------
+    spec : Spec
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec, self.place = spec, Place(spec.kind, 0, spec.device)
+        self.clock: Clock | None = None
+        if spec.clock is not None:
+            module, _, name = spec.clock.partition(":")
+            self.clock = getattr(importlib.import_module(module), name)()
+        self._verifier: Verifier | None = None
+        self._sets: list[list[Guarded]] = []
+        self._values: list[list[int | float]] = []
+        self._samplers: dict[Tile, Callable[[], float]] = {}
+
+    def open(self, problem: Problem) -> None:
+        """Make this the problem; its oracle is computed now."""
+        self._samplers, self._sets, self._values = {}, [], []  # the memory of the last one goes first
+        self._verifier = Verifier(problem, self.spec.kind)
+        _ = self._verifier.cases
+
+    def _plan(self, tile: Tile) -> Plan:
+        assert self._verifier is not None, "a problem that was opened"
+        op = OPS[self._verifier.problem.op]
+        return launch.plan_for(self._verifier.problem, op.strategies, op.names, self.place, tile)
+
+    def compile(self, tile: Tile) -> None:
+        """Compile a tile's kernels; CompileError, UnsupportedTile."""
+        self._plan(tile).compile()
+
+    def verify(self, tile: Tile) -> str | None:
+        """What is wrong with what a tile does; None if it is right."""
+        assert self._verifier is not None, "a problem that was opened"
+        return self._verifier.fault(self._plan(tile))
+
+    def sample(self, tile: Tile) -> float:
+        """One sample of a tile, seconds a launch."""
+        if tile not in self._samplers:
+            assert self.clock is not None, "a spec with a clock"
+            self._samplers[tile] = self.clock.sampler(tile, self._runner(self._plan(tile)), len(self._sets))
+        return self._samplers[tile]()
+
+    def _runner(self, plan: Plan) -> Callable[[int], None]:
+        """What launches a plan on a set of arrays; the workspace is one for all of them."""
+        assert self.clock is not None
+        assert self._verifier is not None
+        xp, problem = self._verifier.xp, plan.problem
+        numbers = numbers_of(problem)
+        arrays = [name for name in plan.names if name not in numbers]
+        if not self._sets:
+            given = inputs_of(problem, 0)
+            needed = array_bytes(problem, plan.names, given)
+            for _ in range(self.clock.sets(sum(needed.values()), self.spec.device)):
+                made = {name: Guarded(xp, nbytes) for name, nbytes in needed.items()}
+                for name in given.keys() & made.keys():
+                    made[name].fill(xp.asarray(raw(given[name])))
+                self._sets.append(list(made.values()))
+                self._values.append([made[name].address if name in made else 0 for name in arrays])
+        workspace = Guarded(xp, plan.workspace_nbytes)
+        at = arrays.index("workspace")
+        tail = [numbers[name] for name in plan.names if name in numbers]
+        sizes = [0] * len(arrays)  # nothing is checked while the clock runs
+        values = []
+        for one in self._values:
+            whole: list[int | float] = [*one, *tail]
+            whole[at] = workspace.address if plan.workspace_nbytes else 0
+            values.append(whole)
+
+        def run(index: int, keep: Any = workspace) -> None:
+            plan.run(values[index], sizes)
+
+        return run
