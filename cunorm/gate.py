@@ -4,9 +4,8 @@ What refuses() accepts must not spill: a spill is a fault of the formula in refu
 
 The full product is hours of ptxas, so it comes in three sizes, none of which changes by itself. `all`: every tile for
 every (architecture, NVRTC) pair. `spread`: five tiles of each strategy, dtype and layout, from the most demanding to
-the least, for every pair. `choice`: the most demanding for two pairs, or three where a strategy has few cases, and one
-other for one; the pairs move on from case to case, so that the most demanding tiles of a strategy's dtypes and layouts
-together meet every pair.
+the least, for every pair. `choice`: the most demanding for two pairs and one other for a third; the pairs move on from
+case to case, so that the dtypes of a strategy together meet every pair.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ TILES = {
     "spread": "Five tiles of each strategy, dtype and layout, from the most demanding to the least.",
     "all": "Every tile that refuses() accepts.",
 }
-#: Pairs of architecture and NVRTC that a most demanding tile meets in the choice, at least: both NVRTCs.
+#: Pairs of architecture and NVRTC that a most demanding tile meets in the choice.
 QUICK_PAIRS = 2
 #: Types that only some ops have, beside those of the tensors: sums and running statistics in the accumulator's.
 _OTHERS = {
@@ -196,7 +195,6 @@ def demand(case: Case, problem: Problem, tile: Tile) -> tuple[float, int]:
     return registers / have, math.prod(value for name, value in tile.fields if name in case.solver.constants)
 
 
-@functools.cache
 def spread(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     """Tiles from the most demanding to the least: both ends, and those at a quarter, the middle and three quarters."""
     ranked = sorted(accepted(case, architecture), key=lambda pair: demand(case, *pair), reverse=True)
@@ -210,23 +208,20 @@ def pairs(nvrtcs: Sequence[Nvrtc]) -> list[tuple[str, Nvrtc]]:
     return [(ARCHITECTURES[index % len(ARCHITECTURES)], nvrtcs[index % len(nvrtcs)]) for index in range(count)]
 
 
-def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
-    """What the gate takes for a case: architecture, NVRTC, problem and tile."""
+def _choice(
+    case: Case, number: int, ring: Sequence[tuple[str, Nvrtc]], tiles: str
+) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
+    """What the gate takes for the case of that number: architecture, NVRTC, problem and tile."""
     if tiles != "choice":
         several = {"spread": spread, "all": accepted}[tiles]
         yield from ((*pair, *taken) for pair in ring for taken in several(case, pair[0]))
         return
-    # The cases of an op's strategy share the ring out. Where it does not come out even the last take one pair more:
-    # those of 32 and 64 bits, with which ptxas is soonest done.
-    sharing = [each for each in cases() if (each.op, each.strategy) == (case.op, case.strategy)]
-    number, (few, more) = sharing.index(case), divmod(len(ring), len(sharing))
-    sizes = [max(QUICK_PAIRS, few + (index >= len(sharing) - more)) for index in range(number + 1)]
-    for step in range(sizes[number] + 1):
-        architecture, nvrtc = ring[(sum(sizes[:number]) + step) % len(ring)]
+    for step in range(QUICK_PAIRS + 1):
+        architecture, nvrtc = ring[((QUICK_PAIRS + 1) * number + step) % len(ring)]
         ranked = spread(case, architecture)
         # The one other tile is the least demanding for the first case, then those between in turn.
         other = ranked[-1 - number % max(1, len(ranked) - 1)]
-        yield architecture, nvrtc, *(ranked[0] if step < sizes[number] else other)
+        yield architecture, nvrtc, *(ranked[0] if step < QUICK_PAIRS else other)
 
 
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None = None) -> list[Build]:
@@ -242,10 +237,13 @@ def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None 
         None: all.
     """
     ring, found = pairs(nvrtcs), []
+    numbers: dict[tuple[str, str], int] = {}
     for case in cases():
+        # Cases are counted within an op's strategy: its dtypes together meet every pair.
+        number = numbers[case.op, case.strategy] = numbers.get((case.op, case.strategy), -1) + 1
         if only not in (None, case):
             continue
-        for architecture, nvrtc, problem, tile in _choice(case, ring, tiles):
+        for architecture, nvrtc, problem, tile in _choice(case, number, ring, tiles):
             for launch in {launch.kernel: launch for launch in case.solver.launches(problem, tile)}.values():
                 text = kernel_text(launch, problem, case.solver, tile)
                 found.append(Build(case, tile, launch.kernel, launch.threads, text, architecture, nvrtc))
