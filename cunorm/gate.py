@@ -4,8 +4,9 @@ What refuses() accepts must not spill: a spill is a fault of the formula in refu
 
 The full product is hours of ptxas, so it comes in three sizes, none of which changes by itself. `all`: every tile for
 every (architecture, NVRTC) pair. `spread`: five tiles of each strategy, dtype and layout, from the most demanding to
-the least, for every pair. `choice`: the most demanding for two pairs and one other for a third; the pairs move on from
-case to case, so that the dtypes of a strategy together meet every pair.
+the least, for every pair. `choice`: the most demanding for two pairs, of each 16-bit dtype for one, as both come to
+the same registers; and one other for one. The pairs move on from case to case, so that the dtypes of a strategy
+together meet every pair.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ TILES = {
     "spread": "Five tiles of each strategy, dtype and layout, from the most demanding to the least.",
     "all": "Every tile that refuses() accepts.",
 }
-#: Pairs of architecture and NVRTC that a most demanding tile meets in the choice.
+#: Pairs of architecture and NVRTC that the most demanding tiles of a width meet in the choice, shared by its dtypes.
 QUICK_PAIRS = 2
 #: Types that only some ops have, beside those of the tensors: sums and running statistics in the accumulator's.
 _OTHERS = {
@@ -208,20 +209,26 @@ def pairs(nvrtcs: Sequence[Nvrtc]) -> list[tuple[str, Nvrtc]]:
     return [(ARCHITECTURES[index % len(ARCHITECTURES)], nvrtcs[index % len(nvrtcs)]) for index in range(count)]
 
 
+def _most(case: Case) -> int:
+    """Pairs that the case's most demanding tile meets in the choice."""
+    return QUICK_PAIRS // list(ITEMSIZE.values()).count(ITEMSIZE[case.dtype])
+
+
 def _choice(
     case: Case, number: int, ring: Sequence[tuple[str, Nvrtc]], tiles: str
 ) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
-    """What the gate takes for the case of that number: architecture, NVRTC, problem and tile."""
+    """What the gate takes for the case of that number, from the ring's start: architecture, NVRTC, problem and tile."""
     if tiles != "choice":
         several = {"spread": spread, "all": accepted}[tiles]
         yield from ((*pair, *taken) for pair in ring for taken in several(case, pair[0]))
         return
-    for step in range(QUICK_PAIRS + 1):
-        architecture, nvrtc = ring[((QUICK_PAIRS + 1) * number + step) % len(ring)]
+    # The one other tile comes last; with bfloat16 first, and the most demanding then meets the NVRTC that float16's misses.
+    last = 0 if case.dtype == "bfloat16" else _most(case)
+    for step, (architecture, nvrtc) in enumerate(ring[: _most(case) + 1]):
         ranked = spread(case, architecture)
-        # The one other tile is the least demanding for the first case, then those between in turn.
+        # It is the least demanding for the first case, then those between in turn.
         other = ranked[-1 - number % max(1, len(ranked) - 1)]
-        yield architecture, nvrtc, *(ranked[0] if step < QUICK_PAIRS else other)
+        yield architecture, nvrtc, *(other if step == last else ranked[0])
 
 
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None = None) -> list[Build]:
@@ -237,13 +244,15 @@ def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None 
         None: all.
     """
     ring, found = pairs(nvrtcs), []
-    numbers: dict[tuple[str, str], int] = {}
+    before: dict[tuple[str, str], list[Case]] = {}
     for case in cases():
         # Cases are counted within an op's strategy: its dtypes together meet every pair.
-        number = numbers[case.op, case.strategy] = numbers.get((case.op, case.strategy), -1) + 1
+        earlier = before.setdefault((case.op, case.strategy), [])
+        start, number = sum(_most(each) + 1 for each in earlier) % len(ring), len(earlier)
+        earlier.append(case)
         if only not in (None, case):
             continue
-        for architecture, nvrtc, problem, tile in _choice(case, number, ring, tiles):
+        for architecture, nvrtc, problem, tile in _choice(case, number, ring[start:] + ring[:start], tiles):
             for launch in {launch.kernel: launch for launch in case.solver.launches(problem, tile)}.values():
                 text = kernel_text(launch, problem, case.solver, tile)
                 found.append(Build(case, tile, launch.kernel, launch.threads, text, architecture, nvrtc))

@@ -217,7 +217,8 @@ def exact(problem: Problem, strategies: Mapping[str, Strategy], device: Device) 
     return None
 
 
-def _distance(one: Problem, other: Problem) -> float:
+def distance(one: Problem, other: Problem) -> float:
+    """How far two problems lie apart: Euclid's, in the logarithms to base 2 of N, C/group, HxW and group."""
     pairs = (
         (one.N, other.N),
         (one.group_channels, other.group_channels),
@@ -227,19 +228,24 @@ def _distance(one: Problem, other: Problem) -> float:
     return math.hypot(*(math.log2(a / b) for a, b in pairs))
 
 
+def alike(one: Problem, other: Problem) -> bool:
+    """Whether two problems differ in sizes and dtypes of parameters alone."""
+    return _sizeless(_loose(one)) == _sizeless(_loose(other))
+
+
 def nearest(problem: Problem, strategies: Mapping[str, Strategy], device: Device) -> Found | None:
     """The legal entry of the same op, dtype, layout and outputs whose sizes are nearest; None if there is none.
 
-    The distance is Euclid's, in the logarithms to base 2 of N, C/group, HxW and group: 1 is twice as much of one.
+    See `distance`: 1 is twice as much of one size.
     """
     alike, near = _sizeless(_loose(problem)), []
     for order, (path, read) in enumerate(tables(device)):
         for entry in read.alike.get(alike, ()):
             one = entry.problem
-            near.append((_distance(problem, one), entry.source != MEASURED, order, str(one), path, entry))
-    for distance, _, _, _, path, entry in sorted(near, key=lambda one: one[:4]):
-        if distance > 0 and (strategy := _legal(entry, path, problem, strategies, device)) is not None:
-            return Found(strategy, entry.tile, entry, path, distance)
+            near.append((distance(problem, one), entry.source != MEASURED, order, str(one), path, entry))
+    for far, _, _, _, path, entry in sorted(near, key=lambda one: one[:4]):
+        if far > 0 and (strategy := _legal(entry, path, problem, strategies, device)) is not None:
+            return Found(strategy, entry.tile, entry, path, far)
     return None
 
 

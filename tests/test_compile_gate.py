@@ -130,7 +130,9 @@ def test_every_strategy_has_cases() -> None:
 
 
 def test_the_choice_meets_every_pair_with_every_strategy() -> None:
-    """And each case meets two architectures and both NVRTCs with its most demanding tile, and takes another tile."""
+    """And each layout and width of it two architectures and both NVRTCs with its most demanding tiles, whatever case it
+    is; every case takes its most demanding tile and another one.
+    """
     chosen = gate.builds([OLD, NEW])
     pairs = {(architecture, version) for architecture in ARCHITECTURES for version in (OLD, NEW)}
     for op in OPS.values():
@@ -138,17 +140,21 @@ def test_the_choice_meets_every_pair_with_every_strategy() -> None:
             of_it = [build for build in chosen if (build.case.op, build.case.strategy) == (op.name, name)]
             assert {(build.architecture, build.nvrtc) for build in of_it} == pairs
     others = 0
+    met: dict[tuple[Any, ...], set[tuple[str, Nvrtc]]] = {}
     for case in CASES:
         of_it = [build for build in chosen if build.case == case]
         worst = {architecture: gate.spread(case, architecture)[0][1] for architecture in ARCHITECTURES}
-        most = [build for build in of_it if build.tile == worst[build.architecture]]
-        assert len({build.architecture for build in most}) >= gate.QUICK_PAIRS >= 2
-        assert {build.nvrtc for build in most} == {OLD, NEW}
+        most = {(build.architecture, build.nvrtc) for build in of_it if build.tile == worst[build.architecture]}
+        assert most
+        met.setdefault((case.op, case.strategy, case.layout, ITEMSIZE[case.dtype]), set()).update(most)
         others += len({build.tile for build in of_it} - set(worst.values()))
         ranked = [gate.demand(case, *taken) for taken in gate.accepted(case, "sm_90")]
         spread = [gate.demand(case, *taken) for taken in gate.spread(case, "sm_90")]
         assert (spread[0], spread[-1]) == (max(ranked), min(ranked))
         assert len(spread) == min(5, len(ranked))
+    for several in met.values():
+        assert len({architecture for architecture, _ in several}) >= gate.QUICK_PAIRS >= 2
+        assert {version for _, version in several} == {OLD, NEW}
     assert others > 0.8 * len(CASES)
 
 

@@ -1,0 +1,89 @@
+"""Compiles kernels before they are measured, in processes of their own: that only warms caches.
+
+They go the path that users go, `executor.compile`, and throw the kernel away: what is timed afterwards is the RawKernel
+that users get, whose binary now comes out of CuPy's cache (or the CPU executor's). A generation is compiled before its
+race begins, so that nothing else uses the GPU while the clock runs.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cunorm import settings, sources
+from cunorm.strategy import Tile
+
+from .space import Space
+from .stand import Spec
+from .trouble import Stopped, Trouble
+from .worker import Worker
+
+__all__ = ["Ahead"]
+
+MOST = 4  # processes
+SECONDS = 180  # for one text
+
+
+class Ahead:
+    """Processes that compile.
+
+    Parameters
+    ----------
+    spec : Spec
+        Of the worker whose caches are to be warm.
+    processes : int, optional
+        None: one less than there are cores, at most `MOST`. With 0 nothing is compiled ahead.
+    """
+
+    def __init__(self, spec: Spec, processes: int | None = None) -> None:
+        count = min(MOST, settings.cores() - 1) if processes is None else processes
+        self._spec = replace(spec, clock=None)
+        self._texts: queue.Queue[tuple[str, str] | None] = queue.Queue()
+        self._seen: set[str] = set()
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, space: Space, tiles: Iterable[Tile]) -> None:
+        """Have the kernels of some tiles compiled; returns at once."""
+        if not self._threads:
+            return
+        for tile in tiles:
+            strategy = space.strategy(tile)
+            for launch in strategy.launches(space.problem, tile):
+                text = sources.kernel_text(launch, space.problem, strategy, tile)
+                if text not in self._seen:
+                    self._seen.add(text)
+                    self._texts.put((text, launch.entry))
+
+    def wait(self) -> None:
+        """Until everything that was submitted is compiled, or has failed to be."""
+        self._texts.join()
+
+    def _work(self) -> None:
+        with Worker(self._spec, self._over.is_set) as worker:
+            while (job := self._texts.get()) is not None:
+                try:
+                    if not self._over.is_set():
+                        worker.ask("warm", *job, seconds=SECONDS)
+                except (Trouble, Stopped):
+                    pass  # the measuring worker meets the same, and says so
+                finally:
+                    self._texts.task_done()
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        self._over.set()
+        for _ in self._threads:
+            self._texts.put(None)
+        for thread in self._threads:
+            thread.join()

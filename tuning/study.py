@@ -1,0 +1,223 @@
+"""One problem's Optuna study: who may propose, what was tried, what became of it, where that is kept.
+
+A study has one proposer at a time. Where several processes or hosts share a storage, a process claims a problem by
+creating a study of an agreed name, which only one can; the claim of a process that has died, or has not been heard of
+for a while, is followed by another. A trial that was running then is given up, and its tile is proposed again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.study import Study
+from optuna.trial import Trial, TrialState
+
+from cunorm.strategy import Tile
+
+from .sampler import FAILURE, ValidSetSampler, tile_of, tried
+from .space import Space
+
+__all__ = ["LEASE_SECONDS", "ProblemStudy", "journal", "storage_of"]
+
+#: After which a claim that nobody has renewed counts for nothing.
+LEASE_SECONDS = 600
+SENTENCE, SAMPLES, LATER = "sentence", "samples", "failed later"
+
+
+def storage_of(url: str | None) -> BaseStorage | str | None:
+    """What Optuna keeps studies in: None, in memory; a database's URL; else a journal file.
+
+    Raises
+    ------
+    ValueError
+        If it is a URL that Optuna cannot open, or a file in a folder that does not exist.
+    """
+    if url is None:
+        return None
+    if "://" in url:
+        try:
+            return optuna.storages.get_storage(url)
+        except Exception as error:  # whatever a driver of a database comes up with
+            raise ValueError(f"--storage: {url!r}: {str(error).splitlines()[0]}") from None
+    path = Path(url.removeprefix("journal:"))
+    if not path.parent.is_dir():
+        raise ValueError(f"--storage: {url!r}: no folder {path.parent}")
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
+
+
+def _alive(owner: str) -> bool:
+    """Whether the process that a claim names may still run."""
+    host, _, pid = owner.rpartition(":")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+class ProblemStudy:
+    """The study of a space.
+
+    Parameters
+    ----------
+    space : Space
+    storage : optional
+        From `storage_of`.
+    first : sequence of Tile
+        Proposed before all others.
+    seed : int
+    """
+
+    def __init__(self, space: Space, storage: BaseStorage | str | None, first: Sequence[Tile], seed: int) -> None:
+        self.space = space
+        self.storage = storage
+        self.sampler = ValidSetSampler(space.tiles, [space.default, *first], seed)
+        self.name = f"{space.problem.describe()} on {space.device.name} [{space.digest()}]"
+        self.study: Study = optuna.create_study(
+            storage=storage, study_name=self.name, sampler=self.sampler, load_if_exists=True
+        )
+        self._trials: dict[Tile, Trial] = {}
+        self._claim: Study | None = None
+
+    # ---- who proposes -----------------------------------------------------------------------------------------------
+
+    def claim(self) -> bool:
+        """Become the proposer; False if somebody else is."""
+        if self.storage is None:
+            return True
+        number = 1
+        while True:
+            name = f"{self.name} claim {number}"
+            try:
+                made = optuna.create_study(storage=self.storage, study_name=name)
+            except optuna.exceptions.DuplicatedStudyError:
+                found = optuna.load_study(storage=self.storage, study_name=name).user_attrs
+                owner, beat = str(found.get("owner", "")), float(found.get("beat", time.time()))
+                if not found.get("over") and _alive(owner) and time.time() - beat < LEASE_SECONDS:
+                    return False
+                number += 1
+                continue
+            made.set_user_attr("owner", f"{socket.gethostname()}:{os.getpid()}")
+            self._claim = made
+            self.beat()
+            self._give_up()
+            return True
+
+    def beat(self) -> None:
+        """Renew the claim."""
+        if self._claim is not None:
+            self._claim.set_user_attr("beat", time.time())
+
+    def release(self) -> None:
+        """Let others propose."""
+        if self._claim is not None:
+            self._claim.set_user_attr("over", True)
+
+    def _give_up(self) -> None:
+        """End what a proposer before this one left running."""
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self.study.tell(trial.number, state=TrialState.PRUNED)
+
+    # ---- trials -----------------------------------------------------------------------------------------------------
+
+    def propose(self, count: int) -> list[Tile]:
+        """Up to so many tiles that were not tried before."""
+        found: list[Tile] = []
+        while len(found) < count and not self.sampler.exhausted(self.study):
+            trial = self.study.ask(fixed_distributions=self.sampler.distributions)
+            tile = tile_of(trial.params)
+            self._trials[tile] = trial
+            found.append(tile)
+        return found
+
+    def tell(self, tile: Tile, seconds: float, samples: int = 0) -> None:
+        """What a proposed tile took. The study minimises the logarithm of that."""
+        trial = self._trials.pop(tile)
+        trial.set_user_attr(SAMPLES, samples)
+        self.study.tell(trial, math.log(seconds))
+
+    def pending(self, tile: Tile) -> bool:
+        """Whether a tile was proposed and nothing said of it since."""
+        return tile in self._trials
+
+    def fail(self, tile: Tile, kind: str, sentence: str) -> None:
+        """What is wrong with a tile; it is never proposed again."""
+        if tile not in self._trials:  # told before, and failed later
+            later = [*self.study.user_attrs.get(LATER, ()), [tile.strategy, tile.as_dict(), kind, sentence]]
+            self.study.set_user_attr(LATER, later)
+            return
+        trial = self._trials.pop(tile)
+        trial.set_user_attr(FAILURE, kind)
+        trial.set_user_attr(SENTENCE, sentence)
+        self.study.tell(trial, state=TrialState.PRUNED)
+
+    def abandon(self) -> None:
+        """Give up what was proposed and neither told nor failed, so that it can be proposed again."""
+        for trial in self._trials.values():
+            self.study.tell(trial, state=TrialState.PRUNED)
+        self._trials.clear()
+
+    @property
+    def count(self) -> int:
+        """Tiles that were tried, in this run or before."""
+        return len(tried(self.study))
+
+    def failures(self) -> dict[Tile, tuple[str, str]]:
+        """What is wrong with the tiles that failed: kind and sentence."""
+        found = {
+            tile_of(trial.params): (str(trial.user_attrs[FAILURE]), str(trial.user_attrs.get(SENTENCE, "")))
+            for trial in self.study.get_trials(deepcopy=False)
+            if FAILURE in trial.user_attrs
+        }
+        for strategy, fields, kind, sentence in self.study.user_attrs.get(LATER, ()):
+            found[Tile(strategy, **fields)] = kind, sentence
+        return found
+
+    def told(self) -> dict[Tile, float]:
+        """The seconds of the tiles that were told, fastest first."""
+        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        found = {tile_of(trial.params): math.exp(trial.value) for trial in done if trial.value is not None}
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    # ---- the outcome ------------------------------------------------------------------------------------------------
+
+    def finish(self, outcome: dict[str, Any]) -> None:
+        """Leave what came of it for others who share the storage."""
+        self.study.set_user_attr("outcome", {**outcome, "trials": self.count})
+
+    def outcome(self) -> dict[str, Any] | None:
+        """What somebody left, or None."""
+        found = self.study.user_attrs.get("outcome")
+        return found if isinstance(found, dict) else None
+
+
+def journal(folder: Path, table: Path, resume: bool) -> Path:
+    """The journal of a run that names no storage: a new one, or with ``resume`` the last one of that table.
+
+    Older journals of the table whose run is over are deleted when a new one is made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"\W+", "_", str(table.resolve())).strip("_")[-80:]
+    old = sorted(folder.glob(f"{stem}-*.journal"), key=lambda path: path.stat().st_mtime)
+    if resume and old:
+        return old[-1]
+    for path in old:
+        pid = path.stem.rpartition("-")[2]
+        if not _alive(f"{socket.gethostname()}:{pid}"):
+            path.unlink(missing_ok=True)
+    return folder / f"{stem}-{uuid.uuid4().hex[:8]}-{os.getpid()}.journal"

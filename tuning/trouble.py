@@ -1,0 +1,37 @@
+"""What can go wrong while a candidate is measured."""
+
+from __future__ import annotations
+
+__all__ = ["FAILURES", "Failed", "Lost", "Stopped", "Trouble"]
+
+#: What can be wrong with a candidate. Of the last two its process dies.
+FAILURES = ("compile", "launch", "memory", "fault", "wrong", "crash", "hang")
+
+
+class Trouble(Exception):  # not an error of the program: it happens to candidates
+    """A candidate failed.
+
+    Parameters
+    ----------
+    kind : str
+        One of `FAILURES`.
+    sentence : str
+    index : int, optional
+        Which candidate of the request; None where there is but one, or none was begun.
+    """
+
+    def __init__(self, kind: str, sentence: str, index: int | None = None) -> None:
+        super().__init__(f"{kind}: {sentence}")
+        self.kind, self.sentence, self.index = kind, sentence, index
+
+
+class Failed(Trouble):
+    """It failed, and its worker is fine."""
+
+
+class Lost(Trouble):
+    """It took its worker with it."""
+
+
+class Stopped(Exception):
+    """Somebody asked to stop while a worker was busy."""

@@ -1,0 +1,257 @@
+"""Tunes many problems with one worker or several, and keeps what comes of each in the table at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cunorm import lookup, table
+from cunorm.devices import Device
+from cunorm.errors import TableError
+from cunorm.ops import OPS
+from cunorm.problem import Problem
+from cunorm.strategy import Tile
+from cunorm.table_entry import MEASURED, Entry, entry_of, raw_of
+
+from .ahead import Ahead
+from .problem_tuner import ProblemTuner
+from .result import Budget, Deadlines, Result, Trial
+from .space import Space
+from .stand import Spec, software
+from .study import ProblemStudy
+from .worker import Worker
+
+__all__ = ["Events", "Options", "tune"]
+
+WARM_STARTS = 3  # neighbours' tiles that a study tries early
+WAIT_SECONDS = 2.0  # between looks at problems that somebody else is tuning
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to tune.
+
+    Attributes
+    ----------
+    device : Device
+        Whose table it is.
+    evaluator : {"measure", "model"}
+    specs : tuple of Spec
+        One for each worker.
+    table : Path
+    storage : object
+        From `tuning.study.storage_of`; None: in memory.
+    trials : int or None
+        Tiles to try of each problem; None: as many as its space asks for.
+    seconds : float or None
+        To begin something new in, for each problem.
+    seed : int
+    deadlines : Deadlines
+    """
+
+    device: Device
+    evaluator: str
+    specs: tuple[Spec, ...]
+    table: Path
+    storage: Any = None
+    trials: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+
+class Events:
+    """What happens meanwhile; methods to override. Called from the threads of workers, one at a time."""
+
+    def begins(self, space: Space, trials: int) -> None:
+        """A problem begins; so many tiles will be tried at most."""
+
+    def tried(self, space: Space, trial: Trial) -> None:
+        """A tile was tried."""
+
+    def ends(self, result: Result) -> None:
+        """A problem ends."""
+
+    def elsewhere(self, problem: Problem, entry: Entry | None) -> None:
+        """A problem was tuned by somebody who shares the storage; None: it is being tuned there."""
+
+
+class _Locked(Events):
+    def __init__(self, events: Events) -> None:
+        self._events, self._lock = events, threading.Lock()
+
+    def begins(self, space: Space, trials: int) -> None:
+        with self._lock:
+            self._events.begins(space, trials)
+
+    def tried(self, space: Space, trial: Trial) -> None:
+        with self._lock:
+            self._events.tried(space, trial)
+
+    def ends(self, result: Result) -> None:
+        with self._lock:
+            self._events.ends(result)
+
+    def elsewhere(self, problem: Problem, entry: Entry | None) -> None:
+        with self._lock:
+            self._events.elsewhere(problem, entry)
+
+
+def _known(path: Path, device: Device) -> table.Table:
+    """The table that is to be written, as it is now; TableError if it is none, or another device's."""
+    found = table.read(path) if path.exists() else table.Table(table.device_facts(device))
+    if not table.for_device(found, device):
+        name = found.device.get("name")
+        raise TableError(f"{path}: a table of {name}, expected one of {device.name}; name another file")
+    return found
+
+
+def _warm_starts(space: Space, known: table.Table) -> tuple[Tile | None, list[Tile]]:
+    """What the table has for the problem, and what it has for its nearest neighbours."""
+    old = known.entries.get(space.problem)
+    incumbent = None if old is None or old.source != MEASURED else old.tile
+    near = sorted(
+        (one for one in known.entries.values() if lookup.alike(one.problem, space.problem)),
+        key=lambda one: (lookup.distance(one.problem, space.problem), str(one.problem)),
+    )
+    return incumbent, [one.tile for one in near[: WARM_STARTS + 1]]
+
+
+class _Run:
+    """The threads of one `tune`."""
+
+    def __init__(self, options: Options, events: Events) -> None:
+        self.options, self.events = options, _Locked(events)
+        self.stop = threading.Event()
+        self.results: list[Result] = []
+        self.entries: list[Entry] = []
+        self.errors: list[BaseException] = []
+        self.todo: queue.SimpleQueue[Problem] = queue.SimpleQueue()
+
+    def work(self, spec: Spec) -> None:
+        try:
+            with Worker(spec, self.stop.is_set) as worker, Ahead(spec, self._compilers()) as ahead:
+                waiting: list[Problem] = []
+                while not self.stop.is_set():
+                    try:
+                        problem = self.todo.get_nowait()
+                    except queue.Empty:
+                        if not waiting:
+                            return
+                        self.stop.wait(WAIT_SECONDS)
+                        for problem in waiting:
+                            self.todo.put(problem)
+                        waiting = []
+                        continue
+                    if not self.one(problem, worker, ahead):
+                        waiting.append(problem)
+        except BaseException as error:
+            self.errors.append(error)
+            self.stop.set()
+
+    def _compilers(self) -> int | None:
+        return None if self.options.evaluator == "measure" else 0
+
+    def one(self, problem: Problem, worker: Worker, ahead: Ahead) -> bool:
+        """Tune a problem; False if somebody else is at it."""
+        options = self.options
+        space = Space.of(problem, OPS[problem.op].strategies, options.device)
+        incumbent, warm = _warm_starts(space, _known(options.table, options.device))
+        study = ProblemStudy(space, options.storage, ([incumbent] if incumbent else []) + warm, options.seed)
+        budget = Budget(options.trials, options.seconds)
+        if not study.claim():
+            self.events.elsewhere(problem, None)
+            return False
+        try:
+            if (entry := self._done(study, space, budget)) is not None:
+                self.entries.append(entry)
+                self.events.elsewhere(problem, entry)
+                return True
+            self.events.begins(space, min(len(space), budget.left(space, 0)))
+            tuner = ProblemTuner(
+                space, study, worker, budget, incumbent, lambda trial: self.events.tried(space, trial),
+                options.deadlines, ahead, options.seed,
+            )  # fmt: skip
+            result = tuner.measure() if options.evaluator == "measure" else tuner.model()
+            result.seconds = time.monotonic() - budget.began
+            if result.entry is not None:
+                versions = result.software or software("cpu")
+                kept = table.update(options.table, options.device, versions, [result.entry])
+                result.kept = kept.entries[problem].source == result.entry.source
+                self.entries.append(result.entry)
+                if not result.interrupted:
+                    study.finish({"entry": raw_of(result.entry)})
+            self.results.append(result)
+            self.events.ends(result)
+        finally:
+            study.release()
+        return True
+
+    def _done(self, study: ProblemStudy, space: Space, budget: Budget) -> Entry | None:
+        """The entry that somebody has left in the storage who tried no fewer tiles; it goes into this table too."""
+        found = study.outcome()
+        if found is None or budget.left(space, int(found["trials"])) > 0:
+            return None
+        entry = entry_of(found["entry"])
+        if (entry.source == MEASURED) != (self.options.evaluator == "measure"):
+            return None
+        table.update(self.options.table, self.options.device, {}, [entry])
+        return entry
+
+
+def tune(
+    problems: Iterable[Problem], options: Options, events: Events | None = None
+) -> tuple[list[Result], list[Entry], bool]:
+    """Tune problems; what comes of each is in the table when the next begins.
+
+    Parameters
+    ----------
+    problems : iterable of Problem
+    options : Options
+    events : Events, optional
+
+    Returns
+    -------
+    results : list of Result
+        Of the problems that were tuned here.
+    entries : list of Entry
+        Of these, and of those that others had tuned in the same storage.
+    interrupted : bool
+        Whether Ctrl-C ended it.
+
+    Raises
+    ------
+    TableError, OSError
+        If the table cannot be used.
+    """
+    _known(options.table, options.device)
+    run = _Run(options, events or Events())
+    for problem in dict.fromkeys(one.canonical() for one in problems):
+        run.todo.put(problem)
+    threads = [threading.Thread(target=run.work, args=(spec,), daemon=True) for spec in options.specs]
+    for thread in threads:
+        thread.start()
+    interrupted = _join(threads, run.stop)
+    for error in run.errors:
+        raise error
+    return run.results, run.entries, interrupted
+
+
+def _join(threads: Sequence[threading.Thread], stop: threading.Event) -> bool:
+    """Wait for threads; the first Ctrl-C asks them to stop, the second goes through."""
+    interrupted = False
+    while any(thread.is_alive() for thread in threads):
+        try:
+            for thread in threads:
+                thread.join(0.1)
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            stop.set()
+    return interrupted
