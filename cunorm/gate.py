@@ -4,9 +4,9 @@ What refuses() accepts must not spill: a spill is a fault of the formula in refu
 
 The full product is hours of ptxas, so it comes in three sizes, none of which changes by itself. `all`: every tile for
 every (architecture, NVRTC) pair. `spread`: five tiles of each strategy, dtype and layout, from the most demanding to
-the least, for every pair. `choice`: the most demanding for two pairs, of each 16-bit dtype for one, as both come to
-the same registers; and one other for one. The pairs move on from case to case, so that the dtypes of a strategy
-together meet every pair.
+the least, for every pair. `choice`: the most demanding for two pairs (of the two 16-bit dtypes, which the formula gives
+the same registers, for one each) and one other for one; the pairs move on from case to case, so that the dtypes of a
+strategy together meet every pair.
 """
 
 from __future__ import annotations
@@ -210,25 +210,26 @@ def pairs(nvrtcs: Sequence[Nvrtc]) -> list[tuple[str, Nvrtc]]:
 
 
 def _most(case: Case) -> int:
-    """Pairs that the case's most demanding tile meets in the choice."""
     return QUICK_PAIRS // list(ITEMSIZE.values()).count(ITEMSIZE[case.dtype])
 
 
-def _choice(
-    case: Case, number: int, ring: Sequence[tuple[str, Nvrtc]], tiles: str
-) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
-    """What the gate takes for the case of that number, from the ring's start: architecture, NVRTC, problem and tile."""
+def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
+    """What the gate takes for a case: architecture, NVRTC, problem and tile."""
     if tiles != "choice":
         several = {"spread": spread, "all": accepted}[tiles]
         yield from ((*pair, *taken) for pair in ring for taken in several(case, pair[0]))
         return
-    # The one other tile comes last; with bfloat16 first, and the most demanding then meets the NVRTC that float16's misses.
-    last = 0 if case.dtype == "bfloat16" else _most(case)
-    for step, (architecture, nvrtc) in enumerate(ring[: _most(case) + 1]):
+    # Cases are counted within an op's strategy: its dtypes together meet every pair.
+    before = [each for each in cases() if (each.op, each.strategy) == (case.op, case.strategy)]
+    del before[before.index(case) :]
+    # The one other tile comes last, with float16 first: its most demanding tile and bfloat16's meet different NVRTCs.
+    at = 0 if case.dtype == "float16" else _most(case)
+    for step in range(_most(case) + 1):
+        architecture, nvrtc = ring[(sum(_most(each) + 1 for each in before) + step) % len(ring)]
         ranked = spread(case, architecture)
         # It is the least demanding for the first case, then those between in turn.
-        other = ranked[-1 - number % max(1, len(ranked) - 1)]
-        yield architecture, nvrtc, *(other if step == last else ranked[0])
+        other = ranked[-1 - len(before) % max(1, len(ranked) - 1)]
+        yield architecture, nvrtc, *(other if step == at else ranked[0])
 
 
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None = None) -> list[Build]:
@@ -244,15 +245,8 @@ def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None 
         None: all.
     """
     ring, found = pairs(nvrtcs), []
-    before: dict[tuple[str, str], list[Case]] = {}
-    for case in cases():
-        # Cases are counted within an op's strategy: its dtypes together meet every pair.
-        earlier = before.setdefault((case.op, case.strategy), [])
-        start, number = sum(_most(each) + 1 for each in earlier) % len(ring), len(earlier)
-        earlier.append(case)
-        if only not in (None, case):
-            continue
-        for architecture, nvrtc, problem, tile in _choice(case, number, ring[start:] + ring[:start], tiles):
+    for case in (each for each in cases() if only in (None, each)):
+        for architecture, nvrtc, problem, tile in _choice(case, ring, tiles):
             for launch in {launch.kernel: launch for launch in case.solver.launches(problem, tile)}.values():
                 text = kernel_text(launch, problem, case.solver, tile)
                 found.append(Build(case, tile, launch.kernel, launch.threads, text, architecture, nvrtc))
