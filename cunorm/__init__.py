@@ -11,12 +11,13 @@ if not (Path(__path__[0]) / "kernels_cu").is_dir():
 
 from .batch_norm import batch_norm_elemt, batch_norm_gather_stats, batch_norm_stats
 from .batch_norm_backward import batch_norm_backward_elemt, batch_norm_backward_reduce
-from .errors import CompileError, KernelFault, TableError, TableWarning, UnsupportedTile
+from .errors import CompileError, KernelFault, TableError, TableWarning, TraceError, UnsupportedTile
 from .group_norm import group_norm, group_norm_backward
 from .launch import Plan
 from .layer_norm import layer_norm, layer_norm_backward
 from .ops import plan
 from .strategy import Tile
+from .tracing import trace
 
 __all__ = [
     "CompileError",
@@ -25,6 +26,7 @@ __all__ = [
     "TableError",
     "TableWarning",
     "Tile",
+    "TraceError",
     "UnsupportedTile",
     "batch_norm_backward_elemt",
     "batch_norm_backward_reduce",
@@ -36,6 +38,7 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "plan",
+    "trace",
 ]
 
 __version__ = "0.1.0"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from . import tracing
 from .arrays import (
     Array,
     addresses,
@@ -257,10 +258,16 @@ class Call:
 
 
 class Calls(dict[Any, Call]):
-    """The checked calls of one op by signature, bounded."""
+    """The checked calls of one op by signature, bounded; none is kept while problems are traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tracing.on_begin.append(self.clear)
 
     def keep(self, key: Any, call: Call) -> None:
         """Remember a call; forget all when there are too many."""
+        if tracing.active():
+            return
         if len(self) >= KEPT_CALLS:
             self.clear()
         self[key] = call

@@ -1,4 +1,4 @@
-"""The command line: ``cunorm doctor``, ``cunorm show``, ``cunorm demo``."""
+"""The command line: ``cunorm doctor | show | tune | merge | demo``."""
 
 from __future__ import annotations
 
@@ -10,83 +10,11 @@ import re
 import sys
 from collections.abc import Sequence
 
-from . import __version__
+from .cli_parser import parser
 
 __all__ = ["main"]
 
-INSTALL_DEMO = "pip install 'cunorm[demo]'"
-
-
-def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="cunorm",
-        description="Normalisation gradients and forwards for NVIDIA GPUs.",
-        epilog="example:\n  cunorm doctor",
-        formatter_class=raw,
-    )
-    parser.add_argument("--version", action="version", version=f"cunorm {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    doctor = commands.add_parser(
-        "doctor",
-        help="what is installed, what works, what to type about the rest",
-        description=(
-            "Looks at packages, GPUs, compilers, cache folders and settings, then runs one tiny gradient on each\n"
-            "executor. Exit code 0 if at least one executor works, else 1.\n\n"
-            "With --kernels it compiles kernels instead, for every architecture with the oldest and the newest NVRTC\n"
-            "that are installed, and prints what they use; no GPU needed. Exit code 1 if one spills, has a stack or\n"
-            "cannot be launched. The first time takes minutes; results are kept in the cache folder."
-        ),
-        epilog="example:\n  cunorm doctor --json > doctor.json\n  cunorm doctor --kernels",
-        formatter_class=raw,
-    )
-    doctor.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
-    doctor.add_argument(
-        "--kernels", action="store_true", help="registers, spills, stack of every kernel, by architecture"
-    )
-    doctor.add_argument(
-        "--tiles",
-        choices=("choice", "spread", "all"),
-        help="with --kernels: how many; the first time a choice takes minutes, a spread an hour, all of them hours",
-    )
-    show = commands.add_parser(
-        "show",
-        help="what runs for a problem and why; with --traffic, the bytes that it moves",
-        description=(
-            "Prints the strategy, tile and launches of a problem, with gamma and beta of x's dtype. With --traffic it\n"
-            "runs the kernels on the CPU executor and counts: bytes against the fewest that the problem has to move,\n"
-            "sectors, reuse, bank conflicts. Counted, never timed; needs no GPU, and some seconds."
-        ),
-        epilog=(
-            "example:\n"
-            "  cunorm show group_norm_backward --shape 8,320,64x64,32 --dtype bfloat16 --strategy all --traffic"
-        ),
-        formatter_class=raw,
-    )
-    show.add_argument("op", metavar="OP", help="the name of a function: group_norm_backward")
-    show.add_argument(
-        "--shape", required=True, metavar="N,C,HxW,GROUP", help="LayerNorm ROWS,LENGTH; BatchNorm N,C,HxW"
-    )
-    show.add_argument("--dtype", default="float32", help="of x: float16, bfloat16, float32, float64")
-    show.add_argument("--layout", metavar="NCHW|NHWC", help="the order in memory")
-    show.add_argument("--outputs", metavar="NAMES", help="those of a gradient that are wanted: dx,dgamma,dbeta")
-    show.add_argument("--device", help="whose tiles and limits: A100, RTX4090, H100, H200, B200, RTX5090")
-    show.add_argument("--strategy", metavar="NAME", help="another than the chosen one, with its best tile; or all")
-    show.add_argument("--tile", metavar="FIELD=VALUE,...", help="with --strategy: this tile of it")
-    show.add_argument("--traffic", action="store_true", help="count what it moves")
-    show.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
-    demo = commands.add_parser(
-        "demo",
-        help="train a small network on real digits, every norm through cunorm",
-        description=(
-            "Trains a small convolutional network on scikit-learn's handwritten digits. Arguments go to the example;\n"
-            "`cunorm demo -- --help` lists them."
-        ),
-        epilog="example:\n  cunorm demo --epochs 3 --plot loss.png",
-        formatter_class=raw,
-    )
-    demo.add_argument("arguments", nargs="*", help="handed to examples/train_digits.py")
-    return parser
+INSTALL_DEMO, INSTALL_TUNE = "pip install 'cunorm[demo]'", "pip install 'cunorm[tune]'"
 
 
 def _doctor(as_json: bool) -> int:
@@ -134,6 +62,14 @@ def _demo(arguments: list[str]) -> int:
         sys.argv = command
 
 
+def _tune(asked: argparse.Namespace) -> int:
+    missing = [name for name in ("optuna", "matplotlib", "tqdm") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"cunorm tune needs {', '.join(missing)}; type: {INSTALL_TUNE}", file=sys.stderr)
+        return 1
+    return int(importlib.import_module(".tuning.command", __package__).run(asked))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
@@ -150,14 +86,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What follows `demo` is the example's, options too: argparse would take them for its own.
         if given[:1] == ["demo"] and given[1:2] not in (["-h"], ["--help"]):
             return _demo(given[2:] if given[1:2] == ["--"] else given[1:])
-        parser = _parser()
-        asked = parser.parse_args(given)
+        made = parser()
+        asked = made.parse_args(given)
         if asked.command == "show":
             from . import show
 
             return show.run(asked)
+        if asked.command == "tune":
+            return _tune(asked)
+        if asked.command == "merge":
+            from . import tables
+
+            return tables.merge(asked)
         if asked.tiles is not None and not asked.kernels:
-            parser.error("--tiles goes with --kernels")
+            made.error("--tiles goes with --kernels")
         return _kernels(asked.json, asked.tiles or "choice") if asked.kernels else _doctor(asked.json)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "KernelFault", "TableError", "TableWarning", "UnsupportedTile"]
+__all__ = ["CompileError", "KernelFault", "TableError", "TableWarning", "TraceError", "UnsupportedTile"]
 
 
 class CompileError(RuntimeError):
@@ -23,3 +23,7 @@ class TableError(ValueError):
 
 class TableWarning(UserWarning):
     """A tiling table, or an entry of it, is left out of a call, which goes on with what is next in the tile chain."""
+
+
+class TraceError(ValueError):
+    """A file is no trace of problems; the text names file and line."""

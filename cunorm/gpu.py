@@ -15,7 +15,18 @@ from cupy.cuda import compiler, runtime
 from .devices import KNOWN, Device
 from .errors import CompileError
 
-__all__ = ["Kernel", "allocation_forbidden", "compile", "current", "launch", "limits", "on", "present", "synchronise"]
+__all__ = [
+    "Kernel",
+    "allocation_forbidden",
+    "compile",
+    "count",
+    "current",
+    "launch",
+    "limits",
+    "on",
+    "present",
+    "synchronise",
+]
 
 #: The same for every kernel: each distinct tuple costs CuPy one more compile.
 OPTIONS = ("--std=c++17",)
@@ -128,6 +139,11 @@ def present() -> bool:
 def on(ordinal: int) -> AbstractContextManager[Any]:
     """Makes a GPU the current one; nothing to do where it is."""
     return nullcontext() if runtime.getDevice() == ordinal else cupy.cuda.Device(ordinal)
+
+
+def count() -> int:
+    """How many GPUs CuPy sees."""
+    return int(runtime.getDeviceCount())
 
 
 def current() -> int:

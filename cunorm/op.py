@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import settings
+from . import settings, tracing
 from .arrays import Array, kind_of, place_of, same_place
 from .call import Call, Calls, signature
 from .checks import check_out, place_for
@@ -225,7 +225,10 @@ def _checked(
     check_out(out, results, op.results)
     plan = _plan(op, checked.problem, leader, tile, plan)
     inputs = [(name, array, order) for (name, array), order in zip(given, checked.orders, strict=True)]
-    return Call(plan, inputs, results, out, op.in_place, workspace)
+    made = Call(plan, inputs, results, out, op.in_place, workspace)
+    if tracing.active() and plan.launches:
+        tracing.record(plan.problem)
+    return made
 
 
 def _plan(op: Op, problem: Problem, leader: tuple[str, Any], tile: Any, plan: Plan | None) -> Plan:

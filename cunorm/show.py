@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from . import costmodel
+from . import costmodel, tables
 from .cpu_memory import PARAMETER, TENSOR, WORKSPACE
 from .errors import CompileError, KernelFault, UnsupportedTile
 from .launch import Plan
 from .ops import OPS, plan
-from .shapes import plan_options, tile_of
+from .shapes import names_of, plan_options, tile_of
 from .traffic import Traffic
 
 __all__ = ["run"]
@@ -39,7 +40,10 @@ def _refusal(strategy: Any, problem: Any, device: Any) -> str:
 
 def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
     """The plans that were asked for, and why there is none of other strategies."""
-    options = plan_options(asked.op, asked.shape, asked.dtype, asked.layout, asked.outputs) | {"device": asked.device}
+    if asked.shape is None:
+        raise ValueError(f"--shape: missing, expected {','.join(names_of(asked.op))} for {asked.op}")
+    typed = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs)
+    options = typed | {"device": asked.device}
     if asked.tile is not None and asked.strategy in (None, "all"):
         raise ValueError("--tile: goes with --strategy and the name of one")
     if asked.tile is not None:
@@ -139,7 +143,13 @@ def _document(made: Plan) -> dict[str, Any]:
 
 def run(asked: argparse.Namespace) -> int:
     """The command, from its parsed arguments; returns the exit code."""
+    if asked.table is not None:
+        os.environ["CUNORM_TILING_TABLE"] = asked.table
+    if asked.op is None and asked.shape is None:
+        return tables.run(asked)
     try:
+        if asked.op is None:
+            raise ValueError("OP: missing, expected the name of a function before --shape: group_norm_backward")
         plans, refused = _plans(asked)
         found = _traffics(plans, refused) if asked.traffic else []
     except (CompileError, KernelFault, MemoryError, TypeError, UnsupportedTile, ValueError) as error:

@@ -9,7 +9,10 @@ from typing import Any
 from .problem import ITEMSIZE, LAYOUTS, Problem, accumulator
 from .strategy import Tile
 
-__all__ = ["FACTS", "MEASURED", "MODEL", "Entry", "entry_of", "order_of", "raw_of", "sizes_of", "sizes_text"]
+__all__ = [
+    "FACTS", "MEASURED", "MODEL", "Entry", "entry_of", "key_of", "order_of", "problem_of", "raw_of", "sizes_of",
+    "sizes_text",
+]  # fmt: skip
 
 MEASURED, MODEL = "measured", "model"
 #: Sizes of an entry by the first words of its op: name in the file -> name in the problem. The first that fits.
@@ -70,7 +73,8 @@ def _text(raw: Mapping[str, Any], name: str, allowed: Iterable[str] | None = Non
     return value
 
 
-def _problem(raw: Mapping[str, Any]) -> Problem:
+def problem_of(raw: Mapping[str, Any]) -> Problem:
+    """The problem that the key of an entry names; ValueError says what is wrong with it."""
     op, dtype = _text(raw, "op"), _text(raw, "dtype", ITEMSIZE)
     found = {"HxW": 1, "group": 1}
     for name, attribute in sizes_of(op).items():
@@ -93,8 +97,8 @@ def _problem(raw: Mapping[str, Any]) -> Problem:
     return Problem(op, dtype, gamma, beta, stats, layout, **found, outputs=outputs, others=others).canonical()
 
 
-def _key(problem: Problem) -> dict[str, Any]:
-    """The fields that name a problem, as `_problem` reads them."""
+def key_of(problem: Problem) -> dict[str, Any]:
+    """The fields that name a problem, as `problem_of` reads them."""
     key: dict[str, Any] = {"op": problem.op, "dtype": problem.dtype}
     key |= {name: value for name in ("gamma_dtype", "beta_dtype") if (value := getattr(problem, name)) is not None}
     if problem.stats_dtype != accumulator(problem.dtype):
@@ -111,7 +115,7 @@ def entry_of(raw: Any) -> Entry:
     """An entry of a file; ValueError says what is wrong with it."""
     if not isinstance(raw, dict):
         raise ValueError(f"a {type(raw).__name__}, expected an object")
-    problem = _problem(raw)
+    problem = problem_of(raw)
     tile = raw.get("tile")
     if not isinstance(tile, dict):
         raise ValueError(f"tile is {tile!r}, expected an object")
@@ -124,7 +128,7 @@ def entry_of(raw: Any) -> Entry:
 def raw_of(entry: Entry) -> dict[str, Any]:
     """The line of an entry."""
     chosen = {"strategy": entry.tile.strategy, "tile": entry.tile.as_dict(), "source": entry.source}
-    return _key(entry.problem) | chosen | {"kernel": entry.kernel} | dict(entry.facts)
+    return key_of(entry.problem) | chosen | {"kernel": entry.kernel} | dict(entry.facts)
 
 
 def order_of(entry: Entry) -> tuple[Any, ...]:

@@ -160,6 +160,17 @@ def test_matches_the_oracle_on_hostile_shapes(
     assert checked >= {"warp": 8, "block": 20, "split": 20}[strategy]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("dtype", "gamma_dtype"), [("float16", "same"), ("bfloat16", "float32")])
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_parameters_whose_builds_of_split_the_quick_tests_spare(
+    direction: str, data_format: str, dtype: str, gamma_dtype: str, executor: Executor
+) -> None:
+    for shape in SHAPES:
+        run(Case(*shape, dtype, data_format, gamma_dtype), "split", direction, executor)
+
+
 @pytest.mark.parametrize("mask", [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)])
 @pytest.mark.parametrize("strategy", list(TILES))
 def test_every_mask(strategy: str, mask: tuple[bool, bool, bool], executor: Executor) -> None:

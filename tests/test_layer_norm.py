@@ -129,6 +129,14 @@ def test_matches_the_oracle_on_hostile_shapes(dtype: str, strategy: str, directi
     assert taken >= {"warp": 10, "block": 10, "split": len(SHAPES)}[strategy]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_float16_parameters_of_split(direction: str, executor: Executor) -> None:
+    """Whose builds the quick tests spare."""
+    for shape in SHAPES:
+        assert run(Case(*shape, "float16"), "split", direction, executor)
+
+
 @pytest.mark.parametrize("mask", [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_mask(strategy: str, mask: tuple[bool, ...], executor: Executor) -> None:

@@ -1,1 +1,1 @@
-"""Offline tuning of cunorm: the workloads. The library never imports this package; the tuner is not in this version."""
+"""Offline tuning of cunorm: workloads, studies, workers that measure, reports. Calls never import this package."""

@@ -1,4 +1,4 @@
-"""Named lists of problems that real models run: what defaults are checked on, and later tuned and measured on.
+"""Named lists of problems that real models run: what defaults are checked on, and what is tuned and measured.
 
 The shapes are those of the models' published configurations: Stable Diffusion 1.5 and SDXL UNets (channels 320, 640,
 1280; 32 groups), their VAE decoders (128, 256, 512), ResNet-50 with GroupNorm (Wu and He, 2018) and with BatchNorm (He
@@ -69,6 +69,7 @@ GROUP_NORM: dict[str, tuple[GroupNormShape, ...]] = {
         for C, size in ((32, 128), (64, 64), (128, 32), (256, 16), (320, 8), (320, 4))
     ),
     "mlp": (GroupNormShape(1024, 512, (), 8), GroupNormShape(65536, 256, (), 16)),
+    "quick": (_square(2, 320, 64, 32), _square(8, 640, 16, 32), GroupNormShape(1024, 512, (), 8)),
 }
 
 
@@ -87,6 +88,12 @@ LAYER_NORM: dict[str, tuple[tuple[int, int], ...]] = {
     ),
     "qk-norm": ((131072, 128), (589824, 64)),
     "vision": ((802816, 96), (200704, 192), (50432, 384), (12544, 768), (50432, 1280)),
+    "convnext": tuple(
+        (64 * size * size, length)
+        for size, lengths in ((56, (96, 128)), (28, (192, 256)), (14, (384, 512)), (7, (768, 1024)))
+        for length in lengths
+    ),
+    "quick": ((8192, 768), (2048, 4096), (200704, 96)),
     "odd": ((4005, 4005), (267, 513), (67, 123479), (1024, 33333), (1, 1000), (65536, 1)),
 }
 
@@ -102,11 +109,12 @@ BATCH_NORM: dict[str, tuple[tuple[int, int, int], ...]] = {
         (128, C, size * size) for C, size in ((16, 112), (24, 56), (40, 28), (144, 56), (672, 14), (1152, 7))
     ),
     "segmentation-bn": ((4, 32, 257 * 257), (2, 256, 128 * 256), (2, 2048, 33 * 33)),
+    "quick": ((32, 64, 56 * 56), (32, 512, 7 * 7)),
     "bn1d": ((65536, 128, 1), (8192, 1024, 1), (131072, 63, 1)),
 }
 
 #: The names of all workloads.
-WORKLOADS: tuple[str, ...] = (*GROUP_NORM, *LAYER_NORM, *BATCH_NORM)
+WORKLOADS: tuple[str, ...] = tuple(dict.fromkeys((*GROUP_NORM, *LAYER_NORM, *BATCH_NORM)))
 
 _FORWARD, _GRADIENTS = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
 

@@ -1,0 +1,163 @@
+"""Takes down the problems that an application runs, for ``cunorm tune --from-trace``: `trace`, ``CUNORM_TRACE``.
+
+A trace is a file of lines, each the key of a problem as tiling tables write it, and how often it ran::
+
+    {"op": "group_norm", "dtype": "float32", "layout": "NCHW", "outputs": "y,mean,rstd", "N": 2, ..., "calls": 17}
+
+A problem's first call is written at once, so that a killed process leaves what it ran; the others are added up, and
+written at the end. Several processes may write to one file: the counts of a problem's lines are added by the reader.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from . import settings
+from .errors import TraceError
+from .problem import Problem
+from .table_entry import key_of, problem_of
+
+__all__ = ["active", "read", "record", "trace"]
+
+
+class _Trace:
+    """A file that takes problems down."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._calls: Counter[Problem] = Counter()
+        self._seen: set[Problem] = set()
+        self._append([])  # so that a path that cannot be written is an error here, and not in some call
+
+    def _append(self, lines: list[str]) -> None:
+        # One write to the end of the file: lines of several processes do not mix.
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, "".join(f"{line}\n" for line in lines).encode())
+        finally:
+            os.close(handle)
+
+    def record(self, problem: Problem) -> None:
+        with self._lock:
+            if problem in self._seen:
+                self._calls[problem] += 1
+                return
+            self._seen.add(problem)
+            self._try([_line(problem, 1)])
+
+    def close(self) -> None:
+        with self._lock:
+            self._try([_line(problem, calls) for problem, calls in self._calls.items()])
+            self._calls.clear()
+
+    def _try(self, lines: list[str]) -> None:
+        """Append, or say why not: a call must not fail for its trace."""
+        try:
+            self._append(lines)
+        except OSError as error:
+            warnings.warn(f"trace: {self.path}: {error.strerror or error}", RuntimeWarning, stacklevel=2)
+
+
+def _line(problem: Problem, calls: int) -> str:
+    return json.dumps(key_of(problem) | {"calls": calls})
+
+
+_traces: list[_Trace] = []
+#: What to call when a trace begins: calls that are remembered would not be seen.
+on_begin: list[Callable[[], None]] = []
+
+
+def active() -> bool:
+    """Whether calls are to be recorded."""
+    return bool(_traces)
+
+
+def record(problem: Problem) -> None:
+    """Take a call down in every trace."""
+    for one in tuple(_traces):
+        one.record(problem)
+
+
+def _begin(path: Path) -> _Trace:
+    made = _Trace(path)
+    _traces.append(made)
+    for forget in on_begin:
+        forget()
+    return made
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Take down the problems that run inside, in all threads; calls are checked anew each time, so they are slower.
+
+    Parameters
+    ----------
+    path : str or path
+        A file, which is made, or added to. Hand it to ``cunorm tune --from-trace``.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    made = _begin(Path(path))
+    try:
+        yield
+    finally:
+        _traces.remove(made)
+        made.close()
+
+
+def read(path: str | os.PathLike[str]) -> dict[Problem, int]:
+    """The problems of a trace, the most frequent first, with how often each ran.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    TraceError
+        If a line is none of a trace; a last line that was cut short is passed over.
+    """
+    found: Counter[Problem] = Counter()
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            raw = json.loads(line)
+            if not isinstance(raw, dict):
+                raise ValueError(f"a {type(raw).__name__}, expected an object")
+            calls = raw.get("calls")
+            if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+                raise ValueError(f"calls is {calls!r}, expected a whole number from 1 up")
+            found[problem_of(raw)] += calls
+        except (RecursionError, ValueError) as error:
+            if number == len(lines) and not text.endswith("\n"):
+                break
+            raise TraceError(f"{path}: line {number}: {error}") from None
+    return dict(found.most_common())
+
+
+def _from_environment() -> None:
+    """Begin the trace that ``CUNORM_TRACE`` names, which ends with the process."""
+    path = settings.trace()
+    if path is None:
+        return
+    try:
+        atexit.register(_begin(path).close)
+    except OSError as error:
+        sentence = f"CUNORM_TRACE: {path}: {error.strerror or error}; nothing is traced"
+        warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+
+
+_from_environment()

@@ -1,0 +1,222 @@
+"""``cunorm tune``: from its arguments to problems, devices and workers, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cunorm import lookup, settings, tracing
+from cunorm.arrays import dtype_named
+from cunorm.devices import Device, known
+from cunorm.errors import TableError, TraceError
+from cunorm.launch import executor
+from cunorm.ops import OPS, gpu_present, plan
+from cunorm.problem import Problem
+from cunorm.shapes import plan_options
+from cunorm.table_entry import MEASURED, Entry
+
+from .clock import GraphClock
+from .progress import Progress
+from .result import Result
+from .stand import Spec
+from .study import journal, storage_of
+from .tuner import Options, tune
+from .workloads import WORKLOADS, problems
+
+__all__ = ["run"]
+
+OK, UNTUNED, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class NoGpuError(Exception):
+    """Measuring was asked for, and there is nothing to measure on."""
+
+
+# ---- what was asked for ---------------------------------------------------------------------------------------------
+
+
+def _problems(asked: argparse.Namespace) -> list[Problem]:
+    sources = [name for name in ("shape", "workload", "from_trace") if getattr(asked, name) is not None]
+    if len(sources) != 1:
+        came = " and ".join(f"--{name.replace('_', '-')}" for name in sources) or "none of them"
+        raise ValueError(f"--shape, --workload or --from-trace: {came}, expected one")
+    if asked.op is not None and asked.op not in OPS:
+        plan_options(asked.op, "", asked.dtype)  # which words it
+    if asked.shape is not None:
+        if asked.op is None:
+            raise ValueError("OP: missing, expected the name of a function before --shape: group_norm_backward")
+        options = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs)
+        return [plan(asked.op, device="cpu", **options).problem]
+    if asked.outputs is not None:
+        raise ValueError("--outputs: goes with --shape")
+    if asked.workload is not None:
+        if asked.workload not in WORKLOADS:
+            raise ValueError(f"--workload: {asked.workload!r}, expected one of {', '.join(WORKLOADS)}")
+        dtype = dtype_named("--dtype", asked.dtype or "float32")
+        found = [problem for name, problem in problems(dtype) if name == asked.workload]
+    else:
+        if asked.dtype is not None:
+            raise ValueError("--dtype: the problems of a trace have their own")
+        found = list(tracing.read(asked.from_trace))
+    layout = None if asked.layout is None else asked.layout.upper()
+    chosen = [one for one in found if asked.op in (None, one.op) and layout in (None, one.layout)]
+    if not chosen:
+        raise ValueError(f"no problem left: {len(found)} in all, none of that OP and --layout")
+    return list(dict.fromkeys(chosen))
+
+
+def _visible(ordinal: int) -> str:
+    """A GPU as ``CUDA_VISIBLE_DEVICES`` names it, for a process that is to see it alone."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(ordinal) if not named else named.split(",")[ordinal].strip()
+
+
+def _specs(asked: argparse.Namespace) -> tuple[str, Device, tuple[Spec, ...]]:
+    """Evaluator, device and workers."""
+    named = None if asked.device is None else known(asked.device, "--device")
+    present = executor("gpu").limits(executor("gpu").current()) if gpu_present() else None
+    evaluator = asked.evaluator
+    if evaluator == "auto":
+        here = present is not None and (named is None or named.name == present.name)
+        evaluator = "measure" if here else "model"
+    if evaluator == "model":
+        device = named or present or executor("cpu").limits()
+        return "model", device, (Spec("cpu", device),) * asked.workers
+    if present is None:
+        raise NoGpuError("--evaluator measure: CuPy sees no GPU here; see `cunorm doctor`, or use --evaluator model")
+    if named is not None and named.name != present.name:
+        raise ValueError(f"--device: {named.name}, but the GPU here is {present.name}; --evaluator model models others")
+    count = executor("gpu").count()
+    if asked.workers > count:
+        raise ValueError(f"--workers: {asked.workers}, expected at most {count}, one for each GPU")
+    clock = f"{GraphClock.__module__}:{GraphClock.__name__}"
+    first = executor("gpu").current()
+    ordinals = [first, *(other for other in range(count) if other != first)][: asked.workers]
+    for ordinal in ordinals:
+        if (other := executor("gpu").limits(ordinal)) != present:
+            raise ValueError(f"--workers: GPU {ordinal} is {other.name}, not {present.name}; a table has one device")
+    return "measure", present, tuple(Spec("gpu", present, clock, _visible(ordinal)) for ordinal in ordinals)
+
+
+def _options(asked: argparse.Namespace) -> Options:
+    for name, least in (("trials", 1), ("workers", 1), ("seconds", 0)):
+        value = getattr(asked, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name}: {value:g}, expected at least {least}")
+    evaluator, device, specs = _specs(asked)
+    path = Path(asked.table) if asked.table else settings.tiling_table() or lookup.user_table(device)
+    if path.is_dir():
+        raise ValueError(f"--table: {path} is a folder, expected a file")
+    if asked.table and not path.parent.is_dir():
+        raise ValueError(f"--table: {path}: no folder {path.parent}")
+    url = asked.storage
+    if url is None:
+        url = str(journal(settings.cache_dir() / "studies", path, asked.resume))
+    storage = storage_of(url)
+    return Options(device, evaluator, specs, path, storage, asked.trials, asked.seconds, asked.seed)
+
+
+# ---- what came of it ------------------------------------------------------------------------------------------------
+
+
+def _document(result: Result) -> dict[str, Any]:
+    default = result.timings.get(result.space.default)
+    chosen = None if result.winner is None else result.timings.get(result.winner)
+    return {
+        "problem": asdict(result.space.problem),
+        "source": result.source,
+        "strategy": None if result.winner is None else result.winner.strategy,
+        "tile": None if result.winner is None else result.winner.as_dict(),
+        "time_us": None if chosen is None else chosen.seconds * 1e6,
+        "default_us": None if default is None else default.seconds * 1e6,
+        "entry": None if result.entry is None else {"source": result.entry.source, **result.entry.facts},
+        "stored": result.entry is not None and result.kept,
+        "space": len(result.space),
+        "trials": [
+            {
+                "strategy": trial.tile.strategy,
+                "tile": trial.tile.as_dict(),
+                "seconds": trial.seconds,
+                "failure": trial.failure,
+                "sentence": trial.sentence,
+            }
+            for trial in result.trials
+        ],
+        "sentence": result.sentence,
+        "interrupted": result.interrupted,
+        "seconds": result.seconds,
+    }
+
+
+def _failed(results: list[Result]) -> Iterator[str]:
+    for result in results:
+        name = result.space.problem.describe()
+        if result.winner is None and not result.interrupted:
+            yield f"{name}: {result.sentence}"
+        for trial in result.failures:
+            if trial.failure in ("wrong", "fault"):
+                yield f"{name}: {trial.tile!r} is wrong: {trial.sentence}; please report this"
+
+
+def run(asked: argparse.Namespace) -> int:
+    """The command, from its parsed arguments; returns the exit code."""
+    try:
+        todo, options = _problems(asked), _options(asked)
+        report = _report_folder(asked)
+    except NoGpuError as error:
+        print(f"cunorm tune: {error}", file=sys.stderr)
+        return NO_GPU
+    except (OSError, TableError, TraceError, TypeError, ValueError) as error:
+        print(f"cunorm tune: {error}", file=sys.stderr)
+        return USAGE
+    progress = Progress(options, len(todo), quiet=asked.json)
+    try:
+        results, entries, interrupted = tune(todo, options, progress)
+    except (OSError, TableError) as error:
+        print(f"cunorm tune: {error}", file=sys.stderr)
+        return USAGE
+    finally:
+        progress.close()
+    failed = list(_failed(results))
+    if asked.json:
+        print(json.dumps(_summary(options, results, entries, interrupted, failed), indent=1))
+    else:
+        progress.summary(results, entries, interrupted)
+    for sentence in failed:
+        print(f"cunorm tune: {sentence}", file=sys.stderr)
+    if report is not None:
+        from .report import write
+
+        page = write(results, report, title=f"cunorm tune on {options.device.name}")
+        if not asked.json:
+            print(f"report     {page}")
+    return INTERRUPTED if interrupted else UNTUNED if failed else OK
+
+
+def _report_folder(asked: argparse.Namespace) -> Path | None:
+    if asked.report is None:
+        return None
+    folder = Path(asked.report)
+    folder.mkdir(parents=True, exist_ok=True)  # now, and not after an hour of tuning
+    return folder
+
+
+def _summary(
+    options: Options, results: list[Result], entries: list[Entry], interrupted: bool, failed: list[str]
+) -> dict[str, Any]:
+    return {
+        "schema": "cunorm-tune/1",
+        "table": str(options.table),
+        "device": options.device.name,
+        "evaluator": options.evaluator,
+        "measured": sum(one.source == MEASURED for one in entries),
+        "results": [_document(result) for result in results],
+        "interrupted": interrupted,
+        "failed": failed,
+    }

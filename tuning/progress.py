@@ -1,0 +1,137 @@
+"""What a person sees of a run: a bar on a terminal, plain lines elsewhere, a line for each problem at its end."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from cunorm.problem import Problem
+from cunorm.strategy import Tile
+from cunorm.table_entry import MEASURED, Entry
+
+from .result import Result, Trial
+from .space import Space
+from .tuner import Events, Options
+
+__all__ = ["Progress", "tile_text"]
+
+WORDS = {"measured": "measured", "model": "modelled, not measured", "rehearsed": "rehearsed, no GPU's times"}
+
+
+def tile_text(tile: Tile) -> str:
+    """A tile, for people."""
+    return f"{tile.strategy} ({', '.join(f'{name}={value}' for name, value in tile.fields)})"
+
+
+class Progress(Events):
+    """Prints what happens to stderr, results to stdout.
+
+    Parameters
+    ----------
+    options : Options
+    problems : int
+        How many there are.
+    quiet : bool
+        Nothing on stdout.
+    """
+
+    def __init__(self, options: Options, problems: int, quiet: bool = False) -> None:
+        self._options, self._problems, self._quiet = options, problems, quiet
+        self._ended = 0
+        self._bar: Any = None
+        self._best: dict[Problem, float] = {}
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=0, unit="tile", file=sys.stderr, dynamic_ncols=True, leave=False)
+
+    def _say(self, line: str, loud: bool = False) -> None:
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        elif loud or not self._quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    def begins(self, space: Space, trials: int) -> None:
+        """A problem begins."""
+        if self._bar is not None:
+            self._bar.total += trials
+            self._bar.set_description(f"{self._ended + 1}/{self._problems} {space.problem.op}")
+            self._bar.refresh()
+        else:
+            where = f"[{self._ended + 1}/{self._problems}]"
+            self._say(f"{where} {space.problem.describe()}: {trials} of {len(space)} tiles")
+
+    def tried(self, space: Space, trial: Trial) -> None:
+        """A tile was tried."""
+        if trial.failure in ("wrong", "fault"):
+            self._say(f"WRONG RESULT  {tile_text(trial.tile)}: {trial.sentence}", loud=True)
+        elif trial.failure is not None:
+            self._say(f"{trial.failure:8}  {tile_text(trial.tile)}: {trial.sentence.splitlines()[0]}")
+        if trial.seconds is not None:
+            best = min(trial.seconds, self._best.get(space.problem, trial.seconds))
+            self._best[space.problem] = best
+            if self._bar is not None:
+                self._bar.set_postfix_str(f"best {best * 1e6:.1f} us", refresh=False)
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def ends(self, result: Result) -> None:
+        """A problem ends."""
+        self._ended += 1
+        line = self._line(result)
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr if self._quiet else sys.stdout)
+        elif not self._quiet:
+            print(line, flush=True)
+
+    def elsewhere(self, problem: Problem, entry: Entry | None) -> None:
+        """Somebody else tunes, or has tuned, a problem."""
+        if entry is None:
+            self._say(f"{problem.describe()}: another process is tuning it; it comes again")
+        else:
+            self._ended += 1
+            self._say(f"{problem.describe()}: tuned before in this storage, {tile_text(entry.tile)}")
+
+    def _line(self, result: Result) -> str:
+        name = result.space.problem.describe()
+        if result.winner is None:
+            return f"{name}\n  not tuned: {result.sentence}"
+        chosen, default = result.timings[result.winner], result.timings.get(result.space.default)
+        text = f"{name}\n  {tile_text(result.winner)}  {chosen.seconds * 1e6:.1f} us {WORDS[result.source]}"
+        if result.winner == result.space.default:
+            text += "; the default"
+        elif default is not None:
+            text += (
+                f"; the default {default.seconds * 1e6:.1f} us, {default.seconds / chosen.seconds:.2f} times as long"
+            )
+        text += f"; {len(result.trials)} tiles tried"
+        if result.failures:
+            text += f", {len(result.failures)} failed"
+        if result.entry is not None and (verified := result.entry.facts.get("verified")):
+            text += f"; verified on the {verified}"
+        if result.sentence:
+            text += f"; {result.sentence}"
+        if result.entry is None:
+            text += "; not stored"
+        elif not result.kept:
+            text += "; not stored: the table has a measured entry"
+        if result.interrupted:
+            text += "; interrupted"
+        return text
+
+    def summary(self, results: list[Result], entries: list[Entry], interrupted: bool) -> None:
+        """The last lines."""
+        measured = sum(entry.source == MEASURED for entry in entries)
+        modelled = len(entries) - measured
+        parts = [f"{measured} measured"] if measured else []
+        parts += [f"{modelled} modelled, not measured"] if modelled else []
+        print(f"table      {self._options.table}: {', '.join(parts) or 'nothing new'}, for {self._options.device.name}")
+        if interrupted:
+            left = self._problems - self._ended
+            print(f"interrupted: what was learnt is kept; {left} problems are left, --resume goes on with them")
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
