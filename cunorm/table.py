@@ -20,6 +20,7 @@ Fields that this version does not know are kept on a rewrite, and so are entries
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import tempfile
@@ -145,7 +146,9 @@ def _lines(table: Table) -> Iterator[str]:
 
 
 def _write(path: Path, table: Table) -> None:
-    """Replace the file as a whole: whoever reads it sees the old one or the new one."""
+    """Replace the file as a whole: whoever reads it sees the old one or the new one. Under the lock."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a writer that was killed
+        left.unlink(missing_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cunorm import settings
+from cunorm import lookup, settings
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +41,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="long: run with --long"))
         if item.get_closest_marker("sanitise") and not config.getoption("--sanitise"):
             item.add_marker(pytest.mark.skip(reason="the kernels under sanitisers: run with --sanitise"))
+
+
+@pytest.fixture(autouse=True)
+def _no_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tiling table of whoever runs the tests takes part in them."""
+    monkeypatch.delenv("CUNORM_TILING_TABLE", raising=False)
+    nowhere = tmp_path_factory.getbasetemp() / "no table"
+    monkeypatch.setattr(lookup, "user_table", lambda device: nowhere)
 
 
 class Executor:

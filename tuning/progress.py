@@ -40,6 +40,7 @@ class Progress(Events):
         self._ended = 0
         self._bar: Any = None
         self._best: dict[Problem, float] = {}
+        self._elsewhere: set[Problem] = set()
         if sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -86,9 +87,10 @@ class Progress(Events):
 
     def elsewhere(self, problem: Problem, entry: Entry | None) -> None:
         """Somebody else tunes, or has tuned, a problem."""
-        if entry is None:
+        if entry is None and problem not in self._elsewhere:
+            self._elsewhere.add(problem)
             self._say(f"{problem.describe()}: another process is tuning it; it comes again")
-        else:
+        elif entry is not None:
             self._ended += 1
             self._say(f"{problem.describe()}: tuned before in this storage, {tile_text(entry.tile)}")
 

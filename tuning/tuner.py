@@ -133,7 +133,7 @@ class _Run:
         self.errors: list[BaseException] = []
         self.todo: queue.SimpleQueue[Problem] = queue.SimpleQueue()
 
-    def work(self, spec: Spec) -> None:
+    def work(self, spec: Spec, over: threading.Event) -> None:
         try:
             with Worker(spec, self.stop.is_set) as worker, Ahead(spec, self._compilers()) as ahead:
                 waiting: list[Problem] = []
@@ -153,6 +153,8 @@ class _Run:
         except BaseException as error:
             self.errors.append(error)
             self.stop.set()
+        finally:
+            over.set()
 
     def _compilers(self) -> int | None:
         return None if self.options.evaluator == "measure" else 0
@@ -233,22 +235,23 @@ def tune(
     run = _Run(options, events or Events())
     for problem in dict.fromkeys(one.canonical() for one in problems):
         run.todo.put(problem)
-    threads = [threading.Thread(target=run.work, args=(spec,), daemon=True) for spec in options.specs]
-    for thread in threads:
-        thread.start()
-    interrupted = _join(threads, run.stop)
+    over = [threading.Event() for _ in options.specs]
+    for spec, event in zip(options.specs, over, strict=True):
+        threading.Thread(target=run.work, args=(spec, event), daemon=True).start()
+    interrupted = _wait(over, run.stop)
     for error in run.errors:
         raise error
     return run.results, run.entries, interrupted
 
 
-def _join(threads: Sequence[threading.Thread], stop: threading.Event) -> bool:
-    """Wait for threads; the first Ctrl-C asks them to stop, the second goes through."""
+def _wait(over: Sequence[threading.Event], stop: threading.Event) -> bool:
+    """Wait for all; the first Ctrl-C asks to stop, the second goes through. Returns whether there was one."""
     interrupted = False
-    while any(thread.is_alive() for thread in threads):
+    # Not Thread.join: interrupted, it takes the thread for ended (bpo-45274).
+    while not all(one.is_set() for one in over):
         try:
-            for thread in threads:
-                thread.join(0.1)
+            for one in over:
+                one.wait(0.1)
         except KeyboardInterrupt:
             if interrupted:
                 raise

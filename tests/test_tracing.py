@@ -1,0 +1,152 @@
+"""What an application ran: recorded once for each problem, counted, read again, by several processes at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import arrays
+
+import cunorm
+from cunorm import TraceError, tracing
+from cunorm.problem import Problem
+
+
+def run(a: Any, times: int = 1) -> None:
+    for _ in range(times):
+        cunorm.group_norm(a.x, 2)
+
+
+def test_each_problem_and_how_often(tmp_path: Path) -> None:
+    """Calls that were remembered before count too, and those after do not; plans count as calls."""
+    path = tmp_path / "run.trace"
+    a = arrays((2, 8, 3, 3))
+    run(a, 2)
+    with cunorm.trace(path):
+        run(a, 3)
+        made = cunorm.plan("group_norm_backward", shape=(2, 8, 3, 3), dtype="float32", num_groups=2)
+        for _ in range(2):
+            made(a.dy, a.x, a.mean, a.rstd, a.gamma)
+        cunorm.group_norm(np.empty((0, 8, 3), np.float32), 2)  # launches nothing
+    run(a)
+    found = tracing.read(path)
+    assert [(one.op, calls) for one, calls in found.items()] == [("group_norm", 3), ("group_norm_backward", 2)]
+    forward, backward = found
+    assert forward == Problem(
+        "group_norm", "float32", None, None, "float32", "NCHW", 2, 8, 9, 2, ("y", "mean", "rstd")
+    )  # fmt: skip
+    assert backward.gamma_dtype == "float32"
+    assert not tracing.active()
+    assert len(path.read_text().splitlines()) == 4  # a first call each, and the others
+
+
+def test_results_are_the_same_while_tracing(tmp_path: Path) -> None:
+    a = arrays((2, 8, 3, 3))
+    before = cunorm.group_norm(a.x, 2, a.gamma, a.beta)
+    with cunorm.trace(tmp_path / "t"):
+        inside = cunorm.group_norm(a.x, 2, a.gamma, a.beta)
+    assert all(np.array_equal(one, other) for one, other in zip(before, inside, strict=True))
+
+
+def test_a_wrong_call_is_not_recorded(tmp_path: Path) -> None:
+    with cunorm.trace(tmp_path / "t"), pytest.raises(ValueError, match="num_groups"):
+        cunorm.group_norm(arrays((2, 8, 3, 3)).x, 3)
+    assert tracing.read(tmp_path / "t") == {}
+
+
+def test_a_trace_is_added_to_and_traces_nest(tmp_path: Path) -> None:
+    a = arrays((2, 8, 3, 3))
+    with cunorm.trace(tmp_path / "outer"):
+        run(a)
+        with cunorm.trace(tmp_path / "inner"):
+            run(a)
+        run(a)
+    with cunorm.trace(tmp_path / "inner"):
+        run(a, 2)
+    assert list(tracing.read(tmp_path / "outer").values()) == [3]
+    assert list(tracing.read(tmp_path / "inner").values()) == [3]
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"), cunorm.trace(tmp_path / "nowhere" / "t"):
+        raise AssertionError("began")
+    assert not tracing.active()
+
+
+def test_a_disk_that_fills_up_breaks_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    x = arrays((2, 8, 3, 3)).x
+    with cunorm.trace(tmp_path / "t"):
+        monkeypatch.setattr(os, "write", full)
+        with pytest.warns(RuntimeWarning, match="No space left"):
+            assert cunorm.group_norm(x, 2)[0].shape == x.shape
+        monkeypatch.undo()
+
+
+def script(path: Path, body: str) -> subprocess.Popen[str]:
+    text = f"import os, signal, numpy as np, cunorm\nx = np.ones((2, 8, 3, 3), np.float32)\n{body}"
+    environment = {**os.environ, "CUNORM_TRACE": str(path)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_several_processes_write_to_what_the_variable_names(tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    body = "for _ in range(3): cunorm.group_norm(x, 2)"
+    for one in [script(path, body) for _ in range(2)]:
+        _, words = one.communicate(timeout=120)
+        assert one.returncode == 0, words
+    assert list(tracing.read(path).values()) == [6]
+
+
+def test_a_killed_process_leaves_what_it_ran(tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    with script(path, "cunorm.group_norm(x, 2)\nos.kill(os.getpid(), signal.SIGKILL)") as one:
+        one.communicate(timeout=120)
+    assert one.returncode == -signal.SIGKILL
+    assert list(tracing.read(path).values()) == [1]
+
+
+def test_a_variable_that_names_nothing_writable(tmp_path: Path) -> None:
+    one = script(tmp_path / "nowhere" / "t", "cunorm.group_norm(x, 2)")
+    _, words = one.communicate(timeout=120)
+    assert one.returncode == 0
+    assert "CUNORM_TRACE" in words
+    assert "nothing is traced" in words
+
+
+LINE = {"op": "group_norm", "dtype": "float32", "outputs": "y", "N": 1, "C": 2, "HxW": 3, "group": 1, "calls": 2}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("nonsense", "line 2: Expecting value"),
+        ("[1]", "line 2: a list"),
+        (json.dumps(LINE | {"calls": 0}), "line 2: calls is 0"),
+        (json.dumps(LINE | {"calls": None}), "line 2: calls is None"),
+        (json.dumps(LINE | {"N": -1}), "line 2: N is -1"),
+        (json.dumps(LINE | {"dtype": "int8"}), "line 2: dtype is 'int8'"),
+    ],
+)
+def test_a_line_that_is_none_of_a_trace(line: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text(f"{json.dumps(LINE)}\n{line}\n{json.dumps(LINE)}\n")
+    with pytest.raises(TraceError, match=words) as caught:
+        tracing.read(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_last_line_that_was_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text(f"{json.dumps(LINE)}\n\n{json.dumps(LINE)[:30]}")
+    assert list(tracing.read(path).values()) == [2]
