@@ -143,8 +143,18 @@ def _document(made: Plan) -> dict[str, Any]:
 
 def run(asked: argparse.Namespace) -> int:
     """The command, from its parsed arguments; returns the exit code."""
+    before = os.environ.get("CUNORM_TILING_TABLE")
     if asked.table is not None:
         os.environ["CUNORM_TILING_TABLE"] = asked.table
+    try:
+        return _run(asked)
+    finally:
+        if asked.table is not None:
+            os.environ.pop("CUNORM_TILING_TABLE")
+            os.environ.update({} if before is None else {"CUNORM_TILING_TABLE": before})
+
+
+def _run(asked: argparse.Namespace) -> int:
     if asked.op is None and asked.shape is None:
         return tables.run(asked)
     try:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import cunorm
-from cunorm import cli, compilers, doctor, gate, nvrtc
+from cunorm import cli, cli_parser, compilers, doctor, gate, nvrtc
 from cunorm.findings import Finding, report
 from cunorm.nvrtc import Nvrtc, Usage
 
@@ -341,7 +341,7 @@ def test_doctor_tiles_go_with_kernels(
         cli.main(["doctor", "--tiles", "all"])
     assert stop.value.code == 2
     for tiles in gate.TILES:
-        assert cli._parser().parse_args(["doctor", "--tiles", tiles]).tiles == tiles
+        assert cli_parser.parser().parse_args(["doctor", "--tiles", tiles]).tiles == tiles
     only, builds = gate.cases()[0], gate.builds
     monkeypatch.setattr(gate, "builds", lambda nvrtcs, tiles: builds(nvrtcs, tiles=tiles, only=only))
     texts = [json.loads(run(capsys, "doctor", "--kernels", "--json", *more)[1]) for more in ([], ["--tiles", "all"])]

@@ -15,7 +15,7 @@ import optuna
 import pytest
 import tuning_device as device
 from cunorm.tuning import entries
-from cunorm.tuning.problem_tuner import ProblemTuner
+from cunorm.tuning.measuring import Measuring
 from cunorm.tuning.result import Budget, Deadlines, Result
 from cunorm.tuning.space import Space
 from cunorm.tuning.study import ProblemStudy, storage_of
@@ -166,8 +166,8 @@ def tuned(space: Space, storage: Any = None, **options: Any) -> tuple[Result, Wo
     assert study.claim()
     budget = Budget(options.pop("trials", None), options.pop("seconds", None))
     with Worker(device.spec()) as worker:
-        made = ProblemTuner(space, study, worker, budget, None, lambda _: None, options.pop("deadlines", SHORT))
-        result = made.measure()
+        made = Measuring(space, study, worker, budget, None, lambda _: None, options.pop("deadlines", SHORT))
+        result = made.run()
     study.release()
     return result, worker, study
 

@@ -26,12 +26,14 @@ from .progress import Progress
 from .result import Result
 from .stand import Spec
 from .study import journal, storage_of
-from .tuner import Options, tune
+from .tuner import Options, check_table, tune
 from .workloads import WORKLOADS, problems
 
 __all__ = ["run"]
 
 OK, UNTUNED, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130
+#: Where the journals of runs lie that name no storage; None: in the cache folder.
+STUDIES: Path | None = None
 
 
 class NoGpuError(Exception):
@@ -115,9 +117,10 @@ def _options(asked: argparse.Namespace) -> Options:
         raise ValueError(f"--table: {path} is a folder, expected a file")
     if asked.table and not path.parent.is_dir():
         raise ValueError(f"--table: {path}: no folder {path.parent}")
+    check_table(path, device)
     url = asked.storage
     if url is None:
-        url = str(journal(settings.cache_dir() / "studies", path, asked.resume))
+        url = str(journal(STUDIES or settings.cache_dir() / "studies", path, asked.resume))
     storage = storage_of(url)
     return Options(device, evaluator, specs, path, storage, asked.trials, asked.seconds, asked.seed)
 
@@ -167,8 +170,8 @@ def _failed(results: list[Result]) -> Iterator[str]:
 def run(asked: argparse.Namespace) -> int:
     """The command, from its parsed arguments; returns the exit code."""
     try:
-        todo, options = _problems(asked), _options(asked)
-        report = _report_folder(asked)
+        todo, report = _problems(asked), _report_folder(asked)
+        options = _options(asked)
     except NoGpuError as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return NO_GPU

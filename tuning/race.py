@@ -24,7 +24,7 @@ SCREENING: tuple[tuple[int, float], ...] = ((2, 1.15), (3, 1.05))
 FINAL: tuple[tuple[int, float], ...] = ((6, 1.02), (12, 1.02))
 MOST_FINALISTS = 8
 HOPELESS = 2.0  # times the best median, after one sample
-DRIFT, REPEATS = 1.015, 2  # of the control within a round, after which it is repeated, at most so often
+DRIFT, REPEATS = 1.03, 2  # of the control within a round (thrice its usual noise), and how often it is repeated
 PAIRED = 20  # samples of the winner beside the default, at the end
 NEAR = 0.01  # medians that lie so near are a tie
 #: The median's standard error over the spread of its samples, for normal ones: sqrt(pi / 2) * IQR / 1.349 / sqrt(n).
@@ -131,8 +131,8 @@ class Race:
                     return tiles
                 self.round(tiles)
                 tiles = [tile for tile in tiles if tile not in self.failures]
-                if max((len(self.ratios.get(tile, ())) for tile in tiles), default=0) == 1:
-                    tiles = [tile for tile in tiles if self._seconds(tile) <= HOPELESS * self._best()]
+                hopeless = HOPELESS * self._best()
+                tiles = [tile for tile in tiles if len(self.ratios[tile]) > 1 or self._seconds(tile) <= hopeless]
             tiles = [tile for tile in tiles if self._seconds(tile) <= times * self._best()]
         return tiles
 

@@ -19,14 +19,15 @@ from cunorm.strategy import Tile
 from cunorm.table_entry import MEASURED, Entry, entry_of, raw_of
 
 from .ahead import Ahead
-from .problem_tuner import ProblemTuner
+from .measuring import Measuring
+from .modelling import Modelling
 from .result import Budget, Deadlines, Result, Trial
 from .space import Space
 from .stand import Spec, software
 from .study import ProblemStudy
 from .worker import Worker
 
-__all__ = ["Events", "Options", "tune"]
+__all__ = ["Events", "Options", "check_table", "tune"]
 
 WARM_STARTS = 3  # neighbours' tiles that a study tries early
 WAIT_SECONDS = 2.0  # between looks at problems that somebody else is tuning
@@ -102,7 +103,7 @@ class _Locked(Events):
             self._events.elsewhere(problem, entry)
 
 
-def _known(path: Path, device: Device) -> table.Table:
+def check_table(path: Path, device: Device) -> table.Table:
     """The table that is to be written, as it is now; TableError if it is none, or another device's."""
     found = table.read(path) if path.exists() else table.Table(table.device_facts(device))
     if not table.for_device(found, device):
@@ -163,7 +164,7 @@ class _Run:
         """Tune a problem; False if somebody else is at it."""
         options = self.options
         space = Space.of(problem, OPS[problem.op].strategies, options.device)
-        incumbent, warm = _warm_starts(space, _known(options.table, options.device))
+        incumbent, warm = _warm_starts(space, check_table(options.table, options.device))
         study = ProblemStudy(space, options.storage, ([incumbent] if incumbent else []) + warm, options.seed)
         budget = Budget(options.trials, options.seconds)
         if not study.claim():
@@ -175,11 +176,11 @@ class _Run:
                 self.events.elsewhere(problem, entry)
                 return True
             self.events.begins(space, min(len(space), budget.left(space, 0)))
-            tuner = ProblemTuner(
+            tuner = (Measuring if options.evaluator == "measure" else Modelling)(
                 space, study, worker, budget, incumbent, lambda trial: self.events.tried(space, trial),
                 options.deadlines, ahead, options.seed,
             )  # fmt: skip
-            result = tuner.measure() if options.evaluator == "measure" else tuner.model()
+            result = tuner.run()
             result.seconds = time.monotonic() - budget.began
             if result.entry is not None:
                 versions = result.software or software("cpu")
@@ -187,7 +188,7 @@ class _Run:
                 result.kept = kept.entries[problem].source == result.entry.source
                 self.entries.append(result.entry)
                 if not result.interrupted:
-                    study.finish({"entry": raw_of(result.entry)})
+                    study.finish({"entry": raw_of(result.entry), "software": versions})
             self.results.append(result)
             self.events.ends(result)
         finally:
@@ -202,7 +203,7 @@ class _Run:
         entry = entry_of(found["entry"])
         if (entry.source == MEASURED) != (self.options.evaluator == "measure"):
             return None
-        table.update(self.options.table, self.options.device, {}, [entry])
+        table.update(self.options.table, self.options.device, found.get("software", {}), [entry])
         return entry
 
 
@@ -231,7 +232,7 @@ def tune(
     TableError, OSError
         If the table cannot be used.
     """
-    _known(options.table, options.device)
+    check_table(options.table, options.device)
     run = _Run(options, events or Events())
     for problem in dict.fromkeys(one.canonical() for one in problems):
         run.todo.put(problem)
