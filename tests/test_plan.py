@@ -452,6 +452,27 @@ def test_the_default_of_every_workload(device: str) -> None:
         assert all(one.seconds <= after.seconds * (1 + 1e-8) for one, after in pairwise(ranked[1:]))
 
 
+@pytest.mark.parametrize("device", KNOWN)
+def test_one_boundary_between_two_strategies(device: str) -> None:
+    """As slices grow, warp gives way to block and block to split, once each: registers, shared memory, two sweeps."""
+    facts, order = known(device), ("warp", "block", "split")
+    forward, gradients = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
+    scans: list[list[Problem]] = []
+    for dtype, N in (("bfloat16", 2), ("float32", 256)):
+        for op, outputs in (("group_norm", forward), ("group_norm_backward", gradients)):
+            for layout in ("NCHW", "NHWC"):
+                sizes = [(layout, N, 320, 2**power, 32) for power in range(18)]
+                scans.append([Problem(op, dtype, dtype, None, "float32", *one, outputs).canonical() for one in sizes])
+        for op, outputs in (("layer_norm", forward), ("layer_norm_backward", gradients)):
+            rows = [("NCHW", 64 * N, 2**power, 1, 1) for power in range(18)]
+            scans.append([Problem(op, dtype, dtype, None, "float32", *one, outputs) for one in rows])
+    for scan in scans:
+        chosen = [costmodel.choose(one, strategies_of(one).values(), facts).strategy.name for one in scan]
+        assert chosen == sorted(chosen, key=order.index), (scan[0].describe(), chosen)
+        assert (chosen[0], chosen[-1]) == ("warp", "split"), scan[0].describe()
+        assert all(one.group_length <= 4096 for one, name in zip(scan, chosen, strict=True) if name == "warp")
+
+
 def test_every_problem_has_a_strategy() -> None:
     """split is the fallback: legal whatever comes, small, huge, odd."""
     for device in KNOWN.values():
