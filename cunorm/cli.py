@@ -63,7 +63,9 @@ def _demo(arguments: list[str]) -> int:
 
 
 def _tune(asked: argparse.Namespace) -> int:
-    missing = [name for name in ("optuna", "matplotlib", "tqdm") if importlib.util.find_spec(name) is None]
+    from .doctor import TUNE
+
+    missing = [distribution for module, distribution in TUNE.items() if importlib.util.find_spec(module) is None]
     if missing:
         print(f"cunorm tune needs {', '.join(missing)}; type: {INSTALL_TUNE}", file=sys.stderr)
         return 1

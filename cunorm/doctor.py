@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -14,19 +15,20 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from . import compilers, devices, settings
 from .findings import Finding, sentence, size
 
-__all__ = ["DEMO", "examine"]
+__all__ = ["DEMO", "TUNE", "examine"]
 
 #: CuPy under its names on the package index; a machine has one of them.
 WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
-#: What `cunorm demo` imports beside cunorm: module and distribution.
+#: What `cunorm demo` and `cunorm tune` import beside cunorm: module and distribution.
 DEMO = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "tqdm": "tqdm"}
+TUNE = {"optuna": "optuna", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 TOLERANCE = 1e-4
 CACHE = 'export CUNORM_CACHE_DIR="$(mktemp -d)"'
 
@@ -72,8 +74,7 @@ def _driver_version() -> str | None:
         text = Path("/proc/driver/nvidia/version").read_text(errors="replace")
     except OSError:
         return None
-    found = re.search(r"\b\d{3}\.\d+(\.\d+)*\b", text)
-    return found[0] if found else None
+    return next(iter(re.findall(r"\b\d{3}\.\d+(?:\.\d+)*\b", text)), None)
 
 
 def _extra() -> str:
@@ -218,12 +219,11 @@ def _variables() -> Iterator[Finding]:
         yield Finding(group, "CUNORM_*", "ok", "none is set: defaults everywhere")
 
 
-def _demo() -> Iterator[Finding]:
-    for module, distribution in DEMO.items():
-        if importlib.util.find_spec(module) is None:
-            yield Finding("Demo", distribution, "missing", "`cunorm demo` needs it", "pip install 'cunorm[demo]'")
-        else:
-            yield Finding("Demo", distribution, "ok", _version_of(distribution) or "of unknown version")
+def _extras(group: str, extra: str, needed: Mapping[str, str]) -> Iterator[Finding]:
+    missing = "missing", f"`cunorm {extra}` needs it", f"pip install 'cunorm[{extra}]'"
+    for module, name in needed.items():
+        found = importlib.util.find_spec(module) is not None
+        yield Finding(group, name, *(("ok", _version_of(name) or "of unknown version") if found else missing))
 
 
 # ---- the proof ------------------------------------------------------------------------------------------------------
@@ -288,7 +288,9 @@ def _guarded(group: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]
 def examine() -> list[Finding]:
     """Look at everything. Never raises, prints nothing."""
     looks = {"Packages": _packages, "GPU executor": _cupy, "CPU executor": _cpu}
-    looks |= {"Cache folders": _folders, "Settings": _variables, "Demo": _demo}
+    looks |= {"Cache folders": _folders, "Settings": _variables}
+    extras = (("Demo", "demo", DEMO), ("Tuner", "tune", TUNE))
+    looks |= {group: functools.partial(_extras, group, *extra) for group, *extra in extras}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [finding for group, look in looks.items() for finding in _guarded(group, look)]

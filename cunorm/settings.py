@@ -38,13 +38,13 @@ __all__ = [
 #: The names of them all: another CUNORM_ name in the environment is a slip.
 VARIABLES = (
     "CUNORM_CACHE_DIR",
+    "CUNORM_TILING_TABLE",
+    "CUNORM_TRACE",
     "CUNORM_CPU_DEVICE",
     "CUNORM_CXX",
     "CUNORM_CPU_ORDER",
     "CUNORM_CPU_CORES",
     "CUNORM_CPU_BUILD",
-    "CUNORM_TILING_TABLE",
-    "CUNORM_TRACE",
 )
 #: How the CPU executor compiles kernels; `sanitised` is for child processes of the tests, see tests/sanitised.py.
 BUILDS = ("plain", "checked", "sanitised")

@@ -20,10 +20,8 @@ Fields that this version does not know are kept on a rewrite, and so are entries
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,6 +145,9 @@ def _lines(table: Table) -> Iterator[str]:
 
 def _write(path: Path, table: Table) -> None:
     """Replace the file as a whole: whoever reads it sees the old one or the new one. Under the lock."""
+    import glob  # here, as filelock below: whoever only reads tables need not wait for them
+    import tempfile
+
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a writer that was killed
         left.unlink(missing_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -165,7 +166,7 @@ def _write(path: Path, table: Table) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    import filelock  # here, because whoever only reads tables does not need it
+    import filelock
 
     path.parent.mkdir(parents=True, exist_ok=True)
     name = f"{path}.lock"

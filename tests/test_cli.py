@@ -21,7 +21,7 @@ from cunorm import cli, cli_parser, compilers, doctor, gate, nvrtc
 from cunorm.findings import Finding, report
 from cunorm.nvrtc import Nvrtc, Usage
 
-GROUPS = ["Packages", "GPU executor", "CPU executor", "Cache folders", "Settings", "Demo", "Check"]
+GROUPS = ["Packages", "GPU executor", "CPU executor", "Cache folders", "Settings", "Demo", "Tuner", "Check"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
