@@ -290,7 +290,7 @@ def examine() -> list[Finding]:
     looks = {"Packages": _packages, "GPU executor": _cupy, "CPU executor": _cpu}
     looks |= {"Cache folders": _folders, "Settings": _variables}
     extras = (("Demo", "demo", DEMO), ("Tuner", "tune", TUNE))
-    looks |= {group: functools.partial(_extras, group, *extra) for group, *extra in extras}
+    looks |= {group: functools.partial(_extras, group, extra, needed) for group, extra, needed in extras}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [finding for group, look in looks.items() for finding in _guarded(group, look)]
