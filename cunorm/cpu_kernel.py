@@ -7,6 +7,7 @@ sanitisers loaded).
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -126,6 +127,17 @@ def compile(
     return kernel
 
 
+_KERNEL = re.compile(
+    r"""^extern "C" __global__ void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\(""", re.MULTILINE
+)
+
+
+def _entries(text: str, entry: str) -> list[str]:
+    """All kernels of a text, in order, for one build of all; of a text that is written otherwise, that entry alone."""
+    found = _KERNEL.findall(text)
+    return found if entry in found else [entry]
+
+
 def _compile(
     text: str, entry: str, compiler: compilers.Compiler, defines: tuple[str, ...], build: str, kept: Path
 ) -> Kernel:
@@ -136,9 +148,11 @@ def _compile(
         )
     defines = (*defines, "CUNORM_CPU_CHECKED") if build == "checked" else defines
     macros = "".join(f"#define {name} 1\n" for name in defines)
-    source = f'{macros}{_runtime()}\n#line 1 "{entry}.cu"\n{text}\n#line 1 "entry"\nCUNORM_CPU_ENTRY({entry})\n'
+    entries = _entries(text, entry)
+    below = "".join(f"CUNORM_CPU_ENTRY({name})\n" for name in entries)
+    source = f'{macros}{_runtime()}\n#line 1 "{entries[0]}.cu"\n{text}\n#line 1 "entry"\n{below}'
     libraries = compilers.SANITISERS if build == "sanitised" else ()
-    wanted = (source, entry, compiler, compilers.flags(compiler, build), kept, libraries)
+    wanted = (source, entries[0], compiler, compilers.flags(compiler, build), kept, libraries)
     path = compilers.kept(*wanted)
     try:
         return _load(text, entry, build, path)
@@ -155,12 +169,13 @@ def _compile(
 
 def _load(text: str, entry: str, build: str, path: Path) -> Kernel:
     library = ctypes.CDLL(str(path))  # its calls release the interpreter's lock
-    library.cunorm_cpu_signature.restype = ctypes.c_char_p
+    signed = library[f"cunorm_cpu_signature_{entry}"]
+    signed.restype = ctypes.c_char_p
     library.cunorm_cpu_static_bytes.restype = ctypes.c_longlong
     worker_bytes = library.cunorm_cpu_worker_bytes
     worker_bytes.argtypes, worker_bytes.restype = [ctypes.c_longlong] * 2, ctypes.c_longlong
-    signature: str = library.cunorm_cpu_signature().decode()
-    run = library.cunorm_cpu_run
+    signature: str = signed().decode()
+    run = library[f"cunorm_cpu_run_{entry}"]
     run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_longlong, ctypes.c_void_p, ctypes.c_int]
     run.restype = ctypes.c_int
     free = library.cunorm_cpu_free

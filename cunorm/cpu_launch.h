@@ -199,25 +199,21 @@ struct Extent {
 
 }  // namespace cunorm_cpu
 
-// The host writes CUNORM_CPU_ENTRY(name) below the text.
+// The host writes CUNORM_CPU_ENTRY(name) below the text for each of its kernels, so that they share one build.
+#define CUNORM_CPU_EXPORT extern "C" __attribute__((visibility("default")))
 #define CUNORM_CPU_ENTRY(name) \
     CUNORM_CPU_RUNTIME void cunorm_cpu_call_##name(const uint64_t* arguments) { \
         cunorm_cpu::call(&::name, arguments); \
     } \
-    extern "C" __attribute__((visibility("default"))) const char* cunorm_cpu_signature() { \
-        return cunorm_cpu::signature(&::name); \
-    } \
-    extern "C" __attribute__((visibility("default"))) long long cunorm_cpu_worker_bytes(long long slots, \
-                                                                                        long long threads) { \
-        return cunorm_cpu::worker_bytes(slots, threads); \
-    } \
-    extern "C" __attribute__((visibility("default"))) long long cunorm_cpu_static_bytes() { \
-        return cunorm_cpu::static_bytes(); \
-    } \
-    extern "C" __attribute__((visibility("default"))) void cunorm_cpu_free(void* memory) { free(memory); } \
-    extern "C" __attribute__((visibility("default"))) int cunorm_cpu_run( \
-        cunorm_cpu::Launch* launch, cunorm_cpu::Worker* worker, char* stacks, char* arenas, long long arena_bytes, \
-        char* text, int size) { \
+    CUNORM_CPU_EXPORT const char* cunorm_cpu_signature_##name() { return cunorm_cpu::signature(&::name); } \
+    CUNORM_CPU_EXPORT int cunorm_cpu_run_##name(cunorm_cpu::Launch* launch, cunorm_cpu::Worker* worker, char* stacks, \
+                                                char* arenas, long long arena_bytes, char* text, int size) { \
         return cunorm_cpu::run(#name, cunorm_cpu_call_##name, launch, worker, stacks, arenas, arena_bytes, text, \
                                size); \
     }
+
+CUNORM_CPU_EXPORT long long cunorm_cpu_worker_bytes(long long slots, long long threads) {
+    return cunorm_cpu::worker_bytes(slots, threads);
+}
+CUNORM_CPU_EXPORT long long cunorm_cpu_static_bytes() { return cunorm_cpu::static_bytes(); }
+CUNORM_CPU_EXPORT void cunorm_cpu_free(void* memory) { free(memory); }

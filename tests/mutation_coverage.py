@@ -83,22 +83,22 @@ def main(folder: Path, count: int, checks: Sequence[str]) -> None:
     from cunorm import cpu, sources
 
     sources.folder = lambda: folder / "kernels_cu"  # type: ignore[assignment]
-    real, arrays = cpu.launch, {}
+    real = cpu.launch
+    hits: dict[str, set[int]] = {}
 
     def launch(kernel: Any, *arguments: Any, **named: Any) -> None:
-        if kernel.path not in arrays:
-            probes = (ctypes.c_ubyte * count).in_dll(ctypes.CDLL(str(kernel.path)), PROBES)
-            arrays[kernel.path] = (kernel.name, probes)
+        # The kernels of a text share a build, and its probes.
+        probes = (ctypes.c_ubyte * count).in_dll(ctypes.CDLL(str(kernel.path)), PROBES)
+        ctypes.memset(probes, 0, count)
         real(kernel, *arguments, **named)
+        hits.setdefault(kernel.name, set()).update(at for at, hit in enumerate(bytes(probes)) if hit)
 
     found = {}
     with mock.patch.object(cpu, "launch", launch):
         for check in checks:
-            for _, probes in arrays.values():
-                ctypes.memset(probes, 0, count)
+            hits.clear()
             run(check, folder / "kernels")
-            seen = [(name, [at for at, hit in enumerate(bytes(probes)) if hit]) for name, probes in arrays.values()]
-            found[check] = [(name, sites) for name, sites in seen if sites]
+            found[check] = [(name, sorted(sites)) for name, sites in hits.items() if sites]
     print(json.dumps(found))
 
 

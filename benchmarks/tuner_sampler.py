@@ -1,0 +1,300 @@
+"""How many tiles the tuner's sampler tries until it has a good one, beside other ways to choose; on synthetic times.
+
+Example: ``python benchmarks/tuner_sampler.py --json benchmarks/results/tuner_sampler.json``
+
+The spaces are those of real problems: every legal tile of every strategy. The times are not measured, on no GPU: they
+are what the cost model predicts times a hidden factor with structure (an effect of each strategy and of each value of
+each parameter, and of some pairs of values, log-normal) and a little noise of each tile. The factor's size is chosen
+so that model and truth have a rank correlation (Spearman) of 0.6; or the truth owes the model nothing, and the
+correlation is near 0. Each trial tells a time that is off by another percent. Counted are the trials until one is
+within 5 % of the best tile's true time, within the tuner's own budget: all tiles of a space of up to 200, else 116.
+
+So this says how the ways compare where times have such structure; how a GPU's times are, it does not say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import itertools
+import json
+import math
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from host_overhead import cpu_model
+from optuna.samplers import TPESampler
+from optuna.trial import TrialState
+
+import cunorm
+from cunorm.devices import KNOWN
+from cunorm.ops import OPS
+from cunorm.problem import Problem
+from cunorm.strategy import Tile
+from tuning import workloads
+from tuning.result import MORE
+from tuning.sampler import PRIOR, SWEPT, ValidSetSampler, tile_of
+from tuning.space import Space
+
+SYNTHETIC = "synthetic: the cost model's predictions times a hidden factor; no kernel was timed on a GPU"
+DEVICE = "H200"
+WITHIN = 1.05  # of the best true time
+CORRELATIONS = (0.6, 0.0)
+TOLERANCE = {0.6: 0.02, 0.0: 0.1}  # of a correlation that is reached
+PAIR_SHARE, PAIR_SCALE = 0.3, 0.7  # of the pairs of values that interact, and how much beside a single value's effect
+TILE_NOISE, TRIAL_NOISE = 0.02, 0.01
+SHIPPED, MODEL_ORDER = "shipped", "model order only"
+
+
+#: Of the workloads' problems: large spaces first, then such as are swept whole.
+PROBLEMS = (
+    "layer_norm_backward bfloat16 rows=65536 length=1",
+    "layer_norm_backward bfloat16 rows=131072 length=128",
+    "layer_norm_backward bfloat16 rows=200704 length=192",
+    "layer_norm_backward bfloat16 rows=50432 length=384",
+    "batch_norm_stats bfloat16 NCHW N=256 C=512 HxW=49",
+    "batch_norm_backward_reduce bfloat16 NCHW N=256 C=1024 HxW=196",
+    "batch_norm_stats bfloat16 NCHW N=32 C=512 HxW=49",
+    "layer_norm bfloat16 rows=8192 length=768",
+    "layer_norm_backward bfloat16 rows=8192 length=8192",
+    "group_norm_backward bfloat16 NCHW N=64 C=2048 HxW=49 group=32",
+    "group_norm_backward bfloat16 NCHW N=4 C=1280 HxW=1024 group=32",
+)
+
+
+def problems() -> dict[str, Problem]:
+    """The problems by name."""
+    found = {problem.describe().partition(" (")[0]: problem for _, problem in workloads.problems()}
+    return {name: found[name] for name in PROBLEMS}
+
+
+# ---- landscapes -----------------------------------------------------------------------------------------------------
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks; equals share their mean."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """Spearman's rank correlation."""
+    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
+
+
+@dataclass(frozen=True, eq=False)
+class Landscape:
+    """A space, true seconds of each of its tiles, the rank correlation of these with the model's."""
+
+    space: Space
+    truth: dict[Tile, float]
+    rho: float
+
+    @property
+    def enough(self) -> float:
+        """The seconds that count as found."""
+        return WITHIN * min(self.truth.values())
+
+    @property
+    def budget(self) -> int:
+        """Trials that the tuner has."""
+        return len(self.space) if len(self.space) <= SWEPT else MORE
+
+
+def factor(space: Space, chance: random.Random) -> np.ndarray:
+    """The logarithm of a hidden factor of each tile, before it is scaled: mean 0, deviation 1."""
+    effects: dict[Any, float] = {}
+
+    def effect(key: Any, share: float = 1.0) -> float:
+        if key not in effects:
+            effects[key] = chance.gauss(0, 1) if chance.random() < share else 0.0
+        return effects[key]
+
+    found = {}
+    for tile in sorted(space.tiles, key=repr):  # so that the draws do not hang on the order of the model
+        values = [("strategy", tile.strategy), *tile.fields]
+        pairs = itertools.combinations(values, 2)
+        found[tile] = sum(map(effect, values)) + PAIR_SCALE * sum(effect(pair, PAIR_SHARE) for pair in pairs)
+    logs = np.array([found[tile] for tile in space.tiles])
+    return (logs - logs.mean()) / logs.std()
+
+
+def landscape(space: Space, seed: int, wanted: float) -> Landscape:
+    """A landscape whose truth has that rank correlation with the model."""
+    predicted = np.log([candidate.predicted for candidate in space.candidates])
+    for attempt in itertools.count():
+        chance = random.Random(f"{seed} {wanted} {attempt} {space.problem.describe()}")
+        hidden = factor(space, chance)
+        noise = np.array([chance.gauss(0, TILE_NOISE) for _ in hidden])
+        truth = predicted.mean() + predicted.std() * hidden + noise
+        low, high = 0.0, 8.0
+        for _ in range(30 if wanted else 0):
+            scale = (low + high) / 2
+            truth = predicted + scale * predicted.std() * hidden + noise
+            low, high = (scale, high) if correlation(predicted, truth) > wanted else (low, scale)
+        rho = correlation(predicted, truth)
+        if abs(rho - wanted) <= TOLERANCE[wanted]:
+            return Landscape(space, dict(zip(space.tiles, map(math.exp, truth), strict=True)), rho)
+    raise AssertionError
+
+
+# ---- ways to choose -------------------------------------------------------------------------------------------------
+
+Trials = Iterator[Tile | None]  # None: a trial that told nothing new
+
+
+def noisy(land: Landscape, seed: int) -> Callable[[Tile], float]:
+    """What the study is told of a tile: the logarithm of its time, as the tuner does it."""
+    chance = random.Random(seed)
+    return lambda tile: math.log(land.truth[tile]) + chance.gauss(0, TRIAL_NOISE)
+
+
+def valid_set(land: Landscape, seed: int, **settings: Any) -> Trials:
+    """The tuner's sampler."""
+    sampler, tell = ValidSetSampler(land.space.tiles, [land.space.default], seed, **settings), noisy(land, seed)
+    study = optuna.create_study(sampler=sampler)
+    while not sampler.exhausted(study):
+        trial = study.ask(fixed_distributions=sampler.distributions)
+        tile = tile_of(trial.params)
+        study.tell(trial, tell(tile))
+        yield tile
+
+
+@functools.cache
+def stock(land: Landscape, seed: int) -> tuple[Tile | None, ...]:
+    """Optuna's TPE, parameters asked for one by one, until a tile is good enough or twice the budget is spent.
+
+    It repeats itself, and illegal tiles are told as pruned; both are None.
+    """
+    study, tell = optuna.create_study(sampler=TPESampler(seed=seed)), noisy(land, seed)
+    used = list(dict.fromkeys(tile.strategy for tile in land.space.tiles))
+    found: list[Tile | None] = []
+    for _ in range(2 * land.budget):
+        trial = study.ask()
+        name = trial.suggest_categorical("strategy", used)
+        space = land.space.strategies[name].space
+        tile = Tile(name, **{key: trial.suggest_categorical(f"{name}.{key}", values) for key, values in space.items()})
+        if tile not in land.truth:
+            study.tell(trial, state=TrialState.PRUNED)
+            found.append(None)
+            continue
+        study.tell(trial, tell(tile))
+        found.append(None if tile in found else tile)
+        if land.truth[tile] <= land.enough:
+            break
+    return tuple(found)
+
+
+def shuffled(land: Landscape, seed: int) -> Trials:
+    """At random, none twice."""
+    tiles = list(land.space.tiles)
+    random.Random(seed).shuffle(tiles)
+    yield from tiles
+
+
+def enumerated(land: Landscape, seed: int) -> Trials:
+    """One after the other as the strategies enumerate them."""
+    yield from (tile for one in land.space.strategies.values() for tile in one.tiles() if tile in land.truth)
+
+
+WAYS: dict[str, Callable[[Landscape, int], Trials]] = {
+    SHIPPED: valid_set,
+    f"first {PRIOR} by model, then half neighbours, half TPE": lambda *of: valid_set(*of, prior=PRIOR),
+    MODEL_ORDER: lambda land, seed: valid_set(land, seed, prior=len(land.space)),
+    "no model: half neighbours, half TPE": lambda *of: valid_set(*of, prior=0),
+    "no model: TPE, snapped to untried tiles": lambda *of: valid_set(*of, prior=0, local=0.0),
+    "random, none twice": shuffled,
+    "Optuna's TPE, repeats and illegal tiles counted": lambda *of: iter(stock(*of)),
+    "Optuna's TPE, only new legal tiles counted": lambda *of: filter(None, stock(*of)),
+    "order of enumeration": enumerated,
+}
+
+
+def needed(way: Callable[[Landscape, int], Trials], land: Landscape, seed: int) -> float:
+    """Trials until a tile is good enough; infinite if none is within the budget."""
+    for number, tile in enumerate(itertools.islice(way(land, seed), land.budget), 1):
+        if tile is not None and land.truth[tile] <= land.enough:
+            return number
+    return math.inf
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
+
+
+def summary(counts: list[float]) -> dict[str, float | None]:
+    """Median, 90th percentile (None: more than the budget) and the share that found one."""
+    ordered = sorted(counts)
+    known = {name: ordered[math.ceil(share * len(counts)) - 1] for name, share in (("median", 0.5), ("p90", 0.9))}
+    found = statistics.fmean(map(math.isfinite, counts))
+    return {name: n if math.isfinite(n) else None for name, n in known.items()} | {"found": round(found, 3)}
+
+
+def print_table(groups: dict[str, dict[str, dict[str, dict[str, float | None]]]]) -> None:
+    """Print the results."""
+    for rho, sizes in groups.items():
+        for size, ways in sizes.items():
+            print(f"\nrank correlation {rho}, {size}: trials until within {WITHIN - 1:.0%} of the best")
+            print(f"  {'':58s} median     p90   found")
+            for way, one in ways.items():
+                cells = ("beyond" if one[name] is None else f"{one[name]:.0f}" for name in ("median", "p90"))
+                print(f"  {way:58s}", *(f"{cell:>7s}" for cell in cells), f"{one['found']:7.0%}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10, help="landscapes of each problem and correlation (default 10)")
+    parser.add_argument("--quick", action="store_true", help="two problems, one seed")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
+    options = parser.parse_args(argv)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seeds, chosen = max(1, options.seeds), problems()
+    if options.quick:
+        seeds, chosen = 1, dict([*chosen.items()][4::5])
+    began, facts, counts = time.perf_counter(), [], {}
+    for problem in chosen.values():
+        space = Space.of(problem, OPS[problem.op].strategies, KNOWN[DEVICE])
+        size = f"more than {SWEPT} tiles" if len(space) > SWEPT else f"up to {SWEPT} tiles"
+        for wanted in CORRELATIONS:
+            lands = [landscape(space, seed, wanted) for seed in range(seeds)]
+            good = statistics.fmean(time <= land.enough for land in lands for time in land.truth.values())
+            fact = {"problem": problem.describe(), "tiles": len(space), "wanted": wanted, "good_share": round(good, 4)}
+            facts.append(fact | {"rho": [round(land.rho, 3) for land in lands]})
+            for way, make in WAYS.items():
+                group = counts.setdefault(str(wanted), {}).setdefault(size, {}).setdefault(way, [])
+                group += [needed(make, land, seed) for seed, land in enumerate(lands)]
+            print(f"{time.perf_counter() - began:4.0f} s  {problem.describe()}, {wanted}", file=sys.stderr)
+    results = {
+        rho: {size: {way: summary(found) for way, found in ways.items()} for size, ways in sizes.items()}
+        for rho, sizes in counts.items()
+    }
+    print(f"{SYNTHETIC}\n{len(chosen)} problems on an {DEVICE}, {seeds} landscapes of each; rank correlations")
+    for wanted in CORRELATIONS:
+        reached = [rho for fact in facts if fact["wanted"] == wanted for rho in fact["rho"]]
+        print(f"  wanted {wanted}: {min(reached):.3f} to {max(reached):.3f}, median {statistics.median(reached):.3f}")
+    print_table(results)
+    if options.json is not None:
+        machine = {"date": datetime.date.today().isoformat(), "cpu": cpu_model(), "python": platform.python_version()}
+        machine |= {one.__name__: one.__version__ for one in (cunorm, np, optuna)}
+        machine |= {"seconds": round(time.perf_counter() - began), "cpu_seconds": round(time.process_time())}
+        settings = {"device": DEVICE, "seeds": seeds, "within": WITHIN, "budget": {"up to": SWEPT, "else": MORE}}
+        settings |= {"tile_noise": TILE_NOISE, "trial_noise": TRIAL_NOISE}
+        document = {"schema": "cunorm-tuner-sampler/1", "times": SYNTHETIC, "machine": machine, "settings": settings}
+        document |= {"landscapes": facts, "results": results}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
