@@ -16,8 +16,9 @@ import pytest
 import tuning_device as device
 from cunorm.tuning import entries
 from cunorm.tuning.measuring import Measuring
+from cunorm.tuning.modelling import Modelling
 from cunorm.tuning.result import Budget, Deadlines, Result
-from cunorm.tuning.space import Space
+from cunorm.tuning.space import Candidate, Space
 from cunorm.tuning.study import ProblemStudy, storage_of
 from cunorm.tuning.trouble import Failed, Lost, Stopped
 from cunorm.tuning.tuner import Events, Options, tune
@@ -213,19 +214,53 @@ def test_poison_is_remembered(kinds: Any, tmp_path: Path) -> None:
     assert {one.kind for one in study.failures()} == {device.CRASH}
 
 
-def test_a_default_that_is_wrong_is_no_control(kinds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def led_by(space: Space, first: Tile) -> Space:
+    """The space as if the cost model thought that tile by far the fastest."""
+    ahead = Candidate(first, 1e-9)
+    rest = (candidate for candidate in space.candidates if candidate.tile != first)
+    candidates = (ahead, *rest)
+    at = {candidate.tile: index for index, candidate in enumerate(candidates)}
+    return Space(space.problem, space.device, space.strategies, candidates, at)
+
+
+def test_a_default_that_is_wrong_is_no_control(kinds: Any) -> None:
     space = kinds(device.WRONG, device.DIES_LATER)
     bad = [one for one in space.tiles if one.strategy == "planted"]
-    for first in (tile(device.WRONG), tile(device.DIES_LATER)):
-        order = [first, *(one for one in space.tiles if one != first)]
-        moved = Space(
-            space.problem, space.device, space.strategies,
-            tuple(next(c for c in space.candidates if c.tile == one) for one in order), dict(space._at),
-        )  # fmt: skip
+    for first in bad:
+        moved = led_by(space, first)
         assert moved.default == first
         result, _, _ = tuned(moved)
         assert result.winner is not None
         assert result.winner not in bad
+
+
+def test_the_winner_of_the_model_is_verified(kinds: Any) -> None:
+    """On the CPU executor, in a worker; one that is wrong is said, and the next takes its place."""
+    space = kinds(device.RIGHT, device.WRONG, device.CRASH)
+    for first, failure in ((tile(device.WRONG), "wrong"), (tile(device.CRASH), "crash"), (tile(device.RIGHT), None)):
+        moved = led_by(space, first)
+        study = ProblemStudy(moved, None, [], 0)
+        with Worker(device.spec()) as worker:  # its clock plants the candidates; nothing is timed
+            made = Modelling(moved, study, worker, Budget(), None, lambda _: None, SHORT)
+            result = made.run()
+        assert result.source == "model"
+        assert [(trial.tile, trial.failure) for trial in result.failures] == ([(first, failure)] if failure else [])
+        assert (result.winner == first) == (failure is None)
+        assert result.entry is not None
+        assert result.entry.source == "model"
+        assert result.entry.facts["verified"] == "cpu executor, N=2 C=13 HxW=35"
+
+
+def test_a_model_without_a_compiler_says_that_nothing_was_verified(kinds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = kinds(device.RIGHT)
+    monkeypatch.setenv("CUNORM_CXX", "no-such-compiler")
+    study = ProblemStudy(space, None, [], 0)
+    with Worker(replace(device.spec(), clock=None)) as worker:
+        result = Modelling(space, study, worker, Budget(), None, lambda _: None, SHORT).run()
+    assert result.entry is not None
+    assert result.entry.facts["verified"] is False
+    assert result.sentence.startswith("not verified: ")
+    assert "no-such-compiler" in result.sentence
 
 
 def test_a_budget_of_time(kinds: Any) -> None:
