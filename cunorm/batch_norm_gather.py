@@ -143,5 +143,6 @@ BATCH_NORM_GATHER_STATS = Op(
     request=_request_gather,
     numbers={"eps": (1e-5, epsilon), "momentum": (0.1, momentum_number)},
     updated=RUNNING,
+    types=("count_t", *(f"{name}_t" for name in RUNNING)),
     caller=_call_gather,
 )

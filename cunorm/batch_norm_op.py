@@ -202,6 +202,7 @@ BATCH_NORM_BACKWARD_REDUCE = Op(
     check=_check_reduce,
     request=_request_reduce,
     takes=("gamma_dtype", "output_mask", "data_format"),
+    types=tuple(f"{name}_t" for name in SUMS),
 )
 BATCH_NORM_BACKWARD_ELEMT = Op(
     name="batch_norm_backward_elemt",
@@ -214,4 +215,5 @@ BATCH_NORM_BACKWARD_ELEMT = Op(
     numbers={"count": (None, element_count)},
     in_place=("dx", "dy"),
     takes=("gamma_dtype", "data_format"),
+    types=("sum_t",),
 )

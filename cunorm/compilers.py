@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from cunorm import settings
-from cunorm.errors import CompileError
+from cunorm.errors import CompileError, NoCompilerError
 
 __all__ = ["Compiler", "build", "chosen", "flags", "kept", "present", "processor"]
 
@@ -98,18 +98,18 @@ def chosen() -> Compiler:
 
     Raises
     ------
-    CompileError
+    NoCompilerError
         If there is none, or the one that ``CUNORM_CXX`` names does not run; the text says what to do.
     """
     asked = settings.cxx()
     if asked is not None:
         compiler = _find(asked, shlex.split(asked))
         if compiler is None:
-            raise CompileError(f"CUNORM_CXX: {asked!r} does not run; unset it, or {INSTALL}")
+            raise NoCompilerError(f"CUNORM_CXX: {asked!r} does not run; unset it, or {INSTALL}")
         return compiler
     compiler = _find("g++", ["g++"]) or _find("clang++", ["clang++"]) or _find_zig()
     if compiler is None:
-        raise CompileError(f"the CPU executor needs a C++ compiler and found none of g++, clang++, zig; {INSTALL}")
+        raise NoCompilerError(f"the CPU executor needs a C++ compiler and found none of g++, clang++, zig; {INSTALL}")
     return compiler
 
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "KernelFault", "TableError", "TableWarning", "TraceError", "UnsupportedTile"]
+__all__ = [
+    "CompileError",
+    "KernelFault",
+    "NoCompilerError",
+    "TableError",
+    "TableWarning",
+    "TraceError",
+    "UnsupportedTile",
+]
 
 
 class CompileError(RuntimeError):
     """A kernel did not compile, or no compiler was found; the text says what to do."""
+
+
+class NoCompilerError(CompileError):
+    """There is no C++ compiler for the CPU executor; the text says what to install."""
 
 
 class UnsupportedTile(ValueError):

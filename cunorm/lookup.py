@@ -253,6 +253,8 @@ def state(entry: Entry, strategies: Mapping[str, Strategy]) -> str:
     """What an entry rests on, for people."""
     time = "" if entry.microseconds is None else f" {entry.microseconds:.1f} us"
     text = f"measured{time}" if entry.source == MEASURED else f"modelled, not measured: predicted{time}"
+    if entry.facts.get("verified") is False:
+        text += "; NOT VERIFIED"
     if entry.facts.get("default") is True:
         text += "; no tile beat the default"
     if is_stale(entry, strategies):

@@ -85,6 +85,8 @@ class Op:
         The fields of a request that are this op's own.
     updated : tuple of str
         Results that arrays of that name bring, and not ``out``: their old content is read.
+    types : tuple of str
+        The names in `Problem.others`.
     caller : callable or None
         What a plan does when it is called; None: `call_planned`.
     calls : Calls
@@ -102,6 +104,7 @@ class Op:
     in_place: tuple[str, str] | None = None
     takes: tuple[str, ...] = ()
     updated: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
     caller: Callable[..., Any] | None = None
     calls: Calls = field(default_factory=Calls, repr=False)
 

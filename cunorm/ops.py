@@ -19,9 +19,10 @@ from .group_norm_op import GROUP_NORM, GROUP_NORM_BACKWARD
 from .launch import Place, Plan, executor
 from .layer_norm_op import LAYER_NORM, LAYER_NORM_BACKWARD
 from .op import Op, Request, plan_of
+from .problem import Problem
 from .strategy import Tile
 
-__all__ = ["OPS", "gpu_present", "plan"]
+__all__ = ["OPS", "fault_of", "gpu_present", "plan"]
 
 #: Every op by its function's name.
 OPS: dict[str, Op] = {
@@ -48,6 +49,22 @@ UNASKED: dict[str, Any] = {
     "data_format": "NCHW",
     "activation": None,
 }
+
+
+def fault_of(problem: Problem) -> str | None:
+    """What is wrong with a problem that came from a file; None for one that a call could have."""
+    op = OPS.get(problem.op)
+    if op is None:
+        return f"op {problem.op!r}, expected one of {', '.join(OPS)}"
+    outputs = tuple(name for name in op.results if name in problem.outputs)
+    if outputs != problem.outputs or not outputs:
+        came, expected = ",".join(problem.outputs), ",".join(op.results)
+        return f"{problem.op}: outputs {came!r}, expected some of {expected}, in that order"
+    named = tuple(name for name, _ in problem.others)
+    if named != op.types:
+        words = [",".join(name.removesuffix("_t") for name in names) or "none" for names in (named, op.types)]
+        return f"{problem.op}: types of {words[0]}, expected {words[1]}"
+    return None
 
 
 def gpu_present() -> bool:

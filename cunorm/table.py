@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,19 @@ from .errors import TableError
 from .problem import Problem
 from .table_entry import FACTS, MEASURED, Entry, entry_of, order_of, raw_of, sizes_of
 
-__all__ = ["SCHEMA", "Table", "better", "device_facts", "for_device", "merged", "read", "slug", "update", "write"]
+__all__ = [
+    "SCHEMA",
+    "Table",
+    "better",
+    "device_facts",
+    "for_device",
+    "merge_files",
+    "merged",
+    "read",
+    "slug",
+    "target",
+    "update",
+]
 
 SCHEMA = "cunorm-tiling/1"
 LOCK_SECONDS = 60  # that a writer waits for another
@@ -103,9 +115,12 @@ def read(path: str | Path) -> Table:
     TableError
         If it is no table, or one of a newer schema; the sentence names the file.
     """
-    data = Path(path).read_bytes()
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise TableError(f"{path}: no regular file")
+    data = path.read_bytes()
     try:
-        raw = json.loads(data)
+        raw = json.loads(data, parse_constant=lambda _: None)  # NaN and infinity are no JSON, and no times
     except (RecursionError, ValueError) as error:
         state = "empty" if not data.strip() else "no JSON, or cut short"
         raise TableError(f"{path}: {state}: {error}") from None
@@ -128,7 +143,8 @@ def read(path: str | Path) -> Table:
             table.faults.append(f"entry {number}: {error}")
             table.kept.append(one)
         else:
-            table.entries[entry.problem] = entry
+            # Twice the same problem: as a merge of two texts leaves it.
+            table.entries[entry.problem] = better(table.entries.get(entry.problem, entry), entry)
     return table
 
 
@@ -205,7 +221,7 @@ def merged(tables: Iterable[Table], stale: Callable[[Entry], bool] = lambda _: F
         If they are of several devices.
     """
     first, *others = tables
-    found = Table(first.device, first.software, dict(first.entries), list(first.kept), list(first.faults), first.rest)
+    found = Table(first.device, first.software, dict(first.entries), [*first.kept], [*first.faults], first.rest)
     for table in others:
         if any(table.device.get(name) != first.device.get(name) for name in _IDENTITY):
             names = " and ".join(str(one.device.get("name")) for one in (first, table))
@@ -219,17 +235,39 @@ def merged(tables: Iterable[Table], stale: Callable[[Entry], bool] = lambda _: F
     return found
 
 
-def write(path: str | Path, table: Table) -> None:
-    """Write a table as a file of its own, in place of what is there.
+def target(path: str | Path) -> Path:
+    """The file that a table is written to: a link stays one."""
+    try:
+        found = Path(path).resolve()
+    except (OSError, RuntimeError) as error:
+        raise TableError(f"{path}: {error}") from None
+    if found.exists() and not found.is_file():
+        raise TableError(f"{path}: no regular file")
+    return found
+
+
+def merge_files(
+    paths: Sequence[str | Path], output: str | Path, stale: Callable[[Entry], bool] = lambda _: False
+) -> tuple[Table, int]:
+    """Merge the tables of some files into another, which may be one of them; see `merged`.
+
+    Returns the table as it was written, and how many entries all the files had.
 
     Raises
     ------
     OSError, TableError
-        If that cannot be done, or another process does not let go of the file.
+        If a file cannot be read or written, is no table (the output too), or they are of several devices.
     """
-    path = Path(path).resolve()  # a link stays one
-    with _locked(path):
-        _write(path, table)
+    path = target(output)
+    if not path.parent.is_dir():
+        raise TableError(f"{output}: no folder {path.parent}")
+    files = [*paths, *([path] if path.exists() else [])]
+    merged(map(read, files), stale)  # whether it can be done, before anything is made
+    with _locked(path):  # which may be among them, and a tuner's
+        tables = [read(one) for one in paths]
+        made = merged(tables, stale)
+        _write(path, made)
+    return made, sum(len(table.entries) for table in tables)
 
 
 def update(path: str | Path, device: Device, software: Mapping[str, Any], entries: Iterable[Entry]) -> Table:
@@ -245,7 +283,7 @@ def update(path: str | Path, device: Device, software: Mapping[str, Any], entrie
     TableError
         If it is no table, of another device, or another process does not let go of it: it is left as it is.
     """
-    path = Path(path).resolve()
+    path = target(path)
     with _locked(path):
         table = read(path) if path.exists() else Table(device_facts(device))
         if not for_device(table, device):

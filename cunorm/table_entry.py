@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +11,16 @@ from .problem import ITEMSIZE, LAYOUTS, Problem, accumulator
 from .strategy import Tile
 
 __all__ = [
-    "FACTS", "MEASURED", "MODEL", "Entry", "entry_of", "key_of", "order_of", "problem_of", "raw_of", "sizes_of",
-    "sizes_text",
+    "FACTS", "MEASURED", "MODEL", "Entry", "entry_of", "key_of", "microseconds", "order_of", "problem_of", "raw_of",
+    "sizes_of", "sizes_text",
 ]  # fmt: skip
 
 MEASURED, MODEL = "measured", "model"
+MOST_MICROSECONDS = 1e15
+LARGEST = 2**60  # a size; what kernels can count
+COUNTS = ("int32", "int64")  # dtypes of whole numbers
+#: What names in a file are made of: they are printed, and none may steer a terminal.
+_WORDS = re.compile(r"[A-Za-z0-9_,]*")
 #: Sizes of an entry by the first words of its op: name in the file -> name in the problem. The first that fits.
 _SIZES: dict[str, dict[str, str]] = {
     "group_norm": {"N": "N", "C": "C", "HxW": "HxW", "group": "group"},
@@ -28,6 +34,13 @@ FACTS = (
     "strategy", "tile", "source", "kernel", "time_us", "q25_us", "q75_us", "samples", "default_us", "predicted_us",
     "gigabytes_per_s", "roofline", "trials", "runner_up", "default", "verified",
 )  # fmt: skip
+
+
+def microseconds(value: object) -> float | None:
+    """A time of a file: None if it is none, or no time at all."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST_MICROSECONDS:
+        return None
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -55,8 +68,7 @@ class Entry:
     @property
     def microseconds(self) -> float | None:
         """The time that was measured, or predicted; None if the file does not say."""
-        value = self.facts.get("time_us" if self.source == MEASURED else "predicted_us")
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        return microseconds(self.facts.get("time_us" if self.source == MEASURED else "predicted_us"))
 
 
 def sizes_of(op: str) -> dict[str, str]:
@@ -67,20 +79,23 @@ def sizes_of(op: str) -> dict[str, str]:
 def _text(raw: Mapping[str, Any], name: str, allowed: Iterable[str] | None = None) -> str:
     value = raw.get(name)
     if not isinstance(value, str) or (allowed is not None and value not in allowed):
-        raise ValueError(
-            f"{name} is {value!r}" + ("" if allowed is None else f", expected one of {', '.join(allowed)}")
-        )
+        expected = "" if allowed is None else f", expected one of {', '.join(allowed)}"
+        raise ValueError(f"{name} is {value!r}{expected}")
+    if not _WORDS.fullmatch(value):
+        raise ValueError(f"{name} is {value!r}, expected letters, digits and commas")
     return value
 
 
 def problem_of(raw: Mapping[str, Any]) -> Problem:
     """The problem that the key of an entry names; ValueError says what is wrong with it."""
     op, dtype = _text(raw, "op"), _text(raw, "dtype", ITEMSIZE)
+    if not sizes_of(op):
+        raise ValueError(f"op is {op!r}, which this version does not know")
     found = {"HxW": 1, "group": 1}
     for name, attribute in sizes_of(op).items():
         value = raw.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}, expected a whole number from 1 up")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise ValueError(f"{name} is {str(value)[:40]}, expected a whole number from 1 to 2^60")
         found[attribute] = value
     if op.startswith("batch_norm"):
         found["group"] = found["C"]
@@ -90,7 +105,7 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
     gamma, beta = (_text(raw, name, ITEMSIZE) if name in raw else None for name in ("gamma_dtype", "beta_dtype"))
     stats = _text(raw, "stats_dtype", ITEMSIZE) if "stats_dtype" in raw else accumulator(dtype)
     types = raw.get("types", {})
-    if not isinstance(types, dict) or not all(isinstance(value, str) for value in types.values()):
+    if not isinstance(types, dict) or not all(value in (*ITEMSIZE, *COUNTS) for value in types.values()):
         raise ValueError(f"types is {types!r}, expected names of dtypes by names of arrays")
     others = tuple((f"{name}_t", value) for name, value in types.items())
     outputs = tuple(filter(None, _text(raw, "outputs").split(",")))
@@ -117,8 +132,8 @@ def entry_of(raw: Any) -> Entry:
         raise ValueError(f"a {type(raw).__name__}, expected an object")
     problem = problem_of(raw)
     tile = raw.get("tile")
-    if not isinstance(tile, dict):
-        raise ValueError(f"tile is {tile!r}, expected an object")
+    if not isinstance(tile, dict) or not all(map(_WORDS.fullmatch, tile)):
+        raise ValueError(f"tile is {tile!r}, expected an object of fields and numbers")
     source, kernel = _text(raw, "source", (MEASURED, MODEL)), _text(raw, "kernel")
     named = {*_KEY, *sizes_of(problem.op), "strategy", "tile", "source", "kernel"}
     facts = {name: value for name, value in raw.items() if name not in named}

@@ -13,7 +13,7 @@ from .devices import Device, known
 from .errors import TableError
 from .launch import executor
 from .ops import OPS, gpu_present
-from .table_entry import MEASURED, Entry, order_of, raw_of, sizes_text
+from .table_entry import MEASURED, Entry, microseconds, order_of, raw_of, sizes_text
 
 __all__ = ["listing", "merge", "run"]
 
@@ -33,6 +33,7 @@ def _legal(entry: Entry, device: Device) -> bool:
 
 def _state(entry: Entry, device: Device) -> str:
     words = [entry.source if entry.source == MEASURED else "modelled, not measured"]
+    words += ["NOT VERIFIED"] if entry.facts.get("verified") is False else []
     words += ["no tile beat the default"] if entry.facts.get("default") is True else []
     if not _legal(entry, device):
         words.append("not legal here, never used")
@@ -42,7 +43,7 @@ def _state(entry: Entry, device: Device) -> str:
 
 
 def _row(entry: Entry, device: Device) -> tuple[str, ...]:
-    one, default = entry.problem, entry.facts.get("default_us")
+    one, default = entry.problem, microseconds(entry.facts.get("default_us"))
     fields = ",".join(f"{name}={value}" for name, value in entry.tile.fields)
     return (
         one.op,
@@ -52,7 +53,7 @@ def _row(entry: Entry, device: Device) -> tuple[str, ...]:
         ",".join(one.outputs),
         f"{entry.tile.strategy} {fields}",
         "-" if entry.microseconds is None else f"{entry.microseconds:.1f}",
-        f"{default:.1f}" if isinstance(default, (int, float)) else "-",
+        "-" if default is None else f"{default:.1f}",
         _state(entry, device),
     )
 
@@ -103,16 +104,14 @@ def run(asked: argparse.Namespace) -> int:
 def merge(asked: argparse.Namespace) -> int:
     """``cunorm merge``; returns the exit code."""
     try:
-        tables = [table.read(path) for path in asked.tables]
-        made = table.merged(tables, _stale)
-        table.write(asked.output, made)
+        made, count = table.merge_files(asked.tables, asked.output, _stale)
     except (OSError, TableError) as error:
         print(f"cunorm merge: {error}", file=sys.stderr)
         return 2
     for fault in made.faults:
         print(f"cunorm merge: kept as it is: {fault}", file=sys.stderr)
     measured = sum(entry.source == MEASURED for entry in made.entries.values())
-    both = sum(len(one.entries) for one in tables) - len(made.entries)
+    both = count - len(made.entries)
     print(
         f"{asked.output}: {len(made.entries)} entries, {measured} measured, of {made.device.get('name')}; "
         f"{both} were in more than one table, and the better was kept"

@@ -128,6 +128,8 @@ def read(path: str | os.PathLike[str]) -> dict[Problem, int]:
         If a line is none of a trace; a last line that was cut short is passed over.
     """
     found: Counter[Problem] = Counter()
+    if Path(path).exists() and not Path(path).is_file():
+        raise TraceError(f"{path}: no regular file")
     text = Path(path).read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):

@@ -248,7 +248,19 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a folder for a table": ((*TUNE, "--table", "."), 2, "is a folder"),
     "a corrupt table": ((*TUNE, "--table", "corrupt"), 2, "corrupt: no JSON"),
     "a table of another device": ((*TUNE, "--table", "a100.json"), 2, "a table of NVIDIA A100-SXM4-80GB, expected"),
-    "a storage in no folder": ((*TUNE, "--storage", "no/where/j"), 2, "--storage: 'no/where/j': no folder"),
+    "a storage in no folder": ((*TUNE, "--storage", "no/where/j"), 2, "no storage of studies: no folder no/where"),
+    "no storage": ((*TUNE, "--storage", ""), 2, "--storage: '': no storage of studies: expected a file or a URL"),
+    "a storage of something else": ((*TUNE, "--storage", "corrupt"), 2, "--storage: 'corrupt': no storage of studies"),
+    "time that is none": ((*TUNE, "--seconds", "nan"), 2, "--seconds: nan"),
+    "a seed": ((*TUNE, "--seed", "-1"), 2, "--seed: -1"),
+    "a loop of links": ((*TUNE, "--table", "loop"), 2, "loop"),
+    "a pipe for a table": ((*TUNE, "--table", "pipe"), 2, "pipe: no regular file"),
+    "a pipe for a trace": (("tune", "--from-trace", "pipe"), 2, "pipe: no regular file"),
+    "a trace of another op": (("tune", "--from-trace", "other.trace"), 2, "line 1: op is 'rms_norm', which"),
+    "a trace of other results": (("tune", "--from-trace", "foo.trace"), 2, "outputs 'foo', expected some of"),
+    "merge: into a device": (("merge", "h200.json", "-o", "/dev/null"), 2, "/dev/null: no regular file"),
+    "merge: into something else": (("merge", "h200.json", "-o", "corrupt"), 2, "corrupt: no JSON"),
+    "merge: into no folder": (("merge", "h200.json", "-o", "no/c.json"), 2, "no folder"),
     "a storage of nothing": ((*TUNE, "--storage", "nosql://x"), 2, "--storage: 'nosql://x'"),
     "a report on a file": ((*TUNE, "--report", "empty"), 2, "empty"),
     "nothing to measure on": ((*TUNE, "--evaluator", "measure"), 3, "no GPU"),
@@ -268,6 +280,11 @@ def test_a_wrong_argument_is_one_line(name: str, capsys: Any, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").touch()
     (tmp_path / "corrupt").write_text("{")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    sizes = {"dtype": "float32", "N": 2, "C": 8, "HxW": 9, "group": 2, "rows": 2, "length": 3, "calls": 1}
+    for stem, op, outputs in (("other", "rms_norm", "y"), ("foo", "group_norm", "foo")):
+        (tmp_path / f"{stem}.trace").write_text(json.dumps({"op": op, "outputs": outputs, **sizes}) + "\n")
     for device in ("A100", "H200"):
         table.update(f"{device.lower()}.json", KNOWN[device], {}, [])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -18,6 +18,7 @@ from cunorm.tuning import entries
 from cunorm.tuning.measuring import Measuring
 from cunorm.tuning.modelling import Modelling
 from cunorm.tuning.result import Budget, Deadlines, Result
+from cunorm.tuning.sampler import tried
 from cunorm.tuning.space import Candidate, Space
 from cunorm.tuning.study import ProblemStudy, storage_of
 from cunorm.tuning.trouble import Failed, Lost, Stopped
@@ -278,6 +279,12 @@ def test_a_budget_of_trials(kinds: Any) -> None:
     assert [trial.tile for trial in result.trials] and result.winner in space.tiles[:4]
 
 
+def the_study(storage: Any) -> optuna.Study:
+    """The only one in a storage, beside its claims."""
+    (name,) = [name for name in optuna.get_all_study_names(storage) if " claim " not in name]
+    return optuna.load_study(storage=storage, study_name=name)
+
+
 # ---- many problems --------------------------------------------------------------------------------------------------
 
 
@@ -319,13 +326,12 @@ def test_ctrl_c_keeps_what_was_learnt(kinds: Any, tmp_path: Path) -> None:
     assert interrupted
     assert len(results) == 1
     assert results[0].interrupted
-    study = ProblemStudy(space, storage, [], 0)
-    before = study.count
-    assert 0 < before <= len(space)
+    study = the_study(storage)
+    assert 0 < len(tried(study)) <= len(space)
     results, _, interrupted = tune([device.PROBLEM], options(path, storage=storage), Notes())
     assert not interrupted
     assert results[0].winner == tile(device.RIGHT)
-    assert study.count == len(space)
+    assert len(tried(study)) == len(space)
 
 
 def test_two_workers_share_problems(kinds: Any, tmp_path: Path) -> None:
@@ -358,9 +364,8 @@ def test_one_proposer_for_a_study(kinds: Any, tmp_path: Path) -> None:
         thread.join()
     results = [result for results, _, _ in found.values() for result in results]
     assert len(results) == 1
-    study = ProblemStudy(space, storage_of(url), [], 0)
-    trials = study.study.get_trials(deepcopy=False)
-    assert len(trials) == len(space) == study.count
+    trials = the_study(storage_of(url)).get_trials(deepcopy=False)
+    assert len(trials) == len(space)
     assert {trial.state for trial in trials} == {optuna.trial.TrialState.COMPLETE}
     tables = [table.read(tmp_path / f"{name}.json").entries for name in ("one", "other")]
     assert tables[0].keys() == tables[1].keys() == {device.PROBLEM}
@@ -382,6 +387,14 @@ def test_a_claim_ends_with_its_process_or_its_lease(
     assert second.propose(3) == left_running
     monkeypatch.undo()
     third = ProblemStudy(space, storage, [], 0)
+    assert not third.claim()  # this process lives: no matter how old its claim
+    monkeypatch.setattr("cunorm.tuning.study._alive", lambda owner: None)  # another host's
     assert not third.claim()
     monkeypatch.setattr("cunorm.tuning.study.LEASE_SECONDS", -1)
     assert third.claim()
+    # Who took its claim for dead has ended its trials; it goes on without a word.
+    first.tell(left_running[0], 1e-5)
+    first.fail(left_running[1], "wrong", "so")
+    first.abandon()
+    for one in (first, second, third):
+        one.release()

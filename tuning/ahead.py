@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from cunorm import settings, sources
+from cunorm import sources
 from cunorm.strategy import Tile
 
 from .space import Space
 from .stand import Spec
-from .trouble import Stopped, Trouble
 from .worker import Worker
 
-__all__ = ["Ahead"]
+__all__ = ["MOST", "Ahead"]
 
-MOST = 4  # processes
+MOST = 4  # processes that are worth their memory on a GPU
 SECONDS = 180  # for one text
 
 
@@ -33,17 +32,16 @@ class Ahead:
     ----------
     spec : Spec
         Of the worker whose caches are to be warm.
-    processes : int, optional
-        None: one less than there are cores, at most `MOST`. With 0 nothing is compiled ahead.
+    processes : int
+        With 0 nothing is compiled ahead.
     """
 
-    def __init__(self, spec: Spec, processes: int | None = None) -> None:
-        count = min(MOST, settings.cores() - 1) if processes is None else processes
+    def __init__(self, spec: Spec, processes: int) -> None:
         self._spec = replace(spec, clock=None)
         self._texts: queue.Queue[tuple[str, str] | None] = queue.Queue()
         self._seen: set[str] = set()
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(processes)]
         for thread in self._threads:
             thread.start()
 
@@ -65,9 +63,10 @@ class Ahead:
                     self._seen.add(text)
                     self._texts.put((text, launch.entry))
 
-    def wait(self) -> None:
-        """Until everything that was submitted is compiled, or has failed to be."""
-        self._texts.join()
+    def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Until everything that was submitted is compiled, or has failed to be, or it is stopped."""
+        while self._texts.unfinished_tasks and not stopped():
+            self._over.wait(0.02)
 
     def _work(self) -> None:
         with Worker(self._spec, self._over.is_set) as worker:
@@ -75,8 +74,8 @@ class Ahead:
                 try:
                     if not self._over.is_set():
                         worker.ask("warm", *job, seconds=SECONDS)
-                except (Trouble, Stopped):
-                    pass  # the measuring worker meets the same, and says so
+                except Exception:  # whatever it is, the measuring worker meets the same, and says so
+                    worker.close()
                 finally:
                     self._texts.task_done()
 

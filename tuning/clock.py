@@ -18,10 +18,10 @@ __all__ = ["Clock", "GraphClock", "sets_of"]
 
 #: Times the L2 that the sets of arrays hold together, so that no launch finds its own in it.
 L2_TIMES = 3
-MOST_SETS = 64
+MOST_SETS = 256
 FREE_SHARE = 0.25  # of the free memory that the sets may take
 SAMPLE_SECONDS = 200e-6  # that a sample lasts at least: 400 times the resolution of an event
-FEWEST, MOST = 4, 256  # launches in a graph
+FEWEST, MOST = 4, 256  # launches in a graph; whole walks through the sets, so up to one more
 COPY_BYTES, COPIES = 2**28, 5  # of the copy that the roofline is measured with
 
 
@@ -105,10 +105,12 @@ class GraphClock:
         with self._stream:
             run(0)  # loads the kernel, and raises its shared memory's cap: neither can be captured
         self._stream.synchronize()
-        few = self._graph(run, sets, FEWEST)
+        fewest = math.ceil(FEWEST / sets) * sets
+        few = self._graph(run, sets, fewest)
         few()  # the first replay uploads the graph
-        launches = max(FEWEST, min(MOST, math.ceil(SAMPLE_SECONDS / max(few(), 1e-9))))
-        if launches == FEWEST:
+        launches = max(fewest, min(MOST, math.ceil(SAMPLE_SECONDS / max(few(), 1e-9))))
+        launches = math.ceil(launches / sets) * sets  # every set as often, or slow tiles would find theirs in the L2
+        if launches == fewest:
             return few
         many = self._graph(run, sets, launches)
         many()

@@ -16,7 +16,7 @@ from cunorm.arrays import dtype_named
 from cunorm.devices import Device, known
 from cunorm.errors import TableError, TraceError
 from cunorm.launch import executor
-from cunorm.ops import OPS, gpu_present, plan
+from cunorm.ops import OPS, fault_of, gpu_present, plan
 from cunorm.problem import Problem
 from cunorm.shapes import plan_options
 from cunorm.table_entry import MEASURED, Entry
@@ -66,6 +66,9 @@ def _problems(asked: argparse.Namespace) -> list[Problem]:
         if asked.dtype is not None:
             raise ValueError("--dtype: the problems of a trace have their own")
         found = list(tracing.read(asked.from_trace))
+        for one in found:
+            if (sentence := fault_of(one)) is not None:
+                raise TraceError(f"{asked.from_trace}: {sentence}")
     layout = None if asked.layout is None else asked.layout.upper()
     chosen = [one for one in found if asked.op in (None, one.op) and layout in (None, one.layout)]
     if not chosen:
@@ -107,10 +110,10 @@ def _specs(asked: argparse.Namespace) -> tuple[str, Device, tuple[Spec, ...]]:
 
 
 def _options(asked: argparse.Namespace) -> Options:
-    for name, least in (("trials", 1), ("workers", 1), ("seconds", 0)):
+    for name, least in (("trials", 1), ("workers", 1), ("seconds", 0), ("seed", 0)):
         value = getattr(asked, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name}: {value:g}, expected at least {least}")
+        if value is not None and not least <= value < 2**32:
+            raise ValueError(f"--{name}: {value:g}, expected at least {least}, and less than 2^32")
     evaluator, device, specs = _specs(asked)
     path = Path(asked.table) if asked.table else settings.tiling_table() or lookup.user_table(device)
     if path.is_dir():
@@ -120,7 +123,10 @@ def _options(asked: argparse.Namespace) -> Options:
     check_table(path, device)
     url = asked.storage
     if url is None:
-        url = str(journal(STUDIES or settings.cache_dir() / "studies", path, asked.resume))
+        try:
+            url = str(journal(STUDIES or settings.cache_dir() / "studies", path, asked.resume))
+        except OSError as error:
+            print(f"cunorm tune: no journal, so nothing to --resume: {error}", file=sys.stderr)
     storage = storage_of(url)
     return Options(device, evaluator, specs, path, storage, asked.trials, asked.seconds, asked.seed)
 
@@ -181,6 +187,8 @@ def run(asked: argparse.Namespace) -> int:
     progress = Progress(options, len(todo), quiet=asked.json)
     try:
         results, entries, interrupted = tune(todo, options, progress)
+    except BrokenPipeError:
+        raise  # whoever reads has gone: the program's, not the table's
     except (OSError, TableError) as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return USAGE

@@ -8,7 +8,7 @@ from cunorm.strategy import Tile
 
 from . import entries
 from .problem_tuner import GENERATION, NotOpenedError, ProblemTuner
-from .race import ControlFailedError, Race, winner
+from .race import ControlFailedError, Race, Timing, winner
 from .result import Result
 from .trouble import Stopped, Trouble
 
@@ -50,7 +50,7 @@ class Measuring(ProblemTuner):
                 break
             if self.ahead is not None:
                 self.ahead.submit(self.space, tiles)
-                self.ahead.wait()
+                self.ahead.wait(self.worker.stopped)
             good = []
             for tile in tiles:
                 if self.budget.over():
@@ -59,7 +59,6 @@ class Measuring(ProblemTuner):
                     good.append(tile)
                 else:
                     self._told(result, tile, None, trouble)
-                self.study.beat()
             self._screen(result, good)
         if self._race is None and not self.budget.over():  # everything was tried in an earlier run
             self._control(result, self.study.told())
@@ -103,25 +102,28 @@ class Measuring(ProblemTuner):
                 self._told(result, tile, timing.seconds)
 
     def _finals(self, result: Result) -> list[Tile]:
-        """The finalists, sampled once more beside each other."""
-        if self._race is None:
-            return []
-        best = [tile for tile in self.study.told() if tile not in self._bad][: 2 * GENERATION]
-        right = []
-        for tile in best:
-            if (trouble := self._check(tile)) is None:
-                right.append(tile)
-            else:
-                self._told(result, tile, None, trouble)
-        try:
-            found = self._race.finish(right)
-        except ControlFailedError as error:
-            self._told(result, self._race.control, None, error.trouble)
-            found = []
-        for tile, trouble in self._race.failures.items():
-            if tile not in self._bad:
-                self._told(result, tile, None, trouble)
-        return found
+        """The finalists, sampled once more beside each other; again without those that fail then."""
+        race = self._race
+        while race is not None and race.control not in self._bad:
+            known = len(self._bad)
+            for tile in self._best():
+                if (trouble := self._check(tile)) is not None:
+                    self._told(result, tile, None, trouble)
+            try:
+                found = race.finish(self._best())
+            except ControlFailedError as error:
+                self._told(result, race.control, None, error.trouble)
+                break
+            for tile, trouble in race.failures.items():
+                if tile not in self._bad:
+                    self._told(result, tile, None, trouble)
+            if len(self._bad) == known:
+                return found
+        return []
+
+    def _best(self) -> list[Tile]:
+        """The fastest that were told, of this run and those before."""
+        return [tile for tile in self.study.told() if tile not in self._bad][: 2 * GENERATION]
 
     def _kept(self) -> list[Tile]:
         """What a stopped run knows enough of."""
@@ -131,26 +133,39 @@ class Measuring(ProblemTuner):
         enough = (tile for tile, ratios in race.ratios.items() if len(ratios) >= LEAST_SAMPLES)
         return [tile for tile in enough if tile not in self._bad]
 
+    def _gain(self, race: Race, timing: Timing, tile: Tile, interrupted: bool) -> float:
+        """How many times faster than the default a tile is."""
+        if interrupted:  # no rounds of its own: three quarters of its samples have to say so
+            default = race.timing(race.control)
+            assert default is not None
+            return default.seconds / timing.q75
+        return race.gain(tile)
+
     def _decide(self, result: Result, finalists: list[Tile]) -> None:
         race = self._race
         if race is None or race.timing(race.control) is None or race.control in self._bad:
             if not result.sentence:
                 tried = f"{len(result.failures)} of {len(result.trials)} tiles failed"
-                result.sentence = "interrupted before anything was known" if result.interrupted else tried
+                if result.interrupted:
+                    result.sentence = "interrupted before anything was known"
+                else:
+                    result.sentence = tried if result.trials else "the time was up before a tile was tried"
             return
-        known = {tile: timing for tile in (*finalists, race.control) if (timing := race.timing(tile)) is not None}
-        best = winner(known, self._order)
-        if best != race.control and not result.interrupted:
-            try:
-                gain = race.gain(best)
-            except ControlFailedError as error:
-                self._told(result, race.control, None, error.trouble)
-                result.sentence = "the default failed in the last rounds"
-                return
-            if best in race.failures:
+        best, gain = race.control, 1.0
+        try:
+            while True:
+                known = {tile: one for tile in (*finalists, race.control) if (one := race.timing(tile)) is not None}
+                if (best := winner(known, self._order)) == race.control:
+                    break
+                gain = self._gain(race, known[best], best, result.interrupted)
+                if best not in race.failures:
+                    break
                 self._told(result, best, None, race.failures[best])
-        else:
-            gain = race.timing(race.control).seconds / known[best].seconds  # type: ignore[union-attr]
+                finalists = self._finals(result)  # who had lost against it may win now
+        except ControlFailedError as error:
+            self._told(result, race.control, None, error.trouble)
+            result.sentence = "the default failed in the last rounds"
+            return
         beaten = best != race.control and gain >= GAIN
         result.winner = best if beaten else race.control
         result.timings = {tile: timing for tile in known if (timing := race.timing(tile)) is not None}
@@ -162,5 +177,5 @@ class Measuring(ProblemTuner):
                 measures=result.source == "measured",
                 bandwidth=result.bandwidth or 0.0,
                 trials=self.study.count,
-                default=not beaten,
+                default=not beaten and race.control == self.space.default,
             )

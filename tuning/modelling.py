@@ -9,7 +9,7 @@ from . import entries
 from .problem_tuner import GENERATION, NotOpenedError, ProblemTuner
 from .race import Timing, winner
 from .result import Result, Trial
-from .trouble import Stopped
+from .trouble import NO_COMPILER, Stopped
 from .verify import cut_down
 
 __all__ = ["Modelling"]
@@ -29,7 +29,6 @@ class Modelling(ProblemTuner):
                     break
                 for tile in tiles:
                     self._told(result, tile, self.space.predicted(tile))
-                self.study.beat()
             self._verified_winner(result)
         except Stopped:
             result.interrupted, result.sentence = True, "interrupted before its winner was verified"
@@ -47,7 +46,7 @@ class Modelling(ProblemTuner):
             problem = cut_down(self.space.problem, self.space.strategy(tile), tile, self.space.device)
             self._problem, self._opened = problem, 0
             trouble = self._check(tile)
-            if trouble is None or trouble.kind == "compile":
+            if trouble is None or trouble.kind == NO_COMPILER:
                 verified = None if trouble is not None else f"cpu executor, {sizes_text(problem)}"
                 result.winner, result.timings = tile, {tile: left[tile]}
                 result.timings.setdefault(self.space.default, self._predicted(self.space.default))
@@ -58,7 +57,8 @@ class Modelling(ProblemTuner):
             self._bad.add(tile)
             result.trials.append(made := Trial(tile, None, trouble.kind, trouble.sentence))
             self._notify(made)
-        result.sentence = "no tile that the cost model prefers passed verification"
+        passed = "no tile that the cost model prefers passed verification"
+        result.sentence = passed if result.trials else "the time was up before a tile was tried"
 
     def _predicted(self, tile: Tile) -> Timing:
         seconds = self.space.predicted(tile)

@@ -1,4 +1,4 @@
-"""Hostile inputs of a problem, and what the float64 oracle says of them: what a candidate has to get right."""
+"""What the float64 oracle says of a problem's inputs: what a candidate has to get right."""
 
 from __future__ import annotations
 
@@ -10,23 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cunorm import reference
-from cunorm.arrays import DTYPES
 from cunorm.problem import Problem
 from cunorm.traffic_problem import array_facts
 
 from . import tolerance
+from .inputs import EPS, MOMENTUM, Inputs, Values, channels_second, numbers_of
 
-__all__ = ["EPS", "Expected", "expected", "inputs_of", "numbers_of"]
+__all__ = ["Expected", "expected"]
 
-EPS, MOMENTUM = 1e-5, 0.1
-#: Elements of x up to which the oracle looks at all groups or channels; of a larger problem, at some of them.
+#: Elements of x up to which the oracle looks at all groups, channels or rows; of a larger problem, at some of them.
 WHOLE = 2**24
-#: Slices of statistics take turns: plain, far from zero, constant, wide, with an outlier in front.
-KINDS = 5
-OFFSET, CONSTANT, WIDTH, OUTLIER = 1e3, 100.1, 1e3, 1e4
-
-Values = NDArray[Any]
-Inputs = dict[str, Values]
 
 
 @dataclass(frozen=True)
@@ -63,127 +56,6 @@ class Expected:
         return tolerance.fault(self.name, came.reshape(self.shape)[self.part], self.exact, self.bound, self.dtype)
 
 
-def numbers_of(problem: Problem) -> dict[str, float]:
-    """The numbers that a launch may name."""
-    return {"eps": EPS, "momentum": MOMENTUM, "count": float(problem.N * problem.HxW)}
-
-
-# ---- inputs ---------------------------------------------------------------------------------------------------------
-
-
-def _blocks(x: Values) -> Iterator[tuple[slice, Values]]:
-    """Parts of an array along its first axis, in float64, of some million elements."""
-    rows = max(1, (1 << 22) // max(1, x[0].size))
-    for start in range(0, len(x), rows):
-        part = slice(start, start + rows)
-        yield part, x[part].astype(np.float64)
-
-
-def _slices(problem: Problem, seed: int) -> Values:
-    """x or dy with its slices of statistics in a row: (slices, length), or (N, C, HxW) for BatchNorm's channels."""
-    random = np.random.default_rng(seed)
-    if problem.op.startswith("batch_norm"):
-        return random.standard_normal((problem.N, problem.C, problem.HxW), np.float32)
-    return random.standard_normal((problem.N * problem.group, problem.group_length), np.float32)
-
-
-def _hostile(problem: Problem, seed: int) -> Values:
-    """x as (N, C, HxW), in float32, with every kind of slice in turn."""
-    x = _slices(problem, seed)
-    channels = problem.op.startswith("batch_norm")
-    count = problem.C if channels else len(x)
-    for kind in range(KINDS):
-        own: Any = np.arange((kind - seed) % KINDS, count, KINDS)
-        own = (slice(None), own) if channels else (own,)
-        if kind == 1:
-            x[own] += OFFSET
-        elif kind == 2:
-            x[own] = CONSTANT
-        elif kind == 3:
-            x[own] *= WIDTH
-        elif kind == 4:
-            first = (0, own[1], 0) if channels else (own[0], 0)
-            x[first] = OUTLIER
-    return x.reshape(problem.N, problem.C, problem.HxW)
-
-
-def _moments(problem: Problem, x: Values) -> tuple[Values, Values]:
-    """Mean and rstd of every slice of (N, C, HxW)."""
-    if problem.op.startswith("batch_norm"):
-        size = problem.N * problem.HxW
-        mean = np.sum([part.sum(axis=(0, 2)) for _, part in _blocks(x)], axis=0) / size
-        squares = [((part - mean[:, None]) ** 2).sum(axis=(0, 2)) for _, part in _blocks(x)]
-        return mean, 1 / np.sqrt(np.sum(squares, axis=0) / size + EPS)
-    grouped = x.reshape(problem.N, problem.group, problem.group_length)
-    mean, rstd = np.empty(grouped.shape[:2]), np.empty(grouped.shape[:2])
-    for part, values in _blocks(grouped):
-        mean[part] = values.mean(axis=2)
-        rstd[part] = 1 / np.sqrt(((values - mean[part][:, :, None]) ** 2).mean(axis=2) + EPS)
-    return mean, rstd
-
-
-def _in_memory(problem: Problem, values: Values) -> Values:
-    """(N, C, HxW) in the problem's layout and dtype."""
-    stored = values.astype(DTYPES[problem.dtype])
-    return np.ascontiguousarray(np.moveaxis(stored, 1, -1)) if problem.layout == "NHWC" else stored
-
-
-def inputs_of(problem: Problem, seed: int) -> Inputs:
-    """The inputs of a problem by the names that launches know, each as it lies in memory.
-
-    Parameters
-    ----------
-    problem : Problem
-    seed : int
-        Another one gives other values, and other kinds of slices their turn.
-    """
-    random = np.random.default_rng((seed, 1))
-    if problem.op == "batch_norm_gather_stats":
-        return _gathered(problem, random)
-    found: Inputs = {"x": _in_memory(problem, _hostile(problem, seed))}
-    if "backward" in problem.op:
-        shape = (problem.N, problem.C, problem.HxW)
-        found["dy"] = _in_memory(problem, _slices(problem, seed + 1000).reshape(shape))
-    for name in ("gamma", "beta"):
-        if getattr(problem, f"{name}_dtype") is not None:
-            found[name] = random.standard_normal(problem.C).astype(DTYPES[array_facts(problem, name)[1]])
-    # Statistics of x as it is stored, rounded as a forward would have saved them.
-    stored = _channels_second(problem, found["x"])
-    for name, values in zip(("mean", "rstd"), _moments(problem, stored), strict=True):
-        saved = values.astype(DTYPES[problem.stats_dtype])
-        found["invstd" if name == "rstd" and problem.op.startswith("batch_norm") else name] = saved
-    if problem.op == "batch_norm_backward_elemt":
-        count = numbers_of(problem)["count"]
-        for name in ("sum_dy", "sum_dy_xmu"):
-            found[name] = (count * random.standard_normal(problem.C)).astype(DTYPES[array_facts(problem, name)[1]])
-    return {name: values for name, values in found.items() if name not in problem.outputs}
-
-
-def _gathered(problem: Problem, random: np.random.Generator) -> Inputs:
-    shape, dtype = (problem.N, problem.C), DTYPES[problem.dtype]
-    counts = random.integers(1, 1000, problem.N).astype(array_facts(problem, "counts")[1])
-    found = {
-        "means": (random.standard_normal(shape) + OFFSET).astype(dtype),
-        "invstds": (0.1 + random.random(shape)).astype(dtype),
-        "counts": counts,
-    }
-    if problem.N > 1:
-        counts[1], found["means"][1] = 0, np.nan  # a rank that is absent, whatever it holds
-    for name in ("running_mean", "running_var"):  # which are read and written
-        found[name] = random.random(problem.C).astype(DTYPES[array_facts(problem, name)[1]])
-    return found
-
-
-# ---- the oracle -----------------------------------------------------------------------------------------------------
-
-
-def _channels_second(problem: Problem, values: Values) -> Values:
-    """(N, C, HxW) from an array as it lies in memory."""
-    if problem.layout == "NHWC":
-        return np.moveaxis(values.reshape(problem.N, problem.HxW, problem.C), -1, 1)
-    return values.reshape(problem.N, problem.C, problem.HxW)
-
-
 def _looked_at(problem: Problem) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The groups that the oracle looks at, evenly spread, first and last among them; and their channels."""
     most = WHOLE // max(1, problem.N * problem.group_length)
@@ -195,25 +67,46 @@ def _looked_at(problem: Problem) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return groups, (groups[:, None] * problem.group_channels + inside).reshape(-1)
 
 
+def _rows_looked_at(problem: Problem) -> NDArray[np.intp]:
+    """The rows whose y, dx, mean and rstd the oracle looks at, evenly spread, first and last among them."""
+    count = min(problem.N, max(2, WHOLE // problem.C))
+    return np.unique(np.linspace(0, problem.N - 1, count).round().astype(np.intp))
+
+
 def _layer(problem: Problem, given: Inputs, dtype: str) -> Iterator[tuple[str, tuple[int, ...], Any, Values, Values]]:
     rows, length = problem.N, problem.C
-    x, gamma = given["x"].reshape(rows, length), given.get("gamma")
-    shapes: tuple[tuple[int, ...], ...]
+    chosen, gamma = _rows_looked_at(problem), given.get("gamma")
+    part, whole = (chosen,), (rows, length)
+    x = given["x"].reshape(whole)
     if problem.op == "layer_norm":
-        exact = reference.layer_norm(x, length, gamma, given.get("beta"), eps=EPS)
-        bounds = tolerance.layer_forward(x, length, gamma, given.get("beta"), *exact[1:], dtype)
-        names, shapes = ("y", "mean", "rstd"), ((rows, length), (rows, 1), (rows, 1))
-    else:
-        arrays = (given["dy"].reshape(rows, length), x, length, given["mean"], given["rstd"], gamma)
-        exact, bounds = reference.layer_norm_backward(*arrays), tolerance.layer_backward(*arrays, dtype)
-        names, shapes = ("dx", "dgamma", "dbeta"), ((rows, length), (length,), (length,))
-    yield from zip(names, shapes, [()] * len(names), exact, bounds, strict=True)
+        exact = reference.layer_norm(x[chosen], length, gamma, given.get("beta"), eps=EPS)
+        bounds = tolerance.layer_forward(x[chosen], length, gamma, given.get("beta"), *exact[1:], dtype)
+        shapes = (whole, (rows, 1), (rows, 1))
+        yield from zip(("y", "mean", "rstd"), shapes, [part] * 3, exact, bounds, strict=True)
+        return
+    dy, mean, rstd = given["dy"].reshape(whole), given["mean"].reshape(rows), given["rstd"].reshape(rows)
+    arrays = (dy[chosen], x[chosen], length, mean[chosen], rstd[chosen], gamma)
+    exact, bounds = reference.layer_norm_backward(*arrays), tolerance.layer_backward(*arrays, dtype)
+    yield "dx", whole, part, exact[0], bounds[0]
+    if len(chosen) < rows:  # dgamma and dbeta are sums over all rows: block by block
+        step = max(1, WHOLE // 4 // length)
+        sums = [[np.zeros(length), np.zeros(length)] for _ in range(2)]
+        for start in range(0, rows, step):
+            block = slice(start, start + step)
+            arrays = (dy[block], x[block], length, mean[block], rstd[block], gamma)
+            found = reference.layer_norm_backward(*arrays), tolerance.layer_backward(*arrays, dtype)
+            for kept, (_, *parameters) in zip(sums, found, strict=True):
+                for total, values in zip(kept, parameters, strict=True):
+                    total += values
+        exact, bounds = (exact[0], sums[0][0], sums[0][1]), (bounds[0], sums[1][0], sums[1][1])
+    for index, name in ((1, "dgamma"), (2, "dbeta")):
+        yield name, (length,), (), exact[index], bounds[index]
 
 
 def _group(problem: Problem, given: Inputs, dtype: str) -> Iterator[tuple[str, tuple[int, ...], Any, Values, Values]]:
     groups, channels = _looked_at(problem)
     whole, statistics = (problem.N, problem.C, problem.HxW), (problem.N, problem.group)
-    x = _channels_second(problem, given["x"])[:, channels]
+    x = channels_second(problem, given["x"])[:, channels]
     gamma, beta = (given[name][channels] if name in given else None for name in ("gamma", "beta"))
     of_tensor, of_groups, of_channels = (slice(None), channels), (slice(None), groups), (channels,)
     if problem.op == "group_norm":
@@ -223,7 +116,7 @@ def _group(problem: Problem, given: Inputs, dtype: str) -> Iterator[tuple[str, t
         for index, name in ((1, "mean"), (2, "rstd")):
             yield name, statistics, of_groups, exact[index], bounds[index]
         return
-    dy = _channels_second(problem, given["dy"])[:, channels]
+    dy = channels_second(problem, given["dy"])[:, channels]
     mean, rstd = (given[name].reshape(statistics)[:, groups] for name in ("mean", "rstd"))
     exact = reference.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=len(groups))
     bounds = tolerance.backward(dy, x, mean, rstd, gamma, len(groups), dtype, "NCHW")
@@ -235,7 +128,7 @@ def _group(problem: Problem, given: Inputs, dtype: str) -> Iterator[tuple[str, t
 def _batch(problem: Problem, given: Inputs, dtype: str) -> Iterator[tuple[str, tuple[int, ...], Any, Values, Values]]:
     _, channels = _looked_at(problem)
     whole, part = (problem.N, problem.C, problem.HxW), (slice(None), channels)
-    tensors = {name: _channels_second(problem, given[name])[part] for name in ("dy", "x") if name in given}
+    tensors = {name: channels_second(problem, given[name])[part] for name in ("dy", "x") if name in given}
     one = {name: values[channels] for name, values in given.items() if name not in tensors}
     x, gamma = tensors["x"], one.get("gamma")
     if problem.op == "batch_norm_stats":

@@ -82,10 +82,13 @@ class ProblemTuner:
     def _ask(self, *request: Any, seconds: float) -> Any:
         """Ask the worker; one that was lost is started again, with the problem open."""
         if not self.worker.alive or self._opened != self.worker.spawned:
-            try:
-                self.worker.open(self._problem, self.deadlines.open)
-            except Trouble as trouble:
-                raise NotOpenedError(f"{trouble.kind}: {trouble.sentence}") from None
+            for attempt in (1, 2):  # a process may die for reasons of its own, once
+                try:
+                    self.worker.open(self._problem, self.deadlines.open)
+                    break
+                except Trouble as trouble:
+                    if attempt == 2 or trouble.kind != "crash":
+                        raise NotOpenedError(f"{trouble.kind}: {trouble.sentence}") from None
             self._opened = self.worker.spawned
         return self.worker.ask(*request, seconds=seconds)
 

@@ -41,7 +41,7 @@ class Progress(Events):
         self._bar: Any = None
         self._best: dict[Problem, float] = {}
         self._elsewhere: set[Problem] = set()
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(total=0, unit="tile", file=sys.stderr, dynamic_ncols=True, leave=False)

@@ -141,21 +141,26 @@ class Race:
         return self._stages(list(tiles), SCREENING)
 
     def finish(self, tiles: Sequence[Tile]) -> list[Tile]:
-        """Race the best of all generations, at most `MOST_FINALISTS`; those that stay near the best."""
+        """Race the best of all generations, at most `MOST_FINALISTS`; those that stay near the best.
+
+        Tiles without samples, from a run before this one, are screened first.
+        """
+        self.screen([tile for tile in tiles if not self.ratios.get(tile)])
         return self._stages(sorted(tiles, key=self._seconds)[:MOST_FINALISTS], FINAL)
 
     def gain(self, tile: Tile) -> float:
-        """How many times faster than the default, from samples that lie beside each other in rounds of their own."""
+        """How many times faster than the default, from samples that lie beside each other in rounds of their own.
+
+        0 for a tile that fails in them.
+        """
         if tile == self.control:
             return 1.0
         before = len(self.ratios.get(tile, ()))
-        for _ in range(PAIRED):
-            if self._over() or tile in self.failures:
-                break
+        for _ in range(PAIRED):  # however late it is: samples that chose a winner cannot also judge it
             self.round([tile])
-        ratios = self.ratios.get(tile, [])
-        own = ratios[before:] or ratios
-        return 1 / median(own) if own and tile not in self.failures else 0.0
+            if tile in self.failures:
+                return 0.0
+        return 1 / median(self.ratios[tile][before:])
 
 
 def winner(timings: dict[Tile, Timing], order: Callable[[Tile], tuple[object, ...]]) -> Tile:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cunorm import __version__, launch
 from cunorm.devices import Device
-from cunorm.launch import Place, Plan
+from cunorm.launch import Place, Plan, executor
 from cunorm.ops import OPS
 from cunorm.problem import Problem
 from cunorm.strategy import Tile
 
 from .clock import Clock
-from .oracle import inputs_of, numbers_of
+from .inputs import Inputs, numbers_of
 from .verify import Guarded, Verifier, array_bytes, raw
 
 __all__ = ["Spec", "Stand", "software"]
@@ -80,7 +80,9 @@ class Stand:
         """Make this the problem; its oracle is computed now."""
         self._samplers, self._sets, self._values = {}, [], []  # the memory of the last one goes first
         self._verifier = Verifier(problem, self.spec.kind)
-        _ = self._verifier.cases
+        given, _ = self._verifier.cases[0]
+        if self.clock is not None:
+            self._make_sets(self.clock, given)
 
     def _plan(self, tile: Tile) -> Plan:
         assert self._verifier is not None, "a problem that was opened"
@@ -96,6 +98,20 @@ class Stand:
         assert self._verifier is not None, "a problem that was opened"
         return self._verifier.fault(self._plan(tile))
 
+    def keep(self, tiles: Sequence[Tile]) -> None:
+        """Let go of the workspaces and graphs of all other tiles."""
+        self._samplers = {tile: one for tile, one in self._samplers.items() if tile in tiles}
+
+    def sound(self) -> bool:
+        """Whether the device still works: an error of CUDA may be one after which nothing does."""
+        if self.spec.kind == "cpu":
+            return True
+        try:
+            executor("gpu").synchronise(0)
+            return bool(executor("gpu").cupy.ones(1).get()[0] == 1)
+        except Exception:  # that is the answer
+            return False
+
     def sample(self, tile: Tile) -> float:
         """One sample of a tile, seconds a launch."""
         if tile not in self._samplers:
@@ -103,31 +119,39 @@ class Stand:
             self._samplers[tile] = self.clock.sampler(tile, self._runner(self._plan(tile)), len(self._sets))
         return self._samplers[tile]()
 
+    def _make_sets(self, clock: Clock, given: Inputs) -> None:
+        """Arrays to walk through, all with the same inputs; the workspace is not among them."""
+        assert self._verifier is not None
+        problem, xp = self._verifier.problem, self._verifier.xp
+        names = self._names()
+        needed = array_bytes(problem, names, given)
+        for _ in range(clock.sets(sum(needed.values()), self.spec.device)):
+            made = {name: Guarded(xp, nbytes) for name, nbytes in needed.items()}
+            for name in given.keys() & made.keys():
+                made[name].fill(xp.asarray(raw(given[name])))
+            self._sets.append(list(made.values()))
+            self._values.append([made[name].address if name in made else 0 for name in names])
+
+    def _names(self) -> list[str]:
+        """The arrays of a plan, in its order."""
+        assert self._verifier is not None
+        problem = self._verifier.problem
+        return [name for name in OPS[problem.op].names if name not in numbers_of(problem)]
+
     def _runner(self, plan: Plan) -> Callable[[int], None]:
         """What launches a plan on a set of arrays; the workspace is one for all of them."""
-        assert self.clock is not None
         assert self._verifier is not None
-        xp, problem = self._verifier.xp, plan.problem
-        numbers = numbers_of(problem)
-        arrays = [name for name in plan.names if name not in numbers]
-        if not self._sets:
-            given = inputs_of(problem, 0)
-            needed = array_bytes(problem, plan.names, given)
-            for _ in range(self.clock.sets(sum(needed.values()), self.spec.device)):
-                made = {name: Guarded(xp, nbytes) for name, nbytes in needed.items()}
-                for name in given.keys() & made.keys():
-                    made[name].fill(xp.asarray(raw(given[name])))
-                self._sets.append(list(made.values()))
-                self._values.append([made[name].address if name in made else 0 for name in arrays])
-        workspace = Guarded(xp, plan.workspace_nbytes)
-        at = arrays.index("workspace")
-        tail = [numbers[name] for name in plan.names if name in numbers]
-        sizes = [0] * len(arrays)  # nothing is checked while the clock runs
+        numbers, names = numbers_of(plan.problem), self._names()
+        workspace = Guarded(self._verifier.xp, plan.workspace_nbytes)
+        at, tail = names.index("workspace"), [numbers[name] for name in plan.names if name in numbers]
+        sizes = [0] * len(names)  # nothing is checked while the clock runs
         values = []
         for one in self._values:
             whole: list[int | float] = [*one, *tail]
             whole[at] = workspace.address if plan.workspace_nbytes else 0
             values.append(whole)
+        # What was filled on one stream is read on another.
+        executor(self.spec.kind).synchronise(self.place.ordinal)
 
         def run(index: int, keep: Any = workspace) -> None:
             plan.run(values[index], sizes)

@@ -7,10 +7,12 @@ for a while, is followed by another. A trial that was running then is given up, 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -30,44 +32,100 @@ from .space import Space
 
 __all__ = ["LEASE_SECONDS", "ProblemStudy", "journal", "storage_of"]
 
-#: After which a claim that nobody has renewed counts for nothing.
+#: After which a claim of another host that nobody has renewed counts for nothing.
 LEASE_SECONDS = 600
+#: After which a claim that does not say whose it is counts for nothing; and when this process first saw such ones.
+BARE_SECONDS = 10.0
+HEAD = b'{"op_code"'  # of a journal
+GRACE_SECONDS = 10  # after which the lock of a journal counts as left behind
+_bare: dict[str, float] = {}
+#: A trial that somebody else has ended, who took the claim for dead.
+TAKEN = (optuna.exceptions.UpdateFinishedTrialError, ValueError)
 SENTENCE, SAMPLES, LATER = "sentence", "samples", "failed later"
 
 
-def storage_of(url: str | None) -> BaseStorage | str | None:
+def storage_of(url: str | None) -> BaseStorage | None:
     """What Optuna keeps studies in: None, in memory; a database's URL; else a journal file.
 
     Raises
     ------
     ValueError
-        If it is a URL that Optuna cannot open, or a file in a folder that does not exist.
+        If it cannot be opened, or is something else.
     """
     if url is None:
         return None
-    if "://" in url:
-        try:
-            return optuna.storages.get_storage(url)
-        except Exception as error:  # whatever a driver of a database comes up with
-            raise ValueError(f"--storage: {url!r}: {str(error).splitlines()[0]}") from None
     path = Path(url.removeprefix("journal:"))
-    if not path.parent.is_dir():
-        raise ValueError(f"--storage: {url!r}: no folder {path.parent}")
-    return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
+    try:
+        if "://" in url:
+            made: BaseStorage = optuna.storages.get_storage(url)
+        else:
+            if not url or not path.parent.is_dir():
+                raise ValueError(f"no folder {path.parent}" if url else "expected a file or a URL")
+            lock = JournalFileOpenLock(str(path), grace_period=GRACE_SECONDS)
+            _mend(path, lock)
+            made = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+        made.get_all_studies()
+    except Exception as error:  # whatever a driver of a database comes up with
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"--storage: {url!r}: no storage of studies: {said}") from None
+    return made
 
 
-def _alive(owner: str) -> bool:
-    """Whether the process that a claim names may still run."""
-    host, _, pid = owner.rpartition(":")
+def _mend(path: Path, lock: JournalFileOpenLock) -> None:
+    """Take a last line away that a killed process did not finish: nobody could read on behind it."""
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ValueError("no regular file")
+    with path.open("rb") as file:
+        head = file.read(len(HEAD))
+    if not HEAD.startswith(head):
+        raise ValueError("another kind of file")
+    lock.acquire()
+    try:
+        with path.open("rb+") as file:
+            data = file.read()
+            if data and not data.endswith(b"\n"):
+                file.truncate(data.rfind(b"\n") + 1)
+    finally:
+        lock.release()
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the kernel's ticks: a number that comes again is another process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _me() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def _alive(owner: str) -> bool | None:
+    """Whether the process that a claim names still runs; None where that cannot be told from here."""
+    host, pid, began = ([*owner.split(":"), "", ""])[:3]
     if host != socket.gethostname() or not pid.isdecimal():
-        return True
+        return None
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass
-    return True
+        return True
+    return _started(int(pid)) == began
+
+
+def _held(name: str, claim: dict[str, Any]) -> bool:
+    """Whether a claim stands."""
+    if claim.get("over"):
+        return False
+    if "beat" not in claim:  # whoever made it died at once, or will write it in a moment
+        first = _bare.setdefault(name, time.monotonic())
+        return time.monotonic() - first < BARE_SECONDS
+    alive = _alive(str(claim.get("owner", "")))
+    return time.time() - float(claim["beat"]) < LEASE_SECONDS if alive is None else alive
 
 
 class ProblemStudy:
@@ -81,18 +139,28 @@ class ProblemStudy:
     first : sequence of Tile
         Proposed before all others.
     seed : int
+    source : str
+        What the times come from, versions and all: those of another source are never compared with these.
     """
 
-    def __init__(self, space: Space, storage: BaseStorage | str | None, first: Sequence[Tile], seed: int) -> None:
+    def __init__(
+        self,
+        space: Space,
+        storage: BaseStorage | None,
+        first: Sequence[Tile],
+        seed: int,
+        source: str = "",
+    ) -> None:
         self.space = space
         self.storage = storage
         self.sampler = ValidSetSampler(space.tiles, [space.default, *first], seed)
-        self.name = f"{space.problem.describe()} on {space.device.name} [{space.digest()}]"
+        self.name = f"{space.problem.describe()} on {space.device.name} [{space.digest()}] {source}".strip()
         self.study: Study = optuna.create_study(
             storage=storage, study_name=self.name, sampler=self.sampler, load_if_exists=True
         )
         self._trials: dict[Tile, Trial] = {}
         self._claim: Study | None = None
+        self._over = threading.Event()
 
     # ---- who proposes -----------------------------------------------------------------------------------------------
 
@@ -106,25 +174,26 @@ class ProblemStudy:
             try:
                 made = optuna.create_study(storage=self.storage, study_name=name)
             except optuna.exceptions.DuplicatedStudyError:
-                found = optuna.load_study(storage=self.storage, study_name=name).user_attrs
-                owner, beat = str(found.get("owner", "")), float(found.get("beat", time.time()))
-                if not found.get("over") and _alive(owner) and time.time() - beat < LEASE_SECONDS:
+                if _held(name, optuna.load_study(storage=self.storage, study_name=name).user_attrs):
                     return False
                 number += 1
                 continue
-            made.set_user_attr("owner", f"{socket.gethostname()}:{os.getpid()}")
+            made.set_user_attr("owner", _me())
+            made.set_user_attr("beat", time.time())
             self._claim = made
-            self.beat()
+            threading.Thread(target=self._beat, daemon=True).start()
             self._give_up()
             return True
 
-    def beat(self) -> None:
-        """Renew the claim."""
-        if self._claim is not None:
-            self._claim.set_user_attr("beat", time.time())
+    def _beat(self) -> None:
+        """Renew the claim, until it is released."""
+        while not self._over.wait(LEASE_SECONDS / 4) and self._claim is not None:
+            with contextlib.suppress(Exception):  # a storage that is away for a while
+                self._claim.set_user_attr("beat", time.time())
 
     def release(self) -> None:
         """Let others propose."""
+        self._over.set()
         if self._claim is not None:
             self._claim.set_user_attr("over", True)
 
@@ -148,8 +217,9 @@ class ProblemStudy:
     def tell(self, tile: Tile, seconds: float, samples: int = 0) -> None:
         """What a proposed tile took. The study minimises the logarithm of that."""
         trial = self._trials.pop(tile)
-        trial.set_user_attr(SAMPLES, samples)
-        self.study.tell(trial, math.log(seconds))
+        with contextlib.suppress(*TAKEN):
+            trial.set_user_attr(SAMPLES, samples)
+            self.study.tell(trial, math.log(seconds))
 
     def pending(self, tile: Tile) -> bool:
         """Whether a tile was proposed and nothing said of it since."""
@@ -162,14 +232,16 @@ class ProblemStudy:
             self.study.set_user_attr(LATER, later)
             return
         trial = self._trials.pop(tile)
-        trial.set_user_attr(FAILURE, kind)
-        trial.set_user_attr(SENTENCE, sentence)
-        self.study.tell(trial, state=TrialState.PRUNED)
+        with contextlib.suppress(*TAKEN):
+            trial.set_user_attr(FAILURE, kind)
+            trial.set_user_attr(SENTENCE, sentence)
+            self.study.tell(trial, state=TrialState.PRUNED)
 
     def abandon(self) -> None:
         """Give up what was proposed and neither told nor failed, so that it can be proposed again."""
         for trial in self._trials.values():
-            self.study.tell(trial, state=TrialState.PRUNED)
+            with contextlib.suppress(*TAKEN):
+                self.study.tell(trial, state=TrialState.PRUNED)
         self._trials.clear()
 
     @property
@@ -218,6 +290,6 @@ def journal(folder: Path, table: Path, resume: bool) -> Path:
         return old[-1]
     for path in old:
         pid = path.stem.rpartition("-")[2]
-        if not _alive(f"{socket.gethostname()}:{pid}"):
+        if not Path(f"/proc/{pid}").exists():
             path.unlink(missing_ok=True)
     return folder / f"{stem}-{uuid.uuid4().hex[:8]}-{os.getpid()}.journal"

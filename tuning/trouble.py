@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["FAILURES", "Failed", "Lost", "Stopped", "Trouble"]
+__all__ = ["FAILURES", "NO_COMPILER", "Failed", "Lost", "Stopped", "Trouble"]
 
+#: No candidate's fault.
+NO_COMPILER = "no compiler"
 #: What can be wrong with a candidate. Of the last two its process dies.
 FAILURES = ("compile", "launch", "memory", "fault", "wrong", "crash", "hang")
 

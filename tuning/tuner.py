@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cunorm import lookup, table
+from cunorm import lookup, settings, table
 from cunorm.devices import Device
 from cunorm.errors import TableError
 from cunorm.ops import OPS
@@ -18,7 +18,7 @@ from cunorm.problem import Problem
 from cunorm.strategy import Tile
 from cunorm.table_entry import MEASURED, Entry, entry_of, raw_of
 
-from .ahead import Ahead
+from .ahead import MOST, Ahead
 from .measuring import Measuring
 from .modelling import Modelling
 from .result import Budget, Deadlines, Result, Trial
@@ -105,6 +105,7 @@ class _Locked(Events):
 
 def check_table(path: Path, device: Device) -> table.Table:
     """The table that is to be written, as it is now; TableError if it is none, or another device's."""
+    path = table.target(path)
     found = table.read(path) if path.exists() else table.Table(table.device_facts(device))
     if not table.for_device(found, device):
         name = found.device.get("name")
@@ -157,15 +158,22 @@ class _Run:
         finally:
             over.set()
 
-    def _compilers(self) -> int | None:
-        return None if self.options.evaluator == "measure" else 0
+    def _compilers(self) -> int:
+        """Processes that compile ahead for each worker."""
+        if self.options.evaluator != "measure":
+            return 0
+        return max(1, min(MOST, (settings.cores() - 1) // len(self.options.specs)))
 
     def one(self, problem: Problem, worker: Worker, ahead: Ahead) -> bool:
         """Tune a problem; False if somebody else is at it."""
         options = self.options
         space = Space.of(problem, OPS[problem.op].strategies, options.device)
         incumbent, warm = _warm_starts(space, check_table(options.table, options.device))
-        study = ProblemStudy(space, options.storage, ([incumbent] if incumbent else []) + warm, options.seed)
+        source = options.evaluator
+        if source == "measure":  # times of another clock, driver or compiler are not to be compared with these
+            versions, measures, _ = worker.ask("facts", seconds=options.deadlines.open)
+            source = f"{'measured' if measures else 'rehearsed'} {versions}"
+        study = ProblemStudy(space, options.storage, ([incumbent] if incumbent else []) + warm, options.seed, source)
         budget = Budget(options.trials, options.seconds)
         if not study.claim():
             self.events.elsewhere(problem, None)

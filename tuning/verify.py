@@ -17,7 +17,8 @@ from cunorm.problem import Problem
 from cunorm.strategy import Strategy, Tile
 from cunorm.traffic_problem import array_facts, smaller
 
-from .oracle import Expected, Inputs, expected, inputs_of, numbers_of
+from .inputs import Inputs, inputs_of, numbers_of
+from .oracle import Expected, expected
 
 __all__ = ["Guarded", "Verifier", "array_bytes", "cut_down", "raw"]
 

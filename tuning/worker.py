@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,22 +18,16 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from cunorm.errors import CompileError, KernelFault, UnsupportedTile
+from cunorm.errors import CompileError, KernelFault, NoCompilerError, UnsupportedTile
 from cunorm.launch import executor
 from cunorm.problem import Problem
 from cunorm.strategy import Tile
 
 from .stand import Spec, Stand, software
-from .trouble import Failed, Lost, Stopped
+from .trouble import NO_COMPILER, Failed, Lost, Stopped
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "main"]
 
-#: Messages of CUDA after which every later call fails too.
-STICKY = re.compile(
-    r"illegal memory access|illegal address|illegal instruction|misaligned address|unspecified launch failure"
-    r"|device-side assert|launch timed out|uncorrectable ECC|LAUNCH_FAILED|ILLEGAL_ADDRESS|MISALIGNED_ADDRESS",
-    re.IGNORECASE,
-)
 POLL_SECONDS = 0.05
 START_SECONDS = 120  # for imports and a CUDA context
 PR_SET_PDEATHSIG = 1
@@ -45,6 +38,8 @@ LAST_WORDS = 300  # characters of what a dying child wrote to stderr
 
 
 def _kind(error: Exception) -> str:
+    if isinstance(error, NoCompilerError):
+        return NO_COMPILER
     if isinstance(error, (CompileError, UnsupportedTile)):
         return "compile"
     if isinstance(error, KernelFault):
@@ -67,6 +62,7 @@ def _answer(stand: Stand, request: tuple[Any, ...], begin: Callable[[int], None]
         return stand.verify(*arguments)
     if what == "round":
         found = []
+        stand.keep(arguments[0])
         for index, tile in enumerate(arguments[0]):
             begin(index)
             found.append(stand.sample(tile))
@@ -95,13 +91,14 @@ def serve(connection: Connection) -> None:
         try:
             connection.send(("done", _answer(stand, request, begin)))
         except Exception as error:  # whatever a kernel or a driver comes up with
-            if STICKY.search(str(error)):
-                connection.send(("sticky", str(error)))
+            if not stand.sound():
+                connection.send(("sticky", f"{type(error).__name__}: {error}"))
                 os._exit(1)  # nothing of this context can be cleaned up
             connection.send(("failed", (_kind(error), f"{type(error).__name__}: {error}")))
 
 
-def _main() -> None:
+def main() -> None:
+    """The child's."""
     if sys.platform == "linux":  # so that a hung kernel does not outlive the parent
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -148,10 +145,18 @@ class Worker:
         if self.spec.visible is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self.spec.visible
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
-        command = [sys.executable, "-m", "cunorm.tuning.worker", str(theirs.fileno())]
+        # Not -m, which would look for modules in the current folder first.
+        start = "import sys; sys.path[0] or sys.path.pop(0); from cunorm.tuning.worker import main; main()"
+        command = [sys.executable, "-c", start, str(theirs.fileno())]
         # A session of its own: Ctrl-C is the parent's to handle, and the whole group can be killed.
         self._process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(),), env=environment, start_new_session=True, stderr=self._words
+            command,
+            pass_fds=(theirs.fileno(),),
+            env=environment,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=self._words,
+            stderr=self._words,
         )
         theirs.close()
         self._pipe = ours
@@ -244,7 +249,3 @@ class Worker:
         """One sample of each tile, in that order; `seconds` is the deadline of each."""
         found: list[float] = self.ask("round", list(tiles), seconds=seconds)
         return found
-
-
-if __name__ == "__main__":
-    _main()

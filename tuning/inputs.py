@@ -1,0 +1,138 @@
+"""Hostile inputs of a problem: slices far from zero, constant, wide, with an outlier; as they lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cunorm.arrays import DTYPES
+from cunorm.problem import Problem
+from cunorm.traffic_problem import array_facts
+
+__all__ = ["EPS", "MOMENTUM", "Inputs", "Values", "channels_second", "inputs_of", "numbers_of"]
+
+EPS, MOMENTUM = 1e-5, 0.1
+#: Slices of statistics take turns: plain, far from zero, constant, wide, with an outlier in front.
+KINDS = 5
+OFFSET, CONSTANT, WIDTH, OUTLIER = 1e3, 100.1, 1e3, 1e4
+
+Values = NDArray[Any]
+Inputs = dict[str, Values]
+
+
+def numbers_of(problem: Problem) -> dict[str, float]:
+    """The numbers that a launch may name."""
+    return {"eps": EPS, "momentum": MOMENTUM, "count": float(problem.N * problem.HxW)}
+
+
+def _blocks(x: Values) -> Iterator[tuple[slice, Values]]:
+    """Parts of an array along its first axis, in float64, of some million elements."""
+    rows = max(1, (1 << 22) // max(1, x[0].size))
+    for start in range(0, len(x), rows):
+        part = slice(start, start + rows)
+        yield part, x[part].astype(np.float64)
+
+
+def _slices(problem: Problem, seed: int) -> Values:
+    """x or dy with its slices of statistics in a row: (slices, length), or (N, C, HxW) for BatchNorm's channels."""
+    random = np.random.default_rng(seed)
+    if problem.op.startswith("batch_norm"):
+        return random.standard_normal((problem.N, problem.C, problem.HxW), np.float32)
+    return random.standard_normal((problem.N * problem.group, problem.group_length), np.float32)
+
+
+def _hostile(problem: Problem, seed: int) -> Values:
+    """x as (N, C, HxW), in float32, with every kind of slice in turn."""
+    x = _slices(problem, seed)
+    channels = problem.op.startswith("batch_norm")
+    count = problem.C if channels else len(x)
+    for kind in range(KINDS):
+        own: Any = np.arange((kind - seed) % KINDS, count, KINDS)
+        own = (slice(None), own) if channels else (own,)
+        if kind == 1:
+            x[own] += OFFSET
+        elif kind == 2:
+            x[own] = CONSTANT
+        elif kind == 3:
+            x[own] *= WIDTH
+        elif kind == 4:
+            first = (0, own[1], 0) if channels else (own[0], 0)
+            x[first] = OUTLIER
+    return x.reshape(problem.N, problem.C, problem.HxW)
+
+
+def _moments(problem: Problem, x: Values) -> tuple[Values, Values]:
+    """Mean and rstd of every slice of (N, C, HxW)."""
+    if problem.op.startswith("batch_norm"):
+        size = problem.N * problem.HxW
+        mean = np.sum([part.sum(axis=(0, 2)) for _, part in _blocks(x)], axis=0) / size
+        squares = [((part - mean[:, None]) ** 2).sum(axis=(0, 2)) for _, part in _blocks(x)]
+        return mean, 1 / np.sqrt(np.sum(squares, axis=0) / size + EPS)
+    grouped = x.reshape(problem.N, problem.group, problem.group_length)
+    mean, rstd = np.empty(grouped.shape[:2]), np.empty(grouped.shape[:2])
+    for part, values in _blocks(grouped):
+        mean[part] = values.mean(axis=2)
+        rstd[part] = 1 / np.sqrt(((values - mean[part][:, :, None]) ** 2).mean(axis=2) + EPS)
+    return mean, rstd
+
+
+def _in_memory(problem: Problem, values: Values) -> Values:
+    """(N, C, HxW) in the problem's layout and dtype."""
+    stored = values.astype(DTYPES[problem.dtype])
+    return np.ascontiguousarray(np.moveaxis(stored, 1, -1)) if problem.layout == "NHWC" else stored
+
+
+def inputs_of(problem: Problem, seed: int) -> Inputs:
+    """The inputs of a problem by the names that launches know, each as it lies in memory.
+
+    Parameters
+    ----------
+    problem : Problem
+    seed : int
+        Another one gives other values, and other kinds of slices their turn.
+    """
+    random = np.random.default_rng((seed, 1))
+    if problem.op == "batch_norm_gather_stats":
+        return _gathered(problem, random)
+    found: Inputs = {"x": _in_memory(problem, _hostile(problem, seed))}
+    if "backward" in problem.op:
+        shape = (problem.N, problem.C, problem.HxW)
+        found["dy"] = _in_memory(problem, _slices(problem, seed + 1000).reshape(shape))
+    for name in ("gamma", "beta"):
+        if getattr(problem, f"{name}_dtype") is not None:
+            found[name] = random.standard_normal(problem.C).astype(DTYPES[array_facts(problem, name)[1]])
+    # Statistics of x as it is stored, rounded as a forward would have saved them.
+    stored = channels_second(problem, found["x"])
+    for name, values in zip(("mean", "rstd"), _moments(problem, stored), strict=True):
+        saved = values.astype(DTYPES[problem.stats_dtype])
+        found["invstd" if name == "rstd" and problem.op.startswith("batch_norm") else name] = saved
+    if problem.op == "batch_norm_backward_elemt":
+        count = numbers_of(problem)["count"]
+        for name in ("sum_dy", "sum_dy_xmu"):
+            found[name] = (count * random.standard_normal(problem.C)).astype(DTYPES[array_facts(problem, name)[1]])
+    return {name: values for name, values in found.items() if name not in problem.outputs}
+
+
+def _gathered(problem: Problem, random: np.random.Generator) -> Inputs:
+    shape, dtype = (problem.N, problem.C), DTYPES[problem.dtype]
+    counts = random.integers(1, 1000, problem.N).astype(array_facts(problem, "counts")[1])
+    found = {
+        "means": (random.standard_normal(shape) + OFFSET).astype(dtype),
+        "invstds": (0.1 + random.random(shape)).astype(dtype),
+        "counts": counts,
+    }
+    if problem.N > 1:
+        counts[1], found["means"][1] = 0, np.nan  # a rank that is absent, whatever it holds
+    for name in ("running_mean", "running_var"):  # which are read and written
+        found[name] = random.random(problem.C).astype(DTYPES[array_facts(problem, name)[1]])
+    return found
+
+
+def channels_second(problem: Problem, values: Values) -> Values:
+    """(N, C, HxW) from an array as it lies in memory."""
+    if problem.layout == "NHWC":
+        return np.moveaxis(values.reshape(problem.N, problem.HxW, problem.C), -1, 1)
+    return values.reshape(problem.N, problem.C, problem.HxW)
