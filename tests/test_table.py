@@ -337,3 +337,67 @@ def test_every_known_device_has_a_table_of_its_own() -> None:
     assert len({table.slug(one) for one in KNOWN.values()}) == len(KNOWN)
     assert table.slug(H200) == "nvidia_h200_sm_90_132"
     assert set(OPS) == {one.op for one in every_problem()}
+
+
+# ---- hostile contents -----------------------------------------------------------------------------------------------
+
+
+def rewritten(path: Path, **change: Any) -> Path:
+    """The file with other fields in its entry."""
+    raw = json.loads(path.read_text())
+    raw["entries"][0] |= change
+    path.write_text(json.dumps(raw))
+    return path
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -4, 0, 10**400, True, "5", None, [5]])
+def test_a_time_that_is_none_is_no_time(value: Any, tmp_path: Path) -> None:
+    """It wins no merge and is never printed; what is written again is JSON."""
+    strange = rewritten(write(tmp_path / "a.json", entry(time_us=5.0)), time_us=value, default_us=value)
+    plain = write(tmp_path / "b.json", entry(time_us=5.0))
+    for order in ((strange, plain), (plain, strange)):
+        both, count = table.merge_files(order, tmp_path / "c.json")
+        assert both.entries[PROBLEM].microseconds == 5.0
+        assert count == 2
+        json.loads((tmp_path / "c.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert table.read(strange).entries[PROBLEM].microseconds is None
+    write(strange, entry(replace(PROBLEM, N=3)))
+    json.loads(strange.read_text(), parse_constant=lambda name: pytest.fail(name))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"N": 10**400},
+        {"HxW": 2**61},
+        {"strategy": "bl\ud800ock"},
+        {"strategy": "\x1b[31mblock"},
+        {"tile": {"thr\x1beads": 32}},
+        {"op": "group_norm\x07"},
+        {"types": {"sum": "float8"}},
+        {"outputs": "dx\n"},
+    ],
+)
+def test_names_and_sizes_that_no_problem_has(change: dict[str, Any], tmp_path: Path) -> None:
+    path = rewritten(write(tmp_path / "t.json", entry()), **change)
+    found = table.read(path)
+    assert found.entries == {}
+    assert len(found.faults) == 1
+    assert found.faults[0].isascii() or found.faults[0].isprintable()
+
+
+def test_of_two_entries_of_a_problem_the_better_is_read(tmp_path: Path) -> None:
+    """As a merge of two texts leaves them: a measured one is not lost behind a modelled one."""
+    path = write(tmp_path / "t.json", entry(time_us=5.0))
+    raw = json.loads(path.read_text())
+    model = raw["entries"][0] | {"source": "model", "predicted_us": 1.0}
+    for entries in ([raw["entries"][0], model], [model, raw["entries"][0]]):
+        path.write_text(json.dumps(raw | {"entries": entries}))
+        write(path, entry(replace(PROBLEM, N=3)))
+        assert table.read(path).entries[PROBLEM].source == MEASURED
+
+
+def test_merging_into_one_of_the_tables(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.json", entry()), write(tmp_path / "b.json", entry(replace(PROBLEM, N=3)))
+    table.merge_files([a, b], a)
+    assert len(table.read(a).entries) == 2

@@ -279,7 +279,7 @@ def test_a_wrong_argument_is_one_line(name: str, capsys: Any, tmp_path: Path, mo
     monkeypatch.setattr(command, "gpu_present", lambda: False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").touch()
-    (tmp_path / "corrupt").write_text("{")
+    (tmp_path / "corrupt").write_text('{"a')
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     os.mkfifo(tmp_path / "pipe")
     sizes = {"dtype": "float32", "N": 2, "C": 8, "HxW": 9, "group": 2, "rows": 2, "length": 3, "calls": 1}

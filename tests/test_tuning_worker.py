@@ -398,3 +398,54 @@ def test_a_claim_ends_with_its_process_or_its_lease(
     first.abandon()
     for one in (first, second, third):
         one.release()
+
+
+def test_a_claim_that_says_nothing(kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made it died at once: after a while it counts for nothing."""
+    space = kinds(device.RIGHT)
+    storage = storage_of(str(tmp_path / "s.journal"))
+    study = ProblemStudy(space, storage, [], 0)
+    optuna.create_study(storage=storage, study_name=f"{study.name} claim 1")
+    assert not study.claim()
+    monkeypatch.setattr("cunorm.tuning.study.BARE_SECONDS", 0)
+    assert study.claim()
+    study.release()
+
+
+def test_times_of_another_source_are_not_compared(kinds: Any, tmp_path: Path) -> None:
+    """A study by the model is not gone on with by a clock, nor one of another driver."""
+    space = kinds(device.RIGHT)
+    storage = storage_of(str(tmp_path / "s.journal"))
+    found = [ProblemStudy(space, storage, [], 0, source) for source in ("model", "measured 1", "measured 2")]
+    assert len({study.name for study in found}) == 3
+    path = tmp_path / "t.json"
+    tune([device.PROBLEM], options(path, evaluator="model", storage=storage), Notes())
+    results, _, _ = tune([device.PROBLEM], options(path, storage=storage), Notes())
+    assert {trial.tile for trial in results[0].trials} == set(space.tiles)
+
+
+def test_a_journal_that_was_cut(kinds: Any, tmp_path: Path) -> None:
+    """By a kill in the middle of a line: what stands before it is gone on with."""
+    space = kinds(device.RIGHT)
+    path = tmp_path / "s.journal"
+    study = ProblemStudy(space, storage_of(str(path)), [], 0)
+    for one in study.propose(3):
+        study.tell(one, 1e-5)
+    data = path.read_bytes()
+    for cut in (1, 20, len(data) - data.rfind(b"\n", 0, -1) - 3):
+        path.write_bytes(data[:-cut])
+        again = ProblemStudy(space, storage_of(str(path)), [], 0)
+        assert again.count >= 2
+        again.propose(1)
+        assert path.read_bytes().endswith(b"}\n")
+
+
+def test_a_module_in_the_current_folder_is_not_the_worker_s(
+    kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds(device.RIGHT)
+    (tmp_path / "platformdirs.py").write_text("raise SystemExit('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    with Worker(device.spec()) as made:
+        made.open(device.PROBLEM, 60)
+        assert made.ask("verify", tile(device.RIGHT), seconds=60) is None
