@@ -173,7 +173,8 @@ def tables(device: Device, shipped: bool | None = None) -> Iterator[tuple[Path, 
         if found is None:
             continue
         if not table.for_device(found.table, device):
-            _warn(stamped, f"{place.path}: a table of {found.table.device.get('name')}, not used on {device.name}")
+            name = ascii(found.table.device.get("name")).strip("'")
+            _warn(stamped, f"{place.path}: a table of {name}, not used on {device.name}")
             continue
         yield place.path, found
 

@@ -128,6 +128,15 @@ def test_only_the_tuner_imports_optuna() -> None:
             assert path.stem in ("study", "sampler", "report") or name.split(".")[0] != "optuna", path
 
 
+def test_what_measures_needs_no_optuna() -> None:
+    """Workers, clocks and workloads are also used where nobody tunes."""
+    modules = ("clock", "workloads", "worker", "verify", "race", "ahead")
+    code = (
+        f"import sys; {'; '.join(f'import cunorm.tuning.{one}' for one in modules)}; sys.exit('optuna' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     "path",
     [
