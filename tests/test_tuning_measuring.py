@@ -250,3 +250,27 @@ def test_a_model_needs_no_clock() -> None:
     assert len(result.trials) == 5
     assert worker.asked["round"] == 0
     assert worker.asked["verify"] == 1
+
+
+@pytest.mark.parametrize("last", [0, 1, 7, 20, 35, 50, 55])
+def test_a_default_that_fails_is_not_stored(last: int) -> None:
+    """Whenever that is: early, another tile takes its place as the control; late, nothing is stored."""
+    space = space_of(SMALL)
+    worker = FakeWorker(times_of(space) | {space.tiles[3]: 8.0})
+    real = worker.ask
+    rounds = Counter[str]()
+
+    def ask(what: str, *arguments: Any, seconds: float) -> Any:
+        rounds[what] += 1
+        if rounds["round"] > last:
+            worker.dies = {space.default}
+        return real(what, *arguments, seconds=seconds)
+
+    worker.ask = ask  # type: ignore[method-assign]
+    result = measured(space, worker)
+    assert rounds["round"] > last
+    assert result.winner != space.default
+    assert (result.winner is None) == (result.entry is None) == bool(result.sentence)
+    assert (space.default, "crash") in [(trial.tile, trial.failure) for trial in result.failures]
+    if last < 7:
+        assert result.winner == space.tiles[3]

@@ -164,6 +164,7 @@ class Measuring(ProblemTuner):
                 finalists = self._finals(result)  # who had lost against it may win now
         except ControlFailedError as error:
             self._told(result, race.control, None, error.trouble)
+        if race.control in self._bad:
             result.sentence = "the default failed in the last rounds"
             return
         beaten = best != race.control and gain >= GAIN
