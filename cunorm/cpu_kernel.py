@@ -131,10 +131,12 @@ _KERNEL = re.compile(
     r"""^extern "C" __global__ void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\(""", re.MULTILINE
 )
 
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
 
 def _entries(text: str, entry: str) -> list[str]:
     """All kernels of a text, in order, for one build of all; of a text that is written otherwise, that entry alone."""
-    found = _KERNEL.findall(text)
+    found = _KERNEL.findall(_COMMENT.sub("", text))
     return found if entry in found else [entry]
 
 

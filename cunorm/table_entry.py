@@ -105,7 +105,9 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
     gamma, beta = (_text(raw, name, ITEMSIZE) if name in raw else None for name in ("gamma_dtype", "beta_dtype"))
     stats = _text(raw, "stats_dtype", ITEMSIZE) if "stats_dtype" in raw else accumulator(dtype)
     types = raw.get("types", {})
-    if not isinstance(types, dict) or not all(value in (*ITEMSIZE, *COUNTS) for value in types.values()):
+    if not isinstance(types, dict) or not all(
+        _WORDS.fullmatch(name) and value in (*ITEMSIZE, *COUNTS) for name, value in types.items()
+    ):
         raise ValueError(f"types is {types!r}, expected names of dtypes by names of arrays")
     others = tuple((f"{name}_t", value) for name, value in types.items())
     outputs = tuple(filter(None, _text(raw, "outputs").split(",")))

@@ -223,6 +223,36 @@ def test_stopping_at_any_moment() -> None:
             assert result.winner in (best, space.default)
             assert result.entry.facts["samples"] >= 5
     assert winners == {None, best} or winners == {None, best, space.default}
+    # In the last rounds, where most is known, it is the best that is kept; and nobody is asked any more.
+    for stop in (1, 5, 10, 15):
+        worker = FakeWorker(times)
+        worker.stop_after = sum(whole.asked.values()) - stop
+        result = measured(space, worker)
+        assert (result.interrupted, result.winner) == (True, best)
+        assert result.entry is not None
+        assert sum(worker.asked.values()) == worker.stop_after + 1
+
+
+def test_a_process_that_dies_between_candidates_is_nobody_s_fault() -> None:
+    space = space_of(SMALL)
+    best = space.tiles[2]
+    for deaths in (2, 9):
+        worker = FakeWorker(times_of(space) | {best: 8.0})
+        real, left = worker.ask, iter(range(deaths))
+
+        def ask(what: str, *arguments: Any, seconds: float, real: Any = real, left: Any = left, w: Any = worker) -> Any:
+            if what == "round" and w.asked["round"] > 2 and next(left, None) is not None:
+                w.alive = False
+                raise Lost("crash", "killed", None)
+            return real(what, *arguments, seconds=seconds)
+
+        worker.ask = ask  # type: ignore[method-assign]
+        result = measured(space, worker)
+        assert result.failures == []
+        if deaths == 2:
+            assert result.winner == best
+        else:
+            assert (result.winner, result.sentence) == (None, "crash: killed")
 
 
 def test_a_second_run_races_the_best_of_the_first_again() -> None:

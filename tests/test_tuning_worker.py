@@ -20,13 +20,15 @@ from cunorm.tuning.modelling import Modelling
 from cunorm.tuning.result import Budget, Deadlines, Result
 from cunorm.tuning.sampler import tried
 from cunorm.tuning.space import Candidate, Space
-from cunorm.tuning.study import ProblemStudy, storage_of
+from cunorm.tuning.storage import storage_of
+from cunorm.tuning.study import ProblemStudy
 from cunorm.tuning.trouble import Failed, Lost, Stopped
 from cunorm.tuning.tuner import Events, Options, tune
 from cunorm.tuning.worker import Worker
 
 from cunorm import Tile, table
 from cunorm.ops import OPS
+from cunorm.problem import Problem
 
 DEADLINES = Deadlines(open=60, compile=60, verify=4, sample=4)
 SHORT = Deadlines(open=60, compile=60, verify=2, sample=2)
@@ -449,3 +451,46 @@ def test_a_module_in_the_current_folder_is_not_the_worker_s(
     with Worker(device.spec()) as made:
         made.open(device.PROBLEM, 60)
         assert made.ask("verify", tile(device.RIGHT), seconds=60) is None
+
+
+def test_problems_that_differ_in_a_dtype_have_studies_of_their_own(tmp_path: Path) -> None:
+    """With gamma and without, with statistics of its own: each gets its entry."""
+    base = Problem("layer_norm", "float32", None, None, "float32", "NCHW", 8, 32, 1, 1, ("y", "mean", "rstd"))
+    todo = [
+        base,
+        replace(base, gamma_dtype="float32"),
+        replace(base, beta_dtype="float32"),
+        replace(base, gamma_dtype="float32", beta_dtype="float32"),
+    ]
+    assert len({one.describe() for one in todo}) < len(todo)
+    path = tmp_path / "t.json"
+    storage = storage_of(str(tmp_path / "s.journal"))
+    results, found, _ = tune(todo, options(path, evaluator="model", storage=storage, trials=1), Notes())
+    assert len(results) == len(found) == len(todo)
+    assert set(table.read(path).entries) == set(todo)
+
+
+def test_a_worker_that_cannot_begin_is_one_problem_s_sentence(
+    kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a traceback, and the next problem is begun."""
+    kinds(device.RIGHT)
+
+    def ask(self: Worker, what: str, *arguments: Any, seconds: float) -> Any:
+        raise Failed("memory", "out of memory")
+
+    monkeypatch.setattr(Worker, "ask", ask)
+    todo = [device.PROBLEM, replace(device.PROBLEM, N=3)]
+    results, _, interrupted = tune(todo, options(tmp_path / "t.json"), Notes())
+    assert [result.sentence for result in results] == ["the worker cannot begin: memory: out of memory"] * 2
+    assert not interrupted
+
+
+def test_stopping_while_the_worker_starts(kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds(device.RIGHT)
+
+    def ask(self: Worker, what: str, *arguments: Any, seconds: float) -> Any:
+        raise Stopped
+
+    monkeypatch.setattr(Worker, "ask", ask)
+    assert tune([device.PROBLEM], options(tmp_path / "t.json"), Notes()) == ([], [], False)

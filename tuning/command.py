@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from optuna.exceptions import OptunaError
+
 from cunorm import lookup, settings, tracing
 from cunorm.arrays import dtype_named
 from cunorm.devices import Device, known
@@ -25,7 +27,7 @@ from .clock import GraphClock
 from .progress import Progress
 from .result import Result
 from .stand import Spec
-from .study import journal, storage_of
+from .storage import journal, storage_of
 from .tuner import Options, check_table, tune
 from .workloads import WORKLOADS, problems
 
@@ -192,6 +194,9 @@ def run(asked: argparse.Namespace) -> int:
     except (OSError, TableError) as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return USAGE
+    except OptunaError as error:  # a database that has gone away, say
+        print(f"cunorm tune: the storage of studies: {str(error).splitlines()[0]}", file=sys.stderr)
+        return UNTUNED
     finally:
         progress.close()
     failed = list(_failed(results))

@@ -27,17 +27,14 @@ class Measuring(ProblemTuner):
         """Tune."""
         result = Result(self.space, "measured")
         try:
-            try:
-                result.software, measures, bandwidth = self.worker.ask("facts", seconds=self.deadlines.sample)
-                result.bandwidth = bandwidth
-                result.source = "measured" if measures else "rehearsed"
-                self._generations(result)
-                finalists = self._finals(result)
-            except Stopped:
-                result.interrupted, finalists = True, self._kept()
-            self._decide(result, finalists)
+            result.software, measures, bandwidth = self.worker.ask("facts", seconds=self.deadlines.sample)
+            result.bandwidth = bandwidth
+            result.source = "measured" if measures else "rehearsed"
+            self._generations(result)
+            self._decide(result, self._finals(result))
         except Stopped:
             result.interrupted = True
+            self._decide(result, self._kept())  # which asks nobody
         except (NotOpenedError, Trouble) as error:  # not a candidate's: the worker cannot even begin
             result.sentence = str(error)
         self.study.abandon()
@@ -131,7 +128,7 @@ class Measuring(ProblemTuner):
         if race is None or len(race.ratios[race.control]) < LEAST_SAMPLES:
             return []
         enough = (tile for tile, ratios in race.ratios.items() if len(ratios) >= LEAST_SAMPLES)
-        return [tile for tile in enough if tile not in self._bad]
+        return [tile for tile in enough if tile not in self._bad and tile not in race.failures]
 
     def _gain(self, race: Race, timing: Timing, tile: Tile, interrupted: bool) -> float:
         """How many times faster than the default a tile is."""
@@ -158,7 +155,7 @@ class Measuring(ProblemTuner):
                 if (best := winner(known, self._order)) == race.control:
                     break
                 gain = self._gain(race, known[best], best, result.interrupted)
-                if best not in race.failures:
+                if best not in race.failures or result.interrupted:
                     break
                 self._told(result, best, None, race.failures[best])
                 finalists = self._finals(result)  # who had lost against it may win now

@@ -25,6 +25,7 @@ FINAL: tuple[tuple[int, float], ...] = ((6, 1.02), (12, 1.02))
 MOST_FINALISTS = 8
 HOPELESS = 2.0  # times the best median, after one sample
 DRIFT, REPEATS = 1.03, 2  # of the control within a round (thrice its usual noise), and how often it is repeated
+MOST_LOST = 3  # processes that die between candidates, before the problem is given up
 PAIRED = 20  # samples of the winner beside the default, at the end
 NEAR = 0.01  # medians that lie so near are a tie
 #: The median's standard error over the spread of its samples, for normal ones: sqrt(pi / 2) * IQR / 1.349 / sqrt(n).
@@ -83,6 +84,7 @@ class Race:
         self.ratios: dict[Tile, list[float]] = {control: []}
         self.controls: list[float] = []
         self.failures: dict[Tile, Trouble] = {}
+        self._lost = 0
 
     def timing(self, tile: Tile) -> Timing | None:
         """What is known of a tile; None without samples."""
@@ -108,7 +110,12 @@ class Race:
                     first, *times, last = self._measure(order)
                     break
                 except Trouble as trouble:
-                    culprit = order[trouble.index or 0]
+                    if trouble.index is None:  # nobody was begun: the process has died for reasons of its own
+                        self._lost += 1
+                        if self._lost > MOST_LOST:
+                            raise
+                        continue
+                    culprit = order[trouble.index]
                     if culprit == self.control:
                         raise ControlFailedError(trouble) from None
                     self.failures[culprit] = trouble

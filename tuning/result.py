@@ -36,12 +36,13 @@ class Budget:
     seconds: float | None = None
     began: float = field(default_factory=time.monotonic)
 
+    def wanted(self, space: Space) -> int:
+        """Tiles that are to be tried, given the time."""
+        return min(len(space), (len(space) if len(space) <= SWEPT else MORE) if self.trials is None else self.trials)
+
     def left(self, space: Space, tried: int) -> int:
         """Tiles that may still be tried."""
-        if self.over():
-            return 0
-        most = (len(space) if len(space) <= SWEPT else MORE) if self.trials is None else self.trials
-        return max(0, most - tried)
+        return 0 if self.over() else max(0, self.wanted(space) - tried)
 
     def over(self) -> bool:
         """Whether the time is up."""

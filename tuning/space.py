@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from cunorm import costmodel, sources
 from cunorm.devices import Device
 from cunorm.problem import Problem
 from cunorm.strategy import Strategy, Tile
+from cunorm.table_entry import key_of
 
 __all__ = ["Candidate", "Space"]
 
@@ -91,6 +93,6 @@ class Space:
 
     def digest(self) -> str:
         """A name for the space and its kernels: a study of another one must not be continued."""
-        words = [self.problem.describe(), self.device.name]
+        words = [json.dumps(key_of(self.problem)), self.device.name]  # the whole key, with every dtype
         words += [f"{tile!r} {self.kernel(tile)}" for tile in sorted(self.tiles, key=repr)]
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
@@ -30,65 +27,16 @@ from cunorm.strategy import Tile
 from .sampler import FAILURE, ValidSetSampler, tile_of, tried
 from .space import Space
 
-__all__ = ["LEASE_SECONDS", "ProblemStudy", "journal", "storage_of"]
+__all__ = ["LEASE_SECONDS", "ProblemStudy"]
 
 #: After which a claim of another host that nobody has renewed counts for nothing.
 LEASE_SECONDS = 600
 #: After which a claim that does not say whose it is counts for nothing; and when this process first saw such ones.
 BARE_SECONDS = 10.0
-HEAD = b'{"op_code"'  # of a journal
-GRACE_SECONDS = 10  # after which the lock of a journal counts as left behind
 _bare: dict[str, float] = {}
 #: A trial that somebody else has ended, who took the claim for dead.
 TAKEN = (optuna.exceptions.UpdateFinishedTrialError, ValueError)
 SENTENCE, SAMPLES, LATER = "sentence", "samples", "failed later"
-
-
-def storage_of(url: str | None) -> BaseStorage | None:
-    """What Optuna keeps studies in: None, in memory; a database's URL; else a journal file.
-
-    Raises
-    ------
-    ValueError
-        If it cannot be opened, or is something else.
-    """
-    if url is None:
-        return None
-    path = Path(url.removeprefix("journal:"))
-    try:
-        if "://" in url:
-            made: BaseStorage = optuna.storages.get_storage(url)
-        else:
-            if not url or not path.parent.is_dir():
-                raise ValueError(f"no folder {path.parent}" if url else "expected a file or a URL")
-            lock = JournalFileOpenLock(str(path), grace_period=GRACE_SECONDS)
-            _mend(path, lock)
-            made = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
-        made.get_all_studies()
-    except Exception as error:  # whatever a driver of a database comes up with
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"--storage: {url!r}: no storage of studies: {said}") from None
-    return made
-
-
-def _mend(path: Path, lock: JournalFileOpenLock) -> None:
-    """Take a last line away that a killed process did not finish: nobody could read on behind it."""
-    if not path.exists():
-        return
-    if not path.is_file():
-        raise ValueError("no regular file")
-    with path.open("rb") as file:
-        head = file.read(len(HEAD))
-    if not HEAD.startswith(head):
-        raise ValueError("another kind of file")
-    lock.acquire()
-    try:
-        with path.open("rb+") as file:
-            data = file.read()
-            if data and not data.endswith(b"\n"):
-                file.truncate(data.rfind(b"\n") + 1)
-    finally:
-        lock.release()
 
 
 def _started(pid: int) -> str:
@@ -135,7 +83,7 @@ class ProblemStudy:
     ----------
     space : Space
     storage : optional
-        From `storage_of`.
+        From `tuning.storage.storage_of`.
     first : sequence of Tile
         Proposed before all others.
     seed : int
@@ -182,7 +130,11 @@ class ProblemStudy:
             made.set_user_attr("beat", time.time())
             self._claim = made
             threading.Thread(target=self._beat, daemon=True).start()
-            self._give_up()
+            try:
+                self._give_up()
+            except BaseException:
+                self.release()
+                raise
             return True
 
     def _beat(self) -> None:
@@ -195,12 +147,14 @@ class ProblemStudy:
         """Let others propose."""
         self._over.set()
         if self._claim is not None:
-            self._claim.set_user_attr("over", True)
+            with contextlib.suppress(Exception):  # a storage that is away: the lease ends by itself
+                self._claim.set_user_attr("over", True)
 
     def _give_up(self) -> None:
         """End what a proposer before this one left running."""
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self.study.tell(trial.number, state=TrialState.PRUNED)
+            with contextlib.suppress(*TAKEN):
+                self.study.tell(trial.number, state=TrialState.PRUNED)
 
     # ---- trials -----------------------------------------------------------------------------------------------------
 
@@ -276,20 +230,3 @@ class ProblemStudy:
         """What somebody left, or None."""
         found = self.study.user_attrs.get("outcome")
         return found if isinstance(found, dict) else None
-
-
-def journal(folder: Path, table: Path, resume: bool) -> Path:
-    """The journal of a run that names no storage: a new one, or with ``resume`` the last one of that table.
-
-    Older journals of the table whose run is over are deleted when a new one is made.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = re.sub(r"\W+", "_", str(table.resolve())).strip("_")[-80:]
-    old = sorted(folder.glob(f"{stem}-*.journal"), key=lambda path: path.stat().st_mtime)
-    if resume and old:
-        return old[-1]
-    for path in old:
-        pid = path.stem.rpartition("-")[2]
-        if not Path(f"/proc/{pid}").exists():
-            path.unlink(missing_ok=True)
-    return folder / f"{stem}-{uuid.uuid4().hex[:8]}-{os.getpid()}.journal"

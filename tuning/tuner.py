@@ -25,6 +25,7 @@ from .result import Budget, Deadlines, Result, Trial
 from .space import Space
 from .stand import Spec, software
 from .study import ProblemStudy
+from .trouble import Stopped, Trouble
 from .worker import Worker
 
 __all__ = ["Events", "Options", "check_table", "tune"]
@@ -46,7 +47,7 @@ class Options:
         One for each worker.
     table : Path
     storage : object
-        From `tuning.study.storage_of`; None: in memory.
+        From `tuning.storage.storage_of`; None: in memory.
     trials : int or None
         Tiles to try of each problem; None: as many as its space asks for.
     seconds : float or None
@@ -171,7 +172,13 @@ class _Run:
         incumbent, warm = _warm_starts(space, check_table(options.table, options.device))
         source = options.evaluator
         if source == "measure":  # times of another clock, driver or compiler are not to be compared with these
-            versions, measures, _ = worker.ask("facts", seconds=options.deadlines.open)
+            try:
+                versions, measures, _ = worker.ask("facts", seconds=options.deadlines.open)
+            except Stopped:
+                return True
+            except Trouble as trouble:
+                self._ends(Result(space, "measured", sentence=f"the worker cannot begin: {trouble}"))
+                return True
             source = f"{'measured' if measures else 'rehearsed'} {versions}"
         study = ProblemStudy(space, options.storage, ([incumbent] if incumbent else []) + warm, options.seed, source)
         budget = Budget(options.trials, options.seconds)
@@ -183,7 +190,7 @@ class _Run:
                 self.entries.append(entry)
                 self.events.elsewhere(problem, entry)
                 return True
-            self.events.begins(space, min(len(space), budget.left(space, 0)))
+            self.events.begins(space, budget.wanted(space))
             tuner = (Measuring if options.evaluator == "measure" else Modelling)(
                 space, study, worker, budget, incumbent, lambda trial: self.events.tried(space, trial),
                 options.deadlines, ahead, options.seed,
@@ -197,19 +204,22 @@ class _Run:
                 self.entries.append(result.entry)
                 if not result.interrupted:
                     study.finish({"entry": raw_of(result.entry), "software": versions})
-            self.results.append(result)
-            self.events.ends(result)
+            self._ends(result)
         finally:
             study.release()
         return True
 
+    def _ends(self, result: Result) -> None:
+        self.results.append(result)
+        self.events.ends(result)
+
     def _done(self, study: ProblemStudy, space: Space, budget: Budget) -> Entry | None:
         """The entry that somebody has left in the storage who tried no fewer tiles; it goes into this table too."""
         found = study.outcome()
-        if found is None or budget.left(space, int(found["trials"])) > 0:
+        if found is None or int(found["trials"]) < budget.wanted(space):
             return None
         entry = entry_of(found["entry"])
-        if (entry.source == MEASURED) != (self.options.evaluator == "measure"):
+        if entry.problem != space.problem or (entry.source == MEASURED) != (self.options.evaluator == "measure"):
             return None
         table.update(self.options.table, self.options.device, found.get("software", {}), [entry])
         return entry

@@ -1,0 +1,93 @@
+"""Where studies are kept: in memory, in a journal file, in a database that several hosts share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import uuid
+from pathlib import Path
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+__all__ = ["journal", "storage_of"]
+
+PAUSES = (0.2, 0.5, 1.0)  # between attempts to open a database, in seconds
+HEAD = b'{"op_code"'  # of a journal
+GRACE_SECONDS = 10  # after which the lock of a journal counts as left behind
+
+
+def storage_of(url: str | None) -> BaseStorage | None:
+    """What Optuna keeps studies in: None, in memory; a database's URL; else a journal file.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be opened, or is something else.
+    """
+    if url is None:
+        return None
+    path = Path(url.removeprefix("journal:"))
+    try:
+        if "://" in url:
+            made: BaseStorage = _database(url)
+        else:
+            if not url or not path.parent.is_dir():
+                raise ValueError(f"no folder {path.parent}" if url else "expected a file or a URL")
+            lock = JournalFileOpenLock(str(path), grace_period=GRACE_SECONDS)
+            _mend(path, lock)
+            made = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+        made.get_all_studies()
+    except Exception as error:  # whatever a driver of a database comes up with
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"--storage: {url!r}: no storage of studies: {said}") from None
+    return made
+
+
+def _database(url: str) -> BaseStorage:
+    """Open a database; somebody else may be making its tables at this moment."""
+    for pause in PAUSES:
+        with contextlib.suppress(Exception):
+            return optuna.storages.get_storage(url)
+        time.sleep(pause)
+    return optuna.storages.get_storage(url)
+
+
+def _mend(path: Path, lock: JournalFileOpenLock) -> None:
+    """Take a last line away that a killed process did not finish: nobody could read on behind it."""
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ValueError("no regular file")
+    with path.open("rb") as file:
+        head = file.read(len(HEAD))
+    if not HEAD.startswith(head):
+        raise ValueError("another kind of file")
+    lock.acquire()
+    try:
+        with path.open("rb+") as file:
+            data = file.read()
+            if data and not data.endswith(b"\n"):
+                file.truncate(data.rfind(b"\n") + 1)
+    finally:
+        lock.release()
+
+
+def journal(folder: Path, table: Path, resume: bool) -> Path:
+    """The journal of a run that names no storage: a new one, or with ``resume`` the last one of that table.
+
+    Older journals of the table whose run is over are deleted when a new one is made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"\W+", "_", str(table.resolve())).strip("_")[-80:]
+    old = sorted(folder.glob(f"{stem}-*.journal"), key=lambda path: path.stat().st_mtime)
+    if resume and old:
+        return old[-1]
+    for path in old:
+        pid = path.stem.rpartition("-")[2]
+        if not Path(f"/proc/{pid}").exists():
+            path.unlink(missing_ok=True)
+    return folder / f"{stem}-{uuid.uuid4().hex[:8]}-{os.getpid()}.journal"
