@@ -66,7 +66,7 @@ def resolve(
     if (tuned := lookup.exact(problem, strategies, device)) is not None:
         reason = f"its entry in {tuned.path}: {lookup.state(tuned.entry, strategies)}"
         if tuned.entry.problem != problem:
-            reason += f"; tuned with {tuned.dtypes}"
+            reason += f"; tuned with {', '.join(map(' '.join, tuned.entry.problem.parameters))}"
         return tuned.strategy, tuned.tile, reason
     found = costmodel.choose(problem, strategies.values(), device)
     predicted = f"predicted {found.seconds * 1e6:.1f} us on {device.name}, not measured"

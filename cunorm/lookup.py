@@ -62,14 +62,6 @@ class Found:
     path: Path
     distance: float = 0.0
 
-    @property
-    def dtypes(self) -> str:
-        """Those of the entry's parameters and statistics, for people."""
-        one = self.entry.problem
-        named = [("gamma", one.gamma_dtype), ("beta", one.beta_dtype), ("statistics", one.stats_dtype)]
-        named += [(name.removesuffix("_t"), dtype) for name, dtype in one.others]
-        return ", ".join(f"{name} {dtype}" for name, dtype in named if dtype is not None)
-
 
 @dataclass(frozen=True)
 class Place:

@@ -22,7 +22,7 @@ from .op import Op, Request, plan_of
 from .problem import Problem
 from .strategy import Tile
 
-__all__ = ["OPS", "fault_of", "gpu_present", "plan"]
+__all__ = ["OPS", "fault_of", "gpu_present", "place_named", "plan"]
 
 #: Every op by its function's name.
 OPS: dict[str, Op] = {
@@ -76,7 +76,7 @@ def gpu_present() -> bool:
     return bool(import_cupy.present())
 
 
-def _place(device: object) -> Place:
+def place_named(device: object) -> Place:
     """Where a plan runs: None is the current GPU where there is one, else the CPU executor."""
     if device is None:
         return place_for("gpu", executor("gpu").current()) if gpu_present() else place_for("cpu", 0)
@@ -165,6 +165,6 @@ def plan(
     if not least <= len(shape) <= 8:
         raise ValueError(f"shape: {shape!r}, expected {least} to 8 sizes")
     sizes = tuple(integer("shape", size, 0) for size in shape)
-    place = _place(device)
+    place = place_named(device)
     request = Request(sizes, element, **asked)
     return plan_of(made, request, place, None if tile is None else Tile.of(tile))

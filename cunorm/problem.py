@@ -102,11 +102,16 @@ class Problem:
         """Whether x is needed: all but a lone dbeta do."""
         return self.outputs != ("dbeta",)
 
+    @property
+    def parameters(self) -> list[tuple[str, str]]:
+        """What there is besides the tensors, by the names that people use, with its dtype."""
+        named = [("gamma", self.gamma_dtype), ("beta", self.beta_dtype), ("statistics", self.stats_dtype)]
+        named += [(name.removesuffix("_t"), dtype) for name, dtype in self.others]
+        return [(name, dtype) for name, dtype in named if dtype is not None]
+
     def describe(self) -> str:
         """One line for people."""
-        parameters = [("gamma", self.gamma_dtype), ("beta", self.beta_dtype), ("statistics", self.stats_dtype)]
-        parameters += [(name.removesuffix("_t"), dtype) for name, dtype in self.others]
-        others = ", ".join(f"{name} {dtype}" for name, dtype in parameters if dtype not in (None, self.dtype))
+        others = ", ".join(f"{name} {dtype}" for name, dtype in self.parameters if dtype != self.dtype)
         if self.op.startswith("layer_norm"):
             sizes = f"rows={self.N} length={self.C}"
         else:

@@ -8,11 +8,9 @@ import sys
 from typing import Any
 
 from . import lookup, table
-from .checks import place_for
 from .devices import Device, known
 from .errors import TableError
-from .launch import executor
-from .ops import OPS, gpu_present
+from .ops import OPS, place_named
 from .table_entry import MEASURED, Entry, microseconds, order_of, raw_of, sizes_text
 
 __all__ = ["listing", "merge", "run"]
@@ -90,10 +88,7 @@ def _document(device: Device) -> dict[str, Any]:
 def run(asked: argparse.Namespace) -> int:
     """``cunorm show`` without a problem; returns the exit code."""
     try:
-        if asked.device is not None:
-            device = known(asked.device, "--device")
-        else:
-            device = place_for("gpu", executor("gpu").current()).device if gpu_present() else place_for("cpu", 0).device
+        device = place_named(None).device if asked.device is None else known(asked.device, "--device")
     except ValueError as error:
         print(f"cunorm show: {error}", file=sys.stderr)
         return 2

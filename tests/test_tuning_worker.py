@@ -101,11 +101,11 @@ def test_a_candidate_that_hangs(worker: Worker) -> None:
 def test_the_culprit_of_a_round_is_named(worker: Worker) -> None:
     order = [tile(device.RIGHT), tile(device.DIES_LATER), tile(device.RIGHT, 32)]
     with pytest.raises(Lost) as caught:
-        worker.round(order, 30)
+        worker.ask("round", order, seconds=30)
     assert (caught.value.index, caught.value.kind) == (1, "crash")
     worker.open(device.PROBLEM, 60)
     with pytest.raises(Lost) as caught:
-        worker.round([tile(device.RIGHT), tile(device.HANGS_LATER)], 1)
+        worker.ask("round", [tile(device.RIGHT), tile(device.HANGS_LATER)], seconds=1)
     assert (caught.value.index, caught.value.kind) == (1, "hang")
 
 

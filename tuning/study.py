@@ -36,7 +36,7 @@ BARE_SECONDS = 10.0
 _bare: dict[str, float] = {}
 #: A trial that somebody else has ended, who took the claim for dead.
 TAKEN = (optuna.exceptions.UpdateFinishedTrialError, ValueError)
-SENTENCE, SAMPLES, LATER = "sentence", "samples", "failed later"
+SENTENCE, LATER = "sentence", "failed later"
 
 
 def _started(pid: int) -> str:
@@ -168,11 +168,10 @@ class ProblemStudy:
             found.append(tile)
         return found
 
-    def tell(self, tile: Tile, seconds: float, samples: int = 0) -> None:
+    def tell(self, tile: Tile, seconds: float) -> None:
         """What a proposed tile took. The study minimises the logarithm of that."""
         trial = self._trials.pop(tile)
         with contextlib.suppress(*TAKEN):
-            trial.set_user_attr(SAMPLES, samples)
             self.study.tell(trial, math.log(seconds))
 
     def pending(self, tile: Tile) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["FAILURES", "NO_COMPILER", "Failed", "Lost", "Stopped", "Trouble"]
+__all__ = ["NO_COMPILER", "Failed", "Lost", "Stopped", "Trouble"]
 
 #: No candidate's fault.
 NO_COMPILER = "no compiler"
-#: What can be wrong with a candidate. Of the last two its process dies.
-FAILURES = ("compile", "launch", "memory", "fault", "wrong", "crash", "hang")
 
 
 class Trouble(Exception):  # not an error of the program: it happens to candidates
@@ -16,7 +14,7 @@ class Trouble(Exception):  # not an error of the program: it happens to candidat
     Parameters
     ----------
     kind : str
-        One of `FAILURES`.
+        compile, launch, memory, fault or wrong; crash or hang, of which its process dies; or `NO_COMPILER`.
     sentence : str
     index : int, optional
         Which candidate of the request; None where there is but one, or none was begun.

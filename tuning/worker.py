@@ -14,14 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from cunorm.errors import CompileError, KernelFault, NoCompilerError, UnsupportedTile
 from cunorm.launch import executor
 from cunorm.problem import Problem
-from cunorm.strategy import Tile
 
 from .stand import Spec, Stand, software
 from .trouble import NO_COMPILER, Failed, Lost, Stopped
@@ -244,8 +243,3 @@ class Worker:
     def open(self, problem: Problem, seconds: float) -> None:
         """Make this the worker's problem."""
         self.ask("open", problem, seconds=seconds)
-
-    def round(self, tiles: Sequence[Tile], seconds: float) -> list[float]:
-        """One sample of each tile, in that order; `seconds` is the deadline of each."""
-        found: list[float] = self.ask("round", list(tiles), seconds=seconds)
-        return found
