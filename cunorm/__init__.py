@@ -9,6 +9,7 @@ from pathlib import Path
 if not (Path(__path__[0]) / "kernels_cu").is_dir():
     __path__.append(str(Path(__path__[0]).parent))
 
+from . import ascend
 from .batch_norm import batch_norm_elemt, batch_norm_gather_stats, batch_norm_stats
 from .batch_norm_backward import batch_norm_backward_elemt, batch_norm_backward_reduce
 from .errors import CompileError, KernelFault, TableError, TableWarning, TraceError, UnsupportedTile
@@ -28,6 +29,7 @@ __all__ = [
     "Tile",
     "TraceError",
     "UnsupportedTile",
+    "ascend",
     "batch_norm_backward_elemt",
     "batch_norm_backward_reduce",
     "batch_norm_elemt",

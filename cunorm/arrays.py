@@ -26,6 +26,8 @@ __all__ = [
     "elements_apart",
     "epsilon",
     "extent",
+    "flag",
+    "geometry",
     "integer",
     "kind_of",
     "mask",
@@ -184,14 +186,21 @@ def number(name: str, value: object) -> float:
         return float("inf")
 
 
-def epsilon(value: object) -> float:
+def epsilon(value: object, name: str = "eps") -> float:
     """eps as a float: finite and not negative."""
     if value.__class__ is float and 0 <= value < float("inf"):
         return value  # a plain float: calls are many
-    found = number("eps", value)
+    found = number(name, value)
     if not 0 <= found < float("inf"):
-        raise ValueError(f"eps: {found}, expected a finite number of at least 0")
+        raise ValueError(f"{name}: {found}, expected a finite number of at least 0")
     return found
+
+
+def flag(name: str, value: object) -> bool:
+    """A bool; an int is not one (TypeError)."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: {value!r}, expected a bool")
+    return bool(value)
 
 
 def choice(name: str, value: object, allowed: Sequence[object]) -> None:
@@ -259,10 +268,15 @@ class _Geometry:
         }
 
 
+def geometry(array: Array) -> np.ndarray:
+    """A NumPy array that lies as this one does, on a GPU too: to compute with its strides, never to be read."""
+    return np.asarray(_Geometry(array))
+
+
 def share_elements(a: Array, b: Array) -> bool:
     """Whether two arrays of either kind have a byte in common; two halves of one tensor have none."""
     try:
-        return np.shares_memory(np.asarray(_Geometry(a)), np.asarray(_Geometry(b)), max_work=SHARING_WORK)  # type: ignore[arg-type]  # the stubs know two of its values
+        return np.shares_memory(geometry(a), geometry(b), max_work=SHARING_WORK)  # type: ignore[arg-type]  # the stubs know two of its values
     except np.exceptions.TooHardError:
         return True
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from .arrays import Array, dtype_name, epsilon, mask, number, one_dtype, shape_of
+from .arrays import Array, dtype_name, epsilon, flag, mask, number, one_dtype, shape_of
 from .batch_norm_strategies import BACKWARD_ELEMT, BACKWARD_REDUCE, ELEMT, STATS, SUMS
 from .checks import NAN, chosen, direct_layout, like, parameter, parameter_named, split_axes, statistics, vector
 from .op import Checked, Op, Request
@@ -98,10 +96,7 @@ def _wanted_sums(flags: object) -> tuple[bool, ...]:
 
 def _check_reduce(arrays: tuple[Any, ...], flags: tuple[Any, ...], out: Any) -> Checked:
     dy, x, mean, invstd, gamma = arrays
-    for name, flag in zip(FLAGS, flags, strict=True):
-        if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(f"{name}: {flag!r}, expected a bool")
-    wanted = _wanted_sums(flags)
+    wanted = _wanted_sums([flag(name, value) for name, value in zip(FLAGS, flags, strict=True)])
     dtype, layout, axes, (N, C, HxW) = _tensor(x)
     like("dy", dy, x)
     stats_dtype = _saved(mean, invstd, dtype, C)
@@ -110,11 +105,11 @@ def _check_reduce(arrays: tuple[Any, ...], flags: tuple[Any, ...], out: Any) -> 
     plain = (stats_dtype, stats_dtype, gamma_dtype or stats_dtype, gamma_dtype or stats_dtype)
     given = out if isinstance(out, tuple) and len(out) == len(SUMS) else (None,) * len(SUMS)
     dtypes = [
-        default if array is None or not flag else dtype_name(f"out[{name}]", array)
-        for name, default, array, flag in zip(SUMS, plain, given, wanted, strict=True)
+        default if array is None or not kept else dtype_name(f"out[{name}]", array)
+        for name, default, array, kept in zip(SUMS, plain, given, wanted, strict=True)
     ]
     results = [
-        vector(name, (C,), dtype) if flag else None for name, dtype, flag in zip(SUMS, dtypes, wanted, strict=True)
+        vector(name, (C,), dtype) if kept else None for name, dtype, kept in zip(SUMS, dtypes, wanted, strict=True)
     ]
     outputs = chosen(SUMS, wanted)
     others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, dtypes, strict=True))

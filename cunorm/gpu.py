@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ __all__ = [
     "launch",
     "limits",
     "on",
+    "on_stream",
     "present",
     "synchronise",
 ]
@@ -139,6 +140,25 @@ def present() -> bool:
 def on(ordinal: int) -> AbstractContextManager[Any]:
     """Makes a GPU the current one; nothing to do where it is."""
     return nullcontext() if runtime.getDevice() == ordinal else cupy.cuda.Device(ordinal)
+
+
+@contextmanager
+def on_stream(ordinal: int, stream: Any) -> Iterator[None]:
+    """Makes a GPU the current one, and there a stream of CuPy's; None leaves that GPU's current stream.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no stream, or one of another GPU.
+    """
+    if stream is not None and not (hasattr(stream, "ptr") and hasattr(stream, "__enter__")):
+        advice = "a cupy.cuda.Stream (Stream.from_external takes others'), or None for the current one"
+        raise TypeError(f"stream: {type(stream).__name__}, expected {advice}")
+    home = getattr(stream, "device_id", -1)  # -1: of every GPU, as the default streams are
+    if home not in (-1, ordinal):
+        raise ValueError(f"stream: of GPU {home}, but the arrays are on GPU {ordinal}")
+    with on(ordinal), nullcontext() if stream is None else stream:  # in this order: a stream is current on its GPU
+        yield
 
 
 def count() -> int:

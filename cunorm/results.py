@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, elements_apart, pointer
+from .arrays import Array, elements_apart, geometry, pointer
 
-__all__ = ["Result", "dense_copy", "is_direct", "memory_order"]
+__all__ = ["Result", "dense_copy", "is_direct", "memory_order", "view_as"]
 
 
 def memory_order(rank: int, data_format: str, layout: str) -> tuple[int, ...]:
@@ -73,3 +73,19 @@ def dense_copy(array: Array, axes: tuple[int, ...], xp: Any) -> Array:
     """A copy of an array that is dense in the order of ``axes``, each element on its own boundary."""
     copy = xp.ascontiguousarray(array.transpose(axes))
     return copy if pointer(copy) % copy.dtype.itemsize == 0 else copy.copy()
+
+
+def view_as(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """The same elements, in C order, in another shape of as many, without a copy; None where it would take one."""
+    if isinstance(array, np.ndarray):
+        try:
+            return array.reshape(shape, copy=False)
+        except ValueError:
+            return None
+    if array.size == 0:
+        return array.reshape(shape)
+    try:
+        strides = geometry(array).reshape(shape, copy=False).strides
+    except ValueError:
+        return None
+    return type(array)(shape, array.dtype, array.data, strides)

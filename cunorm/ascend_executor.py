@@ -1,0 +1,202 @@
+"""What the first of two phases prepares and the second runs: a plan, and the caller's arrays as kernels want them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array, addresses, integer, pointer, same_place, share_elements
+from .call import signature
+from .launch import Plan, executor
+from .results import is_direct, view_as
+
+__all__ = ["AclOpExecutor", "NullPointer", "Operand"]
+
+#: Kernels want their workspace to begin at a multiple of it; that much less one is asked for on top, so any will do.
+ALIGNMENT = 16
+
+
+class NullPointer(ValueError):
+    """An array that is needed is None."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array of the caller, and what the kernels are to see of it.
+
+    Attributes
+    ----------
+    name : str
+    array : array
+    shape : tuple of int
+        In C order as many elements as the array.
+    dtype : numpy.dtype
+    axes : tuple of int
+        The axes of that shape in the memory order that the kernels read.
+    """
+
+    name: str
+    array: Array
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[int, ...]
+
+    @functools.cached_property
+    def view(self) -> Array | None:
+        """The caller's memory, seen so, where kernels can use it as it lies; None where that takes a copy."""
+        seen = view_as(self.array, self.shape) if self.array.dtype == self.dtype else None
+        return None if seen is None or not is_direct(seen, self.axes) else seen
+
+    def read(self) -> Array:
+        """The elements to compute with: the view, or what the array holds now."""
+        if self.view is not None:
+            return self.view
+        return self.array.reshape(self.shape).astype(self.dtype, copy=False)
+
+    def store(self, result: Array) -> None:
+        """Bring a result to the caller's memory, where the view could not take it."""
+        with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, as it does in kernels
+            self.array[...] = result.reshape(self.array.shape)
+
+    def lies_as(self, other: Operand) -> bool:
+        """Whether kernels would find both at exactly the same place."""
+        if self.view is None or other.view is None:
+            return False
+        return pointer(self.view) == pointer(other.view) and bool(self.view.strides == other.view.strides)
+
+
+class AclOpExecutor:
+    """A prepared two-phase call: opaque, made by a first phase, run by its second, any number of times.
+
+    Arrays are read when it runs, so their contents may change between runs; where and how they lie may not.
+    It holds on to them.
+
+    Parameters
+    ----------
+    phase : str
+        The name of the function that runs it.
+    plan : Plan
+    call : callable
+        cunorm's public function, but for its arrays, out and workspace.
+    inputs, outputs : sequence of Operand or None
+        In that function's order; None for an array that is absent, or a result that is not wanted.
+    """
+
+    def __init__(
+        self,
+        phase: str,
+        plan: Plan,
+        call: Callable[..., Any],
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[Operand | None],
+    ) -> None:
+        self._phase = phase
+        self._plan = plan
+        self._call = call
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._all = tuple(each for each in (*self._inputs, *self._outputs) if each is not None)
+        self._copied = tuple(each for each in self._all if each.view is None)
+        self._seen = self._state()
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of workspace that a run needs, wherever it begins; 0 for none."""
+        needs = self._plan.workspace_nbytes
+        return needs + ALIGNMENT - 1 if needs else 0
+
+    def explain(self) -> str:
+        """What will run, and why, for people; and what each run copies because it cannot be seen as it has to be."""
+        copies = [
+            f"copied     {each.name}, in each run: {each.array.dtype} {each.array.shape} with strides "
+            f"{each.array.strides}, used as {each.dtype} {each.shape}"
+            for each in self._copied
+        ]
+        return "\n".join([self._plan.explain(), *copies])
+
+    def __repr__(self) -> str:
+        return f"<executor of {self._phase}: {self._plan.problem.describe()}>"
+
+    def run(self, phase: str, workspace: Array | None, workspace_size: object, stream: object) -> None:
+        """Run it on a stream; what is wrong is found before anything is written.
+
+        Raises
+        ------
+        NullPointer
+            If there is no workspace where one is needed.
+        TypeError, ValueError
+            For an executor of another operator, arrays that have changed, a workspace or a stream that will not do.
+        """
+        if phase != self._phase:
+            raise ValueError(f"executor: made for {self._phase}, expected one for {phase}")
+        needs = self.workspace_nbytes
+        if needs and workspace is None:
+            raise NullPointer(f"workspace: None, expected an array of at least {needs} bytes")
+        if integer("workspaceSize", workspace_size, 0) < needs:
+            raise ValueError(f"workspaceSize: {workspace_size}, expected at least {needs}")
+        self._check_arrays()
+        scratch = self._scratch(workspace) if needs else None
+        with self._on(stream):
+            self._check_capture()
+            arrays = [None if each is None else each.read() for each in self._inputs]
+            out = tuple([None if each is None else each.view for each in self._outputs])
+            results = self._call(*arrays, out=out, workspace=scratch)
+            for each, result in zip(self._outputs, results, strict=True):
+                if each is not None and each.view is None:
+                    each.store(result)
+
+    def _state(self) -> list[Any]:
+        """For each array where and how it lies, and whether it may be written."""
+        arrays = [each.array for each in self._all]
+        return list(zip(signature(arrays), addresses(self._plan.place.kind, arrays), strict=True))
+
+    def _check_arrays(self) -> None:
+        for each, before, now in zip(self._all, self._seen, self._state(), strict=True):
+            if before != now:
+                raise ValueError(
+                    f"{each.name}: its address, shape, strides, dtype or flags are not those of the first phase; "
+                    f"call {self._phase}GetWorkspaceSize again"
+                )
+
+    def _scratch(self, workspace: Array) -> Array:
+        """The bytes of a workspace that the kernels get."""
+        same_place([(self._all[0].name, self._all[0].array), ("workspace", workspace)])
+        if workspace.nbytes < self.workspace_nbytes:
+            raise ValueError(f"workspace: {workspace.nbytes} bytes, expected at least {self.workspace_nbytes}")
+        if workspace.dtype.hasobject:
+            raise TypeError(f"workspace: dtype {workspace.dtype}, expected one of plain bytes")
+        rows = workspace if workspace.flags.c_contiguous else workspace.T
+        if not rows.flags.c_contiguous:
+            raise ValueError(f"workspace: strides {workspace.strides}, expected memory in one piece")
+        if isinstance(workspace, np.ndarray):
+            if not workspace.flags.writeable:
+                raise ValueError("workspace: read-only, expected an array that can be written")
+            rows = np.asarray(rows)
+        for each in self._all:
+            if share_elements(rows, each.array):
+                raise ValueError(f"workspace: overlaps {each.name} in memory; pass an array of its own")
+        everything = rows.reshape(-1).view(np.uint8)
+        start = -pointer(everything) % ALIGNMENT
+        return everything[start : start + self._plan.workspace_nbytes]
+
+    def _on(self, stream: object) -> AbstractContextManager[Any]:
+        """Where it runs: the arrays' GPU, and there that stream."""
+        place = self._plan.place
+        if place.kind == "cpu":
+            return nullcontext()
+        where: AbstractContextManager[Any] = executor("gpu").on_stream(place.ordinal, stream)
+        return where
+
+    def _check_capture(self) -> None:
+        place = self._plan.place
+        if not self._copied or place.kind == "cpu" or not executor("gpu").allocation_forbidden(place.ordinal):
+            return
+        raise ValueError(
+            f"{self._copied[0].name}: the stream is being captured into a graph, where nothing may be allocated, and "
+            f"this array cannot be used as it lies; pass contiguous {', '.join(each.name for each in self._copied)}"
+        )
