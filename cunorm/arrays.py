@@ -40,6 +40,7 @@ __all__ = [
     "shape_of",
     "share_elements",
     "sized",
+    "span",
 ]
 
 Array = Any  # numpy.ndarray or cupy.ndarray; the latter has no types to name
@@ -279,6 +280,12 @@ def share_elements(a: Array, b: Array) -> bool:
         return np.shares_memory(geometry(a), geometry(b), max_work=SHARING_WORK)  # type: ignore[arg-type]  # the stubs know two of its values
     except np.exceptions.TooHardError:
         return True
+
+
+def span(array: Array) -> tuple[int, int]:
+    """The addresses that an array's elements lie between: [low, high)."""
+    start, (before, behind) = pointer(array), extent(array)
+    return start - before, start + behind
 
 
 def extent(array: Array) -> tuple[int, int]:

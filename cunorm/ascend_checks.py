@@ -25,6 +25,7 @@ from .arrays import (
     shape_of,
     share_elements,
     sized,
+    span,
 )
 from .ascend_executor import AclOpExecutor, NullPointer, Operand
 from .batch_norm_backward import batch_norm_backward_reduce
@@ -63,10 +64,10 @@ def group_norm(
     strict: bool,
 ) -> AclOpExecutor:
     """The executor of aclnnGroupNormBackward; ``strict``: within the documented limit of C / group."""
-    tensors = [("gradOut", gradOut), ("input", input)]
-    statistics = [("mean", mean), ("rstd", rstd)]
-    scale = [] if gamma is None else [("gamma", gamma)]
-    outputs = [("gradInput", gradInput), ("gradGammaOut", gradGammaOut), ("gradBetaOut", gradBetaOut)]
+    tensors = _named(gradOut=gradOut, input=input)
+    statistics = _named(mean=mean, rstd=rstd)
+    scale = [] if gamma is None else _named(gamma=gamma)
+    outputs = _named(gradInput=gradInput, gradGammaOut=gradGammaOut, gradBetaOut=gradBetaOut)
     flags = outputMask.tolist() if isinstance(outputMask, np.ndarray) else outputMask
     asked = flags if isinstance(flags, (tuple, list)) and len(flags) == len(outputs) else [False] * len(outputs)
     _required([*tensors, *statistics])
@@ -106,7 +107,7 @@ def group_norm(
     owners = statistics if gamma is None else scale
     shared = _common([*owners, *gradients], data)
     saved = shared if gamma is None else _common(statistics, data)
-    rows, axes = _memory(input, sizes)
+    rows, axes = _memory(tensors[1][1], sizes)
     made = plan(
         "group_norm_backward",
         shape=rows,
@@ -123,7 +124,7 @@ def group_norm(
     inputs = [
         *(tensor(*each) for each in tensors),
         *(moments(*each) for each in statistics),
-        vector("gamma", gamma) if scale else None,
+        vector(*scale[0]) if scale else None,
     ]
     results = [
         None if not keep else tensor(*each) if each[0] == "gradInput" else vector(*each)
@@ -149,10 +150,10 @@ def batch_norm_reduce(
     gradBias: Any,
 ) -> AclOpExecutor:
     """The executor of aclnnBatchNormReduceBackward."""
-    tensors = [("gradOut", gradOut), ("input", input)]
-    statistics = [("mean", mean), ("invstd", invstd)]
-    scale = [] if weight is None else [("weight", weight)]
-    outputs = [("sumDy", sumDy), ("sumDyXmu", sumDyXmu), ("gradWeight", gradWeight), ("gradBias", gradBias)]
+    tensors = _named(gradOut=gradOut, input=input)
+    statistics = _named(mean=mean, invstd=invstd)
+    scale = [] if weight is None else _named(weight=weight)
+    outputs = _named(sumDy=sumDy, sumDyXmu=sumDyXmu, gradWeight=gradWeight, gradBias=gradBias)
     _required([*tensors, *statistics])
     kept = _wanted(outputs, (inputG, inputG, weightG, biasG), ("inputG", "inputG", "weightG", "biasG"))
     same_place([*tensors, *statistics, *scale, *kept])
@@ -180,7 +181,7 @@ def batch_norm_reduce(
 
     # Statistics that cunorm does not take beside this data are taken as float32, which they all fit.
     saved = data if all(array.dtype == gradOut.dtype for _, array in statistics) else "float32"
-    rows, axes = _memory(input, sizes)
+    rows, axes = _memory(tensors[1][1], sizes)
     made = plan(
         "batch_norm_backward_reduce",
         shape=rows,
@@ -207,6 +208,11 @@ def batch_norm_reduce(
 
 
 # ---- what both need -------------------------------------------------------------------------------------------------
+
+
+def _named(**arrays: Any) -> list[Named]:
+    """The arrays with their names; one of a subclass of NumPy's as a plain array, for a matrix has its own shapes."""
+    return [(name, np.asarray(array) if isinstance(array, np.ndarray) else array) for name, array in arrays.items()]
 
 
 def _required(arrays: Sequence[Named]) -> None:
@@ -262,12 +268,14 @@ def _apart(
     inputs: Sequence[Operand | None], results: Sequence[Operand | None], in_place: tuple[str, str] | None
 ) -> None:
     """Check that what is written overlaps nothing; but the first of ``in_place`` may be exactly the second."""
-    before = [each for each in inputs if each is not None]
+    before = [(each, *span(each.array)) for each in inputs if each is not None]
     for result in results:
         if result is None:
             continue
-        for other in before:
-            exactly = (result.name, other.name) == in_place and result.lies_as(other)
-            if not exactly and share_elements(result.array, other.array):
+        low, high = span(result.array)
+        for other, other_low, other_high in before:
+            apart = high <= other_low or other_high <= low or not share_elements(result.array, other.array)
+            allowed = (result.name, other.name) == in_place and result.lies_as(other)
+            if not apart and not allowed:
                 raise ValueError(f"{result.name}: overlaps {other.name} in memory; pass separate arrays")
-        before.append(result)
+        before.append((result, low, high))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, addresses, integer, pointer, same_place, share_elements
+from .arrays import Array, addresses, integer, pointer, same_place, share_elements, span
 from .call import signature
 from .launch import Plan, executor
 from .results import is_direct, view_as
@@ -101,6 +101,7 @@ class AclOpExecutor:
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._all = tuple(each for each in (*self._inputs, *self._outputs) if each is not None)
+        self._spans = [span(each.array) for each in self._all]
         self._copied = tuple(each for each in self._all if each.view is None)
         self._seen = self._state()
 
@@ -177,8 +178,9 @@ class AclOpExecutor:
             if not workspace.flags.writeable:
                 raise ValueError("workspace: read-only, expected an array that can be written")
             rows = np.asarray(rows)
-        for each in self._all:
-            if share_elements(rows, each.array):
+        low, high = span(rows)
+        for each, (other_low, other_high) in zip(self._all, self._spans, strict=True):
+            if low < other_high and other_low < high and share_elements(rows, each.array):
                 raise ValueError(f"workspace: overlaps {each.name} in memory; pass an array of its own")
         everything = rows.reshape(-1).view(np.uint8)
         start = -pointer(everything) % ALIGNMENT

@@ -1,0 +1,334 @@
+"""The two-phase flow on both executors: results against the oracle, whatever the arrays' shapes, strides and dtypes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from ascend_calls import BATCH, FACES, GROUP, SUCCESS, Arguments, Face, batch_call, group_call
+from conftest import Executor
+from helpers import LAYOUTS, SENTINEL, BatchArrays, arrays, batch_arrays, laid_out
+
+import cunorm
+from cunorm.arrays import DTYPES
+from cunorm.ascend import aclGetRecentErrMsg
+
+SHAPE = (2, 8, 3, 3)
+
+
+def there(executor: Executor, given: Arguments) -> Arguments:
+    """The same call with its arrays on that executor."""
+    return {name: executor.put(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
+
+
+def back(executor: Executor, results: Any) -> list[Any]:
+    return [executor.get(array) for array in results]
+
+
+def check(face: Face, executor: Executor, given: Arguments, made: Any, shape: tuple[int, ...] = SHAPE) -> None:
+    """Walk the flow and compare with the oracle of the arrays that the call was made of."""
+    results = back(executor, face.walk(given, executor.xp))
+    if face is GROUP:
+        dx, *vectors = results
+        made.check_backward(dx.reshape(shape), *[vector.reshape(-1) for vector in vectors])
+    else:
+        made.check("batch_norm_backward_reduce", tuple(vector.reshape(-1) for vector in results))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_the_documented_flow(face: Face, dtype: str, executor: Executor) -> None:
+    made: Any = arrays(SHAPE, dtype=dtype) if face is GROUP else batch_arrays((4, 8, 3, 3), dtype)
+    given = group_call(made) if face is GROUP else batch_call(made)
+    check(face, executor, there(executor, given), made)
+
+
+def test_the_documented_example_of_batch_norm(executor: Executor) -> None:
+    vectors = {name: np.empty(2, np.float32) for name in BATCH.outputs}
+    one = np.ones(2, np.float32)
+    given = {
+        "gradOut": np.array([[1, 1], [1, 2], [2, 2], [3, 3]], np.float32),
+        "input": np.arange(8, dtype=np.float32).reshape(4, 2),
+        **{name: one.copy() for name in ("mean", "invstd", "weight")},
+        **dict.fromkeys(("inputG", "weightG", "biasG"), True),
+        **vectors,
+    }
+    sums = back(executor, BATCH.walk(there(executor, given), executor.xp))
+    assert [vector.tolist() for vector in sums] == [[7, 8], [21, 30], [21, 30], [7, 8]]
+
+
+# ---- shapes and strides ---------------------------------------------------------------------------------------------
+
+#: Shapes of N * C * HxW = 144 elements for gradOut, input and gradInput; of 4, mean and rstd; of 8, gamma.
+SHAPES = [
+    ((144,), SHAPE, (4,), (2, 1, 2), (8,)),
+    ((2, 8, 9), (2, 8, 9), (2, 2), (2, 2), (8, 1)),
+    ((12, 12), (144,), (1, 4), (4, 1), (1, 8)),
+    ((1,) * 6 + (2, 72), (2, 2, 2, 2, 3, 3), (1,) * 7 + (4,), (2, 2), (2, 2, 2)),
+    (SHAPE, (9, 16), (2, 2), (2, 2), (4, 2)),
+]
+
+
+@pytest.mark.parametrize(("grad", "input", "mean", "rstd", "gamma"), SHAPES)
+def test_only_the_number_of_elements_counts(
+    grad: Any, input: Any, mean: Any, rstd: Any, gamma: Any, executor: Executor
+) -> None:
+    made = arrays(SHAPE)
+    given = there(executor, group_call(made))
+    shapes = {"gradOut": grad, "input": input, "gradInput": input, "mean": mean, "rstd": rstd}
+    shapes |= dict.fromkeys(("gamma", "gradGammaOut", "gradBetaOut"), gamma)
+    given |= {name: given[name].reshape(shape) for name, shape in shapes.items()}
+    assert "copied" not in GROUP.first(given)[2].explain()
+    check(GROUP, executor, given, made)
+
+
+def test_a_problem_of_one_element_has_no_dimensions(executor: Executor) -> None:
+    made = arrays((1, 1, 1), 1)
+    given = there(executor, group_call(made))
+    given |= {name: value.reshape(()) for name, value in given.items() if hasattr(value, "reshape")}
+    check(GROUP, executor, given, made, (1, 1, 1))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["gradOut", "input", "gradInput"])
+def test_strided_tensors_of_group_norm(name: str, layout: str, executor: Executor) -> None:
+    made = arrays(SHAPE)
+    given = there(executor, group_call(made))
+    given[name] = laid_out(executor.xp, given[name], layout)
+    check(GROUP, executor, given, made)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["gradOut", "input"])
+def test_strided_tensors_of_batch_norm(name: str, layout: str, executor: Executor) -> None:
+    made = batch_arrays()
+    given = there(executor, batch_call(made))
+    given[name] = laid_out(executor.xp, given[name], layout)
+    check(BATCH, executor, given, made)
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+@pytest.mark.parametrize("layout", ["reversed", "every other", "misaligned", "Fortran"])
+def test_everything_is_strided(face: Face, layout: str, executor: Executor) -> None:
+    """Statistics, gamma and their gradients too; what lies between the elements of outputs stays."""
+    made: Any = arrays(SHAPE) if face is GROUP else batch_arrays()
+    given = there(executor, group_call(made) if face is GROUP else batch_call(made))
+    given |= {n: laid_out(executor.xp, v, layout) for n, v in given.items() if hasattr(v, "strides")}
+    check(face, executor, given, made)
+    if layout == "every other":
+        for name in face.outputs:
+            base = given[name] if given[name].base is None else given[name].base
+            assert np.isnan(executor.get(base[..., 1::2])).all()
+
+
+def test_channels_last_is_read_where_it_lies(executor: Executor) -> None:
+    """Of either face, in the shape of NCHW: planned as NHWC, and nothing is copied."""
+    made, batch = arrays(SHAPE), batch_arrays()
+    given, other = there(executor, group_call(made)), there(executor, batch_call(batch))
+    for call, names in ((given, ("gradOut", "input", "gradInput")), (other, ("gradOut", "input"))):
+        call |= {name: laid_out(executor.xp, call[name], "channels last") for name in names}
+    for face, call, what in ((GROUP, given, made), (BATCH, other, batch)):
+        text = face.first(call)[2].explain()
+        assert " NHWC " in text.splitlines()[0]
+        assert "copied" not in text
+        check(face, executor, call, what)
+
+
+def test_what_is_copied_stands_in_explain() -> None:
+    given = group_call()
+    given["gradOut"] = laid_out(np, given["gradOut"], "swapped")
+    given["gradGammaOut"] = laid_out(np, given["gradGammaOut"], "every other")
+    text = GROUP.first(given)[2].explain()
+    assert "copied     gradOut, in each run: float32 (2, 8, 3, 3) with strides (288, 36, 4, 12), used as" in text
+    assert "copied     gradGammaOut, in each run: float32 (8,) with strides (8,)" in text
+    assert text.count("copied") == 2
+
+
+# ---- dtypes ---------------------------------------------------------------------------------------------------------
+
+HALF, SINGLE = EITHER = "float16", "float32"
+MIXTURES = list(itertools.product(EITHER, EITHER, (None, *EITHER), EITHER, EITHER))
+
+
+@pytest.mark.parametrize(("mean", "rstd", "gamma", "dgamma", "dbeta"), MIXTURES)
+def test_dtypes_of_group_norm_mix(
+    mean: str, rstd: str, gamma: str | None, dgamma: str, dbeta: str, executor: Executor
+) -> None:
+    """float32 beside 16-bit data; each result is rounded once, to the dtype of its own array."""
+    made = arrays(SHAPE, dtype=HALF, gamma_dtype=gamma)
+    made.mean, made.rstd = made.mean.astype(mean), made.rstd.astype(rstd)
+    given = group_call(made)
+    given |= {"gradGammaOut": np.empty(8, dgamma), "gradBetaOut": np.empty(8, dbeta)}
+    check(GROUP, executor, there(executor, given), made)
+
+
+@pytest.mark.parametrize("data", ["float16", "bfloat16", "float32"])
+def test_dtypes_of_batch_norm_mix(data: str, executor: Executor) -> None:
+    """Statistics, sums and parameters of any of the three dtypes beside any data."""
+    plain = batch_arrays(dtype=data)
+    bfloat16 = DTYPES["bfloat16"]
+    for mean, invstd in itertools.product(("float16", "bfloat16", "float32"), repeat=2):
+        made = BatchArrays(**vars(plain))
+        made.mean, made.invstd = plain.mean.astype(DTYPES[mean]), plain.invstd.astype(DTYPES[invstd])
+        given = batch_call(made)
+        given |= {"weight": np.ones(8, bfloat16), "gradWeight": np.empty(8, bfloat16)}
+        given |= {"sumDy": np.empty(8, np.float16), "sumDyXmu": np.empty(8, bfloat16), "gradBias": np.empty(8, "f4")}
+        check(BATCH, executor, there(executor, given), made)
+
+
+def test_without_weight_its_gradient_has_the_dtype_of_mean(executor: Executor) -> None:
+    made = batch_arrays(dtype=HALF)
+    given = batch_call(made) | {"weight": None, "gradWeight": np.empty(8, np.float32)}
+    check(BATCH, executor, there(executor, given), made)
+
+
+def test_gradients_beyond_float16_are_infinite(executor: Executor) -> None:
+    """As the kernels have it; without a warning, where a narrower output is rounded on the way out."""
+    made = arrays((2, 8, 512), dtype=HALF, gamma_dtype=SINGLE)
+    made.dy[...] = 300
+    given = there(executor, {**group_call(made), "gradBetaOut": np.empty(8, HALF)})
+    _, dgamma, dbeta = back(executor, GROUP.walk(given, executor.xp))
+    assert np.isposinf(dbeta).all()
+    assert np.isfinite(dgamma).all()
+
+
+# ---- masks, empties, runs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", list(itertools.product((True, False), repeat=3)))
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_masked_off_outputs_are_never_touched(face: Face, mask: tuple[bool, ...], executor: Executor) -> None:
+    """Nor looked at: they may be of any shape and dtype, or None."""
+    made: Any = arrays(SHAPE) if face is GROUP else batch_arrays()
+    given = group_call(made) if face is GROUP else batch_call(made)
+    wanted = dict(zip(face.outputs, mask if face is GROUP else (mask[0], *mask), strict=True))
+    given |= {"outputMask": mask} if face is GROUP else dict(zip(("inputG", "weightG", "biasG"), mask, strict=True))
+    given |= {name: np.full(3, SENTINEL, np.int64) for name in face.outputs if not wanted[name]}
+    given = there(executor, given)
+    results = back(executor, face.walk(given, executor.xp))
+    for (name, keep), result in zip(wanted.items(), results, strict=True):
+        if not keep:
+            assert (result == SENTINEL).all()
+            given[name] = None
+    kept = [result if keep else None for keep, result in zip(wanted.values(), results, strict=True)]
+    if face is GROUP:
+        made.check_backward(*kept)
+    else:
+        made.check("batch_norm_backward_reduce", tuple(kept))
+    face.walk(given, executor.xp)  # with None for those
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 3, 3), (2, 8, 0), (2, 8, 3, 0, 3)])
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_sums_of_nothing_are_zeros(face: Face, shape: tuple[int, ...], executor: Executor) -> None:
+    made: Any = arrays(shape) if face is GROUP else batch_arrays(shape)
+    if face is BATCH:
+        made.mean, made.invstd = np.ones(8, np.float32), np.ones(8, np.float32)
+    given = there(executor, group_call(made) if face is GROUP else batch_call(made))
+    status, size, prepared = face.first(given)
+    assert (status, size) == (SUCCESS, 0), aclGetRecentErrMsg()
+    assert face.second(None, 0, prepared) == SUCCESS, aclGetRecentErrMsg()
+    for name in face.outputs:
+        assert (executor.get(given[name]) == 0).all()
+
+
+def test_group_norm_without_channels(executor: Executor) -> None:
+    made = arrays((2, 0, 3), 1)
+    results = back(executor, GROUP.walk(there(executor, group_call(made)), executor.xp))
+    assert [result.size for result in results] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_an_executor_runs_again_on_new_contents(face: Face, executor: Executor) -> None:
+    """Also where arrays are copied: in each run, from what they hold then."""
+    made: Any = arrays(SHAPE) if face is GROUP else batch_arrays()
+    given = there(executor, group_call(made) if face is GROUP else batch_call(made))
+    for name in ("gradOut", "mean"):
+        given[name] = laid_out(executor.xp, given[name], "reversed")
+    status, size, prepared = face.first(given)
+    assert status == SUCCESS
+    for seed in range(3):
+        made.dy = np.random.default_rng(seed).standard_normal(made.dy.shape).astype(np.float32)
+        made.mean = made.mean + np.float32(0.25)
+        given["gradOut"][...] = executor.put(made.dy)
+        given["mean"][...] = executor.put(made.mean)
+        for name in face.outputs:
+            given[name].fill(SENTINEL)
+        assert face.second(executor.xp.full(size, 0xFF, np.uint8), size, prepared) == SUCCESS
+        results = tuple(back(executor, [given[name] for name in face.outputs]))
+        if face is GROUP:
+            made.check_backward(*results)
+        else:
+            made.check("batch_norm_backward_reduce", results)
+
+
+def _odd(xp: Any, size: int) -> Any:
+    return xp.empty(size + 1, np.uint8)[1:]
+
+
+#: Workspaces of at least that many bytes.
+WORKSPACES = {
+    "bytes": lambda xp, size: xp.empty(size, np.uint8),
+    "far too many": lambda xp, size: xp.empty(size + 4096, np.uint8),
+    "at an odd address": _odd,
+    "float64": lambda xp, size: xp.empty(-(-size // 8), np.float64),
+    "bfloat16 in rows": lambda xp, size: xp.empty((-(-size // 6), 3), DTYPES["bfloat16"]),
+    "bool in columns": lambda xp, size: xp.empty((size, 2), bool).T,
+    "complex": lambda xp, size: xp.empty(-(-size // 16), np.complex128),
+}
+
+
+@pytest.mark.parametrize("kind", WORKSPACES)
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_any_array_of_enough_bytes_is_a_workspace(face: Face, kind: str, executor: Executor) -> None:
+    made: Any = arrays(SHAPE) if face is GROUP else batch_arrays()
+    given = there(executor, group_call(made) if face is GROUP else batch_call(made))
+    status, size, prepared = face.first(given)
+    assert status == SUCCESS
+    assert size > 0
+    workspace = WORKSPACES[kind](executor.xp, size)
+    assert face.second(workspace, size, prepared) == SUCCESS, aclGetRecentErrMsg()
+    results = tuple(back(executor, [given[name] for name in face.outputs]))
+    if face is GROUP:
+        made.check_backward(*results)
+    else:
+        made.check("batch_norm_backward_reduce", results)
+
+
+def test_grad_input_may_be_exactly_grad_out(executor: Executor) -> None:
+    made = arrays(SHAPE)
+    given = there(executor, group_call(made))
+    given["gradInput"] = given["gradOut"]
+    check(GROUP, executor, given, made)
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_the_results_are_those_of_the_public_function(face: Face, executor: Executor) -> None:
+    """Bit for bit, and in each run."""
+    made: Any = arrays(SHAPE) if face is GROUP else batch_arrays()
+    given = there(executor, group_call(made) if face is GROUP else batch_call(made))
+    first = [result.tobytes() for result in back(executor, face.walk(given, executor.xp))]
+    again = [result.tobytes() for result in back(executor, face.walk(given, executor.xp))]
+    names = ("gradOut", "input", "mean", "rstd", "gamma") if face is GROUP else ("gradOut", "input", "mean", "invstd")
+    inputs = [given[name] for name in names]
+    if face is GROUP:
+        results: Any = cunorm.group_norm_backward(*inputs, num_groups=made.groups)
+    else:
+        results = cunorm.batch_norm_backward_reduce(*inputs)
+    assert first == again == [result.tobytes() for result in back(executor, results)]
+
+
+@pytest.mark.parametrize("stream", [None, "anything", 7])
+def test_the_cpu_executor_ignores_the_stream(stream: Any) -> None:
+    made = arrays(SHAPE)
+    made.check_backward(*GROUP.walk(group_call(made), stream=stream))
+
+
+def test_an_executor_says_what_it_is() -> None:
+    prepared = GROUP.first(group_call())[2]
+    assert repr(prepared) == (
+        "<executor of aclnnGroupNormBackward: group_norm_backward float32 NCHW N=2 C=8 HxW=9 group=2 -> "
+        "dx, dgamma, dbeta>"
+    )
