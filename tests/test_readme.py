@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +43,32 @@ def test_the_examples_of_the_docs_run(page: Path) -> None:
         assert np.allclose(names["running_mean"], 0.1 * exact[0], atol=1e-6)  # type: ignore[arg-type]
         assert isinstance(names["dx"], np.ndarray)
         assert abs(float(names["dx"].mean())) < 1e-6  # the gradient of the input of a BatchNorm sums to zero
+
+
+def test_the_porters_example_gives_the_documented_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """And the page's gradient of GroupNorm is that of the oracle."""
+    names: dict[str, Any] = {}
+    found = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8"), re.DOTALL)
+    exec(found[0], names)
+    assert capsys.readouterr().out == "[7. 8.] [21. 30.]\n"
+    assert found[0].rstrip().endswith("# [7. 8.] [21. 30.]")
+    assert [names[name].tolist() for name in ("grad_weight", "grad_bias")] == [[21, 30], [7, 8]]
+    exec(found[1], names)
+    given = (names["grad_out"].reshape(2, 4, 2), names["x"], names["mean"], names["rstd"])
+    exact = cunorm.reference.group_norm_backward(*given, num_groups=2)
+    for name, want in zip(("grad_input", "grad_gamma", "grad_beta"), exact, strict=True):
+        assert np.allclose(names[name], want, atol=1e-5)
+
+
+def test_the_porters_table_names_what_exists() -> None:
+    """Every name of the module stands in it, and what it is said to be computed by is a function of cunorm."""
+    page = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \w+ \| `(\w+)` \| (?:`cunorm\.(\w+)` )?\|$", page, re.MULTILINE)
+    assert {name for name, _ in rows} == {*cunorm.ascend.__all__} - {"strict_limits"}
+    assert "`cunorm.ascend.strict_limits(True)`" in page
+    assert {by for _, by in rows if by} <= {*OPS, "plan"}
+    for status in cunorm.ascend.AclnnStatus:
+        assert f"| `{status.name}` | {int(status)} |" in page
 
 
 def test_a_torch_tensor_goes_through_dlpack() -> None:
