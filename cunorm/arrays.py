@@ -23,11 +23,8 @@ __all__ = [
     "choice",
     "dtype_name",
     "dtype_named",
-    "elements_apart",
     "epsilon",
-    "extent",
     "flag",
-    "geometry",
     "integer",
     "kind_of",
     "mask",
@@ -38,9 +35,7 @@ __all__ = [
     "pointer",
     "same_place",
     "shape_of",
-    "share_elements",
     "sized",
-    "span",
 ]
 
 Array = Any  # numpy.ndarray or cupy.ndarray; the latter has no types to name
@@ -52,8 +47,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
-#: Candidates that NumPy may try to tell whether two strided arrays share an element; after that they count as sharing.
-SHARING_WORK = 10**6
 NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -157,14 +150,23 @@ def sized(name: str, array: Array, size: int, expected: str) -> None:
         raise ValueError(f"{name}: shape {array.shape}, expected {expected}")
 
 
+def said(value: object) -> str:
+    """A wrong value in a sentence; of an array its type alone: one on a GPU would have to be waited for."""
+    return type(value).__name__ if hasattr(value, "ndim") and not isinstance(value, np.generic) else repr(value)
+
+
 def integer(name: str, value: object, least: int = 1) -> int:
-    """A whole number of at least ``least``; bool is not one."""
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: {value!r}, expected an int")
+    """A whole number of at least ``least`` that fits in 64 bits, as kernels take it; bool is not one.
+
+    Nor is one that lives on a GPU: it would have to be waited for.
+    """
+    elsewhere = hasattr(value, "ndim") and not isinstance(value, (np.generic, np.ndarray))
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(None if elsewhere or isinstance(value, (bool, np.bool_)) else value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{name}: {value!r}, expected an int") from None
+        raise TypeError(f"{name}: {said(value)}, expected an int") from None
+    if number.bit_length() > 63:  # which may have more digits than Python prints
+        raise ValueError(f"{name}: a number of {number.bit_length()} bits, expected one of at most 63")
     if number < least:
         raise ValueError(f"{name}: {number}, expected at least {least}")
     return number
@@ -175,10 +177,9 @@ def number(name: str, value: object) -> float:
 
     A number that lives on a GPU would have to be waited for.
     """
-    if hasattr(value, "ndim") and not isinstance(value, np.generic):
-        raise TypeError(f"{name}: {type(value).__name__}, expected a number")
-    if isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
-        raise TypeError(f"{name}: {value!r}, expected a number")
+    array = hasattr(value, "ndim") and not isinstance(value, np.generic)
+    if array or isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
+        raise TypeError(f"{name}: {said(value)}, expected a number")
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -200,7 +201,7 @@ def epsilon(value: object, name: str = "eps") -> float:
 def flag(name: str, value: object) -> bool:
     """A bool; an int is not one (TypeError)."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: {value!r}, expected a bool")
+        raise TypeError(f"{name}: {said(value)}, expected a bool")
     return bool(value)
 
 
@@ -213,13 +214,13 @@ def choice(name: str, value: object, allowed: Sequence[object]) -> None:
 def mask(name: str, value: object, names: Sequence[str]) -> tuple[bool, ...]:
     """A flag for each result, at least one of them set."""
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"{name}: {value!r}, expected a tuple of {len(names)} bools for {', '.join(names)}")
+        raise TypeError(f"{name}: {said(value)}, expected a tuple of {len(names)} bools for {', '.join(names)}")
     if len(value) != len(names):
         raise ValueError(f"{name}: {len(value)} flags, expected {len(names)} for {', '.join(names)}")
-    for flag in value:
-        if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(f"{name}: {flag!r} in it, expected bools")
-    return tuple(bool(flag) for flag in value)
+    for wanted in value:
+        if not isinstance(wanted, (bool, np.bool_)):
+            raise TypeError(f"{name}: {said(wanted)} in it, expected bools")
+    return tuple(bool(wanted) for wanted in value)
 
 
 def pointer(array: Array) -> int:
@@ -243,54 +244,3 @@ def addresses(kind: str, arrays: Iterable[Array | None]) -> tuple[int, ...]:
 _word_at, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
 _probe = np.empty(1)
 _DATA_FIRST = sys.implementation.name == "cpython" and _word_at(id(_probe) + _HEAD).value == pointer(_probe)
-
-
-def elements_apart(array: Array) -> bool:
-    """Whether no two elements of an array share memory, told from its strides: each steps over all smaller ones."""
-    reach = array.dtype.itemsize
-    steps = sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True) if size > 1)
-    for stride, size in steps:
-        if stride < reach and array.size:
-            return False
-        reach += stride * (size - 1)
-    return True
-
-
-class _Geometry:
-    """An array's address, shape and strides without its memory: NumPy computes with it, and never reads there."""
-
-    def __init__(self, array: Array) -> None:
-        self.__array_interface__ = {
-            "data": (pointer(array), False),
-            "shape": array.shape,
-            "strides": array.strides,
-            "typestr": f"|V{array.dtype.itemsize}",
-            "version": 3,
-        }
-
-
-def geometry(array: Array) -> np.ndarray:
-    """A NumPy array that lies as this one does, on a GPU too: to compute with its strides, never to be read."""
-    return np.asarray(_Geometry(array))
-
-
-def share_elements(a: Array, b: Array) -> bool:
-    """Whether two arrays of either kind have a byte in common; two halves of one tensor have none."""
-    try:
-        return np.shares_memory(geometry(a), geometry(b), max_work=SHARING_WORK)  # type: ignore[arg-type]  # the stubs know two of its values
-    except np.exceptions.TooHardError:
-        return True
-
-
-def span(array: Array) -> tuple[int, int]:
-    """The addresses that an array's elements lie between: [low, high)."""
-    start, (before, behind) = pointer(array), extent(array)
-    return start - before, start + behind
-
-
-def extent(array: Array) -> tuple[int, int]:
-    """The bytes before and behind the first element that an array's elements reach: [pointer - low, pointer + high)."""
-    if array.size == 0:
-        return 0, 0
-    reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
-    return -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + array.dtype.itemsize

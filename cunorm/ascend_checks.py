@@ -7,6 +7,7 @@ is ACLNN_ERR_PARAM_INVALID. Nothing is allocated or written here.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,16 +24,15 @@ from .arrays import (
     place_of,
     same_place,
     shape_of,
-    share_elements,
     sized,
-    span,
 )
 from .ascend_executor import AclOpExecutor, NullPointer, Operand
 from .batch_norm_backward import batch_norm_backward_reduce
-from .checks import direct_layout, split_axes
+from .checks import MOST_ELEMENTS, direct_layout, split_axes
 from .group_norm import group_norm_backward
 from .ops import plan
-from .results import Result, memory_order, view_as
+from .results import memory_order, writable
+from .strides import share_elements, span, view_as
 
 __all__ = ["CHANNELS_IN_A_GROUP", "batch_norm_reduce", "group_norm"]
 
@@ -64,26 +64,33 @@ def group_norm(
     strict: bool,
 ) -> AclOpExecutor:
     """The executor of aclnnGroupNormBackward; ``strict``: within the documented limit of C / group."""
-    tensors = _named(gradOut=gradOut, input=input)
-    statistics = _named(mean=mean, rstd=rstd)
-    scale = [] if gamma is None else _named(gamma=gamma)
-    outputs = _named(gradInput=gradInput, gradGammaOut=gradGammaOut, gradBetaOut=gradBetaOut)
-    flags = outputMask.tolist() if isinstance(outputMask, np.ndarray) else outputMask
-    asked = flags if isinstance(flags, (tuple, list)) and len(flags) == len(outputs) else [False] * len(outputs)
+    tensors = [("gradOut", gradOut), ("input", input)]
+    statistics = [("mean", mean), ("rstd", rstd)]
+    scale = [] if gamma is None else [("gamma", gamma)]
+    outputs = [("gradInput", gradInput), ("gradGammaOut", gradGammaOut), ("gradBetaOut", gradBetaOut)]
+    wrong: Exception | None = None
+    try:
+        flags = outputMask.tolist() if isinstance(outputMask, np.ndarray) else outputMask
+        wanted = mask("outputMask", flags, [name for name, _ in outputs])
+    except (TypeError, ValueError) as error:  # to be said when its turn comes
+        wanted, wrong = (False,) * len(outputs), error
     _required([*tensors, *statistics])
-    kept = _wanted(outputs, asked, [f"outputMask[{index}]" for index in range(len(outputs))])
+    kept = _wanted(outputs, wanted, [f"outputMask[{index}]" for index in range(len(outputs))])
+    gradients = kept[1:] if wanted[0] else kept
     same_place([*tensors, *statistics, *scale, *kept])
 
     data = dtype_name("gradOut", gradOut, DATA)
-    for named in [tensors[1], *(each for each in kept if each[0] == "gradInput")]:
-        one_dtype(tensors[0], named)
-    gradients = [each for each in kept if each[0] != "gradInput"]
+    one_dtype(*tensors)
+    if wanted[0]:
+        one_dtype(tensors[0], ("gradInput", gradInput))
     for name, array in [*statistics, *scale, *gradients]:
         dtype_name(name, array, (data, "float32"), f" beside {data} gradOut")
 
     N, C, HxW = sizes = integer("N", N, 0), integer("C", C, 0), integer("HxW", HxW, 0)
+    _countable("N * C * HxW", sizes)
     groups = integer("group", group)
-    wanted = mask("outputMask", flags, [name for name, _ in outputs])
+    if wrong is not None:
+        raise wrong
     if C % groups:
         raise ValueError(f"C: {C}, expected a multiple of group, {groups}")
     if strict and C // groups > CHANNELS_IN_A_GROUP:
@@ -97,17 +104,19 @@ def group_norm(
         _sized(name, array, N * groups, "N * group")
     for name, array in [*scale, *gradients]:
         _sized(name, array, C, "C")
+    if wanted[0]:
+        shape_of("gradInput", gradInput, input.shape, ", the shape of input")
+    for name, array in gradients if scale else ():  # without gamma, in any shape
+        shape_of(name, array, gamma.shape, ", the shape of gamma")
     for name, array in kept:
-        # Without gamma, any shape of C elements will do for its gradients.
-        like = input.shape if name == "gradInput" else array.shape if gamma is None else gamma.shape
-        _writable(name, array, like, ", the shape of " + ("input" if name == "gradInput" else "gamma"))
+        writable(name, array)
 
     # cunorm makes gradients of parameters in gamma's dtype, or without gamma in that of the statistics. Where these
     # are not of one dtype they are made in float32, and the caller's narrower ones rounded from that.
     owners = statistics if gamma is None else scale
     shared = _common([*owners, *gradients], data)
     saved = shared if gamma is None else _common(statistics, data)
-    rows, axes = _memory(tensors[1][1], sizes)
+    rows, axes = _memory(input, sizes)
     made = plan(
         "group_norm_backward",
         shape=rows,
@@ -124,11 +133,11 @@ def group_norm(
     inputs = [
         *(tensor(*each) for each in tensors),
         *(moments(*each) for each in statistics),
-        vector(*scale[0]) if scale else None,
+        vector("gamma", gamma) if scale else None,
     ]
     results = [
-        None if not keep else tensor(*each) if each[0] == "gradInput" else vector(*each)
-        for each, keep in zip(outputs, wanted, strict=True)
+        kind(*named) if keep else None
+        for kind, named, keep in zip((tensor, vector, vector), outputs, wanted, strict=True)
     ]
     _apart(inputs, results, ("gradInput", "gradOut") if made.strategy is None or made.strategy.in_place else None)
     call = functools.partial(group_norm_backward, num_groups=groups, output_mask=wanted, tile=made.tile)
@@ -150,25 +159,28 @@ def batch_norm_reduce(
     gradBias: Any,
 ) -> AclOpExecutor:
     """The executor of aclnnBatchNormReduceBackward."""
-    tensors = _named(gradOut=gradOut, input=input)
-    statistics = _named(mean=mean, invstd=invstd)
-    scale = [] if weight is None else _named(weight=weight)
-    outputs = _named(sumDy=sumDy, sumDyXmu=sumDyXmu, gradWeight=gradWeight, gradBias=gradBias)
+    tensors = [("gradOut", gradOut), ("input", input)]
+    statistics = [("mean", mean), ("invstd", invstd)]
+    scale = [] if weight is None else [("weight", weight)]
+    outputs = [("sumDy", sumDy), ("sumDyXmu", sumDyXmu), ("gradWeight", gradWeight), ("gradBias", gradBias)]
+    names = ("inputG", "inputG", "weightG", "biasG")
+    flags = (inputG, inputG, weightG, biasG)
+    asked = [isinstance(value, (bool, np.bool_)) and bool(value) for value in flags]  # what is no bool, later
     _required([*tensors, *statistics])
-    kept = _wanted(outputs, (inputG, inputG, weightG, biasG), ("inputG", "inputG", "weightG", "biasG"))
+    kept = _wanted(outputs, asked, names)
     same_place([*tensors, *statistics, *scale, *kept])
 
     data = dtype_name("gradOut", gradOut, DATA)
     one_dtype(*tensors)
     for name, array in [*statistics, *scale, *kept]:
         dtype_name(name, array, DATA)
-    for named in kept:
-        if named[0] == "gradWeight":
-            one_dtype((scale or statistics)[0], named)
+    if asked[2]:
+        one_dtype((scale or statistics)[0], ("gradWeight", gradWeight))
 
-    flags = {name: flag(name, value) for name, value in (("inputG", inputG), ("weightG", weightG), ("biasG", biasG))}
+    wanted = [flag(name, value) for name, value in zip(names, flags, strict=True)]
     if not LEAST_DIMENSIONS <= input.ndim <= MOST_DIMENSIONS:
         raise ValueError(f"input: {input.ndim} dimensions, expected {LEAST_DIMENSIONS} to {MOST_DIMENSIONS}")
+    _countable("input", input.shape)
     sizes = split_axes(input.shape, "NCHW")
     C = sizes[1]
     if C == 0:
@@ -177,42 +189,37 @@ def batch_norm_reduce(
     for name, array in [*statistics, *scale, *kept]:
         _sized(name, array, C, "one a channel")
     for name, array in kept:
-        _writable(name, array, array.shape, "")
+        writable(name, array)
 
     # Statistics that cunorm does not take beside this data are taken as float32, which they all fit.
     saved = data if all(array.dtype == gradOut.dtype for _, array in statistics) else "float32"
-    rows, axes = _memory(tensors[1][1], sizes)
+    rows, axes = _memory(input, sizes)
     made = plan(
         "batch_norm_backward_reduce",
         shape=rows,
         dtype=data,
-        output_mask=tuple(flags.values()),
+        output_mask=wanted[1:],
         data_format="NCHW" if axes == (0, 1, 2) else "NHWC",
         device=_device(input),
     )
     tensor = functools.partial(Operand, shape=sizes, dtype=DTYPES[data], axes=axes)
     moments = functools.partial(Operand, shape=(C,), dtype=DTYPES[saved], axes=(0,))
-    # Sums are rounded to whatever dtype they are written in, so weight has no further say: its values are not needed.
+    # Sums are rounded once to whatever dtype they are written in: weight has no further say, its values are not needed.
     inputs = [*(tensor(*each) for each in tensors), *(moments(*each) for each in statistics)]
-    names = [name for name, _ in kept]
-    results = [Operand(name, array, (C,), array.dtype, (0,)) if name in names else None for name, array in outputs]
-    _apart(inputs, results, None)
+    results = [
+        Operand(name, array, (C,), array.dtype, (0,)) if keep else None
+        for (name, array), keep in zip(outputs, wanted, strict=True)
+    ]
+    unread = [Operand(*named, named[1].shape, named[1].dtype, ()) for named in scale]
+    _apart([*inputs, *unread], results, None)
+    _, input_g, gamma_g, beta_g = wanted
     call = functools.partial(
-        batch_norm_backward_reduce,
-        input_g=flags["inputG"],
-        gamma_g=flags["weightG"],
-        beta_g=flags["biasG"],
-        tile=made.tile,
+        batch_norm_backward_reduce, input_g=input_g, gamma_g=gamma_g, beta_g=beta_g, tile=made.tile
     )
-    return AclOpExecutor("aclnnBatchNormReduceBackward", made, call, inputs, results)
+    return AclOpExecutor("aclnnBatchNormReduceBackward", made, call, inputs, results, unread)
 
 
 # ---- what both need -------------------------------------------------------------------------------------------------
-
-
-def _named(**arrays: Any) -> list[Named]:
-    """The arrays with their names; one of a subclass of NumPy's as a plain array, for a matrix has its own shapes."""
-    return [(name, np.asarray(array) if isinstance(array, np.ndarray) else array) for name, array in arrays.items()]
 
 
 def _required(arrays: Sequence[Named]) -> None:
@@ -221,15 +228,18 @@ def _required(arrays: Sequence[Named]) -> None:
             raise NullPointer(f"{name}: None, expected an array")
 
 
-def _wanted(outputs: Sequence[Named], flags: Sequence[Any], why: Sequence[str]) -> list[Named]:
-    """The outputs whose flag is set; the others are not looked at. What is no bool is left to later checks."""
-    kept = []
-    for named, wanted, reason in zip(outputs, flags, why, strict=True):
-        if isinstance(wanted, (bool, np.bool_)) and wanted:
-            if named[1] is None:
-                raise NullPointer(f"{named[0]}: None, expected an array, for {reason} is True")
-            kept.append(named)
-    return kept
+def _wanted(outputs: Sequence[Named], flags: Sequence[bool], names: Sequence[str]) -> list[Named]:
+    """The outputs whose flag, of that name, is set; the others are not looked at."""
+    for (output, array), wanted, name in zip(outputs, flags, names, strict=True):
+        if wanted and array is None:
+            raise NullPointer(f"{output}: None, expected an array, for {name} is True")
+    return [named for named, wanted in zip(outputs, flags, strict=True) if wanted]
+
+
+def _countable(name: str, sizes: Sequence[int]) -> None:
+    """Check that there are no more elements than kernels can count, nor would be if an empty axis were none."""
+    if math.prod(max(1, size) for size in sizes) > MOST_ELEMENTS:
+        raise ValueError(f"{name}: {' * '.join(map(str, sizes))} elements, expected at most 2**60")
 
 
 def _sized(name: str, array: Array, size: int, what: str) -> None:
@@ -237,12 +247,6 @@ def _sized(name: str, array: Array, size: int, what: str) -> None:
     if array.ndim > MOST_DIMENSIONS:
         raise ValueError(f"{name}: {array.ndim} dimensions, expected at most {MOST_DIMENSIONS}")
     sized(name, array, size, f"{size} elements, {what}")
-
-
-def _writable(name: str, array: Array, shape: tuple[int, ...], why: str) -> None:
-    """Check an output's shape, and that it can be written."""
-    shape_of(name, array, shape, why)
-    Result(name, shape, array.dtype, (), label=name).check(array)
 
 
 def _common(arrays: Sequence[Named], data: str) -> str:

@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, addresses, integer, pointer, same_place, share_elements, span
-from .call import signature
+from .arrays import Array, addresses, integer, namespace, pointer, same_place
+from .call import WORKSPACE_ALIGNMENT
 from .launch import Plan, executor
-from .results import is_direct, view_as
+from .results import Result, is_direct
+from .strides import in_one_piece, share_elements, span, view_as
 
 __all__ = ["AclOpExecutor", "NullPointer", "Operand"]
-
-#: Kernels want their workspace to begin at a multiple of it; that much less one is asked for on top, so any will do.
-ALIGNMENT = 16
 
 
 class NullPointer(ValueError):
@@ -52,22 +50,34 @@ class Operand:
         seen = view_as(self.array, self.shape) if self.array.dtype == self.dtype else None
         return None if seen is None or not is_direct(seen, self.axes) else seen
 
-    def read(self) -> Array:
-        """The elements to compute with: the view, or what the array holds now."""
+    @property
+    def plain(self) -> Array:
+        """The caller's array; of a subclass of NumPy's its memory, for a matrix has ideas of its own about shapes."""
+        return np.asarray(self.array) if isinstance(self.array, np.ndarray) else self.array
+
+    def source(self) -> Array:
+        """What to read: the view, or a copy of what the array holds now."""
         if self.view is not None:
             return self.view
-        return self.array.reshape(self.shape).astype(self.dtype, copy=False)
+        return self.plain.reshape(self.shape).astype(self.dtype, copy=False)
+
+    def target(self, xp: Any) -> Array:
+        """What to write: the view, or new memory, for `store`."""
+        if self.view is not None:
+            return self.view
+        return Result(self.name, self.shape, self.dtype, self.axes).allocate(xp)
 
     def store(self, result: Array) -> None:
-        """Bring a result to the caller's memory, where the view could not take it."""
-        with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, as it does in kernels
-            self.array[...] = result.reshape(self.array.shape)
+        """Bring what was written to the caller's memory, where the view could not take it."""
+        if self.view is None:
+            with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, as it does in kernels
+                self.plain[...] = result.reshape(self.array.shape)
 
     def lies_as(self, other: Operand) -> bool:
-        """Whether kernels would find both at exactly the same place."""
-        if self.view is None or other.view is None:
-            return False
-        return pointer(self.view) == pointer(other.view) and bool(self.view.strides == other.view.strides)
+        """Whether each of their elements lies exactly where the other's does, by view or by array."""
+        one, two = (self.array, other.array) if self.view is None or other.view is None else (self.view, other.view)
+        steps = [[s for s, size in zip(a.strides, a.shape, strict=True) if size > 1] for a in (one, two)]
+        return bool(pointer(one) == pointer(two) and one.shape == two.shape and steps[0] == steps[1])
 
 
 class AclOpExecutor:
@@ -85,6 +95,8 @@ class AclOpExecutor:
         cunorm's public function, but for its arrays, out and workspace.
     inputs, outputs : sequence of Operand or None
         In that function's order; None for an array that is absent, or a result that is not wanted.
+    beside : sequence of Operand
+        Arrays of the caller that are not read, and no more to be overwritten than those that are.
     """
 
     def __init__(
@@ -94,6 +106,7 @@ class AclOpExecutor:
         call: Callable[..., Any],
         inputs: Sequence[Operand | None],
         outputs: Sequence[Operand | None],
+        beside: Sequence[Operand] = (),
     ) -> None:
         self._phase = phase
         self._plan = plan
@@ -101,7 +114,7 @@ class AclOpExecutor:
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._all = tuple(each for each in (*self._inputs, *self._outputs) if each is not None)
-        self._spans = [span(each.array) for each in self._all]
+        self._spans = [(each, *span(each.array)) for each in (*self._all, *beside)]
         self._copied = tuple(each for each in self._all if each.view is None)
         self._seen = self._state()
 
@@ -109,7 +122,7 @@ class AclOpExecutor:
     def workspace_nbytes(self) -> int:
         """Bytes of workspace that a run needs, wherever it begins; 0 for none."""
         needs = self._plan.workspace_nbytes
-        return needs + ALIGNMENT - 1 if needs else 0
+        return needs + WORKSPACE_ALIGNMENT - 1 if needs else 0
 
     def explain(self) -> str:
         """What will run, and why, for people; and what each run copies because it cannot be seen as it has to be."""
@@ -144,17 +157,22 @@ class AclOpExecutor:
         scratch = self._scratch(workspace) if needs else None
         with self._on(stream):
             self._check_capture()
-            arrays = [None if each is None else each.read() for each in self._inputs]
-            out = tuple([None if each is None else each.view for each in self._outputs])
-            results = self._call(*arrays, out=out, workspace=scratch)
-            for each, result in zip(self._outputs, results, strict=True):
-                if each is not None and each.view is None:
+            xp = namespace(self._plan.place.kind)
+            arrays = [None if each is None else each.source() for each in self._inputs]
+            out = tuple([None if each is None else each.target(xp) for each in self._outputs])
+            self._call(*arrays, out=out, workspace=scratch)
+            for each, result in zip(self._outputs, out, strict=True):
+                if each is not None:
                     each.store(result)
 
     def _state(self) -> list[Any]:
         """For each array where and how it lies, and whether it may be written."""
         arrays = [each.array for each in self._all]
-        return list(zip(signature(arrays), addresses(self._plan.place.kind, arrays), strict=True))
+        starts = addresses(self._plan.place.kind, arrays)
+        return [
+            (start, array.shape, array.strides, array.dtype, getattr(array.flags, "writeable", True))
+            for start, array in zip(starts, arrays, strict=True)
+        ]
 
     def _check_arrays(self) -> None:
         for each, before, now in zip(self._all, self._seen, self._state(), strict=True):
@@ -171,19 +189,15 @@ class AclOpExecutor:
             raise ValueError(f"workspace: {workspace.nbytes} bytes, expected at least {self.workspace_nbytes}")
         if workspace.dtype.hasobject:
             raise TypeError(f"workspace: dtype {workspace.dtype}, expected one of plain bytes")
-        rows = workspace if workspace.flags.c_contiguous else workspace.T
-        if not rows.flags.c_contiguous:
+        if isinstance(workspace, np.ndarray) and not workspace.flags.writeable:
+            raise ValueError("workspace: read-only, expected an array that can be written")
+        if (everything := in_one_piece(workspace)) is None:
             raise ValueError(f"workspace: strides {workspace.strides}, expected memory in one piece")
-        if isinstance(workspace, np.ndarray):
-            if not workspace.flags.writeable:
-                raise ValueError("workspace: read-only, expected an array that can be written")
-            rows = np.asarray(rows)
-        low, high = span(rows)
-        for each, (other_low, other_high) in zip(self._all, self._spans, strict=True):
-            if low < other_high and other_low < high and share_elements(rows, each.array):
+        low, high = span(everything)
+        for each, other_low, other_high in self._spans:
+            if low < other_high and other_low < high and share_elements(everything, each.array):
                 raise ValueError(f"workspace: overlaps {each.name} in memory; pass an array of its own")
-        everything = rows.reshape(-1).view(np.uint8)
-        start = -pointer(everything) % ALIGNMENT
+        start = -low % WORKSPACE_ALIGNMENT
         return everything[start : start + self._plan.workspace_nbytes]
 
     def _on(self, stream: object) -> AbstractContextManager[Any]:

@@ -95,7 +95,7 @@ def LayerNormGrad(
     """Gradients of LayerNorm from a saved variance: `cunorm.layer_norm_backward` for ``1 / sqrt(variance + epsilon)``.
 
     The operator's own page gives rstd as ``1 / (variance + epsilon)``; that it omits the square root is a slip there.
-    Here rstd is computed in float64 and rounded once.
+    Here rstd is computed in float64. Both statistics are rounded once, to float32 (float64 for float64 x).
 
     Parameters
     ----------
@@ -138,21 +138,23 @@ def LayerNormGrad(
         raise ValueError(f"gamma: shape {row}, expected the last sizes of x with shape {x.shape}, none of them 0")
     parameter("gamma", gamma, row, dtype)
     outer = x.shape[: -len(row)]
-    saved = (*outer, *(1,) * len(row))
+    rows, saved = math.prod(outer), (*outer, *(1,) * len(row))
     for name, array in named[2:4]:
-        rows = math.prod(outer)
         sized(name, array, rows, f"{saved}, or any shape of {rows} elements")
     _not_capturing("cunorm.layer_norm_backward", x)
-    sums, xp = DTYPES[accumulator(dtype)], namespace(kind)
+    xp = namespace(kind)
     with nullcontext() if kind == "cpu" else executor("gpu").on(ordinal), np.errstate(all="ignore"):
-        rstd = (1 / xp.sqrt(variance.astype(np.float64) + eps)).astype(sums)
-        mean = mean.astype(sums, copy=False)
-    return layer_norm_backward(dy, x, row, mean, rstd, gamma, output_mask=wanted)
+        # asarray: a subclass of NumPy's has an arithmetic of its own.
+        spread, centre = (xp.asarray(array).reshape(saved) for array in (variance, mean))
+        rstd = 1 / xp.sqrt(spread.astype(np.float64) + eps)
+        centre, rstd = (each.astype(DTYPES[accumulator(dtype)], copy=False) for each in (centre, rstd))
+    return layer_norm_backward(dy, x, row, centre, rstd, gamma, output_mask=wanted)
 
 
 def _not_capturing(instead: str, x: Array) -> None:
     """These operators allocate, which is forbidden while a graph is captured (ValueError)."""
-    kind, ordinal = (kind_of("x", x), place_of(x)[1])
+    kind_of("x", x)
+    kind, ordinal = place_of(x)
     if kind == "gpu" and executor("gpu").allocation_forbidden(ordinal):
         raise ValueError(
             "x: the stream is being captured into a graph, where nothing may be allocated; "

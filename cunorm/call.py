@@ -13,24 +13,20 @@ from typing import Any
 import numpy as np
 
 from . import tracing
-from .arrays import (
-    Array,
-    addresses,
-    extent,
-    kind_of,
-    namespace,
-    place_of,
-    pointer,
-    share_elements,
-)
+from .arrays import Array, addresses, kind_of, namespace, place_of, pointer
 from .launch import Plan, executor
 from .results import Result, dense_copy, is_direct
+from .strides import extent, share_elements
 
-__all__ = ["Call", "Calls", "signature"]
+__all__ = ["WORKSPACE_ALIGNMENT", "Call", "Calls", "signature"]
 
 #: Signatures kept for each op.
 KEPT_CALLS = 4096
-MISALIGNED = "workspace: its address is not a multiple of 16; pass a whole array, not a slice of one"
+#: Bytes; kernels access a workspace in packs of 16.
+WORKSPACE_ALIGNMENT = 16
+MISALIGNED = (
+    f"workspace: its address is not a multiple of {WORKSPACE_ALIGNMENT}; pass a whole array, not a slice of one"
+)
 
 
 def signature(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
@@ -126,7 +122,7 @@ class Call:
             if workspace is None:
                 workspace = self._new_workspace()
                 values = values[:-1] + addresses(self.kind, (workspace,))
-            elif values[-1] % 16:
+            elif values[-1] % WORKSPACE_ALIGNMENT:
                 raise ValueError(MISALIGNED)
         self.plan.run((*values, *numbers) if numbers else values, self.touched)
         return out
@@ -141,7 +137,7 @@ class Call:
         """A call that allocates, copies, leaves results out, or has nothing to launch."""
         given = out if out is not None else (None,) * len(self.results)
         found = [array if result else None for array, result in zip(given, self.results, strict=True)]
-        if workspace is not None and self.needs and pointer(workspace) % 16:
+        if workspace is not None and self.needs and pointer(workspace) % WORKSPACE_ALIGNMENT:
             raise ValueError(MISALIGNED)
         if out is not None or workspace is not None:
             self._check_overlap(inputs, found, workspace)

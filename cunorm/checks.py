@@ -14,6 +14,7 @@ from .results import Result, memory_order
 
 __all__ = [
     "GRADIENTS",
+    "MOST_ELEMENTS",
     "NAN",
     "check_out",
     "check_rank",

@@ -151,7 +151,7 @@ def on_stream(ordinal: int, stream: Any) -> Iterator[None]:
     TypeError, ValueError
         If it is no stream, or one of another GPU.
     """
-    if stream is not None and not (hasattr(stream, "ptr") and hasattr(stream, "__enter__")):
+    if stream is not None and not (hasattr(stream, "ptr") and hasattr(type(stream), "__enter__")):
         advice = "a cupy.cuda.Stream (Stream.from_external takes others'), or None for the current one"
         raise TypeError(f"stream: {type(stream).__name__}, expected {advice}")
     home = getattr(stream, "device_id", -1)  # -1: of every GPU, as the default streams are

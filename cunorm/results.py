@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, elements_apart, geometry, pointer
+from .arrays import Array, pointer
+from .strides import elements_apart
 
-__all__ = ["Result", "dense_copy", "is_direct", "memory_order", "view_as"]
+__all__ = ["Result", "dense_copy", "is_direct", "memory_order", "writable"]
 
 
 def memory_order(rank: int, data_format: str, layout: str) -> tuple[int, ...]:
@@ -63,29 +64,18 @@ class Result:
             raise TypeError(f"{self.label}: dtype {array.dtype}, expected {self.dtype}")
         if array.shape != self.shape:
             raise ValueError(f"{self.label}: shape {array.shape}, expected {self.shape}")
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            raise ValueError(f"{self.label}: read-only, expected an array that can be written")
-        if not elements_apart(array):
-            raise ValueError(f"{self.label}: strides {array.strides}, expected elements that are apart in memory")
+        writable(self.label, array)
+
+
+def writable(name: str, array: Array) -> None:
+    """Check that an array can be written, each element on its own (ValueError)."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError(f"{name}: read-only, expected an array that can be written")
+    if not elements_apart(array):
+        raise ValueError(f"{name}: strides {array.strides}, expected elements that are apart in memory")
 
 
 def dense_copy(array: Array, axes: tuple[int, ...], xp: Any) -> Array:
     """A copy of an array that is dense in the order of ``axes``, each element on its own boundary."""
     copy = xp.ascontiguousarray(array.transpose(axes))
     return copy if pointer(copy) % copy.dtype.itemsize == 0 else copy.copy()
-
-
-def view_as(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """The same elements, in C order, in another shape of as many, without a copy; None where it would take one."""
-    if isinstance(array, np.ndarray):
-        try:
-            return array.reshape(shape, copy=False)
-        except ValueError:
-            return None
-    if array.size == 0:
-        return array.reshape(shape)
-    try:
-        strides = geometry(array).reshape(shape, copy=False).strides
-    except ValueError:
-        return None
-    return type(array)(shape, array.dtype, array.data, strides)

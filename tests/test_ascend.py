@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -178,6 +180,35 @@ def test_dtypes_of_batch_norm_mix(data: str, executor: Executor) -> None:
         check(BATCH, executor, there(executor, given), made)
 
 
+@pytest.mark.parametrize("layout", ["every other", "reversed", "misaligned"])
+@pytest.mark.parametrize("data", ["float16", "bfloat16"])
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_strided_outputs_are_rounded_once(face: Face, data: str, layout: str, executor: Executor) -> None:
+    """float32 outputs that kernels cannot write where they lie, beside everything in 16 bits."""
+    made: Any = arrays(SHAPE, dtype=data) if face is GROUP else batch_arrays(dtype=data)
+    names = ("mean", "rstd") if face is GROUP else ("mean", "invstd")
+    for name in names:
+        setattr(made, name, getattr(made, name).astype(DTYPES[data]))
+    given = group_call(made) if face is GROUP else batch_call(made)
+    outputs = [name for name in face.outputs if name not in ("gradInput", "gradWeight")]
+    given |= {name: np.zeros(8, np.float32) for name in outputs}
+    given = there(executor, given)
+    given |= {name: laid_out(executor.xp, given[name], layout) for name in outputs}
+    check(face, executor, given, made)
+
+
+def test_strided_sums_beyond_float16_are_finite_in_float32(executor: Executor) -> None:
+    made = batch_arrays((64, 8, 64), dtype=HALF)
+    made.mean, made.invstd = np.zeros(8, HALF), np.ones(8, HALF)
+    made.dy[...], made.x[...] = 30, 1
+    given = there(executor, batch_call(made))
+    for name in ("sumDy", "sumDyXmu", "gradBias"):
+        given[name] = laid_out(executor.xp, executor.xp.zeros(8, np.float32), "every other")
+    sums = back(executor, BATCH.walk(given, executor.xp))
+    for name, total in zip(BATCH.outputs, sums, strict=True):
+        assert (total == (np.inf if name == "gradWeight" else 64 * 64 * 30)).all(), name
+
+
 def test_without_weight_its_gradient_has_the_dtype_of_mean(executor: Executor) -> None:
     made = batch_arrays(dtype=HALF)
     given = batch_call(made) | {"weight": None, "gradWeight": np.empty(8, np.float32)}
@@ -205,8 +236,8 @@ def test_masked_off_outputs_are_never_touched(face: Face, mask: tuple[bool, ...]
     given = group_call(made) if face is GROUP else batch_call(made)
     wanted = dict(zip(face.outputs, mask if face is GROUP else (mask[0], *mask), strict=True))
     given |= {"outputMask": mask} if face is GROUP else dict(zip(("inputG", "weightG", "biasG"), mask, strict=True))
-    given |= {name: np.full(3, SENTINEL, np.int64) for name in face.outputs if not wanted[name]}
-    given = there(executor, given)
+    spare = executor.xp.full(3, SENTINEL, np.int64)
+    given = there(executor, given) | {name: spare for name in face.outputs if not wanted[name]}  # all the same one
     results = back(executor, face.walk(given, executor.xp))
     for (name, keep), result in zip(wanted.items(), results, strict=True):
         if not keep:
@@ -277,6 +308,8 @@ WORKSPACES = {
     "bfloat16 in rows": lambda xp, size: xp.empty((-(-size // 6), 3), DTYPES["bfloat16"]),
     "bool in columns": lambda xp, size: xp.empty((size, 2), bool).T,
     "complex": lambda xp, size: xp.empty(-(-size // 16), np.complex128),
+    "with its axes in another order": lambda xp, size: xp.empty((size, 2, 3), np.uint8).transpose(1, 2, 0),
+    "backwards": lambda xp, size: xp.empty((size, 2), np.uint8)[::-1, ::-1],
 }
 
 
@@ -297,11 +330,58 @@ def test_any_array_of_enough_bytes_is_a_workspace(face: Face, kind: str, executo
         made.check("batch_norm_backward_reduce", results)
 
 
-def test_grad_input_may_be_exactly_grad_out(executor: Executor) -> None:
+@pytest.mark.parametrize("other", ["as input", "channels last"])
+@pytest.mark.parametrize("layout", ["contiguous", *LAYOUTS])
+def test_grad_input_may_be_exactly_grad_out(layout: str, other: str, executor: Executor) -> None:
+    """However it lies, and however input lies beside it."""
     made = arrays(SHAPE)
     given = there(executor, group_call(made))
+    if layout != "contiguous":
+        given["gradOut"] = laid_out(executor.xp, given["gradOut"], layout)
+    if other == "channels last":
+        given["input"] = laid_out(executor.xp, given["input"], other)
     given["gradInput"] = given["gradOut"]
+    made.dy = made.dy.copy()  # which the oracle reads afterwards
     check(GROUP, executor, given, made)
+
+
+def test_grad_input_may_be_the_memory_of_grad_out_in_another_shape(executor: Executor) -> None:
+    for N in (1, 2):
+        made = arrays((N, 8, 3, 3))
+        given = there(executor, group_call(made))
+        whole = executor.xp.zeros((4, 8, 3, 3), np.float32)
+        whole[:N] = given["gradOut"]
+        given["gradInput"] = whole[:N]
+        given["gradOut"] = (
+            whole[::4] if N == 1 else whole[:N].reshape(-1)
+        )  # a stride of its own where it does not count
+        made.dy = made.dy.copy()
+        check(GROUP, executor, given, made, (N, 8, 3, 3))
+
+
+def test_outputs_may_interleave(executor: Executor) -> None:
+    """Overlap is told element by element: two columns of one array are apart."""
+    made, batch = arrays(SHAPE), batch_arrays()
+    given, other = there(executor, group_call(made)), there(executor, batch_call(batch))
+    pairs = executor.xp.zeros((8, 2), np.float32)
+    check(GROUP, executor, given | {"gradGammaOut": pairs[:, 0], "gradBetaOut": pairs[:, 1]}, made)
+    rows = executor.xp.zeros((2, 8), np.float32)
+    check(BATCH, executor, other | {"sumDy": rows[0], "sumDyXmu": rows[1]}, batch)
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_an_executor_keeps_its_arrays_and_runs_in_several_threads(face: Face) -> None:
+    """The caller's own references may go; each thread brings a workspace."""
+    given = face.right()
+    expected = [result.tobytes() for result in face.walk(given)]
+    kept = {name: given[name] for name in face.outputs}
+    status, size, prepared = face.first(given)
+    del given
+    gc.collect()
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(face.second, np.full(size, 0xFF, np.uint8), size, prepared) for _ in range(16)]
+    assert [run.result() for run in runs] == [status] * 16
+    assert [kept[name].tobytes() for name in face.outputs] == expected
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)

@@ -128,7 +128,7 @@ def test_a_stream_that_will_not_do(driver: Driver) -> None:
     workspace = driver.array((size,), np.uint8)
     assert GROUP.second(workspace, size, executor, Stream(driver, 1)) == INVALID
     assert aclGetRecentErrMsg() == "stream: of GPU 1, but the arrays are on GPU 0"
-    for wrong in (0, 0x5EED, "stream", object()):
+    for wrong in (0, 0x5EED, "stream", object(), Stream):
         assert GROUP.second(workspace, size, executor, wrong) == INVALID
         assert aclGetRecentErrMsg().startswith(f"stream: {type(wrong).__name__}, expected a cupy.cuda.Stream (")
     assert driver.launches == []
@@ -172,6 +172,33 @@ def test_graph_capture(face: Face, driver: Driver) -> None:
     assert aclGetRecentErrMsg().endswith(f"pass contiguous input, {face.outputs[-1]}")
     assert driver.launches == []
     assert driver.allocated == []
+
+
+def test_numbers_that_live_on_a_gpu_are_not_waited_for(driver: Driver) -> None:
+    """Nor printed, which would wait too: their type stands in the sentence."""
+    given = call(GROUP, driver)
+    wrong = driver.array((), np.int64)
+    for name in ("N", "C", "HxW", "group", "outputMask"):
+        assert GROUP.first({**given, name: wrong}) == (INVALID, 0, None)
+        assert aclGetRecentErrMsg().startswith(f"{name}: ndarray, expected ")
+    assert GROUP.first({**given, "outputMask": (wrong, True, True)})[0] == INVALID
+    assert aclGetRecentErrMsg() == "outputMask: ndarray in it, expected bools"
+    assert BATCH.first({**call(BATCH, driver), "weightG": wrong})[0] == INVALID
+    assert aclGetRecentErrMsg() == "weightG: ndarray, expected a bool"
+    _, size, executor = GROUP.first(given)
+    assert GROUP.second(driver.array((size,), np.uint8), wrong, executor) == INVALID
+    assert aclGetRecentErrMsg() == "workspaceSize: ndarray, expected an int"
+
+
+def test_empty_arrays_on_a_gpu(driver: Driver) -> None:
+    given = call(GROUP, driver)
+    given |= {name: driver.array((0, 8, 3, 3)) for name in ("gradOut", "input")}
+    given |= {name: driver.array((0, 2)) for name in ("mean", "rstd")}
+    given |= {"N": 0, "outputMask": (True, False, False), "gradInput": driver.array((0, 8, 3, 3))}
+    status, size, executor = GROUP.first(given)
+    assert (status, size) == (SUCCESS, 0), aclGetRecentErrMsg()
+    assert GROUP.first({**given, "C": 2**62}) == (INVALID, 0, None)
+    assert executor.explain().splitlines()[-1].startswith("strategy   none")
 
 
 def test_operators_refuse_to_be_captured(driver: Driver) -> None:

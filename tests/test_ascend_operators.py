@@ -136,6 +136,66 @@ def test_variance_and_mean_may_be_of_two_dtypes(executor: Executor) -> None:
     made.check_backward(*[executor.get(array) for array in LayerNormGrad(**there(executor, given | exact))])
 
 
+def test_the_rounding_of_rstd() -> None:
+    """Computed in float64 and rounded once: where float32 arithmetic would be off in the last place."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((200, 4)).astype(np.float32)
+    variance, mean = random.random((200, 1)).astype(np.float32) + np.float32(0.1), np.zeros((200, 1), np.float32)
+    one = np.float32(1)
+    exact = (1 / np.sqrt(variance.astype(np.float64) + EPSILON)).astype(np.float32)
+    assert (exact != one / np.sqrt(variance + np.float32(EPSILON))).any()
+    dx = LayerNormGrad(x, x, variance, mean, np.ones(4, np.float32), epsilon=EPSILON)[0]
+    assert dx is not None
+    assert dx.tobytes() == cunorm.layer_norm_backward(x, x, 4, mean, exact, np.ones(4, np.float32))[0].tobytes()  # type: ignore[union-attr]
+
+
+def test_epsilon_is_1e_5_where_none_is_given() -> None:
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    variance, mean, gamma = np.full((2, 1), 1e-5), np.full((2, 1), 1.5), np.ones(4, np.float32)
+    came, given = (
+        LayerNormGrad(x, x, variance, mean, gamma)[0],
+        LayerNormGrad(x, x, variance, mean, gamma, epsilon=1e-5)[0],
+    )
+    assert came is not None
+    assert given is not None
+    assert came.tobytes() == given.tobytes()
+    other = LayerNormGrad(x, x, variance, mean, gamma, epsilon=2e-5)[0]
+    assert other is not None
+    assert came.tobytes() != other.tobytes()
+
+
+@pytest.mark.parametrize("rank", [1, 8])
+@pytest.mark.parametrize("shape", [(), (1,), None])
+def test_layer_norm_grad_of_one_row_and_of_many_dimensions(rank: int, shape: Any, executor: Executor) -> None:
+    """A statistic of one row may have no dimension at all."""
+    made = layer_arrays((4,) if rank == 1 else (1,) * 6 + (2, 2), (4,) if rank == 1 else (2, 2))
+    variance = made.x.astype(np.float64).var().reshape(shape if shape is not None else made.mean.shape)
+    made.rstd = (1 / np.sqrt(variance + 1e-5)).astype(np.float32)
+    given = [made.dy, made.x, variance, made.mean.reshape(variance.shape), made.gamma]
+    made.check_backward(*[executor.get(a) for a in LayerNormGrad(*[executor.put(np.asarray(a)) for a in given])])
+
+
+@pytest.mark.parametrize(
+    ("shape", "data_format"), [((4, 6), "NCHW"), ((2,) * 7 + (3,), "NCHW"), ((2,) * 7 + (6,), "NHWC")]
+)
+def test_group_norm_grad_of_2_and_of_8_dimensions(shape: Any, data_format: str, executor: Executor) -> None:
+    made = arrays(shape, groups=2, data_format=data_format)
+    given = [executor.put(array) for array in (made.dy, made.mean, made.rstd, made.x, made.gamma)]
+    made.check_backward(*[executor.get(a) for a in GroupNormGrad(*given, 2, data_format)])
+
+
+def test_masked_arrays_are_their_data() -> None:
+    """A masked array's own arithmetic would hide what has no root."""
+    given, _ = layer_call()
+    given["variance"][1] = -1
+    plain = LayerNormGrad(**given)[0]
+    masked = LayerNormGrad(**(given | {"variance": np.ma.masked_array(given["variance"])}))[0]
+    assert plain is not None
+    assert masked is not None
+    assert np.isnan(plain[1]).all()
+    assert masked.tobytes() == plain.tobytes()
+
+
 def test_it_is_the_gradient_of_the_forward() -> None:
     """With the variance of what `layer_norm` computed, and its eps."""
     made = layer_arrays((6, 10), (10,))

@@ -49,6 +49,7 @@ ORDER = [
     {"group_norm_split", "layer_norm_split", "batch_norm_views"},
     {"geometry"},
     {"strategy_common"},
+    {"strides"},
     {"strategy", "arrays"},
     {"problem", "devices"},
     {"settings", "errors"},
