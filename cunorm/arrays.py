@@ -156,13 +156,9 @@ def said(value: object) -> str:
 
 
 def integer(name: str, value: object, least: int = 1) -> int:
-    """A whole number of at least ``least`` that fits in 64 bits, as kernels take it; bool is not one.
-
-    Nor is one that lives on a GPU: it would have to be waited for.
-    """
-    elsewhere = hasattr(value, "ndim") and not isinstance(value, (np.generic, np.ndarray))
+    """A whole number of at least ``least`` that fits in 64 bits, as kernels take it; bool is not one."""
     try:
-        number = operator.index(None if elsewhere or isinstance(value, (bool, np.bool_)) else value)  # type: ignore[arg-type]
+        number = operator.index(None if isinstance(value, (bool, np.bool_)) else value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name}: {said(value)}, expected an int") from None
     if number.bit_length() > 63:  # which may have more digits than Python prints

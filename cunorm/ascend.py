@@ -54,8 +54,8 @@ def aclGetRecentErrMsg() -> str:
 def strict_limits(on: bool) -> AbstractContextManager[Any]:
     """Whether first phases enforce the documented limit of aclnnGroupNormBackward, C / group <= 8000.
 
-    cunorm has no such limit; whoever needs parity gets ACLNN_ERR_PARAM_INVALID from here. It holds in the whole
-    process from this call on; in a ``with`` statement, until its end.
+    cunorm has no such limit; whoever needs parity gets ACLNN_ERR_PARAM_INVALID from here. It holds for all threads of
+    the process from this call on; in a ``with`` statement until its end, where what held before holds again.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def aclnnGroupNormBackward(
     workspace : array or None
         On the arrays' device, in one piece, of any dtype and content; None where the first phase said 0.
     workspaceSize : int
-        Bytes, at least as many as the first phase said.
+        Bytes of the workspace; at least as many as the first phase said.
     executor : AclOpExecutor
     stream : cupy.cuda.Stream or None
         Where to launch, without waiting; None is the current stream. The CPU executor ignores it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from cunorm.arrays import DTYPES
 from cunorm.ascend import aclGetRecentErrMsg
 
 SHAPE = (2, 8, 3, 3)
+CPU = Executor("cpu")
 
 
 def there(executor: Executor, given: Arguments) -> Arguments:
@@ -31,12 +33,12 @@ def back(executor: Executor, results: Any) -> list[Any]:
 
 def check(face: Face, executor: Executor, given: Arguments, made: Any, shape: tuple[int, ...] = SHAPE) -> None:
     """Walk the flow and compare with the oracle of the arrays that the call was made of."""
-    results = back(executor, face.walk(given, executor.xp))
+    results = [np.asarray(result) for result in back(executor, face.walk(given, executor.xp))]
     if face is GROUP:
         dx, *vectors = results
-        made.check_backward(dx.reshape(shape), *[vector.reshape(-1) for vector in vectors])
+        made.check_backward(dx.reshape(shape), *[np.ravel(vector) for vector in vectors])
     else:
-        made.check("batch_norm_backward_reduce", tuple(vector.reshape(-1) for vector in results))
+        made.check("batch_norm_backward_reduce", tuple(np.ravel(vector) for vector in results))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -138,6 +140,19 @@ def test_channels_last_is_read_where_it_lies(executor: Executor) -> None:
         check(face, executor, call, what)
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_subclasses_of_numpys_arrays(tmp_path: Path) -> None:
+    """Each is its memory: a matrix keeps to two dimensions, a masked array hides nothing."""
+    made = arrays(SHAPE)
+    given = group_call(made)
+    given |= {name: np.asmatrix(given[name]) for name in ("mean", "rstd", "gamma", "gradGammaOut", "gradBetaOut")}
+    given["gradGammaOut"] = np.asmatrix(np.zeros((1, 16), np.float32))[:, ::2]
+    given["input"] = np.ma.masked_greater(given["input"], 0)
+    given["gradInput"] = np.memmap(tmp_path / "array", np.float32, "w+", shape=SHAPE)
+    given["gradOut"] = np.ma.masked_array(laid_out(np, given["gradOut"], "swapped"))
+    check(GROUP, CPU, given, made)
+
+
 def test_what_is_copied_stands_in_explain() -> None:
     given = group_call()
     given["gradOut"] = laid_out(np, given["gradOut"], "swapped")
@@ -212,6 +227,16 @@ def test_strided_sums_beyond_float16_are_finite_in_float32(executor: Executor) -
 def test_without_weight_its_gradient_has_the_dtype_of_mean(executor: Executor) -> None:
     made = batch_arrays(dtype=HALF)
     given = batch_call(made) | {"weight": None, "gradWeight": np.empty(8, np.float32)}
+    check(BATCH, executor, there(executor, given), made)
+
+
+@pytest.mark.parametrize(("mean", "invstd"), [(HALF, SINGLE), (SINGLE, HALF)])
+def test_neither_statistic_is_rounded_to_the_dtype_of_the_other(mean: str, invstd: str, executor: Executor) -> None:
+    """Every result in float32 has the digits that the statistics had."""
+    made = batch_arrays(dtype=HALF)
+    made.mean, made.invstd = made.mean.astype(mean), made.invstd.astype(invstd)
+    given = batch_call(made) | {"weight": np.ones(8, np.float32)}
+    given |= {name: np.zeros(8, np.float32) for name in BATCH.outputs}
     check(BATCH, executor, there(executor, given), made)
 
 
