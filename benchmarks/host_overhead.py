@@ -13,9 +13,11 @@ import argparse
 import contextlib
 import cProfile
 import datetime
+import functools
 import importlib
 import io
 import json
+import math
 import platform
 import pstats
 import statistics
@@ -65,6 +67,8 @@ STATEMENTS = {
     ),
     "plan of group_norm": "forward_plan(x, gamma, beta, out=forward_out, workspace=workspace)",
     "plan of group_norm_backward": "backward_plan(dy, x, mean, rstd, gamma, out=backward_out, workspace=workspace)",
+    "aclnnGroupNormBackwardGetWorkspaceSize": "aclnn_first()",
+    "aclnnGroupNormBackward": "cunorm.ascend.aclnnGroupNormBackward(workspace, workspace.size, executor, None)",
 }
 
 
@@ -106,7 +110,7 @@ def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[
     if kind == "gpu":
         device = devices.known("H200")
         stubs |= {"limits": lambda *_: device, "present": lambda: True, "current": lambda: 0}
-        stubs |= {"allocation_forbidden": lambda *_: False}
+        stubs |= {"allocation_forbidden": lambda *_: False, "on_stream": lambda *_: contextlib.nullcontext()}
     # The workspace of a call that brings none: its allocation is stubbed too.
     kept = make((WORKSPACE,), "uint8")
 
@@ -128,6 +132,12 @@ def arguments(make: Callable[[tuple[int, ...], str], Any], kind: str) -> dict[st
     sums = {name: make((C,), DTYPE) for name in ("sum_dy", "sum_dy_xmu", "saved_mean", "invstd")}
     common: dict[str, Any] = {"shape": SHAPE, "dtype": DTYPE, "num_groups": GROUPS, "gamma_dtype": DTYPE}
     common["device"] = "cpu" if kind == "cpu" else 0
+    aclnn_first = functools.partial(
+        cunorm.ascend.aclnnGroupNormBackwardGetWorkspaceSize,
+        *(full["dy"], full["x"], statistic["mean"], statistic["rstd"], parameter["gamma"]),
+        *(N, C, math.prod(SHAPE[2:]), GROUPS, (True, True, True)),
+        *(full["dx"], parameter["dgamma"], parameter["dbeta"]),
+    )
     return {
         **full,
         **statistic,
@@ -147,6 +157,8 @@ def arguments(make: Callable[[tuple[int, ...], str], Any], kind: str) -> dict[st
         "backward_out": (full["dx"], parameter["dgamma"], parameter["dbeta"]),
         "forward_plan": cunorm.plan("group_norm", beta_dtype=DTYPE, **common),
         "backward_plan": cunorm.plan("group_norm_backward", **common),
+        "aclnn_first": aclnn_first,
+        "executor": aclnn_first()[2],
     }
 
 
@@ -230,7 +242,9 @@ def measure(kind: str, make: Callable[[tuple[int, ...], str], Any], options: arg
         print(f"\n{label:38s}   wall median (quartiles)     cpu median (quartiles)   us")
         tasks: dict[str, tuple[str, str | Callable[[], Any]]] = {}
         for title, statement in STATEMENTS.items():
-            eval(statement, names)  # warm
+            came = eval(statement, names)  # warm
+            if isinstance(came, cunorm.ascend.AclnnStatus) and came:
+                raise SystemExit(f"{title}: {cunorm.ascend.aclGetRecentErrMsg()}")
             tasks[title] = ("calls", statement)
         if options.profile:
             GROUP_NORM_BACKWARD.calls.clear()

@@ -47,6 +47,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
+#: The largest size that kernels take.
+MOST = 2**63 - 1
+#: Letters of a value in a sentence.
+LONGEST_WORDS = 80
 NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -151,8 +155,14 @@ def sized(name: str, array: Array, size: int, expected: str) -> None:
 
 
 def said(value: object) -> str:
-    """A wrong value in a sentence; of an array its type alone: one on a GPU would have to be waited for."""
-    return type(value).__name__ if hasattr(value, "ndim") and not isinstance(value, np.generic) else repr(value)
+    """A wrong value in a sentence; an array by its type alone, for one on a GPU would have to be waited for."""
+    if hasattr(value, "ndim") and not isinstance(value, np.generic):
+        return type(value).__name__
+    try:
+        words = repr(value)
+    except Exception:  # such as an int of more digits than Python prints
+        return f"one {type(value).__name__}"
+    return words if len(words) <= LONGEST_WORDS else f"{words[:LONGEST_WORDS]}..."
 
 
 def integer(name: str, value: object, least: int = 1) -> int:
@@ -161,10 +171,10 @@ def integer(name: str, value: object, least: int = 1) -> int:
         number = operator.index(None if isinstance(value, (bool, np.bool_)) else value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name}: {said(value)}, expected an int") from None
-    if number.bit_length() > 63:  # which may have more digits than Python prints
-        raise ValueError(f"{name}: a number of {number.bit_length()} bits, expected one of at most 63")
     if number < least:
-        raise ValueError(f"{name}: {number}, expected at least {least}")
+        raise ValueError(f"{name}: {said(number)}, expected at least {least}")
+    if number > MOST:
+        raise ValueError(f"{name}: {said(number)}, expected at most 2**63 - 1")
     return number
 
 
@@ -203,13 +213,15 @@ def flag(name: str, value: object) -> bool:
 
 def choice(name: str, value: object, allowed: Sequence[object]) -> None:
     """Check that a value is one of a few (ValueError)."""
-    if value not in allowed:
-        raise ValueError(f"{name}: {value!r}, expected {' or '.join(map(repr, allowed))}")
+    if not any(isinstance(value, one.__class__) and value == one for one in allowed):
+        raise ValueError(f"{name}: {said(value)}, expected {' or '.join(map(repr, allowed))}")
 
 
 def mask(name: str, value: object, names: Sequence[str]) -> tuple[bool, ...]:
-    """A flag for each result, at least one of them set."""
-    if not isinstance(value, (tuple, list)):
+    """A flag for each result, from a sequence or a NumPy array of bools."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
         raise TypeError(f"{name}: {said(value)}, expected a tuple of {len(names)} bools for {', '.join(names)}")
     if len(value) != len(names):
         raise ValueError(f"{name}: {len(value)} flags, expected {len(names)} for {', '.join(names)}")
@@ -221,9 +233,7 @@ def mask(name: str, value: object, names: Sequence[str]) -> tuple[bool, ...]:
 
 def pointer(array: Array) -> int:
     """The address of the first element."""
-    if isinstance(array, np.ndarray):
-        return int(array.__array_interface__["data"][0])
-    return int(array.data.ptr)
+    return int(array.data.ptr) if not isinstance(array, np.ndarray) else _word(array) if _DATA_FIRST else _asked(array)
 
 
 def addresses(kind: str, arrays: Iterable[Array | None]) -> tuple[int, ...]:
@@ -232,11 +242,19 @@ def addresses(kind: str, arrays: Iterable[Array | None]) -> tuple[int, ...]:
         return tuple([0 if array is None else array.data.ptr for array in arrays])
     if _DATA_FIRST:
         return tuple([0 if array is None else _word_at(id(array) + _HEAD).value or 0 for array in arrays])
-    return tuple([0 if array is None else array.__array_interface__["data"][0] for array in arrays])
+    return tuple([0 if array is None else _asked(array) for array in arrays])
 
 
 # NumPy makes a dictionary or an object to tell an address, which for nine arrays costs as much as all else in a call.
 # In its C interface, fixed for decades, the address stands first behind the object's head; where it does not, it asks.
+def _asked(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _word(array: np.ndarray) -> int:
+    return _word_at(id(array) + _HEAD).value or 0
+
+
 _word_at, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
 _probe = np.empty(1)
-_DATA_FIRST = sys.implementation.name == "cpython" and _word_at(id(_probe) + _HEAD).value == pointer(_probe)
+_DATA_FIRST = sys.implementation.name == "cpython" and _word(_probe) == _asked(_probe)

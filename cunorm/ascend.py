@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 from . import ascend_checks
@@ -51,7 +51,22 @@ def aclGetRecentErrMsg() -> str:
     return message
 
 
-def strict_limits(on: bool) -> AbstractContextManager[Any]:
+class _Limits(AbstractContextManager[None]):
+    """Sets strictness when it is entered, and brings back what was before it was made."""
+
+    def __init__(self, on: bool, before: bool) -> None:
+        self._on, self._before = on, before
+
+    def __enter__(self) -> None:
+        global _strict
+        _strict = self._on
+
+    def __exit__(self, *_: object) -> None:
+        global _strict
+        _strict = self._before
+
+
+def strict_limits(on: bool) -> AbstractContextManager[None]:
     """Whether first phases enforce the documented limit of aclnnGroupNormBackward, C / group <= 8000.
 
     cunorm has no such limit; whoever needs parity gets ACLNN_ERR_PARAM_INVALID from here. It holds for all threads of
@@ -66,16 +81,9 @@ def strict_limits(on: bool) -> AbstractContextManager[Any]:
     TypeError
         If it is no bool.
     """
-    global _strict
-    before, _strict = _strict, flag("on", on)
-
-    def restore() -> None:
-        global _strict
-        _strict = before
-
-    stack = ExitStack()
-    stack.callback(restore)
-    return stack
+    limits = _Limits(flag("on", on), _strict)
+    limits.__enter__()
+    return limits
 
 
 def aclnnGroupNormBackwardGetWorkspaceSize(
@@ -96,7 +104,8 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
     """First phase of aclnnGroupNormBackward: checks everything, writes nothing.
 
     Arrays may have any number of dimensions up to 8 and any strides; only their number of elements is fixed, read in C
-    order. Those that kernels cannot use as they lie are copied in each run; ``executor.explain()`` names them.
+    order. What lies without gaps is used in place, the tensors where they all lie as input does, channels-first or
+    channels-last. The rest is copied in each run: ``executor.explain()`` says what and why.
 
     Parameters
     ----------
@@ -194,7 +203,10 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
 
     Returns
     -------
-    status, workspace_size, executor
+    status : AclnnStatus
+        ACLNN_ERR_PARAM_NULLPTR: gradOut, input, mean, invstd or an output that is wanted is None.
+        ACLNN_ERR_PARAM_INVALID: anything else that is wrong. `aclGetRecentErrMsg` says what.
+    workspace_size, executor
         As of `aclnnGroupNormBackwardGetWorkspaceSize`.
     """
     arrays = gradOut, input, mean, invstd, weight
@@ -228,32 +240,29 @@ def aclnnBatchNormReduceBackward(
 
 def _first(prepare: Callable[[], AclOpExecutor]) -> Prepared:
     """What a first phase returns for these checks."""
-    made: list[AclOpExecutor] = []
-    status = _status(lambda: made.append(prepare()))
-    return (status, made[0].workspace_nbytes, made[0]) if made else (status, 0, None)
+    try:
+        executor = prepare()
+    except (TypeError, ValueError) as error:
+        return _failed(error), 0, None
+    return AclnnStatus.ACLNN_SUCCESS, executor.workspace_nbytes, executor
 
 
 def _second(phase: str, workspace: Any, workspace_size: Any, executor: Any, stream: Any) -> AclnnStatus:
     """What a second phase returns."""
-
-    def run() -> None:
+    try:
         if executor is None:
             raise NullPointer(f"executor: None, expected what {phase}GetWorkspaceSize returned")
         if not isinstance(executor, AclOpExecutor):
             raise TypeError(f"executor: {type(executor).__name__}, expected what {phase}GetWorkspaceSize returned")
         executor.run(phase, workspace, workspace_size, stream)
-
-    return _status(run)
-
-
-def _status(act: Callable[[], None]) -> AclnnStatus:
-    """Do it; the code of what was wrong with the arguments, whose sentence this thread remembers."""
-    try:
-        act()
-    except NullPointer as error:
-        _recent.message = str(error)
-        return AclnnStatus.ACLNN_ERR_PARAM_NULLPTR
     except (TypeError, ValueError) as error:
-        _recent.message = str(error)
-        return AclnnStatus.ACLNN_ERR_PARAM_INVALID
+        return _failed(error)
     return AclnnStatus.ACLNN_SUCCESS
+
+
+def _failed(error: Exception) -> AclnnStatus:
+    """The code of what was wrong with the arguments, whose sentence this thread remembers."""
+    _recent.message = str(error)
+    if isinstance(error, NullPointer):
+        return AclnnStatus.ACLNN_ERR_PARAM_NULLPTR
+    return AclnnStatus.ACLNN_ERR_PARAM_INVALID

@@ -1,4 +1,4 @@
-"""What the first phases check, in their documented order: nulls, dtypes, then attributes and shapes; then the executor.
+"""The first phases: they check nulls, dtypes, attributes and shapes in that order, then memory, and make executors.
 
 A check raises `NullPointer` where the documented code is ACLNN_ERR_PARAM_NULLPTR, and TypeError or ValueError where it
 is ACLNN_ERR_PARAM_INVALID. Nothing is allocated or written here.
@@ -7,8 +7,7 @@ is ACLNN_ERR_PARAM_INVALID. Nothing is allocated or written here.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,22 +27,20 @@ from .arrays import (
 )
 from .ascend_executor import AclOpExecutor, NullPointer, Operand
 from .batch_norm_backward import batch_norm_backward_reduce
-from .checks import MOST_ELEMENTS, direct_layout, split_axes
+from .checks import check_rank, check_size, direct_layout
 from .group_norm import group_norm_backward
 from .ops import plan
 from .results import memory_order, writable
-from .strides import share_elements, span, view_as
+from .strides import share_elements, view_as
 
 __all__ = ["CHANNELS_IN_A_GROUP", "batch_norm_reduce", "group_norm"]
 
 #: The dtypes of these interfaces; float64 is for cunorm's own functions.
 DATA = ("float16", "bfloat16", "float32")
-#: Of gradOut and input of BatchNorm, and of every array.
-LEAST_DIMENSIONS, MOST_DIMENSIONS = 2, 8
 #: The documented limit of C / group in training. None of cunorm's: for `strict_limits`.
 CHANNELS_IN_A_GROUP = 8000
 
-Named = tuple[str, Array]
+Named = tuple[str, Array]  # what the caller calls it
 
 
 def group_norm(
@@ -70,8 +67,7 @@ def group_norm(
     outputs = [("gradInput", gradInput), ("gradGammaOut", gradGammaOut), ("gradBetaOut", gradBetaOut)]
     wrong: Exception | None = None
     try:
-        flags = outputMask.tolist() if isinstance(outputMask, np.ndarray) else outputMask
-        wanted = mask("outputMask", flags, [name for name, _ in outputs])
+        wanted = mask("outputMask", outputMask, [name for name, _ in outputs])
     except (TypeError, ValueError) as error:  # to be said when its turn comes
         wanted, wrong = (False,) * len(outputs), error
     _required([*tensors, *statistics])
@@ -87,7 +83,7 @@ def group_norm(
         dtype_name(name, array, (data, "float32"), f" beside {data} gradOut")
 
     N, C, HxW = sizes = integer("N", N, 0), integer("C", C, 0), integer("HxW", HxW, 0)
-    _countable("N * C * HxW", sizes)
+    check_size(sizes, "N * C * HxW")
     groups = integer("group", group)
     if wrong is not None:
         raise wrong
@@ -95,8 +91,7 @@ def group_norm(
         raise ValueError(f"C: {C}, expected a multiple of group, {groups}")
     if strict and C // groups > CHANNELS_IN_A_GROUP:
         raise ValueError(
-            f"C: {C // groups} channels in each of group {groups}, expected at most {CHANNELS_IN_A_GROUP}, which only "
-            "strict_limits asks for"
+            f"C / group: {C // groups}, expected at most {CHANNELS_IN_A_GROUP}: a limit that strict_limits asks for"
         )
     for name, array in tensors:
         _sized(name, array, N * C * HxW, "N * C * HxW")
@@ -116,18 +111,16 @@ def group_norm(
     owners = statistics if gamma is None else scale
     shared = _common([*owners, *gradients], data)
     saved = shared if gamma is None else _common(statistics, data)
-    rows, axes = _memory(input, sizes)
+    # In their own shape where that says which axis has the channels: what has to be copied then is copied just once.
+    same = input.ndim >= 2 and gradOut.shape == input.shape and input.shape[:2] == (N, C)
+    tensor, asked = _tensors(input, input.shape if same else sizes, data)
     made = plan(
         "group_norm_backward",
-        shape=rows,
-        dtype=data,
         num_groups=groups,
         gamma_dtype=None if gamma is None else shared,
         output_mask=wanted,
-        data_format="NCHW" if axes == (0, 1, 2) else "NHWC",
-        device=_device(input),
+        **asked,
     )
-    tensor = functools.partial(Operand, shape=sizes, dtype=DTYPES[data], axes=axes)
     vector = functools.partial(Operand, shape=(C,), dtype=DTYPES[shared], axes=(0,))
     moments = functools.partial(Operand, shape=(N * groups,), dtype=DTYPES[saved], axes=(0,))
     inputs = [
@@ -136,8 +129,8 @@ def group_norm(
         vector("gamma", gamma) if scale else None,
     ]
     results = [
-        kind(*named) if keep else None
-        for kind, named, keep in zip((tensor, vector, vector), outputs, wanted, strict=True)
+        (tensor if name == "gradInput" else vector)(name, array) if keep else None
+        for (name, array), keep in zip(outputs, wanted, strict=True)
     ]
     _apart(inputs, results, ("gradInput", "gradOut") if made.strategy is None or made.strategy.in_place else None)
     call = functools.partial(group_norm_backward, num_groups=groups, output_mask=wanted, tile=made.tile)
@@ -165,24 +158,22 @@ def batch_norm_reduce(
     outputs = [("sumDy", sumDy), ("sumDyXmu", sumDyXmu), ("gradWeight", gradWeight), ("gradBias", gradBias)]
     names = ("inputG", "inputG", "weightG", "biasG")
     flags = (inputG, inputG, weightG, biasG)
-    asked = [isinstance(value, (bool, np.bool_)) and bool(value) for value in flags]  # what is no bool, later
+    given = [isinstance(value, (bool, np.bool_)) and bool(value) for value in flags]  # what is no bool, later
     _required([*tensors, *statistics])
-    kept = _wanted(outputs, asked, names)
+    kept = _wanted(outputs, given, names)
     same_place([*tensors, *statistics, *scale, *kept])
 
     data = dtype_name("gradOut", gradOut, DATA)
     one_dtype(*tensors)
     for name, array in [*statistics, *scale, *kept]:
         dtype_name(name, array, DATA)
-    if asked[2]:
+    if given[2]:
         one_dtype((scale or statistics)[0], ("gradWeight", gradWeight))
 
     wanted = [flag(name, value) for name, value in zip(names, flags, strict=True)]
-    if not LEAST_DIMENSIONS <= input.ndim <= MOST_DIMENSIONS:
-        raise ValueError(f"input: {input.ndim} dimensions, expected {LEAST_DIMENSIONS} to {MOST_DIMENSIONS}")
-    _countable("input", input.shape)
-    sizes = split_axes(input.shape, "NCHW")
-    C = sizes[1]
+    check_rank(input.shape, name="input")
+    check_size(input.shape, "input")
+    C = input.shape[1]
     if C == 0:
         raise ValueError(f"input: shape {input.shape}, expected at least one channel, on axis 1")
     shape_of("gradOut", gradOut, input.shape, ", the shape of input")
@@ -191,19 +182,9 @@ def batch_norm_reduce(
     for name, array in kept:
         writable(name, array)
 
-    # Statistics that cunorm does not take beside this data are taken as float32, which they all fit.
-    saved = data if all(array.dtype == gradOut.dtype for _, array in statistics) else "float32"
-    rows, axes = _memory(input, sizes)
-    made = plan(
-        "batch_norm_backward_reduce",
-        shape=rows,
-        dtype=data,
-        output_mask=wanted[1:],
-        data_format="NCHW" if axes == (0, 1, 2) else "NHWC",
-        device=_device(input),
-    )
-    tensor = functools.partial(Operand, shape=sizes, dtype=DTYPES[data], axes=axes)
-    moments = functools.partial(Operand, shape=(C,), dtype=DTYPES[saved], axes=(0,))
+    tensor, asked = _tensors(input, input.shape, data)
+    made = plan("batch_norm_backward_reduce", output_mask=wanted[1:], **asked)
+    moments = functools.partial(Operand, shape=(C,), dtype=DTYPES[_common(statistics, data)], axes=(0,))
     # Sums are rounded once to whatever dtype they are written in: weight has no further say, its values are not needed.
     inputs = [*(tensor(*each) for each in tensors), *(moments(*each) for each in statistics)]
     results = [
@@ -236,50 +217,44 @@ def _wanted(outputs: Sequence[Named], flags: Sequence[bool], names: Sequence[str
     return [named for named, wanted in zip(outputs, flags, strict=True) if wanted]
 
 
-def _countable(name: str, sizes: Sequence[int]) -> None:
-    """Check that there are no more elements than kernels can count, nor would be if an empty axis were none."""
-    if math.prod(max(1, size) for size in sizes) > MOST_ELEMENTS:
-        raise ValueError(f"{name}: {' * '.join(map(str, sizes))} elements, expected at most 2**60")
-
-
 def _sized(name: str, array: Array, size: int, what: str) -> None:
     """Check the number of dimensions and of elements."""
-    if array.ndim > MOST_DIMENSIONS:
-        raise ValueError(f"{name}: {array.ndim} dimensions, expected at most {MOST_DIMENSIONS}")
+    check_rank(array.shape, 0, name)
     sized(name, array, size, f"{size} elements, {what}")
 
 
 def _common(arrays: Sequence[Named], data: str) -> str:
-    """The one dtype that takes all of these, of which each is of ``data`` or float32."""
+    """One dtype that cunorm takes beside ``data``, and that holds all of these: ``data`` itself, or float32."""
     return data if all(array.dtype == DTYPES[data] for _, array in arrays) else "float32"
 
 
-def _memory(x: Array, sizes: tuple[int, int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The sizes of (N, C, HxW) in the order in which x has them in memory, and its axes in that order."""
-    seen = view_as(x, sizes)
+def _tensors(x: Array, shape: tuple[int, ...], data: str) -> tuple[Callable[[str, Array], Operand], dict[str, Any]]:
+    """What makes operands of that shape (N, C, *) in the memory order of x, and what a plan of them is asked with."""
+    seen = view_as(x, shape)
     layout = "NCHW" if seen is None else direct_layout(seen, "NCHW")
-    axes = memory_order(3, "NCHW", layout)
-    return tuple(sizes[axis] for axis in axes), axes
-
-
-def _device(x: Array) -> int | str:
-    """Where to plan."""
+    axes = memory_order(len(shape), "NCHW", layout)
     kind, ordinal = place_of(x)
-    return "cpu" if kind == "cpu" else ordinal
+    asked = {
+        "shape": tuple(shape[axis] for axis in axes),
+        "dtype": data,
+        "data_format": layout,
+        "device": "cpu" if kind == "cpu" else ordinal,
+    }
+    return functools.partial(Operand, shape=shape, dtype=DTYPES[data], axes=axes), asked
 
 
 def _apart(
     inputs: Sequence[Operand | None], results: Sequence[Operand | None], in_place: tuple[str, str] | None
 ) -> None:
     """Check that what is written overlaps nothing; but the first of ``in_place`` may be exactly the second."""
-    before = [(each, *span(each.array)) for each in inputs if each is not None]
+    before = [each for each in inputs if each is not None]
     for result in results:
         if result is None:
             continue
-        low, high = span(result.array)
-        for other, other_low, other_high in before:
-            apart = high <= other_low or other_high <= low or not share_elements(result.array, other.array)
+        for other in before:
+            if result.span[1] <= other.span[0] or other.span[1] <= result.span[0]:
+                continue
             allowed = (result.name, other.name) == in_place and result.lies_as(other)
-            if not apart and not allowed:
+            if not allowed and share_elements(result.array, other.array):
                 raise ValueError(f"{result.name}: overlaps {other.name} in memory; pass separate arrays")
-        before.append((result, low, high))
+        before.append(result)

@@ -14,18 +14,21 @@ from .arrays import Array, addresses, integer, namespace, pointer, same_place
 from .call import WORKSPACE_ALIGNMENT
 from .launch import Plan, executor
 from .results import Result, is_direct
-from .strides import in_one_piece, share_elements, span, view_as
+from .strides import in_one_piece, same_elements, share_elements, span, view_as
 
 __all__ = ["AclOpExecutor", "NullPointer", "Operand"]
+
+#: What of an array may not change between two phases.
+_FACTS = ("address", "shape", "strides", "dtype", "writeable")
 
 
 class NullPointer(ValueError):
     """An array that is needed is None."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operand:
-    """An array of the caller, and what the kernels are to see of it.
+    """An array of the caller, and what cunorm's function is to get in its place.
 
     Attributes
     ----------
@@ -35,20 +38,38 @@ class Operand:
         In C order as many elements as the array.
     dtype : numpy.dtype
     axes : tuple of int
-        The axes of that shape in the memory order that the kernels read.
+        The axes of that shape in the memory order that kernels read.
     """
 
     name: str
     array: Array
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: np.dtype[Any]
     axes: tuple[int, ...]
 
     @functools.cached_property
-    def view(self) -> Array | None:
-        """The caller's memory, seen so, where kernels can use it as it lies; None where that takes a copy."""
-        seen = view_as(self.array, self.shape) if self.array.dtype == self.dtype else None
-        return None if seen is None or not is_direct(seen, self.axes) else seen
+    def seen(self) -> Array | None:
+        """The caller's memory in that shape; None where that takes a copy."""
+        return view_as(self.array, self.shape)
+
+    @functools.cached_property
+    def span(self) -> tuple[int, int]:
+        """The addresses that it lies between."""
+        return span(self.array)
+
+    @functools.cached_property
+    def copied(self) -> str | None:
+        """Why kernels cannot use it as it lies, or None."""
+        if self.array.dtype != self.dtype:
+            return f"{self.array.dtype}, needed as {self.dtype}"
+        if self.seen is None:
+            return f"strides {self.array.strides}, in which shape {self.shape} cannot be seen"
+        if is_direct(self.seen, self.axes):
+            return None
+        if pointer(self.seen) % self.dtype.itemsize:
+            return f"at an address that is not a multiple of {self.dtype.itemsize}"
+        order = "" if len(self.axes) == 1 else f" in the order of axes {self.axes}, in which input is read"
+        return f"strides {self.array.strides}, needed without gaps{order}"
 
     @property
     def plain(self) -> Array:
@@ -56,28 +77,28 @@ class Operand:
         return np.asarray(self.array) if isinstance(self.array, np.ndarray) else self.array
 
     def source(self) -> Array:
-        """What to read: the view, or a copy of what the array holds now."""
-        if self.view is not None:
-            return self.view
+        """What to read: the caller's memory, or a copy of what it holds now."""
+        if self.copied is None:
+            return self.seen
         return self.plain.reshape(self.shape).astype(self.dtype, copy=False)
 
     def target(self, xp: Any) -> Array:
-        """What to write: the view, or new memory, for `store`."""
-        if self.view is not None:
-            return self.view
+        """What to write: the caller's memory, or new memory for `store`."""
+        if self.copied is None:
+            return self.seen
         return Result(self.name, self.shape, self.dtype, self.axes).allocate(xp)
 
     def store(self, result: Array) -> None:
-        """Bring what was written to the caller's memory, where the view could not take it."""
-        if self.view is None:
+        """Bring what was written to the caller's memory, where it is not there."""
+        if self.copied is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, as it does in kernels
                 self.plain[...] = result.reshape(self.array.shape)
 
     def lies_as(self, other: Operand) -> bool:
-        """Whether each of their elements lies exactly where the other's does, by view or by array."""
-        one, two = (self.array, other.array) if self.view is None or other.view is None else (self.view, other.view)
-        steps = [[s for s, size in zip(a.strides, a.shape, strict=True) if size > 1] for a in (one, two)]
-        return bool(pointer(one) == pointer(two) and one.shape == two.shape and steps[0] == steps[1])
+        """Whether each element lies exactly where the other's does."""
+        if self.seen is not None and other.seen is not None:
+            return same_elements(self.seen, other.seen)
+        return same_elements(self.array, other.array)
 
 
 class AclOpExecutor:
@@ -113,10 +134,12 @@ class AclOpExecutor:
         self._call = call
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
-        self._all = tuple(each for each in (*self._inputs, *self._outputs) if each is not None)
-        self._spans = [(each, *span(each.array)) for each in (*self._all, *beside)]
-        self._copied = tuple(each for each in self._all if each.view is None)
-        self._seen = self._state()
+        used = [each for each in (*self._inputs, *self._outputs) if each is not None]
+        self._all = (*used, *beside)
+        #: Without results there is nothing to do, and nothing to copy for it.
+        self._idle = all(each is None for each in self._outputs)
+        self._copied = () if self._idle else tuple(each for each in used if each.copied is not None)
+        self._found = self._state()
 
     @property
     def workspace_nbytes(self) -> int:
@@ -125,13 +148,10 @@ class AclOpExecutor:
         return needs + WORKSPACE_ALIGNMENT - 1 if needs else 0
 
     def explain(self) -> str:
-        """What will run, and why, for people; and what each run copies because it cannot be seen as it has to be."""
-        copies = [
-            f"copied     {each.name}, in each run: {each.array.dtype} {each.array.shape} with strides "
-            f"{each.array.strides}, used as {each.dtype} {each.shape}"
-            for each in self._copied
-        ]
-        return "\n".join([self._plan.explain(), *copies])
+        """What will run, and why, for people; and what each run copies, and why."""
+        copies = [f"copied     {each.name}, in each run: {each.copied}" for each in self._copied]
+        size = f"asked for  {self.workspace_nbytes} bytes, that workspace and what aligns it wherever it begins"
+        return "\n".join([self._plan.explain(), *([size] if self.workspace_nbytes else []), *copies])
 
     def __repr__(self) -> str:
         return f"<executor of {self._phase}: {self._plan.problem.describe()}>"
@@ -155,6 +175,8 @@ class AclOpExecutor:
             raise ValueError(f"workspaceSize: {workspace_size}, expected at least {needs}")
         self._check_arrays()
         scratch = self._scratch(workspace) if needs else None
+        if self._idle:
+            return
         with self._on(stream):
             self._check_capture()
             xp = namespace(self._plan.place.kind)
@@ -165,22 +187,28 @@ class AclOpExecutor:
                 if each is not None:
                     each.store(result)
 
-    def _state(self) -> list[Any]:
-        """For each array where and how it lies, and whether it may be written."""
+    def _state(self) -> list[tuple[Any, ...]]:
+        """Of each array what `_FACTS` names."""
         arrays = [each.array for each in self._all]
         starts = addresses(self._plan.place.kind, arrays)
+        written = {id(each) for each in self._outputs}
         return [
-            (start, array.shape, array.strides, array.dtype, getattr(array.flags, "writeable", True))
-            for start, array in zip(starts, arrays, strict=True)
+            (start, each.array.shape, each.array.strides, each.array.dtype)
+            + ((each.array.flags.writeable,) if id(each) in written and isinstance(each.array, np.ndarray) else ())
+            for start, each in zip(starts, self._all, strict=True)
         ]
 
     def _check_arrays(self) -> None:
-        for each, before, now in zip(self._all, self._seen, self._state(), strict=True):
-            if before != now:
-                raise ValueError(
-                    f"{each.name}: its address, shape, strides, dtype or flags are not those of the first phase; "
-                    f"call {self._phase}GetWorkspaceSize again"
-                )
+        now = self._state()
+        if now == self._found:
+            return
+        for each, *facts in zip(self._all, self._found, now, strict=True):
+            for what, before, after in zip(_FACTS, *facts, strict=False):
+                if before != after:
+                    raise ValueError(
+                        f"{each.name}: {what} {after}, expected {before}, as in the first phase; "
+                        f"call {self._phase}GetWorkspaceSize again"
+                    )
 
     def _scratch(self, workspace: Array) -> Array:
         """The bytes of a workspace that the kernels get."""
@@ -194,8 +222,8 @@ class AclOpExecutor:
         if (everything := in_one_piece(workspace)) is None:
             raise ValueError(f"workspace: strides {workspace.strides}, expected memory in one piece")
         low, high = span(everything)
-        for each, other_low, other_high in self._spans:
-            if low < other_high and other_low < high and share_elements(everything, each.array):
+        for each in self._all:
+            if low < each.span[1] and each.span[0] < high and share_elements(everything, each.array):
                 raise ValueError(f"workspace: overlaps {each.name} in memory; pass an array of its own")
         start = -low % WORKSPACE_ALIGNMENT
         return everything[start : start + self._plan.workspace_nbytes]
@@ -212,7 +240,8 @@ class AclOpExecutor:
         place = self._plan.place
         if not self._copied or place.kind == "cpu" or not executor("gpu").allocation_forbidden(place.ordinal):
             return
+        needs = "; ".join(f"{each.name}: {each.copied}" for each in self._copied)
         raise ValueError(
-            f"{self._copied[0].name}: the stream is being captured into a graph, where nothing may be allocated, and "
-            f"this array cannot be used as it lies; pass contiguous {', '.join(each.name for each in self._copied)}"
+            f"{self._copied[0].name}: the stream is being captured into a graph, where nothing may be allocated, but a "
+            f"copy is needed of {needs}"
         )

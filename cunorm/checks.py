@@ -14,7 +14,6 @@ from .results import Result, memory_order
 
 __all__ = [
     "GRADIENTS",
-    "MOST_ELEMENTS",
     "NAN",
     "check_out",
     "check_rank",
@@ -44,16 +43,16 @@ def place_for(kind: str, ordinal: int) -> Place:
     return Place("gpu", ordinal, executor("gpu").limits(ordinal))
 
 
-def check_rank(shape: tuple[int, ...], least: int = 2) -> None:
-    """Check the number of dimensions of x (ValueError)."""
+def check_rank(shape: tuple[int, ...], least: int = 2, name: str = "x") -> None:
+    """Check an array's number of dimensions (ValueError)."""
     if not least <= len(shape) <= 8:
-        raise ValueError(f"x: shape {shape}, expected {least} to 8 dimensions")
+        raise ValueError(f"{name}: shape {shape}, expected {least} to 8 dimensions")
 
 
-def check_size(shape: tuple[int, ...]) -> None:
-    """Check that x has no more elements than kernels can count (ValueError)."""
-    if math.prod(shape) > MOST_ELEMENTS:
-        raise ValueError(f"shape: {shape}, expected at most 2**60 elements")
+def check_size(shape: tuple[int, ...], name: str = "shape") -> None:
+    """Check that x has no more elements than kernels can count, nor would have without its empty axes (ValueError)."""
+    if math.prod(max(1, size) for size in shape) > MOST_ELEMENTS:
+        raise ValueError(f"{name}: {shape}, expected at most 2**60 elements, sizes of 0 left out")
 
 
 def split_axes(shape: tuple[int, ...], data_format: object) -> tuple[int, int, int]:

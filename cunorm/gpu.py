@@ -154,8 +154,8 @@ def on_stream(ordinal: int, stream: Any) -> Iterator[None]:
     if stream is not None and not (hasattr(stream, "ptr") and hasattr(type(stream), "__enter__")):
         advice = "a cupy.cuda.Stream (Stream.from_external takes others'), or None for the current one"
         raise TypeError(f"stream: {type(stream).__name__}, expected {advice}")
-    home = getattr(stream, "device_id", -1)  # -1: of every GPU, as the default streams are
-    if home not in (-1, ordinal):
+    home = getattr(stream, "device_id", None)  # -1: of every GPU, as the default streams are
+    if home not in (None, -1, ordinal):
         raise ValueError(f"stream: of GPU {home}, but the arrays are on GPU {ordinal}")
     with on(ordinal), nullcontext() if stream is None else stream:  # in this order: a stream is current on its GPU
         yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -82,13 +83,18 @@ def places(device: Device) -> list[Place]:
     named = settings.tiling_table()
     found = [] if named is None else [Place(named, True, False)]
     found.append(Place(user_table(device), False, False))
-    folders = [Path(entry) / "tuning" for entry in sys.modules["cunorm"].__path__]
-    return found + [Place(folder / f"{table.slug(device)}.json", False, True) for folder in folders]
+    return found + _shipped(device, *sys.modules["cunorm"].__path__)
+
+
+@functools.lru_cache(maxsize=64)
+def _shipped(device: Device, *entries: str) -> list[Place]:
+    """The places in the package, which has these entries; paths are slow to make."""
+    return [Place(Path(entry) / "tuning" / f"{table.slug(device)}.json", False, True) for entry in entries]
 
 
 def _stamp(path: Path) -> Stamp:
     try:
-        facts = path.stat()
+        facts = os.stat(path)
     except OSError:
         return path, -1, -1
     return path, facts.st_mtime_ns, facts.st_size

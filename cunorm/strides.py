@@ -6,7 +6,7 @@ import numpy as np
 
 from .arrays import Array, namespace, pointer
 
-__all__ = ["elements_apart", "extent", "in_one_piece", "share_elements", "span", "view_as"]
+__all__ = ["elements_apart", "extent", "in_one_piece", "same_elements", "share_elements", "span", "view_as"]
 
 #: Candidates that NumPy may try to tell whether two strided arrays share an element; after that they count as sharing.
 SHARING_WORK = 10**6
@@ -36,7 +36,7 @@ class _Shadow:
         }
 
 
-def shadow(array: Array) -> np.ndarray:
+def _shadow(array: Array) -> np.ndarray:
     """A NumPy array that lies as this one does, on a GPU too: to compute with its strides, never to be read."""
     return np.asarray(_Shadow(array))
 
@@ -44,9 +44,15 @@ def shadow(array: Array) -> np.ndarray:
 def share_elements(a: Array, b: Array) -> bool:
     """Whether two arrays of either kind have a byte in common; two halves of one tensor have none."""
     try:
-        return np.shares_memory(shadow(a), shadow(b), max_work=SHARING_WORK)  # type: ignore[arg-type]  # the stubs know two of its values
+        return np.shares_memory(_shadow(a), _shadow(b), max_work=SHARING_WORK)  # type: ignore[arg-type]  # the stubs know two of its values
     except np.exceptions.TooHardError:
         return True
+
+
+def same_elements(a: Array, b: Array) -> bool:
+    """Whether two arrays of one shape and dtype have each element in the same place; one of size 1 takes no step."""
+    steps = [[stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1] for array in (a, b)]
+    return bool(a.shape == b.shape and steps[0] == steps[1] and pointer(a) == pointer(b))
 
 
 def span(array: Array) -> tuple[int, int]:
@@ -73,7 +79,7 @@ def view_as(array: Array, shape: tuple[int, ...]) -> Array | None:
     if array.size == 0:
         return array.reshape(shape)
     try:
-        strides = shadow(array).reshape(shape, copy=False).strides
+        strides = _shadow(array).reshape(shape, copy=False).strides
     except ValueError:
         return None
     return namespace("gpu").ndarray(shape, array.dtype, array.data, strides)
@@ -82,6 +88,7 @@ def view_as(array: Array, shape: tuple[int, ...]) -> Array | None:
 def in_one_piece(array: Array) -> Array | None:
     """The memory of an array as bytes, in a row; None where there are gaps in it, or elements share it."""
     flat = np.asarray(array) if isinstance(array, np.ndarray) else array
+    flat = flat.reshape(1) if flat.ndim == 0 else flat
     flat = flat[tuple([slice(None, None, -1 if stride < 0 else 1) for stride in flat.strides])]
     flat = flat.transpose(sorted(range(flat.ndim), key=lambda axis: -flat.strides[axis]))
     return flat.reshape(-1).view(np.uint8) if flat.flags.c_contiguous else None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ascend_calls import BATCH, FACES, GROUP, SUCCESS, Arguments, Face, batch_call, group_call
+from ascend_calls import BATCH, FACES, GROUP, INVALID, SUCCESS, Arguments, Face, batch_call, group_call
 from conftest import Executor
 from helpers import LAYOUTS, SENTINEL, BatchArrays, arrays, batch_arrays, laid_out
 
@@ -20,6 +22,7 @@ from cunorm.ascend import aclGetRecentErrMsg
 
 SHAPE = (2, 8, 3, 3)
 CPU = Executor("cpu")
+HALF, SINGLE = EITHER = "float16", "float32"
 
 
 def there(executor: Executor, given: Arguments) -> Arguments:
@@ -154,18 +157,30 @@ def test_subclasses_of_numpys_arrays(tmp_path: Path) -> None:
 
 
 def test_what_is_copied_stands_in_explain() -> None:
-    given = group_call()
-    given["gradOut"] = laid_out(np, given["gradOut"], "swapped")
-    given["gradGammaOut"] = laid_out(np, given["gradGammaOut"], "every other")
-    text = GROUP.first(given)[2].explain()
-    assert "copied     gradOut, in each run: float32 (2, 8, 3, 3) with strides (288, 36, 4, 12), used as" in text
-    assert "copied     gradGammaOut, in each run: float32 (8,) with strides (8,)" in text
-    assert text.count("copied") == 2
+    """Each array with its reason, and the bytes that the first phase asks for."""
+    given = group_call(arrays(SHAPE, dtype=HALF))
+    given["input"] = laid_out(np, given["input"], "channels last")
+    given["gradInput"] = np.empty(SHAPE, HALF)
+    given["mean"], given["rstd"] = np.asfortranarray(given["mean"]), laid_out(np, given["rstd"], "every other")
+    given["gradGammaOut"], given["gradBetaOut"] = np.empty(8, SINGLE), np.zeros(33, np.uint8)[1:].view(SINGLE)
+    _, size, prepared = GROUP.first(given)
+    text = prepared.explain()
+    assert f"asked for  {size} bytes" in text
+    elsewhere = "strides (144, 18, 6, 2), needed without gaps in the order of axes (0, 2, 3, 1), in which input is read"
+    assert re.findall(r"^copied     (\w+), in each run: (.*)$", text, re.MULTILINE) == [
+        ("gradOut", elsewhere),
+        ("mean", "strides (4, 8), in which shape (4,) cannot be seen"),
+        ("rstd", "strides (16, 8), needed without gaps"),
+        ("gamma", "float16, needed as float32"),
+        ("gradInput", elsewhere),
+        ("gradBetaOut", "at an address that is not a multiple of 4"),
+    ]
+    nothing = GROUP.first(given | {"outputMask": (False, False, False)})[2]
+    assert "copied" not in nothing.explain()  # nor is anything done
 
 
 # ---- dtypes ---------------------------------------------------------------------------------------------------------
 
-HALF, SINGLE = EITHER = "float16", "float32"
 MIXTURES = list(itertools.product(EITHER, EITHER, (None, *EITHER), EITHER, EITHER))
 
 
@@ -382,6 +397,34 @@ def test_grad_input_may_be_the_memory_of_grad_out_in_another_shape(executor: Exe
         )  # a stride of its own where it does not count
         made.dy = made.dy.copy()
         check(GROUP, executor, given, made, (N, 8, 3, 3))
+
+
+def test_grad_input_in_place_beside_a_partial_mask_and_another_order(executor: Executor) -> None:
+    """It is enough that the memory is the same: axes of one element may have other strides, the arrays other shapes."""
+    made = arrays((1, 8, 3, 3))
+    given = there(executor, group_call(made)) | {"outputMask": (True, False, False)}
+    whole = executor.xp.zeros((4, 8, 3, 3), np.float32)
+    whole[:1] = given["gradOut"]
+    given["gradOut"], given["gradInput"] = whole[::4], whole[:1]
+    made.check_backward(executor.get(GROUP.walk(given, executor.xp)[0]), None, None)
+    made = arrays(SHAPE)
+    given = there(executor, group_call(made))
+    given["input"] = laid_out(executor.xp, given["input"], "channels last")
+    given["gradOut"], given["gradInput"] = given["gradOut"].reshape(-1), given["gradOut"]
+    made.dy = made.dy.copy()
+    check(GROUP, executor, given, made)
+
+
+def test_a_strategy_that_cannot_work_in_place_refuses_it_in_the_first_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*arguments: Any, **options: Any) -> Any:
+        made = cunorm.plan(*arguments, **options)
+        return replace(made, strategy=replace(made.strategy, in_place=False))
+
+    monkeypatch.setattr("cunorm.ascend_checks.plan", plan)
+    given = group_call()
+    assert GROUP.first(given)[0] == SUCCESS
+    assert GROUP.first(given | {"gradInput": given["gradOut"]})[0] == INVALID
+    assert aclGetRecentErrMsg() == "gradInput: overlaps gradOut in memory; pass separate arrays"
 
 
 def test_outputs_may_interleave(executor: Executor) -> None:

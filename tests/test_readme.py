@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 from pathlib import Path
@@ -48,13 +49,23 @@ def test_the_examples_of_the_docs_run(page: Path) -> None:
 def test_the_porters_example_gives_the_documented_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """And the page's gradient of GroupNorm is that of the oracle."""
     names: dict[str, Any] = {}
-    found = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8"), re.DOTALL)
-    exec(found[0], names)
+    page = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
+    operators, batch, group = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(operators, names)
+    rows = names["x"], (3, 3), names["mean"], 1 / np.sqrt(names["variance"] + 1e-5)
+    exact = cunorm.reference.layer_norm_backward(names["dy"], *rows)
+    for name, want in zip(("pd_x", "pd_gamma", "pd_beta"), exact, strict=True):
+        assert np.allclose(names[name], want, atol=1e-5)
+    statistics = names["groups"].mean(axis=2), names["rstd"]
+    exact = cunorm.reference.group_norm_backward(names["dy"], names["x"], *statistics, num_groups=2)
+    for name, want in zip(("dx", "dgamma", "dbeta"), exact, strict=True):
+        assert np.allclose(names[name], want, atol=1e-5)
+    exec(batch, names)
     assert capsys.readouterr().out == "[7. 8.] [21. 30.]\n"
-    assert found[0].rstrip().endswith("# [7. 8.] [21. 30.]")
+    assert batch.rstrip().endswith("# [7. 8.] [21. 30.]")
     assert [names[name].tolist() for name in ("grad_weight", "grad_bias")] == [[21, 30], [7, 8]]
-    exec(found[1], names)
-    given = (names["grad_out"].reshape(2, 4, 2), names["x"], names["mean"], names["rstd"])
+    exec(group, names)
+    given = (names["grad_out"], names["x"], names["mean"], names["rstd"])
     exact = cunorm.reference.group_norm_backward(*given, num_groups=2)
     for name, want in zip(("grad_input", "grad_gamma", "grad_beta"), exact, strict=True):
         assert np.allclose(names[name], want, atol=1e-5)
@@ -64,9 +75,14 @@ def test_the_porters_table_names_what_exists() -> None:
     """Every name of the module stands in it, and what it is said to be computed by is a function of cunorm."""
     page = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \w+ \| `(\w+)` \| (?:`cunorm\.(\w+)` )?\|$", page, re.MULTILINE)
-    assert {name for name, _ in rows} == {*cunorm.ascend.__all__} - {"strict_limits"}
-    assert "`cunorm.ascend.strict_limits(True)`" in page
+    assert {name for name, _ in rows} | {"strict_limits"} == {*cunorm.ascend.__all__}
+    assert "| `strict_limits` |" in page
     assert {by for _, by in rows if by} <= {*OPS, "plan"}
+    for name in ("GroupNormGrad", "LayerNormGrad"):
+        taken = [str(p).split(":")[0] for p in inspect.signature(getattr(cunorm.ascend, name)).parameters.values()]
+        shown = re.search(rf"^    {name}\((.*?)\) ->", page, re.MULTILINE | re.DOTALL)
+        assert shown is not None
+        assert re.findall(r"[a-z_]+", re.sub(r"=\(.*?\)|=[^,]*|\*", "", shown[1])) == taken
     for status in cunorm.ascend.AclnnStatus:
         assert f"| `{status.name}` | {int(status)} |" in page
 
