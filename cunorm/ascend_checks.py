@@ -111,9 +111,8 @@ def group_norm(
     owners = statistics if gamma is None else scale
     shared = _common([*owners, *gradients], data)
     saved = shared if gamma is None else _common(statistics, data)
-    # In their own shape where that says which axis has the channels: what has to be copied then is copied just once.
-    same = input.ndim >= 2 and gradOut.shape == input.shape and input.shape[:2] == (N, C)
-    tensor, asked = _tensors(input, input.shape if same else sizes, data)
+    # In the shape of input, where that has its axes: what has to be copied then is copied just once.
+    tensor, asked = _tensors(input, input.shape if input.shape[:2] == (N, C) else sizes, data)
     made = plan(
         "group_norm_backward",
         num_groups=groups,

@@ -415,6 +415,30 @@ def test_grad_input_in_place_beside_a_partial_mask_and_another_order(executor: E
     check(GROUP, executor, given, made)
 
 
+def test_grad_input_in_place_where_it_cannot_be_seen_as_n_c_hxw(executor: Executor) -> None:
+    made = arrays(SHAPE)
+    given = there(executor, group_call(made))
+    flat = executor.xp.zeros((16, 9), np.float32)
+    given["gradOut"] = given["gradInput"] = flat.T  # 9 x 16 elements in rows that are columns
+    given["input"] = given["input"].reshape(9, 16)
+    given["gradOut"][...] = executor.put(made.dy.reshape(9, 16))
+    check(GROUP, executor, given, made)
+
+
+def test_a_workspace_may_lie_in_the_gaps_of_an_array(executor: Executor) -> None:
+    made = arrays(SHAPE)
+    given = there(executor, group_call(made))
+    arena = executor.xp.zeros((2, 4096), np.float32)
+    given |= {name: given[name].reshape(2, 4) for name in ("gamma", "gradGammaOut")}
+    given["gradBetaOut"] = arena[:, :4]
+    status, size, prepared = GROUP.first(given)
+    assert status == SUCCESS
+    assert GROUP.second(arena[0, 64:-64], size, prepared) == SUCCESS, aclGetRecentErrMsg()
+    assert GROUP.second(arena[0, 2:-64], size, prepared) == INVALID
+    dx, *vectors = back(executor, [given[name] for name in GROUP.outputs])
+    made.check_backward(dx, *[vector.reshape(-1) for vector in vectors])
+
+
 def test_a_strategy_that_cannot_work_in_place_refuses_it_in_the_first_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(*arguments: Any, **options: Any) -> Any:
         made = cunorm.plan(*arguments, **options)

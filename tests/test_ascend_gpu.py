@@ -206,6 +206,16 @@ def test_empty_arrays_on_a_gpu(driver: Driver) -> None:
     assert executor.explain().splitlines()[-1].startswith("strategy   none")
 
 
+def test_without_results_nothing_is_copied(driver: Driver) -> None:
+    given = call(GROUP, driver) | {"outputMask": (False, False, False)}
+    given["input"] = given["input"].swapaxes(2, 3)
+    driver.capturing = True
+    status, size, executor = GROUP.first(given)
+    assert (status, size) == (SUCCESS, 0), aclGetRecentErrMsg()
+    assert GROUP.second(None, 0, executor) == SUCCESS, aclGetRecentErrMsg()
+    assert driver.allocated == driver.launches == []
+
+
 def test_operators_refuse_to_be_captured(driver: Driver) -> None:
     driver.capturing = True
     x, vector, gamma = driver.array((2, 8, 9)), driver.array((2, 2)), driver.array((8,))

@@ -94,6 +94,7 @@ GROUP_WRONG = [
     ({"mean": np.ones(5, np.float32)}, ValueError, r"mean: shape \(5,\), expected \(2, 2\)"),
     ({"num_groups": 3}, ValueError, "num_groups: 3, expected a divisor"),
     ({"data_format": "NCDHW"}, ValueError, "data_format: 'NCDHW', expected 'NCHW' or 'NHWC'"),
+    ({"data_format": np.array(["NCHW", "NHWC"])}, ValueError, "data_format: ndarray, expected 'NCHW' or 'NHWC'"),
 ]
 
 

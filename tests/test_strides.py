@@ -64,6 +64,7 @@ def test_the_same_elements() -> None:
     assert not same_elements(BASE, BASE.copy())
     assert not same_elements(BASE, BASE[::-1])
     assert not same_elements(BASE[:2], BASE[1:])
+    assert not same_elements(BASE[:2], BASE)
     assert not same_elements(BASE, BASE.reshape(12, 5))
     square = np.zeros((3, 3))
     assert not same_elements(square, square.T)
