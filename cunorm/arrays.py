@@ -47,8 +47,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
-#: The largest size that kernels take.
-MOST = 2**63 - 1
+#: Kernels take sizes in 64 bits.
+LARGEST_SIZE = 2**63 - 1
 #: Letters of a value in a sentence.
 LONGEST_WORDS = 80
 NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
@@ -154,9 +154,14 @@ def sized(name: str, array: Array, size: int, expected: str) -> None:
         raise ValueError(f"{name}: shape {array.shape}, expected {expected}")
 
 
+def _is_array(value: object) -> bool:
+    """Whether it is an array of any library, and not a scalar of NumPy's."""
+    return hasattr(value, "ndim") and not isinstance(value, np.generic)
+
+
 def said(value: object) -> str:
     """A wrong value in a sentence; an array by its type alone, for one on a GPU would have to be waited for."""
-    if hasattr(value, "ndim") and not isinstance(value, np.generic):
+    if _is_array(value):
         return type(value).__name__
     try:
         words = repr(value)
@@ -173,7 +178,7 @@ def integer(name: str, value: object, least: int = 1) -> int:
         raise TypeError(f"{name}: {said(value)}, expected an int") from None
     if number < least:
         raise ValueError(f"{name}: {said(number)}, expected at least {least}")
-    if number > MOST:
+    if number > LARGEST_SIZE:
         raise ValueError(f"{name}: {said(number)}, expected at most 2**63 - 1")
     return number
 
@@ -183,13 +188,12 @@ def number(name: str, value: object) -> float:
 
     A number that lives on a GPU would have to be waited for.
     """
-    array = hasattr(value, "ndim") and not isinstance(value, np.generic)
-    if array or isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
+    if _is_array(value) or isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
         raise TypeError(f"{name}: {said(value)}, expected a number")
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise TypeError(f"{name}: {value!r}, expected a number") from None
+        raise TypeError(f"{name}: {said(value)}, expected a number") from None
     except OverflowError:
         return float("inf")
 
@@ -233,7 +237,9 @@ def mask(name: str, value: object, names: Sequence[str]) -> tuple[bool, ...]:
 
 def pointer(array: Array) -> int:
     """The address of the first element."""
-    return int(array.data.ptr) if not isinstance(array, np.ndarray) else _word(array) if _DATA_FIRST else _asked(array)
+    if not isinstance(array, np.ndarray):
+        return int(array.data.ptr)
+    return _word(array) if _DATA_FIRST else _asked(array)
 
 
 def addresses(kind: str, arrays: Iterable[Array | None]) -> tuple[int, ...]:

@@ -83,13 +83,13 @@ def places(device: Device) -> list[Place]:
     named = settings.tiling_table()
     found = [] if named is None else [Place(named, True, False)]
     found.append(Place(user_table(device), False, False))
-    return found + _shipped(device, *sys.modules["cunorm"].__path__)
+    return [*found, *_shipped(device, *sys.modules["cunorm"].__path__)]
 
 
 @functools.lru_cache(maxsize=64)
-def _shipped(device: Device, *entries: str) -> list[Place]:
-    """The places in the package, which has these entries; paths are slow to make."""
-    return [Place(Path(entry) / "tuning" / f"{table.slug(device)}.json", False, True) for entry in entries]
+def _shipped(device: Device, *entries: str) -> tuple[Place, ...]:
+    """The places in the package, which has these entries in its path; paths are slow to make."""
+    return tuple(Place(Path(entry) / "tuning" / f"{table.slug(device)}.json", False, True) for entry in entries)
 
 
 def _stamp(path: Path) -> Stamp:
