@@ -27,11 +27,12 @@ from .arrays import (
 )
 from .ascend_executor import AclOpExecutor, NullPointer, Operand
 from .batch_norm_backward import batch_norm_backward_reduce
+from .call import OVERLAPS
 from .checks import check_rank, check_size, direct_layout
 from .group_norm import group_norm_backward
 from .ops import plan
 from .results import memory_order, writable
-from .strides import share_elements, view_as
+from .strides import view_as
 
 __all__ = ["CHANNELS_IN_A_GROUP", "batch_norm_reduce", "group_norm"]
 
@@ -251,9 +252,7 @@ def _apart(
         if result is None:
             continue
         for other in before:
-            if result.span[1] <= other.span[0] or other.span[1] <= result.span[0]:
-                continue
             allowed = (result.name, other.name) == in_place and result.lies_as(other)
-            if not allowed and share_elements(result.array, other.array):
-                raise ValueError(f"{result.name}: overlaps {other.name} in memory; pass separate arrays")
+            if not allowed and result.overlaps(other.array, other.span):
+                raise ValueError(OVERLAPS.format(result.name, other.name))
         before.append(result)

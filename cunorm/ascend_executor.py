@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array, addresses, integer, namespace, pointer, same_place
-from .call import WORKSPACE_ALIGNMENT
-from .launch import Plan, executor
+from .call import CAPTURED, WORKSPACE_ALIGNMENT
+from .launch import Plan, capturing, executor
 from .results import Result, is_direct
-from .strides import in_one_piece, same_elements, share_elements, span, view_as
+from .strides import in_one_piece, overlap, plain, same_elements, span, view_as
 
 __all__ = ["AclOpExecutor", "NullPointer", "Operand"]
 
@@ -71,16 +71,11 @@ class Operand:
         order = "" if len(self.axes) == 1 else f" in the order of axes {self.axes}, in which input is read"
         return f"strides {self.array.strides}, needed without gaps{order}"
 
-    @property
-    def plain(self) -> Array:
-        """The caller's array; of a subclass of NumPy's its memory, for a matrix has ideas of its own about shapes."""
-        return np.asarray(self.array) if isinstance(self.array, np.ndarray) else self.array
-
     def source(self) -> Array:
         """What to read: the caller's memory, or a copy of what it holds now."""
         if self.copied is None:
             return self.seen
-        return self.plain.reshape(self.shape).astype(self.dtype, copy=False)
+        return plain(self.array).reshape(self.shape).astype(self.dtype, copy=False)
 
     def target(self, xp: Any) -> Array:
         """What to write: the caller's memory, or new memory for `store`."""
@@ -92,7 +87,11 @@ class Operand:
         """Bring what was written to the caller's memory, where it is not there."""
         if self.copied is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, as it does in kernels
-                self.plain[...] = result.reshape(self.array.shape)
+                plain(self.array)[...] = result.reshape(self.array.shape)
+
+    def overlaps(self, array: Array, span: tuple[int, int]) -> bool:
+        """Whether it has a byte in common with an array of that span."""
+        return overlap(self.array, self.span, array, span)
 
     def lies_as(self, other: Operand) -> bool:
         """Whether each element lies exactly where the other's does."""
@@ -191,10 +190,9 @@ class AclOpExecutor:
         """Of each array what `_FACTS` names."""
         arrays = [each.array for each in self._all]
         starts = addresses(self._plan.place.kind, arrays)
-        written = {id(each) for each in self._outputs}
         return [
             (start, each.array.shape, each.array.strides, each.array.dtype)
-            + ((each.array.flags.writeable,) if id(each) in written and isinstance(each.array, np.ndarray) else ())
+            + ((each.array.flags.writeable,) if each in self._outputs and isinstance(each.array, np.ndarray) else ())
             for start, each in zip(starts, self._all, strict=True)
         ]
 
@@ -221,11 +219,11 @@ class AclOpExecutor:
             raise ValueError("workspace: read-only, expected an array that can be written")
         if (everything := in_one_piece(workspace)) is None:
             raise ValueError(f"workspace: strides {workspace.strides}, expected memory in one piece")
-        low, high = span(everything)
+        where = span(everything)
         for each in self._all:
-            if low < each.span[1] and each.span[0] < high and share_elements(everything, each.array):
+            if each.overlaps(everything, where):
                 raise ValueError(f"workspace: overlaps {each.name} in memory; pass an array of its own")
-        start = -low % WORKSPACE_ALIGNMENT
+        start = -where[0] % WORKSPACE_ALIGNMENT
         return everything[start : start + self._plan.workspace_nbytes]
 
     def _on(self, stream: object) -> AbstractContextManager[Any]:
@@ -238,10 +236,6 @@ class AclOpExecutor:
 
     def _check_capture(self) -> None:
         place = self._plan.place
-        if not self._copied or place.kind == "cpu" or not executor("gpu").allocation_forbidden(place.ordinal):
-            return
-        needs = "; ".join(f"{each.name}: {each.copied}" for each in self._copied)
-        raise ValueError(
-            f"{self._copied[0].name}: the stream is being captured into a graph, where nothing may be allocated, but a "
-            f"copy is needed of {needs}"
-        )
+        if self._copied and capturing(place.kind, place.ordinal):
+            needs = "; ".join(f"{each.name}: {each.copied}" for each in self._copied)
+            raise ValueError(f"{self._copied[0].name}: {CAPTURED}, but a copy is needed of {needs}")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import numpy as np
 
 from .arrays import DTYPES, Array, dtype_name, flag, kind_of, mask, namespace, one_dtype, place_of, same_place, sized
 from .arrays import epsilon as check_epsilon
+from .call import CAPTURED
 from .checks import check_rank, like, parameter
 from .group_norm import group_norm_backward
-from .launch import executor
+from .launch import capturing, on
 from .layer_norm import layer_norm_backward
 from .op import EVERY
 from .problem import ITEMSIZE, accumulator
@@ -143,7 +143,7 @@ def LayerNormGrad(
         sized(name, array, rows, f"{saved}, or any shape of {rows} elements")
     _not_capturing("cunorm.layer_norm_backward", x)
     xp = namespace(kind)
-    with nullcontext() if kind == "cpu" else executor("gpu").on(ordinal), np.errstate(all="ignore"):
+    with on(kind, ordinal), np.errstate(all="ignore"):
         # asarray: a subclass of NumPy's has an arithmetic of its own.
         spread, centre = (xp.asarray(array).reshape(saved) for array in (variance, mean))
         rstd = 1 / xp.sqrt(spread.astype(np.float64) + eps)
@@ -154,9 +154,5 @@ def LayerNormGrad(
 def _not_capturing(instead: str, x: Array) -> None:
     """These operators allocate, which is forbidden while a graph is captured (ValueError)."""
     kind_of("x", x)
-    kind, ordinal = place_of(x)
-    if kind == "gpu" and executor("gpu").allocation_forbidden(ordinal):
-        raise ValueError(
-            "x: the stream is being captured into a graph, where nothing may be allocated; "
-            f"call {instead} with out= and workspace="
-        )
+    if capturing(*place_of(x)):
+        raise ValueError(f"x: {CAPTURED}; call {instead} with out= and workspace=")

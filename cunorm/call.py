@@ -7,18 +7,18 @@ for a look-up, for the addresses, and for what cannot be known from a signature:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from . import tracing
 from .arrays import Array, addresses, kind_of, namespace, place_of, pointer
-from .launch import Plan, executor
+from .launch import Plan, capturing, on
 from .results import Result, dense_copy, is_direct
-from .strides import extent, same_elements, share_elements
+from .strides import extent, overlap, same_elements
 
-__all__ = ["WORKSPACE_ALIGNMENT", "Call", "Calls", "signature"]
+__all__ = ["CAPTURED", "OVERLAPS", "WORKSPACE_ALIGNMENT", "Call", "Calls", "signature"]
 
 #: Signatures kept for each op.
 KEPT_CALLS = 4096
@@ -27,6 +27,8 @@ WORKSPACE_ALIGNMENT = 16
 MISALIGNED = (
     f"workspace: its address is not a multiple of {WORKSPACE_ALIGNMENT}; pass a whole array, not a slice of one"
 )
+OVERLAPS = "{}: overlaps {} in memory; pass separate arrays"
+CAPTURED = "the stream is being captured into a graph, where nothing may be allocated"
 
 
 def signature(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
@@ -143,7 +145,7 @@ class Call:
             self._check_overlap(inputs, found, workspace)
         xp = namespace(self.kind)
         with self._device():
-            if self.kind == "gpu" and (self.allocated or self.copied or self.staged):
+            if self.allocated or self.copied or self.staged:
                 self._check_capture(workspace)
             if self.needs and workspace is None:
                 workspace = self._new_workspace()
@@ -173,15 +175,11 @@ class Call:
 
     def _device(self) -> AbstractContextManager[Any]:
         """Where this call allocates, copies and fills: on the GPU of its arrays, whichever is current."""
-        if self.kind == "cpu":
-            return nullcontext()
-        device: AbstractContextManager[Any] = executor("gpu").on(self.plan.place.ordinal)
-        return device
+        return on(self.kind, self.plan.place.ordinal)
 
     def _new_workspace(self) -> Array:
         with self._device():
-            if self.kind == "gpu":
-                self._check_capture(None)
+            self._check_capture(None)
             return namespace(self.kind).empty(self.needs, np.uint8)
 
     def _apart(self, values: tuple[int, ...]) -> bool:
@@ -211,21 +209,21 @@ class Call:
         for name, array, extent_ in zip(self.names, inputs, self.extents, strict=True):
             if array is not None and extent_ is not None:
                 start = pointer(array)
-                read.append((start - extent_[0], start + extent_[1], name, array))
+                read.append(((start - extent_[0], start + extent_[1]), name, array))
         written = []
         for result, array, extent_ in zip(self.results, found, self.out_extents, strict=True):
             if result is not None and array is not None and extent_ is not None:
                 start = pointer(array)
-                written.append((start - extent_[0], start + extent_[1], result.name, array))
+                written.append(((start - extent_[0], start + extent_[1]), result.name, array))
         if workspace is not None:
             start = pointer(workspace)
-            written.append((start, start + workspace.nbytes, "workspace", workspace))
-        for position, (low, high, name, array) in enumerate(written):
-            for other_low, other_high, other, source in read:
-                if low < other_high and other_low < high and not self._harmless(name, array, other, source):
-                    raise ValueError(f"{self._labels[name]}: overlaps {other} in memory; pass separate arrays")
-            for other_low, other_high, other, target in written[:position]:
-                if low < other_high and other_low < high and share_elements(array, target):
+            written.append(((start, start + workspace.nbytes), "workspace", workspace))
+        for position, (span, name, array) in enumerate(written):
+            for other_span, other, source in read:
+                if overlap(array, span, source, other_span) and not self._in_place(name, array, other, source):
+                    raise ValueError(OVERLAPS.format(self._labels[name], other))
+            for other_span, other, target in written[:position]:
+                if overlap(array, span, target, other_span):
                     raise ValueError(f"{self._labels[name]}: overlaps {self._labels[other]} in memory")
 
     @property
@@ -233,23 +231,18 @@ class Call:
         """What a user calls the arrays that are written, by their names."""
         return {"workspace": "workspace", **{r.name: r.label for r in self.results if r is not None}}
 
-    def _harmless(self, name: str, array: Array, other: str, source: Array) -> bool:
-        """Whether an output may lie there: off the input's elements, or exactly on it where the strategy allows it."""
+    def _in_place(self, name: str, array: Array, other: str, source: Array) -> bool:
+        """Whether an output lies exactly on the input that it may lie on, and the strategy allows it."""
         allowed = self.plan.strategy is None or self.plan.strategy.in_place
-        if (name, other) == self.in_place and allowed and same_elements(array, source):
-            return True
-        return not share_elements(array, source)
+        return (name, other) == self.in_place and allowed and same_elements(array, source)
 
     def _check_capture(self, workspace: Array | None) -> None:
-        if executor("gpu").allocation_forbidden(self.plan.place.ordinal):
+        if capturing(self.kind, self.plan.place.ordinal):
             missing = [r.label for i, r in enumerate(self.results) if r is not None and i in self.allocated]
             missing += ["workspace"] if self.needs and workspace is None else []
             missing += [f"a contiguous {self.names[index]}" for index, _ in self.copied]
             missing += [f"a contiguous {r.label}" for i, r in enumerate(self.results) if r and i in self.staged]
-            raise ValueError(
-                f"out: the stream is being captured into a graph, where nothing may be allocated; pass "
-                f"{', '.join(missing)} and keep them alive as long as the graph"
-            )
+            raise ValueError(f"out: {CAPTURED}; pass {', '.join(missing)} and keep them alive as long as the graph")
 
 
 class Calls(dict[Any, Call]):

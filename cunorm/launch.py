@@ -7,6 +7,7 @@ import importlib
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from .problem import Problem
 from .strategy import Launch, Strategy, Tile
 from .table_entry import sizes_text
 
-__all__ = ["Place", "Plan", "executor", "plan_for", "resolve"]
+__all__ = ["Place", "Plan", "capturing", "executor", "on", "plan_for", "resolve"]
 
 #: A nearest entry is taken if it is predicted no slower than this many times the cost model's own choice.
 NEAREST = 1.02
@@ -39,6 +40,19 @@ class Place:
 def executor(kind: str) -> Any:
     """The module that compiles and launches for a kind of array: `cunorm.cpu` or `cunorm.gpu`."""
     return importlib.import_module(f".{kind}", __package__)
+
+
+def on(kind: str, ordinal: int) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one, for what is allocated, copied and filled there; nothing to do on the CPU."""
+    if kind == "cpu":
+        return nullcontext()
+    device: AbstractContextManager[Any] = executor("gpu").on(ordinal)
+    return device
+
+
+def capturing(kind: str, ordinal: int) -> bool:
+    """Whether the current stream there is being captured into a graph, where nothing may be allocated."""
+    return kind == "gpu" and bool(executor("gpu").allocation_forbidden(ordinal))
 
 
 def resolve(

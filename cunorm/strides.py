@@ -6,7 +6,7 @@ import numpy as np
 
 from .arrays import Array, namespace, pointer
 
-__all__ = ["elements_apart", "extent", "in_one_piece", "same_elements", "share_elements", "span", "view_as"]
+__all__ = ["elements_apart", "extent", "in_one_piece", "overlap", "plain", "same_elements", "span", "view_as"]
 
 #: Candidates that NumPy may try to tell whether two strided arrays share an element; after that they count as sharing.
 SHARING_WORK = 10**6
@@ -49,6 +49,11 @@ def share_elements(a: Array, b: Array) -> bool:
         return True
 
 
+def overlap(a: Array, a_span: tuple[int, int], b: Array, b_span: tuple[int, int]) -> bool:
+    """Whether two arrays of these spans have a byte in common; asked of their strides only where the spans meet."""
+    return a_span[0] < b_span[1] and b_span[0] < a_span[1] and share_elements(a, b)
+
+
 def same_elements(a: Array, b: Array) -> bool:
     """Whether two arrays of one shape and dtype have each element in the same place; one of size 1 takes no step."""
     steps = [[stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1] for array in (a, b)]
@@ -69,6 +74,11 @@ def extent(array: Array) -> tuple[int, int]:
     return -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + array.dtype.itemsize
 
 
+def plain(array: Array) -> Array:
+    """The array; of a subclass of NumPy's its memory, for a matrix has ideas of its own about shapes."""
+    return np.asarray(array) if isinstance(array, np.ndarray) else array
+
+
 def view_as(array: Array, shape: tuple[int, ...]) -> Array | None:
     """The same elements, in C order, in another shape of as many, without a copy; None where it would take one."""
     if isinstance(array, np.ndarray):
@@ -87,7 +97,7 @@ def view_as(array: Array, shape: tuple[int, ...]) -> Array | None:
 
 def in_one_piece(array: Array) -> Array | None:
     """The memory of an array as bytes, in a row; None where there are gaps in it, or elements share it."""
-    flat = np.asarray(array) if isinstance(array, np.ndarray) else array
+    flat = plain(array)
     flat = flat.reshape(1) if flat.ndim == 0 else flat
     flat = flat[tuple([slice(None, None, -1 if stride < 0 else 1) for stride in flat.strides])]
     flat = flat.transpose(sorted(range(flat.ndim), key=lambda axis: -flat.strides[axis]))
