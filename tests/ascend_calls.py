@@ -36,8 +36,25 @@ class Face:
     def second(self, workspace: Any, size: Any, executor: Any, stream: Any = None) -> Any:
         return getattr(ascend, self.name)(workspace, size, executor, stream)
 
+    def made(self, dtype: str = "float32") -> Any:
+        """Arrays of a problem of it, which know their oracle."""
+        return arrays(dtype=dtype) if self is GROUP else batch_arrays(dtype=dtype)
+
+    def call(self, made: Any) -> Arguments:
+        """A right call for such arrays."""
+        return group_call(made) if self is GROUP else batch_call(made)
+
     def right(self) -> Arguments:
-        return group_call() if self is GROUP else batch_call()
+        return self.call(self.made())
+
+    def compare(self, made: Any, results: Any) -> None:
+        """Compare results, None where not wanted, with the oracle of the arrays; vectors may be of any shape."""
+        dense = [None if result is None else np.asarray(result) for result in results]
+        if self is GROUP:
+            dx, *vectors = dense
+            made.check_backward(None if dx is None else dx.reshape(made.x.shape), *map(_flat, vectors))
+        else:
+            made.check("batch_norm_backward_reduce", tuple(map(_flat, dense)))
 
     def walk(self, given: Arguments, xp: Any = np, stream: Any = None) -> tuple[Any, ...]:
         """The documented flow; returns the outputs."""
@@ -55,13 +72,17 @@ BATCH = Face("aclnnBatchNormReduceBackward", BATCH_OUTPUTS)
 FACES = (GROUP, BATCH)
 
 
+def _flat(array: np.ndarray | None) -> np.ndarray | None:
+    return None if array is None else array.reshape(-1)
+
+
 def _filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.full(shape, SENTINEL).astype(dtype)
 
 
 def group_call(made: Arrays | None = None) -> Arguments:
     """A right call for these arrays, NCHW; its outputs hold SENTINEL."""
-    made = arrays() if made is None else made
+    made = GROUP.made() if made is None else made
     N, C = made.x.shape[:2]
     vector = (C,)
     dtype = made.mean.dtype if made.gamma is None else made.gamma.dtype
@@ -84,7 +105,7 @@ def group_call(made: Arrays | None = None) -> Arguments:
 
 def batch_call(made: BatchArrays | None = None) -> Arguments:
     """The same for BatchNorm."""
-    made = batch_arrays() if made is None else made
+    made = BATCH.made() if made is None else made
     vector = (made.x.shape[1],)
     return {
         "gradOut": made.dy,
@@ -100,6 +121,12 @@ def batch_call(made: BatchArrays | None = None) -> Arguments:
         "gradWeight": _filled(vector, made.gamma.dtype),
         "gradBias": _filled(vector, made.gamma.dtype),
     }
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    made = array.copy()
+    made.flags.writeable = False
+    return made
 
 
 def untouched(face: Face, given: Arguments, before: Arguments) -> bool:

@@ -34,22 +34,16 @@ def back(executor: Executor, results: Any) -> list[Any]:
     return [executor.get(array) for array in results]
 
 
-def check(face: Face, executor: Executor, given: Arguments, made: Any, shape: tuple[int, ...] = SHAPE) -> None:
+def check(face: Face, executor: Executor, given: Arguments, made: Any) -> None:
     """Walk the flow and compare with the oracle of the arrays that the call was made of."""
-    results = [np.asarray(result) for result in back(executor, face.walk(given, executor.xp))]
-    if face is GROUP:
-        dx, *vectors = results
-        made.check_backward(dx.reshape(shape), *[np.ravel(vector) for vector in vectors])
-    else:
-        made.check("batch_norm_backward_reduce", tuple(np.ravel(vector) for vector in results))
+    face.compare(made, back(executor, face.walk(given, executor.xp)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_the_documented_flow(face: Face, dtype: str, executor: Executor) -> None:
-    made: Any = arrays(SHAPE, dtype=dtype) if face is GROUP else batch_arrays((4, 8, 3, 3), dtype)
-    given = group_call(made) if face is GROUP else batch_call(made)
-    check(face, executor, there(executor, given), made)
+    made = face.made(dtype)
+    check(face, executor, there(executor, face.call(made)), made)
 
 
 def test_the_documented_example_of_batch_norm(executor: Executor) -> None:
@@ -95,7 +89,7 @@ def test_a_problem_of_one_element_has_no_dimensions(executor: Executor) -> None:
     made = arrays((1, 1, 1), 1)
     given = there(executor, group_call(made))
     given |= {name: value.reshape(()) for name, value in given.items() if hasattr(value, "reshape")}
-    check(GROUP, executor, given, made, (1, 1, 1))
+    check(GROUP, executor, given, made)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -120,8 +114,8 @@ def test_strided_tensors_of_batch_norm(name: str, layout: str, executor: Executo
 @pytest.mark.parametrize("layout", ["reversed", "every other", "misaligned", "Fortran"])
 def test_everything_is_strided(face: Face, layout: str, executor: Executor) -> None:
     """Statistics, gamma and their gradients too; what lies between the elements of outputs stays."""
-    made: Any = arrays(SHAPE) if face is GROUP else batch_arrays()
-    given = there(executor, group_call(made) if face is GROUP else batch_call(made))
+    made = face.made()
+    given = there(executor, face.call(made))
     given |= {n: laid_out(executor.xp, v, layout) for n, v in given.items() if hasattr(v, "strides")}
     check(face, executor, given, made)
     if layout == "every other":
@@ -216,11 +210,11 @@ def test_dtypes_of_batch_norm_mix(data: str, executor: Executor) -> None:
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_strided_outputs_are_rounded_once(face: Face, data: str, layout: str, executor: Executor) -> None:
     """float32 outputs that kernels cannot write where they lie, beside everything in 16 bits."""
-    made: Any = arrays(SHAPE, dtype=data) if face is GROUP else batch_arrays(dtype=data)
+    made = face.made(data)
     names = ("mean", "rstd") if face is GROUP else ("mean", "invstd")
     for name in names:
         setattr(made, name, getattr(made, name).astype(DTYPES[data]))
-    given = group_call(made) if face is GROUP else batch_call(made)
+    given = face.call(made)
     outputs = [name for name in face.outputs if name not in ("gradInput", "gradWeight")]
     given |= {name: np.zeros(8, np.float32) for name in outputs}
     given = there(executor, given)
@@ -273,8 +267,8 @@ def test_gradients_beyond_float16_are_infinite(executor: Executor) -> None:
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_masked_off_outputs_are_never_touched(face: Face, mask: tuple[bool, ...], executor: Executor) -> None:
     """Nor looked at: they may be of any shape and dtype, or None."""
-    made: Any = arrays(SHAPE) if face is GROUP else batch_arrays()
-    given = group_call(made) if face is GROUP else batch_call(made)
+    made = face.made()
+    given = face.call(made)
     wanted = dict(zip(face.outputs, mask if face is GROUP else (mask[0], *mask), strict=True))
     given |= {"outputMask": mask} if face is GROUP else dict(zip(("inputG", "weightG", "biasG"), mask, strict=True))
     spare = executor.xp.full(3, SENTINEL, np.int64)
@@ -284,11 +278,7 @@ def test_masked_off_outputs_are_never_touched(face: Face, mask: tuple[bool, ...]
         if not keep:
             assert (result == SENTINEL).all()
             given[name] = None
-    kept = [result if keep else None for keep, result in zip(wanted.values(), results, strict=True)]
-    if face is GROUP:
-        made.check_backward(*kept)
-    else:
-        made.check("batch_norm_backward_reduce", tuple(kept))
+    face.compare(made, [result if keep else None for keep, result in zip(wanted.values(), results, strict=True)])
     face.walk(given, executor.xp)  # with None for those
 
 
@@ -298,7 +288,7 @@ def test_sums_of_nothing_are_zeros(face: Face, shape: tuple[int, ...], executor:
     made: Any = arrays(shape) if face is GROUP else batch_arrays(shape)
     if face is BATCH:
         made.mean, made.invstd = np.ones(8, np.float32), np.ones(8, np.float32)
-    given = there(executor, group_call(made) if face is GROUP else batch_call(made))
+    given = there(executor, face.call(made))
     status, size, prepared = face.first(given)
     assert (status, size) == (SUCCESS, 0), aclGetRecentErrMsg()
     assert face.second(None, 0, prepared) == SUCCESS, aclGetRecentErrMsg()
@@ -315,8 +305,8 @@ def test_group_norm_without_channels(executor: Executor) -> None:
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_an_executor_runs_again_on_new_contents(face: Face, executor: Executor) -> None:
     """Also where arrays are copied: in each run, from what they hold then."""
-    made: Any = arrays(SHAPE) if face is GROUP else batch_arrays()
-    given = there(executor, group_call(made) if face is GROUP else batch_call(made))
+    made = face.made()
+    given = there(executor, face.call(made))
     for name in ("gradOut", "mean"):
         given[name] = laid_out(executor.xp, given[name], "reversed")
     status, size, prepared = face.first(given)
@@ -329,11 +319,7 @@ def test_an_executor_runs_again_on_new_contents(face: Face, executor: Executor) 
         for name in face.outputs:
             given[name].fill(SENTINEL)
         assert face.second(executor.xp.full(size, 0xFF, np.uint8), size, prepared) == SUCCESS
-        results = tuple(back(executor, [given[name] for name in face.outputs]))
-        if face is GROUP:
-            made.check_backward(*results)
-        else:
-            made.check("batch_norm_backward_reduce", results)
+        face.compare(made, back(executor, [given[name] for name in face.outputs]))
 
 
 def _odd(xp: Any, size: int) -> Any:
@@ -357,18 +343,14 @@ WORKSPACES = {
 @pytest.mark.parametrize("kind", WORKSPACES)
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_any_array_of_enough_bytes_is_a_workspace(face: Face, kind: str, executor: Executor) -> None:
-    made: Any = arrays(SHAPE) if face is GROUP else batch_arrays()
-    given = there(executor, group_call(made) if face is GROUP else batch_call(made))
+    made = face.made()
+    given = there(executor, face.call(made))
     status, size, prepared = face.first(given)
     assert status == SUCCESS
     assert size > 0
     workspace = WORKSPACES[kind](executor.xp, size)
     assert face.second(workspace, size, prepared) == SUCCESS, aclGetRecentErrMsg()
-    results = tuple(back(executor, [given[name] for name in face.outputs]))
-    if face is GROUP:
-        made.check_backward(*results)
-    else:
-        made.check("batch_norm_backward_reduce", results)
+    face.compare(made, back(executor, [given[name] for name in face.outputs]))
 
 
 @pytest.mark.parametrize("other", ["as input", "channels last"])
@@ -397,7 +379,7 @@ def test_grad_input_may_be_the_memory_of_grad_out_in_another_shape(executor: Exe
             whole[::4] if N == 1 else whole[:N].reshape(-1)
         )  # a stride of its own where it does not count
         made.dy = made.dy.copy()
-        check(GROUP, executor, given, made, (N, 8, 3, 3))
+        check(GROUP, executor, given, made)
 
 
 def test_grad_input_in_place_beside_a_partial_mask_and_another_order(executor: Executor) -> None:
@@ -436,8 +418,7 @@ def test_a_workspace_may_lie_in_the_gaps_of_an_array(executor: Executor) -> None
     assert status == SUCCESS
     assert GROUP.second(arena[0, 64:-64], size, prepared) == SUCCESS, aclGetRecentErrMsg()
     assert GROUP.second(arena[0, 2:-64], size, prepared) == INVALID
-    dx, *vectors = back(executor, [given[name] for name in GROUP.outputs])
-    made.check_backward(dx, *[vector.reshape(-1) for vector in vectors])
+    GROUP.compare(made, back(executor, [given[name] for name in GROUP.outputs]))
 
 
 def test_a_strategy_that_cannot_work_in_place_refuses_it_in_the_first_phase(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,8 +461,8 @@ def test_an_executor_keeps_its_arrays_and_runs_in_several_threads(face: Face) ->
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_the_results_are_those_of_the_public_function(face: Face, executor: Executor) -> None:
     """Bit for bit, and in each run."""
-    made: Any = arrays(SHAPE) if face is GROUP else batch_arrays()
-    given = there(executor, group_call(made) if face is GROUP else batch_call(made))
+    made = face.made()
+    given = there(executor, face.call(made))
     first = [result.tobytes() for result in back(executor, face.walk(given, executor.xp))]
     again = [result.tobytes() for result in back(executor, face.walk(given, executor.xp))]
     names = ("gradOut", "input", "mean", "rstd", "gamma") if face is GROUP else ("gradOut", "input", "mean", "invstd")

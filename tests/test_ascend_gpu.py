@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ascend_calls import BATCH, FACES, GROUP, INVALID, NULLPTR, SUCCESS, Arguments, Face, batch_call, group_call
-from helpers import arrays, laid_out
+from ascend_calls import BATCH, FACES, GROUP, INVALID, NULLPTR, SUCCESS, Arguments, Face
+from helpers import laid_out
 
 import cunorm
 from cunorm.ascend import GroupNormGrad, LayerNormGrad, aclGetRecentErrMsg
@@ -234,9 +234,8 @@ def test_operators_refuse_to_be_captured(driver: Driver) -> None:
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_a_flow_on_its_own_stream(face: Face) -> None:
     """Also where arrays are copied on the way: all of it on that stream, in order, also captured as a graph."""
-    made: Any = arrays() if face is GROUP else None
-    right = group_call(made) if face is GROUP else batch_call()
-    given = {name: cupy.asarray(value) if isinstance(value, np.ndarray) else value for name, value in right.items()}
+    right = face.right().items()
+    given = {name: cupy.asarray(value) if isinstance(value, np.ndarray) else value for name, value in right}
     results = [cupy.asnumpy(array) for array in face.walk(given, cupy)]
     strided = {**given, "gradOut": laid_out(cupy, given["gradOut"], "swapped")}
     stream = cupy.cuda.Stream(non_blocking=True)
