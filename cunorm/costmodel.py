@@ -20,7 +20,8 @@ __all__ = ["Choice", "busy", "choose", "launch_seconds", "legal", "predict", "ra
 LAUNCH_SECONDS = 2.5e-6  # start of one kernel behind another on a stream
 ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy reaches
 LATENCY_SECONDS = 0.8e-6  # one load from DRAM
-BYTES_IN_FLIGHT = 64  # that a thread of these kernels asks for at a time: four packs
+BYTES_IN_FLIGHT = 64  # of a tensor, that a thread of these kernels asks for at a time: four packs
+CACHE_SPEED = 1.5  # bytes a second from the L2 cache over those from DRAM
 SOLO_SHARE = 1.25  # how far above its even share of the bandwidth a multiprocessor gets when others are idle
 PHASED = 1.3  # time of a lone resident block that does not load while it stores, against one that does
 NEAR_TIE = 1.01  # predictions that differ by less are one
@@ -53,16 +54,22 @@ def launch_seconds(launch: Launch, device: Device) -> float:
     """Predicted time of one launch, seconds."""
     resident = resident_blocks(launch, device)
     bandwidth = ACHIEVABLE * device.bandwidth
-    of_block = launch.traffic / launch.grid
+    moved = launch.traffic + launch.cached
+    # Blocks that take their work by ticket are as many as are resident at once, and share it out evenly.
+    grid = min(launch.grid, resident * device.multiprocessors) if launch.waits else launch.grid
+    of_block, phases = moved / grid, launch.phases * launch.grid / grid
     # A block takes a latency for each of its phases, and its bytes at the rate of what it keeps in flight.
-    block = launch.phases * LATENCY_SECONDS + of_block * LATENCY_SECONDS / (launch.threads * BYTES_IN_FLIGHT)
-    waves = max(1.0, launch.grid / (resident * device.multiprocessors))
+    in_flight = launch.threads * launch.streams * BYTES_IN_FLIGHT
+    block = phases * LATENCY_SECONDS + of_block * LATENCY_SECONDS / in_flight
+    waves = max(1.0, grid / (resident * device.multiprocessors))
     # The busiest multiprocessor has its blocks' bytes to move, at no more than its largest share of the bandwidth.
-    busiest = ceil_div(launch.grid, device.multiprocessors) * of_block
+    even = 1 / min(grid, device.multiprocessors)
+    busiest = launch.traffic * (even if launch.waits else ceil_div(grid, device.multiprocessors) / grid)
     share = SOLO_SHARE * bandwidth / device.multiprocessors
     if launch.phases > 1 and resident == 1 and launch.grid > device.multiprocessors:
         busiest *= PHASED
-    return LAUNCH_SECONDS + max(launch.traffic / bandwidth, busiest / share, waves * block)
+    transfers = max(launch.traffic, moved / CACHE_SPEED) / bandwidth
+    return LAUNCH_SECONDS + max(transfers, busiest / share, waves * block)
 
 
 def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> float:

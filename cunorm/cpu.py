@@ -225,7 +225,14 @@ def launch(
             raise KernelFault(cpu_checked.located(sentence, kernel.path, memory))
 
 
-Step = tuple[Kernel, int, int, int, Callable[[Any], Any]]
+Step = tuple[Kernel, int, int, int, Callable[[Any], Any], int, int]
+#: Blocks of a launch that live at a time where blocks wait for each other; counting takes as many as the device has.
+WAITING_BLOCKS = 4
+
+
+def together(cluster: int, resident: int, most: int) -> dict[str, Any]:
+    """The options of a launch: blocks of a cluster, and how many of at most so many blocks live at a time."""
+    return {"cluster": cluster, "resident": min(resident, most) if resident else None}
 
 
 def run(
@@ -240,8 +247,9 @@ def run(
 
     Parameters
     ----------
-    steps : sequence of (kernel, grid, threads, shared_bytes, pick)
-        ``pick`` takes a launch's arguments from ``values``.
+    steps : sequence of (kernel, grid, threads, shared_bytes, pick, cluster, resident)
+        ``pick`` takes a launch's arguments from ``values``; ``resident`` is how many blocks the device runs at once
+        where they wait for each other, else 0.
     values : sequence of int or float
         Addresses of arrays, then numbers.
     names : sequence of str
@@ -256,7 +264,10 @@ def run(
     build = settings.cpu_build() if record is None else "checked"
     memory = regions_of(names, values, sizes)
     if build == "checked":
-        cpu_checked.run(functools.partial(launch, device=device), steps, values, sizes, memory, record)
+        most = WAITING_BLOCKS if record is None else MOST_BLOCKS
+        moved = [(*step[:5], together(*step[5:], most)) for step in steps]
+        cpu_checked.run(functools.partial(launch, device=device), moved, values, sizes, memory, record)
         return
-    for kernel, grid, threads, shared_bytes, pick in steps:
-        launch(kernel.built(build), grid, threads, shared_bytes, pick(values), memory=memory, device=device)
+    for kernel, grid, threads, shared_bytes, pick, cluster, resident in steps:
+        options = together(cluster, resident, WAITING_BLOCKS)
+        launch(kernel.built(build), grid, threads, shared_bytes, pick(values), memory=memory, device=device, **options)

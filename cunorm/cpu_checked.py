@@ -154,8 +154,8 @@ def run(
     places: list[int | float] = list(values)
     places[: len(sizes)] = [guarded.moved(int(address), size) for address, size in zip(values, sizes, strict=False)]
     try:
-        for kernel, grid, threads, shared_bytes, pick in steps:
-            checked(launch, kernel, grid, threads, shared_bytes, pick(places), guarded, record)
+        for kernel, grid, threads, shared_bytes, pick, together in steps:
+            checked(launch, kernel, grid, threads, shared_bytes, pick(places), guarded, record, **together)
     finally:
         guarded.give_back()
 

@@ -96,6 +96,7 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             registers=RESIDENT_REGISTERS,
             phases=phases,
             layout=layout,
+            streams=tensors_read(problem),
         )
 
     # A block folds a group: its threads wait for one part after another.
@@ -122,12 +123,14 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             launch("apply", grid, ("x", "gamma", "beta", "y", "mean", "rstd", *cut), 2 * tensor),
         )
 
-    given, pair = ("dy", "x" if problem.reads_x else 0, "mean", "rstd"), pair_bytes(problem)
+    given = ("dy", "x" if problem.reads_x else 0, "mean", "rstd")
+    activated = problem.activation is not None
+    behind, pair = ("gamma", "beta" if activated else 0), pair_bytes(problem)
     launches = [
         launch(
             "sums",
             grid,
-            (*given, "workspace", *cut),
+            (*given, *(behind if activated else (0, 0)), "workspace", *cut),
             tensors_read(problem) * tensor + workspace,
             sweep_shared(layout, problem, tile, pair),
         )
@@ -137,5 +140,5 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     if "dx" in problem.outputs:
         arguments = ("gamma", "workspace", *cut[:4], chunks)
         launches.append(launch("fold", fold_grid, arguments, workspace, tile.threads // WARP * pair, fold_phases))
-        launches.append(launch("input", grid, (*given, "gamma", "dx", "workspace", *cut), 3 * tensor))
+        launches.append(launch("input", grid, (*given, *behind, "dx", "workspace", *cut), 3 * tensor))
     return tuple(launches)

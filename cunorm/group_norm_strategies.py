@@ -6,6 +6,7 @@ from typing import Any
 
 from .devices import Device
 from .geometry import slab_packs, slab_parts
+from .group_norm_grid import grid_launches, grid_workspace, grid_workspace_traffic, refuses_grid
 from .group_norm_split import refuses_split, split_launches, split_workspace, split_workspace_traffic
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
@@ -60,6 +61,7 @@ def _one_sweep(problem: Problem, tile: Tile, rows: int, **facts: Any) -> tuple[L
         )
         traffic = (tensors_read(problem) + ("dx" in problem.outputs)) * tensors
         traffic += rows * problem.C * pair_bytes(problem) * problem.wants_parameters
+    facts["streams"] = tensors_read(problem)
     main = Launch(entry, entry, blocks_for(items), tile.threads, arguments, traffic=traffic, **facts)
     second = problem.wants_parameters and rows > 1
     return (main, *parameter_launches(problem, rows)) if second else (main,)
@@ -164,6 +166,12 @@ def _block_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
 _WARP_SPACE = {"packs": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256)}
 _BLOCK_SPACE = {"threads": (32, 64, 128, 256, 512), "groups": (1, 2, 4, 8, 16, 32)}
+_GRID_SPACE = {
+    "threads": (128, 256, 512),
+    "chunk": (64, 256, 1024, 2048, 4096),
+    "groups": (1, 2, 4, 8, 16, 32),
+    "lead": (1, 256),
+}
 _SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (16, 64, 256, 1024, 4096, 16384, 65536)}
 
 
@@ -200,7 +208,17 @@ def _strategies(op: str) -> dict[str, Strategy]:
         workspace=split_workspace,
         workspace_traffic=split_workspace_traffic,
     )
-    return {strategy.name: strategy for strategy in (warp, block, split)}
+    grid = Strategy(
+        name="grid",
+        op=op,
+        space=_GRID_SPACE,
+        constants=("threads",),
+        legality=refuses_grid,
+        launches=grid_launches,
+        workspace=grid_workspace,
+        workspace_traffic=grid_workspace_traffic,
+    )
+    return {strategy.name: strategy for strategy in (warp, block, grid, split)}
 
 
 FORWARD: dict[str, Strategy] = _strategies("group_norm")

@@ -21,6 +21,9 @@ from .table_entry import sizes_text
 
 __all__ = ["Place", "Plan", "capturing", "executor", "on", "plan_for", "resolve"]
 
+#: A launch as executors take it: kernel, blocks, threads, bytes of shared memory, what picks its arguments, blocks of a
+#: cluster, and how many are resident at once where blocks wait for each other (0: they do not).
+Step = tuple[Any, int, int, int, Callable[[Any], Any], int, int]
 #: A nearest entry is taken if it is predicted no slower than this many times the cost model's own choice.
 NEAREST = 1.02
 #: Plans kept; an application meets few problems, a fuzzer many.
@@ -123,7 +126,7 @@ class Plan:
     names: tuple[str, ...] = field(repr=False)
     caller: Callable[..., Any] | None = field(default=None, repr=False)
     counter: Callable[[Plan], Any] | None = field(default=None, repr=False)
-    _ready: list[tuple[Any, int, int, int, Callable[[Any], Any]]] | None = field(default=None, init=False, repr=False)
+    _ready: list[Step] | None = field(default=None, init=False, repr=False)
     _constants: tuple[int | float, ...] = field(default=(), init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -147,7 +150,7 @@ class Plan:
 
     def steps(
         self, compile: Callable[[str, str], Any]
-    ) -> tuple[list[tuple[Any, int, int, int, Callable[[Any], Any]]], tuple[int | float, ...]]:
+    ) -> tuple[list[Step], tuple[int | float, ...]]:
         """The launches as an executor takes them, and the numbers that they take behind a call's.
 
         Parameters
@@ -156,7 +159,7 @@ class Plan:
             Text and entry of a kernel -> what the executor launches.
         """
         constants: list[int | float] = []
-        ready: list[tuple[Any, int, int, int, Callable[[Any], Any]]] = []
+        ready: list[Step] = []
         for launch in self.launches:
             assert self.strategy is not None and self.tile is not None
             text = sources.kernel_text(launch, self.problem, self.strategy, self.tile)
@@ -169,7 +172,11 @@ class Plan:
                     places.append(len(self.names) + len(constants))
                     constants.append(argument)
             pick = operator.itemgetter(*places)
-            ready.append((kernel, launch.grid, launch.threads, launch.shared_bytes, pick))
+            resident = 0
+            if launch.waits:
+                device = self.place.device
+                resident = min(launch.grid, costmodel.resident_blocks(launch, device) * device.multiprocessors)
+            ready.append((kernel, launch.grid, launch.threads, launch.shared_bytes, pick, launch.cluster, resident))
         return ready, tuple(constants)
 
     def run(self, values: Sequence[int | float], sizes: Sequence[int] = ()) -> None:
@@ -190,7 +197,7 @@ class Plan:
             executor("cpu").run(self._ready, everything, self.names, sizes, device=self.place.device)
             return
         launch = executor(self.place.kind).launch
-        for kernel, grid, threads, shared_bytes, pick in self._ready:
+        for kernel, grid, threads, shared_bytes, pick, _, _ in self._ready:
             launch(kernel, grid, threads, shared_bytes, pick(everything))
 
     def __call__(self, *arrays: Array, out: Any = None, workspace: Array | None = None, **options: Any) -> Any:

@@ -41,6 +41,8 @@ class Problem:
         The wanted results, in result order.
     others : tuple of (str, str)
         What only some ops have: the name of a type in their kernels, and the dtype that it stands for.
+    activation : str or None
+        What lies behind GroupNorm, fused: ``"silu"``.
     """
 
     op: str
@@ -55,6 +57,7 @@ class Problem:
     group: int
     outputs: tuple[str, ...]
     others: tuple[tuple[str, str], ...] = ()
+    activation: str | None = None
 
     def canonical(self) -> Problem:
         """The same problem under its one name: with HxW = 1 or C = 1 the two layouts are the same bytes."""
@@ -99,8 +102,8 @@ class Problem:
 
     @property
     def reads_x(self) -> bool:
-        """Whether x is needed: all but a lone dbeta do."""
-        return self.outputs != ("dbeta",)
+        """Whether x is needed: all but a lone dbeta do, and that one too where an activation makes z of x again."""
+        return self.outputs != ("dbeta",) or self.activation is not None
 
     @property
     def parameters(self) -> list[tuple[str, str]]:
@@ -117,5 +120,6 @@ class Problem:
         else:
             sizes = f"{self.layout} N={self.N} C={self.C} HxW={self.HxW}"
             sizes += f" group={self.group}" if self.op.startswith("group_norm") else ""
+        sizes += f" activation={self.activation}" if self.activation is not None else ""
         kept = ", ".join(self.outputs) or "nothing"
         return f"{self.op} {self.dtype} {sizes}{f' ({others})' if others else ''} -> {kept}"

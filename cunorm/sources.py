@@ -21,6 +21,7 @@ __all__ = ["digest", "folder", "kernel_digest", "kernel_text"]
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 _C_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 _C_TYPES |= {"int32": "int", "int64": "long long"}
+_C_TYPES |= {"identity": "Identity", "silu": "Silu"}
 _LAYOUTS = {"NCHW": "ChannelsFirst", "NHWC": "ChannelsLast"}
 
 
@@ -66,7 +67,7 @@ def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int]) -
     fields = " ".join(f"static constexpr int {name} = {value};" for name, value in sorted(constants.items()))
     return "\n".join(
         [
-            "struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast;",
+            "struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast; struct Identity; struct Silu;",
             *(f"typedef {_C_TYPES[dtype]} {name};" for name, dtype in types.items()),
             f"typedef {_LAYOUTS[layout]} layout_t;",
             f"struct Tile {{ {fields} }};",
@@ -91,6 +92,7 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
         "gamma_t": problem.gamma_dtype or (problem.stats_dtype if "backward" in problem.op else sums),
         "beta_t": problem.beta_dtype or sums,
         "stat_t": problem.stats_dtype,
+        "activation_t": problem.activation or "identity",
         **dict(problem.others),
     }
     known = strategy.constants if launch.takes_tile else ()

@@ -118,10 +118,18 @@ class Launch:
         32-bit registers a thread holds, an upper estimate.
     phases : int
         How often a block waits for memory with nothing else to do: 1 for a stream, more where sums lie between.
+    streams : int
+        Tensors whose loads a thread has in flight side by side.
+    cached : int
+        Bytes that it reads besides, but from the L2 cache.
     layout : str or None
         The layout that the kernel is compiled for; None: the problem's.
     takes_tile : bool
         Whether the kernel knows the tile's constants; False for one that serves all strategies and knows its threads.
+    cluster : int
+        Blocks of a thread-block cluster.
+    waits : bool
+        Whether blocks wait for what other blocks do.
     """
 
     kernel: str
@@ -133,8 +141,12 @@ class Launch:
     traffic: int = 0
     registers: int = 64
     phases: int = 1
+    streams: int = 1
+    cached: int = 0
     layout: str | None = None
     takes_tile: bool = True
+    cluster: int = 1
+    waits: bool = False
 
 
 @dataclass(frozen=True)

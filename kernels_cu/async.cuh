@@ -219,3 +219,13 @@ __device__ __forceinline__ void store_release(unsigned* address, unsigned value)
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 #endif
 }
+
+// The next of ordered tickets. Whoever waits for tickets before
+// its own alone waits for blocks that run or have ended, however few may be resident.
+__device__ __forceinline__ unsigned draw_ticket(unsigned* counter CUNORM_SITE) {
+    const unsigned drawn = atomicAdd(counter, 1u);
+#ifdef CUNORM_CPU
+    cunorm_cpu::poll(cunorm_cpu::POLL, nullptr, 0, file, line);  // tickets go round: the other blocks come first
+#endif
+    return drawn;
+}

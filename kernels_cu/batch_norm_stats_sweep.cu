@@ -12,6 +12,7 @@
 // in registers are taken in two passes and merged by Chan's formula in a fixed order. Takes any size.
 #include "batch_columns.cuh"
 #include "batch_moments.cuh"
+#include "sweep_moments.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_stats_sweep(const data_t* x, Pair* workspace, acc_t* mean, acc_t* invstd, long long N, long long columns,

@@ -13,38 +13,48 @@ struct Columns {
     __device__ __forceinline__ long long items() const { return slabs() * slices; }
 };
 
-// For each item of this block: give(slice, column, whole), with `whole` the fold of of(row, column) by merge(a, b), in
-// one thread a column. An empty slice gives T{}. `scratch` is shared, a T a thread.
+// The fold of of(row, column) by merge(a, b) over the rows [begin, end), for `live` of `columns` columns, which are at most
+// as many as threads: give(column, whole) in one thread a column. No rows give T{}. `scratch` is shared, a T a thread.
+template <typename T, typename Of, typename Merge, typename Give>
+__device__ __forceinline__ void fold_rows(int columns, long long live, long long begin, long long end, T* scratch,
+                                          Of of, Merge merge, Give give) {
+    const int parts = Tile::threads / columns;
+    const int part = threadIdx.x / columns, column = threadIdx.x - part * columns;
+    T whole = {};
+    if (part < parts && column < live) {
+#pragma unroll 4
+        for (long long row = begin + part; row < end; row += parts) {
+            whole = merge(whole, of(row, column));
+        }
+    }
+    scratch[threadIdx.x] = whole;
+    __syncthreads();
+    int half = 1;
+    while (2 * half < parts) {
+        half *= 2;
+    }
+    for (; half > 0; half /= 2) {
+        if (part < half && part + half < parts) {
+            scratch[threadIdx.x] = merge(scratch[threadIdx.x], scratch[threadIdx.x + half * columns]);
+        }
+        __syncthreads();
+    }
+    if (part == 0 && column < live) {
+        give(column, scratch[column]);  // the thread's own place in scratch, as is what the next fold writes
+    }
+}
+
+// For each item of this block: give(slice, column, whole), as fold_rows. An empty slice gives T{}.
 template <typename T, typename Of, typename Merge, typename Give>
 __device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, Of of, Merge merge, Give give) {
-    const int columns = static_cast<int>(shape.columns), parts = Tile::threads / columns;
-    const int part = threadIdx.x / columns, column = threadIdx.x - part * columns;
     const long long of_slice = (shape.rows + shape.slices - 1) / shape.slices;
     for (long long item = blockIdx.x; item < shape.items(); item += gridDim.x) {
-        const long long slice = item / shape.slabs(), at = (item - slice * shape.slabs()) * columns + column;
+        const long long slice = item / shape.slabs(), first = (item - slice * shape.slabs()) * shape.columns;
         const long long begin = slice * of_slice;
         const long long end = begin + of_slice < shape.rows ? begin + of_slice : shape.rows;
-        T whole = {};
-        if (part < parts && at < shape.C) {
-#pragma unroll 4
-            for (long long row = begin + part; row < end; row += parts) {
-                whole = merge(whole, of(row, at));
-            }
-        }
-        scratch[threadIdx.x] = whole;
-        __syncthreads();
-        int half = 1;
-        while (2 * half < parts) {
-            half *= 2;
-        }
-        for (; half > 0; half /= 2) {
-            if (part < half && part + half < parts) {
-                scratch[threadIdx.x] = merge(scratch[threadIdx.x], scratch[threadIdx.x + half * columns]);
-            }
-            __syncthreads();
-        }
-        if (part == 0 && at < shape.C) {
-            give(slice, at, scratch[column]);  // the thread's own place in scratch, as is what the next item writes
-        }
+        fold_rows(
+            static_cast<int>(shape.columns), shape.C - first, begin, end, scratch,
+            [&](long long row, int column) { return of(row, first + column); }, merge,
+            [&](int column, T whole) { give(slice, first + column, whole); });
     }
 }

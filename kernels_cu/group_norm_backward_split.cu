@@ -1,8 +1,8 @@
 // GroupNorm backward, strategy `split`: sums first, dx in a second sweep. Any size, any layout: the fallback.
 //
-//   dy, x, dx (N, C, HxW) or (N, HxW, C); mean, rstd (N, groups); gamma (C) or null
-//   x is null where only dbeta is wanted
-//   workspace [N * chunks, C] pairs: sum dy and sum dy * xhat of one channel over one chunk of one sample
+//   dy, x, dx (N, C, HxW) or (N, HxW, C); mean, rstd (N, groups); gamma, beta (C) or null
+//   x is null where only dbeta is wanted, and nothing lies behind the norm
+//   workspace [N * chunks, C] pairs: sum g and sum g * xhat of one channel over one chunk of one sample
 //
 //   group_norm_backward_split_sums   reads dy and x, writes the workspace
 //   (dgamma, dbeta wanted)           parameter_sums sums the workspace's rows
@@ -11,31 +11,17 @@
 //
 // dy and x are read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache.
 // An element of dx is written by the thread that has read the same elements of dy and x: dx may be dy or x.
-#include "parameters.cuh"
-#include "sweep.cuh"
+#include "group_gradients.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
-                                   Pair* workspace, long long N, long long C, long long HxW, long long groups,
-                                   long long chunk, long long chunks) {
-    const Chunking cut = {N, C, HxW, chunk, chunks};
-    const long long group_channels = C / groups;
+                                   const gamma_t* gamma, const beta_t* beta, Pair* workspace, long long N, long long C,
+                                   long long HxW, long long groups, long long chunk, long long chunks) {
+    const GroupGradients of = {dy, x, mean, rstd, gamma, beta, {N, C, HxW, chunk, chunks}, groups};
     int offset = 0;
     Pair* partials = shared_array<Pair>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
-    for (long long item = blockIdx.x; item < sweep_t::items(cut); item += gridDim.x) {
-        const sweep_t sweep(dy, cut, item);
-        acc_t mean_of[sweep_t::slots] = {};
-        each_slot(sweep, group_channels, [&](int slot, long long, long long group) {
-            mean_of[slot] = widen(load(mean, sweep.n * groups + group));
-        });
-        Pair sums[sweep_t::slots] = {};
-        sweep_gradient_sums(sweep, dy, x, mean_of, sums);
-        each_slot(sweep, group_channels, [&](int slot, long long, long long group) {
-            sums[slot].second *= acc_t(widen(load(rstd, sweep.n * groups + group)));
-        });
-        gather_sums(sweep, partials, sums, [&](long long channel, Pair whole) {
-            store(workspace, cut.part(sweep.n, sweep.chunk, channel), whole);
-        });
+    for (long long item = blockIdx.x; item < sweep_t::items(of.cut); item += gridDim.x) {
+        of.sums(sweep_t(dy, of.cut, item), partials, workspace);
     }
 }
 
@@ -65,23 +51,12 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     group_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
-                                    const gamma_t* gamma, data_t* dx, const Pair* workspace, long long N, long long C,
-                                    long long HxW, long long groups, long long chunk, long long chunks) {
-    const Chunking cut = {N, C, HxW, chunk, chunks};
-    const long long group_channels = C / groups;
-    const long long items = sweep_t::items(cut);
+                                    const gamma_t* gamma, const beta_t* beta, data_t* dx, const Pair* workspace,
+                                    long long N, long long C, long long HxW, long long groups, long long chunk,
+                                    long long chunks) {
+    const GroupGradients of = {dy, x, mean, rstd, gamma, beta, {N, C, HxW, chunk, chunks}, groups};
+    const long long items = sweep_t::items(of.cut);
     for (long long item = blockIdx.x; item < items; item += gridDim.x) {
-        const sweep_t sweep(dy, cut, items - 1 - item);
-        const Pair* const parts = workspace + sweep.n * chunks * C;
-        Coefficients of[sweep_t::slots] = {};
-        each_slot(sweep, group_channels, [&](int slot, long long channel, long long group) {
-            const long long at = sweep.n * groups + group;
-            const Pair means = load(parts, group * group_channels);
-            of[slot] = Coefficients{parameter(gamma, channel, acc_t(1)), widen(load(mean, at)), widen(load(rstd, at)),
-                                    means.first, means.second};
-        });
-        const data_t* const from[2] = {dy, x};
-        sweep_write(sweep, from, dx,
-                    [&](int slot, const acc_t(&v)[2]) { return input_gradient(v[0], v[1], of[slot]); });
+        of.input(sweep_t(dy, of.cut, items - 1 - item), workspace, dx);
     }
 }

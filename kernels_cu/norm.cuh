@@ -144,13 +144,19 @@ __device__ __forceinline__ acc_t input_gradient(acc_t dy, acc_t x, const Coeffic
     return k.rstd * (k.gamma * dy - k.a - (x - k.mean) * k.rstd * k.b);
 }
 
-// sum dy and sum dy * (x - mean) over the elements i of a pack for which use(i) holds.
-template <typename Use>
-__device__ __forceinline__ Pair gradient_sums(const Pack<data_t>& dy, const Pack<data_t>& x, acc_t mean, Use use) {
+// The gradient that reaches the normalised values: dy itself, where nothing lies behind them.
+struct Untouched {
+    __device__ __forceinline__ acc_t operator()(acc_t dy, acc_t) const { return dy; }
+};
+
+// sum g and sum g * (x - mean) over the elements i of a pack for which use(i) holds, with g = through(dy, x).
+template <typename Use, typename Through = Untouched>
+__device__ __forceinline__ Pair gradient_sums(const Pack<data_t>& dy, const Pack<data_t>& x, acc_t mean, Use use,
+                                              const Through& through = Through()) {
     Pair sums = {};
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        const acc_t gradient = use(i) ? acc_t(widen(dy.item[i])) : acc_t(0);
+        const acc_t gradient = use(i) ? through(widen(dy.item[i]), widen(x.item[i])) : acc_t(0);
         const acc_t deviation = use(i) ? acc_t(widen(x.item[i])) - mean : acc_t(0);
         sums = sums + Pair{gradient, gradient * deviation};
     }

@@ -5,10 +5,15 @@
 // per chunk of rows and as many columns of packs as it has threads, a thread per column and every parts-th row). So
 // what a thread knows of its channels, `slots` of them, stays in registers, and the sums of a chunk go to row n *
 // chunks + chunk of a workspace [rows, C].
+//
+// The blocks' parts are numbered as items, all alike; or, for those who have to know when some channels of a sample are
+// complete, as the tiles of a team: all chunks of `team` neighbouring channels.
 #include "slab.cuh"
 
 struct Chunking {
     long long N, C, HxW, chunk, chunks;
+    long long team =
+        0;  // channels of a team; divides C. Channels-last whole packs, or C, and packs for at most a block
 
     // Where a channel's part of a chunk stands in a workspace.
     __device__ __forceinline__ long long part(long long n, long long of_chunk, long long channel) const {
@@ -29,11 +34,20 @@ struct Sweep<ChannelsFirst> {
     static __device__ __forceinline__ long long items(const Chunking& cut) {
         return (cut.N * cut.C * cut.chunks + block_warps - 1) / block_warps;
     }
+    static __device__ __forceinline__ long long tiles(const Chunking& cut) {
+        return (cut.team * cut.chunks + block_warps - 1) / block_warps;
+    }
     // `item` is the block's; a warp past the end has an empty sweep.
-    __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long item) {
-        long long own = item * block_warps + threadIdx.x / warp_size;
-        const bool live = own < cut.N * cut.C * cut.chunks;
-        own = live ? own : 0;
+    __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long item)
+        : Sweep(tensor, cut, 0, item * block_warps + threadIdx.x / warp_size, cut.N * cut.C * cut.chunks) {}
+    __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long team, long long tile)
+        : Sweep(tensor, cut, team * cut.team * cut.chunks, tile * block_warps + threadIdx.x / warp_size,
+                cut.team * cut.chunks) {}
+    // The warp's is chunk number first + own of all, if own is below count.
+    __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long first, long long own,
+                                     long long count) {
+        const bool live = own < count;
+        own = first + (live ? own : 0);
         const long long plane = own / cut.chunks;
         chunk = own - plane * cut.chunks;
         n = plane / cut.C;
@@ -95,16 +109,27 @@ struct Sweep<ChannelsLast> {
     static __device__ __forceinline__ long long items(const Chunking& cut) {
         return cut.N * cut.chunks * column_blocks(cut);
     }
+    static __device__ __forceinline__ long long tiles(const Chunking& cut) { return cut.chunks; }
     __device__ __forceinline__ Sweep(const data_t*, const Chunking& cut, long long item) : pitch(cut.C), C(cut.C) {
         const long long row = item / column_blocks(cut);
         const long long column_block = item - row * column_blocks(cut);
         n = row / cut.chunks;
         chunk = row - n * cut.chunks;
         columns = columns_of_block(cut);
+        settle(cut, column_block * columns * pack_size);
+    }
+    __device__ __forceinline__ Sweep(const data_t*, const Chunking& cut, long long team, long long tile)
+        : chunk(tile), pitch(cut.C), C(cut.C) {
+        const long long teams = cut.C / cut.team;
+        n = team / teams;
+        columns = static_cast<int>((cut.team + pack_size - 1) / pack_size);
+        settle(cut, (team - n * teams) * cut.team);
+    }
+    __device__ __forceinline__ void settle(const Chunking& cut, long long block_channel) {
         parts = Tile::threads / columns;
         part = threadIdx.x / columns;
         column = threadIdx.x - part * columns;
-        first_channel = (column_block * columns + column) * pack_size;
+        first_channel = block_channel + column * pack_size;
         const long long begin = chunk * cut.chunk;
         start = (n * cut.HxW + begin) * cut.C;
         rows = static_cast<int>(cut.HxW - begin < cut.chunk ? cut.HxW - begin : cut.chunk);
@@ -245,25 +270,28 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
 // ---- what a sweep finds -------------------------------------------------------------------------------------------
 
 // Add a pack's terms to the sums of a thread's channels: one channel (channels-first), or one an element.
-template <typename Use>
+template <typename Use, typename Through>
 __device__ __forceinline__ void add_terms(Pair (&sums)[1], const Pack<data_t>& dy, const Pack<data_t>& x,
-                                          const acc_t (&mean)[1], Use use) {
-    sums[0] = sums[0] + gradient_sums(dy, x, mean[0], use);
+                                          const acc_t (&mean)[1], Use use, const Through (&through)[1]) {
+    sums[0] = sums[0] + gradient_sums(dy, x, mean[0], use, through[0]);
 }
 
-template <typename Use>
+template <typename Use, typename Through>
 __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<data_t>& dy, const Pack<data_t>& x,
-                                          const acc_t (&mean)[pack_size], Use) {
+                                          const acc_t (&mean)[pack_size], Use, const Through (&through)[pack_size]) {
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        const acc_t gradient = widen(dy.item[i]);
-        sums[i] = sums[i] + Pair{gradient, gradient * (acc_t(widen(x.item[i])) - mean[i])};
+        const acc_t value = widen(x.item[i]), gradient = through[i](widen(dy.item[i]), value);
+        sums[i] = sums[i] + Pair{gradient, gradient * (value - mean[i])};
     }
 }
 
-// sums[slot] of dy and of dy * (x - mean[slot]) over the thread's packs.
+// sums[slot] of g and of g * (x - mean[slot]) over the thread's packs, with g = through[slot](dy, x).
+template <typename Through>
 __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
-                                                    const acc_t (&mean)[sweep_t::slots], Pair (&sums)[sweep_t::slots]) {
+                                                    const acc_t (&mean)[sweep_t::slots],
+                                                    const Through (&through)[sweep_t::slots],
+                                                    Pair (&sums)[sweep_t::slots]) {
     constexpr int loads = sweep_loads<2>;
     const data_t* const from[2] = {dy, x};
     Pair latest[sweep_t::slots] = {};
@@ -279,9 +307,10 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
 #pragma unroll
         for (int k = 0; k < loads; ++k) {
             if (sweep_t::full(places[k])) {
-                add_terms(latest, batch[0][k], batch[1][k], mean, Always());
+                add_terms(latest, batch[0][k], batch[1][k], mean, Always(), through);
             } else if (sweep_t::slots == 1) {
-                add_terms(latest, batch[0][k], batch[1][k], mean, [&](int i) { return places[k].holds(i); });
+                const auto holds = [&](int i) { return places[k].holds(i); };
+                add_terms(latest, batch[0][k], batch[1][k], mean, holds, through);
             }
         }
         if (++batches % chain == 0) {
@@ -291,6 +320,12 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
     join();
 }
 
+__device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
+                                                    const acc_t (&mean)[sweep_t::slots], Pair (&sums)[sweep_t::slots]) {
+    const Untouched through[sweep_t::slots] = {};
+    sweep_gradient_sums(sweep, dy, x, mean, through, sums);
+}
+
 // give(channel, sums of the whole block or warp), in one thread a channel.
 template <typename Give>
 __device__ __forceinline__ void gather_sums(const sweep_t& sweep, Pair* partials, const Pair (&sums)[sweep_t::slots],
@@ -298,75 +333,4 @@ __device__ __forceinline__ void gather_sums(const sweep_t& sweep, Pair* partials
     sweep.gather(
         partials, [&](int slot) { return sums[slot]; }, [](Pair value) { return warp_sum(value); },
         [](Pair a, Pair b) { return a + b; }, give);
-}
-
-// Count, mean and m2 of x - shift[slot] over the thread's packs: found[slot] is {mean, m2}, and all its channels have
-// one count.
-__device__ __forceinline__ void sweep_moments(const sweep_t& sweep, const data_t* x,
-                                              const acc_t (&shift)[sweep_t::slots], acc_t& count,
-                                              Pair (&found)[sweep_t::slots]) {
-    constexpr int loads = sweep_loads<1>;
-    // A slot's values lie along the packs (channels-last) or everywhere (channels-first).
-    constexpr int items_per_pack = pack_size / sweep_t::slots, values = loads * items_per_pack;
-    const data_t* const from[1] = {x};
-    Pair latest[sweep_t::slots] = {};
-    acc_t latest_count = acc_t(0);
-    const auto join = [&] {
-        const acc_t share = latest_count / (count + latest_count);
-#pragma unroll
-        for (int slot = 0; slot < sweep_t::slots; ++slot) {
-            const Moments total = merge(Moments{count, found[slot].first, found[slot].second},
-                                        Moments{latest_count, latest[slot].first, latest[slot].second}, share);
-            found[slot] = Pair{total.mean, total.m2};
-            latest[slot] = Pair{};
-        }
-        count += latest_count;
-        latest_count = acc_t(0);
-    };
-    int batches = 0;
-    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][loads], const Place(&places)[loads]) {
-        int weight = 0;
-        bool full = true;
-#pragma unroll
-        for (int k = 0; k < loads; ++k) {
-            weight += sweep_t::weight(places[k]);
-            full = full && sweep_t::full(places[k]);
-        }
-        const acc_t more = acc_t(weight), inverse = acc_t(1) / more;
-        const acc_t share = more / (latest_count + more);
-        const auto add_batch = [&](auto use) {
-#pragma unroll
-            for (int slot = 0; slot < sweep_t::slots; ++slot) {
-                const auto value = [&](int v) {
-                    return acc_t(widen(batch[0][v / items_per_pack].item[v % items_per_pack + slot])) - shift[slot];
-                };
-                const Moments of_batch = register_moments<values>(more, inverse, value, use);
-                const Moments total =
-                    merge(Moments{latest_count, latest[slot].first, latest[slot].second}, of_batch, share);
-                latest[slot] = Pair{total.mean, total.m2};
-            }
-        };
-        if (full) {
-            add_batch(Always());
-        } else {
-            add_batch([&](int v) { return sweep_t::uses(places[v / items_per_pack], v % items_per_pack); });
-        }
-        latest_count += more;
-        if (++batches % chain == 0) {
-            join();
-        }
-    });
-    if (latest_count > acc_t(0)) {
-        join();
-    }
-}
-
-// give(channel, moments of the whole block or warp), in one thread a channel.
-template <typename Give>
-__device__ __forceinline__ void gather_moments(const sweep_t& sweep, Moments* partials, acc_t count,
-                                               const Pair (&found)[sweep_t::slots], Give give) {
-    sweep.gather(
-        partials, [&](int slot) { return Moments{count, found[slot].first, found[slot].second}; },
-        [](Moments value) { return lanes_merge(value, warp_size); }, [](Moments a, Moments b) { return merge(a, b); },
-        give);
 }

@@ -1,0 +1,36 @@
+// What may lie behind a normalisation, fused: y = apply(z), and the gradient that comes back through it, slope(z) * dy.
+//
+// The host chooses activation_t. z is not stored: a backward makes it again from x, the statistics and the parameters.
+#include "norm.cuh"
+
+__device__ __forceinline__ acc_t exponential(acc_t value) {
+    return sizeof(acc_t) == sizeof(double) ? acc_t(exp(double(value))) : acc_t(expf(float(value)));
+}
+
+struct Identity {
+    static constexpr bool identity = true;
+    static __device__ __forceinline__ acc_t apply(acc_t z) { return z; }
+    static __device__ __forceinline__ acc_t gradient(acc_t, acc_t dy) { return dy; }
+};
+
+// silu(z) = z * s with s = 1 / (1 + exp(-z)); silu'(z) = s * (1 + z * (1 - s)).
+struct Silu {
+    static constexpr bool identity = false;
+    static __device__ __forceinline__ acc_t sigmoid(acc_t z) { return acc_t(1) / (acc_t(1) + exponential(-z)); }
+    static __device__ __forceinline__ acc_t apply(acc_t z) { return z * sigmoid(z); }
+    static __device__ __forceinline__ acc_t gradient(acc_t z, acc_t dy) {
+        const acc_t s = sigmoid(z);
+        return dy * (s * (acc_t(1) + z * (acc_t(1) - s)));
+    }
+};
+
+constexpr bool is_identity = activation_t::identity;  // then nobody needs z
+
+// The gradient that reaches the normalised values of a channel (norm.cuh's `through`).
+struct Through {
+    Affine z;
+
+    __device__ __forceinline__ acc_t operator()(acc_t dy, acc_t x) const {
+        return activation_t::gradient(normalised(x, z), dy);
+    }
+};

@@ -1,0 +1,69 @@
+// GroupNorm backward over a sweep's part of the tensors: the sums of its channels, and its dx. `split` has a kernel for
+// each, `grid` one for both.
+#include "activation.cuh"
+#include "parameters.cuh"
+#include "sweep.cuh"
+
+// The arrays of a call, and how it is cut.
+struct GroupGradients {
+    const data_t* dy;
+    const data_t* x;
+    const stat_t* mean;
+    const stat_t* rstd;
+    const gamma_t* gamma;
+    const beta_t* beta;
+    Chunking cut;
+    long long groups;
+
+    __device__ __forceinline__ long long group_channels() const { return cut.C / groups; }
+    __device__ __forceinline__ Affine before(long long channel, acc_t mean_of, acc_t rstd_of) const {
+        return Affine{mean_of, rstd_of * parameter(gamma, channel, acc_t(1)), parameter(beta, channel, acc_t(0))};
+    }
+
+    // Stores sum g and sum g * xhat of the sweep's channels, g being the gradient in front of the activation, where they
+    // stand in a workspace [N * chunks, C]. `partials` is shared, pack_size pairs a thread where a thread has several
+    // channels. The whole block calls.
+    __device__ __forceinline__ void sums(const sweep_t& sweep, Pair* partials, Pair* workspace) const {
+        acc_t mean_of[sweep_t::slots] = {};
+        Through through[sweep_t::slots] = {};
+        each_slot(sweep, group_channels(), [&](int slot, long long channel, long long group) {
+            const long long at = sweep.n * groups + group;
+            mean_of[slot] = widen(load(mean, at));
+            if (!is_identity) {
+                through[slot] = Through{before(channel, mean_of[slot], widen(load(rstd, at)))};
+            }
+        });
+        Pair found[sweep_t::slots] = {};
+        sweep_gradient_sums(sweep, dy, x, mean_of, through, found);
+        each_slot(sweep, group_channels(), [&](int slot, long long, long long group) {
+            found[slot].second *= acc_t(widen(load(rstd, sweep.n * groups + group)));
+        });
+        gather_sums(sweep, partials, found, [&](long long channel, Pair whole) {
+            store(workspace, cut.part(sweep.n, sweep.chunk, channel), whole);
+        });
+    }
+
+    // Where A / L and B / L of a group stand: its first part, once that has been read.
+    __device__ __forceinline__ long long means_of(long long n, long long group) const {
+        return cut.part(n, 0, group * group_channels());
+    }
+
+    // Writes the sweep's dx.
+    __device__ __forceinline__ void input(const sweep_t& sweep, const Pair* workspace, data_t* dx) const {
+        Coefficients of[sweep_t::slots] = {};
+        Through through[sweep_t::slots] = {};
+        each_slot(sweep, group_channels(), [&](int slot, long long channel, long long group) {
+            const long long at = sweep.n * groups + group;
+            const Pair means = load(workspace, means_of(sweep.n, group));
+            of[slot] = Coefficients{parameter(gamma, channel, acc_t(1)), widen(load(mean, at)), widen(load(rstd, at)),
+                                    means.first, means.second};
+            if (!is_identity) {
+                through[slot] = Through{before(channel, of[slot].mean, of[slot].rstd)};
+            }
+        });
+        const data_t* const from[2] = {dy, x};
+        sweep_write(sweep, from, dx, [&](int slot, const acc_t(&v)[2]) {
+            return input_gradient(through[slot](v[0], v[1]), v[1], of[slot]);
+        });
+    }
+};
