@@ -12,6 +12,7 @@ from .strategy_common import (
     blocks_for,
     fold_launches,
     fold_rows,
+    moments_bytes,
     pair_bytes,
     refuses_registers,
     refuses_shared,
@@ -52,12 +53,12 @@ def _refuses_run(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 def _partial_bytes(problem: Problem) -> int:
     """Bytes of a partial result in shared memory: Moments or Pair."""
-    return 3 * problem.sum_itemsize if problem.op == "batch_norm_stats" else pair_bytes(problem)
+    return moments_bytes(problem) if problem.op == "batch_norm_stats" else pair_bytes(problem)
 
 
 def _stored_bytes(problem: Problem) -> int:
     """Bytes of a partial result in a workspace: two pairs for moments."""
-    return 2 * pair_bytes(problem) if problem.op == "batch_norm_stats" else pair_bytes(problem)
+    return moments_bytes(problem) if problem.op == "batch_norm_stats" else pair_bytes(problem)
 
 
 def _tensors_read(problem: Problem) -> int:
@@ -104,16 +105,6 @@ def _workspace(problem: Problem, tile: Tile) -> int:
     return 0 if rows == 1 else fold_rows(rows, problem.C) * problem.C * _stored_bytes(problem)
 
 
-def _shift(problem: Problem) -> tuple[int, int, int]:
-    """Which elements of a channel its shift is made of (batch_moments.cuh): how far a channel lies from the next, and
-    its middle and last element in the whole batch from its first.
-    """
-    layout, N, C, HxW = view_of(problem)
-    if layout == "NCHW":
-        return HxW, N // 2 * C * HxW + HxW // 2, (N - 1) * C * HxW + HxW - 1
-    return 1, HxW // 2 * C, (HxW - 1) * C
-
-
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 
 
@@ -121,15 +112,14 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     layout, N, C, HxW = view_of(problem)
     rows = _rows(problem, tile)
     given: Arguments
-    shift: tuple[int, ...]
     numbers: tuple[str, ...]
     wanted: tuple[str | int, ...]  # 0 where a result is not
     if problem.op == "batch_norm_stats":
-        given, shift, numbers = ("x",), _shift(problem), ("eps",)
+        given, numbers = ("x",), ("eps",)
         wanted = ("mean", "invstd")
-        fold_given: tuple[str, ...] = ("x", "workspace")
+        fold_given: tuple[str, ...] = ("workspace",)
     else:
-        given, shift, numbers = ("dy", "x" if problem.reads_x else 0, "mean", "invstd"), (), ()
+        given, numbers = ("dy", "x" if problem.reads_x else 0, "mean", "invstd"), ()
         wanted = tuple(name if name in problem.outputs else 0 for name in SUMS)
         fold_given = ("invstd", "workspace")
     results: Arguments = (0, *wanted) if rows == 1 else ("workspace", *([0] * len(wanted)))
@@ -150,7 +140,7 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         entry,
         blocks,
         tile.threads,
-        (*given, *results, *sizes, *shift, *numbers),
+        (*given, *results, *sizes, *numbers),
         shared_bytes=shared,
         traffic=traffic,
         registers=RESIDENT_REGISTERS,
@@ -159,8 +149,8 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     )
     if rows == 1:
         return (main,)
-    kernel, more = f"{problem.op}_fold", (*shift, *numbers)
-    return (main, *fold_launches(problem, kernel, rows, _stored_bytes(problem), fold_given, wanted, more))
+    kernel = f"{problem.op}_fold"
+    return (main, *fold_launches(problem, kernel, rows, _stored_bytes(problem), fold_given, wanted, numbers))
 
 
 # ---- elemt and backward_elemt: one stream ----------------------------------------------------------------------------

@@ -93,6 +93,8 @@ class Count:
     moved : dict of str to Moved
         By array.
     roles : dict of str to str
+    starts : dict of str to int
+        Addresses of the arrays.
     trace : numpy.ndarray
         The sectors of all requests in the order in which each block made them: sector, block, 2 * array + is_store, and
         the bytes in the sector that the request asks for.
@@ -108,6 +110,7 @@ class Count:
     shared_ideal: int
     moved: dict[str, Moved]
     roles: dict[str, str]
+    starts: dict[str, int]
     trace: NDArray[Any] = field(repr=False)
 
 
@@ -120,8 +123,9 @@ def _count(found: _Counters, name: str, grid: int, threads: int, memory: Sequenc
         for i, region in enumerate(memory)
     }
     roles = {region.name: region.role for region in memory}
+    starts = {region.name: region.address for region in memory}
     shared = (found.shared_requests, found.shared_wavefronts, found.shared_ideal)
-    return Count(name, grid, threads, found.barriers, found.meetings, *shared, moved, roles, trace)
+    return Count(name, grid, threads, found.barriers, found.meetings, *shared, moved, roles, starts, trace)
 
 
 def run(

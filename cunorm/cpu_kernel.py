@@ -128,7 +128,8 @@ def compile(
 
 
 _KERNEL = re.compile(
-    r"""^extern "C" __global__ void\s+(?:CLUSTER\s+)?(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\(""", re.MULTILINE
+    r"""^extern "C" __global__ void\s+(?:CLUSTER\s+)?(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\(""",
+    re.MULTILINE,
 )
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)

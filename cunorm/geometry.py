@@ -5,7 +5,7 @@ from __future__ import annotations
 from .devices import Device
 from .problem import Problem
 from .strategy import Tile, ceil_div, refuses_threads
-from .strategy_common import RESIDENT_REGISTERS, WARP, refuses_registers, refuses_shared
+from .strategy_common import RESIDENT_REGISTERS, WARP, moments_bytes, refuses_registers, refuses_shared
 
 __all__ = [
     "LARGEST_CHUNK",
@@ -61,6 +61,6 @@ def refuses_sweep(layout: str, problem: Problem, tile: Tile, device: Device) -> 
     """Why kernels that sweep cannot run with that tile, or None; no problem is refused for its sizes."""
     if (sentence := refuses_threads(tile) or refuses_chunk(tile)) is not None:
         return sentence
-    if (sentence := refuses_shared(sweep_shared(layout, problem, tile, 3 * problem.sum_itemsize), device)) is not None:
+    if (sentence := refuses_shared(sweep_shared(layout, problem, tile, moments_bytes(problem)), device)) is not None:
         return sentence
     return refuses_registers(RESIDENT_REGISTERS, tile, device)

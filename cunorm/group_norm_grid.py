@@ -14,6 +14,7 @@ from .strategy_common import (
     pair_bytes,
     parameter_launches,
     parameter_workspace,
+    part_bytes,
     refuses_shared,
     round_up,
     tensors_read,
@@ -23,6 +24,7 @@ __all__ = ["grid_launches", "grid_workspace", "grid_workspace_traffic", "reach",
 
 CLEAR_THREADS = 256
 WORD = 4  # bytes of a counter
+LINE_WORDS = 32  # the tickets have a line of the L2 cache to themselves, as turns.cuh has it
 #: Tickets are counted in 32 bits; blocks draw a few more than there are.
 MOST_TICKETS = 2**32 - 2**22
 #: Threads of a launch: as many as the largest device has resident, or more; blocks that find no ticket end at once.
@@ -67,7 +69,8 @@ def reach(problem: Problem, tile: Tile, device: Device) -> int:
     both = read + team
     held = _blocks(device.multiprocessors, tile) * ceil_div(both, _tiles(problem, tile))
     ahead = tile.lead * ceil_div(read, _tiles(problem, tile))
-    return int(0.95 * both + 0.25 * held + max(0.0, 0.75 * held - 0.5 * read) + 2.5 * ahead)
+    found = int(0.95 * both + 0.25 * held + max(0.0, 0.75 * held - 0.5 * read) + 2.5 * ahead)
+    return min(found, both * _teams(problem, tile))
 
 
 def refuses_grid(problem: Problem, tile: Tile, device: Device) -> str | None:
@@ -102,7 +105,7 @@ def refuses_grid(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 
 def _shared(problem: Problem, tile: Tile) -> int:
-    item = pair_bytes(problem) if is_backward(problem) else 3 * problem.sum_itemsize
+    item = part_bytes(problem)
     sizes = [4 * WORD, sweep_shared(problem.layout, problem, tile, item)]
     sizes += [tile.threads * item, _team(problem, tile) * item]
     return sum(round_up(size, 16) for size in sizes)
@@ -112,8 +115,8 @@ def _shared(problem: Problem, tile: Tile) -> int:
 
 
 def _parts(problem: Problem, tile: Tile) -> int:
-    """Pairs that the sums leave: one for each channel, sample and chunk."""
-    return problem.N * _chunks(problem, tile) * problem.C
+    """Pairs that the sums leave: one for each channel, sample and chunk; two, moments, in a forward."""
+    return problem.N * _chunks(problem, tile) * problem.C * (part_bytes(problem) // pair_bytes(problem))
 
 
 def _rows_bytes(problem: Problem) -> int:
@@ -121,12 +124,13 @@ def _rows_bytes(problem: Problem) -> int:
 
 
 def _words(problem: Problem, tile: Tile) -> int:
-    return 1 + _teams(problem, tile)
+    return LINE_WORDS + _teams(problem, tile)
 
 
 def _words_at(problem: Problem, tile: Tile) -> int:
     """The pair from which the counters stand."""
-    return _parts(problem, tile) + _rows_bytes(problem) // pair_bytes(problem)
+    pairs = _parts(problem, tile) + _rows_bytes(problem) // pair_bytes(problem)
+    return round_up(pairs, LINE_WORDS * WORD // pair_bytes(problem))
 
 
 def grid_workspace(problem: Problem, tile: Tile) -> int:
@@ -135,12 +139,13 @@ def grid_workspace(problem: Problem, tile: Tile) -> int:
 
 
 def grid_workspace_traffic(problem: Problem, tile: Tile) -> int:
-    """Bytes of the workspace that move, with P = N * chunks * C pairs and R bytes of rows of dgamma and dbeta.
+    """Bytes of the workspace that move, with P = N * chunks * C parts and R bytes of rows of dgamma and dbeta.
 
     2 P: written by the sums, read by the fold. Backward N * groups pairs more, written by the fold, and what the
     outputs read: the pair of its group for every channel, chunk and sample, channels-last for every part of a block's
-    threads that sweeps the same columns; and 2 R. Then the counters: zeroed, and asked by every tile, not more often
-    than twice, and by every block.
+    threads that sweeps the same columns; and 2 R. Then the counters, 4 bytes a time: each zeroed; a ticket drawn for
+    each turn of a tile, for those that are nobody's, and by every block to find that there are no more; a tile's sums
+    told, a team's fold told, and asked for by each tile, here once: a tile that waits asks again.
     """
     parts, pair = _parts(problem, tile), pair_bytes(problem)
     moved = 2 * parts * pair
@@ -148,7 +153,15 @@ def grid_workspace_traffic(problem: Problem, tile: Tile) -> int:
         columns = ceil_div(_team(problem, tile), problem.pack)
         readers = tile.threads // columns if problem.layout == "NHWC" else 1
         moved += (problem.N * problem.group + readers * parts) * pair + 2 * _rows_bytes(problem)
-    return moved + _words(problem, tile) * WORD
+    of_team, teams = _tiles(problem, tile), _teams(problem, tile)
+    tiles = of_team * teams
+    tickets = min(of_team + tile.lead, tiles) + 2 * tiles - of_team + _grid(problem, tile)
+    return moved + (_words(problem, tile) + tickets + 2 * tiles + teams) * WORD
+
+
+def _grid(problem: Problem, tile: Tile) -> int:
+    tiles = _tiles(problem, tile) * _teams(problem, tile)
+    return blocks_for(min(_blocks(MULTIPROCESSORS, tile), tiles))
 
 
 # ---- launches -------------------------------------------------------------------------------------------------------
@@ -170,7 +183,7 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         takes_tile=False,
         layout="NCHW",  # which it does not look at
     )
-    grid = blocks_for(min(_blocks(MULTIPROCESSORS, tile), tiles))
+    grid = _grid(problem, tile)
     cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, _chunks(problem, tile), _team(problem, tile))
     arguments: tuple[str | int | float, ...]
     if backward:
@@ -193,6 +206,6 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         registers=RESIDENT_REGISTERS,
         phases=ceil_div(3 * tiles, grid),  # twice of each tile its data, and its parameters, which are in the L2 cache
         streams=tensors_read(problem),
-        waits=True,
+        tickets=at * pair_bytes(problem),
     )
     return (clear, main, *(parameter_launches(problem, problem.N, parts) if rows else ()))

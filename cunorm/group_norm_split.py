@@ -12,8 +12,10 @@ from .strategy_common import (
     blocks_for,
     fold_rows,
     is_backward,
+    moments_bytes,
     pair_bytes,
     parameter_launches,
+    part_bytes,
     round_up,
     tensors_read,
 )
@@ -40,15 +42,15 @@ def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 
 def split_workspace(problem: Problem, tile: Tile) -> int:
-    """Bytes of a pair for each channel, sample and chunk, and of what the sum of those rows needs."""
+    """Bytes of a part for each channel, sample and chunk, and of what the sum of those rows needs."""
     rows = problem.N * _chunks(problem, tile)
     if is_backward(problem) and problem.wants_parameters:
         rows = fold_rows(rows, problem.C)
-    return rows * problem.C * pair_bytes(problem)
+    return rows * problem.C * part_bytes(problem)
 
 
 def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
-    """Bytes of the workspace that move, with P = N * chunks * C pairs and S * C pairs of slices.
+    """Bytes of the workspace that move, with P = N * chunks * C parts and S * C pairs of slices.
 
     Forward 2 P: written by the first sweep, read by the fold. Backward P, written by the first sweep; and P + 2 S * C,
     for dgamma and dbeta, which read them by way of slices; and, for dx, P read by the fold, N * groups written by it,
@@ -58,7 +60,7 @@ def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
     rows, pair = problem.N * _chunks(problem, tile), pair_bytes(problem)
     parts = rows * problem.C
     if not is_backward(problem):
-        return 2 * parts * pair
+        return 2 * parts * part_bytes(problem)
     moved = parts
     if problem.wants_parameters:
         moved += parts + 2 * (fold_rows(rows, problem.C) - rows) * problem.C
@@ -74,7 +76,7 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     chunks, layout = _chunks(problem, tile), _layout(problem)
     grid = blocks_for(sweep_blocks(layout, problem.N, problem.C, chunks, problem.pack, tile.threads))
     cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, chunks)
-    tensor, workspace = problem.nbytes, problem.N * chunks * problem.C * pair_bytes(problem)
+    tensor, workspace = problem.nbytes, problem.N * chunks * problem.C * part_bytes(problem)
 
     def launch(
         stage: str,
@@ -103,7 +105,7 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     parts = problem.group_channels * chunks
     fold_grid, fold_phases = blocks_for(problem.N * problem.group), 1 + parts // tile.threads
     if not is_backward(problem):
-        moments = 3 * problem.sum_itemsize
+        moments = moments_bytes(problem)
         return (
             launch(
                 "moments",
@@ -115,7 +117,7 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             launch(
                 "fold",
                 fold_grid,
-                ("x", "workspace", "mean", "rstd", *cut, "eps"),
+                ("workspace", "mean", "rstd", *cut, "eps"),
                 workspace,
                 round_up(tile.threads // WARP * moments, 16),
                 fold_phases,

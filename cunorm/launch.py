@@ -148,9 +148,7 @@ class Plan:
         ready, self._constants = self.steps(made)
         self._ready = ready
 
-    def steps(
-        self, compile: Callable[[str, str], Any]
-    ) -> tuple[list[Step], tuple[int | float, ...]]:
+    def steps(self, compile: Callable[[str, str], Any]) -> tuple[list[Step], tuple[int | float, ...]]:
         """The launches as an executor takes them, and the numbers that they take behind a call's.
 
         Parameters

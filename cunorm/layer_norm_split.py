@@ -15,6 +15,7 @@ from .strategy_common import (
     blocks_for,
     fold_rows,
     is_backward,
+    moments_bytes,
     pair_bytes,
     parameter_launches,
     refuses_registers,
@@ -84,9 +85,9 @@ def _row_sums(problem: Problem, tile: Tile) -> int:
 
 
 def split_workspace(problem: Problem, tile: Tile) -> int:
-    """Bytes: forward a pair for each chunk of a row; backward one for each strip of a row, and each band's columns."""
+    """Bytes: forward moments for each chunk of a row; backward one for each strip of a row, and each band's columns."""
     if not is_backward(problem):
-        return problem.N * ceil_div(problem.C, tile.chunk) * pair_bytes(problem)
+        return problem.N * ceil_div(problem.C, tile.chunk) * moments_bytes(problem)
     bands = _bands(problem, tile)
     kept = fold_rows(bands, problem.C) * problem.C if problem.wants_parameters and bands > 1 else 0
     return (_row_sums(problem, tile) + kept) * pair_bytes(problem)
@@ -95,9 +96,9 @@ def split_workspace(problem: Problem, tile: Tile) -> int:
 def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
     """Bytes of the workspace that move.
 
-    Forward each pair is written by the first sweep and read by the fold. Backward the bands' columns are written once
-    and read once, by way of slices; a row's strips are written by the first sweep, read by the fold, which writes one
-    pair a row, which the second sweep reads for every strip.
+    Forward the chunks' are written by the first sweep and read by the fold. Backward the bands' columns are written
+    once and read once, by way of slices; a row's strips are written by the first sweep, read by the fold, which writes
+    one pair a row, which the second sweep reads for every strip.
     """
     if not is_backward(problem):
         return 2 * split_workspace(problem, tile)
@@ -113,12 +114,12 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 
 
 def _forward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    rows, length, pair = problem.N, problem.C, pair_bytes(problem)
+    rows, length = problem.N, problem.C
     chunks, bands = ceil_div(length, tile.chunk), _bands(problem, tile)
     # GroupNorm's first sweep, with a row as a sample of one channel: its statistics are the same.
     cut = (rows, 1, length, 1, tile.chunk, chunks)
-    moments, warps = 3 * problem.sum_itemsize, tile.threads // WARP
-    parts = rows * chunks * pair
+    moments, warps = moments_bytes(problem), tile.threads // WARP
+    parts = rows * chunks * moments
     shape = (rows, length, bands)
     grid = blocks_for(ceil_div(bands * _strips(problem, tile), warps))
     statistics: dict[str, Any] = {"registers": RESIDENT_REGISTERS, "layout": "NCHW", "takes_tile": False}
@@ -138,7 +139,7 @@ def _forward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             f"{stem}_fold",
             blocks_for(rows),
             threads,
-            ("x", "workspace", "mean", "rstd", *cut, "eps"),
+            ("workspace", "mean", "rstd", *cut, "eps"),
             shared_bytes=round_up(warps * moments, 16),
             traffic=parts,
             phases=1 + chunks // threads,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from . import settings
 
-__all__ = ["LEVELS", "SECTOR_BYTES", "Replay", "Reuse", "replay"]
+__all__ = ["LEVELS", "SECTOR_BYTES", "Replay", "Reuse", "by_ticket", "replay"]
 
 SECTOR_BYTES = 32
 #: At which shares of the second reads `Reuse` keeps a distance.
@@ -106,6 +106,31 @@ def _library(folder: Path) -> Any:
     pointer, count = ctypes.c_void_p, ctypes.c_uint64
     library.cunorm_reuse_launch.argtypes = [pointer, pointer, *[count] * 3, *[pointer] * 4]
     return library
+
+
+def by_ticket(trace: NDArray[Any], sector: int) -> NDArray[Any]:
+    """A trace of blocks that draw tickets, as if each ticket's work were a block: numbered by tickets.
+
+    A block draws the next ticket before it begins with the last; between two draws lies the work of the ticket that was
+    drawn before the first of them.
+
+    Parameters
+    ----------
+    trace : numpy.ndarray
+        As `cpu_checked.Count.trace`.
+    sector : int
+        The one to which drawing a ticket stores.
+    """
+    order = np.argsort(trace["block"], kind="stable")
+    found = trace[order]
+    drawn = (trace["sector"] == sector) & (trace["region"] % 2 == 1)
+    number = (np.cumsum(drawn) - 1)[order]  # of the ticket, at its draw
+    draws = np.flatnonzero(drawn[order])
+    held = np.searchsorted(draws, np.arange(len(found)), side="right") - 2  # the draw before the latest
+    first = np.searchsorted(found["block"], found["block"])  # where the access's block begins
+    held = np.maximum(held, np.searchsorted(draws, first))  # of its first ticket, what comes before the second draw
+    found["block"] = number[draws[held]]
+    return found[np.argsort(found["block"], kind="stable")]
 
 
 def replay(traces: Sequence[NDArray[Any]], resident: Sequence[int], wanted: Sequence[bool]) -> Replay:

@@ -128,8 +128,8 @@ class Launch:
         Whether the kernel knows the tile's constants; False for one that serves all strategies and knows its threads.
     cluster : int
         Blocks of a thread-block cluster.
-    waits : bool
-        Whether blocks wait for what other blocks do.
+    tickets : int or None
+        Where blocks draw tickets, and wait for others with earlier ones: at which byte of the workspace.
     """
 
     kernel: str
@@ -146,7 +146,12 @@ class Launch:
     layout: str | None = None
     takes_tile: bool = True
     cluster: int = 1
-    waits: bool = False
+    tickets: int | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether blocks wait for what other blocks do."""
+        return self.tickets is not None
 
 
 @dataclass(frozen=True)

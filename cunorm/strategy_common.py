@@ -15,9 +15,11 @@ __all__ = [
     "fold_launches",
     "fold_rows",
     "is_backward",
+    "moments_bytes",
     "pair_bytes",
     "parameter_launches",
     "parameter_workspace",
+    "part_bytes",
     "refuses_registers",
     "refuses_resident",
     "refuses_shared",
@@ -46,6 +48,16 @@ def is_backward(problem: Problem) -> bool:
 def pair_bytes(problem: Problem) -> int:
     """Bytes of a `Pair` in reduce.cuh: two accumulators."""
     return 2 * problem.sum_itemsize
+
+
+def moments_bytes(problem: Problem) -> int:
+    """Bytes of `Moments` in moments.cuh, in shared memory and in a workspace: four accumulators."""
+    return 4 * problem.sum_itemsize
+
+
+def part_bytes(problem: Problem) -> int:
+    """Bytes that a first sweep leaves of a channel's part in a workspace: moments, or a pair of sums."""
+    return pair_bytes(problem) if is_backward(problem) else moments_bytes(problem)
 
 
 def tensors_read(problem: Problem) -> int:

@@ -91,7 +91,7 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
     op, dtype = _text(raw, "op"), _text(raw, "dtype", ITEMSIZE)
     if not sizes_of(op):
         raise ValueError(f"op is {op!r}, which this version does not know")
-    found = {"HxW": 1, "group": 1}
+    found: dict[str, Any] = {"HxW": 1, "group": 1}
     for name, attribute in sizes_of(op).items():
         value = raw.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:

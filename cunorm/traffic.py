@@ -12,7 +12,7 @@ from .cpu_memory import ROLES, TENSOR
 from .devices import Device
 from .launch import Plan, executor
 from .problem import Problem
-from .reuse import Reuse, replay
+from .reuse import SECTOR_BYTES, Reuse, by_ticket, replay
 from .strategy import Launch
 from .traffic_launch import COUNTED, LaunchTraffic, Moves
 from .traffic_problem import Sample, arrays_of, floor_bytes, moves_tensors, sample_of, smaller
@@ -134,6 +134,17 @@ class Traffic:
 # ---- counting -------------------------------------------------------------------------------------------------------
 
 
+def _by_tickets(count: Any, launch: Launch) -> Any:
+    """The trace of a launch; of blocks that draw tickets, with each ticket's work as a block of its own.
+
+    Which blocks draw which, a GPU decides anew each time, but never in which order: as a block ends, the next ticket is
+    drawn.
+    """
+    if launch.tickets is None:
+        return count.trace
+    return by_ticket(count.trace, (count.starts["workspace"] + launch.tickets) // SECTOR_BYTES)
+
+
 def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
     """What the launches of a plan do, on arrays made for its problem."""
     cpu, device = executor("cpu"), plan.place.device
@@ -147,7 +158,8 @@ def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
     cpu.run(steps, (*values, *constants), plan.names, sizes, counts, device)
     resident = [costmodel.resident_blocks(launch, device) * device.multiprocessors for launch in plan.launches]
     known = counts[0].roles
-    replayed = replay([count.trace for count in counts], resident, [role == TENSOR for role in known.values()])
+    traces = [_by_tickets(count, launch) for count, launch in zip(counts, plan.launches, strict=True)]
+    replayed = replay(traces, resident, [role == TENSOR for role in known.values()])
     launches = []
     for count, alive, fetched, asked in zip(counts, resident, replayed.fetched, replayed.asked, strict=True):
         roles = dict.fromkeys(ROLES, Moves())

@@ -1,8 +1,7 @@
 // BatchNorm statistics, strategy `block`: a block per slab of neighbouring channels and a range of samples.
 //
 //   x (N, C, HxW); mean, invstd (C)
-//   workspace [ceil(N / samples), C]: the moments of a channel over a range of samples (batch_moments.cuh)
-//   step, middle, last: which elements a channel's moments are relative to (batch_moments.cuh)
+//   workspace [ceil(N / samples), C]: the moments of a channel over a range of samples (moments.cuh)
 //   grid: ceil(C / channels) slabs for each range; the last slab may have fewer channels, the last range fewer samples
 //   shared memory: per channel its moments so far and the latest, its shift and centre, its totals and partial sums; a sample's slab
 //
@@ -26,10 +25,8 @@ struct ChannelDeviations {
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_stats_block(const data_t* x, Pair* workspace, acc_t* mean, acc_t* invstd, long long N, long long C,
-                           long long HxW, long long channels, long long samples, long long step, long long middle,
-                           long long last, double eps) {
-    const Shifts shifts = {x, step, middle, last};
-    const GivenMoments results = {workspace, mean, invstd, shifts, eps};
+                           long long HxW, long long channels, long long samples, double eps) {
+    const GivenMoments results = {workspace, mean, invstd, eps};
     const acc_t length = acc_t(HxW), inverse = acc_t(1) / length;
     const long long items = SlabRange::items(N, C, channels, samples);
     for (long long item = blockIdx.x; item < items; item += gridDim.x) {
@@ -48,21 +45,20 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         // What is kept per channel belongs to one thread, which needs no barrier between its own steps.
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
             so_far[channel] = latest[channel] = Moments{};
-            shift[channel] = shifts.of(first + channel);
         }
         for (long long n = begin; n < end; ++n) {
             const slab_t slab(x, n, C, first, own, static_cast<int>(HxW));
             int behind = offset;
             Pack<data_t>* staged = shared_array<Pack<data_t>>(behind, slab.packs());
-            for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-                centre[channel] = shift[channel];
-            }
             const data_t* const from[1] = {x};
             Pack<data_t>* const to[1] = {staged};
             stage(slab, from, to);
             __syncthreads();
+            for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
+                shift[channel] = centre[channel] = usable_shift(slab.first_of(staged, channel));
+            }
+            __syncthreads();
             const int nth = static_cast<int>((n - begin) % chain);
-            const acc_t share = acc_t(1) / acc_t(nth + 1);  // of this plane among the latest elements
             const bool join = nth + 1 == chain || n + 1 == end;
 #pragma unroll 1
             for (int pass = 0; pass < 2; ++pass) {  // the first finds the centre, the second what it missed
@@ -73,8 +69,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                         centre[channel] += sums.first * inverse;
                         continue;
                     }
-                    const Moments found = corrected_moments(length, inverse, centre[channel] - shift[channel], sums);
-                    latest[channel] = merge(latest[channel], found, share);
+                    const Moments found =
+                        corrected_moments(length, inverse, shift[channel], centre[channel] - shift[channel], sums);
+                    latest[channel] = merge(latest[channel], found);
                     if (join) {
                         so_far[channel] = merge(so_far[channel], latest[channel]);
                         latest[channel] = Moments{};

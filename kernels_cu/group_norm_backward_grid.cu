@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                              long long chunks, long long team, long long lead, long long rows, long long words) {
     const GroupGradients of = {dy, x, mean, rstd, gamma, beta, {N, C, HxW, chunk, chunks, team}, groups};
     const ParameterGradients parameters = {rows > 0 ? workspace + rows : nullptr, dgamma, dbeta, C};
-    const Turns turns = {reinterpret_cast<unsigned*>(workspace + words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
+    const Turns turns = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
                          static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(lead)};
     const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
     const acc_t length = acc_t(group_channels) * acc_t(HxW);

@@ -4,12 +4,11 @@
 //   x, y (N, C, HxW) or (N, HxW, C); gamma, beta (C) or null; mean, rstd (N, groups)
 //   a team: `team` channels, whole groups of one sample (channels-first: one group); its tiles: block_warps chunks of
 //   planes of a block of warps (channels-first), or a chunk of rows (channels-last)
-//   workspace: [N * chunks, C] pairs: mean and sum of squared deviations of one channel over one chunk of one sample;
-//   from pair `words` the counters of turns.cuh, all 0
+//   workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample; pair `words` the counters of turns.cuh, all 0
 //   grid: any number of blocks; lead: tiles that moments run ahead of outputs
 //   shared memory: moments of a channels-last tile; of a team moments of each thread and channel; the turns' words
 //
-// x is asked for twice (three elements of each group more often) and comes from DRAM once. An element of y is written by
+// x is asked for twice and comes from DRAM once. An element of y is written by
 // the thread that has read the same element of x, when the statistics are complete: y may be x. Wins where a group is
 // too large for the shared memory of a cluster and small against the L2 cache, and where groups are fewer than
 // multiprocessors.
@@ -22,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                     Pair* workspace, long long N, long long C, long long HxW, long long groups, long long chunk,
                     long long chunks, long long team, long long lead, long long words, double eps) {
     const GroupMoments of = {x, gamma, beta, {N, C, HxW, chunk, chunks, team}, groups};
-    const Turns turns = {reinterpret_cast<unsigned*>(workspace + words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
+    const Turns turns = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
                          static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(lead)};
     const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
     int offset = 0;
@@ -40,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                 fold_rows(
                     columns, columns, 0, chunks, scratch,
                     [&](long long row, int column) {
-                        return of.part(workspace, n, row, first_channel + first + column);
+                        return load_moments(workspace, of.cut.part(n, row, first_channel + first + column));
                     },
                     [](Moments a, Moments b) { return merge(a, b); },
                     [&](int column, Moments whole) { totals[first + column] = whole; });

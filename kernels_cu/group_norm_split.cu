@@ -1,9 +1,9 @@
 // GroupNorm forward, strategy `split`: statistics first, y in a second sweep. Any size, any layout: the fallback.
 //
 //   x, y (N, C, HxW) or (N, HxW, C); gamma, beta (C) or null; mean, rstd (N, groups)
-//   workspace [N * chunks, C] pairs: mean and sum of squared deviations of one channel over one chunk of one sample
+//   workspace [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample
 //
-//   group_norm_split_moments  reads x (three elements of each group again), writes the workspace
+//   group_norm_split_moments  reads x, writes the workspace
 //   group_norm_split_fold     a block per (n, group) merges the group's parts, writes mean and rstd
 //   group_norm_split_apply    reads x, mean and rstd, writes y
 //
@@ -24,16 +24,16 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-    group_norm_split_fold(const data_t* x, const Pair* workspace, acc_t* mean, acc_t* rstd, long long N, long long C,
-                          long long HxW, long long groups, long long chunk, long long chunks, double eps) {
-    const GroupMoments of = {x, nullptr, nullptr, {N, C, HxW, chunk, chunks}, groups};
+    group_norm_split_fold(const Pair* workspace, acc_t* mean, acc_t* rstd, long long N, long long C, long long HxW,
+                          long long groups, long long chunk, long long chunks, double eps) {
+    const GroupMoments of = {nullptr, nullptr, nullptr, {N, C, HxW, chunk, chunks}, groups};
     int offset = 0;
     Moments* scratch = shared_array<Moments>(offset, block_warps);
     for (long long item = blockIdx.x; item < N * groups; item += gridDim.x) {
         const long long n = item / groups, group = item - n * groups;
         Moments found = {};
         each_part(chunks, of.group_channels(), [&](long long row, long long channel) {
-            found = merge(found, of.part(workspace, n, row, group * of.group_channels() + channel));
+            found = merge(found, load_moments(workspace, of.cut.part(n, row, group * of.group_channels() + channel)));
         });
         found = block_fold(found, scratch, [](Moments value) { return lanes_merge(value, warp_size); });
         if (threadIdx.x == 0) {

@@ -29,13 +29,6 @@ __device__ __forceinline__ acc_t reciprocal_deviation(acc_t variance, acc_t eps)
     return acc_t(1) / square_root((variance < acc_t(0) ? acc_t(0) : variance) + eps);
 }
 
-// A shift that an outlier in one place does not make a bad one: the median of three elements.
-__device__ __forceinline__ acc_t median_shift(acc_t a, acc_t b, acc_t c) {
-    const acc_t low = a < b ? a : b, high = a < b ? b : a;
-    const acc_t below = high < c ? high : c;
-    return usable_shift(low < below ? below : low);
-}
-
 // From the sums of d = x - centre and of d^2, with a centre that is the mean but for rounding (the corrected two-pass
 // algorithm, Chan, Golub and LeVeque 1983): what the centre missed is known, so neither a far first element nor a
 // rounded mean costs digits.
@@ -68,66 +61,6 @@ struct alignas(16) Affine {  // one access to shared memory
 };
 
 __device__ __forceinline__ acc_t normalised(acc_t x, const Affine& k) { return (x - k.mean) * k.scale + k.offset; }
-
-// Count, mean and sum of squared deviations of a set of elements.
-struct Moments {
-    acc_t count;
-    acc_t mean;
-    acc_t m2;
-};
-
-// Chan's merge, with share = b.count / (a.count + b.count). The order of a and b matters in the last bit: callers fix
-// it.
-__device__ __forceinline__ Moments merge(Moments a, Moments b, acc_t share) {
-    const acc_t delta = b.mean - a.mean;
-    const acc_t mean = finite(delta) ? a.mean + delta * share : a.mean + b.mean;  // infinities stay what they are
-    return Moments{a.count + b.count, mean, a.m2 + b.m2 + delta * (delta * (a.count * share))};
-}
-
-__device__ __forceinline__ Moments merge(Moments a, Moments b) {
-    if (b.count == acc_t(0)) {
-        return a;
-    }
-    return a.count == acc_t(0) ? b : merge(a, b, b.count / (a.count + b.count));
-}
-
-// Moments over `lanes` consecutive lanes, right in the first of them.
-__device__ __forceinline__ Moments lanes_merge(Moments value, int lanes) {
-    for (int distance = 1; distance < lanes; distance *= 2) {
-        const Moments other = {shuffle_xor(value.count, distance), shuffle_xor(value.mean, distance),
-                               shuffle_xor(value.m2, distance)};
-        value = merge(value, other);
-    }
-    return value;
-}
-
-// From the sums of d = x - centre and of d^2 over `count` values, as corrected_statistics. inverse = 1 / count.
-__device__ __forceinline__ Moments corrected_moments(acc_t count, acc_t inverse, acc_t centre, Pair sums) {
-    if (!finite(centre)) {
-        return Moments{count, centre, centre - centre};
-    }
-    const acc_t missed = sums.first * inverse;
-    return Moments{count, centre + missed, sums.second - missed * sums.first};
-}
-
-// Moments of the `count` values value(i) for which use(i) holds, i in [0, size), all in registers: two passes, the
-// second corrected as above. The values are deviations from a shift that is common to all that will be merged.
-template <int size, typename Value, typename Use>
-__device__ __forceinline__ Moments register_moments(acc_t count, acc_t inverse, Value value, Use use) {
-    acc_t sum = acc_t(0);
-#pragma unroll
-    for (int i = 0; i < size; ++i) {
-        sum += use(i) ? value(i) : acc_t(0);
-    }
-    const acc_t centre = sum * inverse;
-    Pair sums = {};
-#pragma unroll
-    for (int i = 0; i < size; ++i) {
-        const acc_t d = use(i) ? value(i) - centre : acc_t(0);
-        sums = sums + Pair{d, d * d};
-    }
-    return corrected_moments(count, inverse, centre, sums);
-}
 
 // ---- gradients ----------------------------------------------------------------------------------------------------
 

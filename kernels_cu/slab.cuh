@@ -94,6 +94,10 @@ struct Slab<ChannelsFirst> {
     __device__ __forceinline__ Place place(int j) const { return Place{start, j * pack_size - shift, channels * HxW}; }
 
     __device__ __forceinline__ long long first_element(int channel) const { return start + (long long)channel * HxW; }
+    __device__ __forceinline__ acc_t first_of(const Pack<data_t>* staged, int channel) const {
+        const int at = shift + channel * HxW;
+        return widen(staged[at / pack_size].item[at % pack_size]);
+    }
 
     // Calls use(i, value) for the elements of the pack at `where`, in order; value = of(channel), looked up once a
     // channel.

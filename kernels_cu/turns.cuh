@@ -10,6 +10,8 @@
 // blocks arrive; what is folded, and in which order, is not.
 #include "async.cuh"
 
+constexpr unsigned ticket_words = 32;  // the tickets have a line of the L2 cache to themselves
+
 // One tile's turn.
 struct Turn {
     unsigned team, tile;
@@ -18,7 +20,7 @@ struct Turn {
 };
 
 struct Turns {
-    unsigned* words;  // the next ticket; then a word a team: tiles whose sums are stored, one more when they are folded
+    unsigned* words;  // the next ticket; from ticket_words a word a team: tiles whose sums are stored, then one more
     unsigned tiles;   // of a team
     unsigned teams;
     unsigned lead;  // the host sees to it that 32 bits count all tickets
@@ -64,7 +66,7 @@ __device__ __forceinline__ void take_turns(const Turns& turns, unsigned* drawn, 
         if (!turn.live) {
             continue;
         }
-        unsigned* const word = turns.words + 1 + turn.team;
+        unsigned* const word = turns.words + ticket_words + turn.team;
         if (turn.output) {
             if (first) {
                 while (load_acquire(word) <= turns.tiles) {

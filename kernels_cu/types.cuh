@@ -180,6 +180,12 @@ __device__ __forceinline__ void store_whole(T* address, const Pack<T>& pack) {
 #endif
 }
 
+// The 4-byte words from an item of an array on: counters.
+template <typename T>
+__device__ __forceinline__ unsigned* words_at(T* array, long long index) {
+    return reinterpret_cast<unsigned*>(array + index);
+}
+
 // Elements that `address` lies past a 16-byte boundary.
 template <typename T>
 __device__ __forceinline__ int misalignment(const T* address) {

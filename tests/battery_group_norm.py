@@ -70,6 +70,27 @@ GROUP_SPLIT_LAST: Named = {
     "two blocks for many": {"shape": (5, 40, 12), "groups": 3, "grid": 2},
     "no parameters": {"shape": (1, 18, 6), "groups": 2, **NO_PARAMETERS},
 }
+GROUP_GRID: Named = {
+    "short last chunks and tiles": {"shape": (2, 6, 35), "groups": 2, "shifts": SAME_OFF},
+    "chunks shorter than a pack": {"shape": (2, 3, 7), "groups": 3, "chunk": 3, "shifts": ALL_OFF},
+    "one tile": {"shape": (1, 2, 64), "groups": 1, "chunk": 64},
+    "a lead of several teams": {"shape": (3, 6, 40), "groups": 3, "lead": 7},
+    "a lead of everything": {"shape": (2, 4, 40), "groups": 2, "lead": 1000},
+    "more channels than threads, many rows to fold": {"shape": (2, 70, 9), "groups": 1, "chunk": 2},
+    "two blocks": {"shape": (5, 6, 40), "groups": 2, "grid": 2},
+    "one block": {"shape": (3, 6, 40), "groups": 2, "grid": 1},
+    "rows of sums in slices": {"shape": (133, 3, 3), "groups": 1},
+    "no parameters": {"shape": (1, 6, 18), "groups": 2, **NO_PARAMETERS},
+    "one-element groups": {"shape": (2, 4, 2), "groups": 4, "chunk": 1},
+}
+GROUP_GRID_LAST: Named = {
+    "all channels, rows of two packs and a tail": {"shape": (2, 35, 10), "groups": 5, "slab": 5, "shifts": ALL_OFF},
+    "teams of two groups, idle threads": {"shape": (2, 37, 48), "groups": 4, "slab": 2},
+    "one group a team": {"shape": (2, 20, 32), "groups": 2, "lead": 3},
+    "more channels than threads, short chunks": {"shape": (1, 9, 136), "groups": 2, "slab": 1, "chunk": 2},
+    "two blocks": {"shape": (5, 40, 48), "groups": 3, "grid": 2},
+    "no parameters": {"shape": (1, 18, 16), "groups": 2, "slab": 2, **NO_PARAMETERS},
+}
 
 
 def group_norm_cases(op: str) -> Iterator[Case]:
@@ -78,8 +99,9 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     def made(strategy: str, named: Named, **tile: int) -> Iterator[Case]:
         for label, facts in named.items():
             own = dict(facts)
-            fields = {"groups": own.pop("slab", 1)} if strategy == "block" else {}
-            fields |= {"chunk": own.pop("chunk", 16)} if strategy == "split" else {}
+            fields = {"groups": own.pop("slab", 1)} if strategy in ("block", "grid") else {}
+            fields |= {"chunk": own.pop("chunk", 16)} if strategy in ("split", "grid") else {}
+            fields |= {"lead": own.pop("lead", 1)} if strategy == "grid" else {}
             yield Case(op, label, {"strategy": strategy, **tile, **fields}, **own)
 
     def layout(named: Named, label: str) -> Named:
@@ -106,7 +128,9 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     block |= layout(GROUP_BLOCK_LAST, "NHWC")
     split = GROUP_SPLIT | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
     split |= layout(GROUP_SPLIT_LAST, "NHWC")
-    for named in (block, split):
+    grid = GROUP_GRID | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
+    grid |= layout(GROUP_GRID_LAST, "NHWC")
+    for named in (block, split, grid):
         named["in place"] = {"shape": (3, 5, 37), "groups": 1, "in_place": True}
         named["NHWC: in place"] = {"shape": (3, 37, 20), "groups": 2, "last": True, "in_place": True}
         named["a constant far from zero"] = {"shape": (2, 4, 90), "groups": 2, **FAR}
@@ -116,8 +140,15 @@ def group_norm_cases(op: str) -> Iterator[Case]:
             named["an infinite mean"] = {"shape": (2, 6, 5), "groups": 2, **INFINITE}
     for facts in split.values():
         facts.pop("slab", None)
+    grid["NaN in a neighbour"].pop("slab")
+    grid["NHWC: NaN in a neighbour"]["slab"] = 6
+    grid["NHWC: in place"]["slab"] = 2
     if backward:
         block |= masked(block, "one part a channel", "NHWC: odd rows", "two blocks for ten")
         split |= masked(split, "a short last chunk", "NHWC: idle threads")
+        grid |= {
+            f"{label}, dx alone": grid[label] | MASKS["dx alone"] for label in ("one tile", "NHWC: one group a team")
+        }
     yield from made("block", block, threads=64)
     yield from made("split", split, threads=64)
+    yield from made("grid", grid, threads=64)

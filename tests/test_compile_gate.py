@@ -34,7 +34,9 @@ OLD, NEW = Nvrtc("12.8.1", "/nowhere"), Nvrtc("13.5.1", "/elsewhere")
 needs_nvrtc = pytest.mark.skipif(not NVRTCS, reason=f"needs NVRTC {nvrtc.supported()}: see `cunorm doctor --kernels`")
 
 #: Kernels that move tensors, by the strategy's name; the others move workspaces and parameters.
-TENSOR_KERNELS = re.compile(r"_(warp|block|sweep|column|split_sums|split_input|split_moments|split_apply)$")
+TENSOR_KERNELS = re.compile(
+    r"_(warp|block|cluster|grid|sweep|column|split_sums|split_input|split_moments|split_apply)$"
+)
 #: Those of them that write no tensor.
 SUMS_ONLY = re.compile(r"(_sums|_moments|_sweep|(stats|reduce)_block)$")
 #: A kernel that cannot but spill: 200 live values, 1024 threads with 64 registers each.

@@ -149,7 +149,7 @@ def test_a_row_of_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch
     seen: list[int] = []
     monkeypatch.setattr(cpu, "launch", only_the_second_sweep)
     tile = {"strategy": "split", "threads": 128, "packs": 1, "rows": 4, "chunk": 64}
-    cunorm.layer_norm(x, length, out=(y, mean, rstd), tile=tile, workspace=sparse(2**29, np.uint8))
+    cunorm.layer_norm(x, length, out=(y, mean, rstd), tile=tile, workspace=sparse(2**30, np.uint8))
     assert len(seen) == 2
     assert np.all(y[:300] == 8)
     assert np.all(y[-300:] == 4)

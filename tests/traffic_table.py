@@ -18,12 +18,11 @@ __all__ = ["EDGE", "EFFICIENT", "ROWS", "SPLIT_BACKWARD", "Row"]
 
 #: A strategy that reads and writes every byte once, and one whose slices begin or end within a 32-byte sector.
 ONCE, EDGE = 1.02, 1.05
-#: Two sweeps: dy and x twice, and dx; x twice, and y, and as much of x again as statistics are relative to (`SHIFT`).
-SPLIT_BACKWARD, SPLIT_FORWARD = 5 / 3, 3 / 2 + 0.005
+#: Two sweeps: dy and x twice, and dx; x twice, and y.
+SPLIT_BACKWARD, SPLIT_FORWARD = 5 / 3, 3 / 2
 #: Bytes of full-width accesses over those of their sectors.
 EFFICIENT = 0.95
 
-SHIFT = "statistics are relative to three elements, which every chunk's warp reads besides"
 SHORT = "runs of few packs that begin in the middle of a sector, or end there"
 NARROW = "a block's part of a row is narrow, and neighbouring blocks fetch the sectors that it shares"
 
@@ -97,7 +96,7 @@ def _twice(*rows: Row) -> Iterator[Row]:
         elif row.op.endswith("backward"):
             yield replace(row, tensors=SPLIT_BACKWARD, fetched=SPLIT_BACKWARD * row.fetched)
         else:
-            yield replace(row, tensors=SPLIT_FORWARD, fetched=SPLIT_FORWARD * row.fetched, why=SHIFT)
+            yield replace(row, tensors=SPLIT_FORWARD, fetched=SPLIT_FORWARD * row.fetched)
 
 
 def _both_types(rows: Iterator[Row]) -> Iterator[Row]:
@@ -131,12 +130,21 @@ def _group(op: str) -> Iterator[Row]:
     narrow: dict[str, Any] = {"fetched": 3.4, "why": NARROW}  # rows of 12 bytes
     yield Row(op, "block", "channels last, narrow", (4, 24, 49, 8), block, layout="NHWC", **narrow)
     yield Row(op, "block", "several waves", (264, 8, 256, 8), block)
-    short: dict[str, Any] = {} if backward else {"tensors": 1.65, "fetched": 2.0, "why": SHIFT}
+    grid = {"threads": 64, "chunk": 512, "groups": 1, "lead": 1}
+    yield from _twice(
+        Row(op, "grid", "aligned planes", (4, 16, 1024, 4), grid),
+        Row(op, "grid", "odd planes", (2, 6, 2401, 2), grid, fetched=EDGE),
+        Row(op, "grid", "ahead", (4, 16, 1024, 4), grid | {"lead": 20}),
+        Row(op, "grid", "channels last", (4, 64, 196, 2), grid | {"chunk": 64}, layout="NHWC"),
+        Row(
+            op, "grid", "channels last, all of them", (4, 60, 196, 6), grid | {"groups": 6, "chunk": 64}, layout="NHWC"
+        ),
+    )
     yield from _twice(
         Row(op, "split", "aligned planes", (4, 16, 1024, 4), split),
         Row(op, "split", "odd planes", (2, 6, 2401, 2), split, fetched=EDGE),
         Row(op, "split", "tails", (6, 12, 1279, 4), split, fetched=EDGE),
-        Row(op, "split", "HxW = 1", (64, 256, 1, 8), split, **short),
+        Row(op, "split", "HxW = 1", (64, 256, 1, 8), split),
         Row(op, "split", "channels last", (4, 64, 196, 8), split, layout="NHWC"),
         Row(op, "split", "several waves", (34, 64, 1024, 8), split, long=True),
     )
@@ -170,23 +178,18 @@ def _batch(kind: str) -> Iterator[Row]:
     yield Row(op, "block", "misaligned", (6, 9, 217), block, fetched=EDGE)
     yield Row(op, "block", "tails", (6, 12, 127), block, fetched=EDGE)
     yield Row(op, "block", "several waves", (64, 160, 196), block, fetched=EDGE, long=True)
-    # Of statistics: three elements a channel and warp.
-    shift: dict[str, Any] = {"fetched": EDGE, "why": SHIFT} if kind == "stats" else {}
     if reducing:
         split = {"threads": 64, "chunk": 1024}
-        yield Row(op, "split", "aligned planes", (4, 16, 1024), split, **shift)
+        yield Row(op, "split", "aligned planes", (4, 16, 1024), split)
         yield Row(op, "split", "odd planes", (2, 6, 2401), split, fetched=EDGE)
         yield Row(op, "split", "tails", (6, 12, 1279), split, fetched=EDGE)
-        yield Row(op, "split", "several waves", (34, 64, 1024), split, long=True, **shift)
-    shift = {"tensors": 1.05, "fetched": 1.03, "why": SHIFT} if kind == "stats" else {}
+        yield Row(op, "split", "several waves", (34, 64, 1024), split, long=True)
     column = {"threads": 64, "chunk": 1024}
     yield Row(op, "column", "channels last", (4, 64, 1024), column, layout="NHWC")
-    yield Row(
-        op, "column", "channels last, short chunks", (4, 64, 256), column | {"chunk": 256}, layout="NHWC", **shift
-    )
+    yield Row(op, "column", "channels last, short chunks", (4, 64, 256), column | {"chunk": 256}, layout="NHWC")
     yield Row(op, "column", "odd channels", (4095, 33, 1), column, fetched=EDGE, wide=0.94, why=SHORT)
     yield Row(op, "column", "HxW = 1", (4096, 64, 1), column)
-    yield Row(op, "column", "several waves", (65536, 64, 1), column | {"chunk": 128}, long=True, **shift)
+    yield Row(op, "column", "several waves", (65536, 64, 1), column | {"chunk": 128}, long=True)
 
 
 def _gather() -> Iterator[Row]:
