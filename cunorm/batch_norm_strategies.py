@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .batch_norm_views import cut_of, refuses_cut, refuses_layout, view_of
 from .devices import Device
-from .geometry import LARGEST_CHUNK, slab_packs, slab_parts, sweep_shared
+from .geometry import LARGEST_CHUNK, slab_packs, slab_partials, sweep_shared
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
 from .strategy_common import (
@@ -67,19 +67,16 @@ def _tensors_read(problem: Problem) -> int:
 
 def _slab_shared(problem: Problem, tile: Tile) -> int:
     """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary, for the worst
-    alignment; of a whole slab or of the last one, whose fewer channels may have more parts.
+    alignment.
     """
     layout, _, C, HxW = view_of(problem)
-    most = 0
-    for channels in {min(tile.channels, C), C % tile.channels or min(tile.channels, C)}:
-        slab = (layout, channels, HxW, problem.pack)
-        parts = slab_parts(*slab, tile.threads)
-        known = 2 if problem.op == "batch_norm_stats" else 1  # arrays of shifts and centres, or of means
-        sizes = [*[channels * _partial_bytes(problem)] * 2, *[channels * problem.sum_itemsize] * known]
-        sizes += [channels * pair_bytes(problem), channels * parts * pair_bytes(problem) if parts > 1 else 0]
-        sizes += [16 * slab_packs(*slab)] * _tensors_read(problem)
-        most = max(most, sum(round_up(size, 16) for size in sizes))
-    return most
+    channels = min(tile.channels, C)
+    partials = slab_partials(layout, HxW, problem.pack, tile.threads)
+    known = 2 if problem.op == "batch_norm_stats" else 1  # arrays of shifts and centres, or of means
+    sizes = [*[channels * _partial_bytes(problem)] * 2, *[channels * problem.sum_itemsize] * known]
+    sizes += [channels * pair_bytes(problem), partials * pair_bytes(problem)]
+    sizes += [16 * slab_packs(layout, channels, HxW, problem.pack)] * _tensors_read(problem)
+    return sum(round_up(size, 16) for size in sizes)
 
 
 def _refuses_slab(problem: Problem, tile: Tile, device: Device) -> str | None:

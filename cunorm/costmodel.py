@@ -24,6 +24,8 @@ BYTES_IN_FLIGHT = 64  # of a tensor, that a thread of these kernels asks for at 
 CACHE_SPEED = 1.5  # bytes a second from the L2 cache over those from DRAM
 SOLO_SHARE = 1.25  # how far above its even share of the bandwidth a multiprocessor gets when others are idle
 PHASED = 1.3  # time of a lone resident block that does not load while it stores, against one that does
+NONPORTABLE = 1.5  # time of a cluster of more blocks than every GPU with clusters has: few fit side by side
+PORTABLE_CLUSTER = 8
 NEAR_TIE = 1.01  # predictions that differ by less are one
 REGISTER_STEP, WARP = 8, 32
 
@@ -69,7 +71,8 @@ def launch_seconds(launch: Launch, device: Device) -> float:
     if launch.phases > 1 and resident == 1 and launch.grid > device.multiprocessors:
         busiest *= PHASED
     transfers = max(launch.traffic, moved / CACHE_SPEED) / bandwidth
-    return LAUNCH_SECONDS + max(transfers, busiest / share, waves * block)
+    seconds = max(transfers, busiest / share, waves * block)
+    return LAUNCH_SECONDS + seconds * (NONPORTABLE if launch.cluster > PORTABLE_CLUSTER else 1.0)
 
 
 def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> float:

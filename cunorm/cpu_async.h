@@ -33,11 +33,9 @@ CUNORM_CPU_RUNTIME void issue(Stack* stack, CopyKind kind, Mbarrier* on, void* t
     Copy* copy = static_cast<Copy*>(malloc(sizeof(Copy)));
     *copy = Copy{nullptr, kind, stack->id, group, on, static_cast<char*>(to), static_cast<const char*>(from), bytes,
                  site};
-    Copy** last = &stack->in->gang->copies;  // they land in the order of their issue
-    while (*last != nullptr) {
-        last = &(*last)->next;
-    }
-    *last = copy;
+    Gang& gang = *stack->in->gang;  // they land in the order of their issue
+    (gang.copies == nullptr ? gang.copies : gang.latest->next) = copy;
+    gang.latest = copy;
     if (kind != TO_GLOBAL) {
         memset(to, int(stack->worker->launch->poison), bytes);
     }
@@ -47,6 +45,8 @@ CUNORM_CPU_RUNTIME void issue(Stack* stack, CopyKind kind, Mbarrier* on, void* t
 // Those of a thread's groups before `group`, or of an mbarrier.
 CUNORM_CPU_RUNTIME void land(Stack* stack, CopyKind kind, Mbarrier* on, unsigned group) {
     bool owes = false;
+    Copy*& latest = stack->in->gang->latest;
+    latest = nullptr;
     for (Copy** at = &stack->in->gang->copies; *at != nullptr;) {
         Copy* copy = *at;
         const bool own = copy->kind != BY_MBARRIER && copy->id == stack->id;
@@ -59,6 +59,7 @@ CUNORM_CPU_RUNTIME void land(Stack* stack, CopyKind kind, Mbarrier* on, unsigned
             free(copy);
         } else {
             owes = owes || own;
+            latest = copy;
             at = &copy->next;
         }
     }

@@ -9,10 +9,14 @@ CUNORM_CPU_RUNTIME void note_shared(Stack* stack, const void* address, uint64_t 
     shared_access(stack, reinterpret_cast<uintptr_t>(address), unsigned(bytes), load, store, atomic, site);
 }
 CUNORM_CPU_RUNTIME void note_global(Stack* stack, const void* address, uint64_t bytes, bool store, uint32_t site) {
+    const unsigned lane = stack->lane;
     for (uint64_t done_ = 0; done_ < bytes; done_ += widest_access) {  // in the pieces that copies come in
         const uint64_t piece = bytes - done_ < widest_access ? bytes - done_ : widest_access;
         const uint64_t at = reinterpret_cast<uintptr_t>(address) + done_;
+        // Those of a bulk copy side by side, as if a warp had asked for them.
+        stack->lane = (lane + unsigned(done_ / widest_access)) % unsigned(lanes);
         global_access(stack, at, unsigned(piece), store, site);
+        stack->lane = lane;
         if (stack->worker->launch->counters != nullptr && stack->worker->launch->regions != 0) {
             Moved& moved = stack->worker->launch->counters->moved[stack->worker->last_region -
                                                                   stack->worker->launch->region];

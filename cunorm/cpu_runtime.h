@@ -251,6 +251,7 @@ struct Gang {
     unsigned arrived, generation;  // of the cluster's barrier
     Mbarrier* mbarriers;         // lists
     Copy* copies;
+    Copy* latest;                // the last of them
     Clocks* clocks;
 };
 

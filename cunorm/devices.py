@@ -33,7 +33,8 @@ class Device:
     threads_per_multiprocessor, blocks_per_multiprocessor : int
         Most that can be resident.
     largest_cluster : int
-        Blocks in the largest portable thread-block cluster; 1 where there are none.
+        Blocks in the largest thread-block cluster; 1 where there are none. More than 8 is not portable: a GPU with
+        few multiprocessors in a cluster of them may refuse the launch.
     """
 
     name: str
@@ -89,7 +90,7 @@ KNOWN: dict[str, Device] = {
         bandwidth=3.352e12,
         shared_memory_per_block=227 * KIB,
         shared_memory_per_multiprocessor=228 * KIB,
-        largest_cluster=8,
+        largest_cluster=16,
     ),
     "H200": Device(
         name="NVIDIA H200",
@@ -99,7 +100,7 @@ KNOWN: dict[str, Device] = {
         bandwidth=4.8e12,
         shared_memory_per_block=227 * KIB,
         shared_memory_per_multiprocessor=228 * KIB,
-        largest_cluster=8,
+        largest_cluster=16,
     ),
     "B200": Device(
         name="NVIDIA B200",
@@ -109,7 +110,7 @@ KNOWN: dict[str, Device] = {
         bandwidth=8.0e12,
         shared_memory_per_block=227 * KIB,
         shared_memory_per_multiprocessor=228 * KIB,
-        largest_cluster=8,
+        largest_cluster=16,
     ),
     "RTX 5090": Device(
         name="NVIDIA GeForce RTX 5090",

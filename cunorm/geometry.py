@@ -9,16 +9,19 @@ from .strategy_common import RESIDENT_REGISTERS, WARP, moments_bytes, refuses_re
 
 __all__ = [
     "LARGEST_CHUNK",
+    "piece_packs",
     "refuses_chunk",
     "refuses_sweep",
     "slab_packs",
-    "slab_parts",
+    "slab_partials",
     "sweep_blocks",
     "sweep_shared",
 ]
 
 #: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
 LARGEST_CHUNK = 2**20
+#: line_packs and slots_at_once in slab.cuh.
+LINE_PACKS, SLOTS_AT_ONCE = 8, 4
 
 
 def slab_packs(layout: str, channels: int, HxW: int, pack: int) -> int:
@@ -28,13 +31,24 @@ def slab_packs(layout: str, channels: int, HxW: int, pack: int) -> int:
     return ceil_div(channels * HxW + pack - 1, pack)
 
 
-def slab_parts(layout: str, channels: int, HxW: int, pack: int, threads: int) -> int:
-    """Slab::parts() in slab.cuh."""
+def piece_packs(layout: str, channels: int, HxW: int, pack: int, pieces: int) -> int:
+    """Packs of the largest of a slab's pieces: Slab's constructor in slab.cuh."""
+    if pieces == 1:
+        return slab_packs(layout, channels, HxW, pack)
+    if layout == "NHWC":
+        return ceil_div(HxW, pieces) * ceil_div(channels, pack)
+    each = ceil_div(slab_packs(layout, channels, HxW, pack), pieces)
+    return ceil_div(each, LINE_PACKS) * LINE_PACKS
+
+
+def slab_partials(layout: str, HxW: int, pack: int, threads: int) -> int:
+    """Slab::partial_sums() in slab.cuh."""
+    if layout == "NHWC":
+        return threads * min(pack, SLOTS_AT_ONCE)
     lanes = 1
-    if layout == "NCHW":
-        while lanes < WARP and lanes < HxW // pack + 2:
-            lanes *= 2
-    return max(1, threads // lanes // channels)
+    while lanes < WARP and lanes < HxW // pack + 2:
+        lanes *= 2
+    return threads // lanes
 
 
 def sweep_blocks(layout: str, samples: int, C: int, chunks: int, pack: int, threads: int) -> int:

@@ -77,7 +77,7 @@ def limits(ordinal: int = 0) -> Device:
         registers_per_multiprocessor=int(facts["regsPerMultiprocessor"]),
         threads_per_multiprocessor=int(facts["maxThreadsPerMultiProcessor"]),
         blocks_per_multiprocessor=int(facts.get("maxBlocksPerMultiProcessor", 32)),
-        largest_cluster=8 if capability >= (9, 0) else 1,
+        largest_cluster=16 if capability in ((9, 0), (10, 0), (10, 3)) else 8 if capability >= (9, 0) else 1,
     )
 
 

@@ -2,70 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .devices import Device
-from .geometry import slab_packs, slab_parts
 from .group_norm_grid import grid_launches, grid_workspace, grid_workspace_traffic, refuses_grid
+from .group_norm_slab import (
+    BLOCK_SPACE,
+    CLUSTER_SPACE,
+    one_sweep,
+    refuses_block,
+    refuses_cluster,
+    slab_launches,
+    slab_workspace,
+)
 from .group_norm_split import refuses_split, split_launches, split_workspace, split_workspace_traffic
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
-from .strategy_common import (
-    RESIDENT_REGISTERS,
-    blocks_for,
-    is_backward,
-    pair_bytes,
-    parameter_launches,
-    parameter_workspace,
-    refuses_registers,
-    refuses_shared,
-    round_up,
-    tensors_read,
-    written_and_read,
-)
+from .strategy_common import blocks_for, is_backward, parameter_workspace, refuses_registers, written_and_read
 
 __all__ = ["BACKWARD", "FORWARD"]
-
-SECTOR_BYTES = 32  # what DRAM and L2 move at least
-
-
-def _sector_bytes(problem: Problem, tile: Tile) -> int:
-    """Bytes of the 32-byte sectors that reading x once touches: rows of few channels share sectors with neighbours."""
-    if problem.layout == "NCHW":
-        return problem.nbytes
-    row = tile.groups * problem.group_channels * problem.itemsize
-    pitch = problem.C * problem.itemsize
-    sectors = ceil_div(row, SECTOR_BYTES) + (1 if row % SECTOR_BYTES or pitch % SECTOR_BYTES else 0)
-    return problem.nbytes * sectors * SECTOR_BYTES // row
-
-
-def _one_sweep(problem: Problem, tile: Tile, rows: int, **facts: Any) -> tuple[Launch, ...]:
-    """The launches of a strategy that reads every byte once: one kernel, and the parameter sums behind it."""
-    shape: tuple[str | int | float, ...] = (problem.N, problem.C, problem.HxW, problem.group)
-    extra = (tile.groups,) if tile.strategy == "block" else ()
-    tensors = _sector_bytes(problem, tile)
-    items = facts.pop("items")
-    if not is_backward(problem):
-        entry = f"group_norm_{tile.strategy}"
-        arguments = ("x", "gamma", "beta", "y", "mean", "rstd", *shape, *extra, "eps")
-        traffic = 2 * tensors
-    else:
-        entry = f"group_norm_backward_{tile.strategy}"
-        direct = problem.wants_parameters and rows == 1
-        arguments = (
-            *("dy", "x" if problem.reads_x else 0, "mean", "rstd", "gamma", "dx"),
-            "workspace" if problem.wants_parameters and not direct else 0,
-            *(("dgamma", "dbeta") if direct else (0, 0)),
-            *shape,
-            *extra,
-        )
-        traffic = (tensors_read(problem) + ("dx" in problem.outputs)) * tensors
-        traffic += rows * problem.C * pair_bytes(problem) * problem.wants_parameters
-    facts["streams"] = tensors_read(problem)
-    main = Launch(entry, entry, blocks_for(items), tile.threads, arguments, traffic=traffic, **facts)
-    second = problem.wants_parameters and rows > 1
-    return (main, *parameter_launches(problem, rows)) if second else (main,)
-
 
 # ---- warp -----------------------------------------------------------------------------------------------------------
 
@@ -119,53 +72,11 @@ def _warp_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     rows = _warp_rows(problem, tile)
     items = ceil_div(rows * problem.group, tile.threads // tile.lanes)
     registers = _warp_registers(problem, tile)
-    return _one_sweep(problem, tile, rows, items=items, registers=registers, phases=_samples(tile))
-
-
-# ---- block ----------------------------------------------------------------------------------------------------------
-
-
-def _block_shared(problem: Problem, tile: Tile) -> int:
-    """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary."""
-    channels = tile.groups * problem.group_channels
-    sums, pair = problem.sum_itemsize, pair_bytes(problem)
-    slab = (problem.layout, channels, problem.HxW, problem.pack)
-    sizes = [16 * slab_packs(*slab)] * tensors_read(problem)
-    parts = slab_parts(*slab, tile.threads)
-    sizes += [channels * pair, channels * parts * pair if parts > 1 else 0]
-    sizes += [channels * 2 * sums, tile.groups * 4 * sums] if is_backward(problem) else [channels * 4 * sums]
-    return sum(round_up(size, 16) for size in sizes)
-
-
-def _refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
-    if (sentence := refuses_threads(tile)) is not None:
-        return sentence
-    if problem.group % tile.groups:
-        return f"slabs of {tile.groups} groups do not divide {problem.group} groups"
-    if (sentence := refuses_shared(_block_shared(problem, tile), device)) is not None:
-        return sentence
-    return refuses_registers(RESIDENT_REGISTERS, tile, device)
-
-
-def _block_workspace(problem: Problem, tile: Tile) -> int:
-    return parameter_workspace(problem, problem.N)
-
-
-def _block_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    return _one_sweep(
-        problem,
-        tile,
-        problem.N,
-        items=problem.N * (problem.group // tile.groups),
-        shared_bytes=_block_shared(problem, tile),
-        registers=RESIDENT_REGISTERS,
-        phases=3,
-    )
+    return one_sweep(problem, tile, rows, blocks_for(items), registers=registers, phases=_samples(tile))
 
 
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
 _WARP_SPACE = {"packs": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256)}
-_BLOCK_SPACE = {"threads": (32, 64, 128, 256, 512), "groups": (1, 2, 4, 8, 16, 32)}
 _GRID_SPACE = {
     "threads": (128, 256, 512),
     "chunk": (64, 256, 1024, 2048, 4096),
@@ -191,12 +102,22 @@ def _strategies(op: str) -> dict[str, Strategy]:
     block = Strategy(
         name="block",
         op=op,
-        space=_BLOCK_SPACE,
-        constants=("threads",),
-        legality=_refuses_block,
-        launches=_block_launches,
-        workspace=_block_workspace,
-        workspace_traffic=written_and_read(_block_workspace),
+        space=BLOCK_SPACE,
+        constants=("threads", "chunks", "engine"),
+        legality=refuses_block,
+        launches=slab_launches,
+        workspace=slab_workspace,
+        workspace_traffic=written_and_read(slab_workspace),
+    )
+    cluster = Strategy(
+        name="cluster",
+        op=op,
+        space=CLUSTER_SPACE,
+        constants=("threads", "chunks", "engine", "cluster"),
+        legality=refuses_cluster,
+        launches=slab_launches,
+        workspace=slab_workspace,
+        workspace_traffic=written_and_read(slab_workspace),
     )
     split = Strategy(
         name="split",
@@ -218,7 +139,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
         workspace=grid_workspace,
         workspace_traffic=grid_workspace_traffic,
     )
-    return {strategy.name: strategy for strategy in (warp, block, grid, split)}
+    return {strategy.name: strategy for strategy in (warp, block, cluster, grid, split)}
 
 
 FORWARD: dict[str, Strategy] = _strategies("group_norm")

@@ -157,6 +157,13 @@ __device__ __forceinline__ void fence_async() {
 
 // ---- clusters -------------------------------------------------------------------------------------------------------
 
+// Of a kernel whose tile says how many blocks make a cluster; NVRTC refuses it below sm_90, as the strategies do.
+#if !defined(CUNORM_CPU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define CLUSTER __cluster_dims__(Tile::cluster, 1, 1)
+#else
+#define CLUSTER
+#endif
+
 // This block's number in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
 #ifdef CUNORM_CPU

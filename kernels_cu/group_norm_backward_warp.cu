@@ -1,6 +1,6 @@
 // GroupNorm backward, strategy `warp`: a run of `lanes` lanes of a warp per group, held in registers.
 //
-//   dy, x, dx (N, C, HxW), also (N, 1, C); mean, rstd (N, groups); gamma (C) or null
+//   dy, x, dx (N, C, HxW), also (N, 1, C); mean, rstd (N, groups); gamma, beta (C) or null
 //   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
 //   a team of Tile::lanes lanes holds Tile::packs packs a lane of dy and of x
 //   parameter gradients: only where a channel is one element (HxW = 1: each lane keeps its channels' sums over
@@ -10,13 +10,20 @@
 //
 // Every byte of dy and x is read once, and before the team writes dx, so dx may be dy or x. No barrier and no shared
 // memory. Wins for groups up to about two thousand elements.
+#include "activation.cuh"
 #include "parameters.cuh"
 #include "team.cuh"
 
+// What an element needs of its channel.
+struct WeighedChannel {
+    acc_t gamma;
+    Through through;
+};
+
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     group_norm_backward_warp(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
-                             const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
-                             long long N, long long C, long long HxW, long long groups) {
+                             const gamma_t* gamma, const beta_t* beta, data_t* dx, Pair* workspace, gamma_t* dgamma,
+                             gamma_t* dbeta, long long N, long long C, long long HxW, long long groups) {
     const int channels = static_cast<int>(C / groups);
     const int length = channels * static_cast<int>(HxW);
     const ParameterGradients parameters = {workspace, dgamma, dbeta, C};
@@ -43,19 +50,26 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                 of_group.rstd = widen(load(rstd, n * groups + group));
                 kept_shift = run.shift;
             }
+            const auto in_front = [&](int channel, acc_t gamma_c) {
+                return Through{Affine{of_group.mean, of_group.rstd * gamma_c,
+                                      is_identity ? acc_t(0) : parameter(beta, first_channel + channel, acc_t(0))}};
+            };
             // With one channel a group, its sums without gamma are dbeta and dgamma; gamma joins them below.
             const auto weight = [&](int channel) {
-                return channels == 1 ? acc_t(1) : parameter(gamma, first_channel + channel, acc_t(1));
+                const bool alone = channels == 1;
+                const acc_t gamma_c =
+                    alone && is_identity ? acc_t(1) : parameter(gamma, first_channel + channel, acc_t(1));
+                return WeighedChannel{alone ? acc_t(1) : gamma_c, in_front(channel, gamma_c)};
             };
             Pair sums = {};
 #pragma unroll
             for (int k = 0; k < Tile::packs; ++k) {
                 Pair of_pack = {};
-                run.each(k, static_cast<int>(HxW), weight, [&](int i, acc_t gamma_c) {
-                    const acc_t gradient = widen(held_dy[k].item[i]);
-                    const acc_t product =
-                        x == nullptr ? acc_t(0) : gradient * (acc_t(widen(held_x[k].item[i])) - of_group.mean);
-                    of_pack = of_pack + Pair{gamma_c * gradient, gamma_c * product};
+                run.each(k, static_cast<int>(HxW), weight, [&](int i, const WeighedChannel& of) {
+                    const acc_t value = widen(held_x[k].item[i]);
+                    const acc_t gradient = of.through(widen(held_dy[k].item[i]), value);
+                    const acc_t product = x == nullptr ? acc_t(0) : gradient * (value - of_group.mean);
+                    of_pack = of_pack + Pair{of.gamma * gradient, of.gamma * product};
                     const Pair of_channel = {gradient, product * of_group.rstd};
                     if (Tile::samples > 1) {
                         kept[k][i] = kept[k][i] + of_channel;
@@ -87,12 +101,16 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                 Pack<data_t> out = {};
                 run.each(
                     k, static_cast<int>(HxW),
-                    [&](int channel) { return parameter(gamma, first_channel + channel, acc_t(1)); },
-                    [&](int i, acc_t gamma_c) {
+                    [&](int channel) {
+                        const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1));
+                        return WeighedChannel{gamma_c, in_front(channel, gamma_c)};
+                    },
+                    [&](int i, const WeighedChannel& of) {
                         Coefficients coefficients = of_group;
-                        coefficients.gamma = gamma_c;
-                        out.item[i] = narrow<data_t>(
-                            input_gradient(widen(held_dy[k].item[i]), widen(held_x[k].item[i]), coefficients));
+                        coefficients.gamma = of.gamma;
+                        const acc_t value = widen(held_x[k].item[i]);
+                        const acc_t gradient = of.through(widen(held_dy[k].item[i]), value);
+                        out.item[i] = narrow<data_t>(input_gradient(gradient, value, coefficients));
                     });
                 store_pack(dx + run.start, run.first(k), run.length, out);
             }

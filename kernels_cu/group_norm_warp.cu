@@ -6,6 +6,7 @@
 //
 // Every byte of x is read once, and before the team writes y, so y may be x. No barrier and no shared memory. Wins for
 // groups up to about two thousand elements.
+#include "activation.cuh"
 #include "parameters.cuh"
 #include "team.cuh"
 
@@ -40,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                                   parameter(beta, first_channel + channel, acc_t(0))};
                 },
                 [&](int i, const Affine& affine) {
-                    out.item[i] = narrow<data_t>(normalised(widen(held[k].item[i]), affine));
+                    out.item[i] = narrow<data_t>(activation_t::apply(normalised(widen(held[k].item[i]), affine)));
                 });
             store_pack(y + run.start, run.first(k), run.length, out);
         }

@@ -1,10 +1,11 @@
 // Where the elements of some channels of one sample lie, in global memory and staged in shared memory.
 //
 // A slab is `channels` consecutive channels of sample n (one group, or several whole groups). Channels-first (N, C,
-// HxW) it is one contiguous run; channels-last (N, HxW, C) it is HxW rows, `pitch` elements apart. Either way it is
-// covered by packs, numbered from 0: pack j stands at `place(j)` in a tensor and at index j of an array of packs in
-// shared memory. A run is covered from the 16-byte boundary at or before its first element, so that misaligned slices
-// cost two ragged packs and not every vector access; tensors that are aligned differently are read element by element.
+// HxW) it is one contiguous run; channels-last (N, HxW, C) it is HxW rows, `pitch` elements apart. The blocks of a
+// cluster have a piece of it each: a part of the run, or of the rows. Either way a piece is covered by packs, numbered
+// from 0: pack j stands at `place(j)` in a tensor and at index j of an array of packs in shared memory. A run is covered
+// from the 16-byte boundary at or before its first element, so that misaligned slices cost two ragged packs and not
+// every vector access; tensors that are aligned differently are read element by element.
 #include "norm.cuh"
 
 struct Place {
@@ -75,6 +76,10 @@ __device__ __forceinline__ void each_in_channels(const Place& where, int HxW, Of
     }
 }
 
+constexpr int line_packs = 8;  // of a line of the L2 cache: pieces of a run are cut there
+constexpr int slots_at_once =
+    pack_size < 4 ? pack_size : 4;  // sums of a thread's channels that are put together at a time
+
 template <typename Layout>
 struct Slab;
 
@@ -82,31 +87,55 @@ template <>
 struct Slab<ChannelsFirst> {
     int channels;
     int HxW;
-    int shift;  // elements between the 16-byte boundary and the run's start
-    long long start;
+    int count;        // of the piece's packs
+    int shift;        // elements from the first of them to the run's start; negative in later pieces
+    long long start;  // of the run
 
     __device__ __forceinline__ Slab(const data_t* x, long long n, long long C, long long first_channel, int channels_,
-                                    int HxW_)
+                                    int HxW_, int piece = 0, int pieces = 1)
         : channels(channels_), HxW(HxW_), start((n * C + first_channel) * HxW_) {
         shift = misalignment(x + start);
+        count = ceil_div(shift + channels * HxW, pack_size);
+        if (pieces > 1) {
+            const int each = ceil_div(ceil_div(count, pieces), line_packs) * line_packs;
+            const int begin = piece * each < count ? piece * each : count;
+            count = count - begin < each ? count - begin : each;
+            shift -= begin * pack_size;
+        }
     }
-    __device__ __forceinline__ int packs() const { return ceil_div(shift + channels * HxW, pack_size); }
-    __device__ __forceinline__ Place place(int j) const { return Place{start, j * pack_size - shift, channels * HxW}; }
+    __device__ __forceinline__ int packs() const { return count; }
+    __device__ __forceinline__ int length() const { return channels * HxW; }
+    __device__ __forceinline__ Place place(int j) const { return Place{start, j * pack_size - shift, length()}; }
+    // The first pack of the n-th of several parts.
+    __device__ __forceinline__ int cut(int n, int parts) const {
+        return static_cast<int>((long long)count * n / parts);
+    }
 
-    __device__ __forceinline__ long long first_element(int channel) const { return start + (long long)channel * HxW; }
+    // The elements [first, last) of the run that the packs [from, to) cover.
+    __device__ __forceinline__ int first_in(int from) const {
+        const int element = from * pack_size - shift;
+        return element < 0 ? 0 : element;
+    }
+    __device__ __forceinline__ int last_in(int to) const {
+        const int element = to * pack_size - shift;
+        return element < length() ? element : length();
+    }
+    // How many elements of a group of channels the piece has, and where in a tensor the first of them lies.
+    __device__ __forceinline__ int held(int group, int group_channels) const {
+        const int begin = group * group_channels * HxW, end = begin + group_channels * HxW;
+        const int first = first_in(0) < begin ? begin : first_in(0), last = last_in(count) < end ? last_in(count) : end;
+        return first < last ? last - first : 0;
+    }
+    __device__ __forceinline__ long long first_held(int group, int group_channels) const {
+        const int begin = group * group_channels * HxW;
+        return start + (first_in(0) < begin ? begin : first_in(0));
+    }
     __device__ __forceinline__ acc_t first_of(const Pack<data_t>* staged, int channel) const {
         const int at = shift + channel * HxW;
         return widen(staged[at / pack_size].item[at % pack_size]);
     }
 
-    // Calls use(i, value) for the elements of the pack at `where`, in order; value = of(channel), looked up once a
-    // channel.
-    template <typename Of, typename Use>
-    __device__ __forceinline__ void each(const Place& where, Of of, Use use) const {
-        each_in_channels(where, HxW, of, use);
-    }
-
-    // How many partial sums a channel has: several units of lanes share a channel where there are more units.
+    // Several units of `lanes` lanes share a channel where there are more of them.
     __device__ __forceinline__ int lanes() const {
         int lanes = 1;
         while (lanes < warp_size && lanes < HxW / pack_size + 2) {
@@ -114,34 +143,63 @@ struct Slab<ChannelsFirst> {
         }
         return lanes;
     }
-    __device__ __forceinline__ int parts() const {
-        const int parts = Tile::threads / lanes() / channels;
-        return parts < 1 ? 1 : parts;
-    }
+    __device__ __forceinline__ int partial_sums() const { return Tile::threads / lanes(); }
 
-    // partials[channel * parts() + part] = sum of terms.pack(j, channel, use) over the packs of the part. No barrier.
+    // totals[channel] += the sum of terms.pack(j, channel, use) over the packs [from, to), for the channels that lie
+    // there. `partials` is shared, partial_sums() long. The whole block calls, with a barrier between two calls.
     template <typename Terms>
-    __device__ __forceinline__ void channel_sums(Pair* partials, Terms terms) const {
-        const int lanes = this->lanes(), parts = this->parts();
-        const int units = Tile::threads / lanes, unit = threadIdx.x / lanes, lane = threadIdx.x % lanes;
-        for (int base = 0; base < channels * parts; base += units) {
+    __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
+        if (first_in(from) >= last_in(to)) {
+            return;
+        }
+        const int lanes = this->lanes(), units = Tile::threads / lanes;
+        const int unit = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+        const int first = first_in(from) / HxW, here = (last_in(to) - 1) / HxW - first + 1;
+        const int parts = units / here < 1 ? 1 : units / here;
+        for (int base = 0; base < here * parts; base += units) {
             const int item = base + unit;
-            const bool live = item < channels * parts;  // the others come along for the shuffles
-            const int channel = live ? item / parts : 0, part = live ? item % parts : 0;
-            const int begin = shift + channel * HxW, end = live ? begin + HxW : 0;
+            const bool live = item < here * parts;  // the others come along for the shuffles
+            const int channel = first + (live ? item / parts : 0), part = live ? item % parts : 0;
+            int begin = shift + channel * HxW, end = begin + HxW;
+            begin = begin < from * pack_size ? from * pack_size : begin;
+            end = live ? (end < to * pack_size ? end : to * pack_size) : 0;
             Pair sums = {};
             for (int j = begin / pack_size + part * lanes + lane; j * pack_size < end; j += parts * lanes) {
-                const int first = j * pack_size;
-                if (first >= begin && first + pack_size <= end) {
+                const int at = j * pack_size;
+                if (at >= begin && at + pack_size <= end) {
                     sums = sums + terms.pack(j, channel, Always());
                 } else {
-                    sums = sums + terms.pack(j, channel, [&](int i) { return first + i >= begin && first + i < end; });
+                    sums = sums + terms.pack(j, channel, [&](int i) { return at + i >= begin && at + i < end; });
                 }
             }
             sums = lanes_sum(sums, lanes);
             if (live && lane == 0) {
-                partials[item] = sums;
+                (parts > 1 ? partials[item] : totals[channel]) = parts > 1 ? sums : totals[channel] + sums;
             }
+        }
+        if (parts == 1) {
+            return;
+        }
+        __syncthreads();
+        for (int channel = threadIdx.x; channel < here; channel += Tile::threads) {
+            Pair total = totals[first + channel];
+            for (int part = 0; part < parts; ++part) {
+                total = total + partials[channel * parts + part];
+            }
+            totals[first + channel] = total;
+        }
+    }
+
+    // Writes to[...] = element(held(j), i, of(channel)) for the elements of the piece's packs; of is asked once a channel.
+    template <typename Held, typename Of, typename Element>
+    __device__ __forceinline__ void write(data_t* to, Held held, Of of, Element element) const {
+        for (int j = threadIdx.x; j < count; j += Tile::threads) {
+            const Place where = place(j);
+            const auto packs = held(j);
+            Pack<data_t> out = {};
+            each_in_channels(where, HxW, of,
+                             [&](int i, const auto& known) { out.item[i] = narrow<data_t>(element(packs, i, known)); });
+            store_pack(to + where.row, where.first, where.length, out);
         }
     }
 };
@@ -149,51 +207,106 @@ struct Slab<ChannelsFirst> {
 template <>
 struct Slab<ChannelsLast> {
     int channels;
-    int HxW;
+    int rows;  // of the piece
     int row_packs;
     long long start;
     long long pitch;
 
     __device__ __forceinline__ Slab(const data_t*, long long n, long long C, long long first_channel, int channels_,
-                                    int HxW_)
-        : channels(channels_), HxW(HxW_), start(n * C * HxW_ + first_channel), pitch(C) {
+                                    int HxW, int piece = 0, int pieces = 1)
+        : channels(channels_), rows(HxW), start(n * C * HxW + first_channel), pitch(C) {
         row_packs = ceil_div(channels, pack_size);
+        if (pieces > 1) {
+            const int each = ceil_div(HxW, pieces), begin = piece * each < HxW ? piece * each : HxW;
+            rows = HxW - begin < each ? HxW - begin : each;
+            start += begin * pitch;
+        }
     }
-    __device__ __forceinline__ int packs() const { return HxW * row_packs; }
+    __device__ __forceinline__ int packs() const { return rows * row_packs; }
     __device__ __forceinline__ Place place(int j) const {
         const int row = j / row_packs;
         return Place{start + row * pitch, (j - row * row_packs) * pack_size, channels};
     }
-    __device__ __forceinline__ long long first_element(int channel) const { return start + channel; }
+    __device__ __forceinline__ int cut(int n, int parts) const {
+        return static_cast<int>((long long)rows * n / parts) * row_packs;
+    }
+    __device__ __forceinline__ int held(int, int group_channels) const { return rows * group_channels; }
+    __device__ __forceinline__ long long first_held(int group, int group_channels) const {
+        return start + group * group_channels;
+    }
+    __device__ __forceinline__ int partial_sums() const { return Tile::threads * slots_at_once; }
 
+    // A thread has one column of packs and every parts-th row: calls use(column, part, parts, known), known[slot] being
+    // of(channel) of the column's channels. A thread without a column has part = parts.
     template <typename Of, typename Use>
-    __device__ __forceinline__ void each(const Place& where, Of of, Use use) const {
+    __device__ __forceinline__ void each_column(Of of, Use use) const {
+        const int columns = row_packs < Tile::threads ? row_packs : Tile::threads, parts = Tile::threads / columns;
+        const int part = threadIdx.x / columns;
+        for (int first = 0; first < row_packs; first += columns) {
+            const int column = first + threadIdx.x - part * columns;
+            const bool live = part < parts && column < row_packs;
+            decltype(of(0)) known[pack_size] = {};
 #pragma unroll
-        for (int i = 0; i < pack_size; ++i) {
-            if (where.holds(i)) {
-                use(i, of(where.first + i));
+            for (int slot = 0; slot < pack_size; ++slot) {
+                if (live && column * pack_size + slot < channels) {
+                    known[slot] = of(column * pack_size + slot);
+                }
             }
+            use(first, column, live ? part : parts, parts, known);
         }
     }
 
-    __device__ __forceinline__ int parts() const {
-        const int parts = Tile::threads / channels;
-        return parts < 1 ? 1 : parts;
-    }
-
-    // Neighbouring threads take neighbouring channels of a row, so that shared memory is read without bank conflicts.
+    // As channels-first; from and to are `cut`s. terms.of(channel) is what terms.slot(j, i, known) wants of a channel.
     template <typename Terms>
-    __device__ __forceinline__ void channel_sums(Pair* partials, Terms terms) const {
-        const int parts = this->parts();
-        for (int item = threadIdx.x; item < channels * parts; item += Tile::threads) {
-            const int part = item / channels, channel = item - part * channels;
-            Pair sums = {};
-            for (int row = part; row < HxW; row += parts) {
-                const int i = channel % pack_size;
-                sums = sums + terms.element(row * row_packs + channel / pack_size, i, channel);
+    __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
+        const int begin = from / row_packs, end = to / row_packs;
+        const int columns = row_packs < Tile::threads ? row_packs : Tile::threads;
+        each_column([&](int channel) { return terms.of(channel); },
+                    [&](int first, int column, int part, int parts, const auto& known) {
+                        Pair sums[pack_size] = {};
+                        if (part < parts) {
+                            for (int row = begin + part; row < end; row += parts) {
+                                terms.add(row * row_packs + column, known, sums);
+                            }
+                        }
+#pragma unroll
+                        for (int slot = 0; slot < pack_size; slot += slots_at_once) {
+                            if (part < parts) {
+#pragma unroll
+                                for (int i = 0; i < slots_at_once; ++i) {
+                                    partials[(part * slots_at_once + i) * columns + column - first] = sums[slot + i];
+                                }
+                            }
+                            __syncthreads();
+                            for (int at = threadIdx.x; at < columns * slots_at_once; at += Tile::threads) {
+                                const int i = at / columns, of_column = at - i * columns;
+                                const int channel = (first + of_column) * pack_size + slot + i;
+                                if (first + of_column < row_packs && channel < channels) {
+                                    Pair total = totals[channel];
+                                    for (int other = 0; other < parts; ++other) {
+                                        total = total + partials[(other * slots_at_once + i) * columns + of_column];
+                                    }
+                                    totals[channel] = total;
+                                }
+                            }
+                            __syncthreads();
+                        }
+                    });
+    }
+
+    template <typename Held, typename Of, typename Element>
+    __device__ __forceinline__ void write(data_t* to, Held held, Of of, Element element) const {
+        each_column(of, [&](int, int column, int part, int parts, const auto& known) {
+            for (int row = part; part < parts && row < rows; row += parts) {
+                const auto packs = held(row * row_packs + column);
+                Pack<data_t> out;
+#pragma unroll
+                for (int i = 0; i < pack_size; ++i) {
+                    out.item[i] = narrow<data_t>(element(packs, i, known[i]));
+                }
+                store_pack(to + start + row * pitch, column * pack_size, channels, out);
             }
-            partials[channel * parts + part] = sums;
-        }
+        });
     }
 };
 
@@ -236,29 +349,15 @@ __device__ __forceinline__ void stage(const slab_t& slab, const data_t* const (&
     }
 }
 
-// totals[channel] = the sum of terms over the channel's elements, by way of `partials`, which are the totals themselves
-// where each channel has one part. Ends with a barrier.
+// totals[channel] = the sum of terms over the channel's elements. Begins behind a barrier, and ends with one.
 template <typename Terms>
 __device__ __forceinline__ void channel_totals(const slab_t& slab, Pair* partials, Pair* totals, Terms terms) {
-    slab.channel_sums(partials, terms);
-    __syncthreads();
-    const int parts = slab.parts();
-    if (parts == 1) {
-        return;
-    }
     for (int channel = threadIdx.x; channel < slab.channels; channel += Tile::threads) {
-        Pair total = {};
-        for (int part = 0; part < parts; ++part) {
-            total = total + partials[channel * parts + part];
-        }
-        totals[channel] = total;
+        totals[channel] = Pair{};
     }
     __syncthreads();
-}
-
-// Room for the partial sums of channel_totals.
-__device__ __forceinline__ Pair* shared_partials(const slab_t& slab, Pair* totals, int& offset) {
-    return slab.parts() == 1 ? totals : shared_array<Pair>(offset, slab.channels * slab.parts());
+    slab.add_sums(0, slab.packs(), partials, totals, terms);
+    __syncthreads();
 }
 
 // A warp for each group of a slab sums totals[channel] over the group's channels; all its lanes call give(group, sums).

@@ -99,7 +99,7 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     def made(strategy: str, named: Named, **tile: int) -> Iterator[Case]:
         for label, facts in named.items():
             own = dict(facts)
-            fields = {"groups": own.pop("slab", 1)} if strategy in ("block", "grid") else {}
+            fields = {"groups": own.pop("slab", 1)} if strategy in ("block", "cluster", "grid") else {}
             fields |= {"chunk": own.pop("chunk", 16)} if strategy in ("split", "grid") else {}
             fields |= {"lead": own.pop("lead", 1)} if strategy == "grid" else {}
             yield Case(op, label, {"strategy": strategy, **tile, **fields}, **own)
@@ -149,6 +149,6 @@ def group_norm_cases(op: str) -> Iterator[Case]:
         grid |= {
             f"{label}, dx alone": grid[label] | MASKS["dx alone"] for label in ("one tile", "NHWC: one group a team")
         }
-    yield from made("block", block, threads=64)
+    yield from made("block", block, threads=64, chunks=2, engine=1)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)

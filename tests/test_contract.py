@@ -100,7 +100,11 @@ SHARED: list[Wrong] = [
     *wrong("gamma", ValueError, per_group=lambda _: np.ones(2, np.float32)),
     *wrong("beta", ValueError, per_group=lambda _: np.ones(2, np.float32)),
     *tile_cases(TILES["block"]),
-    *wrong("tile", cunorm.UnsupportedTile, groups={"strategy": "block", "threads": 64, "groups": 3}),
+    *wrong(
+        "tile",
+        cunorm.UnsupportedTile,
+        groups={"strategy": "block", "threads": 64, "groups": 3, "chunks": 2, "engine": 1},
+    ),
     *wrong("tile", cunorm.UnsupportedTile, chunk={"strategy": "split", "threads": 128, "chunk": 2**40}),
     *workspace_cases(),
     *workspace_on("x"),
@@ -506,7 +510,10 @@ def test_wrong_arguments_of_empty_arrays(monkeypatch: pytest.MonkeyPatch) -> Non
     invoke(BACKWARD, right)
     changes: list[tuple[str, Any]] = [("num_groups", 3), ("data_format", "NC"), ("gamma", np.ones(7, np.float32))]
     changes += [("mean", np.zeros((1, 2), np.float32)), ("dy", x.astype(np.float64)), ("dy", x[:, :4])]
-    changes += [("tile", cunorm.Tile("nope")), ("tile", {"strategy": "block", "threads": 33, "groups": 1})]
+    changes += [
+        ("tile", cunorm.Tile("nope")),
+        ("tile", {"strategy": "block", "threads": 33, "groups": 1, "chunks": 2, "engine": 1}),
+    ]
     changes += [("out", (None, None)), ("out", (None, np.ones(3, np.float32), None)), ("workspace", [1])]
     for name, value in changes:
         refused(monkeypatch, BACKWARD, {**right, name: value}, name)

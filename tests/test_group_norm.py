@@ -48,7 +48,7 @@ IDS = ["x".join(map(str, (N, C, *spatial))) + f"g{groups}" for N, C, spatial, gr
 # One tile a strategy keeps the number of builds low; chunk = 16 makes many chunks of small shapes.
 TILES: dict[str, dict[str, int]] = {
     "warp": {"threads": 128, "lanes": 32, "packs": 8},
-    "block": {"threads": 64, "groups": 1},
+    "block": {"threads": 64, "groups": 1, "chunks": 2, "engine": 1},
     "grid": {"threads": 128, "chunk": 16, "groups": 1, "lead": 1},
     "split": {"threads": 128, "chunk": 16},
 }
@@ -203,8 +203,8 @@ def test_mixed_and_missing_parameters(dtype: str, strategy: str, executor: Execu
     {"strategy": "warp", "threads": 128, "lanes": 4, "packs": 2, "samples": 1},
     {"strategy": "warp", "threads": 128, "lanes": 8, "packs": 1, "samples": 8},
     {"strategy": "warp", "threads": 256, "lanes": 1, "packs": 8, "samples": 1},
-    {"strategy": "block", "threads": 512, "groups": 8},
-    {"strategy": "block", "threads": 32, "groups": 2},
+    {"strategy": "block", "threads": 512, "groups": 8, "chunks": 2, "engine": 1},
+    {"strategy": "block", "threads": 32, "groups": 2, "chunks": 2, "engine": 1},
     {"strategy": "split", "threads": 128, "chunk": 1},
     {"strategy": "split", "threads": 128, "chunk": 100000},
 ], ids=str)  # fmt: skip
@@ -277,7 +277,7 @@ def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
 @pytest.mark.parametrize(("shape", "tile"), [
     ((9, 64, (), 8), {"strategy": "warp", **TILES["warp"]}),
     ((2, 20, (7, 9), 4), {"strategy": "block", **TILES["block"]}),
-    ((2, 8, (7, 9), 4), {"strategy": "block", "threads": 512, "groups": 2}),  # several groups, several parts a channel
+    ((2, 8, (7, 9), 4), {"strategy": "block", "threads": 512, "groups": 2, "chunks": 2, "engine": 1}),  # several groups, several parts a channel
     ((2, 32, (7, 9), 2), {"strategy": "grid", **TILES["grid"]}),
     ((2, 20, (7, 9), 4), {"strategy": "split", **TILES["split"]}),
 ], ids=lambda value: value["strategy"] if isinstance(value, dict) else "x".join(map(str, value)))  # fmt: skip

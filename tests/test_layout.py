@@ -46,7 +46,7 @@ ORDER = [
     {"table"},
     {"table_entry"},
     {"sources", "costmodel", "group_norm_strategies", "layer_norm_strategies", "batch_norm_strategies"},
-    {"group_norm_grid", "group_norm_split", "layer_norm_split", "batch_norm_views"},
+    {"group_norm_grid", "group_norm_slab", "group_norm_split", "layer_norm_split", "batch_norm_views"},
     {"geometry"},
     {"strategy_common"},
     {"strides"},

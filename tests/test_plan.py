@@ -184,7 +184,7 @@ def test_workspace_is_never_more(device: str) -> None:
         ("tile", {}, ValueError),
         ("tile", {"strategy": "nope", "threads": 32}, ValueError),
         ("tile", {"strategy": "block", "threads": 64}, ValueError),
-        ("tile", {"strategy": "block", "threads": 33, "groups": 1}, cunorm.UnsupportedTile),
+        ("tile", {"strategy": "block", "threads": 33, "groups": 1, "chunks": 2, "engine": 1}, cunorm.UnsupportedTile),
         ("tile", {"strategy": "block", 3: 4}, (TypeError, ValueError)),
     ],
 )
@@ -222,14 +222,19 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
     assert plan(device="cpu").place.device is known("A100")
     # A block's shared memory is one thing that legality asks of the device: 227 KB against 163.
-    large = {"shape": (1, 1, 45000), "num_groups": 1, "tile": Tile("block", threads=64, groups=1), "dtype": "float32"}
+    large = {
+        "shape": (1, 1, 45000),
+        "num_groups": 1,
+        "tile": Tile("block", threads=64, groups=1, chunks=2, engine=1),
+        "dtype": "float32",
+    }
     assert plan(OPS[0], **large, device="H200").launches
     with pytest.raises(cunorm.UnsupportedTile, match="A100"):
         plan(OPS[0], **large, device="A100")
 
 
 def test_the_posed_device_is_not_cached_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, tile = np.ones((1, 1, 45000), np.float32), Tile("block", threads=64, groups=1)
+    x, tile = np.ones((1, 1, 45000), np.float32), Tile("block", threads=64, groups=1, chunks=2, engine=1)
     cunorm.group_norm(x, 1, tile=tile)
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
     with pytest.raises(cunorm.UnsupportedTile, match="A100"):
@@ -402,7 +407,7 @@ def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tiles_are_values() -> None:
-    tile = Tile("block", threads=64, groups=2)
+    tile = Tile("block", threads=64, groups=2, chunks=2, engine=1)
     assert tile == Tile("block", groups=2, threads=64)
     assert hash(tile) == hash(Tile("block", groups=2, threads=64))
     assert tile != Tile("block", groups=2, threads=128)
@@ -418,7 +423,7 @@ def test_tiles_are_values() -> None:
 
 
 def test_tiles_can_be_copied_and_pickled() -> None:
-    tile = Tile("block", threads=64, groups=2)
+    tile = Tile("block", threads=64, groups=2, chunks=2, engine=1)
     assert copy.copy(tile) == copy.deepcopy(tile) == tile
     assert pickle.loads(pickle.dumps(tile)) == tile
     assert {tile: 1}[pickle.loads(pickle.dumps(tile))] == 1

@@ -110,8 +110,8 @@ def _both_types(rows: Iterator[Row]) -> Iterator[Row]:
 def _group(op: str) -> Iterator[Row]:
     backward = op.endswith("backward")
     warp = {"threads": 64, "lanes": 8, "packs": 2, **({"samples": 1} if backward else {})}
-    block, split = {"threads": 64, "groups": 1}, {"threads": 64, "chunk": 1024}
-    several = {"threads": 64, "groups": 8}
+    block, split = {"threads": 64, "groups": 1, "chunks": 2, "engine": 1}, {"threads": 64, "chunk": 1024}
+    several = block | {"groups": 8}
 
     yield Row(op, "warp", "aligned planes", (8, 16, 64, 16), warp)
     yield Row(op, "warp", "odd planes", (16, 8, 49, 8), warp, fetched=EDGE, wide=0.83, why=SHORT)

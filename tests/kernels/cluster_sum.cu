@@ -3,12 +3,6 @@
 // the same order, and writes the sum where its own number says. Then each tells its right neighbour its rank.
 #include "async.cuh"
 
-#if !defined(CUNORM_CPU) && __CUDA_ARCH__ >= 900
-#define CLUSTER __cluster_dims__(Tile::cluster, 1, 1)
-#else
-#define CLUSTER
-#endif
-
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads)
     cluster_sum(const float* x, float* sums, float* neighbours, long long length) {
     int offset = 0;

@@ -17,7 +17,7 @@ static __device__ float block_sum(float value, float* scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
-layer_norm(const float* x, float* y, long long length, double eps) {
+    layer_norm(const float* x, float* y, long long length, double eps) {
     float* scratch = static_cast<float*>(cunorm_cpu::shared_memory());
     const float* row = x + blockIdx.x * length;
     float sum = 0.0f;

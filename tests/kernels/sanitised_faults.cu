@@ -1,7 +1,7 @@
 // What only the compiler's sanitisers see: each case is harmless with one operand and a fault with another. No access
 // goes through a door. The words behind the lines are for the test to find them.
 extern "C" __global__ void __launch_bounds__(32)
-sanitised_faults(const float* x, float* y, long long what, long long operand) {
+    sanitised_faults(const float* x, float* y, long long what, long long operand) {
     if (threadIdx.x != 5) {
         return;
     }

@@ -1,0 +1,144 @@
+"""GroupNorm's strategies that read every byte once: `block` and `cluster`, and the launch that `warp` shares with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .devices import Device
+from .geometry import piece_packs, slab_partials
+from .problem import Problem
+from .strategy import MAX_GRID, Launch, Tile, ceil_div, refuses_threads
+from .strategy_common import (
+    RESIDENT_REGISTERS,
+    is_backward,
+    pair_bytes,
+    parameter_launches,
+    parameter_workspace,
+    refuses_registers,
+    refuses_shared,
+    round_up,
+    tensors_read,
+)
+
+__all__ = [
+    "BLOCK_SPACE", "CLUSTER_SPACE", "one_sweep", "refuses_block", "refuses_cluster", "slab_launches", "slab_workspace",
+]  # fmt: skip
+
+SECTOR_BYTES = 32  # what DRAM and L2 move at least
+MOST_CHUNKS = 8
+BY_THREADS, BY_BULK = 1, 2  # Tile::engine in stage.cuh
+#: What reads a slab once: its groups; how many chunks it comes in, and who copies them.
+_SLABS = {"groups": (1, 2, 4, 8, 16, 32), "chunks": (1, 4), "engine": (BY_THREADS, BY_BULK)}
+BLOCK_SPACE = {"threads": (32, 64, 128, 256, 512), **_SLABS}
+CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS}
+
+
+def _sector_bytes(problem: Problem, tile: Tile) -> int:
+    """Bytes of the 32-byte sectors that reading x once touches: rows of few channels share sectors with neighbours."""
+    if problem.layout == "NCHW":
+        return problem.nbytes
+    row = tile.groups * problem.group_channels * problem.itemsize
+    pitch = problem.C * problem.itemsize
+    sectors = ceil_div(row, SECTOR_BYTES) + (1 if row % SECTOR_BYTES or pitch % SECTOR_BYTES else 0)
+    return problem.nbytes * sectors * SECTOR_BYTES // row
+
+
+def one_sweep(problem: Problem, tile: Tile, rows: int, grid: int, extra: tuple[int, ...] = (), **facts: Any) -> Any:
+    """The launches of a strategy that reads every byte once: one kernel, and the parameter sums behind it."""
+    shape: tuple[str | int | float, ...] = (problem.N, problem.C, problem.HxW, problem.group)
+    tensors = problem.nbytes if tile.strategy == "warp" else _sector_bytes(problem, tile)
+    if not is_backward(problem):
+        entry = f"group_norm_{tile.strategy}"
+        arguments = ("x", "gamma", "beta", "y", "mean", "rstd", *shape, *extra, "eps")
+        traffic = 2 * tensors
+    else:
+        entry = f"group_norm_backward_{tile.strategy}"
+        direct = problem.wants_parameters and rows == 1
+        arguments = (
+            *("dy", "x" if problem.reads_x else 0, "mean", "rstd", "gamma", "beta" if problem.activation else 0, "dx"),
+            "workspace" if problem.wants_parameters and not direct else 0,
+            *(("dgamma", "dbeta") if direct else (0, 0)),
+            *shape,
+            *extra,
+        )
+        traffic = (tensors_read(problem) + ("dx" in problem.outputs)) * tensors
+        traffic += rows * problem.C * pair_bytes(problem) * problem.wants_parameters
+    facts["streams"] = tensors_read(problem)
+    main = Launch(entry, entry, grid, tile.threads, arguments, traffic=traffic, **facts)
+    second = problem.wants_parameters and rows > 1
+    return (main, *parameter_launches(problem, rows)) if second else (main,)
+
+
+# ---- slabs ----------------------------------------------------------------------------------------------------------
+
+
+def _pieces(tile: Tile) -> int:
+    return tile.cluster if tile.strategy == "cluster" else 1
+
+
+def _piece(problem: Problem, tile: Tile) -> int:
+    """Packs of a block's piece of a slab, at most."""
+    return piece_packs(problem.layout, tile.groups * problem.group_channels, problem.HxW, problem.pack, _pieces(tile))
+
+
+def _shared(problem: Problem, tile: Tile) -> int:
+    """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary."""
+    channels, sums, pair = tile.groups * problem.group_channels, problem.sum_itemsize, pair_bytes(problem)
+    sizes = [8 * tile.chunks if tile.engine == BY_BULK else 0, channels * pair]
+    if is_backward(problem):
+        sizes += [channels * pair] if tile.strategy == "cluster" else []
+        sizes += [channels * 4 * sums, tile.groups * 4 * sums]
+    else:
+        sizes += [channels * 4 * sums, tile.groups * 4 * sums]
+    sizes += [16 * _piece(problem, tile)] * tensors_read(problem)
+    sizes += [slab_partials(problem.layout, problem.HxW, problem.pack, tile.threads) * pair]
+    return sum(round_up(size, 16) for size in sizes)
+
+
+def refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
+    """Why the tile is not legal, or None."""
+    if (sentence := refuses_threads(tile)) is not None:
+        return sentence
+    if problem.group % tile.groups:
+        return f"slabs of {tile.groups} groups do not divide {problem.group} groups"
+    if tile.chunks > MOST_CHUNKS:
+        return f"chunks is {tile.chunks}, expected at most {MOST_CHUNKS}"
+    if tile.engine not in (BY_THREADS, BY_BULK):
+        return f"engine is {tile.engine}, expected {BY_THREADS}, copies by threads, or {BY_BULK}, bulk copies"
+    if tile.engine == BY_BULK:
+        if device.compute_capability < (9, 0):
+            return f"{device.name} has no bulk copies"
+        if problem.layout != "NCHW":
+            return "channels-last rows are no run to copy in bulk"
+    if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
+        return sentence
+    return refuses_registers(RESIDENT_REGISTERS, tile, device)
+
+
+def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
+    """Why the tile is not legal, or None."""
+    if tile.cluster not in (2, 4, 8, 16) or tile.cluster > device.largest_cluster:
+        most = device.largest_cluster
+        expected = f"a power of two from 2 to {most}" if most > 1 else "none: it has no clusters"
+        return f"cluster is {tile.cluster}, {device.name} has {expected}"
+    last = (tile.cluster - 1) * _piece(problem, tile)
+    if last >= piece_packs(problem.layout, tile.groups * problem.group_channels, problem.HxW, problem.pack, 1):
+        return f"a slab of {tile.groups} groups is too small for {tile.cluster} pieces"
+    return refuses_block(problem, tile, device)
+
+
+def slab_workspace(problem: Problem, tile: Tile) -> int:
+    """Bytes of the rows of dgamma and dbeta: one a sample."""
+    return parameter_workspace(problem, problem.N)
+
+
+def slab_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
+    """The slabs' kernel, and the parameter sums behind it."""
+    blocks = problem.N * (problem.group // tile.groups) * _pieces(tile)
+    grid = max(1, min(blocks, MAX_GRID) // _pieces(tile)) * _pieces(tile)
+    facts = {"shared_bytes": _shared(problem, tile), "registers": RESIDENT_REGISTERS, "cluster": _pieces(tile)}
+    # A wait for the statistics and for the data, sums, and the outputs; a cluster's blocks wait for each other.
+    phases = 3 if _pieces(tile) == 1 else 4
+    extra = (tile.groups, _piece(problem, tile))
+    launches: tuple[Launch, ...] = one_sweep(problem, tile, problem.N, grid, extra, phases=phases, **facts)
+    return launches
