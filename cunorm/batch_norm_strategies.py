@@ -72,8 +72,10 @@ def _slab_shared(problem: Problem, tile: Tile) -> int:
     layout, _, C, HxW = view_of(problem)
     channels = min(tile.channels, C)
     partials = slab_partials(layout, HxW, problem.pack, tile.threads)
-    known = 2 if problem.op == "batch_norm_stats" else 1  # arrays of shifts and centres, or of means
-    sizes = [*[channels * _partial_bytes(problem)] * 2, *[channels * problem.sum_itemsize] * known]
+    sizes = [
+        *[channels * _partial_bytes(problem)] * 2,
+        channels * problem.sum_itemsize,
+    ]  # so far and latest; centre or mean
     sizes += [channels * pair_bytes(problem), partials * pair_bytes(problem)]
     sizes += [16 * slab_packs(layout, channels, HxW, problem.pack)] * _tensors_read(problem)
     return sum(round_up(size, 16) for size in sizes)

@@ -1,4 +1,4 @@
-"""GroupNorm's strategies that read every byte once: `block` and `cluster`, and the launch that `warp` shares with them."""
+"""GroupNorm's strategies `block` and `cluster`, and the launch that `warp`, which reads every byte once too, shares."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 from .devices import Device
 from .geometry import piece_packs, slab_partials
 from .problem import Problem
-from .strategy import MAX_GRID, Launch, Tile, ceil_div, refuses_threads
+from .strategy import Launch, Tile, ceil_div, refuses_threads
 from .strategy_common import (
     RESIDENT_REGISTERS,
+    blocks_for,
     is_backward,
     pair_bytes,
     parameter_launches,
@@ -43,7 +44,9 @@ def _sector_bytes(problem: Problem, tile: Tile) -> int:
     return problem.nbytes * sectors * SECTOR_BYTES // row
 
 
-def one_sweep(problem: Problem, tile: Tile, rows: int, grid: int, extra: tuple[int, ...] = (), **facts: Any) -> Any:
+def one_sweep(
+    problem: Problem, tile: Tile, rows: int, grid: int, extra: tuple[int, ...] = (), **facts: Any
+) -> tuple[Launch, ...]:
     """The launches of a strategy that reads every byte once: one kernel, and the parameter sums behind it."""
     shape: tuple[str | int | float, ...] = (problem.N, problem.C, problem.HxW, problem.group)
     tensors = problem.nbytes if tile.strategy == "warp" else _sector_bytes(problem, tile)
@@ -135,10 +138,13 @@ def slab_workspace(problem: Problem, tile: Tile) -> int:
 def slab_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The slabs' kernel, and the parameter sums behind it."""
     blocks = problem.N * (problem.group // tile.groups) * _pieces(tile)
-    grid = max(1, min(blocks, MAX_GRID) // _pieces(tile)) * _pieces(tile)
-    facts = {"shared_bytes": _shared(problem, tile), "registers": RESIDENT_REGISTERS, "cluster": _pieces(tile)}
+    grid = max(1, blocks_for(blocks) // _pieces(tile)) * _pieces(tile)
+    facts: dict[str, Any] = {
+        "shared_bytes": _shared(problem, tile),
+        "registers": RESIDENT_REGISTERS,
+        "cluster": _pieces(tile),
+    }
     # A wait for the statistics and for the data, sums, and the outputs; a cluster's blocks wait for each other.
     phases = 3 if _pieces(tile) == 1 else 4
     extra = (tile.groups, _piece(problem, tile))
-    launches: tuple[Launch, ...] = one_sweep(problem, tile, problem.N, grid, extra, phases=phases, **facts)
-    return launches
+    return one_sweep(problem, tile, problem.N, grid, extra, phases=phases, **facts)

@@ -56,7 +56,10 @@ _LOG_LINES = 40
 #: Where libnvrtc lies below an entry of ``sys.path`` (the wheels for CUDA 12 and 13) and below a CUDA toolkit.
 _WHEELS = ("nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib")
 _TOOLKITS = ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
-_LOAD = re.compile(r"\bld\.global(?:\.\w+)*\.(?:v4\.[ufb]32|v2\.[ufb]64)\b")
+_LOAD = re.compile(
+    r"\bld\.global(?:\.\w+)*\.(?:v4\.[ufb]32|v2\.[ufb]64)\b"
+    r"|\bcp\.async\.cg\.shared\.global \[[^;]*, 16;|\bcp\.async\.bulk\.shared::cluster\.global\b"
+)
 _STORE = re.compile(r"\bst\.global(?:\.\w+)*\.(?:v4\.[ufb]32|v2\.[ufb]64)\b")
 
 
@@ -78,7 +81,8 @@ class Usage:
     barriers : int
         Named barriers of a block.
     loads_16, stores_16 : int
-        Accesses to global memory of 16 bytes in the PTX; ptxas leaves them as they are.
+        Accesses to global memory of 16 bytes in the PTX, asynchronous and bulk copies among them; ptxas leaves them as
+        they are.
     """
 
     entry: str

@@ -3,7 +3,7 @@
 //   x (N, C, HxW); mean, invstd (C)
 //   workspace [ceil(N / samples), C]: the moments of a channel over a range of samples (moments.cuh)
 //   grid: ceil(C / channels) slabs for each range; the last slab may have fewer channels, the last range fewer samples
-//   shared memory: per channel its moments so far and the latest, its shift and centre, its totals and partial sums; a sample's slab
+//   shared memory: per channel its moments so far and the latest, its centre, its totals and partial sums; a sample's slab
 //
 // A slab is one contiguous run, so planes of 49 elements are read 16 bytes at a time too. x is read once. A plane's
 // moments are taken in two passes over shared memory and merged by Chan's formula in the order of the samples. Where
@@ -36,7 +36,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         int offset = 0;
         Moments* so_far = shared_array<Moments>(offset, own);
         Moments* latest = shared_array<Moments>(offset, own);
-        acc_t* shift = shared_array<acc_t>(offset, own);
         acc_t* centre = shared_array<acc_t>(offset, own);
         Pair* totals = shared_array<Pair>(offset, own);
         const slab_t any(x, begin, C, first, own, static_cast<int>(HxW));
@@ -55,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             stage(slab, from, to);
             __syncthreads();
             for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-                shift[channel] = centre[channel] = usable_shift(slab.first_of(staged, channel));
+                centre[channel] = usable_shift(slab.first_of(staged, channel));
             }
             __syncthreads();
             const int nth = static_cast<int>((n - begin) % chain);
@@ -69,8 +68,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                         centre[channel] += sums.first * inverse;
                         continue;
                     }
-                    const Moments found =
-                        corrected_moments(length, inverse, shift[channel], centre[channel] - shift[channel], sums);
+                    const Moments found = moments_about(length, inverse, centre[channel], sums);
                     latest[channel] = merge(latest[channel], found);
                     if (join) {
                         so_far[channel] = merge(so_far[channel], latest[channel]);

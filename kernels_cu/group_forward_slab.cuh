@@ -93,9 +93,8 @@ struct GroupSlabs {
             __syncthreads();
             group_sums(totals, own_groups, group_channels, [&](int group, Pair sums) {
                 if (lane == 0 && count_of(group) > 0) {
-                    const acc_t count = acc_t(count_of(group)), shift = found[group].shift;
-                    const acc_t centre = affine[group * group_channels].mean - shift;
-                    found[group] = corrected_moments(count, acc_t(1) / count, shift, centre, sums);
+                    const acc_t count = acc_t(count_of(group));
+                    found[group] = moments_about(count, acc_t(1) / count, affine[group * group_channels].mean, sums);
                 }
             });
             if (pieces > 1) {

@@ -63,6 +63,12 @@ __device__ __forceinline__ Moments corrected_moments(acc_t count, acc_t inverse,
     return Moments{count, shift, centre + missed, sums.second - missed * sums.first};
 }
 
+// The same where the sums are of d = x - centre: the centre is what they are relative to.
+__device__ __forceinline__ Moments moments_about(acc_t count, acc_t inverse, acc_t centre, Pair sums) {
+    const acc_t shift = usable_shift(centre);
+    return corrected_moments(count, inverse, shift, centre - shift, sums);
+}
+
 // Moments of the `count` values shift + value(i) for which use(i) holds, i in [0, size), all in registers: two passes,
 // the second corrected as above.
 template <int size, typename Value, typename Use>

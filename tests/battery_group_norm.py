@@ -70,6 +70,24 @@ GROUP_SPLIT_LAST: Named = {
     "two blocks for many": {"shape": (5, 40, 12), "groups": 3, "grid": 2},
     "no parameters": {"shape": (1, 18, 6), "groups": 2, **NO_PARAMETERS},
 }
+GROUP_CLUSTER: Named = {
+    "a channel in both pieces": {"shape": (2, 6, 35), "groups": 2},
+    "long planes": {"shape": (1, 2, 1100), "groups": 1, "shifts": ALL_OFF},
+    "all misaligned alike": {"shape": (3, 2, 64), "groups": 2, "shifts": SAME_OFF},
+    "groups in one piece, and in both": {"shape": (2, 10, 11), "groups": 5, "slab": 5},
+    "more channels than threads": {"shape": (2, 140, 2), "groups": 2, "slab": 2},
+    "two clusters for ten": {"shape": (5, 6, 40), "groups": 2, "grid": 4},
+    "one cluster for all": {"shape": (3, 8, 20), "groups": 2, "grid": 2},
+    "no parameters": {"shape": (1, 6, 18), "groups": 2, **NO_PARAMETERS},
+}
+GROUP_CLUSTER_LAST: Named = {
+    "odd rows": {"shape": (2, 5, 6), "groups": 2, "shifts": ALL_OFF},
+    "one row each": {"shape": (1, 2, 12), "groups": 3, "slab": 3},
+    "more channels than threads": {"shape": (2, 3, 140), "groups": 2, "slab": 2},
+    "two clusters for ten": {"shape": (5, 9, 10), "groups": 2, "grid": 4},
+    "many rows": {"shape": (1, 150, 8), "groups": 1},
+    "no parameters": {"shape": (1, 5, 6), "groups": 2, **NO_PARAMETERS},
+}
 GROUP_GRID: Named = {
     "short last chunks and tiles": {"shape": (2, 6, 35), "groups": 2, "shifts": SAME_OFF},
     "chunks shorter than a pack": {"shape": (2, 3, 7), "groups": 3, "chunk": 3, "shifts": ALL_OFF},
@@ -130,7 +148,9 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     split |= layout(GROUP_SPLIT_LAST, "NHWC")
     grid = GROUP_GRID | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
     grid |= layout(GROUP_GRID_LAST, "NHWC")
-    for named in (block, split, grid):
+    cluster = GROUP_CLUSTER | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
+    last = layout(GROUP_CLUSTER_LAST, "NHWC")
+    for named in (block, cluster, last, split, grid):
         named["in place"] = {"shape": (3, 5, 37), "groups": 1, "in_place": True}
         named["NHWC: in place"] = {"shape": (3, 37, 20), "groups": 2, "last": True, "in_place": True}
         named["a constant far from zero"] = {"shape": (2, 4, 90), "groups": 2, **FAR}
@@ -138,6 +158,12 @@ def group_norm_cases(op: str) -> Iterator[Case]:
         named["NHWC: NaN in a neighbour"] = {"shape": (2, 5, 6), "groups": 6, "slab": 3, "nan": (0, 4, 2), "last": True}
         if backward:
             named["an infinite mean"] = {"shape": (2, 6, 5), "groups": 2, **INFINITE}
+    for label in [label for label in cluster if label.startswith("NHWC")]:
+        last[label] = cluster.pop(label)
+    for label in [label for label in last if not label.startswith("NHWC")]:
+        del last[label]
+    cluster["NaN in a neighbour"] = {"shape": (2, 6, 15), "groups": 6, "slab": 3, "nan": (0, 2, 4)}
+    cluster["an infinite mean"] = {"shape": (2, 6, 15), "groups": 2, **INFINITE}
     for facts in split.values():
         facts.pop("slab", None)
     grid["NaN in a neighbour"].pop("slab")
@@ -145,6 +171,8 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     grid["NHWC: in place"]["slab"] = 2
     if backward:
         block |= masked(block, "one part a channel", "NHWC: odd rows", "two blocks for ten")
+        cluster |= masked(cluster, "a channel in both pieces")
+        last |= masked(last, "NHWC: odd rows")
         split |= masked(split, "a short last chunk", "NHWC: idle threads")
         grid |= {
             f"{label}, dx alone": grid[label] | MASKS["dx alone"] for label in ("one tile", "NHWC: one group a team")
@@ -152,3 +180,5 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     yield from made("block", block, threads=64, chunks=2, engine=1)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)
+    yield from made("cluster", cluster, threads=64, chunks=2, engine=2, cluster=2)
+    yield from made("cluster", last, threads=64, chunks=2, engine=1, cluster=2)

@@ -49,11 +49,12 @@ IDS = ["x".join(map(str, (N, C, *spatial))) + f"g{groups}" for N, C, spatial, gr
 TILES: dict[str, dict[str, int]] = {
     "warp": {"threads": 128, "lanes": 32, "packs": 8},
     "block": {"threads": 64, "groups": 1, "chunks": 2, "engine": 1},
+    "cluster": {"threads": 64, "groups": 1, "chunks": 2, "engine": 1, "cluster": 2},
     "grid": {"threads": 128, "chunk": 16, "groups": 1, "lead": 1},
     "split": {"threads": 128, "chunk": 16},
 }
 #: Those that do not take every problem.
-PARTIAL = ("warp", "grid")
+PARTIAL = ("warp", "cluster", "grid")
 
 
 def tile_of(strategy: str, direction: str) -> dict[str, Any]:
@@ -139,7 +140,10 @@ def run(case: Case, strategy: str, direction: str, executor: Executor, **options
 
 
 #: Layouts of each strategy; warp takes channels-last shapes only where that is no other order.
-PLACES = [("warp", "NCHW"), *((strategy, layout) for strategy in ("block", "grid", "split") for layout in LAYOUTS)]
+PLACES = [
+    ("warp", "NCHW"),
+    *((strategy, layout) for strategy in ("block", "cluster", "grid", "split") for layout in LAYOUTS),
+]
 
 
 @pytest.mark.parametrize(("dtype", "place", "direction"), pairwise(DTYPE_NAMES, PLACES, ["forward", "backward"]))
@@ -160,7 +164,10 @@ def test_matches_the_oracle_on_hostile_shapes(
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from None
     # warp gives parameter gradients only of channels of one element or one a group; rows of grid's one group are narrow
-    assert checked >= {"warp": 8, "block": 20, "split": 20, "grid": 14 if data_format == "NCHW" else 3}[strategy]
+    assert (
+        checked
+        >= {"warp": 8, "block": 20, "cluster": 9, "split": 20, "grid": 14 if data_format == "NCHW" else 3}[strategy]
+    )
 
 
 @pytest.mark.long
@@ -277,7 +284,8 @@ def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
 @pytest.mark.parametrize(("shape", "tile"), [
     ((9, 64, (), 8), {"strategy": "warp", **TILES["warp"]}),
     ((2, 20, (7, 9), 4), {"strategy": "block", **TILES["block"]}),
-    ((2, 8, (7, 9), 4), {"strategy": "block", "threads": 512, "groups": 2, "chunks": 2, "engine": 1}),  # several groups, several parts a channel
+    ((2, 8, (7, 9), 4), {"strategy": "block", **TILES["block"], "threads": 512, "groups": 2}),  # several parts
+    ((2, 20, (7, 9), 4), {"strategy": "cluster", **TILES["cluster"]}),
     ((2, 32, (7, 9), 2), {"strategy": "grid", **TILES["grid"]}),
     ((2, 20, (7, 9), 4), {"strategy": "split", **TILES["split"]}),
 ], ids=lambda value: value["strategy"] if isinstance(value, dict) else "x".join(map(str, value)))  # fmt: skip

@@ -16,7 +16,7 @@ from cunorm.arrays import DTYPES
 
 STRATEGIES = list(TILES)
 #: A shape that the strategy takes, with parameter gradients: 64 channels or more.
-SHAPE = {"warp": (40, 64, (), 2), **dict.fromkeys(("block", "grid", "split"), (2, 64, (5, 9), 8))}
+SHAPE = {"warp": (40, 64, (), 2), **dict.fromkeys(("block", "cluster", "grid", "split"), (2, 64, (5, 9), 8))}
 
 
 def uncentred_dgamma(dy: np.ndarray, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray) -> np.ndarray:

@@ -130,6 +130,12 @@ def _group(op: str) -> Iterator[Row]:
     narrow: dict[str, Any] = {"fetched": 3.4, "why": NARROW}  # rows of 12 bytes
     yield Row(op, "block", "channels last, narrow", (4, 24, 49, 8), block, layout="NHWC", **narrow)
     yield Row(op, "block", "several waves", (264, 8, 256, 8), block)
+    cluster = block | {"cluster": 2, "engine": 2}
+    yield Row(op, "cluster", "aligned planes", (4, 16, 1024, 4), cluster)
+    yield Row(op, "cluster", "odd planes", (4, 32, 147, 4), cluster, fetched=EDGE)
+    yield Row(op, "cluster", "misaligned", (3, 9, 217, 3), cluster, fetched=EDGE, wide=0.94, why=SHORT)
+    yield Row(op, "cluster", "channels last", (4, 64, 196, 8), cluster | {"engine": 1}, layout="NHWC")
+    yield Row(op, "cluster", "several waves", (264, 8, 512, 8), cluster)
     grid = {"threads": 64, "chunk": 512, "groups": 1, "lead": 1}
     yield from _twice(
         Row(op, "grid", "aligned planes", (4, 16, 1024, 4), grid),
