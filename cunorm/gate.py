@@ -6,7 +6,8 @@ The full product is hours of ptxas, so it comes in three sizes, none of which ch
 every (architecture, NVRTC) pair. `spread`: five tiles of each strategy, dtype and layout, from the most demanding to
 the least, for every pair. `choice`: the most demanding for two pairs (of the two 16-bit dtypes, which the formula gives
 the same registers, for one each) and one other for one; the pairs move on from case to case, so that the dtypes of a
-strategy together meet every pair.
+strategy together meet every pair. The most demanding are compiled with an activation behind the norm, where the op has
+one, the others without; `spread` and `all` both ways.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from typing import Any
 from . import settings
 from .devices import KNOWN, Device
 from .errors import CompileError
+from .gate_problem import activated, problem_for
 from .nvrtc import ARCHITECTURES, Nvrtc, Usage, usages
 from .ops import OPS
-from .problem import ITEMSIZE, LAYOUTS, Problem, accumulator
+from .problem import ITEMSIZE, LAYOUTS, Problem
 from .sources import kernel_text
 from .strategy import Strategy, Tile, ceil_div
 
@@ -46,12 +48,6 @@ TILES = {
 }
 #: Pairs of architecture and NVRTC that the most demanding tiles of a width meet in the choice, shared by its dtypes.
 QUICK_PAIRS = 2
-#: Types that only some ops have, beside those of the tensors: sums and running statistics in the accumulator's.
-_OTHERS = {
-    "batch_norm_gather_stats": ("running_mean_t", "running_var_t"),
-    "batch_norm_backward_reduce": ("sum_dy_t", "sum_dy_xmu_t", "dgamma_t", "dbeta_t"),
-    "batch_norm_backward_elemt": ("sum_t",),
-}
 
 
 @dataclass(frozen=True)
@@ -132,33 +128,13 @@ def _device(architecture: str) -> Device:
     return next(device for device in KNOWN.values() if device.architecture == architecture)
 
 
-def _problem(case: Case, tile: Tile) -> Problem:
-    """A problem that the tile takes, if the strategy takes that layout at all."""
-    op, dtype, sums = case.op, case.dtype, accumulator(case.dtype)
-    gamma = None if op in ("batch_norm_stats", "batch_norm_gather_stats") else dtype
-    beta = dtype if op in ("group_norm", "layer_norm", "batch_norm_elemt") else None
-    if op.startswith("layer_norm"):
-        sizes = (256, 32, 1, 1)
-    elif op.startswith("batch_norm"):
-        sizes = (8, 64, 1 if op == "batch_norm_gather_stats" else 64, 64)
-    else:
-        # As large a group as a warp's tile holds, else a middling one.
-        HxW, group = (1, 4) if case.strategy == "warp" else (64, 32)
-        channels = tile.lanes * tile.packs * (16 // ITEMSIZE[dtype]) if case.strategy == "warp" else 8
-        sizes = (256, channels * group, HxW, group)
-    others = tuple((name, sums) for name in _OTHERS.get(op, ()))
-    if op == "batch_norm_gather_stats":
-        others += (("count_t", "int64"),)
-    return Problem(op, dtype, gamma, beta, sums, case.layout, *sizes, OPS[op].results, others)
-
-
 @functools.cache
 def _accepted(case: Case, device: Device) -> tuple[tuple[Problem, Tile], ...]:
     found: dict[tuple[tuple[str, int], ...], tuple[Problem, Tile]] = {}
     for tile in case.solver.tiles():
         compiled = tuple(item for item in tile.fields if item[0] in case.solver.constants)
         if compiled not in found:
-            problem = _problem(case, tile)
+            problem = problem_for(case.op, case.strategy, case.dtype, case.layout, tile)
             if case.solver.refuses(problem, tile, device) is None:
                 found[compiled] = problem, tile
     return tuple(found.values())
@@ -199,6 +175,8 @@ def demand(case: Case, problem: Problem, tile: Tile) -> tuple[float, int]:
 def spread(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     """Tiles from the most demanding to the least: both ends, and those at a quarter, the middle and three quarters."""
     ranked = sorted(accepted(case, architecture), key=lambda pair: demand(case, *pair), reverse=True)
+    if not ranked:
+        return ()
     last = len(ranked) - 1
     return tuple(ranked[index] for index in dict.fromkeys(round(last * part / 4) for part in range(5)))
 
@@ -213,11 +191,22 @@ def _most(case: Case) -> int:
     return QUICK_PAIRS // list(ITEMSIZE.values()).count(ITEMSIZE[case.dtype])
 
 
+def _activated(case: Case, architecture: str, problem: Problem, tile: Tile) -> Problem:
+    """The problem with an activation behind it, if the tile takes that."""
+    made = activated(problem)
+    return problem if case.solver.refuses(made, tile, _device(architecture)) is not None else made
+
+
 def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
     """What the gate takes for a case: architecture, NVRTC, problem and tile."""
+    ring = [pair for pair in ring if accepted(case, pair[0])]
     if tiles != "choice":
         several = {"spread": spread, "all": accepted}[tiles]
-        yield from ((*pair, *taken) for pair in ring for taken in several(case, pair[0]))
+        for pair in ring:
+            for problem, tile in several(case, pair[0]):
+                yield from (
+                    (*pair, each, tile) for each in dict.fromkeys((problem, _activated(case, pair[0], problem, tile)))
+                )
         return
     # Cases are counted within an op's strategy: its dtypes together meet every pair.
     before = [each for each in cases() if (each.op, each.strategy) == (case.op, case.strategy)]
@@ -229,7 +218,9 @@ def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterat
         ranked = spread(case, architecture)
         # It is the least demanding for the first case, then those between in turn.
         other = ranked[-1 - len(before) % max(1, len(ranked) - 1)]
-        yield architecture, nvrtc, *(other if step == at else ranked[0])
+        problem, tile = other if step == at else ranked[0]
+        made = problem if step == at else _activated(case, architecture, problem, tile)
+        yield architecture, nvrtc, made, tile
 
 
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None = None) -> list[Build]:

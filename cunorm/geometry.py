@@ -5,7 +5,15 @@ from __future__ import annotations
 from .devices import Device
 from .problem import Problem
 from .strategy import Tile, ceil_div, refuses_threads
-from .strategy_common import RESIDENT_REGISTERS, WARP, moments_bytes, refuses_registers, refuses_shared
+from .strategy_common import (
+    RESIDENT_REGISTERS,
+    WARP,
+    gradient_registers,
+    is_backward,
+    moments_bytes,
+    refuses_registers,
+    refuses_shared,
+)
 
 __all__ = [
     "LARGEST_CHUNK",
@@ -77,4 +85,5 @@ def refuses_sweep(layout: str, problem: Problem, tile: Tile, device: Device) -> 
         return sentence
     if (sentence := refuses_shared(sweep_shared(layout, problem, tile, moments_bytes(problem)), device)) is not None:
         return sentence
-    return refuses_registers(RESIDENT_REGISTERS, tile, device)
+    needed = gradient_registers(problem, layout) if is_backward(problem) else RESIDENT_REGISTERS
+    return refuses_registers(needed, tile, device)

@@ -45,8 +45,8 @@ def group_norm(
         Not negative.
     data_format : {"NCHW", "NHWC"}
         Where the channel axis is.
-    activation : None
-        No fused activation exists in this version.
+    activation : {None, "silu"}
+        What lies behind the norm, in the same pass: y becomes y / (1 + exp(-y)) (Elfwing, Uchibe and Doya, 2018).
     out : tuple of (y, mean, rstd), optional
         Arrays to write; None in it means allocate. y may be exactly x.
     tile : Tile or mapping, optional
@@ -117,9 +117,9 @@ def group_norm_backward(
     num_groups : int
         Divides C.
     beta : array of shape (C,), optional
-        Only needed with an activation; checked and not read.
-    activation : None
-        No fused activation exists in this version.
+        What the forward had. Needed with an activation; without one checked and not read.
+    activation : {None, "silu"}
+        What lay behind the norm: dy is the gradient behind it, and its derivative is made again from x.
     output_mask : sequence of 3 bools
         Which of dx, dgamma, dbeta are wanted. The others come back as None and their work is not done.
     data_format : {"NCHW", "NHWC"}

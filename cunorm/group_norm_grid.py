@@ -10,6 +10,7 @@ from .strategy_common import (
     RESIDENT_REGISTERS,
     WARP,
     blocks_for,
+    gradient_registers,
     is_backward,
     pair_bytes,
     parameter_launches,
@@ -203,7 +204,7 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         shared_bytes=_shared(problem, tile),
         traffic=read + problem.nbytes,
         cached=read,
-        registers=RESIDENT_REGISTERS,
+        registers=gradient_registers(problem, problem.layout) if backward else RESIDENT_REGISTERS,
         phases=ceil_div(3 * tiles, grid),  # twice of each tile its data, and its parameters, which are in the L2 cache
         streams=tensors_read(problem),
         tickets=at * pair_bytes(problem),

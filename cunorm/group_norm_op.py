@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from .arrays import dtype_name, epsilon, integer, mask
+from .arrays import choice, dtype_name, epsilon, integer, mask
 from .checks import (
     GRADIENTS,
     NAN,
@@ -20,7 +21,7 @@ from .checks import (
 )
 from .group_norm_strategies import BACKWARD, FORWARD
 from .op import Checked, Op, Request
-from .problem import Problem, accumulator
+from .problem import ACTIVATIONS, Problem, accumulator
 from .results import Result, memory_order
 
 __all__ = ["GROUP_NORM", "GROUP_NORM_BACKWARD"]
@@ -31,8 +32,7 @@ def _sizes(
 ) -> tuple[int, int, int, int]:
     """The checks that calls and plans share -> N, C, HxW, groups."""
     N, C, HxW = split_axes(shape, data_format)
-    if activation is not None:
-        raise ValueError(f"activation: {activation!r}, expected None: no fused activation exists in this version")
+    choice("activation", activation, (None, *ACTIVATIONS))
     groups = integer("num_groups", num_groups)
     if C % groups:
         raise ValueError(f"num_groups: {groups}, expected a divisor of the {C} channels of x with shape {shape}")
@@ -54,7 +54,8 @@ def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object)
         vector("rstd", (N, groups), sums, NAN),
     )
     sizes = (layout, N, C, HxW, groups)
-    problem = Problem("group_norm", dtype, gamma_dtype, beta_dtype, sums, *sizes, ("y", "mean", "rstd"))
+    outputs = ("y", "mean", "rstd")
+    problem = Problem("group_norm", dtype, gamma_dtype, beta_dtype, sums, *sizes, outputs, (), activation)
     return Checked(problem, (axes, (0,), (0,)), results)
 
 
@@ -68,13 +69,15 @@ def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object
     expected = f"({N}, {groups}), or any shape of {N * groups} elements"
     stats_dtype = statistics(("mean", mean), ("rstd", rstd), dtype, N * groups, expected)
     gamma_dtype = parameter("gamma", gamma, (C,), dtype)
-    parameter("beta", beta, (C,), dtype)
+    beta_dtype = parameter("beta", beta, (C,), dtype)  # without an activation checked, and not read
     layout = direct_layout(x, data_format)
     axes = memory_order(x.ndim, data_format, layout)
     results = gradients(x, axes, (C,), gamma_dtype or stats_dtype, wanted)
     outputs = chosen(GRADIENTS, wanted)
     sizes = (layout, N, C, HxW, groups)
     problem = Problem("group_norm_backward", dtype, gamma_dtype, None, stats_dtype, *sizes, outputs)
+    if activation is not None:
+        problem = replace(problem, beta_dtype=beta_dtype, activation=activation)
     return Checked(problem, (axes, axes, tuple(range(mean.ndim)), tuple(range(rstd.ndim)), (0,), (0,)), results)
 
 
@@ -82,19 +85,21 @@ def _request_forward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     sizes = _sizes(asked.shape, asked.num_groups, asked.data_format, asked.activation)
     gamma, beta = (parameter_named(name, getattr(asked, name), asked.dtype) for name in ("gamma_dtype", "beta_dtype"))
     sums = accumulator(asked.dtype)
-    problem = Problem("group_norm", asked.dtype, gamma, beta, sums, asked.data_format, *sizes, ("y", "mean", "rstd"))
-    return problem, (asked.num_groups, asked.data_format, None)
+    shape = (asked.data_format, *sizes, ("y", "mean", "rstd"), (), asked.activation)
+    problem = Problem("group_norm", asked.dtype, gamma, beta, sums, *shape)
+    return problem, (asked.num_groups, asked.data_format, asked.activation)
 
 
 def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     sizes = _sizes(asked.shape, asked.num_groups, asked.data_format, asked.activation)
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
-    parameter_named("beta_dtype", asked.beta_dtype, asked.dtype)
+    beta = parameter_named("beta_dtype", asked.beta_dtype, asked.dtype)
     wanted = mask("output_mask", asked.output_mask, GRADIENTS)
     outputs = chosen(GRADIENTS, wanted)
     sums = accumulator(asked.dtype)
-    problem = Problem("group_norm_backward", asked.dtype, gamma, None, sums, asked.data_format, *sizes, outputs)
-    return problem, (asked.num_groups, asked.output_mask, asked.data_format, None)
+    shape = (asked.data_format, *sizes, outputs, (), asked.activation)
+    problem = Problem("group_norm_backward", asked.dtype, gamma, beta if asked.activation else None, sums, *shape)
+    return problem, (asked.num_groups, asked.output_mask, asked.data_format, asked.activation)
 
 
 GROUP_NORM = Op(

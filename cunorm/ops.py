@@ -124,7 +124,7 @@ def plan(
     output_mask : sequence of 3 bools
         Of a backward; of batch_norm_backward_reduce it is (input_g, gamma_g, beta_g).
     data_format : {"NCHW", "NHWC"}
-    activation : None
+    activation : {None, "silu"}
     device : None, "cpu", int or str, optional
         None: the current GPU where there is one, else the CPU executor. An int is CuPy's number of a GPU. The name of
         a known device (``"A100"``) plans for the CPU executor posing as it.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["ITEMSIZE", "LAYOUTS", "Problem", "accumulator"]
+__all__ = ["ACTIVATIONS", "ITEMSIZE", "LAYOUTS", "Problem", "accumulator"]
 
 #: Bytes of an element of each supported dtype.
 ITEMSIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+#: What may lie behind GroupNorm, fused.
+ACTIVATIONS: tuple[str, ...] = ("silu",)
 
 #: Memory orders that kernels read directly: (N, C, HxW) and (N, HxW, C).
 LAYOUTS: tuple[str, str] = ("NCHW", "NHWC")

@@ -14,6 +14,7 @@ __all__ = [
     "blocks_for",
     "fold_launches",
     "fold_rows",
+    "gradient_registers",
     "is_backward",
     "moments_bytes",
     "pair_bytes",
@@ -38,6 +39,14 @@ FEW_SLABS, MANY_SLABS, MOST_SLICES = 64, 256, 128
 #: Registers a thread has in kernels whose launch bounds ask for 512 resident threads: blocks_of(512) in reduce.cuh. The
 #: compile gate proves that none of them spills with that many.
 RESIDENT_REGISTERS = 128
+#: The same for 384 resident threads.
+ACTIVATED_REGISTERS = 168
+
+
+def gradient_registers(problem: Problem, layout: str) -> int:
+    """Registers of a thread that sweeps a backward's tensors: gradient_threads in group_gradients.cuh."""
+    wide = problem.activation is not None and layout == "NHWC" and problem.pack >= 8
+    return ACTIVATED_REGISTERS if wide else RESIDENT_REGISTERS
 
 
 def is_backward(problem: Problem) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .problem import ITEMSIZE, LAYOUTS, Problem, accumulator
+from .problem import ACTIVATIONS, ITEMSIZE, LAYOUTS, Problem, accumulator
 from .strategy import Tile
 
 __all__ = [
@@ -28,7 +28,7 @@ _SIZES: dict[str, dict[str, str]] = {
     "batch_norm_gather_stats": {"world": "N", "C": "C"},
     "batch_norm": {"N": "N", "C": "C", "HxW": "HxW"},
 }
-_KEY = ("op", "dtype", "gamma_dtype", "beta_dtype", "stats_dtype", "types", "layout", "outputs")
+_KEY = ("op", "dtype", "gamma_dtype", "beta_dtype", "stats_dtype", "types", "layout", "outputs", "activation")
 #: Fields that the library and its tuner give a meaning, besides the key's; others are somebody else's, and kept.
 FACTS = (
     "strategy", "tile", "source", "kernel", "time_us", "q25_us", "q75_us", "samples", "default_us", "predicted_us",
@@ -110,8 +110,12 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
     ):
         raise ValueError(f"types is {types!r}, expected names of dtypes by names of arrays")
     others = tuple((f"{name}_t", value) for name, value in types.items())
+    activation = _text(raw, "activation", ACTIVATIONS) if "activation" in raw else None
+    if activation is not None and not op.startswith("group_norm"):
+        raise ValueError(f"activation is {activation!r}, which {op} does not have")
     outputs = tuple(filter(None, _text(raw, "outputs").split(",")))
-    return Problem(op, dtype, gamma, beta, stats, layout, **found, outputs=outputs, others=others).canonical()
+    facts: dict[str, Any] = {"outputs": outputs, "others": others, "activation": activation}
+    return Problem(op, dtype, gamma, beta, stats, layout, **found, **facts).canonical()
 
 
 def key_of(problem: Problem) -> dict[str, Any]:
@@ -125,6 +129,8 @@ def key_of(problem: Problem) -> dict[str, Any]:
     if not problem.op.startswith("layer_norm"):
         key["layout"] = problem.layout
     key["outputs"] = ",".join(problem.outputs)
+    if problem.activation is not None:
+        key["activation"] = problem.activation
     return key | {name: getattr(problem, attribute) for name, attribute in sizes_of(problem.op).items()}
 
 
@@ -153,7 +159,7 @@ def order_of(entry: Entry) -> tuple[Any, ...]:
     one = entry.problem
     sizes = (one.N, one.C, one.HxW, one.group)
     dtypes = [one.gamma_dtype or "", one.beta_dtype or "", one.stats_dtype]
-    return one.op, one.dtype, one.layout, sizes, dtypes, one.outputs, one.others
+    return one.op, one.dtype, one.layout, sizes, dtypes, one.outputs, one.others, one.activation or ""
 
 
 def sizes_text(problem: Problem) -> str:

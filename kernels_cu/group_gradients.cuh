@@ -4,6 +4,9 @@
 #include "parameters.cuh"
 #include "sweep.cuh"
 
+// Resident threads that a launch bound asks for: fewer where each has the z of eight channels to make again.
+constexpr int gradient_threads = is_identity || sweep_t::slots < 8 ? 512 : 384;
+
 // The arrays of a call, and how it is cut.
 struct GroupGradients {
     const data_t* dy;

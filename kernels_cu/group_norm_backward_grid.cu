@@ -17,7 +17,7 @@
 #include "group_gradients.cuh"
 #include "turns.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_threads))
     group_norm_backward_grid(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                              const gamma_t* gamma, const beta_t* beta, data_t* dx, Pair* workspace, gamma_t* dgamma,
                              gamma_t* dbeta, long long N, long long C, long long HxW, long long groups, long long chunk,

@@ -13,7 +13,7 @@
 // An element of dx is written by the thread that has read the same elements of dy and x: dx may be dy or x.
 #include "group_gradients.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_threads))
     group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                                    const gamma_t* gamma, const beta_t* beta, Pair* workspace, long long N, long long C,
                                    long long HxW, long long groups, long long chunk, long long chunks) {
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     }
 }
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_threads))
     group_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                                     const gamma_t* gamma, const beta_t* beta, data_t* dx, const Pair* workspace,
                                     long long N, long long C, long long HxW, long long groups, long long chunk,

@@ -96,7 +96,7 @@ SHARED: list[Wrong] = [
     *wrong("num_groups", TypeError, float=2.0, bool=True, string="2", none=None, list=[2], numpy_float=np.float64(2)),
     *wrong("num_groups", TypeError, numpy_bool=np.True_, array=lambda _: np.array([2, 2])),
     *wrong("data_format", EITHER, lower="nchw", short="NC", other="NHCW", none=None, number=0, list=["NCHW"]),
-    *wrong("activation", EITHER, silu="silu", empty="", false=False, zero=0, function=lambda _: np.tanh),
+    *wrong("activation", EITHER, relu="relu", empty="", false=False, zero=0, function=lambda _: np.tanh),
     *parameter_cases("gamma"),
     *parameter_cases("beta"),
     *wrong("gamma", ValueError, per_group=lambda _: np.ones(2, np.float32)),

@@ -22,6 +22,7 @@ ORDER = [
     {"cli"},
     {"doctor", "demo", "kernel_table"},
     {"gate"},
+    {"gate_problem"},
     {"findings", "show", "cli_parser"},
     {"tables"},
     {"ascend"},
@@ -53,6 +54,7 @@ ORDER = [
     {"strategy", "arrays"},
     {"problem", "devices"},
     {"settings", "errors"},
+    {"reference_activation"},
     {"reference"},
 ]
 DEPENDENCIES = ("numpy", "ml_dtypes", "platformdirs", "filelock")

@@ -174,7 +174,7 @@ def test_workspace_is_never_more(device: str) -> None:
         ("output_mask", None, (TypeError, ValueError)),
         ("data_format", "NC", ValueError),
         ("data_format", None, (TypeError, ValueError)),
-        ("activation", "silu", ValueError),
+        ("activation", "relu", ValueError),
         ("device", "B9000", ValueError),
         ("device", "", ValueError),
         ("device", 1.5, TypeError),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cunorm import reference
+from cunorm import reference, reference_activation
 from cunorm.problem import Problem
 from cunorm.traffic_problem import array_facts
 
@@ -110,16 +110,24 @@ def _group(problem: Problem, given: Inputs, dtype: str) -> Iterator[tuple[str, t
     gamma, beta = (given[name][channels] if name in given else None for name in ("gamma", "beta"))
     of_tensor, of_groups, of_channels = (slice(None), channels), (slice(None), groups), (channels,)
     if problem.op == "group_norm":
-        exact = reference.group_norm(x, len(groups), gamma, beta, eps=EPS)
-        bounds = tolerance.forward(x, len(groups), gamma, beta, *exact[1:], dtype, "NCHW")
+        plain = problem.activation is None
+        oracle = reference.group_norm if plain else reference_activation.group_norm
+        exact = oracle(x, len(groups), gamma, beta, eps=EPS)
+        bounded = tolerance.forward if plain else tolerance.silu_forward
+        bounds = bounded(x, len(groups), gamma, beta, *exact[1:], dtype, "NCHW")
         yield "y", whole, of_tensor, exact[0], bounds[0]
         for index, name in ((1, "mean"), (2, "rstd")):
             yield name, statistics, of_groups, exact[index], bounds[index]
         return
     dy = channels_second(problem, given["dy"])[:, channels]
     mean, rstd = (given[name].reshape(statistics)[:, groups] for name in ("mean", "rstd"))
-    exact = reference.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=len(groups))
-    bounds = tolerance.backward(dy, x, mean, rstd, gamma, len(groups), dtype, "NCHW")
+    if problem.activation is None:
+        exact = reference.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=len(groups))
+        bounds = tolerance.backward(dy, x, mean, rstd, gamma, len(groups), dtype, "NCHW")
+    else:
+        six = (dy, x, mean, rstd, gamma, beta)
+        exact = reference_activation.group_norm_backward(*six, num_groups=len(groups))
+        bounds = tolerance.silu_backward(*six, len(groups), dtype, "NCHW")
     yield "dx", whole, of_tensor, exact[0], bounds[0]
     for index, name in ((1, "dgamma"), (2, "dbeta")):
         yield name, (problem.C,), of_channels, exact[index], bounds[index]

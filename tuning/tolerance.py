@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from cunorm.problem import accumulator
+from cunorm.reference_activation import before
 
 __all__ = [
     "backward", "batch_elemt", "batch_input", "batch_reduce", "batch_stats", "fault", "forward", "layer_backward",
-    "layer_forward", "stored",
+    "layer_forward", "silu_backward", "silu_forward", "stored",
 ]  # fmt: skip
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -95,6 +96,34 @@ def backward(
         FOLD * u * (dyg * xhat).sum(axis=(0, 3)).reshape(-1),
         FOLD * u * dyg.sum(axis=(0, 3)).reshape(-1),
     )
+
+
+def _normalised(x: Any, mean: Any, rstd: Any, gamma: Any, beta: Any, groups: int, data_format: str) -> np.ndarray:
+    """|gamma * xhat| + |beta|: what z = gamma * xhat + beta is made of, and so what its rounding goes with."""
+    g, b = (None if one is None else np.abs(np.asarray(one, np.float64)) for one in (gamma, beta))
+    zero = np.zeros_like(np.asarray(mean, np.float64))
+    deviation = np.abs(before(x, mean, rstd, None, None, groups, data_format))
+    found: np.ndarray = before(deviation, zero, zero + 1, g, b, groups, data_format)
+    return found
+
+
+def silu_forward(
+    x: Any, groups: int, gamma: Any, beta: Any, mean: np.ndarray, rstd: np.ndarray, dtype: str, data_format: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bounds of y, mean and rstd: silu's slope is below 1.1, and silu itself takes an exponential and a division."""
+    z, *statistics = forward(x, groups, gamma, beta, mean, rstd, dtype, data_format)
+    own = 8 * UNIT[accumulator(dtype)] * _normalised(x, mean, rstd, gamma, beta, groups, data_format)
+    return 1.1 * z + own, statistics[0], statistics[1]
+
+
+def silu_backward(
+    dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any, beta: Any, groups: int, dtype: str, data_format: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bounds of dx, dgamma and dbeta: silu' is below 1.1 and its slope at most 1/2, so that the gradient in front of it
+    is off by some u of |dy|, and by half of what z is off.
+    """
+    weight = 2 + _normalised(x, mean, rstd, gamma, beta, groups, data_format)
+    return backward(np.asarray(dy, np.float64) * weight, x, mean, rstd, gamma, groups, dtype, data_format)
 
 
 def _either(dtype: str) -> float:

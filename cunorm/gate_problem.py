@@ -1,0 +1,45 @@
+"""The problems that the compile gate compiles tiles for: one for each op, strategy, dtype and layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .ops import OPS
+from .problem import ACTIVATIONS, ITEMSIZE, Problem, accumulator
+from .strategy import Tile
+
+__all__ = ["activated", "problem_for"]
+
+#: Types that only some ops have, beside those of the tensors: sums and running statistics in the accumulator's.
+OTHERS = {
+    "batch_norm_gather_stats": ("running_mean_t", "running_var_t"),
+    "batch_norm_backward_reduce": ("sum_dy_t", "sum_dy_xmu_t", "dgamma_t", "dbeta_t"),
+    "batch_norm_backward_elemt": ("sum_t",),
+}
+
+
+def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> Problem:
+    """A problem that the tile takes, if the strategy takes that layout at all."""
+    sums = accumulator(dtype)
+    gamma = None if op in ("batch_norm_stats", "batch_norm_gather_stats") else dtype
+    beta = dtype if op in ("group_norm", "layer_norm", "batch_norm_elemt") else None
+    if op.startswith("layer_norm"):
+        sizes = (256, 32, 1, 1)
+    elif op.startswith("batch_norm"):
+        sizes = (8, 64, 1 if op == "batch_norm_gather_stats" else 64, 64)
+    else:
+        # As large a group as a warp's tile holds, else a middling one.
+        HxW, group = (1, 4) if strategy == "warp" else (64, 32)
+        channels = tile.lanes * tile.packs * (16 // ITEMSIZE[dtype]) if strategy == "warp" else 8
+        sizes = (256, channels * group, HxW, group)
+    others = tuple((name, sums) for name in OTHERS.get(op, ()))
+    if op == "batch_norm_gather_stats":
+        others += (("count_t", "int64"),)
+    return Problem(op, dtype, gamma, beta, sums, layout, *sizes, OPS[op].results, others)
+
+
+def activated(problem: Problem) -> Problem:
+    """The problem with an activation behind it, where its op has any: what takes more registers."""
+    if not problem.op.startswith("group_norm"):
+        return problem
+    return replace(problem, activation=ACTIVATIONS[0], beta_dtype=problem.dtype)
