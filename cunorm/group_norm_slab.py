@@ -31,7 +31,7 @@ BY_THREADS, BY_BULK = 1, 2  # Tile::engine in stage.cuh
 #: What reads a slab once: its groups; how many chunks it comes in, and who copies them.
 _SLABS = {"groups": (1, 2, 4, 8, 16, 32), "chunks": (1, 4), "engine": (BY_THREADS, BY_BULK)}
 BLOCK_SPACE = {"threads": (32, 64, 128, 256, 512), **_SLABS}
-CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS}
+CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "chunks": (4,)}
 
 
 def _sector_bytes(problem: Problem, tile: Tile) -> int:

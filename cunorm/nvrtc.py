@@ -56,10 +56,8 @@ _LOG_LINES = 40
 #: Where libnvrtc lies below an entry of ``sys.path`` (the wheels for CUDA 12 and 13) and below a CUDA toolkit.
 _WHEELS = ("nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib")
 _TOOLKITS = ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
-_LOAD = re.compile(
-    r"\bld\.global(?:\.\w+)*\.(?:v4\.[ufb]32|v2\.[ufb]64)\b"
-    r"|\bcp\.async\.cg\.shared\.global \[[^;]*, 16;|\bcp\.async\.bulk\.shared::cluster\.global\b"
-)
+_COPY = r"cp\.async\.(?:cg\.shared\.global \[[^;]*, 16;|bulk\.shared::cluster\.global\b)"
+_LOAD = re.compile(rf"\bld\.global(?:\.\w+)*\.(?:v4\.[ufb]32|v2\.[ufb]64)\b|\b{_COPY}")
 _STORE = re.compile(r"\bst\.global(?:\.\w+)*\.(?:v4\.[ufb]32|v2\.[ufb]64)\b")
 
 
@@ -81,8 +79,7 @@ class Usage:
     barriers : int
         Named barriers of a block.
     loads_16, stores_16 : int
-        Accesses to global memory of 16 bytes in the PTX, asynchronous and bulk copies among them; ptxas leaves them as
-        they are.
+        Accesses to global memory of 16 bytes in the PTX, asynchronous and bulk copies too; ptxas leaves them so.
     """
 
     entry: str

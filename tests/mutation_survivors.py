@@ -17,8 +17,6 @@ EMPTY_TURN = "Speed only: every team of that turn has an empty run."
 NO_X = "Speed only: without x held_x is zeros and dbeta alone is wanted; the products go into sums that nobody takes."
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics, and stores them to the same place."
 ALWAYS_SHIFTS = "True in every launch: owners() in layer_norm_split.py makes teams * length a multiple of a pack."
-ONE_PART = "Speed only: one part a channel is right, and needs no more room than several."
-NOT_LIVE = "A unit that is not live has end = 0, so no packs, and stores nothing."
 ALWAYS_SHIFTS_BANDS = (
     "True in every launch: owners() in layer_norm_split.py makes bands * length a multiple of a pack, or "
     "there is a band a row."
@@ -48,14 +46,9 @@ SURVIVORS: dict[Key, str] = {
     ("batch_runs.cuh", "if (j < packs) {", "guard", 1): (
         "Speed only: for a pack past the run's end each() calls nothing and store_pack writes nothing."
     ),
-    ("columns.cuh", "if (part < parts && at < shape.C) {", "guard", 0): (
-        "Speed only: a thread past the last part folds some rows of its column into its own place in scratch, which "
-        "nobody reads."
-    ),
     ("columns.cuh", "while (2 * half < parts) {", "guard", 0): (
         "Speed only: with half == parts the first round finds no `part + half < parts`."
     ),
-    ("group_norm_backward_block.cu", "if (parameters.wanted()) {", "guard", 0): NULL_RESULTS,
     ("group_norm_backward_warp.cu",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;",
      "guard", 0): EMPTY_TURN,
@@ -64,9 +57,6 @@ SURVIVORS: dict[Key, str] = {
      "guard", 0): (
         "Implied by n < N: items are whole rows of samples, so an item past the last has a row past the last."
     ),
-    ("group_norm_backward_warp.cu",
-     "x == nullptr ? acc_t(0) : gradient * (acc_t(widen(held_x[k].item[i])) - of_group.mean);",
-     "guard", 0): NO_X,
     ("group_norm_backward_warp.cu", "} else if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
     ("group_norm_backward_warp.cu", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {",
      "guard", 0): NULL_RESULTS,
@@ -78,7 +68,6 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("group_norm_backward_warp.cu", "if (Tile::samples > 1 && parameters.wanted() && item < items) {",
      "guard", 0): NULL_RESULTS,
-    ("group_norm_block.cu", "if (lane == 0) {", "owner", 0): SAME_STATISTICS,
     ("group_norm_warp.cu",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;",
      "guard", 0): EMPTY_TURN,
@@ -142,18 +131,6 @@ SURVIVORS: dict[Key, str] = {
     ("slab.cuh", "while (lanes < warp_size && lanes < HxW / pack_size + 2) {", "guard", 1): (
         "Another number of lanes, as right: it makes no more parts than the host has made room for."
     ),
-    ("slab.cuh", "return parts < 1 ? 1 : parts;", "guard", 1): ONE_PART,
-    ("slab.cuh", "for (int base = 0; base < channels * parts; base += units) {", "guard", 0): (
-        "Speed only: no unit of that turn is live."
-    ),
-    ("slab.cuh", "const int channel = live ? item / parts : 0, part = live ? item % parts : 0;",
-     "guard", 0): NOT_LIVE,
-    ("slab.cuh", "const int channel = live ? item / parts : 0, part = live ? item % parts : 0;",
-     "guard", 1): NOT_LIVE,
-    ("slab.cuh", "const int begin = shift + channel * HxW, end = live ? begin + HxW : 0;", "guard", 0): (
-        "Speed only: a unit that is not live sums channel 0 once more, and stores nothing."
-    ),
-    ("slab.cuh", "return parts < 1 ? 1 : parts;", "guard", 3): ONE_PART,
     ("slab.cuh", "for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {",
      "guard", 0): NO_PACK_LEFT,
     ("slab.cuh", "if (parts == 1) {", "guard", 0): (
@@ -182,9 +159,6 @@ SURVIVORS: dict[Key, str] = {
      "guard", 4): (
         "A lane's packs end with the strip whatever its length. Rows that an int cannot count are too large for this "
         "battery: there the mutant fails test_a_row_of_more_than_2_to_the_31_elements."
-    ),
-    ("sweep.cuh", "own = live ? own : 0;", "guard", 0): (
-        "A warp without work has length 0: its place makes addresses that are not used."
     ),
     ("sweep.cuh", "return columns_of(cut) < Tile::threads ? static_cast<int>(columns_of(cut)) : Tile::threads;",
      "guard", 0): (

@@ -288,7 +288,7 @@ def ptxas(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     says = {"registers": 32, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 0, "barriers": 1}
 
     def usages(text: str, architecture: str, version: Nvrtc) -> list[Usage]:
-        entry = re.findall(r'extern "C" __global__ void __launch_bounds__\([^\n]*\)\s+(\w+)\(', text)[0]
+        entry = re.findall(r'extern "C" __global__ void (?:CLUSTER )?__launch_bounds__\([^\n]*\)\s+(\w+)\(', text)[0]
         return [Usage(entry=entry, loads_16=1, stores_16=1, **says)]
 
     monkeypatch.setattr(nvrtc, "ends", lambda: [OLD, NEW])

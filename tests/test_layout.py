@@ -169,7 +169,9 @@ def test_files_are_short(path: Path) -> None:
 SOURCES = sorted([*KERNELS.glob("*.cu"), *KERNELS.glob("*.cuh")])
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _PARENTHESES = r"\((?:[^()]|\([^()]*\))*\)"
-_KERNEL = re.compile(rf'extern "C" __global__ void __launch_bounds__{_PARENTHESES}\s*(\w+)({_PARENTHESES})\s*\{{')
+_KERNEL = re.compile(
+    rf'extern "C" __global__ void (?:CLUSTER )?__launch_bounds__{_PARENTHESES}\s*(\w+)({_PARENTHESES})\s*\{{'
+)
 _DEVICE = re.compile(rf"__device__[^;{{}}()]*?\b(\w+)({_PARENTHESES})[^;{{}}]*\{{")
 _GLOBAL = re.compile(
     r"\b(?:(?:data_t|gamma_t|beta_t|stat_t|const T)\s*\*\s*(?:const\s+)?(\w+)|Pair\s*\*\s*(workspace)\b)"

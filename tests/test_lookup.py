@@ -287,7 +287,7 @@ def test_a_table_of_another_device_is_one_warning_and_not_used(named: Callable[.
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"strategy": "cluster"}, "strategy 'cluster', expected one of"),
+        ({"strategy": "column"}, "strategy 'column', expected one of"),
         ({"tile": {"threads": 128}}, "a tile has"),
         ({"tile": {"threads": 100, "chunk": 64}}, "threads is 100"),
         ({"tile": None}, "tile is None"),

@@ -32,11 +32,11 @@ def test_show_explains_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 def test_show_all_gives_every_strategy_or_its_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "group_norm_backward", "--shape", "2,8,64x64,2", "--strategy", "all")
     lines = out.splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("strategy")] == ["block", "split"]
+    assert [line.split()[1] for line in lines if line.startswith("strategy")] == ["block", "cluster", "grid", "split"]
     assert [line for line in lines if line.startswith("refused")] == [
         "refused    warp: a group has 16384 elements, 32 lanes of 8 packs hold 1024"
     ]
-    assert out.count("best tile by the cost model") == 2
+    assert out.count("best tile by the cost model") == 4
 
 
 def test_show_takes_a_tile(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,10 @@ def test_a_fault_while_counting_is_one_line(
         ((*SMALL, "--outputs", "dx,gamma"), "--outputs: 'gamma', expected some of dx,dgamma,dbeta"),
         (("group_norm", "--shape", "2,8,9,4", "--outputs", "y"), "--outputs: 'y', but group_norm always gives all"),
         ((*SMALL, "--device", "H201"), "device: 'H201', expected one of A100, RTX 4090, H100, H200, B200, RTX 5090"),
-        ((*SMALL, "--strategy", "warps"), "--strategy: 'warps', expected all or one of warp, block, split for group"),
+        (
+            (*SMALL, "--strategy", "warps"),
+            "--strategy: 'warps', expected all or one of warp, block, cluster, grid, split for group",
+        ),
         ((*SMALL, "--tile", "threads=64"), "--tile: goes with --strategy and the name of one"),
         ((*SMALL, "--strategy", "split", "--tile", "threads"), "--tile: 'threads', expected field=number"),
         ((*SMALL, "--strategy", "split", "--tile", "threads=0"), "--tile: 'threads=0', expected field=number"),
