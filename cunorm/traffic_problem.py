@@ -136,7 +136,7 @@ class Sample:
     Attributes
     ----------
     axis : str
-        N (the rows of LayerNorm), or group with its channels.
+        N (the rows of LayerNorm), group with its channels, or HxW.
     total : int
         What the problem has of it.
     few, many : int
@@ -157,9 +157,11 @@ class Sample:
 
 
 def smaller(problem: Problem, axis: str, size: int) -> Problem:
-    """The problem with fewer samples, or with fewer groups and their channels."""
+    """The problem with fewer samples, or positions, or groups and their channels."""
     if axis == "N":
         return replace(problem, N=size)
+    if axis == "HxW":
+        return replace(problem, HxW=size)
     return replace(problem, C=size * problem.group_channels, group=size)
 
 
@@ -183,10 +185,16 @@ def _continues(strategy: Strategy, tile: Tile, problem: Problem, device: Device,
     return all(abs(launch.grid - grid) <= 1 + launch.grid / 500 for launch, grid in zip(whole, expected, strict=True))
 
 
-def _samples(problem: Problem) -> Iterator[Sample]:
-    # Channels side by side are shared out among the threads of a block: with fewer, each does something else.
-    for axis in ("N", "group") if problem.layout == "NCHW" and problem.HxW > 1 else ("N",):
-        total, few = getattr(problem, axis), 1
+def _samples(problem: Problem, tile: Tile) -> Iterator[Sample]:
+    # Channels side by side are shared out among the threads of a block: with fewer, each does something else. But their
+    # rows are cut into chunks that are all alike.
+    axes = {"N": 1}
+    if problem.layout == "NCHW" and problem.HxW > 1:
+        axes["group"] = 1
+    elif problem.op.startswith("group_norm") and "chunk" in tile.as_dict():
+        axes["HxW"] = tile.chunk
+    for axis, few in axes.items():
+        total = getattr(problem, axis)
         while 2 * few < total:
             yield Sample(axis, total, few, 2 * few)
             few *= 2
@@ -207,7 +215,7 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
     if tensors * problem.N * problem.C * problem.HxW <= WHOLE:
         return None
     kept, most = None, 0
-    for sample in _samples(problem):
+    for sample in _samples(problem, tile):
         many = smaller(problem, sample.axis, sample.many)
         elements = tensors * many.N * many.C * many.HxW
         whole_sectors = elements * problem.itemsize // 2 % SECTOR_BYTES == 0

@@ -1,0 +1,172 @@
+"""What the default tile of every shape of the workloads moves, counted, over the fewest bytes: docs/byte-floor.md.
+
+Example: ``python benchmarks/byte_floor.py`` counts on all cores (an hour on two) and writes the results and the page;
+``--page`` writes the page alone, from the kept results; ``--only group_norm --workload vae`` counts a part, and keeps
+the other results.
+
+Nothing here is timed. Each problem is planned for an H200 in bfloat16, and counted on the CPU executor; one that is too
+large for that is counted on two smaller ones (`cunorm.traffic`), which the tests show to be exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cunorm.tuning.workloads import WORKLOADS, problems
+
+from cunorm import costmodel, settings, traffic_problem
+from cunorm.devices import known
+from cunorm.launch import Place, Plan, plan_for
+from cunorm.ops import OPS
+from cunorm.problem import Problem
+from cunorm.table_entry import sizes_text
+from cunorm.traffic import measure
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "byte_floor.json", ROOT / "docs" / "byte-floor.md"
+DEVICE, DTYPE = "H200", "bfloat16"
+SAMPLED = (2**22, 2**24, 2**26)  # elements up to which samples are tried: small ones are two waves of most problems
+HEAD = """# Bytes over the floor
+
+What the default tile of every shape of the named workloads moves on an {device} in {dtype}, counted on the CPU executor
+(nothing here is timed), over the fewest bytes that its problem has to move (dy, x and dx of a backward; x and y of a
+forward). Written by `python benchmarks/byte_floor.py`; a test compares it with the kept counts and with what the cost
+model chooses today.
+
+- **tensors**: bytes of tensors that warps ask for; **sectors**: bytes of the 32-byte sectors that blocks touch, each
+  once a block and direction; **rest**: bytes of parameters and workspace. All over the floor.
+- **wide**: of the bytes in sectors of 16-byte accesses, the share that was asked for.
+- **in L2**: of second reads, the share that comes back within half the L2 cache; a strategy that reads once has none.
+- **busy**: multiprocessors of {multiprocessors} that the main launch has a block for.
+"""
+
+
+def suite(only: str = "", workload: str = "") -> list[tuple[str, Problem]]:
+    """The workloads' problems, each once, under the first workload that has it."""
+    found: dict[Problem, str] = {}
+    for name, problem in problems(DTYPE):
+        if problem.op.startswith(only) and workload in ("", name):
+            found.setdefault(problem, name)
+    return [(name, problem) for problem, name in found.items()]
+
+
+def planned(problem: Problem) -> Plan:
+    """The plan of the cost model's choice, whatever tables there are."""
+    device = known(DEVICE)
+    choice = costmodel.choose(problem, OPS[problem.op].strategies.values(), device)
+    return plan_for(problem, OPS[problem.op].strategies, OPS[problem.op].names, Place("cpu", 0, device), choice.tile)
+
+
+def key_of(name: str, problem: Problem) -> str:
+    """A row's name: what people would call the problem."""
+    layout = "" if problem.op.startswith("layer") else f" {problem.layout}"
+    return f"{name}: {problem.op}{layout} {sizes_text(problem)}"
+
+
+def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
+    """A row of the table."""
+    name, problem = item
+    plan = planned(problem)
+    assert plan.strategy is not None and plan.tile is not None
+    main = max(plan.launches, key=lambda launch: launch.traffic)
+    row: dict[str, Any] = {
+        "strategy": plan.strategy.name,
+        "tile": plan.tile.as_dict(),
+        "floor_bytes": traffic_problem.floor_bytes(problem),
+        "busy": min(main.grid, plan.place.device.multiprocessors),
+    }
+    found = None
+    for traffic_problem.WHOLE in SAMPLED:
+        try:
+            found = measure(plan)
+            break
+        except ValueError as error:  # too large to be counted
+            row["refused"] = str(error)
+    if found is None:
+        return key_of(name, problem), row
+    row.pop("refused", None)
+    tensors, rest = found.of("tensor"), found.of("parameter").nbytes + found.of("workspace").nbytes
+    row |= {
+        "tensors": round(found.tensor_ratio, 4),
+        "sectors": round(found.fetched_ratio, 4),
+        "rest": round(found.over_floor(rest), 4),
+        "wide": round(tensors.wide_efficiency, 4),
+        "again": found.reuse.again,
+        "in_l2": round(found.reuse.within(plan.place.device.l2_bytes // 2), 4),
+    }
+    return key_of(name, problem), row
+
+
+def page(rows: dict[str, dict[str, Any]]) -> str:
+    """The page, from the kept results."""
+    device = known(DEVICE)
+    lines = [HEAD.format(device=device.name, dtype=DTYPE, multiprocessors=device.multiprocessors)]
+    titles = ("problem", "MB", "strategy", "tensors", "sectors", "rest", "wide", "in L2", "busy")
+    last = ""
+    for key, row in rows.items():
+        workload, _, problem = key.partition(": ")
+        if workload != last:
+            lines += [f"\n## {workload}\n", f"| {' | '.join(titles)} |", f"|---|{'---:|' * (len(titles) - 1)}"]
+            last = workload
+        cells = [problem, f"{row['floor_bytes'] / 1e6:.1f}", row["strategy"]]
+        if "refused" in row:
+            cells += ["not counted", "", "", "", ""]
+        else:
+            again = f"{row['in_l2']:.2f}" if row["again"] else ""
+            cells += [
+                f"{row['tensors']:.3f}",
+                f"{row['sectors']:.3f}",
+                f"{row['rest']:.3f}",
+                f"{row['wide']:.2f}",
+                again,
+            ]
+        lines.append(f"| {' | '.join([*cells, str(row['busy'])])} |")
+    return "\n".join(lines) + "\n"
+
+
+def in_order(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The rows that the suite has, in its order."""
+    keys: Iterable[str] = (key_of(*item) for item in suite())
+    return {key: rows[key] for key in keys if key in rows}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", action="store_true", help="write the page from the kept results, count nothing")
+    parser.add_argument("--only", default="", metavar="OP", help="ops whose names begin so")
+    parser.add_argument("--workload", default="", choices=("", *WORKLOADS))
+    parser.add_argument("--missing", action="store_true", help="only what has no row, or another tile by now")
+    chosen = parser.parse_args(arguments)
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else {}
+    if not chosen.page:
+        items = suite(chosen.only, chosen.workload)
+        if chosen.missing:
+            items = [item for item in items if _stale(rows.get(key_of(*item)), item[1])]
+        with multiprocessing.get_context("spawn").Pool(settings.cores()) as pool:
+            for number, (key, row) in enumerate(pool.imap_unordered(counted, items), 1):
+                rows[key] = row
+                print(
+                    f"{number}/{len(items)} {key}: {row['strategy']} {row.get('tensors')}", file=sys.stderr, flush=True
+                )
+                rows = in_order(rows)
+                document = {"schema": "cunorm-byte-floor/1", "executor": "cpu executor: counted, not timed"}
+                document |= {"device": DEVICE, "dtype": DTYPE, "rows": rows}
+                RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(rows), encoding="utf-8")
+    return 0
+
+
+def _stale(row: dict[str, Any] | None, problem: Problem) -> bool:
+    plan = planned(problem)
+    assert plan.strategy is not None and plan.tile is not None
+    return row is None or (row["strategy"], row["tile"]) != (plan.strategy.name, plan.tile.as_dict())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
