@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not chosen.page:
         items = suite(chosen.only, chosen.workload)
         if chosen.missing:
-            items = [item for item in items if _stale(rows.get(key_of(*item)), item[1])]
+            items = [item for item in items if stale(rows.get(key_of(*item)), item[1])]
         with multiprocessing.get_context("spawn").Pool(settings.cores()) as pool:
             for number, (key, row) in enumerate(pool.imap_unordered(counted, items), 1):
                 rows[key] = row
@@ -162,7 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _stale(row: dict[str, Any] | None, problem: Problem) -> bool:
+def stale(row: dict[str, Any] | None, problem: Problem) -> bool:
+    """Whether a kept row is missing, or of another tile than the cost model chooses now."""
     plan = planned(problem)
     assert plan.strategy is not None and plan.tile is not None
     return row is None or (row["strategy"], row["tile"]) != (plan.strategy.name, plan.tile.as_dict())

@@ -216,7 +216,7 @@ def _gather_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 _CHUNKS = {"threads": (128, 256, 512), "chunk": (64, 256, 1024, 4096, 16384, 65536)}
 #: Rows may be long, and then few make a chunk; 512 threads would only be more parts of the same columns. What a thread
 #: adds up one after another costs digits, so chunks are not longer, nor ranges of samples below.
-_ROWS = {"threads": (128, 256), "chunk": (4, 16, 64, 256, 1024, 4096)}
+_ROWS = {"threads": (128, 256), "chunk": (4, 8, 16, 32, 64, 256, 1024, 4096)}
 _SLABS = {
     "threads": (64, 128, 256, 512),
     "channels": (1, 2, 4, 8, 16, 32, 64),

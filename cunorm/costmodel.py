@@ -26,7 +26,9 @@ SOLO_SHARE = 1.25  # how far above its even share of the bandwidth a multiproces
 PHASED = 1.3  # time of a lone resident block that does not load while it stores, against one that does
 NONPORTABLE = 1.5  # time of a cluster of more blocks than every GPU with clusters has: few fit side by side
 PORTABLE_CLUSTER = 8
-NEAR_TIE = 1.01  # predictions that differ by less are one
+NEAR_TIE = 1.1  # predictions that differ by less are one to the model, where one leaves multiprocessors idle
+BUSY_ENOUGH = 0.9  # share of the multiprocessors from which none counts as idle
+CLUSTER_SECONDS = 0.3e-6  # a barrier of a cluster, and what its blocks read of each other
 REGISTER_STEP, WARP = 8, 32
 
 
@@ -63,6 +65,7 @@ def launch_seconds(launch: Launch, device: Device) -> float:
     # A block takes a latency for each of its phases, and its bytes at the rate of what it keeps in flight.
     in_flight = launch.threads * launch.streams * BYTES_IN_FLIGHT
     block = phases * LATENCY_SECONDS + of_block * LATENCY_SECONDS / in_flight
+    block += CLUSTER_SECONDS * (launch.cluster > 1)
     waves = max(1.0, grid / (resident * device.multiprocessors))
     # The busiest multiprocessor has its blocks' bytes to move, at no more than its largest share of the bandwidth.
     even = 1 / min(grid, device.multiprocessors)
@@ -97,8 +100,8 @@ def busy(choice: Choice, problem: Problem, device: Device) -> int:
 def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> list[Choice]:
     """Every legal tile, the default first, then by predicted time; equals in the order of strategies and spaces.
 
-    The default is the predicted fastest; of those within `NEAR_TIE` of it, which the model cannot tell apart, the one
-    that keeps most multiprocessors busy.
+    The default is the predicted fastest; of those within `NEAR_TIE` of it, the fastest that leaves no multiprocessors
+    idle, or as few as any.
 
     Raises
     ------
@@ -110,7 +113,8 @@ def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> 
     if not found:
         raise RuntimeError(f"no strategy takes {problem.describe()} on {device.name}; please report this")
     near = [choice for choice in found if choice.seconds <= NEAR_TIE * found[0].seconds]
-    default = max(near, key=lambda choice: busy(choice, problem, device))  # the first of equals
+    enough = int(BUSY_ENOUGH * device.multiprocessors)
+    default = max(near, key=lambda choice: min(busy(choice, problem, device), enough))  # the first of equals
     found.remove(default)
     return [default, *found]
 

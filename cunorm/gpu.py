@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cupy
-from cupy.cuda import compiler, runtime
+from cupy.cuda import compiler, driver, runtime
 
 from .devices import KNOWN, Device
 from .errors import CompileError
@@ -18,6 +18,7 @@ from .errors import CompileError
 __all__ = [
     "Kernel",
     "allocation_forbidden",
+    "allow_cluster",
     "compile",
     "count",
     "current",
@@ -31,6 +32,9 @@ __all__ = [
 
 #: The same for every kernel: each distinct tuple costs CuPy one more compile.
 OPTIONS = ("--std=c++17",)
+#: Blocks of a thread-block cluster up to which every GPU with clusters takes it, and CUfunction_attribute's
+#: NON_PORTABLE_CLUSTER_SIZE_ALLOWED, which larger ones need.
+PORTABLE_CLUSTER, NON_PORTABLE = 8, 14
 #: Dynamic shared memory that a kernel may use without asking for more.
 DEFAULT_SHARED_BYTES = 48 * 1024
 LOG_LINES = 40
@@ -104,6 +108,13 @@ def compile(text: str, entry: str, ordinal: int = 0) -> Kernel:
     """
     with _lock:
         return _compile(text, entry, ordinal)
+
+
+def allow_cluster(kernel: Kernel, blocks: int) -> None:
+    """Let a kernel be launched in clusters of that many blocks."""
+    if blocks > PORTABLE_CLUSTER:
+        with cupy.cuda.Device(kernel.ordinal):
+            driver.funcSetAttribute(kernel.raw.kernel.ptr, NON_PORTABLE, 1)
 
 
 def launch(kernel: Kernel, grid: int, threads: int, shared_bytes: int, arguments: Sequence[int | float]) -> None:

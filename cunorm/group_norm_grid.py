@@ -21,8 +21,14 @@ from .strategy_common import (
     tensors_read,
 )
 
-__all__ = ["grid_launches", "grid_workspace", "grid_workspace_traffic", "reach", "refuses_grid"]
+__all__ = ["GRID_SPACE", "grid_launches", "grid_workspace", "grid_workspace_traffic", "reach", "refuses_grid"]
 
+GRID_SPACE = {
+    "threads": (128, 256, 512),
+    "chunk": (64, 256, 1024, 2048, 4096),
+    "groups": (1, 2, 4, 8, 16, 32),
+    "lead": (1, 256),
+}
 CLEAR_THREADS = 256
 WORD = 4  # bytes of a counter
 LINE_WORDS = 32  # the tickets have a line of the L2 cache to themselves, as turns.cuh has it

@@ -28,8 +28,9 @@ __all__ = [
 SECTOR_BYTES = 32  # what DRAM and L2 move at least
 MOST_CHUNKS = 8
 BY_THREADS, BY_BULK = 1, 2  # Tile::engine in stage.cuh
-#: What reads a slab once: its groups; how many chunks it comes in, and who copies them.
-_SLABS = {"groups": (1, 2, 4, 8, 16, 32), "chunks": (1, 4), "engine": (BY_THREADS, BY_BULK)}
+#: What reads a slab once: its groups; how many chunks it comes in, and who copies them. The model cannot tell these
+#: apart, and takes the first that is legal.
+_SLABS = {"groups": (1, 2, 4, 8, 16, 32), "chunks": (4, 1), "engine": (BY_BULK, BY_THREADS)}
 BLOCK_SPACE = {"threads": (32, 64, 128, 256, 512), **_SLABS}
 CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "chunks": (4,)}
 
@@ -144,7 +145,5 @@ def slab_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         "registers": RESIDENT_REGISTERS,
         "cluster": _pieces(tile),
     }
-    # A wait for the statistics and for the data, sums, and the outputs; a cluster's blocks wait for each other.
-    phases = 3 if _pieces(tile) == 1 else 4
     extra = (tile.groups, _piece(problem, tile))
-    return one_sweep(problem, tile, problem.N, grid, extra, phases=phases, **facts)
+    return one_sweep(problem, tile, problem.N, grid, extra, phases=3, **facts)

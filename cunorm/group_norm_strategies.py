@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .devices import Device
-from .group_norm_grid import grid_launches, grid_workspace, grid_workspace_traffic, refuses_grid
+from .group_norm_grid import GRID_SPACE, grid_launches, grid_workspace, grid_workspace_traffic, refuses_grid
 from .group_norm_slab import (
     BLOCK_SPACE,
     CLUSTER_SPACE,
@@ -77,12 +77,6 @@ def _warp_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
 _WARP_SPACE = {"packs": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256)}
-_GRID_SPACE = {
-    "threads": (128, 256, 512),
-    "chunk": (64, 256, 1024, 2048, 4096),
-    "groups": (1, 2, 4, 8, 16, 32),
-    "lead": (1, 256),
-}
 _SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (16, 64, 256, 1024, 4096, 16384, 65536)}
 
 
@@ -132,7 +126,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
     grid = Strategy(
         name="grid",
         op=op,
-        space=_GRID_SPACE,
+        space=GRID_SPACE,
         constants=("threads",),
         legality=refuses_grid,
         launches=grid_launches,

@@ -146,6 +146,9 @@ class Plan:
     def _prepare(self) -> None:
         made = functools.partial(executor(self.place.kind).compile, ordinal=self.place.ordinal)
         ready, self._constants = self.steps(made)
+        if self.place.kind == "gpu":
+            for kernel, *_, cluster, _ in ready:
+                executor("gpu").allow_cluster(kernel, cluster)
         self._ready = ready
 
     def steps(self, compile: Callable[[str, str], Any]) -> tuple[list[Step], tuple[int | float, ...]]:

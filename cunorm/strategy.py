@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class Tile:
         As the strategy's search space names them; also attributes of the tile.
     """
 
-    __slots__ = ("_hash", "fields", "strategy")
+    __slots__ = ("_hash", "_values", "fields", "strategy")
     strategy: str
     fields: tuple[tuple[str, int], ...]
 
@@ -43,6 +44,7 @@ class Tile:
                 raise ValueError(f"tile: {name}={value!r}, expected a whole number from 1 up")
         self.strategy = strategy
         self.fields = tuple(sorted(fields.items()))
+        self._values = fields
         self._hash = hash((strategy, self.fields))
 
     @classmethod
@@ -71,10 +73,8 @@ class Tile:
         return dict(self.fields)
 
     def __getattr__(self, name: str) -> int:
-        if name not in Tile.__slots__:  # which are missing while a copy is being made
-            for key, value in self.fields:
-                if key == name:
-                    return value
+        if name not in Tile.__slots__ and name in self._values:  # slots are missing while a copy is being made
+            return self._values[name]
         raise AttributeError(f"a tile has no {name}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -196,10 +196,14 @@ class Strategy:
         sentence = self.legality(problem, tile, device)
         return None if sentence is None else f"{self.name}: {sentence}"
 
+    @functools.cached_property
+    def _tiles(self) -> tuple[Tile, ...]:
+        every = itertools.product(*self.space.values())
+        return tuple(Tile(self.name, **dict(zip(self.space, values, strict=True))) for values in every)
+
     def tiles(self) -> Iterator[Tile]:
         """Every tile of the search space, legal or not."""
-        for values in itertools.product(*self.space.values()):
-            yield Tile(self.name, **dict(zip(self.space, values, strict=True)))
+        return iter(self._tiles)
 
 
 def refuses_threads(tile: Tile) -> str | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,3 +66,50 @@ def test_the_docs_quote_the_kept_speeds_of_the_cpu_executor() -> None:
         assert f"{build}: at most {times[-1]:.1f} s" in page
         assert f"of {len(times)} kernels" in page
         assert max(one[by["compile"]] for one in kernels.values()) < 2
+
+
+# ---- bytes over the floor --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def byte_floor() -> Any:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return importlib.import_module("byte_floor")
+    finally:
+        sys.path.pop(0)
+
+
+def kept_rows() -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = json.loads(byte_floor().RESULTS.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def test_the_page_of_bytes_is_what_was_counted_for_every_shape_of_the_suite() -> None:
+    module, rows = byte_floor(), kept_rows()
+    assert list(rows) == [module.key_of(*item) for item in module.suite()]
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(rows)
+
+
+def test_the_counted_tiles_are_those_that_the_model_chooses_today() -> None:
+    module, rows = byte_floor(), kept_rows()
+    suite = {module.key_of(*item): item[1] for item in module.suite()}
+    stale = [key for key, problem in suite.items() if module.stale(rows[key], problem)]
+    assert not stale, f"{len(stale)} of {len(rows)} rows; type: python benchmarks/byte_floor.py --missing"
+
+
+def test_every_counted_shape_keeps_its_promise() -> None:
+    """Bytes of tensors, of the rest, second reads in the L2 cache, and multiprocessors with work."""
+    for key, row in kept_rows().items():
+        if "refused" in row:
+            assert row["strategy"] in ("split", "grid"), key
+            continue
+        twice = row["strategy"] in ("split", "grid") and "batch_norm" not in key
+        limit = (5 / 3 if "backward" in key else 3 / 2) if twice else 1.02
+        assert row["tensors"] <= limit + 1e-3, key
+        if row["floor_bytes"] > 20e6:
+            assert row["rest"] <= 0.10, key
+        if row["strategy"] == "grid":
+            assert row["in_l2"] >= 0.95, key
+        if row["floor_bytes"] > 1e6:
+            assert row["busy"] >= 118, key  # nine tenths of 132

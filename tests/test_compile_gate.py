@@ -97,8 +97,14 @@ def all_wide(case: Case, results: list[Result]) -> None:
     assert seen and {len(entries) for entries in seen.values()} == {kernels}
 
 
+#: float16 and bfloat16 have the same texts but for two conversions: the quick gate takes one of them.
+QUICK = [
+    pytest.param(case, id=str(case), marks=[pytest.mark.long] if case.dtype == "float16" else []) for case in CASES
+]
+
+
 @needs_nvrtc
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", QUICK)
 def test_no_tile_of_the_choice_spills_or_moves_tensors_in_small_pieces(case: Case) -> None:
     results = gate.run(gate.builds(NVRTCS, only=case), threads=THREADS)
     assert faults(results) == ""
@@ -143,12 +149,16 @@ def test_the_choice_meets_every_pair_with_every_strategy() -> None:
     for op in OPS.values():
         for name in op.strategies:
             of_it = [build for build in chosen if (build.case.op, build.case.strategy) == (op.name, name)]
-            assert {(build.architecture, build.nvrtc) for build in of_it} == pairs
+            own = [case for case in CASES if (case.op, case.strategy) == (op.name, name)]
+            able = {one for one in pairs if any(gate.accepted(case, one[0]) for case in own)}
+            assert {(build.architecture, build.nvrtc) for build in of_it} == able
+            assert able == pairs or name == "cluster"
     others = 0
     met: dict[tuple[Any, ...], set[tuple[str, Nvrtc]]] = {}
     for case in CASES:
         of_it = [build for build in chosen if build.case == case]
-        worst = {architecture: gate.spread(case, architecture)[0][1] for architecture in ARCHITECTURES}
+        able_here = [architecture for architecture in ARCHITECTURES if gate.accepted(case, architecture)]
+        worst = {architecture: gate.spread(case, architecture)[0][1] for architecture in able_here}
         most = {(build.architecture, build.nvrtc) for build in of_it if build.tile == worst[build.architecture]}
         assert most
         met.setdefault((case.op, case.strategy, case.layout, ITEMSIZE[case.dtype]), set()).update(most)
@@ -157,8 +167,8 @@ def test_the_choice_meets_every_pair_with_every_strategy() -> None:
         spread = [gate.demand(case, *taken) for taken in gate.spread(case, "sm_90")]
         assert (spread[0], spread[-1]) == (max(ranked), min(ranked))
         assert len(spread) == min(5, len(ranked))
-    for several in met.values():
-        assert len({architecture for architecture, _ in several}) >= gate.QUICK_PAIRS >= 2
+    for (_, strategy, *_), several in met.items():  # of a cluster's three architectures two dtypes may meet the same
+        assert len({architecture for architecture, _ in several}) >= (1 if strategy == "cluster" else gate.QUICK_PAIRS)
         assert {version for _, version in several} == {OLD, NEW}
     assert others > 0.8 * len(CASES)
 

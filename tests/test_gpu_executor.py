@@ -543,3 +543,17 @@ def test_gpu_empty() -> None:
     y, mean, rstd = cunorm.group_norm(cupy.zeros((2, 8, 0), cupy.float32), 2)
     assert bool(cupy.isnan(mean).all())
     assert bool(cupy.isnan(rstd).all())
+
+
+def test_large_clusters_are_asked_for(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+    """More than 8 blocks need an attribute of the kernel; of up to 8 nothing is asked."""
+    from types import SimpleNamespace
+
+    from cunorm import gpu
+
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(gpu, "driver", SimpleNamespace(funcSetAttribute=lambda *of: asked.append(of)))
+    kernel = gpu.Kernel(SimpleNamespace(kernel=SimpleNamespace(ptr=7)), "entry", 0)
+    for blocks in (1, 2, 8, 16):
+        gpu.allow_cluster(kernel, blocks)
+    assert asked == [(7, 14, 1)]

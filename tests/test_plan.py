@@ -40,6 +40,9 @@ TENSORS = {
 }
 CUPY = importlib.util.find_spec("cupy") is not None
 
+#: An older and a newer one; the others take as long and are long.
+QUICK_DEVICES = [name if name in ("A100", "H200") else pytest.param(name, marks=pytest.mark.long) for name in KNOWN]
+
 
 def plan(op: str = OPS[1], **changes: Any) -> cunorm.Plan:
     options = {"shape": (2, 8, 3, 3), "dtype": "float32", "num_groups": 2, "device": "cpu", **changes}
@@ -442,7 +445,7 @@ def suite() -> list[Problem]:
     return [*half, *single[::7]]
 
 
-@pytest.mark.parametrize("device", KNOWN)
+@pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_the_default_of_every_workload(device: str) -> None:
     """Legal, near the floor, among the fastest by prediction, and of those the one that keeps most of the GPU busy."""
     facts = known(device)
@@ -454,14 +457,15 @@ def test_the_default_of_every_workload(device: str) -> None:
         floor = TENSORS[problem.op] * problem.nbytes / facts.bandwidth
         assert floor < default.seconds < 6 * floor + 25e-6, (problem.describe(), default)
         fastest = min(one.seconds for one in ranked)
-        near = [one for one in ranked if one.seconds <= 1.01 * fastest]
+        near = [one for one in ranked if one.seconds <= costmodel.NEAR_TIE * fastest]
         assert default in near
-        most = max(costmodel.busy(one, problem, facts) for one in near)
-        assert costmodel.busy(default, problem, facts) == most, (problem.describe(), default.tile)
+        enough = int(costmodel.BUSY_ENOUGH * facts.multiprocessors)
+        most = max(min(costmodel.busy(one, problem, facts), enough) for one in near)
+        assert costmodel.busy(default, problem, facts) >= most, (problem.describe(), default.tile)
         assert all(one.seconds <= after.seconds * (1 + 1e-8) for one, after in pairwise(ranked[1:]))
 
 
-@pytest.mark.parametrize("device", KNOWN)
+@pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_one_boundary_between_two_strategies(device: str) -> None:
     """As slices grow, each strategy gives way to the next once: registers, shared memory, a cluster's, the L2 cache."""
     facts, order = known(device), ("warp", "block", "cluster", "grid", "split")

@@ -122,7 +122,7 @@ def _second_reads(op: str, tile: dict[str, Any], shape: tuple[int, ...], groups:
     return made
 
 
-@pytest.mark.parametrize("lead", [1, 20])
+@pytest.mark.parametrize("lead", [1, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("op", "layout", "shape", "slab"),
     [

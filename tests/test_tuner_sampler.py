@@ -28,11 +28,7 @@ from tuning.space import Space
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "benchmarks" / "results" / "tuner_sampler.json"
 LARGE = ("layer_norm_backward bfloat16 rows=65536", "layer_norm_backward bfloat16 rows=200704", "batch_norm_backward")
-SMALL = (
-    "layer_norm_backward bfloat16 rows=8192",
-    "layer_norm bfloat16",
-    "layer_norm_backward bfloat16 rows=65536 length=1",
-)
+SMALL = ("layer_norm_backward bfloat16 rows=8192", "layer_norm bfloat16")
 
 
 @pytest.fixture(scope="module")
