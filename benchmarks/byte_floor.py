@@ -31,7 +31,8 @@ from cunorm.traffic import measure
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "byte_floor.json", ROOT / "docs" / "byte-floor.md"
 DEVICE, DTYPE = "H200", "bfloat16"
-SAMPLED = (2**22, 2**24, 2**26)  # elements up to which samples are tried: small ones are two waves of most problems
+#: Elements up to which samples are tried, small ones first; of `grid`, whose second reads count, two waves at least.
+SAMPLED = (2**20, 2**22, 2**24, 2**26)
 HEAD = """# Bytes over the floor
 
 What the default tile of every shape of the named workloads moves on an {device} in {dtype}, counted on the CPU executor
@@ -82,7 +83,7 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
         "busy": min(main.grid, plan.place.device.multiprocessors),
     }
     found = None
-    for traffic_problem.WHOLE in SAMPLED:
+    for traffic_problem.WHOLE in SAMPLED[plan.strategy.name == "grid" :]:
         try:
             found = measure(plan)
             break

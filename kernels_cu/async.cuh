@@ -227,6 +227,36 @@ __device__ __forceinline__ void store_release(unsigned* address, unsigned value)
 #endif
 }
 
+// Adds, publishes as store_release does, and sees as load_acquire does what others published by adding before: what was
+// there before.
+__device__ __forceinline__ unsigned add_release_acquire(unsigned* address, unsigned value) {
+#ifdef CUNORM_CPU
+    cunorm_cpu::fence();
+    const unsigned before = atomicAdd(address, value);
+    cunorm_cpu::fence();
+    return before;
+#else
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+    return before;
+#endif
+}
+
+// Waits until the word is above a value; behind it as load_acquire. Only the last look acquires: each one that does takes
+// the multiprocessor's L1 away.
+__device__ __forceinline__ void wait_above(const unsigned* address, unsigned value CUNORM_SITE) {
+#ifdef CUNORM_CPU
+    while (cunorm_cpu::load_acquire(address, file, line) <= value) {
+    }
+#else
+    unsigned seen;
+    do {
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(address) : "memory");
+    } while (seen <= value);
+    load_acquire(address);
+#endif
+}
+
 // The next of ordered tickets. Whoever waits for tickets before
 // its own alone waits for blocks that run or have ended, however few may be resident.
 __device__ __forceinline__ unsigned draw_ticket(unsigned* counter CUNORM_SITE) {

@@ -21,7 +21,8 @@ struct ChannelGradients {
 
     template <typename Use>
     __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
-        return gradient_sums(dy[j], x == nullptr ? Pack<data_t>{} : x[j], mean[channel], use);
+        const Pack<data_t> held_dy = dy[j], held_x = x == nullptr ? Pack<data_t>{} : x[j];  // in one access each
+        return gradient_sums(held_dy, held_x, mean[channel], use);
     }
 };
 

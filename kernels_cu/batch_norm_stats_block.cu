@@ -19,7 +19,8 @@ struct ChannelDeviations {
 
     template <typename Use>
     __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
-        return deviations(x[j], centre[channel], use);
+        const Pack<data_t> held = x[j];  // in one access
+        return deviations(held, centre[channel], use);
     }
 };
 

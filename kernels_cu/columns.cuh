@@ -29,16 +29,7 @@ __device__ __forceinline__ void fold_rows(int columns, long long live, long long
     }
     scratch[threadIdx.x] = whole;
     __syncthreads();
-    int half = 1;
-    while (2 * half < parts) {
-        half *= 2;
-    }
-    for (; half > 0; half /= 2) {
-        if (part < half && part + half < parts) {
-            scratch[threadIdx.x] = merge(scratch[threadIdx.x], scratch[threadIdx.x + half * columns]);
-        }
-        __syncthreads();
-    }
+    fold_parts<1>(scratch, parts, columns, part, column, merge);
     if (part == 0 && column < live) {
         give(column, scratch[column]);  // the thread's own place in scratch, as is what the next fold writes
     }

@@ -38,7 +38,8 @@ struct GradientTerms {
     template <typename Use>
     __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
         const SummedChannel k = of(channel);
-        return gradient_sums(dy[j], value(j), k.mean, use, k.through);
+        const Pack<data_t> held_dy = dy[j], held_x = value(j);  // in one access each
+        return gradient_sums(held_dy, held_x, k.mean, use, k.through);
     }
     __device__ __forceinline__ void add(int j, const SummedChannel (&known)[pack_size], Pair (&sums)[pack_size]) const {
         const Pack<data_t> held_dy = dy[j], held_x = value(j);

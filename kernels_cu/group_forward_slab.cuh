@@ -13,7 +13,8 @@ struct Deviations {
     __device__ __forceinline__ acc_t of(int channel) const { return known[channel].mean; }
     template <typename Use>
     __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
-        return deviations(x[j], of(channel), use);
+        const Pack<data_t> held = x[j];  // in one access
+        return deviations(held, of(channel), use);
     }
     __device__ __forceinline__ void add(int j, const acc_t (&centre)[pack_size], Pair (&sums)[pack_size]) const {
         const Pack<data_t> held = x[j];

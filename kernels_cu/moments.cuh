@@ -26,8 +26,8 @@ __device__ __forceinline__ Moments merge(Moments a, Moments b, acc_t share) {
     return Moments{a.count + b.count, a.shift, mean, a.m2 + b.m2 + delta * (delta * (a.count * share))};
 }
 
-// The merge of sets with any shifts; either may be empty. It keeps the shift that lies closer to its set's mean: an
-// outlier is far from both.
+// The merge of sets with any shifts; either may be empty. It keeps the shift that lies closer to its own set's mean, so
+// that an outlier among a thread's elements does not stay what everything is relative to.
 __device__ __forceinline__ Moments merge(Moments a, Moments b) {
     if (b.count == acc_t(0)) {
         return a;

@@ -278,15 +278,13 @@ struct Slab<ChannelsLast> {
                                 }
                             }
                             __syncthreads();
+                            fold_parts<slots_at_once>(partials, parts, columns, part, column - first,
+                                                      [](Pair a, Pair b) { return a + b; });
                             for (int at = threadIdx.x; at < columns * slots_at_once; at += Tile::threads) {
                                 const int i = at / columns, of_column = at - i * columns;
                                 const int channel = (first + of_column) * pack_size + slot + i;
                                 if (first + of_column < row_packs && channel < channels) {
-                                    Pair total = totals[channel];
-                                    for (int other = 0; other < parts; ++other) {
-                                        total = total + partials[(other * slots_at_once + i) * columns + of_column];
-                                    }
-                                    totals[channel] = total;
+                                    totals[channel] = totals[channel] + partials[at];
                                 }
                             }
                             __syncthreads();

@@ -32,22 +32,47 @@ struct Stage {
     __device__ __forceinline__ void through_registers(int t, int j, const Place& where) const {
         to[t][j] = load_pack(from[t] + where.row, where.first, where.length);
     }
+    // The packs of a tensor that do not come by the engine, several asked for before the first is stored.
+    __device__ __forceinline__ void the_others(const slab_t& slab, int t, int begin, int end) const {
+        for (int base = begin + threadIdx.x; base < end; base += Tile::threads * loads_in_flight) {
+            Pack<data_t> held[loads_in_flight];
+#pragma unroll
+            for (int k = 0; k < loads_in_flight; ++k) {
+                const int j = base + k * Tile::threads;
+                const Place where = j < end ? slab.place(j) : Place{0, 0, 0};
+                if (j < end && !copied(t, where)) {
+                    held[k] = load_pack(from[t] + where.row, where.first, where.length);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < loads_in_flight; ++k) {
+                const int j = base + k * Tile::threads;
+                if (j < end && !copied(t, slab.place(j))) {
+                    to[t][j] = held[k];
+                }
+            }
+        }
+    }
 
     __device__ __forceinline__ void by_threads(const slab_t& slab, int begin, int end) const {
+        bool left = false;
         for (int j = begin + threadIdx.x; j < end; j += Tile::threads) {
             const Place where = slab.place(j);
 #pragma unroll
             for (int t = 0; t < tensors; ++t) {
-                if (from[t] != nullptr) {
-                    if (copied(t, where)) {
-                        copy_async(to[t] + j, from[t] + where.row + where.first);
-                    } else {
-                        through_registers(t, j, where);
-                    }
+                if (from[t] != nullptr && copied(t, where)) {
+                    copy_async(to[t] + j, from[t] + where.row + where.first);
+                } else {
+                    left = left || from[t] != nullptr;
                 }
             }
         }
         copy_async_commit();
+        for (int t = 0; left && t < tensors; ++t) {
+            if (from[t] != nullptr) {
+                the_others(slab, t, begin, end);
+            }
+        }
     }
     // Of packs that follow each other in a tensor, only the first and the last may be ragged.
     __device__ __forceinline__ void by_one(const slab_t& slab, int begin, int end, mbarrier_t* barrier) const {
@@ -58,8 +83,11 @@ struct Stage {
         for (int t = 0; t < tensors; ++t) {
             const bool bulk = from[t] != nullptr && first < last && copied(t, slab.place(first));
             bytes += bulk ? (last - first) * access_bytes : 0;
-            for (int j = begin + threadIdx.x; from[t] != nullptr && j < end; j += Tile::threads) {
-                if (!bulk || j < first || j >= last) {
+            if (from[t] != nullptr && !bulk) {
+                the_others(slab, t, begin, end);
+            } else if (bulk && threadIdx.x < 2) {
+                const int j = threadIdx.x == 0 ? begin : end - 1;
+                if (j < first || j >= last) {
                     through_registers(t, j, slab.place(j));
                 }
             }

@@ -156,7 +156,7 @@ struct Sweep<ChannelsLast> {
     __device__ __forceinline__ bool has(int slot) const { return live() && first_channel + slot < C; }
     __device__ __forceinline__ long long channel_of(int slot) const { return first_channel + slot; }
 
-    // What the threads found of each channel, put together: found(slot) of the parts merged in their order, by way of
+    // What the threads found of each channel, put together: found(slot) of the parts merged by halves, by way of
     // partials[part][slot][column], which is shared; give(channel, whole). The whole block calls; ends with a barrier.
     template <typename T, typename Found, typename OverLanes, typename Merge, typename Give>
     __device__ __forceinline__ void gather(T* partials, Found found, OverLanes, Merge merge, Give give) const {
@@ -167,14 +167,10 @@ struct Sweep<ChannelsLast> {
             }
         }
         __syncthreads();
+        fold_parts<pack_size>(partials, parts, columns, part, column, merge);
         const long long block_channel = first_channel - column * pack_size;
         for (int at = threadIdx.x; at < columns * pack_size && block_channel + at < C; at += Tile::threads) {
-            const T* const of_channel = partials + at % pack_size * columns + at / pack_size;
-            T whole = of_channel[0];
-            for (int other = 1; other < parts; ++other) {
-                whole = merge(whole, of_channel[other * pack_size * columns]);
-            }
-            give(block_channel + at, whole);
+            give(block_channel + at, partials[at % pack_size * columns + at / pack_size]);
         }
         __syncthreads();
     }

@@ -2,8 +2,9 @@
 // outputs, while what the sums read is still in the L2 cache.
 //
 // The order of tickets: the sums of the first team and of `lead` tiles more; then, in turns, the outputs of a team and
-// the sums of as many tiles as a team has. So the sums run `lead` tiles ahead of the last team whose outputs may begin,
-// and nobody waits where at most `lead` tiles are under way. Outputs go backwards: what was read last is read first.
+// the sums of as many tiles as a team has. So the sums run `lead` tiles ahead of the last team whose outputs may begin:
+// the more tiles blocks hold (one each, and the ticket of the next), the more lead keeps them from waiting. Outputs go
+// backwards: what was read last is read first.
 //
 // A block waits only for tiles whose tickets were drawn before its own, by blocks that run or have ended: no number of
 // resident blocks is too small, and no cooperative launch is needed. Who folds a team's sums is up to the order in which
@@ -69,19 +70,16 @@ __device__ __forceinline__ void take_turns(const Turns& turns, unsigned* drawn, 
         unsigned* const word = turns.words + ticket_words + turn.team;
         if (turn.output) {
             if (first) {
-                while (load_acquire(word) <= turns.tiles) {
-                }
+                wait_above(word, turns.tiles);
             }
             __syncthreads();
             output(turn.team, turn.tile);
             continue;
         }
         sums(turn.team, turn.tile);
-        __syncthreads();  // behind every thread's stores, which the fence then publishes
+        __syncthreads();  // behind every thread's stores, which are published here, and seen by who folds
         if (first) {
-            __threadfence();
-            *complete = atomicAdd(word, 1u) + 1 == turns.tiles;
-            __threadfence();  // what other blocks published before is seen behind the next barrier
+            *complete = add_release_acquire(word, 1u) + 1 == turns.tiles;
         }
         __syncthreads();
         if (*complete) {
