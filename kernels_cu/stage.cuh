@@ -7,6 +7,8 @@
 #include "slab.cuh"
 
 constexpr bool by_bulk = Tile::engine == 2;
+constexpr int others_in_flight =
+    2;  // packs that no engine copies, asked for at a time: more would not fit in registers
 
 template <int tensors>
 struct Stage {
@@ -34,10 +36,10 @@ struct Stage {
     }
     // The packs of a tensor that do not come by the engine, several asked for before the first is stored.
     __device__ __forceinline__ void the_others(const slab_t& slab, int t, int begin, int end) const {
-        for (int base = begin + threadIdx.x; base < end; base += Tile::threads * loads_in_flight) {
-            Pack<data_t> held[loads_in_flight];
+        for (int base = begin + threadIdx.x; base < end; base += Tile::threads * others_in_flight) {
+            Pack<data_t> held[others_in_flight] = {};
 #pragma unroll
-            for (int k = 0; k < loads_in_flight; ++k) {
+            for (int k = 0; k < others_in_flight; ++k) {
                 const int j = base + k * Tile::threads;
                 const Place where = j < end ? slab.place(j) : Place{0, 0, 0};
                 if (j < end && !copied(t, where)) {
@@ -45,7 +47,7 @@ struct Stage {
                 }
             }
 #pragma unroll
-            for (int k = 0; k < loads_in_flight; ++k) {
+            for (int k = 0; k < others_in_flight; ++k) {
                 const int j = base + k * Tile::threads;
                 if (j < end && !copied(t, slab.place(j))) {
                     to[t][j] = held[k];

@@ -46,7 +46,7 @@ SURVIVORS: dict[Key, str] = {
     ("batch_runs.cuh", "if (j < packs) {", "guard", 1): (
         "Speed only: for a pack past the run's end each() calls nothing and store_pack writes nothing."
     ),
-    ("columns.cuh", "while (2 * half < parts) {", "guard", 0): (
+    ("reduce.cuh", "while (2 * half < parts) {", "guard", 0): (
         "Speed only: with half == parts the first round finds no `part + half < parts`."
     ),
     ("group_norm_backward_warp.cu",
