@@ -40,6 +40,8 @@ What the default tile of every shape of the named workloads moves on an {device}
 forward). Written by `python benchmarks/byte_floor.py`; a test compares it with the kept counts and with what the cost
 model chooses today.
 
+{counted} of the suite's {shapes} shapes are counted so far.
+
 - **tensors**: bytes of tensors that warps ask for; **sectors**: bytes of the 32-byte sectors that blocks touch, each
   once a block and direction; **rest**: bytes of parameters and workspace. All over the floor.
 - **wide**: of the bytes in sectors of 16-byte accesses, the share that was asked for.
@@ -107,7 +109,8 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
 def page(rows: dict[str, dict[str, Any]]) -> str:
     """The page, from the kept results."""
     device = known(DEVICE)
-    lines = [HEAD.format(device=device.name, dtype=DTYPE, multiprocessors=device.multiprocessors)]
+    counts = {"counted": len(rows), "shapes": len(suite())}
+    lines = [HEAD.format(device=device.name, dtype=DTYPE, multiprocessors=device.multiprocessors, **counts)]
     titles = ("problem", "MB", "strategy", "tensors", "sectors", "rest", "wide", "in L2", "busy")
     last = ""
     for key, row in rows.items():
@@ -149,6 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
         items = suite(chosen.only, chosen.workload)
         if chosen.missing:
             items = [item for item in items if stale(rows.get(key_of(*item)), item[1])]
+        items.sort(key=lambda item: _strategy(item[1]) == "grid")  # whose many blocks at a time take longest: last
         with multiprocessing.get_context("spawn").Pool(settings.cores()) as pool:
             for number, (key, row) in enumerate(pool.imap_unordered(counted, items), 1):
                 rows[key] = row
@@ -161,6 +165,11 @@ def main(arguments: list[str] | None = None) -> int:
                 RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(rows), encoding="utf-8")
     return 0
+
+
+def _strategy(problem: Problem) -> str:
+    chosen = planned(problem).strategy
+    return "" if chosen is None else chosen.name
 
 
 def stale(row: dict[str, Any] | None, problem: Problem) -> bool:

@@ -189,6 +189,7 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         registers=32,
         takes_tile=False,
         layout="NCHW",  # which it does not look at
+        prepares=True,
     )
     grid = _grid(problem, tile)
     cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, _chunks(problem, tile), _team(problem, tile))

@@ -128,6 +128,8 @@ class Launch:
         Whether the kernel knows the tile's constants; False for one that serves all strategies and knows its threads.
     cluster : int
         Blocks of a thread-block cluster.
+    prepares : bool
+        Whether it only makes the workspace ready for the next launch: where that runs, so does this.
     tickets : int or None
         Where blocks draw tickets, and wait for others with earlier ones: at which byte of the workspace.
     """
@@ -146,6 +148,7 @@ class Launch:
     layout: str | None = None
     takes_tile: bool = True
     cluster: int = 1
+    prepares: bool = False
     tickets: int | None = None
 
     @property

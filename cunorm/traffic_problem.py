@@ -65,8 +65,8 @@ def floor_bytes(problem: Problem) -> int:
 
 
 def moves_tensors(launch: Launch) -> bool:
-    """Whether a launch reads or writes a tensor; one that does not moves little, and can always be counted whole."""
-    return any(argument in TENSORS for argument in launch.arguments)
+    """Whether a launch reads or writes a tensor, or prepares one that does; others move little, and count whole."""
+    return launch.prepares or any(argument in TENSORS for argument in launch.arguments)
 
 
 def array_wanted(problem: Problem, name: str) -> bool:
@@ -221,7 +221,7 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
         whole_sectors = elements * problem.itemsize // 2 % SECTOR_BYTES == 0
         if elements > WHOLE or not whole_sectors or not _continues(strategy, tile, problem, device, sample):
             continue
-        main = strategy.launches(many, tile)[0]
+        main = max(strategy.launches(many, tile), key=lambda launch: launch.traffic)
         if main.grid > most:
             kept, most = sample, main.grid
         if main.grid >= WAVES * costmodel.resident_blocks(main, device) * device.multiprocessors:

@@ -35,6 +35,17 @@ __device__ __forceinline__ void fold_rows(int columns, long long live, long long
     }
 }
 
+// As fold_rows of all rows, for any number of columns.
+template <typename T, typename Of, typename Merge, typename Give>
+__device__ __forceinline__ void fold_wide(int columns, long long rows, T* scratch, Of of, Merge merge, Give give) {
+    for (int first = 0; first < columns; first += Tile::threads) {
+        const int here = columns - first < Tile::threads ? columns - first : Tile::threads;
+        fold_rows(
+            here, here, 0, rows, scratch, [&](long long row, int column) { return of(row, first + column); }, merge,
+            [&](int column, T whole) { give(first + column, whole); });
+    }
+}
+
 // For each item of this block: give(slice, column, whole), as fold_rows. An empty slice gives T{}.
 template <typename T, typename Of, typename Merge, typename Give>
 __device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, Of of, Merge merge, Give give) {

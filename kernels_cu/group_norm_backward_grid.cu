@@ -38,23 +38,19 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
         [&](long long own, long long tile) { of.sums(sweep_t(dy, of.cut, own, tile), partials, workspace); },
         [&](long long own) {
             const long long n = own / (C / team), first_channel = (own - n * (C / team)) * team;
-            for (int first = 0; first < channels; first += Tile::threads) {
-                const int columns = channels - first < Tile::threads ? channels - first : Tile::threads;
-                fold_rows(
-                    columns, columns, 0, chunks, scratch,
-                    [&](long long row, int column) {
-                        return load(workspace, of.cut.part(n, row, first_channel + first + column));
-                    },
-                    [](Pair a, Pair b) { return a + b; },
-                    [&](int column, Pair whole) {
-                        const long long channel = first_channel + first + column;
-                        if (parameters.wanted()) {
-                            parameters.give(n, channel, whole);
-                        }
-                        const acc_t weight = parameter(gamma, channel, acc_t(1));
-                        totals[first + column] = Pair{weight * whole.first, weight * whole.second};
-                    });
-            }
+            fold_wide(
+                channels, chunks, scratch,
+                [&](long long row, int channel) {
+                    return load(workspace, of.cut.part(n, row, first_channel + channel));
+                },
+                [](Pair a, Pair b) { return a + b; },
+                [&](int channel, Pair whole) {
+                    if (parameters.wanted()) {
+                        parameters.give(n, first_channel + channel, whole);
+                    }
+                    const acc_t weight = parameter(gamma, first_channel + channel, acc_t(1));
+                    totals[channel] = Pair{weight * whole.first, weight * whole.second};
+                });
             __syncthreads();
             group_sums(totals, channels / group_channels, group_channels, [&](int group, Pair sums) {
                 if (threadIdx.x % warp_size == 0) {

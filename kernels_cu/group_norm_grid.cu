@@ -34,16 +34,13 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         [&](long long own, long long tile) { of.moments(sweep_t(x, of.cut, own, tile), partials, workspace); },
         [&](long long own) {
             const long long n = own / (C / team), first_channel = (own - n * (C / team)) * team;
-            for (int first = 0; first < channels; first += Tile::threads) {
-                const int columns = channels - first < Tile::threads ? channels - first : Tile::threads;
-                fold_rows(
-                    columns, columns, 0, chunks, scratch,
-                    [&](long long row, int column) {
-                        return load_moments(workspace, of.cut.part(n, row, first_channel + first + column));
-                    },
-                    [](Moments a, Moments b) { return merge(a, b); },
-                    [&](int column, Moments whole) { totals[first + column] = whole; });
-            }
+            fold_wide(
+                channels, chunks, scratch,
+                [&](long long row, int channel) {
+                    return load_moments(workspace, of.cut.part(n, row, first_channel + channel));
+                },
+                [](Moments a, Moments b) { return merge(a, b); },
+                [&](int channel, Moments whole) { totals[channel] = whole; });
             __syncthreads();
             const int lane = threadIdx.x % warp_size;
             for (int group = threadIdx.x / warp_size; group < channels / group_channels; group += block_warps) {
