@@ -70,8 +70,9 @@ struct Stage {
             }
         }
         copy_async_commit();
-        for (int t = 0; left && t < tensors; ++t) {
-            if (from[t] != nullptr) {
+#pragma unroll
+        for (int t = 0; t < tensors; ++t) {
+            if (left && from[t] != nullptr) {
                 the_others(slab, t, begin, end);
             }
         }
