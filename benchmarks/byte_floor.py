@@ -11,10 +11,10 @@ large for that is counted on two smaller ones (`cunorm.traffic`), which the test
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ most 0.10 of floors above 20 MB; of `grid` 0.95 in L2; no idle multiprocessors a
 """
 
 
+@functools.cache
 def suite(only: str = "", workload: str = "") -> list[tuple[str, Problem]]:
     """The workloads' problems, each once, under the first workload that has it."""
     found: dict[Problem, str] = {}
@@ -66,6 +67,7 @@ def suite(only: str = "", workload: str = "") -> list[tuple[str, Problem]]:
     return [(name, problem) for problem, name in found.items()]
 
 
+@functools.cache
 def planned(problem: Problem) -> Plan:
     """The plan of the cost model's choice, whatever tables there are."""
     device = known(DEVICE)
@@ -160,8 +162,12 @@ def missed(key: str, row: dict[str, Any]) -> list[str]:
 
 def in_order(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The rows that the suite has, in its order."""
-    keys: Iterable[str] = (key_of(*item) for item in suite())
-    return {key: rows[key] for key in keys if key in rows}
+    return {key: rows[key] for key in _keys() if key in rows}
+
+
+@functools.cache
+def _keys() -> tuple[str, ...]:
+    return tuple(key_of(*item) for item in suite())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -173,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else {}
     if not chosen.page:
-        items = suite(chosen.only, chosen.workload)
+        items = list(suite(chosen.only, chosen.workload))
         if chosen.missing:
             items = [item for item in items if stale(rows.get(key_of(*item)), item[1])]
         items.sort(key=lambda item: _strategy(item[1]) == "grid")  # whose many blocks at a time take longest: last

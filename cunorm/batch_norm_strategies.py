@@ -72,10 +72,8 @@ def _slab_shared(problem: Problem, tile: Tile) -> int:
     layout, _, C, HxW = view_of(problem)
     channels = min(tile.channels, C)
     partials = slab_partials(layout, HxW, problem.pack, tile.threads)
-    sizes = [
-        *[channels * _partial_bytes(problem)] * 2,
-        channels * problem.sum_itemsize,
-    ]  # so far and latest; centre or mean
+    # What a channel has so far, and of the latest; its centre or mean.
+    sizes = [*[channels * _partial_bytes(problem)] * 2, channels * problem.sum_itemsize]
     sizes += [channels * pair_bytes(problem), partials * pair_bytes(problem)]
     sizes += [16 * slab_packs(layout, channels, HxW, problem.pack)] * _tensors_read(problem)
     return sum(round_up(size, 16) for size in sizes)

@@ -89,11 +89,9 @@ def _shared(problem: Problem, tile: Tile) -> int:
     """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary."""
     channels, sums, pair = tile.groups * problem.group_channels, problem.sum_itemsize, pair_bytes(problem)
     sizes = [8 * tile.chunks if tile.engine == BY_BULK else 0, channels * pair]
-    if is_backward(problem):
-        sizes += [channels * pair] if tile.strategy == "cluster" else []
-        sizes += [channels * 4 * sums, tile.groups * 4 * sums]
-    else:
-        sizes += [channels * 4 * sums, tile.groups * 4 * sums]
+    if is_backward(problem) and tile.strategy == "cluster":
+        sizes.append(channels * pair)
+    sizes += [channels * 4 * sums, tile.groups * 4 * sums]
     sizes += [16 * _piece(problem, tile)] * tensors_read(problem)
     sizes += [slab_partials(problem.layout, problem.HxW, problem.pack, tile.threads) * pair]
     return sum(round_up(size, 16) for size in sizes)

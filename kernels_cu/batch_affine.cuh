@@ -8,7 +8,6 @@ struct ChannelAffine {
     const beta_t* beta;
 
     __device__ __forceinline__ Affine of(long long channel) const {
-        const acc_t scale = acc_t(widen(load(invstd, channel))) * parameter(gamma, channel, acc_t(1));
-        return Affine{widen(load(mean, channel)), scale, parameter(beta, channel, acc_t(0))};
+        return affine_of(gamma, beta, channel, widen(load(mean, channel)), widen(load(invstd, channel)));
     }
 };

@@ -17,6 +17,10 @@ struct alignas(16) SlabGroup {
     acc_t b;
 };
 
+__device__ __forceinline__ Through through_of(const SlabChannel& c, const SlabGroup& g) {
+    return Through{Affine{g.mean, g.rstd * c.gamma, c.beta}};
+}
+
 // What a sum needs of a channel.
 struct SummedChannel {
     acc_t mean;
@@ -32,7 +36,7 @@ struct GradientTerms {
     __device__ __forceinline__ SummedChannel of(int channel) const {
         const SlabChannel k = channels[channel];
         const SlabGroup g = groups[k.group];
-        return SummedChannel{g.mean, Through{Affine{g.mean, g.rstd * k.gamma, k.beta}}};
+        return SummedChannel{g.mean, through_of(k, g)};
     }
     __device__ __forceinline__ Pack<data_t> value(int j) const { return x == nullptr ? Pack<data_t>{} : x[j]; }
     template <typename Use>
@@ -149,8 +153,7 @@ struct GroupSlabs {
                 const auto coefficients = [&](int channel) {
                     const SlabChannel c = of_channel[channel];
                     const SlabGroup g = of_group[c.group];
-                    return WrittenChannel{Coefficients{c.gamma, g.mean, g.rstd, g.a, g.b},
-                                          Through{Affine{g.mean, g.rstd * c.gamma, c.beta}}};
+                    return WrittenChannel{Coefficients{c.gamma, g.mean, g.rstd, g.a, g.b}, through_of(c, g)};
                 };
                 slab.write(
                     dx, [&](int j) { return HeldPacks{staged_dy[j], staged_x[j]}; }, coefficients,

@@ -111,9 +111,7 @@ struct GroupSlabs {
                 }
                 const Statistics of = all.statistics(eps);
                 each_channel_of(group, [&](int c) {
-                    const long long channel = first_group * group_channels + c;
-                    affine[c] = Affine{of.mean, of.rstd * parameter(gamma, channel, acc_t(1)),
-                                       parameter(beta, channel, acc_t(0))};
+                    affine[c] = affine_of(gamma, beta, first_group * group_channels + c, of.mean, of.rstd);
                 });
                 if (lane == 0 && rank == 0) {
                     store(mean, n * groups + first_group + group, of.mean);

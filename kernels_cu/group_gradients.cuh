@@ -19,9 +19,6 @@ struct GroupGradients {
     long long groups;
 
     __device__ __forceinline__ long long group_channels() const { return cut.C / groups; }
-    __device__ __forceinline__ Affine before(long long channel, acc_t mean_of, acc_t rstd_of) const {
-        return Affine{mean_of, rstd_of * parameter(gamma, channel, acc_t(1)), parameter(beta, channel, acc_t(0))};
-    }
 
     // Stores sum g and sum g * xhat of the sweep's channels, g being the gradient in front of the activation, where they
     // stand in a workspace [N * chunks, C]. `partials` is shared, pack_size pairs a thread where a thread has several
@@ -33,7 +30,7 @@ struct GroupGradients {
             const long long at = sweep.n * groups + group;
             mean_of[slot] = widen(load(mean, at));
             if (!is_identity) {
-                through[slot] = Through{before(channel, mean_of[slot], widen(load(rstd, at)))};
+                through[slot] = Through{affine_of(gamma, beta, channel, mean_of[slot], widen(load(rstd, at)))};
             }
         });
         Pair found[sweep_t::slots] = {};
@@ -61,7 +58,7 @@ struct GroupGradients {
             of[slot] = Coefficients{parameter(gamma, channel, acc_t(1)), widen(load(mean, at)), widen(load(rstd, at)),
                                     means.first, means.second};
             if (!is_identity) {
-                through[slot] = Through{before(channel, of[slot].mean, of[slot].rstd)};
+                through[slot] = Through{affine_of(gamma, beta, channel, of[slot].mean, of[slot].rstd)};
             }
         });
         const data_t* const from[2] = {dy, x};

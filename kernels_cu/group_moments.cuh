@@ -27,8 +27,7 @@ struct GroupMoments {
         Affine of[sweep_t::slots] = {};
         each_slot(sweep, group_channels(), [&](int slot, long long channel, long long group) {
             const long long at = sweep.n * groups + group;
-            of[slot] = Affine{load(mean, at), load(rstd, at) * parameter(gamma, channel, acc_t(1)),
-                              parameter(beta, channel, acc_t(0))};
+            of[slot] = affine_of(gamma, beta, channel, load(mean, at), load(rstd, at));
         });
         const data_t* const from[1] = {x};
         sweep_write(sweep, from, y,

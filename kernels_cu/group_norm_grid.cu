@@ -4,14 +4,14 @@
 //   x, y (N, C, HxW) or (N, HxW, C); gamma, beta (C) or null; mean, rstd (N, groups)
 //   a team: `team` channels, whole groups of one sample (channels-first: one group); its tiles: block_warps chunks of
 //   planes of a block of warps (channels-first), or a chunk of rows (channels-last)
-//   workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample; pair `words` the counters of turns.cuh, all 0
+//   workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample; from pair `words` the
+//   counters of turns.cuh, all 0
 //   grid: any number of blocks; lead: tiles that moments run ahead of outputs
 //   shared memory: moments of a channels-last tile; of a team moments of each thread and channel; the turns' words
 //
-// x is asked for twice and comes from DRAM once. An element of y is written by
-// the thread that has read the same element of x, when the statistics are complete: y may be x. Wins where a group is
-// too large for the shared memory of a cluster and small against the L2 cache, and where groups are fewer than
-// multiprocessors.
+// x is asked for twice and comes from DRAM once. An element of y is written by the thread that has read the same element
+// of x, when the statistics are complete: y may be x. Wins where a group is too large for the shared memory of a cluster
+// and small against the L2 cache, and where groups are fewer than multiprocessors.
 #include "columns.cuh"
 #include "group_moments.cuh"
 #include "turns.cuh"

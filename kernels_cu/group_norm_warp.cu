@@ -36,10 +36,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
             Pack<data_t> out = {};
             run.each(
                 k, static_cast<int>(HxW),
-                [&](int channel) {
-                    return Affine{found.mean, found.rstd * parameter(gamma, first_channel + channel, acc_t(1)),
-                                  parameter(beta, first_channel + channel, acc_t(0))};
-                },
+                [&](int channel) { return affine_of(gamma, beta, first_channel + channel, found.mean, found.rstd); },
                 [&](int i, const Affine& affine) {
                     out.item[i] = narrow<data_t>(activation_t::apply(normalised(widen(held[k].item[i]), affine)));
                 });

@@ -7,6 +7,12 @@ __device__ __forceinline__ acc_t parameter(const T* array, long long index, acc_
     return array == nullptr ? absent : acc_t(widen(load(array, index)));
 }
 
+// y of a channel with these statistics.
+template <typename G, typename B>
+__device__ __forceinline__ Affine affine_of(const G* gamma, const B* beta, long long channel, acc_t mean, acc_t rstd) {
+    return Affine{mean, rstd * parameter(gamma, channel, acc_t(1)), parameter(beta, channel, acc_t(0))};
+}
+
 // The parameters of a pack's elements: [first, first + pack_size) of array[0, length), `absent` where there is no array.
 // Elements outside read as zero. Each 16 bytes are one access where the address allows it.
 template <typename T>

@@ -7,8 +7,8 @@
 #include "slab.cuh"
 
 constexpr bool by_bulk = Tile::engine == 2;
-constexpr int others_in_flight =
-    2;  // packs that no engine copies, asked for at a time: more would not fit in registers
+// Packs that no engine copies, asked for at a time: more would not fit in registers.
+constexpr int others_in_flight = 2;
 
 template <int tensors>
 struct Stage {

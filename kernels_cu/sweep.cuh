@@ -67,11 +67,6 @@ struct Sweep<ChannelsFirst> {
         const int lane = threadIdx.x % warp_size;
         return Place{start, (step * warp_size + lane) * pack_size - shift, length};
     }
-    // Where an element of a sample lies.
-    static __device__ __forceinline__ long long element(const Chunking& cut, long long n, long long channel,
-                                                        long long position) {
-        return (n * cut.C + channel) * cut.HxW + position;
-    }
     static __device__ __forceinline__ int slot(int) { return 0; }
     // Elements of a pack that count for each slot, whether the i-th does, and whether all do.
     static __device__ __forceinline__ int weight(const Place& where) { return where.count(); }
@@ -143,10 +138,6 @@ struct Sweep<ChannelsLast> {
         const long long left = C - first_channel;
         const int length = left < pack_size ? static_cast<int>(left) : pack_size;
         return Place{start + (part + static_cast<long long>(step) * parts) * pitch + first_channel, 0, length};
-    }
-    static __device__ __forceinline__ long long element(const Chunking& cut, long long n, long long channel,
-                                                        long long position) {
-        return (n * cut.HxW + position) * cut.C + channel;
     }
     static __device__ __forceinline__ int slot(int i) { return i; }
     // A row is there or not; slots past the last channel read zeros and are given to nobody.
