@@ -6,8 +6,8 @@ The full product is hours of ptxas, so it comes in three sizes, none of which ch
 every (architecture, NVRTC) pair. `spread`: five tiles of each strategy, dtype and layout, from the most demanding to
 the least, for every pair. `choice`: the most demanding for two pairs (of the two 16-bit dtypes, which the formula gives
 the same registers, for one each) and one other for one; the pairs move on from case to case, so that the dtypes of a
-strategy together meet every pair. The most demanding are compiled with an activation behind the norm, where the op has
-one, the others without; `spread` and `all` both ways.
+strategy together meet every pair. The most demanding are compiled for problems that take more registers (an activation
+behind the norm, where the op has one; wide parameters), the others without; `spread` and `all` both ways.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from typing import Any
 from . import settings
 from .devices import KNOWN, Device
 from .errors import CompileError
-from .gate_problem import activated, problem_for
-from .nvrtc import ARCHITECTURES, Nvrtc, Usage, usages
+from .gate_problem import demanding, problem_for
+from .nvrtc import ARCHITECTURES, Nvrtc, usages
 from .ops import OPS
 from .problem import ITEMSIZE, LAYOUTS, Problem
+from .ptxas import Usage
 from .sources import kernel_text
 from .strategy import Strategy, Tile, ceil_div
 
@@ -113,6 +114,8 @@ class Result:
                 wrong.append(f"spills {usage.spill_bytes} bytes")
             if usage.stack_bytes:
                 wrong.append(f"has a stack of {usage.stack_bytes} bytes")
+            if usage.taken_apart:
+                wrong.append(f"takes {usage.taken_apart} of {usage.loads_16} wide loads apart where they are loaded")
             if (needed := ceil_div(usage.registers, 8) * 8 * build.threads) > LAUNCHABLE_REGISTERS:
                 wrong.append(f"cannot be launched: {build.threads} threads need {needed} registers")
             if wrong:
@@ -191,9 +194,9 @@ def _most(case: Case) -> int:
     return QUICK_PAIRS // list(ITEMSIZE.values()).count(ITEMSIZE[case.dtype])
 
 
-def _activated(case: Case, architecture: str, problem: Problem, tile: Tile) -> Problem:
-    """The problem with an activation behind it, if the tile takes that."""
-    made = activated(problem)
+def _demanding(case: Case, architecture: str, problem: Problem, tile: Tile) -> Problem:
+    """The problem that asks most of a tile, if the tile takes that."""
+    made = demanding(problem)
     return problem if case.solver.refuses(made, tile, _device(architecture)) is not None else made
 
 
@@ -205,7 +208,7 @@ def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterat
         for pair in ring:
             for problem, tile in several(case, pair[0]):
                 yield from (
-                    (*pair, each, tile) for each in dict.fromkeys((problem, _activated(case, pair[0], problem, tile)))
+                    (*pair, each, tile) for each in dict.fromkeys((problem, _demanding(case, pair[0], problem, tile)))
                 )
         return
     # Cases are counted within an op's strategy: its dtypes together meet every pair.
@@ -219,7 +222,7 @@ def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterat
         # It is the least demanding for the first case, then those between in turn.
         other = ranked[-1 - len(before) % max(1, len(ranked) - 1)]
         problem, tile = other if step == at else ranked[0]
-        made = problem if step == at else _activated(case, architecture, problem, tile)
+        made = problem if step == at else _demanding(case, architecture, problem, tile)
         yield architecture, nvrtc, made, tile
 
 

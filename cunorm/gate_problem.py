@@ -8,7 +8,7 @@ from .ops import OPS
 from .problem import ACTIVATIONS, ITEMSIZE, Problem, accumulator
 from .strategy import Tile
 
-__all__ = ["activated", "problem_for"]
+__all__ = ["demanding", "problem_for"]
 
 #: Types that only some ops have, beside those of the tensors: sums and running statistics in the accumulator's.
 OTHERS = {
@@ -24,7 +24,9 @@ def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> 
     gamma = None if op in ("batch_norm_stats", "batch_norm_gather_stats") else dtype
     beta = dtype if op in ("group_norm", "layer_norm", "batch_norm_elemt") else None
     if op.startswith("layer_norm"):
-        sizes = (256, 32, 1, 1)
+        # As long rows as the blocks of a cluster hold.
+        length = tile.cluster * tile.threads * tile.packs * (16 // ITEMSIZE[dtype]) if strategy == "cluster" else 32
+        sizes = (256, length, 1, 1)
     elif op.startswith("batch_norm"):
         sizes = (8, 64, 1 if op == "batch_norm_gather_stats" else 64, 64)
     else:
@@ -38,8 +40,11 @@ def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> 
     return Problem(op, dtype, gamma, beta, sums, layout, *sizes, OPS[op].results, others)
 
 
-def activated(problem: Problem) -> Problem:
-    """The problem with an activation behind it, where its op has any: what takes more registers."""
-    if not problem.op.startswith("group_norm"):
-        return problem
-    return replace(problem, activation=ACTIVATIONS[0], beta_dtype=problem.dtype)
+def demanding(problem: Problem) -> Problem:
+    """The problem with what takes more registers: an activation behind it, where its op has any, or wide parameters."""
+    if problem.op.startswith("group_norm"):
+        return replace(problem, activation=ACTIVATIONS[0], beta_dtype=problem.dtype)
+    if problem.op.startswith("layer_norm"):
+        sums = accumulator(problem.dtype)
+        return replace(problem, gamma_dtype=sums, beta_dtype=problem.beta_dtype and sums)
+    return problem

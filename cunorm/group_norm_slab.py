@@ -15,6 +15,7 @@ from .strategy_common import (
     pair_bytes,
     parameter_launches,
     parameter_workspace,
+    refuses_cluster_size,
     refuses_registers,
     refuses_shared,
     round_up,
@@ -119,10 +120,8 @@ def refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
     """Why the tile is not legal, or None."""
-    if tile.cluster not in (2, 4, 8, 16) or tile.cluster > device.largest_cluster:
-        most = device.largest_cluster
-        expected = f"a power of two from 2 to {most}" if most > 1 else "none: it has no clusters"
-        return f"cluster is {tile.cluster}, {device.name} has {expected}"
+    if (sentence := refuses_cluster_size(tile, device)) is not None:
+        return sentence
     last = (tile.cluster - 1) * _piece(problem, tile)
     if last >= piece_packs(problem.layout, tile.groups * problem.group_channels, problem.HxW, problem.pack, 1):
         return f"a slab of {tile.groups} groups is too small for {tile.cluster} pieces"

@@ -25,6 +25,7 @@ from typing import Any
 
 from . import settings
 from .errors import CompileError
+from .ptxas import Usage, usages_in
 
 __all__ = [
     "ARCHITECTURES",
@@ -32,12 +33,10 @@ __all__ = [
     "OPTIONS",
     "SUPPORTED",
     "Nvrtc",
-    "Usage",
     "ends",
     "installed",
     "supported",
     "usages",
-    "usages_in",
 ]
 
 #: Supported versions, from and before. CUDA 12.8 is the first that knows sm_100 and sm_120.
@@ -51,45 +50,11 @@ ARCHITECTURES: tuple[str, ...] = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 
 _REPORT = "--ptxas-options=-v"
 #: Counts up when `Usage` or the reading of the log changes: older files of the cache are then misses.
-_FORMAT = 1
+_FORMAT = 2
 _LOG_LINES = 40
 #: Where libnvrtc lies below an entry of ``sys.path`` (the wheels for CUDA 12 and 13) and below a CUDA toolkit.
 _WHEELS = ("nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib")
 _TOOLKITS = ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
-_COPY = r"cp\.async\.(?:cg\.shared\.global \[[^;]*, 16;|bulk\.shared::cluster\.global\b)"
-_LOAD = re.compile(rf"\bld\.global(?:\.\w+)*\.(?:v4\.[ufb]32|v2\.[ufb]64)\b|\b{_COPY}")
-_STORE = re.compile(r"\bst\.global(?:\.\w+)*\.(?:v4\.[ufb]32|v2\.[ufb]64)\b")
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What one kernel uses.
-
-    Attributes
-    ----------
-    entry : str
-    registers : int
-        32-bit registers of a thread.
-    spill_bytes : int
-        Of a thread, stores and loads together.
-    stack_bytes : int
-        Of a thread's frame in local memory.
-    shared_bytes : int
-        Static shared memory of a block.
-    barriers : int
-        Named barriers of a block.
-    loads_16, stores_16 : int
-        Accesses to global memory of 16 bytes in the PTX, asynchronous and bulk copies too; ptxas leaves them so.
-    """
-
-    entry: str
-    registers: int
-    spill_bytes: int
-    stack_bytes: int
-    shared_bytes: int
-    barriers: int
-    loads_16: int
-    stores_16: int
 
 
 @dataclass(frozen=True)
@@ -203,40 +168,6 @@ def ends() -> list[Nvrtc]:
 
 
 # ---- what ptxas says ------------------------------------------------------------------------------------------------
-
-
-def usages_in(ptx: str, log: str) -> list[Usage]:
-    """What the kernels of a program use, from its PTX and its log with ptxas's report.
-
-    Raises
-    ------
-    CompileError
-        If the log does not say it in the known form.
-    """
-    bodies = {part.partition("(")[0].strip(): part for part in ptx.split(".entry ")[1:]}
-    found = []
-    for part in log.split("Compiling entry function")[1:]:
-        entry = re.search(r"'(\w+)'", part)
-        frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
-        used = re.search(r"Used (\d+) registers(.*)", part)
-        if entry is None or frame is None or used is None:
-            raise CompileError(f"ptxas's report has an unknown form:\n{log}")
-        shared, barriers = re.search(r"(\d+) bytes smem", used[2]), re.search(r"used (\d+) barriers", used[2])
-        found.append(
-            Usage(
-                entry=entry[1],
-                registers=int(used[1]),
-                spill_bytes=int(frame[2]) + int(frame[3]),
-                stack_bytes=int(frame[1]),
-                shared_bytes=int(shared[1]) if shared else 0,
-                barriers=int(barriers[1]) if barriers else 0,
-                loads_16=len(_LOAD.findall(bodies.get(entry[1], ""))),
-                stores_16=len(_STORE.findall(bodies.get(entry[1], ""))),
-            )
-        )
-    if not found:
-        raise CompileError(f"ptxas reported no kernel:\n{log}")
-    return found
 
 
 def usages(text: str, architecture: str, nvrtc: Nvrtc) -> list[Usage]:

@@ -21,6 +21,7 @@ __all__ = [
     "parameter_launches",
     "parameter_workspace",
     "part_bytes",
+    "refuses_cluster_size",
     "refuses_registers",
     "refuses_resident",
     "refuses_shared",
@@ -167,6 +168,15 @@ def refuses_shared(needed: int, device: Device) -> str | None:
     if needed > device.shared_memory_per_block:
         return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
     return None
+
+
+def refuses_cluster_size(tile: Tile, device: Device) -> str | None:
+    """Why the device has no clusters of that many blocks, or None."""
+    if tile.cluster in (2, 4, 8, 16) and tile.cluster <= device.largest_cluster:
+        return None
+    most = device.largest_cluster
+    expected = f"a power of two from 2 to {most}" if most > 1 else "none: it has no clusters"
+    return f"cluster is {tile.cluster}, {device.name} has {expected}"
 
 
 def refuses_resident(needed: int, tile: Tile, device: Device) -> str | None:

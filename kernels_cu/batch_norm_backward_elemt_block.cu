@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             run.each(
                 where, [&](int plane) { return known[plane]; },
                 [&](int i, const Coefficients& k) {
-                    out.item[i] = narrow<data_t>(input_gradient(widen(held[0].item[i]), widen(held[1].item[i]), k));
+                    out.set(i, narrow<data_t>(input_gradient(widen(held[0].get(i)), widen(held[1].get(i)), k)));
                 });
             store_pack(dx + where.row, where.first, where.length, out);
         });

@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             Pack<data_t> out = {};
             run.each(
                 where, [&](int plane) { return known[plane]; },
-                [&](int i, const Affine& k) { out.item[i] = narrow<data_t>(normalised(widen(held[0].item[i]), k)); });
+                [&](int i, const Affine& k) { out.set(i, narrow<data_t>(normalised(widen(held[0].get(i)), k))); });
             store_pack(y + where.row, where.first, where.length, out);
         });
         __syncthreads();  // the next run takes over the shared memory

@@ -49,7 +49,7 @@ struct GradientTerms {
         const Pack<data_t> held_dy = dy[j], held_x = value(j);
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
-            const acc_t v = widen(held_x.item[i]), gradient = known[i].through(widen(held_dy.item[i]), v);
+            const acc_t v = widen(held_x.get(i)), gradient = known[i].through(widen(held_dy.get(i)), v);
             sums[i] = sums[i] + Pair{gradient, x == nullptr ? acc_t(0) : gradient * (v - known[i].mean)};
         }
     }
@@ -158,8 +158,8 @@ struct GroupSlabs {
                 slab.write(
                     dx, [&](int j) { return HeldPacks{staged_dy[j], staged_x[j]}; }, coefficients,
                     [](const HeldPacks& held, int i, const WrittenChannel& of) {
-                        const acc_t v = widen(held.x.item[i]);
-                        return input_gradient(of.through(widen(held.dy.item[i]), v), v, of.k);
+                        const acc_t v = widen(held.x.get(i));
+                        return input_gradient(of.through(widen(held.dy.get(i)), v), v, of.k);
                     });
             }
             if (pieces > 1) {

@@ -20,7 +20,7 @@ struct Deviations {
         const Pack<data_t> held = x[j];
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
-            const acc_t d = acc_t(widen(held.item[i])) - centre[i];
+            const acc_t d = acc_t(widen(held.get(i))) - centre[i];
             sums[i] = sums[i] + Pair{d, d * d};
         }
     }
@@ -125,7 +125,7 @@ struct GroupSlabs {
             slab.write(
                 y, [&](int j) { return staged[j]; }, [&](int channel) { return affine[channel]; },
                 [](const Pack<data_t>& held, int i, const Affine& k) {
-                    return activation_t::apply(normalised(widen(held.item[i]), k));
+                    return activation_t::apply(normalised(widen(held.get(i)), k));
                 });
             if (pieces > 1) {
                 cluster_wait();  // the others have read this block's moments

@@ -66,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
             for (int k = 0; k < Tile::packs; ++k) {
                 Pair of_pack = {};
                 run.each(k, static_cast<int>(HxW), weight, [&](int i, const WeighedChannel& of) {
-                    const acc_t value = widen(held_x[k].item[i]);
-                    const acc_t gradient = of.through(widen(held_dy[k].item[i]), value);
+                    const acc_t value = widen(held_x[k].get(i));
+                    const acc_t gradient = of.through(widen(held_dy[k].get(i)), value);
                     const acc_t product = x == nullptr ? acc_t(0) : gradient * (value - of_group.mean);
                     of_pack = of_pack + Pair{of.gamma * gradient, of.gamma * product};
                     const Pair of_channel = {gradient, product * of_group.rstd};
@@ -80,6 +80,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                 sums = sums + of_pack;
             }
             sums = team.sum(sums);
+            forget(held_dy);
+            forget(held_x);
             sums.second *= of_group.rstd;
             if (run.length == 0) {
                 continue;
@@ -108,9 +110,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                     [&](int i, const WeighedChannel& of) {
                         Coefficients coefficients = of_group;
                         coefficients.gamma = of.gamma;
-                        const acc_t value = widen(held_x[k].item[i]);
-                        const acc_t gradient = of.through(widen(held_dy[k].item[i]), value);
-                        out.item[i] = narrow<data_t>(input_gradient(gradient, value, coefficients));
+                        const acc_t value = widen(held_x[k].get(i));
+                        const acc_t gradient = of.through(widen(held_dy[k].get(i)), value);
+                        out.set(i, narrow<data_t>(input_gradient(gradient, value, coefficients)));
                     });
                 store_pack(dx + run.start, run.first(k), run.length, out);
             }

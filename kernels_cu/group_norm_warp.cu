@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
         const Run<Tile::lanes> run(x, item, length, item < N * groups, true);
         Pack<data_t> held[Tile::packs];
         run.load_from(x, held);
-        const Statistics found = run_statistics(team, run, x, held, length, acc_t(eps));
+        const Statistics found = run_statistics(team, run, run.centre(x), held, length, acc_t(eps));
         if (run.length == 0) {
             continue;
         }
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                 k, static_cast<int>(HxW),
                 [&](int channel) { return affine_of(gamma, beta, first_channel + channel, found.mean, found.rstd); },
                 [&](int i, const Affine& affine) {
-                    out.item[i] = narrow<data_t>(activation_t::apply(normalised(widen(held[k].item[i]), affine)));
+                    out.set(i, narrow<data_t>(activation_t::apply(normalised(widen(held[k].get(i)), affine))));
                 });
             store_pack(y + run.start, run.first(k), run.length, out);
         }

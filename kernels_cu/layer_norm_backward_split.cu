@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                                            length};
     for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
         const Strip strip(cut, dy, item);
-        acc_t weight[Tile::packs][pack_size];
+        ParameterPack<gamma_t> weight[Tile::packs];
         strip.parameters(gamma, acc_t(1), weight);
         Pair kept[Tile::packs][pack_size] = {};
 #pragma unroll 1
@@ -41,12 +41,12 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
                     if (strip.holds(k, i)) {
-                        const acc_t gradient = widen(held_dy[k].item[i]);
+                        const acc_t gradient = widen(held_dy[k].get(i));
                         const acc_t xhat =
-                            x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].item[i])) - mean_of_row) * rstd_of_row;
+                            x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].get(i))) - mean_of_row) * rstd_of_row;
                         const Pair terms = {gradient, gradient * xhat};
                         kept[k][i] = kept[k][i] + terms;
-                        of_pack = of_pack + Pair{weight[k][i] * terms.first, weight[k][i] * terms.second};
+                        of_pack = of_pack + Pair{weight[k].of(i) * terms.first, weight[k].of(i) * terms.second};
                     }
                 }
                 sums = sums + of_pack;
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     const Strips cut = {rows, length, bands};
     for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
         const Strip strip(cut, dy, cut.items() - 1 - item);
-        acc_t weight[Tile::packs][pack_size];
+        ParameterPack<gamma_t> weight[Tile::packs];
         strip.parameters(gamma, acc_t(1), weight);
 #pragma unroll 1
         for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {
@@ -114,9 +114,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                 Pack<data_t> out;
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
-                    of.gamma = weight[k][i];
-                    out.item[i] =
-                        narrow<data_t>(input_gradient(widen(held_dy[k].item[i]), widen(held_x[k].item[i]), of));
+                    of.gamma = weight[k].of(i);
+                    out.set(i, narrow<data_t>(input_gradient(widen(held_dy[k].get(i)), widen(held_x[k].get(i)), of)));
                 }
                 store_pack(dx + at, strip.first(k), strip.length, out);
             }

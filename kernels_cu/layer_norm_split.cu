@@ -16,7 +16,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     const Strips cut = {rows, length, bands};
     for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
         const Strip strip(cut, x, cut.items() - 1 - item);
-        acc_t scale[Tile::packs][pack_size], offset_of[Tile::packs][pack_size];
+        ParameterPack<gamma_t> scale[Tile::packs];
+        ParameterPack<beta_t> offset_of[Tile::packs];
         strip.parameters(gamma, acc_t(1), scale);
         strip.parameters(beta, acc_t(0), offset_of);
 #pragma unroll 1
@@ -30,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                 Pack<data_t> out;
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
-                    const Affine affine = {mean_of_row, rstd_of_row * scale[k][i], offset_of[k][i]};
-                    out.item[i] = narrow<data_t>(normalised(widen(held[k].item[i]), affine));
+                    const Affine affine = {mean_of_row, rstd_of_row * scale[k].of(i), offset_of[k].of(i)};
+                    out.set(i, narrow<data_t>(normalised(widen(held[k].get(i)), affine)));
                 }
                 store_pack(y + at, strip.first(k), strip.length, out);
             }

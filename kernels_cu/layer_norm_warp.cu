@@ -2,13 +2,13 @@
 //
 //   x, y (rows, length); gamma, beta (length) or null; mean, rstd (rows)
 //   a team of Tile::lanes lanes holds Tile::packs packs a lane: a row has at most lanes * packs * pack_size elements
-//   grid: rows, dealt out to teams; a team writes its row of y and its mean and rstd
+//   grid: `teams` teams take the rows in turn, a block's worth each; a team writes its rows of y and their mean and rstd
 //
 // Every byte of x is read once. No barrier and no shared memory. Wins for rows up to about two thousand elements.
 #include "rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     layer_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
-                    long long rows, long long length, double eps) {
-    normalise_rows<Tile::lanes>(x, gamma, beta, y, mean, rstd, rows, static_cast<int>(length), acc_t(eps));
+                    long long rows, long long length, long long teams, double eps) {
+    normalise_rows<Tile::lanes>(x, gamma, beta, y, mean, rstd, rows, static_cast<int>(length), acc_t(eps), teams);
 }

@@ -47,7 +47,7 @@ __device__ __forceinline__ Pair deviations(const Pack<data_t>& x, acc_t centre, 
     Pair sums = {};
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        const acc_t d = use(i) ? acc_t(widen(x.item[i])) - centre : acc_t(0);
+        const acc_t d = use(i) ? acc_t(widen(x.get(i))) - centre : acc_t(0);
         sums = sums + Pair{d, d * d};
     }
     return sums;
@@ -89,8 +89,8 @@ __device__ __forceinline__ Pair gradient_sums(const Pack<data_t>& dy, const Pack
     Pair sums = {};
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        const acc_t gradient = use(i) ? through(widen(dy.item[i]), widen(x.item[i])) : acc_t(0);
-        const acc_t deviation = use(i) ? acc_t(widen(x.item[i])) - mean : acc_t(0);
+        const acc_t gradient = use(i) ? through(widen(dy.get(i)), widen(x.get(i))) : acc_t(0);
+        const acc_t deviation = use(i) ? acc_t(widen(x.get(i))) - mean : acc_t(0);
         sums = sums + Pair{gradient, gradient * deviation};
     }
     return sums;

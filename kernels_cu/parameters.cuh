@@ -13,22 +13,31 @@ __device__ __forceinline__ Affine affine_of(const G* gamma, const B* beta, long 
     return Affine{mean, rstd * parameter(gamma, channel, acc_t(1)), parameter(beta, channel, acc_t(0))};
 }
 
-// The parameters of a pack's elements: [first, first + pack_size) of array[0, length), `absent` where there is no array.
-// Elements outside read as zero. Each 16 bytes are one access where the address allows it.
+// The parameters of a pack's elements, as they are stored: they stay in registers at their own width.
 template <typename T>
-__device__ __forceinline__ void load_parameters(const T* array, int first, int length, acc_t absent,
-                                                acc_t (&values)[pack_size]) {
-    constexpr int size = Pack<T>::size < pack_size ? Pack<T>::size : pack_size;
+struct ParameterPack {
+    static constexpr int size = Pack<T>::size < pack_size ? Pack<T>::size : pack_size;
     static_assert(size == Pack<T>::size, "parameters are of x's dtype, or wider");
+    Pack<T> part[pack_size / size];
+
+    // Of [first, first + pack_size) of array[0, length), `absent` where there is no array. Elements outside read as
+    // zero. Each 16 bytes are one access where the address allows it.
+    __device__ __forceinline__ void load_from(const T* array, int first, int length, acc_t absent) {
 #pragma unroll
-    for (int at = 0; at < pack_size; at += size) {
-        const Pack<T> pack = array == nullptr ? Pack<T>{} : load_pack(array, first + at, length);
+        for (int at = 0; at < pack_size; at += size) {
+            Pack<T>& here = part[at / size];
+            if (array != nullptr) {
+                here = load_pack(array, first + at, length);
+                continue;
+            }
 #pragma unroll
-        for (int i = 0; i < size; ++i) {
-            values[at + i] = array == nullptr ? absent : acc_t(widen(pack.item[i]));
+            for (int i = 0; i < size; ++i) {
+                here.set(i, narrow<T>(absent));
+            }
         }
     }
-}
+    __device__ __forceinline__ acc_t of(int i) const { return widen(part[i / size].get(i % size)); }
+};
 
 // Where dbeta (first) and dgamma (second) of a channel go: a row of the workspace [rows, C] that a second kernel sums,
 // or, where there is only one row, straight to the result.

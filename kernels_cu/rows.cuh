@@ -1,114 +1,125 @@
-// LayerNorm of rows that a team holds in registers: what the strategies `warp` (several teams a block) and `block` (one
-// team a block) share. x, y, dy, dx (rows, length); gamma, beta (length) or null; mean, rstd (rows).
+// LayerNorm of rows that a team holds in registers: what the strategies `warp` (several teams a block), `block` (one team a
+// block) and `cluster` (a team of several blocks) share. x, y, dy, dx (rows, length); gamma, beta (length) or null; mean,
+// rstd (rows).
+//
+// A team takes every `teams`-th row: what it needs of its columns stays in registers from row to row, and a row is on its
+// way while the one before it is worked on.
 #include "parameters.cuh"
 #include "team.cuh"
 
-// Every byte of x is read once, and before the team writes y, so y may be x.
-template <int lanes>
-__device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y,
-                                               acc_t* mean, acc_t* rstd, long long rows, int length, acc_t eps) {
-    int offset = 0;
-    Team<lanes> team = {Team<lanes>::shared_scratch(offset)};
-    for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < rows;
-         first += static_cast<long long>(gridDim.x) * team.count) {
-        const long long row = first + team.index();
-        const Run<lanes> run(x, row, length, row < rows, true);
-        Pack<data_t> held[Tile::packs];
-        run.load_from(x, held);
-        const Statistics found = run_statistics(team, run, x, held, length, eps);
-        if (run.length == 0) {
-            continue;
-        }
-        if (team.lane() == 0) {
-            store(mean, row, found.mean);
-            store(rstd, row, found.rstd);
-        }
+// Whether a row is read while the one before it is worked on: of so many tensors the packs of a lane have to fit into its
+// registers twice.
+template <int lanes, int tensors>
+constexpr bool reads_ahead = tensors * Tile::packs <= (lanes > warp_size ? 4 : 8);
+
+// The parameters of a lane's columns: in registers, as they are stored, or read again for every row where those are too
+// few.
+template <typename T, int lanes, int blocks>
+struct RowParameters {
+    static constexpr int most_bytes = lanes > warp_size ? 64 : 128;
+    static constexpr bool resident = Tile::packs * static_cast<int>(sizeof(ParameterPack<T>)) <= most_bytes;
+    const T* array;
+    acc_t absent;  // where there is no array
+    ParameterPack<T> held[resident ? Tile::packs : 1];
+
+    // Of any row of the team: all are covered from the same place.
+    __device__ __forceinline__ RowParameters(const T* array_, acc_t absent_, const Run<lanes, blocks>& run)
+        : array(array_), absent(absent_) {
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
-            acc_t scale[pack_size], offset_of[pack_size];
-            load_parameters(gamma, run.first(k), run.length, acc_t(1), scale);
-            load_parameters(beta, run.first(k), run.length, acc_t(0), offset_of);
-            Pack<data_t> out;
-#pragma unroll
-            for (int i = 0; i < pack_size; ++i) {
-                const Affine affine = {found.mean, found.rstd * scale[i], offset_of[i]};
-                out.item[i] = narrow<data_t>(normalised(widen(held[k].item[i]), affine));
-            }
-            store_pack(y + run.start, run.first(k), run.length, out);
+        for (int k = 0; resident && k < Tile::packs; ++k) {
+            load(held[resident ? k : 0], run, k);
         }
     }
-}
+    // Between two uses: they stay as they are stored, and are widened again.
+    __device__ __forceinline__ void narrow_again() {
+#pragma unroll
+        for (int k = 0; resident && k < Tile::packs; ++k) {
+            forget(held[resident ? k : 0].part);
+        }
+    }
+    // Of the lane's k-th pack.
+    __device__ __forceinline__ ParameterPack<T> of(const Run<lanes, blocks>& run, int k) const {
+        if (resident) {
+            return held[resident ? k : 0];
+        }
+        ParameterPack<T> found;
+        load(found, run, k);
+        return found;
+    }
 
-// Sums of the columns of rows, in shared memory. Columns that are pack_size apart are neighbours there, so that the lanes
-// of a warp, which hold packs side by side, meet different banks whatever the alignment of the row.
-struct ColumnSums {
-    Pair* sums;
-    int stride;
-
-    static __device__ __forceinline__ int size(int length) { return ceil_div(length, pack_size) * pack_size; }
-    __device__ __forceinline__ ColumnSums(Pair* sums_, int length) : sums(sums_), stride(size(length) / pack_size) {}
-    __device__ __forceinline__ Pair& of(int column) const {
-        return sums[column % pack_size * stride + column / pack_size];
+private:
+    __device__ __forceinline__ void load(ParameterPack<T>& into, const Run<lanes, blocks>& run, int k) const {
+        into.load_from(array == nullptr ? nullptr : array + run.from, run.first(k), run.length, absent);
     }
 };
 
-// A row's part of dbeta and dgamma, as its team meets it, and dx where it is wanted. keep(k, i, column, pair) gets
-// (dy, dy * xhat) of each element. Every byte of dy and x is read once, before dx is written: dx may be dy or x.
-template <int lanes, typename Keep>
-__device__ __forceinline__ void row_gradients(Team<lanes>& team, const Run<lanes>& run, const data_t* dy,
-                                              const data_t* x, const stat_t* mean, const stat_t* rstd,
-                                              const gamma_t* gamma, data_t* dx, long long row, int length, Keep keep) {
-    Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
-    run.load_both(dy, x, held_dy, held_x);
-    Coefficients of_row = {};
-    if (run.length > 0) {
-        of_row.mean = widen(load(mean, row));
-        of_row.rstd = widen(load(rstd, row));
+// Whether a team that takes every `teams`-th row may cover them from the 16-byte boundary before them: only if that lies
+// at the same place in all of them, because its lanes keep what belongs to their columns.
+__device__ __forceinline__ bool rows_may_shift(long long rows, long long teams, int length) {
+    return teams >= rows || teams * length % pack_size == 0;
+}
+
+// A row of x on its way.
+template <int lanes, int blocks>
+struct RowOfX {
+    Pack<data_t> x[Tile::packs];
+    acc_t centre;
+
+    __device__ __forceinline__ void load_from(const data_t* tensor, const Run<lanes, blocks>& run) {
+        run.load_from(tensor, x);
+        centre = run.centre(tensor);
     }
-    Pair sums = {};
+};
+
+// Every byte of x is read once, and before the team writes y, so y may be x.
+template <int lanes, int blocks = 1>
+__device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y,
+                                               acc_t* mean, acc_t* rstd, long long rows, int length, acc_t eps,
+                                               long long teams) {
+    int offset = 0;
+    Team<lanes, blocks> team = {Team<lanes, blocks>::shared_scratch(offset)};
+    const bool may_shift = rows_may_shift(rows, teams, length);
+    for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
+        const long long own = item * team.count + team.index();
+        Run<lanes, blocks> run(x, own, length, own < rows, may_shift);
+        RowParameters<gamma_t, lanes, blocks> scales(gamma, acc_t(1), run);
+        RowParameters<beta_t, lanes, blocks> offsets(beta, acc_t(0), run);
+        RowOfX<lanes, blocks> held, next;
+        held.load_from(x, run);
+#pragma unroll 1
+        for (long long first = 0; first < rows; first += teams) {
+            const long long row = first + own;
+            forget(run.shift);
+            scales.narrow_again();
+            offsets.narrow_again();
+            const Run<lanes, blocks> run_behind = run.behind(teams * length, row + teams < rows);
+            if (reads_ahead<lanes, 1>) {
+                next.load_from(x, run_behind);
+            }
+            const Statistics found = run_statistics(team, run, held.centre, held.x, length, eps);
+            if (run.live && team.lane() == 0 && team.rank() == 0) {
+                store(mean, row, found.mean);
+                store(rstd, row, found.rstd);
+            }
 #pragma unroll
-    for (int k = 0; k < Tile::packs; ++k) {
-        acc_t weight[pack_size];
-        load_parameters(gamma, run.first(k), run.length, acc_t(1), weight);
-        const auto held = run.held(k);
-        Pair of_pack = {};
+            for (int k = 0; k < Tile::packs; ++k) {
+                const ParameterPack<gamma_t> scale = scales.of(run, k);
+                const ParameterPack<beta_t> offset_of = offsets.of(run, k);
+                Pack<data_t> out;
 #pragma unroll
-        for (int i = 0; i < pack_size; ++i) {
-            if (held(i)) {
-                const acc_t gradient = widen(held_dy[k].item[i]);
-                const acc_t xhat =
-                    x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].item[i])) - of_row.mean) * of_row.rstd;
-                const Pair terms = {gradient, gradient * xhat};
-                of_pack = of_pack + Pair{weight[i] * terms.first, weight[i] * terms.second};
-                keep(k, i, run.first(k) + i, terms);
+                for (int i = 0; i < pack_size; ++i) {
+                    const Affine affine = {found.mean, found.rstd * scale.of(i), offset_of.of(i)};
+                    out.set(i, narrow<data_t>(normalised(widen(held.x[k].get(i)), affine)));
+                }
+                store_pack(y + run.start, run.first(k), run.length, out);
+            }
+            run = run_behind;
+            if (reads_ahead<lanes, 1>) {
+                held = next;
+            } else {
+                held.load_from(x, run);
             }
         }
-        sums = sums + of_pack;
     }
-    if (dx == nullptr) {
-        if (lanes > warp_size) {
-            __syncthreads();  // in the place of the sum's barrier, which callers count on between two rows
-        }
-        return;
-    }
-    sums = team.sum(sums);
-    if (run.length == 0) {
-        return;
-    }
-    of_row.a = sums.first / acc_t(length);
-    of_row.b = sums.second / acc_t(length);
-#pragma unroll
-    for (int k = 0; k < Tile::packs; ++k) {
-        acc_t weight[pack_size];
-        load_parameters(gamma, run.first(k), run.length, acc_t(1), weight);
-        Pack<data_t> out;
-#pragma unroll
-        for (int i = 0; i < pack_size; ++i) {
-            Coefficients of_element = of_row;
-            of_element.gamma = weight[i];
-            out.item[i] =
-                narrow<data_t>(input_gradient(widen(held_dy[k].item[i]), widen(held_x[k].item[i]), of_element));
-        }
-        store_pack(dx + run.start, run.first(k), run.length, out);
-    }
+    team.leave();
 }

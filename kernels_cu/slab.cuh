@@ -13,7 +13,10 @@ struct Place {
     int first;      // the pack's first element in the run, or column in the row; negative before a run's start
     int length;     // of the run or row
 
-    __device__ __forceinline__ bool holds(int i) const { return first + i >= 0 && first + i < length; }
+    // In one comparison: what lies before the run is a large number without a sign.
+    __device__ __forceinline__ bool holds(int i) const {
+        return static_cast<unsigned>(first + i) < static_cast<unsigned>(length);
+    }
     __device__ __forceinline__ int count() const {
         const int begin = first < 0 ? 0 : first, end = first + pack_size < length ? first + pack_size : length;
         return end > begin ? end - begin : 0;
@@ -132,7 +135,7 @@ struct Slab<ChannelsFirst> {
     }
     __device__ __forceinline__ acc_t first_of(const Pack<data_t>* staged, int channel) const {
         const int at = shift + channel * HxW;
-        return widen(staged[at / pack_size].item[at % pack_size]);
+        return widen(staged[at / pack_size].get(at % pack_size));
     }
 
     // Several units of `lanes` lanes share a channel where there are more of them.
@@ -198,7 +201,7 @@ struct Slab<ChannelsFirst> {
             const auto packs = held(j);
             Pack<data_t> out = {};
             each_in_channels(where, HxW, of,
-                             [&](int i, const auto& known) { out.item[i] = narrow<data_t>(element(packs, i, known)); });
+                             [&](int i, const auto& known) { out.set(i, narrow<data_t>(element(packs, i, known))); });
             store_pack(to + where.row, where.first, where.length, out);
         }
     }
@@ -300,7 +303,7 @@ struct Slab<ChannelsLast> {
                 Pack<data_t> out;
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
-                    out.item[i] = narrow<data_t>(element(packs, i, known[i]));
+                    out.set(i, narrow<data_t>(element(packs, i, known[i])));
                 }
                 store_pack(to + start + row * pitch, column * pack_size, channels, out);
             }

@@ -59,10 +59,10 @@ struct Strip {
     // The parameters of the warp's columns, `absent` where there is no array.
     template <typename T>
     __device__ __forceinline__ void parameters(const T* array, acc_t absent,
-                                               acc_t (&values)[Tile::packs][pack_size]) const {
+                                               ParameterPack<T> (&values)[Tile::packs]) const {
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
-            load_parameters(array == nullptr ? nullptr : array + column, first(k), length, absent, values[k]);
+            values[k].load_from(array == nullptr ? nullptr : array + column, first(k), length, absent);
         }
     }
 };

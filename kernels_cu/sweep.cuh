@@ -245,9 +245,9 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
                 acc_t values[tensors];
 #pragma unroll
                 for (int t = 0; t < tensors; ++t) {
-                    values[t] = widen(batch[t][k].item[i]);
+                    values[t] = widen(batch[t][k].get(i));
                 }
-                out.item[i] = narrow<data_t>(element(sweep_t::slot(i), values));
+                out.set(i, narrow<data_t>(element(sweep_t::slot(i), values)));
             }
             store_pack(to + places[k].row, places[k].first, places[k].length, out);
         }
@@ -268,7 +268,7 @@ __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<da
                                           const acc_t (&mean)[pack_size], Use, const Through (&through)[pack_size]) {
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        const acc_t value = widen(x.item[i]), gradient = through[i](widen(dy.item[i]), value);
+        const acc_t value = widen(x.get(i)), gradient = through[i](widen(dy.get(i)), value);
         sums[i] = sums[i] + Pair{gradient, gradient * (value - mean[i])};
     }
 }

@@ -6,11 +6,11 @@
 template <int loads>
 __device__ __forceinline__ acc_t first_element(const Pack<data_t> (&batch)[loads], const Place (&places)[loads],
                                                int slot) {
-    acc_t found = widen(batch[0].item[slot]);
+    acc_t found = widen(batch[0].get(slot));
     if (sweep_t::slots == 1) {  // the thread's first pack may begin before its run
 #pragma unroll
         for (int i = pack_size - 1; i >= 0; --i) {
-            found = places[0].holds(i) ? acc_t(widen(batch[0].item[i])) : found;
+            found = places[0].holds(i) ? acc_t(widen(batch[0].get(i))) : found;
         }
     }
     return usable_shift(found);
@@ -69,7 +69,7 @@ __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, cons
             for (int slot = 0; slot < sweep_t::slots; ++slot) {
                 const acc_t shift = found.shift[slot];
                 const auto value = [&](int v) {
-                    return acc_t(widen(batch[0][v / items_per_pack].item[v % items_per_pack + slot])) - shift;
+                    return acc_t(widen(batch[0][v / items_per_pack].get(v % items_per_pack + slot))) - shift;
                 };
                 const Moments of_batch = register_moments<values>(more, inverse, acc_t(0), value, use);
                 const Moments total =

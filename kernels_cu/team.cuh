@@ -1,46 +1,101 @@
 // A team: `lanes` consecutive threads that own one contiguous run, Tile::packs packs a lane in registers. A team is part
-// of a warp, a warp, or the whole block.
+// of a warp, a warp, a whole block, or the blocks of a cluster, which have a slice of the run each.
+#include "async.cuh"
 #include "slab.cuh"
 
 // Sums over a team, given to all its lanes. A warp's teams sum by shuffles, and the whole warp calls. A block's team
 // sums by way of shared memory, two rows of block_warps that take turns: between two uses of one row lies the barrier of
-// the other, so a sum costs one barrier.
-template <int lanes>
+// the other, so a sum costs one barrier. A cluster's blocks read each other's sums in the same manner, in rank order.
+template <int lanes, int blocks = 1>
 struct Team {
     static_assert((lanes >= 1 && lanes <= warp_size && (lanes & (lanes - 1)) == 0) || lanes == Tile::threads,
                   "a team is 1, 2, 4, 8, 16 or 32 lanes, or the block");
+    static_assert(blocks == 1 || (lanes == Tile::threads && blocks <= warp_size), "a cluster is of whole blocks");
     static constexpr int count = Tile::threads / lanes;  // teams in a block
-    Pair* scratch;                                       // shared, 2 * block_warps; null for teams in a warp
+    static constexpr int scratch_size = lanes > warp_size || blocks > 1 ? 2 * (block_warps + (blocks > 1)) : 0;
+    Pair* scratch;  // shared, scratch_size; null for teams in a warp
     int turn = 0;
 
     static __device__ __forceinline__ int index() { return threadIdx.x / lanes; }
     static __device__ __forceinline__ int lane() { return threadIdx.x % lanes; }
+    static __device__ __forceinline__ int rank() { return blocks > 1 ? static_cast<int>(cluster_rank()) : 0; }
     static __device__ __forceinline__ Pair* shared_scratch(int& offset) {
-        return lanes > warp_size ? shared_array<Pair>(offset, 2 * block_warps) : nullptr;
+        return scratch_size > 0 ? shared_array<Pair>(offset, scratch_size) : nullptr;
     }
     __device__ __forceinline__ Pair sum(Pair value) {
-        if (lanes <= warp_size) {
+        if (scratch_size == 0) {
             return lanes_sum(value, lanes);
         }
         turn = 1 - turn;
-        return block_sum(value, scratch + turn * block_warps);
+        value = block_sum(value, scratch + turn * block_warps);
+        if (blocks == 1) {
+            return value;
+        }
+        Pair* const of_block = scratch + 2 * block_warps + turn;
+        if (threadIdx.x == 0) {
+            *of_block = value;
+        }
+        cluster_arrive();
+        cluster_wait();
+        const int other = threadIdx.x % warp_size;  // a lane reads a block's
+        return warp_sum(other < blocks ? *cluster_map(of_block, other) : Pair{});
+    }
+    // Behind the last sum: the others may still read this block's.
+    __device__ __forceinline__ void leave() const {
+        if (blocks > 1) {
+            cluster_arrive();
+            cluster_wait();
+        }
     }
 };
 
-// A run of `length` elements, the `index`-th of its kind, or an empty one: a team without work still takes part in the
-// shuffles of its warp. It is covered from the 16-byte boundary before it, where the registers have room for that.
-template <int lanes>
+// A run of elements, the `index`-th of its kind, or an empty one: a team without work still takes part in the shuffles of
+// its warp. It is covered from the 16-byte boundary before it, where the registers have room for that. A cluster's blocks
+// cut it on such boundaries too: this is the block's slice.
+template <int lanes, int blocks = 1>
 struct Run {
-    long long start;
-    int length;
-    int shift;
+    static constexpr int capacity = lanes * Tile::packs * pack_size;  // of a block
+    static constexpr int sector_packs = 2;
+    long long head;   // where the run begins
+    long long start;  // where the slice does,
+    int from;         // so many elements behind it
+    int columns;      // elements of the slice
+    int length;       // the same, or none
+    int shift;        // elements of its first pack that lie before it
+    bool live;
 
-    __device__ __forceinline__ Run(const data_t* tensor, long long index, int length_, bool live, bool may_shift)
-        : start(live ? index * length_ : 0), length(live ? length_ : 0) {
-        const int past = misalignment(tensor + start);
-        shift = may_shift && past + length_ <= lanes * Tile::packs * pack_size ? past : 0;
+    __device__ __forceinline__ Run(const data_t* tensor, long long index, int whole, bool live_, bool may_shift)
+        : head(live_ ? index * whole : 0), live(live_) {
+        const int past = misalignment(tensor + head);
+        const int ahead = may_shift && past + whole <= blocks * capacity ? past : 0;
+        if (blocks == 1) {
+            from = 0;
+            columns = whole;
+            shift = ahead;
+        } else {
+            const int rank = static_cast<int>(cluster_rank()), span = slice(whole + ahead);
+            from = rank == 0 ? 0 : rank * span - ahead;
+            const int end = (rank + 1) * span - ahead < whole ? (rank + 1) * span - ahead : whole;
+            columns = end > from ? end - from : 0;
+            shift = rank == 0 ? ahead : 0;
+        }
+        start = head + from;
+        length = live ? columns : 0;
     }
-    // First element of this lane's k-th pack; neighbouring lanes hold neighbouring packs.
+    // The run that begins `step` elements behind this one, and is covered from the same place in its packs.
+    __device__ __forceinline__ Run behind(long long step, bool live_) const {
+        Run next = *this;
+        next.head += step;
+        next.start += step;
+        next.live = live_;
+        next.length = live_ ? columns : 0;
+        return next;
+    }
+    // Elements that a block covers of so many: even parts, of whole sectors.
+    static __device__ __forceinline__ int slice(int covered) {
+        return ceil_div(ceil_div(covered, blocks), sector_packs * pack_size) * sector_packs * pack_size;
+    }
+    // First element of this lane's k-th pack, counted from the slice's; neighbouring lanes hold neighbouring packs.
     __device__ __forceinline__ int first(int k) const { return (k * lanes + Team<lanes>::lane()) * pack_size - shift; }
     __device__ __forceinline__ auto held(int k) const {
         const Place where = {start, first(k), length};
@@ -61,6 +116,10 @@ struct Run {
             held_x[k] = x == nullptr ? Pack<data_t>{} : load_pack(x + start, first(k), length);
         }
     }
+    // What the run's sums are relative to at first: its first element.
+    __device__ __forceinline__ acc_t centre(const data_t* x) const {
+        return live ? usable_shift(widen(load(x, head))) : acc_t(0);
+    }
 
     // Calls use(i, value) for the elements of the k-th pack, value = of(channel).
     template <typename Of, typename Use>
@@ -69,22 +128,26 @@ struct Run {
     }
 };
 
-// Mean and rstd of a run of x in the registers of its team: the sum relative to the run's first element, then the
-// corrected second pass. `length` is that of all runs of this kind: an empty one has it too.
-template <int lanes>
-__device__ __forceinline__ Statistics run_statistics(Team<lanes>& team, const Run<lanes>& run, const data_t* x,
-                                                     const Pack<data_t> (&held)[Tile::packs], int length, acc_t eps) {
-    const acc_t shift = run.length > 0 ? usable_shift(widen(load(x, run.start))) : acc_t(0);
+// Mean and rstd of a run in the registers of its team: the sum relative to `shift`, one of its elements, then the
+// corrected second pass. `length` is that of all runs of this kind: an empty one has it too. The packs stay as narrow as
+// they are stored between the passes.
+template <int lanes, int blocks>
+__device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
+                                                     acc_t shift, Pack<data_t> (&held)[Tile::packs], int length,
+                                                     acc_t eps) {
     Pair sums = {};
 #pragma unroll
     for (int k = 0; k < Tile::packs; ++k) {
         sums.first += deviations(held[k], shift, run.held(k)).first;
     }
     const acc_t centre = shift + team.sum(sums).first / acc_t(length);
+    forget(held);
     sums = Pair{};
 #pragma unroll
     for (int k = 0; k < Tile::packs; ++k) {
         sums = sums + deviations(held[k], centre, run.held(k));
     }
-    return corrected_statistics(centre, team.sum(sums), acc_t(length), eps);
+    sums = team.sum(sums);
+    forget(held);
+    return corrected_statistics(centre, sums, acc_t(length), eps);
 }

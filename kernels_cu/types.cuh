@@ -130,14 +130,59 @@ __device__ __forceinline__ double narrow<double>(acc_t value) {
 
 constexpr int access_bytes = 16;  // the widest load or store that every gated architecture has
 
-// 16 bytes of consecutive elements.
+// 16 bytes of consecutive elements. They are kept as words: a compiler that sees 16-bit elements takes them apart where
+// they are loaded, and so waits for every load before the next, and holds each element in a register of its own.
 template <typename T>
 struct alignas(access_bytes) Pack {
-    static constexpr int size = access_bytes / sizeof(T);
-    T item[size];
+    static constexpr int size = access_bytes / sizeof(T), words = access_bytes / sizeof(unsigned);
+    union {
+        T items[size];  // what it may alias
+        unsigned word[words];
+    };
+
+    __device__ __forceinline__ T get(int i) const {
+        T item;
+        if constexpr (sizeof(T) < sizeof(unsigned)) {
+            const unsigned short half = static_cast<unsigned short>(word[i / 2] >> i % 2 * 16);
+            memcpy(&item, &half, sizeof item);
+        } else {
+            memcpy(&item, word + i * (sizeof(T) / sizeof(unsigned)), sizeof item);
+        }
+        return item;
+    }
+    __device__ __forceinline__ void set(int i, T item) {
+        if constexpr (sizeof(T) < sizeof(unsigned)) {
+            unsigned short half;
+            memcpy(&half, &item, sizeof half);
+            const unsigned others = word[i / 2] & (i % 2 == 0 ? 0xffff0000u : 0xffffu);
+            word[i / 2] = others | static_cast<unsigned>(half) << i % 2 * 16;
+        } else {
+            memcpy(word + i * (sizeof(T) / sizeof(unsigned)), &item, sizeof item);
+        }
+    }
 };
 
 constexpr int pack_size = Pack<data_t>::size;
+
+// Hides from the compiler that a value is still what it was, so that what is derived from it is worked out again where it
+// is used again. It would rather work that out once and keep it in registers, which are what is scarce: 16-bit elements
+// widened, predicates of every element.
+__device__ __forceinline__ void forget(int& value) {
+#ifndef CUNORM_CPU
+    asm volatile("" : "+r"(value));
+#endif
+}
+
+template <typename T, int count>
+__device__ __forceinline__ void forget(Pack<T> (&packs)[count]) {
+#ifndef CUNORM_CPU
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+        unsigned (&word)[Pack<T>::words] = packs[k].word;
+        asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));
+    }
+#endif
+}
 
 // ---- the doors to global memory -----------------------------------------------------------------------------------
 
@@ -172,10 +217,8 @@ __device__ __forceinline__ void store_whole(T* address, const Pack<T>& pack) {
 #ifdef CUNORM_CPU
     *reinterpret_cast<Pack<T>*>(address) = pack;
 #else
-    unsigned words[access_bytes / 4];
-    memcpy(words, &pack, access_bytes);
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
-                 "r"(words[3])
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(pack.word[0]), "r"(pack.word[1]),
+                 "r"(pack.word[2]), "r"(pack.word[3])
                  : "memory");
 #endif
 }
@@ -203,7 +246,7 @@ __device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int leng
 #pragma unroll
     for (int i = 0; i < Pack<T>::size; ++i) {
         if (first + i >= 0 && first + i < length) {
-            pack.item[i] = load(array, first + i);
+            pack.set(i, load(array, first + i));
         }
     }
     return pack;
@@ -218,7 +261,7 @@ __device__ __forceinline__ void store_pack(T* array, int first, int length, cons
 #pragma unroll
     for (int i = 0; i < Pack<T>::size; ++i) {
         if (first + i >= 0 && first + i < length) {
-            store(array, first + i, pack.item[i]);
+            store(array, first + i, pack.get(i));
         }
     }
 }

@@ -26,6 +26,27 @@ LAYER_LONG: Named = {
     "as many elements as the block holds, misaligned": {"shape": (9, 512), "shifts": SAME_OFF},
     "long rows": {"shape": (7, 333), "grid": 2},
 }
+LAYER_CLUSTER: Named = {
+    "slices of whole sectors": {"shape": (5, 32)},
+    "slices of every alignment": {"shape": (21, 21), "shifts": SAME_OFF},
+    "slices of arrays elsewhere": {"shape": (11, 30), "shifts": ALL_OFF},
+    "as many elements as the cluster holds, misaligned": {"shape": (9, 512), "shifts": SAME_OFF},
+    "two clusters for all": {"shape": (70, 21), "grid": 4},
+    "one cluster for all": {"shape": (45, 37), "grid": 2},
+    "slices in place": {"shape": (9, 30), "in_place": True},
+    "slices of a constant far from zero": {"shape": (3, 63), **FAR},
+    "slices without parameters": {"shape": (3, 30), **NO_PARAMETERS},
+    "slices of 16 bits": {"shape": (11, 75), "shifts": ALL_OFF, **MIXED},
+}
+#: What a block does otherwise that has more packs a thread: nothing ahead, and parameters and sums not in registers.
+OF_MANY_PACKS = (
+    "every alignment", "every array elsewhere", "two blocks for all", "in place", "no parameters", "16 bits",
+)  # fmt: skip
+#: Of blocks that put their sums together.
+OF_MERGED = (
+    "every alignment", "every array elsewhere", "in place", "no parameters", "16 bits", "whole packs",
+    "rows of one element", "an infinite mean",
+)  # fmt: skip
 LAYER_SPLIT: Named = {
     "strips and a tail": {"shape": (9, 300), "shifts": SAME_OFF},
     "exactly a strip": {"shape": (3, 128)},
@@ -40,7 +61,7 @@ LAYER_SPLIT: Named = {
 
 def layer_norm_cases(op: str) -> Iterator[Case]:
     backward = op.endswith("backward")
-    rows = {"rows": 4} if backward else {}
+    rows = {"rows": 4}
 
     def made(strategy: str, named: Named, **tile: int) -> Iterator[Case]:
         for label, facts in named.items():
@@ -48,19 +69,36 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
             fields = tile | {"rows": own.pop("rows")} if "rows" in own else tile
             yield Case(op, label, {"strategy": strategy, **fields}, **own)
 
-    warp, block, split = dict(LAYER), LAYER | LAYER_LONG, LAYER | LAYER_SPLIT
+    warp, block, split, cluster = dict(LAYER), LAYER | LAYER_LONG, LAYER | LAYER_SPLIT, dict(LAYER_CLUSTER)
+    one = {"cluster": 1} if backward else {}
     if backward:
         masks = masked(LAYER, "every alignment", "two blocks for all")
         warp, block, split = (warp | masks, block | masks, split | masks | masked(split, "two blocks for long rows"))
+        cluster |= masked(cluster, "slices of every alignment")
         block["rows of sums in slices"] = {"shape": (133, 3), "rows": 1}
         block["rows of sums in several rounds"] = {"shape": (200, 9), "rows": 1}
-        for named in (warp, block, split):
-            named["one row of results"] = {"shape": (5, 6), "rows": 100}
-            named["one block for many rows of sums"] = {"shape": (70, 7), "rows": 1, "grid": 1}
-            named["an infinite mean"] = {"shape": (5, 6), **INFINITE}
+        for named, length in ((warp, 6), (block, 6), (split, 6), (cluster, 26)):
+            named["one row of results"] = {"shape": (5, length), "rows": 100}
+            grid = 2 if named is cluster else 1
+            named["one block for many rows of sums"] = {"shape": (70, length + 1), "rows": 1, "grid": grid}
+            named["an infinite mean"] = {"shape": (5, length), **INFINITE}
         in_memory = {label: facts for label, facts in warp.items() if "dtype" not in facts}
         in_memory["as many elements as the team holds"] = {"shape": (9, 256), "shifts": SAME_OFF}
         yield from made("warp", in_memory, threads=64, lanes=4, packs=16, **rows)
+        merged = {label: block[label] for label in OF_MERGED}
+        merged["one cluster for many rows of sums"] = {"shape": (70, 7), "rows": 1, "grid": 4}
+        merged["one row of results of a cluster"] = {"shape": (9, 6), "rows": 100}
+        yield from made("block", merged, threads=64, packs=2, cluster=4, **rows)
+        yield from made(
+            "block", {"merged from memory": block["every alignment"]}, threads=64, packs=6, cluster=2, **rows
+        )
     yield from made("warp", warp, threads=64, lanes=8, packs=2, **rows)
-    yield from made("block", block, threads=64, packs=2, **rows)
-    yield from made("split", split, threads=64, packs=1, rows=4, **({} if backward else {"chunk": 64}))
+    yield from made("block", block, threads=64, packs=2, **one, **rows)
+    yield from made("block", {label: block[label] for label in OF_MANY_PACKS}, threads=64, packs=6, **one, **rows)
+    yield from made("cluster", cluster, threads=64, packs=1, cluster=2, **rows)
+    last = {
+        "a last slice of one element": {"shape": (9, 49)},
+        "slices of many packs": {"shape": (9, 49), "shifts": ALL_OFF},
+    }
+    yield from made("cluster", last, threads=64, packs=6, cluster=4, **rows)
+    yield from made("split", split, threads=64, packs=1, **rows, **({} if backward else {"chunk": 64}))

@@ -236,7 +236,9 @@ def _guards(text: str) -> Iterator[tuple[str, int, int, str]]:
         condition = " ".join(text[start:end].split())
         line = text[text.rfind("\n", 0, start) + 1 : start].lstrip()
         head = text[max(text.rfind(mark, 0, start) for mark in ";{}") + 1 : start].lstrip()
-        decided = any(re.match(r"(?:static )?constexpr|static_assert|template", one) for one in (line, head))
+        decided = any(
+            re.match(r"(?:static )?constexpr|static_assert|template|if constexpr", one) for one in (line, head)
+        )
         if decided or _VALUES.search(condition) or _CONSTANT.search(condition):
             continue  # what the compiler decides is no guard of a running kernel
         context = _context(text, start, end)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cunorm.nvrtc import Usage, ends, supported, usages
+from cunorm.nvrtc import ends, supported, usages
+from cunorm.ptxas import Usage
 
 
 def compile_for(text: str, architecture: str) -> list[Usage]:

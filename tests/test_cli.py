@@ -19,7 +19,8 @@ import pytest
 import cunorm
 from cunorm import cli, cli_parser, compilers, doctor, gate, nvrtc
 from cunorm.findings import Finding, report
-from cunorm.nvrtc import Nvrtc, Usage
+from cunorm.nvrtc import Nvrtc
+from cunorm.ptxas import Usage
 
 GROUPS = ["Packages", "GPU executor", "CPU executor", "Cache folders", "Settings", "Demo", "Tuner", "Check"]
 

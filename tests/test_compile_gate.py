@@ -21,9 +21,10 @@ from kernel_checks import expanded
 from cunorm import gate, kernel_table, nvrtc
 from cunorm.errors import CompileError
 from cunorm.gate import Build, Case, Result
-from cunorm.nvrtc import ARCHITECTURES, Nvrtc, Usage
+from cunorm.nvrtc import ARCHITECTURES, Nvrtc
 from cunorm.ops import OPS
 from cunorm.problem import ITEMSIZE
+from cunorm.ptxas import Usage, usages_in
 from cunorm.strategy import Tile
 
 NVRTCS = nvrtc.ends()
@@ -177,9 +178,13 @@ def test_the_choice_meets_every_pair_with_every_strategy() -> None:
 @pytest.mark.parametrize("versions", [[OLD], [OLD, NEW]])
 def test_larger_gates_take_every_pair(versions: list[Nvrtc], tiles: str, several: Any) -> None:
     case = Case("layer_norm", "block", "bfloat16", "NCHW")
-    found = Counter((build.architecture, build.nvrtc) for build in gate.builds(versions, tiles=tiles, only=case))
-    expected = {(name, version): len(several(case, name)) for name in ARCHITECTURES for version in versions}
-    assert found == expected
+    found: dict[tuple[str, Nvrtc], Counter[Tile]] = {}
+    for build in gate.builds(versions, tiles=tiles, only=case):
+        found.setdefault((build.architecture, build.nvrtc), Counter())[build.tile] += 1
+    assert set(found) == {(name, version) for name in ARCHITECTURES for version in versions}
+    for (name, _), built in found.items():
+        assert set(built) == {tile for _, tile in several(case, name)}
+        assert set(built.values()) == {2}  # with parameters of the data's dtype, and with wide ones
     assert len(gate.accepted(case, "sm_90")) >= 16
 
 
@@ -238,13 +243,18 @@ def test_the_log_is_read_to_the_end() -> None:
         "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
         "ptxas info    : Used 24 registers\n"
     )
-    ptx = ".visible .entry one(\nld.global.nc.v4.u32 {\nld.global.v2.f32 {\n.entry two(\nst.global.v4.b32 [%rd]\n"
-    one, two = nvrtc.usages_in(ptx, log)
-    assert one == Usage("one", 210, 20, 8, 400, 2, 1, 0)
+    ptx = (
+        ".visible .entry one(\nld.global.nc.v4.u32 {\nld.global.v2.f32 {\n"
+        "\tld.global.v4.u32 \t{%r1, %r2, %r3, %r4}, [%rd1];\n\tmov.b32 \t{%rs1, %rs2}, %r4;\n"
+        "\tld.global.v4.u32 \t{%r5, %r6, %r7, %r8}, [%rd1];\n\tmov.b32 \t{%rs3, %rs4}, %r9;\n"
+        ".entry two(\nst.global.v4.b32 [%rd]\n"
+    )
+    one, two = usages_in(ptx, log)
+    assert one == Usage("one", 210, 20, 8, 400, 2, 3, 0, taken_apart=1)
     assert two == Usage("two", 24, 0, 0, 0, 0, 0, 1)
     for unknown in ("", log.replace("spill stores", "spilled"), log.replace("Used 24 registers", "")):
         with pytest.raises(CompileError):
-            nvrtc.usages_in(ptx, unknown)
+            usages_in(ptx, unknown)
 
 
 # ---- the cache ------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
             for (int j = thread - 32; j < packs; j += workers) {
                 Pack<data_t>& pack = staged[stage * packs + j];
                 for (int i = 0; i < pack_size; ++i) {
-                    pack.item[i] = narrow<data_t>(2 * widen(pack.item[i]));
+                    pack.set(i, narrow<data_t>(2 * widen(pack.get(i))));
                 }
             }
             fence_async();

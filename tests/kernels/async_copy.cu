@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
         __syncthreads();
         Pack<data_t> pack = staged[stage * Tile::threads + other];
         for (int i = 0; i < pack_size; ++i) {
-            pack.item[i] = narrow<data_t>(2 * widen(pack.item[i]));
+            pack.set(i, narrow<data_t>(2 * widen(pack.get(i))));
         }
         store_whole(y + base + t * tile + other * pack_size, pack);
         __syncthreads();

@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
         if (thread == 0) {
             copy_async_wait<0>();
         }
-        value = packs->item[thread % 4];
+        value = packs->get(thread % 4);
     }
     if (kind == 24 && thread == 5) {
         value = load(breaks ? absent : from, breaks ? -1 : 0);  // rule 24: before an array that is absent

@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
         value = load(x, blockIdx.x * 4096 + thread * step);
     }
     if (kind == 1) {
-        value = load_whole(x + blockIdx.x * 4096 + thread * 4 * step).item[0];
+        value = load_whole(x + blockIdx.x * 4096 + thread * 4 * step).get(0);
     }
     if (kind == 2) {  // lanes part, each half asks twice for the same
         for (int i = 0; i < 2; ++i) {
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
         packs[thread * step] = Pack<float>{};
         __syncthreads();
         const Pack<float> read = packs[thread * step];
-        value = read.item[0] + read.item[1] + read.item[2] + read.item[3];
+        value = read.get(0) + read.get(1) + read.get(2) + read.get(3);
     }
     if (kind == 5) {
         for (int i = 0; i < step; ++i) {

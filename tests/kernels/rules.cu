@@ -23,13 +23,13 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
         store(workspace, breaks ? all + 1000 : all - 1, 1.0f);  // rule 3: far behind the end of the workspace
     }
     if (kind == 4 && thread == 4) {
-        value = load_whole(x + (breaks ? 1 : 0)).item[0];  // rule 4: misaligned vector
+        value = load_whole(x + (breaks ? 1 : 0)).get(0);  // rule 4: misaligned vector
     }
     if (kind == 5) {
         shared[thread] = value;
         __syncthreads();
         if (thread == 5) {
-            value = reinterpret_cast<Pack<float>*>(shared + (breaks ? 2 : 4))->item[1];  // rule 5: in shared memory
+            value = reinterpret_cast<Pack<float>*>(shared + (breaks ? 2 : 4))->get(1);  // rule 5: in shared memory
         }
     }
     if (kind == 6) {

@@ -1,0 +1,242 @@
+"""LayerNorm's strategies that hold rows in registers, `warp`, `block` and `cluster`: legality, launches, workspace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .devices import Device
+from .layer_norm_split import gradient_arguments, owners
+from .problem import ITEMSIZE, Problem
+from .strategy import Launch, Tile, ceil_div, refuses_threads
+from .strategy_common import (
+    RESIDENT_REGISTERS,
+    WARP,
+    blocks_for,
+    is_backward,
+    pair_bytes,
+    parameter_launches,
+    parameter_workspace,
+    refuses_cluster_size,
+    refuses_registers,
+    refuses_shared,
+    round_up,
+    tensors_read,
+)
+
+__all__ = ["refuses_block", "refuses_cluster", "refuses_warp", "rows_launches", "rows_workspace"]
+
+SECTOR_PACKS = 2  # Run::sector_packs in team.cuh
+ACCESS_BYTES = 16
+
+
+# ---- what a team holds ----------------------------------------------------------------------------------------------
+
+
+def _slices(tile: Tile) -> int:
+    """Blocks that share a row."""
+    return tile.cluster if tile.strategy == "cluster" else 1
+
+
+def _merged(tile: Tile) -> int:
+    """Blocks that put the sums of their rows together."""
+    return tile.as_dict().get("cluster", 1) if tile.strategy == "block" else 1
+
+
+def _lanes(tile: Tile) -> int:
+    """Threads of a block that share a row."""
+    return tile.lanes if tile.strategy == "warp" else tile.threads
+
+
+def _in_block(tile: Tile) -> int:
+    """Teams of a block."""
+    return tile.threads // _lanes(tile)
+
+
+def _teams(problem: Problem, tile: Tile) -> int:
+    return owners(problem, tile, _in_block(tile) * _merged(tile))
+
+
+def _partial_rows(problem: Problem, tile: Tile) -> int:
+    """Rows of sums of the columns: one for each block, or for the blocks of a cluster."""
+    return _teams(problem, tile) // (_in_block(tile) * _merged(tile))
+
+
+def _reads_ahead(problem: Problem, tile: Tile) -> bool:
+    """reads_ahead in rows.cuh."""
+    return _tensors(problem) * tile.packs <= (8 if tile.strategy == "warp" else 4)
+
+
+def _tensors(problem: Problem) -> int:
+    """Tensors that a kernel has registers for."""
+    return 2 if is_backward(problem) else 1
+
+
+def _parameter_dtypes(problem: Problem) -> tuple[str, ...]:
+    """Of the parameters that a kernel reads, or reads as constants."""
+    sums = problem.stats_dtype
+    gamma = problem.gamma_dtype or sums
+    return (gamma,) if is_backward(problem) else (gamma, problem.beta_dtype or sums)
+
+
+def _resident(problem: Problem, tile: Tile, dtype: str) -> bool:
+    """RowParameters::resident in rows.cuh: whether a parameter of that dtype stays in registers from row to row."""
+    return tile.packs * problem.pack * ITEMSIZE[dtype] <= (128 if tile.strategy == "warp" else 64)
+
+
+def _sums_in_registers(problem: Problem, tile: Tile) -> bool:
+    """sums_in_registers in row_gradients.cuh."""
+    return tile.packs * problem.pack * pair_bytes(problem) <= (256 if tile.strategy == "warp" else 128)
+
+
+def _registers(problem: Problem, tile: Tile) -> int:
+    """What a thread needs so as not to spill: the tensors' packs as they are stored, twice where a row is read ahead;
+    the parameters and the sums that stay from row to row; and for a forward y's packs. The compile gate proves it.
+    """
+    words, widened = ACCESS_BYTES // 4, problem.pack * problem.sum_itemsize // 4
+    of_pack = _tensors(problem) * words * (2 if _reads_ahead(problem, tile) else 1)
+    for dtype in _parameter_dtypes(problem):
+        if _resident(problem, tile, dtype):
+            of_pack += problem.pack * ITEMSIZE[dtype] // 4
+    if not is_backward(problem):
+        return 40 + tile.packs * (of_pack + words)
+    if _sums_in_registers(problem, tile):
+        of_pack += 2 * widened
+    return 32 + 2 * widened + tile.packs * of_pack
+
+
+def _columns(problem: Problem, tile: Tile) -> int:
+    """Columns of a block's slice of a row, at most."""
+    slices = _slices(tile)
+    if slices == 1:
+        return problem.C
+    return round_up(ceil_div(problem.C + problem.pack - 1, slices), SECTOR_PACKS * problem.pack)
+
+
+def _shared(problem: Problem, tile: Tile) -> int:
+    """Shared memory of a block: two rows of sums of its warps, and what a cluster reads; then the columns' sums."""
+    pair, teams = pair_bytes(problem), _in_block(tile)
+    scratch = 0 if tile.strategy == "warp" else 2 * (tile.threads // WARP + (_slices(tile) > 1)) * pair
+    if not problem.wants_parameters:
+        return scratch
+    rows = teams // 2 if _sums_in_registers(problem, tile) else teams
+    return scratch + max(rows, _merged(tile) > 1) * round_up(_columns(problem, tile), problem.pack) * pair
+
+
+# ---- legality -------------------------------------------------------------------------------------------------------
+
+
+def _refuses_capacity(problem: Problem, tile: Tile) -> str | None:
+    threads = _lanes(tile) * _slices(tile)
+    capacity = threads * tile.packs * problem.pack
+    if capacity < problem.C:
+        return f"a row has {problem.C} elements, {threads} threads of {tile.packs} packs hold {capacity}"
+    return None
+
+
+def refuses_warp(problem: Problem, tile: Tile, device: Device) -> str | None:
+    """Why the tile is not legal, or None."""
+    if (sentence := refuses_threads(tile)) is not None:
+        return sentence
+    if tile.lanes not in (1, 2, 4, 8, 16, 32):
+        return f"lanes is {tile.lanes}, expected 1, 2, 4, 8, 16 or 32"
+    if is_backward(problem) and tile.threads & (tile.threads - 1):
+        return f"threads is {tile.threads}, expected a power of two: teams hand on their sums by halves"
+    if (sentence := _refuses_capacity(problem, tile)) is not None:
+        return sentence
+    if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
+        return sentence
+    return refuses_registers(_registers(problem, tile), tile, device)
+
+
+def _refuses_blocks(problem: Problem, tile: Tile, device: Device) -> str | None:
+    if (sentence := refuses_threads(tile)) is not None:
+        return sentence
+    if tile.threads == WARP:
+        return "threads is 32, expected at least 64: a row of one warp is strategy warp's"
+    if (sentence := _refuses_capacity(problem, tile)) is not None:
+        return sentence
+    if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
+        return sentence
+    needed = _registers(problem, tile)
+    if needed > RESIDENT_REGISTERS:
+        return f"needs up to {needed} registers a thread, its kernel leaves {RESIDENT_REGISTERS}"
+    return refuses_registers(RESIDENT_REGISTERS, tile, device)
+
+
+def refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
+    """Why the tile is not legal, or None."""
+    if _merged(tile) > 1 and (sentence := refuses_cluster_size(tile, device)) is not None:
+        return sentence
+    if _merged(tile) > 1 and not problem.wants_parameters:
+        return f"cluster is {tile.cluster}, expected 1: no dgamma and no dbeta to put together"
+    return _refuses_blocks(problem, tile, device)
+
+
+def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
+    """Why the tile is not legal, or None."""
+    if (sentence := refuses_cluster_size(tile, device)) is not None:
+        return sentence
+    if (tile.cluster - 1) * _columns(problem, tile) >= problem.C:
+        return f"a row of {problem.C} elements is too short for {tile.cluster} slices"
+    return _refuses_blocks(problem, tile, device)
+
+
+# ---- launches -------------------------------------------------------------------------------------------------------
+
+
+def rows_workspace(problem: Problem, tile: Tile) -> int:
+    """Bytes of the rows of sums of the columns."""
+    return parameter_workspace(problem, _partial_rows(problem, tile))
+
+
+def _phases(problem: Problem, tile: Tile) -> int:
+    """How often a team waits: for its first row; then for each row behind it, or if it reads none ahead also for the
+    sums of this one; and the cluster's blocks for each other.
+    """
+    of_row = 1 if tile.strategy == "warp" or _reads_ahead(problem, tile) else 2
+    return 1 + (of_row + (_slices(tile) > 1)) * ceil_div(problem.N, _teams(problem, tile))
+
+
+def _parameters_read(problem: Problem, tile: Tile) -> int:
+    """Bytes of gamma and beta that the teams ask for: once each where they stay in registers, else for every row, and
+    in a backward for the sums and for dx.
+    """
+    of_row = 1 + ("dx" in problem.outputs)
+    given = (problem.gamma_dtype,) if is_backward(problem) else (problem.gamma_dtype, problem.beta_dtype)
+    return sum(
+        problem.C * ITEMSIZE[dtype] * (_teams(problem, tile) if _resident(problem, tile, dtype) else of_row * problem.N)
+        for dtype in given
+        if dtype is not None
+    )
+
+
+def rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
+    """The kernel that reads every byte once, and the parameter sums behind it."""
+    entry, teams, partial_rows = f"{problem.op}_{tile.strategy}", _teams(problem, tile), _partial_rows(problem, tile)
+    blocks, cluster = teams // _in_block(tile) * _slices(tile), _slices(tile) * _merged(tile)
+    shape = (problem.N, problem.C, teams)
+    traffic = (tensors_read(problem) + ("y" in problem.outputs or "dx" in problem.outputs)) * problem.nbytes
+    if not is_backward(problem):
+        arguments: tuple[str | int, ...] = ("x", "gamma", "beta", "y", "mean", "rstd", *shape, "eps")
+    else:
+        direct = problem.wants_parameters and partial_rows == 1
+        arguments = (
+            *gradient_arguments(problem),
+            "dx",
+            "workspace" if problem.wants_parameters and not direct else 0,
+            *(("dgamma", "dbeta") if direct else (0, 0)),
+            *shape,
+        )
+        traffic += partial_rows * problem.C * pair_bytes(problem) * problem.wants_parameters
+    facts: dict[str, Any] = {
+        "registers": _registers(problem, tile),
+        "shared_bytes": round_up(_shared(problem, tile), 16),
+        "phases": _phases(problem, tile),
+        "streams": tensors_read(problem),
+        "cached": _parameters_read(problem, tile),
+        "cluster": cluster,
+    }
+    grid = max(1, blocks_for(blocks) // cluster) * cluster
+    main = Launch(entry, entry, grid, tile.threads, arguments, traffic=traffic, **facts)
+    second = problem.wants_parameters and partial_rows > 1
+    return (main, *parameter_launches(problem, partial_rows)) if second else (main,)

@@ -1,0 +1,257 @@
+// LayerNorm backward of rows that a team holds in registers (rows.cuh): dx, and the sums of the team's columns over all
+// its rows.
+#include "rows.cuh"
+
+// Sums of the columns of rows, in shared memory. Columns that are pack_size apart are neighbours there, so that the lanes
+// of a warp, which hold packs side by side, meet different banks whatever the alignment of the row.
+struct ColumnSums {
+    Pair* sums;
+    int stride;
+
+    static __device__ __forceinline__ int size(int length) { return ceil_div(length, pack_size) * pack_size; }
+    __device__ __forceinline__ ColumnSums(Pair* sums_, int length) : sums(sums_), stride(size(length) / pack_size) {}
+    __device__ __forceinline__ Pair& of(int column) const {
+        return sums[column % pack_size * stride + column / pack_size];
+    }
+};
+
+// Whether the sums of a lane's columns fit into its registers beside its part of dy and x.
+template <int lanes>
+constexpr bool sums_in_registers =
+    Tile::packs * pack_size * static_cast<int>(sizeof(Pair)) <= (lanes > warp_size ? 128 : 256);
+
+// Where a block's teams keep the sums of their columns: in registers, and then the upper half of the teams hands its sums
+// to the lower half until the first has them all; or in a row of shared memory for each team.
+template <int lanes, int blocks, bool in_registers>
+struct KeptSums {
+    typedef Run<lanes, blocks> run_t;
+    static constexpr int teams = Tile::threads / lanes;
+    static constexpr int rows = in_registers ? teams / 2 : teams;  // of shared memory
+    Pair* shared;                                                  // [rows, ColumnSums::size(length)]
+    int length;                                                    // of the block's slice of a row, at most
+    Pair sums[in_registers ? Tile::packs : 1][pack_size];
+
+    __device__ __forceinline__ ColumnSums row(int index) const {
+        return ColumnSums(shared + index * ColumnSums::size(length), length);
+    }
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int k = 0; in_registers && k < Tile::packs; ++k) {
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                sums[k][i] = Pair{};
+            }
+        }
+        if (!in_registers) {
+            for (int at = threadIdx.x; at < rows * ColumnSums::size(length); at += Tile::threads) {
+                shared[at] = Pair{};
+            }
+            __syncthreads();
+        }
+    }
+    // Of the i-th element of the lane's k-th pack.
+    __device__ __forceinline__ void add(const run_t& run, int k, int i, Pair terms) {
+        const int column = run.first(k) + i;
+        if (in_registers) {
+            sums[in_registers ? k : 0][i] = sums[in_registers ? k : 0][i] + terms;
+        } else if (column >= 0 && column < run.length) {
+            Pair& kept = row(Team<lanes>::index()).of(column);
+            kept = kept + terms;
+        }
+    }
+    // Calls use(column, sums) for the columns of this lane.
+    template <typename Use>
+    __device__ __forceinline__ void each(const run_t& run, Use use) {
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            const int at = run.first(k);
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                if (at + i >= 0 && at + i < run.columns) {
+                    use(at + i, sums[in_registers ? k : 0][i]);
+                }
+            }
+        }
+    }
+    // give(column, sums over the block), in one thread for each column of the team's runs. The whole block calls.
+    template <typename Give>
+    __device__ __forceinline__ void gather(const run_t& run, Give give) {
+        if (!in_registers) {
+            __syncthreads();
+            for (int column = threadIdx.x; column < run.columns; column += Tile::threads) {
+                Pair sum = row(0).of(column);
+                for (int team = 1; team < teams; ++team) {
+                    sum = sum + row(team).of(column);
+                }
+                give(column, sum);
+            }
+            __syncthreads();  // the next item takes over the rows
+            return;
+        }
+#pragma unroll 1
+        for (int half = teams / 2; half > 0; half /= 2) {
+            const int team = Team<lanes>::index();
+            if (team >= half && team < 2 * half) {
+                const ColumnSums handed = row(team - half);
+                each(run, [&](int column, Pair& sum) { handed.of(column) = sum; });
+            }
+            __syncthreads();
+            if (team < half) {
+                const ColumnSums handed = row(team);
+                each(run, [&](int column, Pair& sum) { sum = sum + handed.of(column); });
+            }
+            __syncthreads();
+        }
+        if (Team<lanes>::index() == 0) {
+            each(run, give);
+        }
+    }
+};
+
+// A row of dy and x on its way.
+template <int lanes, int blocks>
+struct RowOfBoth {
+    Pack<data_t> dy[Tile::packs], x[Tile::packs];
+    acc_t mean, rstd;
+
+    __device__ __forceinline__ void load_from(const data_t* dy_, const data_t* x_, const stat_t* mean_,
+                                              const stat_t* rstd_, long long row, const Run<lanes, blocks>& run) {
+        run.load_both(dy_, x_, dy, x);
+        mean = run.live ? acc_t(widen(load(mean_, row))) : acc_t(0);
+        rstd = run.live ? acc_t(widen(load(rstd_, row))) : acc_t(0);
+    }
+};
+
+// The arrays and sizes of a launch. dx is null where it is not wanted, x where only dbeta is.
+struct RowGradients {
+    const data_t* dy;
+    const data_t* x;
+    const stat_t* mean;
+    const stat_t* rstd;
+    const gamma_t* gamma;
+    data_t* dx;
+    ParameterGradients parameters;
+    long long rows;
+    int length;
+    long long teams;
+
+    // With teams of `lanes` lanes of `blocks` blocks; those of `merged` blocks of a cluster put their sums together.
+    // Every byte of dy and x is read once, before dx is written: dx may be dy or x.
+    template <int lanes, int blocks, int merged>
+    __device__ __forceinline__ void run() const {
+        typedef Team<lanes, blocks> team_t;
+        typedef Run<lanes, blocks> run_t;
+        static_assert(blocks == 1 || merged == 1, "the blocks of a cluster share a row, or have rows of their own");
+        const bool wanted = parameters.wanted();
+        const int columns = blocks > 1 ? run_t::slice(length + pack_size - 1) : length;
+        int offset = 0;
+        team_t team = {team_t::shared_scratch(offset)};
+        typedef KeptSums<lanes, blocks, sums_in_registers<lanes>> kept_t;
+        const int shared_rows = kept_t::rows < 1 && merged > 1 ? 1 : kept_t::rows;
+        kept_t kept;
+        kept.length = columns;
+        kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
+        const bool may_shift = rows_may_shift(rows, teams, length);
+        for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
+            const long long own = item * team.count + team.index();
+            if (wanted) {
+                kept.clear();
+            }
+            run_t run(dy, own, length, own < rows, may_shift);
+            RowParameters<gamma_t, lanes, blocks> weights(gamma, acc_t(1), run);
+            RowOfBoth<lanes, blocks> held, next;
+            held.load_from(dy, x, mean, rstd, own, run);
+#pragma unroll 1
+            for (long long first = 0; first < rows; first += teams) {
+                const long long row = first + own;
+                forget(run.shift);
+                const run_t run_behind = run.behind(teams * length, row + teams < rows);
+                if (reads_ahead<lanes, 2>) {
+                    next.load_from(dy, x, mean, rstd, row + teams, run_behind);
+                }
+                one_row(team, run, held, weights, [&](int k, int i, Pair terms) {
+                    if (wanted) {
+                        kept.add(run, k, i, terms);
+                    }
+                });
+                run = run_behind;
+                if (reads_ahead<lanes, 2>) {
+                    held = next;
+                } else {
+                    held.load_from(dy, x, mean, rstd, row + teams, run);
+                }
+            }
+            if (!wanted) {
+                continue;
+            }
+            if (merged == 1) {
+                kept.gather(run, [&](int column, Pair sums) { parameters.give(item, run.from + column, sums); });
+                continue;
+            }
+            const ColumnSums of_block = kept.row(0);
+            kept.gather(run, [&](int column, Pair& sums) { of_block.of(column) = sums; });
+            cluster_arrive();
+            cluster_wait();
+            for (int column = static_cast<int>(cluster_rank()) * Tile::threads + threadIdx.x; column < length;
+                 column += merged * Tile::threads) {
+                Pair sums = {};
+#pragma unroll
+                for (int rank = 0; rank < merged; ++rank) {
+                    sums = sums + *cluster_map(&of_block.of(column), rank);
+                }
+                parameters.give(item / merged, column, sums);
+            }
+            cluster_arrive();
+            cluster_wait();  // the others have read this block's sums
+        }
+        team.leave();
+    }
+
+private:
+    // dx of a row, and keep(k, i, (dy, dy * xhat)) for each of its elements.
+    template <int lanes, int blocks, typename Keep>
+    __device__ __forceinline__ void one_row(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
+                                            RowOfBoth<lanes, blocks>& held,
+                                            RowParameters<gamma_t, lanes, blocks>& weights, Keep keep) const {
+        Pair sums = {};
+        weights.narrow_again();
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            const ParameterPack<gamma_t> weight = weights.of(run, k);
+            const auto holds = run.held(k);
+            Pair of_pack = {};
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                // Elements outside the row read as zeros: only an infinite mean would make something of them.
+                const acc_t gradient = widen(held.dy[k].get(i));
+                const acc_t xhat =
+                    x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - held.mean) * held.rstd : acc_t(0);
+                const Pair terms = {gradient, gradient * xhat};
+                of_pack = of_pack + Pair{weight.of(i) * terms.first, weight.of(i) * terms.second};
+                keep(k, i, terms);
+            }
+            sums = sums + of_pack;
+        }
+        if (dx == nullptr) {
+            return;
+        }
+        sums = team.sum(sums);
+        forget(held.dy);
+        forget(held.x);
+        weights.narrow_again();
+        Coefficients of_element = {acc_t(1), held.mean, held.rstd, sums.first / acc_t(length),
+                                   sums.second / acc_t(length)};
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            const ParameterPack<gamma_t> weight = weights.of(run, k);
+            Pack<data_t> out;
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                of_element.gamma = weight.of(i);
+                out.set(i,
+                        narrow<data_t>(input_gradient(widen(held.dy[k].get(i)), widen(held.x[k].get(i)), of_element)));
+            }
+            store_pack(dx + run.start, run.first(k), run.length, out);
+        }
+    }
+};
