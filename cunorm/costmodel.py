@@ -8,6 +8,7 @@ estimates; the tuner measures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ NONPORTABLE = 4.0  # factor on clusters that not every GPU takes: for the tuner 
 PORTABLE_CLUSTER = 8
 NEAR_TIE = 1.1  # predictions that differ by less are one to the model, where one leaves multiprocessors idle
 BUSY_ENOUGH = 0.9  # share of the multiprocessors from which none counts as idle
+COSCHEDULED = 1.02  # factor for each doubling of a cluster that only merges: its blocks need their places at one time
 CLUSTER_SECONDS = 0.3e-6  # a barrier of a cluster, and what its blocks read of each other
 REGISTER_STEP, WARP = 8, 32
 
@@ -75,6 +77,8 @@ def launch_seconds(launch: Launch, device: Device) -> float:
         busiest *= PHASED
     transfers = max(launch.traffic, moved / CACHE_SPEED) / bandwidth
     seconds = max(transfers, busiest / share, waves * block)
+    if launch.merges:
+        seconds *= COSCHEDULED ** math.log2(launch.cluster)
     return LAUNCH_SECONDS + seconds * (NONPORTABLE if launch.cluster > PORTABLE_CLUSTER else 1.0)
 
 

@@ -27,6 +27,7 @@ __all__ = ["refuses_block", "refuses_cluster", "refuses_warp", "rows_launches", 
 
 SECTOR_PACKS = 2  # Run::sector_packs in team.cuh
 ACCESS_BYTES = 16
+PACKS_IN_FLIGHT = 4  # of a stream, as the cost model counts them
 
 
 # ---- what a team holds ----------------------------------------------------------------------------------------------
@@ -71,11 +72,9 @@ def _tensors(problem: Problem) -> int:
     return 2 if is_backward(problem) else 1
 
 
-def _parameter_dtypes(problem: Problem) -> tuple[str, ...]:
-    """Of the parameters that a kernel reads, or reads as constants."""
-    sums = problem.stats_dtype
-    gamma = problem.gamma_dtype or sums
-    return (gamma,) if is_backward(problem) else (gamma, problem.beta_dtype or sums)
+def _given(problem: Problem) -> tuple[str | None, ...]:
+    """Dtypes of the parameters that a kernel reads; None of one that is absent."""
+    return (problem.gamma_dtype,) if is_backward(problem) else (problem.gamma_dtype, problem.beta_dtype)
 
 
 def _resident(problem: Problem, tile: Tile, dtype: str) -> bool:
@@ -94,9 +93,9 @@ def _registers(problem: Problem, tile: Tile) -> int:
     """
     words, widened = ACCESS_BYTES // 4, problem.pack * problem.sum_itemsize // 4
     of_pack = _tensors(problem) * words * (2 if _reads_ahead(problem, tile) else 1)
-    for dtype in _parameter_dtypes(problem):
-        if _resident(problem, tile, dtype):
-            of_pack += problem.pack * ITEMSIZE[dtype] // 4
+    for dtype in _given(problem):  # one that is absent is held as constants
+        if _resident(problem, tile, dtype or problem.stats_dtype):
+            of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
     if not is_backward(problem):
         return 40 + tile.packs * (of_pack + words)
     if _sums_in_registers(problem, tile):
@@ -113,13 +112,17 @@ def _columns(problem: Problem, tile: Tile) -> int:
 
 
 def _shared(problem: Problem, tile: Tile) -> int:
-    """Shared memory of a block: two rows of sums of its warps, and what a cluster reads; then the columns' sums."""
+    """Shared memory of a block, in the kernel's order: two rows of sums of its warps, and what a cluster reads; the
+    columns' sums; the parameters that several teams share. Each array is from a 16-byte boundary.
+    """
     pair, teams = pair_bytes(problem), _in_block(tile)
-    scratch = 0 if tile.strategy == "warp" else 2 * (tile.threads // WARP + (_slices(tile) > 1)) * pair
-    if not problem.wants_parameters:
-        return scratch
-    rows = teams // 2 if _sums_in_registers(problem, tile) else teams
-    return scratch + max(rows, _merged(tile) > 1) * round_up(_columns(problem, tile), problem.pack) * pair
+    sizes = [0 if tile.strategy == "warp" else 2 * (tile.threads // WARP + (_slices(tile) > 1)) * pair]
+    if problem.wants_parameters:
+        rows = teams // 2 if _sums_in_registers(problem, tile) else teams
+        sizes.append(max(rows, _merged(tile) > 1) * round_up(_columns(problem, tile), problem.pack) * pair)
+    if teams > 1:
+        sizes += [problem.C * ITEMSIZE[dtype] for dtype in _given(problem) if dtype is not None]
+    return sum(round_up(size, ACCESS_BYTES) for size in sizes)
 
 
 # ---- legality -------------------------------------------------------------------------------------------------------
@@ -190,22 +193,30 @@ def rows_workspace(problem: Problem, tile: Tile) -> int:
 
 
 def _phases(problem: Problem, tile: Tile) -> int:
-    """How often a team waits: for its first row; then for each row behind it, or if it reads none ahead also for the
-    sums of this one; and the cluster's blocks for each other.
+    """How often a team waits: for its first row, and for each row behind it; if it reads none ahead also for the sums
+    of this one, which a block puts together itself and a cluster once more.
     """
-    of_row = 1 if tile.strategy == "warp" or _reads_ahead(problem, tile) else 2
-    return 1 + (of_row + (_slices(tile) > 1)) * ceil_div(problem.N, _teams(problem, tile))
+    sums = 0 if _reads_ahead(problem, tile) or tile.strategy == "warp" else 1 + (_slices(tile) > 1)
+    return 1 + (1 + sums) * ceil_div(problem.N, _teams(problem, tile))
+
+
+def _streams(problem: Problem, tile: Tile) -> int:
+    """Loads in flight, in packs of a tensor: those of a row, and of the next where it is read ahead."""
+    of_row = min(tile.packs, ceil_div(problem.C, _lanes(tile) * _slices(tile) * problem.pack))
+    packs = tensors_read(problem) * of_row * (2 if _reads_ahead(problem, tile) else 1)
+    return max(1, packs // PACKS_IN_FLIGHT)
 
 
 def _parameters_read(problem: Problem, tile: Tile) -> int:
-    """Bytes of gamma and beta that the teams ask for: once each where they stay in registers, else for every row, and
-    in a backward for the sums and for dx.
+    """Bytes of gamma and beta that are asked for: by each block once where its teams share them or where they stay in
+    registers; else by a block for every row, and in a backward for the sums and for dx.
     """
-    of_row = 1 + ("dx" in problem.outputs)
-    given = (problem.gamma_dtype,) if is_backward(problem) else (problem.gamma_dtype, problem.beta_dtype)
+    blocks, of_row = _teams(problem, tile) // _in_block(tile), 1 + ("dx" in problem.outputs)
     return sum(
-        problem.C * ITEMSIZE[dtype] * (_teams(problem, tile) if _resident(problem, tile, dtype) else of_row * problem.N)
-        for dtype in given
+        problem.C
+        * ITEMSIZE[dtype]
+        * (blocks if _in_block(tile) > 1 or _resident(problem, tile, dtype) else of_row * problem.N)
+        for dtype in _given(problem)
         if dtype is not None
     )
 
@@ -216,6 +227,8 @@ def rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     blocks, cluster = teams // _in_block(tile) * _slices(tile), _slices(tile) * _merged(tile)
     shape = (problem.N, problem.C, teams)
     traffic = (tensors_read(problem) + ("y" in problem.outputs or "dx" in problem.outputs)) * problem.nbytes
+    # All blocks ask the same few places of the L2 cache for their parameters: no faster than DRAM gives what lies apart.
+    traffic += _parameters_read(problem, tile)
     if not is_backward(problem):
         arguments: tuple[str | int, ...] = ("x", "gamma", "beta", "y", "mean", "rstd", *shape, "eps")
     else:
@@ -230,11 +243,11 @@ def rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         traffic += partial_rows * problem.C * pair_bytes(problem) * problem.wants_parameters
     facts: dict[str, Any] = {
         "registers": _registers(problem, tile),
-        "shared_bytes": round_up(_shared(problem, tile), 16),
+        "shared_bytes": _shared(problem, tile),
         "phases": _phases(problem, tile),
-        "streams": tensors_read(problem),
-        "cached": _parameters_read(problem, tile),
+        "streams": _streams(problem, tile),
         "cluster": cluster,
+        "merges": _merged(tile) > 1,
     }
     grid = max(1, blocks_for(blocks) // cluster) * cluster
     main = Launch(entry, entry, grid, tile.threads, arguments, traffic=traffic, **facts)

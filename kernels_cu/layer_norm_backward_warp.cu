@@ -8,7 +8,7 @@
 //   sums: workspace row i of [teams / teams in a block, length] pairs (dbeta, dgamma) holds those of the i-th block's
 //   teams; for one row they go straight to the results
 //   grid: teams, a block's worth each; shared memory: a row of sums for each team of a block, for every second where the
-//   teams' sums are in registers
+//   teams' sums are in registers; gamma, which they share
 //
 // Every byte of dy and x is read once, and before the team writes dx, so dx may be dy or x. Wins for rows up to about two
 // thousand elements.

@@ -36,6 +36,23 @@ struct ParameterPack {
             }
         }
     }
+    // The same of what lies in shared memory, in whole packs.
+    __device__ __forceinline__ void load_from_shared(const T* array, int first, int length) {
+#pragma unroll
+        for (int at = 0; at < pack_size; at += size) {
+            Pack<T>& here = part[at / size];
+            const int from = first + at;
+            if (from >= 0 && from < length && from % size == 0) {
+                here = *reinterpret_cast<const Pack<T>*>(array + from);
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < size; ++i) {
+                const bool there = from + i >= 0 && from + i < length;
+                here.set(i, there ? array[from + i] : narrow<T>(acc_t(0)));
+            }
+        }
+    }
     __device__ __forceinline__ acc_t of(int i) const { return widen(part[i / size].get(i % size)); }
 };
 

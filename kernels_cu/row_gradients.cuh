@@ -151,6 +151,10 @@ struct RowGradients {
         kept_t kept;
         kept.length = columns;
         kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
+        const gamma_t* const shared_gamma = shared_parameter<team.count>(gamma, length, offset);
+        if (team.count > 1) {
+            __syncthreads();
+        }
         const bool may_shift = rows_may_shift(rows, teams, length);
         for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
@@ -158,7 +162,7 @@ struct RowGradients {
                 kept.clear();
             }
             run_t run(dy, own, length, own < rows, may_shift);
-            RowParameters<gamma_t, lanes, blocks> weights(gamma, acc_t(1), run);
+            RowParameters<gamma_t, lanes, blocks> weights(gamma, shared_gamma, acc_t(1), run);
             RowOfBoth<lanes, blocks> held, next;
             held.load_from(dy, x, mean, rstd, own, run);
 #pragma unroll 1

@@ -12,6 +12,21 @@
 template <int lanes, int tensors>
 constexpr bool reads_ahead = tensors * Tile::packs <= (lanes > warp_size ? 4 : 8);
 
+// A parameter in shared memory, whole packs of it, where the teams of a block share it: null where there is none, or one
+// team alone. A barrier lies between this and its use.
+template <int teams, typename T>
+__device__ __forceinline__ const T* shared_parameter(const T* array, int length, int& offset) {
+    if (teams == 1 || array == nullptr) {
+        return nullptr;
+    }
+    const int packs = ceil_div(length, Pack<T>::size);
+    Pack<T>* const shared = shared_array<Pack<T>>(offset, packs);
+    for (int j = threadIdx.x; j < packs; j += Tile::threads) {
+        shared[j] = load_pack(array, j * Pack<T>::size, length);
+    }
+    return reinterpret_cast<const T*>(shared);
+}
+
 // The parameters of a lane's columns: in registers, as they are stored, or read again for every row where those are too
 // few.
 template <typename T, int lanes, int blocks>
@@ -19,12 +34,14 @@ struct RowParameters {
     static constexpr int most_bytes = lanes > warp_size ? 64 : 128;
     static constexpr bool resident = Tile::packs * static_cast<int>(sizeof(ParameterPack<T>)) <= most_bytes;
     const T* array;
-    acc_t absent;  // where there is no array
+    const T* shared;  // the same, or null
+    acc_t absent;     // where there is no array
     ParameterPack<T> held[resident ? Tile::packs : 1];
 
     // Of any row of the team: all are covered from the same place.
-    __device__ __forceinline__ RowParameters(const T* array_, acc_t absent_, const Run<lanes, blocks>& run)
-        : array(array_), absent(absent_) {
+    __device__ __forceinline__ RowParameters(const T* array_, const T* shared_, acc_t absent_,
+                                             const Run<lanes, blocks>& run)
+        : array(array_), shared(shared_), absent(absent_) {
 #pragma unroll
         for (int k = 0; resident && k < Tile::packs; ++k) {
             load(held[resident ? k : 0], run, k);
@@ -49,7 +66,13 @@ struct RowParameters {
 
 private:
     __device__ __forceinline__ void load(ParameterPack<T>& into, const Run<lanes, blocks>& run, int k) const {
-        into.load_from(array == nullptr ? nullptr : array + run.from, run.first(k), run.length, absent);
+        if (Team<lanes, blocks>::count > 1 && shared != nullptr) {
+            into.load_from_shared(shared, run.first(k), run.length);
+        } else if (Team<lanes, blocks>::count > 1) {
+            into.load_from(nullptr, run.first(k), run.length, absent);
+        } else {
+            into.load_from(array == nullptr ? nullptr : array + run.from, run.first(k), run.length, absent);
+        }
     }
 };
 
@@ -78,12 +101,17 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                                                long long teams) {
     int offset = 0;
     Team<lanes, blocks> team = {Team<lanes, blocks>::shared_scratch(offset)};
+    const gamma_t* const shared_gamma = shared_parameter<team.count>(gamma, length, offset);
+    const beta_t* const shared_beta = shared_parameter<team.count>(beta, length, offset);
+    if (team.count > 1) {
+        __syncthreads();
+    }
     const bool may_shift = rows_may_shift(rows, teams, length);
     for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
         const long long own = item * team.count + team.index();
         Run<lanes, blocks> run(x, own, length, own < rows, may_shift);
-        RowParameters<gamma_t, lanes, blocks> scales(gamma, acc_t(1), run);
-        RowParameters<beta_t, lanes, blocks> offsets(beta, acc_t(0), run);
+        RowParameters<gamma_t, lanes, blocks> scales(gamma, shared_gamma, acc_t(1), run);
+        RowParameters<beta_t, lanes, blocks> offsets(beta, shared_beta, acc_t(0), run);
         RowOfX<lanes, blocks> held, next;
         held.load_from(x, run);
 #pragma unroll 1
