@@ -26,6 +26,18 @@ struct Mbarrier {
     uint32_t* row[2];            // what arrivals published, by parity of the phase (checked build)
 };
 
+#ifdef CUNORM_CPU_CHECKED
+// An mbarrier's bytes are for mbarriers alone.
+CUNORM_CPU_RUNTIME void beside_mbarriers(Stack* stack, uint64_t address, unsigned bytes, bool store, uint32_t site) {
+    for (const Mbarrier* one = stack->in->gang->mbarriers; one != nullptr; one = one->next) {
+        if (address < one->address + 8 && one->address < address + bytes) {
+            fault("%s at @{%x} of byte %llu of shared memory, where an mbarrier stands", store ? "store" : "load", site,
+                  (unsigned long long)shared_byte(*stack->worker, address));
+        }
+    }
+}
+#endif
+
 // ---- copies -----------------------------------------------------------------------------------------------------------
 
 CUNORM_CPU_RUNTIME void issue(Stack* stack, CopyKind kind, Mbarrier* on, void* to, const void* from, uint64_t bytes,
@@ -98,7 +110,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_store(void* global, const void*
     Stack* stack = self();
     const uint32_t site = CUNORM_CPU_HERE;
     check_aligned("bulk store", shared, global, bytes, 16, site);
-    check_proxy(stack, shared, bytes, site);
+    check_proxy(stack, shared, bytes, true, site);
     note_shared(stack, shared, bytes, true, false, false, site);
     note_global(stack, global, bytes, true, site);
     issue(stack, TO_GLOBAL, nullptr, global, shared, bytes, stack->stores, site);
@@ -204,7 +216,9 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_load(void* shared, const void* 
     check_aligned("bulk load", shared, global, bytes, 16, site);
     Mbarrier& barrier = mbarrier_at(stack, at, site);
     note_global(stack, global, bytes, false, site);
+    check_proxy(stack, shared, bytes, false, site);
     note_shared(stack, shared, bytes, false, true, false, site);
+    note_bulk_load(stack, shared, bytes, site);
     note_release(stack, barrier.row[barrier.phase & 1]);
     issue(stack, BY_MBARRIER, &barrier, shared, global, bytes, 0, site);
     barrier.issued += (long long)bytes;

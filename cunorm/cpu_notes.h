@@ -56,18 +56,26 @@ CUNORM_CPU_RUNTIME void note_fence(Stack* stack) { publish(stack); }
 CUNORM_CPU_RUNTIME void note_proxy_fence(Stack* stack) {
     stack->in->gang->clocks->fenced[stack->id] = ++stack->worker->checks->tick;
 }
-// What a bulk store reads must have been made known to asynchronous copies by whoever wrote it.
-CUNORM_CPU_RUNTIME void check_proxy(Stack* stack, const void* address, uint64_t bytes, uint32_t site) {
+// What a bulk copy reads or overwrites must have been made known to asynchronous copies by whoever wrote it.
+CUNORM_CPU_RUNTIME void check_proxy(Stack* stack, const void* address, uint64_t bytes, bool store, uint32_t site) {
     const Cells cells = cells_of(stack, reinterpret_cast<uintptr_t>(address), bytes, false, site);
     for (unsigned i = 0; i < cells.count; ++i) {
         const Cell& cell = cells.first[i];
-        if (cell.written >= cells.born && cell.writer < many &&
-            stack->in->gang->clocks->fenced[cell.writer & ~unsigned(by_atomic)] <= cell.written) {
-            fault("bulk store at @{%x} reads byte %llu of shared memory, which thread %u wrote at @{%x} without a "
+        if (cell.written >= cells.born && cell.writer < many && (cell.writer & by_copy) == 0 &&
+            stack->in->gang->clocks->fenced[cell.writer & ~unsigned(how)] <= cell.written) {
+            fault("bulk %s at @{%x} %s byte %llu of shared memory, which thread %u wrote at @{%x} without a "
                   "fence_async behind it",
-                  site, (unsigned long long)(cells.offset + i * cell_bytes), unsigned(cell.writer) % stack->threads,
-                  cell.write_site);
+                  store ? "store" : "load", site, store ? "reads" : "overwrites",
+                  (unsigned long long)(cells.offset + i * cell_bytes),
+                  (cell.writer & ~unsigned(how)) % stack->threads, cell.write_site);
         }
+    }
+}
+// What a bulk load writes is known to asynchronous copies.
+CUNORM_CPU_RUNTIME void note_bulk_load(Stack* stack, const void* address, uint64_t bytes, uint32_t site) {
+    const Cells cells = cells_of(stack, reinterpret_cast<uintptr_t>(address), bytes, true, site);
+    for (unsigned i = 0; i < cells.count; ++i) {
+        cells.first[i].writer |= by_copy;
     }
 }
 
@@ -90,7 +98,8 @@ CUNORM_CPU_RUNTIME void note_arrival(Stack*, unsigned) {}
 CUNORM_CPU_RUNTIME void note_passage(Stack*, unsigned) {}
 CUNORM_CPU_RUNTIME void note_fence(Stack*) {}
 CUNORM_CPU_RUNTIME void note_proxy_fence(Stack*) {}
-CUNORM_CPU_RUNTIME void check_proxy(Stack*, const void*, uint64_t, uint32_t) {}
+CUNORM_CPU_RUNTIME void check_proxy(Stack*, const void*, uint64_t, bool, uint32_t) {}
+CUNORM_CPU_RUNTIME void note_bulk_load(Stack*, const void*, uint64_t, uint32_t) {}
 CUNORM_CPU_RUNTIME void begin_gang(Worker&, Gang&) {}
 CUNORM_CPU_RUNTIME void end_clocks(Worker&, Gang&, Block*) {}
 

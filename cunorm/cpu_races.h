@@ -4,7 +4,7 @@
 namespace cunorm_cpu {
 
 constexpr unsigned cell_bytes = 2;  // the smallest thing that two threads may own side by side
-constexpr uint16_t nobody = 0xffff, many = 0xfffe, by_atomic = 0x8000;
+constexpr uint16_t nobody = 0xffff, many = 0xfffe, by_atomic = 0x8000, by_copy = 0x4000, how = by_atomic | by_copy;
 
 // Lanes of a warp that read at one tick, the first of them at that place.
 struct Reader {
@@ -66,11 +66,11 @@ void unwritten(Stack* stack, uint64_t offset, uint32_t site);
 [[noreturn]] CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void race(Stack* stack, uint64_t offset, bool store, uint32_t site,
                                                           bool stored, unsigned other, uint32_t other_site) {
     char who[60];
-    const unsigned thread = (other & ~unsigned(by_atomic)) % stack->threads;
+    const unsigned thread = (other & ~unsigned(how)) % stack->threads;
     snprintf(who, sizeof who, "thread %u", thread);
     if (stack->cluster > 1) {
         snprintf(who, sizeof who, "thread %u of the cluster's block %u", thread,
-                 (other & ~unsigned(by_atomic)) / stack->threads);
+                 (other & ~unsigned(how)) / stack->threads);
     }
     fault("shared-memory race at byte %llu: it %s at @{%x} what %s %s at @{%x}, and no barrier orders the two",
           (unsigned long long)offset, store ? "writes" : "reads", site, who, stored ? "wrote" : "read", other_site);
@@ -139,7 +139,7 @@ CUNORM_CPU_RUNTIME void check_read(Stack* stack, Checks& checks, const Clocks& c
     if (cell.written < born || cell.writer == nobody) {
         unwritten(stack, offset, site);
     } else {
-        const unsigned writer = cell.writer & ~unsigned(by_atomic);
+        const unsigned writer = cell.writer & ~unsigned(how);
         if (writer != id && !(atomic && (cell.writer & by_atomic)) && knows(clocks, id, writer) <= cell.written) {
             race(stack, offset, false, site, true, cell.writer, cell.write_site);
         }
@@ -168,7 +168,7 @@ CUNORM_CPU_RUNTIME void check_write(Stack* stack, Checks& checks, const Clocks& 
                                     uint64_t offset, uint32_t site, bool atomic) {
     const unsigned id = stack->id;
     if (cell.written >= born && cell.writer != nobody) {
-        const unsigned writer = cell.writer & ~unsigned(by_atomic);
+        const unsigned writer = cell.writer & ~unsigned(how);
         if (writer != id && !(atomic && (cell.writer & by_atomic)) && knows(clocks, id, writer) <= cell.written) {
             race(stack, offset, true, site, true, cell.writer, cell.write_site);
         }
@@ -265,9 +265,14 @@ CUNORM_CPU_RUNTIME void check_cells(Stack* stack, const Cells& cells, bool load,
     }
 }
 
+void beside_mbarriers(Stack* stack, uint64_t address, unsigned bytes, bool store, uint32_t site);
+
 CUNORM_CPU_RUNTIME void shared_access(Stack* stack, uint64_t address, unsigned bytes, bool load, bool store,
                                       bool atomic, uint32_t site) {
     check_cells(stack, cells_of(stack, address, bytes, store, site), load, store, atomic, site);
+    if (!atomic && stack->in->gang->mbarriers != nullptr) {
+        beside_mbarriers(stack, address, bytes, store, site);
+    }
     for (unsigned past = 0; past < bytes; past += widest_access) {  // banks serve no wider ones
         log_access(stack, address + past, bytes - past < widest_access ? bytes - past : widest_access, store, true, 0,
                    site);

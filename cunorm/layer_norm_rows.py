@@ -27,6 +27,7 @@ __all__ = ["refuses_block", "refuses_cluster", "refuses_warp", "rows_launches", 
 
 SECTOR_PACKS = 2  # Run::sector_packs in team.cuh
 ACCESS_BYTES = 16
+SIDE_BY_SIDE = 64  # bytes that DRAM gives at a time
 PACKS_IN_FLIGHT = 4  # of a stream, as the cost model counts them
 
 
@@ -193,18 +194,24 @@ def rows_workspace(problem: Problem, tile: Tile) -> int:
 
 
 def _phases(problem: Problem, tile: Tile) -> int:
-    """How often a team waits: for its first row, and for each row behind it; if it reads none ahead also for the sums
-    of this one, which a block puts together itself and a cluster once more.
+    """How often a team waits with nothing on its way: for its first row alone, if it reads the others ahead. Else for
+    each row; for the sums of a row, which a block puts together itself and a cluster once more; and for the columns'
+    sums where those are in shared memory: reading and writing them takes about as long.
     """
-    sums = 0 if _reads_ahead(problem, tile) or tile.strategy == "warp" else 1 + (_slices(tile) > 1)
-    return 1 + (1 + sums) * ceil_div(problem.N, _teams(problem, tile))
+    if _reads_ahead(problem, tile):
+        return 1 + (problem.wants_parameters and not _sums_in_registers(problem, tile))
+    of_row = 1 if tile.strategy == "warp" else 2 + (_slices(tile) > 1)
+    if problem.wants_parameters and not _sums_in_registers(problem, tile):
+        of_row += 1
+    return 1 + of_row * ceil_div(problem.N, _teams(problem, tile))
 
 
-def _streams(problem: Problem, tile: Tile) -> int:
-    """Loads in flight, in packs of a tensor: those of a row, and of the next where it is read ahead."""
-    of_row = min(tile.packs, ceil_div(problem.C, _lanes(tile) * _slices(tile) * problem.pack))
-    packs = tensors_read(problem) * of_row * (2 if _reads_ahead(problem, tile) else 1)
-    return max(1, packs // PACKS_IN_FLIGHT)
+def _streams(problem: Problem, tile: Tile) -> float:
+    """Loads that a thread has on their way: its packs of a row, less where those of few lanes share what DRAM gives."""
+    lanes = _lanes(tile)
+    packs = min(tile.packs, ceil_div(problem.C, lanes * _slices(tile) * problem.pack))
+    shared = 1.0 if packs == 1 else min(1.0, lanes * ACCESS_BYTES / SIDE_BY_SIDE)
+    return tensors_read(problem) * packs * shared / PACKS_IN_FLIGHT
 
 
 def _parameters_read(problem: Problem, tile: Tile) -> int:
@@ -227,7 +234,7 @@ def rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     blocks, cluster = teams // _in_block(tile) * _slices(tile), _slices(tile) * _merged(tile)
     shape = (problem.N, problem.C, teams)
     traffic = (tensors_read(problem) + ("y" in problem.outputs or "dx" in problem.outputs)) * problem.nbytes
-    # All blocks ask the same few places of the L2 cache for their parameters: no faster than DRAM gives what lies apart.
+    # All blocks ask the same few places of the L2 cache for their parameters: no faster than DRAM gives what is apart.
     traffic += _parameters_read(problem, tile)
     if not is_backward(problem):
         arguments: tuple[str | int, ...] = ("x", "gamma", "beta", "y", "mean", "rstd", *shape, "eps")

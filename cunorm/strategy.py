@@ -118,8 +118,8 @@ class Launch:
         32-bit registers a thread holds, an upper estimate.
     phases : int
         How often a block waits for memory with nothing else to do: 1 for a stream, more where sums lie between.
-    streams : int
-        Tensors whose loads a thread has in flight side by side.
+    streams : float
+        Tensors whose loads a thread has in flight side by side, four packs of each.
     cached : int
         Bytes that it reads besides, but from the L2 cache.
     layout : str or None
@@ -145,7 +145,7 @@ class Launch:
     traffic: int = 0
     registers: int = 64
     phases: int = 1
-    streams: int = 1
+    streams: float = 1
     cached: int = 0
     layout: str | None = None
     takes_tile: bool = True

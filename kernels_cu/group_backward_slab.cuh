@@ -50,7 +50,7 @@ struct GradientTerms {
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
             const acc_t v = widen(held_x.get(i)), gradient = known[i].through(widen(held_dy.get(i)), v);
-            sums[i] = sums[i] + Pair{gradient, x == nullptr ? acc_t(0) : gradient * (v - known[i].mean)};
+            sums[i] = sums[i] + Pair{gradient, gradient * (v - known[i].mean)};
         }
     }
 };
@@ -86,11 +86,12 @@ struct GroupSlabs {
         const int channels = own_groups * group_channels;
         const acc_t length = acc_t(group_channels) * acc_t(HxW);
         const long long slabs = groups / slab_groups;
-        const int rank = pieces > 1 ? static_cast<int>(cluster_rank()) : 0;
+        constexpr bool clustered = pieces > 1;
+        const int rank = clustered ? static_cast<int>(cluster_rank()) : 0;
         int offset = 0;
         mbarrier_t* const barriers = Stage<2>::shared_barriers(offset);
         Pair* const totals = shared_array<Pair>(offset, channels);
-        Pair* const whole = pieces > 1 ? shared_array<Pair>(offset, channels) : totals;
+        Pair* const whole = clustered ? shared_array<Pair>(offset, channels) : totals;
         SlabChannel* const of_channel = shared_array<SlabChannel>(offset, channels);
         SlabGroup* const of_group = shared_array<SlabGroup>(offset, own_groups);
         Pack<data_t>* const staged_dy = shared_array<Pack<data_t>>(offset, static_cast<int>(piece_packs));
@@ -120,7 +121,7 @@ struct GroupSlabs {
             const GradientTerms terms = {staged_dy, staged_x, of_channel, of_group};
             each_chunk(stage, slab, [&](int begin, int end) { slab.add_sums(begin, end, partials, totals, terms); });
 
-            if (pieces > 1) {
+            if (clustered) {
                 cluster_arrive();
                 cluster_wait();  // every block's totals are there
             } else {
@@ -129,16 +130,16 @@ struct GroupSlabs {
             for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
                 Pair sums = {};
                 for (int piece = 0; piece < pieces; ++piece) {
-                    sums = sums + (pieces > 1 ? *cluster_map(totals + channel, piece) : totals[channel]);
+                    sums = sums + (clustered ? *cluster_map(totals + channel, piece) : totals[channel]);
                 }
                 const SlabChannel k = of_channel[channel];
                 sums.second *= of_group[k.group].rstd;
-                if (parameters.wanted() && rank == 0) {
+                if (rank == 0) {
                     parameters.give(n, first_channel + channel, sums);
                 }
                 whole[channel] = Pair{k.gamma * sums.first, k.gamma * sums.second};
             }
-            if (pieces > 1) {
+            if (clustered) {
                 cluster_arrive();  // this block has read the others' totals
             }
             if (dx != nullptr) {
@@ -162,7 +163,7 @@ struct GroupSlabs {
                         return input_gradient(of.through(widen(held.dy.get(i)), v), v, of.k);
                     });
             }
-            if (pieces > 1) {
+            if (clustered) {
                 cluster_wait();  // the others have read this block's totals
             }
             staged_is_free();

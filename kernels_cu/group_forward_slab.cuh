@@ -44,7 +44,8 @@ struct GroupSlabs {
         const int group_channels = static_cast<int>(C / groups), own_groups = static_cast<int>(slab_groups);
         const int channels = own_groups * group_channels, lane = threadIdx.x % warp_size;
         const long long slabs = groups / slab_groups;
-        const int rank = pieces > 1 ? static_cast<int>(cluster_rank()) : 0;
+        constexpr bool clustered = pieces > 1;
+        const int rank = clustered ? static_cast<int>(cluster_rank()) : 0;
         int offset = 0;
         mbarrier_t* const barriers = Stage<1>::shared_barriers(offset);
         Pair* const totals = shared_array<Pair>(offset, channels);
@@ -53,7 +54,6 @@ struct GroupSlabs {
         Pack<data_t>* const staged = shared_array<Pack<data_t>>(offset, static_cast<int>(piece_packs));
         Pair* const partials =
             shared_array<Pair>(offset, slab_t(x, 0, C, 0, channels, static_cast<int>(HxW)).partial_sums());
-        __syncthreads();  // the mbarriers are there
         unsigned parity = 0;
         for (long long item = blockIdx.x / pieces; item < N * slabs; item += gridDim.x / pieces) {
             const long long n = item / slabs, first_group = (item - n * slabs) * slab_groups;
@@ -82,8 +82,7 @@ struct GroupSlabs {
             each_chunk(stage, slab, [&](int begin, int end) { slab.add_sums(begin, end, partials, totals, terms); });
             __syncthreads();
             group_sums(totals, own_groups, group_channels, [&](int group, Pair sums) {
-                const acc_t share = count_of(group) > 0 ? sums.first / acc_t(count_of(group)) : acc_t(0);
-                __syncwarp();  // every lane has the totals that are now cleared
+                const acc_t share = sums.first / acc_t(count_of(group));
                 each_channel_of(group, [&](int c) {
                     affine[c].mean += share;
                     totals[c] = Pair{};
@@ -93,12 +92,12 @@ struct GroupSlabs {
             slab.add_sums(0, slab.packs(), partials, totals, terms);
             __syncthreads();
             group_sums(totals, own_groups, group_channels, [&](int group, Pair sums) {
-                if (lane == 0 && count_of(group) > 0) {
+                if (lane == 0) {
                     const acc_t count = acc_t(count_of(group));
                     found[group] = moments_about(count, acc_t(1) / count, affine[group * group_channels].mean, sums);
                 }
             });
-            if (pieces > 1) {
+            if (clustered) {
                 cluster_arrive();
                 cluster_wait();  // every block's moments are there
             } else {
@@ -107,7 +106,7 @@ struct GroupSlabs {
             for (int group = threadIdx.x / warp_size; group < own_groups; group += block_warps) {
                 Moments all = {};
                 for (int piece = 0; piece < pieces; ++piece) {
-                    all = merge(all, pieces > 1 ? *cluster_map(found + group, piece) : found[group]);
+                    all = merge(all, clustered ? *cluster_map(found + group, piece) : found[group]);
                 }
                 const Statistics of = all.statistics(eps);
                 each_channel_of(group, [&](int c) {
@@ -118,7 +117,7 @@ struct GroupSlabs {
                     store(rstd, n * groups + first_group + group, of.rstd);
                 }
             }
-            if (pieces > 1) {
+            if (clustered) {
                 cluster_arrive();  // this block has read the others' moments
             }
             __syncthreads();
@@ -127,7 +126,7 @@ struct GroupSlabs {
                 [](const Pack<data_t>& held, int i, const Affine& k) {
                     return activation_t::apply(normalised(widen(held.get(i)), k));
                 });
-            if (pieces > 1) {
+            if (clustered) {
                 cluster_wait();  // the others have read this block's moments
             }
             staged_is_free();

@@ -45,9 +45,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
                 },
                 [](Pair a, Pair b) { return a + b; },
                 [&](int channel, Pair whole) {
-                    if (parameters.wanted()) {
-                        parameters.give(n, first_channel + channel, whole);
-                    }
+                    parameters.give(n, first_channel + channel, whole);
                     const acc_t weight = parameter(gamma, first_channel + channel, acc_t(1));
                     totals[channel] = Pair{weight * whole.first, weight * whole.second};
                 });

@@ -41,7 +41,7 @@ struct Stage {
 #pragma unroll
             for (int k = 0; k < others_in_flight; ++k) {
                 const int j = base + k * Tile::threads;
-                const Place where = j < end ? slab.place(j) : Place{0, 0, 0};
+                const Place where = slab.place(j);
                 if (j < end && !copied(t, where)) {
                     held[k] = load_pack(from[t] + where.row, where.first, where.length);
                 }
@@ -79,8 +79,8 @@ struct Stage {
     }
     // Of packs that follow each other in a tensor, only the first and the last may be ragged.
     __device__ __forceinline__ void by_one(const slab_t& slab, int begin, int end, mbarrier_t* barrier) const {
-        const int first = begin < end && !slab.place(begin).whole() ? begin + 1 : begin;
-        const int last = first < end && !slab.place(end - 1).whole() ? end - 1 : end;
+        const int first = slab.place(begin).whole() ? begin : begin + 1;
+        const int last = slab.place(end - 1).whole() ? end : end - 1;
         unsigned bytes = 0;
 #pragma unroll
         for (int t = 0; t < tensors; ++t) {

@@ -93,6 +93,10 @@ class Case:
         The first mean that a backward is given is -infinity, and dy positive: then the first sums are infinite too.
     constant : float, optional
         Every x.
+    flat : bool
+        Every x of a channel's plane is the same.
+    outlier : tuple of int, optional
+        Where x is far from all others.
     in_place : bool
         The result is written over x, in a backward over dy.
     """
@@ -113,6 +117,8 @@ class Case:
     nan: tuple[int, ...] | None = None
     infinite: bool = False
     constant: float | None = None
+    flat: bool = False
+    outlier: tuple[int, ...] | None = None
     in_place: bool = False
 
     def __str__(self) -> str:

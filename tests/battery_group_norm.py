@@ -47,6 +47,12 @@ GROUP_BLOCK_LAST: Named = {
     "many packs": {"shape": (1, 150, 8), "groups": 1},
     "no parameters": {"shape": (1, 5, 6), "groups": 2, **NO_PARAMETERS},
 }
+#: Copied in bulk: a cluster's pieces are too long for these.
+GROUP_BLOCK_BULK: Named = {
+    "a chunk of one ragged pack": {"shape": (1, 1, 9), "groups": 1, "shifts": SAME_OFF},
+    "a chunk of two ragged packs": {"shape": (3, 1, 10), "groups": 1, "shifts": SAME_OFF},
+    "nothing but a ragged pack": {"shape": (5, 1, 3), "groups": 1, "grid": 1},
+}
 GROUP_SPLIT: Named = {
     "a short last chunk": {"shape": (2, 6, 35), "groups": 2, "shifts": SAME_OFF},
     "chunks shorter than a pack": {"shape": (2, 3, 7), "groups": 3, "chunk": 3, "shifts": ALL_OFF},
@@ -76,6 +82,10 @@ GROUP_CLUSTER: Named = {
     "all misaligned alike": {"shape": (3, 2, 64), "groups": 2, "shifts": SAME_OFF},
     "groups in one piece, and in both": {"shape": (2, 10, 11), "groups": 5, "slab": 5},
     "more channels than threads": {"shape": (2, 140, 2), "groups": 2, "slab": 2},
+    "an empty piece": {"shape": (2, 2, 16), "groups": 1},
+    "a piece of one whole pack": {"shape": (1, 2, 18), "groups": 1},
+    "ragged packs, then whole ones": {"shape": (5, 6, 15), "groups": 2, "grid": 2},
+    "an outlier first": {"shape": (1, 2, 1100), "groups": 1, "outlier": (0, 0, 0)},
     "two clusters for ten": {"shape": (5, 6, 40), "groups": 2, "grid": 4},
     "one cluster for all": {"shape": (3, 8, 20), "groups": 2, "grid": 2},
     "no parameters": {"shape": (1, 6, 18), "groups": 2, **NO_PARAMETERS},
@@ -95,6 +105,9 @@ GROUP_GRID: Named = {
     "a lead of several teams": {"shape": (3, 6, 40), "groups": 3, "lead": 7},
     "a lead of everything": {"shape": (2, 4, 40), "groups": 2, "lead": 1000},
     "more channels than threads, many rows to fold": {"shape": (2, 70, 9), "groups": 1, "chunk": 2},
+    "as many channels as threads": {"shape": (2, 64, 5), "groups": 1},
+    "channels of one value each": {"shape": (3, 70, 3), "groups": 2, "flat": True},
+    "an outlier that merges would keep": {"shape": (1, 2, 1100), "groups": 1, "outlier": (0, 1, 1020)},
     "two blocks": {"shape": (5, 6, 40), "groups": 2, "grid": 2},
     "one block": {"shape": (3, 6, 40), "groups": 2, "grid": 1},
     "rows of sums in slices": {"shape": (133, 3, 3), "groups": 1},
@@ -178,6 +191,7 @@ def group_norm_cases(op: str) -> Iterator[Case]:
             f"{label}, dx alone": grid[label] | MASKS["dx alone"] for label in ("one tile", "NHWC: one group a team")
         }
     yield from made("block", block, threads=64, chunks=2, engine=1)
+    yield from made("block", GROUP_BLOCK_BULK, threads=64, chunks=2, engine=2)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)
     yield from made("cluster", cluster, threads=64, chunks=2, engine=2, cluster=2)

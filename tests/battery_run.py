@@ -21,6 +21,8 @@ __all__ = ["RUNS"]
 
 #: Added to x: what is read or counted outside a slice then shows, where zeros would be as good as values about 0.
 OFFSET = 3.0
+#: An element that far is no shift for the others: relative to it their squares cancel.
+OUTLIER = 1e5
 
 
 def placed(values: np.ndarray, shift: int = 0, last: bool = False) -> np.ndarray:
@@ -52,6 +54,10 @@ def _moved(case: Case, made: Any) -> Any:
     x = (made.x.astype(np.float64) + OFFSET).astype(made.x.dtype)
     if case.constant is not None:
         x[...] = case.constant
+    if case.flat:
+        x[...] = x[..., :1]
+    if case.outlier is not None:
+        x[case.outlier] = OUTLIER
     if case.nan is not None:
         x[case.nan] = np.nan
     made = replace(made, x=x)

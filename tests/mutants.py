@@ -116,7 +116,8 @@ _PREDICATE = re.compile(
 _OPEN, _CLOSE = "([{", ")]}"
 #: Loops to these run over arrays in registers, and are unrolled: where one goes further the compiler drops it.
 _IN_REGISTERS = {
-    *("pack_size", "Tile::packs", "loads", "loads_in_flight", "tensors", "size", "Pack<T>::size", "sweep_t::slots"),
+    *("pack_size", "Tile::packs", "loads", "loads_in_flight", "others_in_flight", "tensors", "size", "Pack<T>::size"),
+    "sweep_t::slots",
 }
 #: Comparisons of values, not of indices: floating-point constants, bit patterns, and the names that values have.
 _VALUES = re.compile(
@@ -215,7 +216,7 @@ def _replacements(context: _Context, condition: str, operator: str | None) -> li
             return [("owner", gone)]
         return [("guard", gone)] if _ALIGNMENT.search(condition) or context.leaves else []
     if context.kind == "loop":
-        if right in _IN_REGISTERS:
+        if right in _IN_REGISTERS or condition == "i >= 0":
             return []
         return [("guard", f"{left} {operator} ({right}) {'+' if operator[0] == '<' else '-'} 1")]
     if context.kind == "choice":

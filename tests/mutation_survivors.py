@@ -16,6 +16,7 @@ NULL_RESULTS = "Speed only: give() leaves out each result that is null."
 EMPTY_TURN = "Speed only: every team of that turn has an empty run."
 NO_X = "Speed only: without x held_x is zeros and dbeta alone is wanted; the products go into sums that nobody takes."
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics, and stores them to the same place."
+SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values, and stores them to the same place."
 ALWAYS_SHIFTS = "True in every launch: owners() in layer_norm_split.py makes teams * length a multiple of a pack."
 ALWAYS_SHIFTS_BANDS = (
     "True in every launch: owners() in layer_norm_split.py makes bands * length a multiple of a pack, or "
@@ -46,9 +47,15 @@ SURVIVORS: dict[Key, str] = {
     ("batch_runs.cuh", "if (j < packs) {", "guard", 1): (
         "Speed only: for a pack past the run's end each() calls nothing and store_pack writes nothing."
     ),
+    ("columns.cuh", "if (part < parts && column < live) {", "guard", 0): (
+        "Speed only: idle threads fold rows too, which are there, and what they find stands behind what is put "
+        "together."
+    ),
     ("reduce.cuh", "while (2 * half < parts) {", "guard", 0): (
         "Speed only: with half == parts the first round finds no `part + half < parts`."
     ),
+    ("group_forward_slab.cuh", "if (lane == 0 && rank == 0) {", "owner", 0): SAME_IN_THE_WARP,
+    ("group_norm_backward_grid.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 0): SAME_IN_THE_WARP,
     ("group_norm_backward_warp.cu",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;",
      "guard", 0): EMPTY_TURN,
@@ -111,6 +118,10 @@ SURVIVORS: dict[Key, str] = {
     ("reduce.cuh", "return warp == 0 ? fold(lane < block_warps ? scratch[lane] : T{}) : value;", "owner", 0): (
         "Speed only: the result is right in thread 0 all the same, and no other thread's is used."
     ),
+    ("moments.cuh", "for (int distance = 1; distance < lanes; distance *= 2) {", "guard", 0): (
+        "Callers ask for a warp, and 32 lanes further is the lane itself: moments merged with themselves have twice "
+        "the count and twice m2, in every set alike."
+    ),
     ("rows.cuh", "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < rows;",
      "guard", 0): EMPTY_TURN,
     ("rows.cuh", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
@@ -136,6 +147,10 @@ SURVIVORS: dict[Key, str] = {
     ("slab.cuh", "if (parts == 1) {", "guard", 0): (
         "Speed only: with one part the totals are the partial sums themselves, and each is added to zero and stored by "
         "one thread."
+    ),
+    ("stage.cuh", "for (int base = begin + threadIdx.x; base < end; base += Tile::threads * others_in_flight) {",
+     "guard", 0): (
+        "Speed only: `j < end` below leaves nothing to do."
     ),
     ("strips.cuh",
      "__device__ __forceinline__ bool may_shift() const { return bands >= rows || bands * length % pack_size == 0; }",
@@ -186,6 +201,12 @@ SURVIVORS: dict[Key, str] = {
     ("team.cuh", "const acc_t shift = run.length > 0 ? usable_shift(widen(load(x, run.start))) : acc_t(0);",
      "guard", 1): (
         "A team without a run loads the tensor's first element, and its sums go nowhere."
+    ),
+    ("turns.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 0): (
+        "Speed only: all sums come before the first output, which may find its data gone from the cache."
+    ),
+    ("turns.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 1): (
+        "Speed only: tickets behind the last sums are nobody's, and the host has counted them."
     ),
     ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
      "guard", 0): BY_ELEMENT,

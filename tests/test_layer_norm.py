@@ -37,8 +37,9 @@ IDS = [f"{rows}x{length}" for rows, length in SHAPES]
 # One tile a strategy keeps the number of builds low. With packs = 8 a warp keeps its columns' sums in registers for
 # float32 and float64, in shared memory for the 16-bit types.
 TILES: dict[str, dict[str, dict[str, int]]] = {
-    "warp": {"forward": {"threads": 128, "lanes": 32, "packs": 8}, "backward": {"rows": 4}},
-    "block": {"forward": {"threads": 64, "packs": 4}, "backward": {"rows": 4}},
+    "warp": {"forward": {"threads": 128, "lanes": 32, "packs": 8, "rows": 4}, "backward": {}},
+    "block": {"forward": {"threads": 64, "packs": 4, "rows": 4}, "backward": {"cluster": 1}},
+    "cluster": {"forward": {"threads": 64, "packs": 3, "cluster": 2, "rows": 4}, "backward": {}},
     "split": {"forward": {"threads": 128, "packs": 1, "rows": 4, "chunk": 64}, "backward": {}},
 }
 STRATEGIES = list(TILES)
@@ -126,7 +127,7 @@ def test_matches_the_oracle_on_hostile_shapes(dtype: str, strategy: str, directi
             taken += run(Case(*shape, dtype, gamma_dtype), strategy, direction, executor)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from None
-    assert taken >= {"warp": 10, "block": 10, "split": len(SHAPES)}[strategy]
+    assert taken >= {"warp": 10, "block": 10, "cluster": 7, "split": len(SHAPES)}[strategy]
 
 
 @pytest.mark.long
@@ -161,8 +162,9 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
     {"strategy": "warp", "threads": 256, "lanes": 1, "packs": 8, "rows": 3},
     {"strategy": "warp", "threads": 32, "lanes": 32, "packs": 1, "rows": 100},  # one team in a block
     {"strategy": "warp", "threads": 128, "lanes": 8, "packs": 16, "rows": 2},  # sums in shared memory
-    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1},
-    {"strategy": "block", "threads": 512, "packs": 1, "rows": 1000},  # one block for everything
+    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 1},
+    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 8},  # sums put together
+    {"strategy": "block", "threads": 512, "packs": 1, "rows": 1000, "cluster": 1},  # one block for everything
     {"strategy": "split", "threads": 128, "packs": 1, "rows": 1, "chunk": 1},
     {"strategy": "split", "threads": 128, "packs": 4, "rows": 1000, "chunk": 100000},  # one band, one chunk
 ], ids=str)  # fmt: skip
@@ -170,19 +172,20 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     for rows, length in ((19, 8), (19, 15), (45, 16), (100, 9)):
         case = Case(rows, length, "float32")
         case.check_backward(executor, tile={name: value for name, value in tile.items() if name != "chunk"})
-        forward = {name: value for name, value in tile.items() if name != "rows" or tile["strategy"] == "split"}
-        case.check_forward(executor, tile=forward)
+        case.check_forward(executor, tile={name: value for name, value in tile.items() if name != "cluster"})
 
 
 @pytest.mark.parametrize(("rows", "length", "strategy"), [
-    (1024, 12288, "block"),  # few rows, wide
+    (1024, 12288, "cluster"),  # few rows, wide
+    (2048, 4096, "block"),
     (802816, 96, "warp"),  # many rows, narrow
-    (1, 1000, "warp"),  # one row
+    (1, 1000, "cluster"),  # one row
     (65536, 1, "warp"),  # one column
     (4096, 1023, "warp"),  # odd
     (4096, 4097, "block"),
-    (512, 33333, "split"),  # longer than a block holds
-    (67, 123479, "split"),
+    (512, 33333, "cluster"),  # longer than a block holds
+    (67, 123479, "cluster"),
+    (64, 300000, "split"),  # longer than a cluster holds
 ])  # fmt: skip
 def test_the_strategy_of_named_shapes(rows: int, length: int, strategy: str, executor: Executor) -> None:
     """What the cost model takes, and that it is right: a few of its rows, with that very tile."""
@@ -234,7 +237,7 @@ def test_the_variance_of_long_rows_far_from_zero(executor: Executor) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> None:
     """Arrays that start 1, 2, ... elements past a 16-byte boundary, each differently, gamma and beta too."""
-    for rows, length in ((23, 16), (23, 37), (9, 200)):
+    for rows, length in ((23, 37 if strategy == "cluster" else 16), (23, 75), (9, 200)):
         case = Case(rows, length, dtype)
         mean, rstd = map(executor.put, case.statistics())
         for shifts in ((1, 1, 1, 1), (1, 2, 3, 5), (0, 3, 0, 7)):
@@ -312,7 +315,7 @@ def test_a_grid_smaller_than_the_work(
 def test_parameter_sums_in_slices(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many partial rows of few columns: their sum is cut into slices, whose sums a second launch adds, in any order."""
     case = Case(700, 3, "float32")
-    tile = {"strategy": "block", "threads": 64, "packs": 1, "rows": 1}
+    tile = {"strategy": "block", "threads": 64, "packs": 1, "rows": 1, "cluster": 1}
     plan = cunorm.plan(
         "layer_norm_backward", shape=(700, 3), dtype="float32", normalized_shape=3, tile=tile, device="cpu"
     )
