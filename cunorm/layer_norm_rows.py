@@ -97,11 +97,12 @@ def _registers(problem: Problem, tile: Tile) -> int:
     for dtype in _given(problem):  # one that is absent is held as constants
         if _resident(problem, tile, dtype or problem.stats_dtype):
             of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
+    wide = 12 if problem.dtype == "float64" else 0  # pairs of registers, and what lies between them
     if not is_backward(problem):
-        return 40 + tile.packs * (of_pack + words)
+        return 40 + wide + tile.packs * (of_pack + words)
     if _sums_in_registers(problem, tile):
         of_pack += 2 * widened
-    return 32 + 2 * widened + tile.packs * of_pack
+    return 32 + wide + 2 * widened + tile.packs * of_pack
 
 
 def _columns(problem: Problem, tile: Tile) -> int:
@@ -194,16 +195,14 @@ def rows_workspace(problem: Problem, tile: Tile) -> int:
 
 
 def _phases(problem: Problem, tile: Tile) -> int:
-    """How often a team waits with nothing on its way: for its first row alone, if it reads the others ahead. Else for
-    each row; for the sums of a row, which a block puts together itself and a cluster once more; and for the columns'
+    """How often a team waits with nothing on its way: for its first row alone, if it reads the others ahead; else for
+    each. And for the sums of a row, which a block puts together itself and a cluster once more; and for the columns'
     sums where those are in shared memory: reading and writing them takes about as long.
     """
-    if _reads_ahead(problem, tile):
-        return 1 + (problem.wants_parameters and not _sums_in_registers(problem, tile))
-    of_row = 1 if tile.strategy == "warp" else 2 + (_slices(tile) > 1)
-    if problem.wants_parameters and not _sums_in_registers(problem, tile):
-        of_row += 1
-    return 1 + of_row * ceil_div(problem.N, _teams(problem, tile))
+    sums = 0 if tile.strategy == "warp" else 1 + (_slices(tile) > 1)
+    sums += problem.wants_parameters and not _sums_in_registers(problem, tile)
+    rows = ceil_div(problem.N, _teams(problem, tile))
+    return 1 + (sums if _reads_ahead(problem, tile) else (1 + sums) * rows)
 
 
 def _streams(problem: Problem, tile: Tile) -> float:

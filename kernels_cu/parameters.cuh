@@ -36,20 +36,21 @@ struct ParameterPack {
             }
         }
     }
-    // The same of what lies in shared memory, in whole packs.
-    __device__ __forceinline__ void load_from_shared(const T* array, int first, int length) {
+    // The same of packs in shared memory.
+    __device__ __forceinline__ void load_from(const Pack<T>* packs, int first, int length) {
 #pragma unroll
         for (int at = 0; at < pack_size; at += size) {
             Pack<T>& here = part[at / size];
             const int from = first + at;
             if (from >= 0 && from < length && from % size == 0) {
-                here = *reinterpret_cast<const Pack<T>*>(array + from);
+                here = packs[from / size];
                 continue;
             }
 #pragma unroll
             for (int i = 0; i < size; ++i) {
-                const bool there = from + i >= 0 && from + i < length;
-                here.set(i, there ? array[from + i] : narrow<T>(acc_t(0)));
+                const int column = from + i;
+                const bool there = column >= 0 && column < length;
+                here.set(i, there ? packs[column / size].get(column % size) : narrow<T>(acc_t(0)));
             }
         }
     }

@@ -151,7 +151,7 @@ struct RowGradients {
         kept_t kept;
         kept.length = columns;
         kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
-        const gamma_t* const shared_gamma = shared_parameter<team.count>(gamma, length, offset);
+        const Pack<gamma_t>* const shared_gamma = shared_parameter<team.count>(gamma, length, offset);
         if (team.count > 1) {
             __syncthreads();
         }

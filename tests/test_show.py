@@ -53,12 +53,13 @@ def test_traffic_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert all(len(line) <= 120 for line in lines)
     head = next(line for line in lines if line.startswith("strategy"))
-    found = {line.split()[0]: line.split() for line in lines if line.startswith(("warp ", "block ", "split "))}
-    assert len({len(line) for line in lines if line.startswith(("strategy", "warp ", "block ", "split "))}) == 1
+    strategies = ("warp ", "block ", "cluster ", "split ")
+    found = {line.split()[0]: line.split() for line in lines if line.startswith(strategies)}
+    assert len({len(line) for line in lines if line.startswith(("strategy", *strategies))}) == 1
     assert "bytes/floor" in head
     assert 1 <= float(found["warp"][2]) < 1.02
     assert 1.5 <= float(found["split"][2]) < 1.55
-    assert sum(line.startswith("tile ") for line in lines) == 3
+    assert sum(line.startswith("tile ") for line in lines) == 4
 
 
 def test_traffic_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

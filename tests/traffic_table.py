@@ -158,8 +158,9 @@ def _group(op: str) -> Iterator[Row]:
 
 def _layer(op: str) -> Iterator[Row]:
     backward = op.endswith("backward")
-    rows = {"rows": 4} if backward else {}
-    warp, block = {"threads": 64, "lanes": 8, "packs": 2, **rows}, {"threads": 64, "packs": 2, **rows}
+    warp = {"threads": 64, "lanes": 8, "packs": 2, "rows": 4}
+    block = {"threads": 64, "packs": 2, "rows": 4, **({"cluster": 1} if backward else {})}
+    cluster = {"threads": 64, "packs": 2, "rows": 4, "cluster": 2}
     split = {"threads": 64, "packs": 1, "rows": 4, **({} if backward else {"chunk": 1024})}
     yield Row(op, "warp", "aligned", (64, 64), warp)
     yield Row(op, "warp", "odd rows", (64, 63), warp, fetched=EDGE, wide=0.83, why=SHORT)
@@ -168,6 +169,10 @@ def _layer(op: str) -> Iterator[Row]:
     yield Row(op, "block", "aligned", (32, 512), block)
     yield Row(op, "block", "odd rows", (32, 335), block, fetched=EDGE)
     yield Row(op, "block", "several waves", (4300, 256), block, long=True)
+    yield Row(op, "cluster", "aligned", (32, 640), cluster)
+    yield Row(op, "cluster", "odd rows", (32, 727), cluster, fetched=EDGE)
+    if backward:
+        yield Row(op, "block", "sums put together", (64, 512), block | {"cluster": 4})
     yield from _twice(
         Row(op, "split", "aligned", (8, 2048), split),
         Row(op, "split", "odd rows", (8, 2047), split, fetched=EDGE),
