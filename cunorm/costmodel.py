@@ -88,10 +88,10 @@ def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) ->
 
 
 def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Iterator[Choice]:
-    """Every legal tile of the strategies' search spaces, with its predicted time."""
+    """Every legal tile of the strategies' search spaces that is worth trying, with its predicted time."""
     for strategy in strategies:
         for tile in strategy.tiles():
-            if strategy.refuses(problem, tile, device) is None:
+            if strategy.worth(problem, tile) and strategy.refuses(problem, tile, device) is None:
                 yield Choice(strategy, tile, predict(problem, strategy, tile, device))
 
 

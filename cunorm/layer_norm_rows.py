@@ -23,7 +23,7 @@ from .strategy_common import (
     tensors_read,
 )
 
-__all__ = ["refuses_block", "refuses_cluster", "refuses_warp", "rows_launches", "rows_workspace"]
+__all__ = ["refuses_block", "refuses_cluster", "refuses_warp", "rows_launches", "rows_workspace", "worth_trying"]
 
 SECTOR_PACKS = 2  # Run::sector_packs in team.cuh
 ACCESS_BYTES = 16
@@ -97,12 +97,12 @@ def _registers(problem: Problem, tile: Tile) -> int:
     for dtype in _given(problem):  # one that is absent is held as constants
         if _resident(problem, tile, dtype or problem.stats_dtype):
             of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
-    wide = 12 if problem.dtype == "float64" else 0  # pairs of registers, and what lies between them
     if not is_backward(problem):
-        return 40 + wide + tile.packs * (of_pack + words)
+        return 40 + tile.packs * (of_pack + words)
     if _sums_in_registers(problem, tile):
         of_pack += 2 * widened
-    return 32 + wide + 2 * widened + tile.packs * of_pack
+    pairs = 12 if problem.dtype == "float64" else 0  # registers that lie between the pairs that doubles take
+    return 32 + pairs + 2 * widened + tile.packs * of_pack
 
 
 def _columns(problem: Problem, tile: Tile) -> int:
@@ -184,6 +184,16 @@ def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
     if (tile.cluster - 1) * _columns(problem, tile) >= problem.C:
         return f"a row of {problem.C} elements is too short for {tile.cluster} slices"
     return _refuses_blocks(problem, tile, device)
+
+
+def worth_trying(problem: Problem, tile: Tile, packs: tuple[int, ...]) -> bool:
+    """Whether no fewer of the space's packs hold a row, from the 16-byte boundary before it; and whether at least half
+    of the threads have a part of a slice.
+    """
+    ahead = problem.pack - 1 if problem.C % problem.pack else 0
+    needed = ceil_div(problem.C + ahead, _lanes(tile) * _slices(tile) * problem.pack)
+    enough = min((count for count in packs if count >= needed), default=max(packs))
+    return tile.packs == enough and (_slices(tile) == 1 or 2 * _columns(problem, tile) >= tile.threads * problem.pack)
 
 
 # ---- launches -------------------------------------------------------------------------------------------------------

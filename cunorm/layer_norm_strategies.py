@@ -5,7 +5,9 @@ A problem of LayerNorm has its rows as samples, the length of a row as channels,
 
 from __future__ import annotations
 
-from .layer_norm_rows import refuses_block, refuses_cluster, refuses_warp, rows_launches, rows_workspace
+from typing import Any
+
+from .layer_norm_rows import refuses_block, refuses_cluster, refuses_warp, rows_launches, rows_workspace, worth_trying
 from .layer_norm_split import refuses_split, split_launches, split_workspace, split_workspace_traffic
 from .strategy import Strategy
 from .strategy_common import written_and_read
@@ -23,38 +25,25 @@ _SPLIT_SPACE = {"threads": (128, 256), "packs": (1, 2, 4), **_ROWS}
 _MERGED = {"cluster": (1, 2, 4, 8)}
 
 
+def _held(op: str, name: str, space: dict[str, tuple[int, ...]], legality: Any) -> Strategy:
+    """A strategy that holds rows in registers."""
+    packs = space["packs"]
+    return Strategy(
+        name=name,
+        op=op,
+        space=space,
+        constants=("threads", "lanes", "packs", "cluster"),
+        legality=legality,
+        launches=rows_launches,
+        workspace=rows_workspace,
+        workspace_traffic=written_and_read(rows_workspace),
+        worth=lambda problem, tile: worth_trying(problem, tile, packs),
+    )
+
+
 def _strategies(op: str) -> dict[str, Strategy]:
     backward = op.endswith("backward")
-    warp = Strategy(
-        name="warp",
-        op=op,
-        space=_WARP_SPACE,
-        constants=("threads", "lanes", "packs"),
-        legality=refuses_warp,
-        launches=rows_launches,
-        workspace=rows_workspace,
-        workspace_traffic=written_and_read(rows_workspace),
-    )
-    block = Strategy(
-        name="block",
-        op=op,
-        space={**_BLOCK_SPACE, **_MERGED} if backward else {**_BLOCK_SPACE, "packs": (1, 2, 3, 4, 6, 8, 12)},
-        constants=("threads", "packs", "cluster"),
-        legality=refuses_block,
-        launches=rows_launches,
-        workspace=rows_workspace,
-        workspace_traffic=written_and_read(rows_workspace),
-    )
-    cluster = Strategy(
-        name="cluster",
-        op=op,
-        space=_CLUSTER_SPACE,
-        constants=("threads", "packs", "cluster"),
-        legality=refuses_cluster,
-        launches=rows_launches,
-        workspace=rows_workspace,
-        workspace_traffic=written_and_read(rows_workspace),
-    )
+    block = {**_BLOCK_SPACE, **_MERGED} if backward else {**_BLOCK_SPACE, "packs": (1, 2, 3, 4, 6, 8)}
     split = Strategy(
         name="split",
         op=op,
@@ -65,7 +54,12 @@ def _strategies(op: str) -> dict[str, Strategy]:
         workspace=split_workspace,
         workspace_traffic=split_workspace_traffic,
     )
-    return {strategy.name: strategy for strategy in (warp, block, cluster, split)}
+    return {
+        "warp": _held(op, "warp", _WARP_SPACE, refuses_warp),
+        "block": _held(op, "block", block, refuses_block),
+        "cluster": _held(op, "cluster", _CLUSTER_SPACE, refuses_cluster),
+        "split": split,
+    }
 
 
 FORWARD: dict[str, Strategy] = _strategies("layer_norm")

@@ -34,8 +34,8 @@ banks        turns of shared memory's banks, over the fewest that there could be
 
 def _refusal(strategy: Any, problem: Any, device: Any) -> str:
     """Why no tile of a strategy is legal: the sentence of the last one, whose numbers are the largest."""
-    sentences = [strategy.refuses(problem, tile, device) for tile in strategy.tiles()]
-    return str(sentences[-1])
+    last = [*strategy.tiles()][-1]
+    return strategy.refuses(problem, last, device) or f"{strategy.name}: no tile is worth trying for so little"
 
 
 def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
@@ -57,7 +57,7 @@ def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
     made, refused = [], []
     for name in known if asked.strategy == "all" else (asked.strategy,):
         strategy = known[name]
-        if any(strategy.refuses(problem, tile, device) is None for tile in strategy.tiles()):
+        if any(costmodel.legal(problem, [strategy], device)):
             best = costmodel.choose(problem, [strategy], device)
             why = f"--strategy; its best tile by the cost model: predicted {best.seconds * 1e6:.1f} us, not measured"
             made.append(replace(plan(asked.op, tile=best.tile, **options), reason=why))

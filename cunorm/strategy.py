@@ -182,6 +182,9 @@ class Strategy:
     workspace_traffic : callable
         ``(problem, tile)`` -> bytes of the workspace that the launches of a call read and write at most, counted as
         warps ask for them: what all lanes read from one place counts once.
+    worth : callable
+        ``(problem, tile)`` -> whether a legal tile of the space is worth trying: not where another does the same with
+        less.
     """
 
     name: str
@@ -193,6 +196,7 @@ class Strategy:
     workspace: Callable[[Problem, Tile], int]
     workspace_traffic: Callable[[Problem, Tile], int]
     in_place: bool = field(default=True)
+    worth: Callable[[Problem, Tile], bool] = field(default=lambda problem, tile: True)
 
     def refuses(self, problem: Problem, tile: Tile, device: Device) -> str | None:
         """Why this tile cannot solve this problem on this device; None if it can. The only legality text."""

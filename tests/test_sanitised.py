@@ -142,7 +142,7 @@ def test_a_library_that_does_not_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("op", "strategy", "labels"),
     [
-        ("layer_norm", "block", ["every alignment"]),
+        ("layer_norm", "block", ["long rows"]),
         ("group_norm_backward", "warp", ["one channel a group, misaligned"]),
         ("batch_norm_stats", "split", ["one block for all"]),
     ],

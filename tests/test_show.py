@@ -46,10 +46,10 @@ def test_show_takes_a_tile(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_traffic_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "layer_norm", "--shape", "16,256", "--strategy", "all", "--traffic")
+    code, out, err = run(capsys, "layer_norm", "--shape", "16,1024", "--strategy", "all", "--traffic")
     assert (code, err) == (0, "")
     assert "cpu executor: counted, not timed; posing as NVIDIA H200" in out
-    assert "floor: 32,768 bytes of tensors" in out
+    assert "floor: 131,072 bytes of tensors" in out
     lines = out.splitlines()
     assert all(len(line) <= 120 for line in lines)
     head = next(line for line in lines if line.startswith("strategy"))

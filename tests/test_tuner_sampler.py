@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +28,7 @@ from tuning.space import Space
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "benchmarks" / "results" / "tuner_sampler.json"
-LARGE = ("layer_norm_backward bfloat16 rows=65536", "layer_norm_backward bfloat16 rows=200704", "batch_norm_backward")
+LARGE = ("layer_norm_backward bfloat16 rows=65536", "batch_norm_backward")
 SMALL = ("layer_norm_backward bfloat16 rows=8192", "layer_norm bfloat16")
 
 
@@ -40,10 +41,13 @@ def benchmark() -> Iterator[ModuleType]:
 
 @lru_cache
 def space_of(start: str) -> Space:
-    """The space of the benchmark's problem whose name begins so."""
+    """The space of the benchmark's problem whose name begins so; a large one with what is not worth trying too."""
     problems = importlib.import_module("tuner_sampler").problems()
     problem = next(one for name, one in problems.items() if name.startswith(start))
-    return Space.of(problem, OPS[problem.op].strategies, KNOWN["H200"])
+    strategies = OPS[problem.op].strategies
+    if start in LARGE:
+        strategies = {name: replace(one, worth=lambda problem, tile: True) for name, one in strategies.items()}
+    return Space.of(problem, strategies, KNOWN["H200"])
 
 
 def proposed(
@@ -145,7 +149,7 @@ def share(tiles: Sequence[Tile], bad: set[Tile]) -> float:
 
 
 @pytest.mark.parametrize("local", [0.0, 0.5])
-@pytest.mark.parametrize("start", LARGE[:2])
+@pytest.mark.parametrize("start", LARGE[:1])
 def test_failures_do_not_attract(benchmark: ModuleType, start: str, local: float) -> None:
     """Half of the space fails, where the model expects no less than elsewhere: it is left alone more and more."""
     space = space_of(start)
