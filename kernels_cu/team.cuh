@@ -116,9 +116,10 @@ struct Run {
             held_x[k] = x == nullptr ? Pack<data_t>{} : load_pack(x + start, first(k), length);
         }
     }
-    // What the run's sums are relative to at first: its first element.
+    // What the run's sums are relative to at first: its first element, which is not read again where it is alone.
     __device__ __forceinline__ acc_t centre(const data_t* x) const {
-        return live ? usable_shift(widen(load(x, head))) : acc_t(0);
+        const bool alone = blocks == 1 && columns == 1;
+        return live && !alone ? usable_shift(widen(load(x, head))) : acc_t(0);
     }
 
     // Calls use(i, value) for the elements of the k-th pack, value = of(channel).

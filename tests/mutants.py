@@ -124,7 +124,10 @@ _VALUES = re.compile(
     r"\d\.\d|acc_t\(|0x[0-9a-f]|sizeof|^(?:a < b|high < c|low < below|value < 0|whole [<>] kept|magnitude\b.*)$"
 )
 #: Comparisons that the compiler decides: of the tile's constants and of template parameters.
-_CONSTANT = re.compile(r"^(?:Tile::\w+|lanes|sweep_t::slots) (?:[<>]=?|==) (?:\d+|warp_size)$(?<!lanes < warp_size)")
+_CONSTANT = re.compile(
+    r"^(?:Tile::\w+|lanes|blocks|merged|scratch_size|team\.count|(?:sweep|kept)_t::\w+|blocks>::count) "
+    r"(?:[<>]=?|==) (?:\d+|warp_size)$(?<!lanes < warp_size)"
+)
 _OWNER = re.compile(r"^(?:lane|warp|part|thread|threadIdx\.x(?: % warp_size)?|[\w.:]+(?:lane|index)\(\)) == 0$")
 _ALIGNMENT = re.compile(r"misalignment\(.*\) == 0$|% pack_size == 0$")
 

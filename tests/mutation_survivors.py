@@ -79,16 +79,12 @@ SURVIVORS: dict[Key, str] = {
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;",
      "guard", 0): EMPTY_TURN,
     ("group_norm_warp.cu", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
-    ("layer_norm_backward_block.cu", "__syncthreads();", "barrier", 1): (
-        "Redundant: sums of columns are added before the barrier of the row's sum (or the one in its place), and a "
-        "block has at least one row."
-    ),
     ("layer_norm_backward_split.cu", "for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {",
      "guard", 0): (
         "Speed only: the warps of an item past the last have no strip, so no rows and no columns."
     ),
     ("layer_norm_backward_split.cu",
-     "x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].item[i])) - mean_of_row) * rstd_of_row;",
+     "x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].get(i))) - mean_of_row) * rstd_of_row;",
      "guard", 0): NO_X,
     ("layer_norm_backward_split.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 0): (
         "Speed only: every lane of the warp has the same sums, and stores them to the same place."
@@ -98,16 +94,6 @@ SURVIVORS: dict[Key, str] = {
      "guard", 1): (
         "Speed only: a strip without elements loads a row's sums and statistics, in bounds, and neither loads nor "
         "stores elements."
-    ),
-    ("layer_norm_backward_warp.cu", "const bool may_shift = teams >= rows || teams * length % pack_size == 0;",
-     "guard", 0): ALWAYS_SHIFTS,
-    ("layer_norm_backward_warp.cu", "const bool may_shift = teams >= rows || teams * length % pack_size == 0;",
-     "guard", 1): ALWAYS_SHIFTS,
-    ("layer_norm_backward_warp.cu", "if (!in_registers && wanted) {", "guard", 0): (
-        "Speed only: no rows are kept, so the loop is empty; a barrier more for all threads."
-    ),
-    ("layer_norm_backward_warp.cu", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): (
-        "Speed only: every team of that turn has an empty run, which leaves `shift` as it was."
     ),
     ("layer_norm_split.cu",
      "for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {",
@@ -121,14 +107,6 @@ SURVIVORS: dict[Key, str] = {
     ("moments.cuh", "for (int distance = 1; distance < lanes; distance *= 2) {", "guard", 0): (
         "Callers ask for a warp, and 32 lanes further is the lane itself: moments merged with themselves have twice "
         "the count and twice m2, in every set alike."
-    ),
-    ("rows.cuh", "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < rows;",
-     "guard", 0): EMPTY_TURN,
-    ("rows.cuh", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
-    ("rows.cuh", "x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].item[i])) - of_row.mean) * of_row.rstd;",
-     "guard", 0): NO_X,
-    ("rows.cuh", "if (run.length == 0) {", "guard", 1): (
-        "Speed only: of an empty run load_parameters reads nothing and store_pack writes nothing."
     ),
     ("slab.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
         "Never negative: the packs of a sweep meet their run, and the place of a step past the last is {0, 0, 0}."
@@ -191,16 +169,6 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("sweep.cuh", "if (base + k < steps && from[t] != nullptr) {", "guard", 0): (
         "Speed only: the place of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
-    ),
-    ("team.cuh", ": start(live ? index * length_ : 0), length(live ? length_ : 0) {", "guard", 0): (
-        "An empty run makes addresses that are not used."
-    ),
-    ("team.cuh", "shift = may_shift && past + length_ <= lanes * Tile::packs * pack_size ? past : 0;", "guard", 0): (
-        "Speed only: a run that is covered from its start is read element by element, and is as right."
-    ),
-    ("team.cuh", "const acc_t shift = run.length > 0 ? usable_shift(widen(load(x, run.start))) : acc_t(0);",
-     "guard", 1): (
-        "A team without a run loads the tensor's first element, and its sums go nowhere."
     ),
     ("turns.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 0): (
         "Speed only: all sums come before the first output, which may find its data gone from the cache."
