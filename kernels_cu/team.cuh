@@ -76,7 +76,7 @@ struct Run {
             const int rank = static_cast<int>(cluster_rank()), span = slice(whole + ahead);
             from = rank == 0 ? 0 : rank * span - ahead;
             const int end = (rank + 1) * span - ahead < whole ? (rank + 1) * span - ahead : whole;
-            columns = end > from ? end - from : 0;
+            columns = end - from;  // the host sees to it that each block has some
             shift = rank == 0 ? ahead : 0;
         }
         start = head + from;

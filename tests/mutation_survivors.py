@@ -108,6 +108,14 @@ SURVIVORS: dict[Key, str] = {
         "Callers ask for a warp, and 32 lanes further is the lane itself: moments merged with themselves have twice "
         "the count and twice m2, in every set alike."
     ),
+    ("row_gradients.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
+    ("row_gradients.cuh",
+     "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - held.mean) * held.rstd : acc_t(0);",
+     "guard", 0): NO_X,
+    ("rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 0): ALWAYS_SHIFTS,
+    ("rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,
+    ("rows.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
+    ("rows.cuh", "if (run.live && team.lane() == 0 && team.rank() == 0) {", "owner", 0): SAME_STATISTICS,
     ("slab.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
         "Never negative: the packs of a sweep meet their run, and the place of a step past the last is {0, 0, 0}."
     ),
@@ -169,6 +177,9 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("sweep.cuh", "if (base + k < steps && from[t] != nullptr) {", "guard", 0): (
         "Speed only: the place of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
+    ),
+    ("team.cuh", "const int ahead = may_shift && past + whole <= blocks * capacity ? past : 0;", "guard", 0): (
+        "Speed only: a run that is covered from its start is read element by element, and is as right."
     ),
     ("turns.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 0): (
         "Speed only: all sums come before the first output, which may find its data gone from the cache."
