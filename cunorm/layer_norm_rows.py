@@ -101,7 +101,8 @@ def _registers(problem: Problem, tile: Tile) -> int:
         return 40 + tile.packs * (of_pack + words)
     if _sums_in_registers(problem, tile):
         of_pack += 2 * widened
-    pairs = 12 if problem.dtype == "float64" else 0  # registers that lie between the pairs that doubles take
+    # What a cluster's sums need besides, in pairs of registers.
+    pairs = 12 if problem.dtype == "float64" and _slices(tile) > 1 else 0
     return 32 + pairs + 2 * widened + tile.packs * of_pack
 
 

@@ -42,11 +42,13 @@ def gradient_arguments(problem: Problem) -> tuple[str | int, ...]:
 def owners(problem: Problem, tile: Tile, step: int) -> int:
     """How many owners share out the rows, `tile.rows` each, in turn: a multiple of ``step``.
 
-    For rows that start off 16-byte boundaries also a number that lets an owner cover all its rows from the same place.
+    Where an owner has several rows, and those start off 16-byte boundaries, also a number that lets it cover all its
+    rows from the same place.
     """
-    if problem.C % problem.pack:
-        step = math.lcm(step, problem.pack)
-    return round_up(ceil_div(problem.N, tile.rows), step)
+    count = round_up(ceil_div(problem.N, tile.rows), step)
+    if problem.C % problem.pack and count < problem.N:
+        count = round_up(count, math.lcm(step, problem.pack))
+    return count
 
 
 def _span(problem: Problem, tile: Tile) -> int:

@@ -197,6 +197,23 @@ __device__ __forceinline__ void cluster_arrive() {
 #endif
 }
 
+// An arrival that publishes nothing but what its thread has fenced: the other one makes every thread wait until all its
+// stores have reached the L2 cache. (The executor knows the other one alone.)
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#ifdef CUNORM_CPU
+    cunorm_cpu::cluster_arrive();
+#else
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+// Before a relaxed arrival: what this thread did before is seen behind the wait.
+__device__ __forceinline__ void cluster_fence() {
+#ifndef CUNORM_CPU
+    asm volatile("fence.acq_rel.cluster;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ void cluster_wait(CUNORM_ONLY_SITE) {
 #ifdef CUNORM_CPU
     cunorm_cpu::cluster_wait(file, line);

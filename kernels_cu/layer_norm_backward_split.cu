@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
             Coefficients of = {acc_t(1), widen(load(mean, row)), widen(load(rstd, row)), means.first, means.second};
 #pragma unroll
             for (int k = 0; k < Tile::packs; ++k) {
-                Pack<data_t> out;
+                Pack<data_t> out = {};
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
                     of.gamma = weight[k].of(i);

@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             const acc_t mean_of_row = load(mean, row), rstd_of_row = load(rstd, row);
 #pragma unroll
             for (int k = 0; k < Tile::packs; ++k) {
-                Pack<data_t> out;
+                Pack<data_t> out = {};
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
                     const Affine affine = {mean_of_row, rstd_of_row * scale[k].of(i), offset_of[k].of(i)};

@@ -112,13 +112,13 @@ struct KeptSums {
 template <int lanes, int blocks>
 struct RowOfBoth {
     Pack<data_t> dy[Tile::packs], x[Tile::packs];
-    acc_t mean, rstd;
+    stat_t mean, rstd;  // as they are stored: nobody waits for them here
 
     __device__ __forceinline__ void load_from(const data_t* dy_, const data_t* x_, const stat_t* mean_,
                                               const stat_t* rstd_, long long row, const Run<lanes, blocks>& run) {
         run.load_both(dy_, x_, dy, x);
-        mean = run.live ? acc_t(widen(load(mean_, row))) : acc_t(0);
-        rstd = run.live ? acc_t(widen(load(rstd_, row))) : acc_t(0);
+        mean = run.live ? load(mean_, row) : stat_t{};
+        rstd = run.live ? load(rstd_, row) : stat_t{};
     }
 };
 
@@ -205,7 +205,7 @@ struct RowGradients {
                 }
                 parameters.give(item / merged, column, sums);
             }
-            cluster_arrive();
+            cluster_arrive_relaxed();
             cluster_wait();  // the others have read this block's sums
         }
         team.leave();
@@ -217,6 +217,7 @@ private:
     __device__ __forceinline__ void one_row(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
                                             RowOfBoth<lanes, blocks>& held,
                                             RowParameters<gamma_t, lanes, blocks>& weights, Keep keep) const {
+        const acc_t mean_of_row = widen(held.mean), rstd_of_row = widen(held.rstd);
         Pair sums = {};
         weights.narrow_again();
 #pragma unroll
@@ -229,7 +230,7 @@ private:
                 // Elements outside the row read as zeros: only an infinite mean would make something of them.
                 const acc_t gradient = widen(held.dy[k].get(i));
                 const acc_t xhat =
-                    x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - held.mean) * held.rstd : acc_t(0);
+                    x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
                 const Pair terms = {gradient, gradient * xhat};
                 of_pack = of_pack + Pair{weight.of(i) * terms.first, weight.of(i) * terms.second};
                 keep(k, i, terms);
@@ -243,12 +244,16 @@ private:
         forget(held.dy);
         forget(held.x);
         weights.narrow_again();
-        Coefficients of_element = {acc_t(1), held.mean, held.rstd, sums.first / acc_t(length),
+        Coefficients of_element = {acc_t(1), mean_of_row, rstd_of_row, sums.first / acc_t(length),
                                    sums.second / acc_t(length)};
+        ParameterPack<gamma_t> next = weights.of(run, 0);
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
-            const ParameterPack<gamma_t> weight = weights.of(run, k);
-            Pack<data_t> out;
+            const ParameterPack<gamma_t> weight = next;
+            if (k + 1 < Tile::packs) {
+                next = weights.of(run, k + 1);  // before the store: no load passes that
+            }
+            Pack<data_t> out = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 of_element.gamma = weight.of(i);

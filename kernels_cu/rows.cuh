@@ -86,7 +86,7 @@ __device__ __forceinline__ bool rows_may_shift(long long rows, long long teams, 
 template <int lanes, int blocks>
 struct RowOfX {
     Pack<data_t> x[Tile::packs];
-    acc_t centre;
+    data_t centre;
 
     __device__ __forceinline__ void load_from(const data_t* tensor, const Run<lanes, blocks>& run) {
         run.load_from(tensor, x);
@@ -129,11 +129,17 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                 store(mean, row, found.mean);
                 store(rstd, row, found.rstd);
             }
+            ParameterPack<gamma_t> next_scale = scales.of(run, 0);
+            ParameterPack<beta_t> next_offset = offsets.of(run, 0);
 #pragma unroll
             for (int k = 0; k < Tile::packs; ++k) {
-                const ParameterPack<gamma_t> scale = scales.of(run, k);
-                const ParameterPack<beta_t> offset_of = offsets.of(run, k);
-                Pack<data_t> out;
+                const ParameterPack<gamma_t> scale = next_scale;
+                const ParameterPack<beta_t> offset_of = next_offset;
+                if (k + 1 < Tile::packs) {  // before the store: no load passes that
+                    next_scale = scales.of(run, k + 1);
+                    next_offset = offsets.of(run, k + 1);
+                }
+                Pack<data_t> out = {};
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
                     const Affine affine = {found.mean, found.rstd * scale.of(i), offset_of.of(i)};

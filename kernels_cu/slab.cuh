@@ -300,7 +300,7 @@ struct Slab<ChannelsLast> {
         each_column(of, [&](int, int column, int part, int parts, const auto& known) {
             for (int row = part; part < parts && row < rows; row += parts) {
                 const auto packs = held(row * row_packs + column);
-                Pack<data_t> out;
+                Pack<data_t> out = {};
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
                     out.set(i, narrow<data_t>(element(packs, i, known[i])));

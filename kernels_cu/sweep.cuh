@@ -239,7 +239,7 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
     sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[tensors][loads], const Place(&places)[loads]) {
 #pragma unroll
         for (int k = 0; k < loads; ++k) {
-            Pack<data_t> out;
+            Pack<data_t> out = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 acc_t values[tensors];

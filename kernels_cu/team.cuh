@@ -34,8 +34,9 @@ struct Team {
         Pair* const of_block = scratch + 2 * block_warps + turn;
         if (threadIdx.x == 0) {
             *of_block = value;
+            cluster_fence();  // the one thread that has something to tell: the others need not wait for their stores
         }
-        cluster_arrive();
+        cluster_arrive_relaxed();
         cluster_wait();
         const int other = threadIdx.x % warp_size;  // a lane reads a block's
         return warp_sum(other < blocks ? *cluster_map(of_block, other) : Pair{});
@@ -43,7 +44,7 @@ struct Team {
     // Behind the last sum: the others may still read this block's.
     __device__ __forceinline__ void leave() const {
         if (blocks > 1) {
-            cluster_arrive();
+            cluster_arrive_relaxed();
             cluster_wait();
         }
     }
@@ -116,10 +117,11 @@ struct Run {
             held_x[k] = x == nullptr ? Pack<data_t>{} : load_pack(x + start, first(k), length);
         }
     }
-    // What the run's sums are relative to at first: its first element, which is not read again where it is alone.
-    __device__ __forceinline__ acc_t centre(const data_t* x) const {
+    // What the run's sums are relative to at first: its first element, as it is stored, so that nobody waits for it here. It
+    // is not read again where it is alone: then a zero does.
+    __device__ __forceinline__ data_t centre(const data_t* x) const {
         const bool alone = blocks == 1 && columns == 1;
-        return live && !alone ? usable_shift(widen(load(x, head))) : acc_t(0);
+        return live && !alone ? load(x, head) : data_t{};
     }
 
     // Calls use(i, value) for the elements of the k-th pack, value = of(channel).
@@ -129,13 +131,14 @@ struct Run {
     }
 };
 
-// Mean and rstd of a run in the registers of its team: the sum relative to `shift`, one of its elements, then the
+// Mean and rstd of a run in the registers of its team: the sum relative to `first`, one of its elements, then the
 // corrected second pass. `length` is that of all runs of this kind: an empty one has it too. The packs stay as narrow as
 // they are stored between the passes.
 template <int lanes, int blocks>
 __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
-                                                     acc_t shift, Pack<data_t> (&held)[Tile::packs], int length,
+                                                     data_t first, Pack<data_t> (&held)[Tile::packs], int length,
                                                      acc_t eps) {
+    const acc_t shift = usable_shift(widen(first));
     Pair sums = {};
 #pragma unroll
     for (int k = 0; k < Tile::packs; ++k) {

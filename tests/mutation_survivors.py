@@ -17,7 +17,10 @@ EMPTY_TURN = "Speed only: every team of that turn has an empty run."
 NO_X = "Speed only: without x held_x is zeros and dbeta alone is wanted; the products go into sums that nobody takes."
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics, and stores them to the same place."
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values, and stores them to the same place."
-ALWAYS_SHIFTS = "True in every launch: owners() in layer_norm_split.py makes teams * length a multiple of a pack."
+ALWAYS_SHIFTS = (
+    "True in every launch: owners() in layer_norm_split.py makes teams * length a multiple of a pack, or there is a "
+    "team a row."
+)
 ALWAYS_SHIFTS_BANDS = (
     "True in every launch: owners() in layer_norm_split.py makes bands * length a multiple of a pack, or "
     "there is a band a row."
@@ -110,7 +113,7 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("row_gradients.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
     ("row_gradients.cuh",
-     "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - held.mean) * held.rstd : acc_t(0);",
+     "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
     ("rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 0): ALWAYS_SHIFTS,
     ("rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,

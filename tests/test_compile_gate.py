@@ -99,9 +99,9 @@ def all_wide(case: Case, results: list[Result]) -> None:
 
 
 #: float16 and bfloat16 have the same texts but for two conversions: the quick gate takes one of them.
-QUICK = [
-    pytest.param(case, id=str(case), marks=[pytest.mark.long] if case.dtype == "float16" else []) for case in CASES
-]
+#: It leaves float64, which few use, to the long one.
+RARE = ("float16", "float64")
+QUICK = [pytest.param(case, id=str(case), marks=[pytest.mark.long] if case.dtype in RARE else []) for case in CASES]
 
 
 @needs_nvrtc

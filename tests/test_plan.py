@@ -41,7 +41,7 @@ TENSORS = {
 CUPY = importlib.util.find_spec("cupy") is not None
 
 #: An older and a newer one; the others take as long and are long.
-QUICK_DEVICES = [name if name in ("A100", "H200") else pytest.param(name, marks=pytest.mark.long) for name in KNOWN]
+QUICK_DEVICES = [name if name == "H200" else pytest.param(name, marks=pytest.mark.long) for name in KNOWN]
 
 
 def plan(op: str = OPS[1], **changes: Any) -> cunorm.Plan:

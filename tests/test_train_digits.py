@@ -192,7 +192,7 @@ def test_learns_and_agrees_with_the_oracle(norm: str) -> None:
     assert result.library.calls == {name: 3 * 12 + 3 * 3 * 4 * (name == evaluates) for name in RESULTS[norm]}
 
 
-@EACH
+@pytest.mark.parametrize("norm", [pytest.param("group", marks=pytest.mark.long), "layer", "batch"])
 def test_float64(norm: str) -> None:
     result = train_digits.run(norm, dtype="float64", epochs=1, images=64)
     assert result.library.checks == tensors(norm) * 3
