@@ -44,7 +44,7 @@ LAUNCHABLE_REGISTERS = 65536
 #: How many tiles the gate takes, see above, and what people are told of that.
 TILES = {
     "choice": "A choice of tiles (--tiles spread or all: more of them); '.' is not in it.",
-    "spread": "Five tiles of each strategy, dtype and layout, from the most demanding to the least.",
+    "spread": "Five tiles and more of each strategy, dtype and layout, from the most demanding to the least.",
     "all": "Every tile that refuses() accepts.",
 }
 #: Pairs of architecture and NVRTC that the most demanding tiles of a width meet in the choice, shared by its dtypes.
@@ -175,13 +175,23 @@ def demand(case: Case, problem: Problem, tile: Tile) -> tuple[float, int]:
     return registers / have, math.prod(value for name, value in tile.fields if name in case.solver.constants)
 
 
+def _kernel(case: Case, problem: Problem, tile: Tile) -> str:
+    """The kernel that does the tile's main work: a strategy may have several to choose from."""
+    return max(case.solver.launches(problem, tile), key=lambda launch: launch.traffic).kernel
+
+
+@functools.cache
 def spread(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
-    """Tiles from the most demanding to the least: both ends, and those at a quarter, the middle and three quarters."""
+    """Tiles from the most demanding to the least: both ends, those at a quarter, the middle and three quarters, and the
+    most demanding of each kernel.
+    """
     ranked = sorted(accepted(case, architecture), key=lambda pair: demand(case, *pair), reverse=True)
-    if not ranked:
-        return ()
+    first: dict[str, int] = {}
+    for index, pair in enumerate(ranked):
+        first.setdefault(_kernel(case, *pair), index)
     last = len(ranked) - 1
-    return tuple(ranked[index] for index in dict.fromkeys(round(last * part / 4) for part in range(5)))
+    taken = {round(last * part / 4) for part in range(5)} | set(first.values()) if ranked else set()
+    return tuple(ranked[index] for index in sorted(taken))
 
 
 def pairs(nvrtcs: Sequence[Nvrtc]) -> list[tuple[str, Nvrtc]]:
@@ -216,6 +226,7 @@ def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterat
     del before[before.index(case) :]
     # The one other tile comes last, with float16 first: its most demanding tile and bfloat16's meet different NVRTCs.
     at = 0 if case.dtype == "float16" else _most(case)
+    met = set()
     for step in range(_most(case) + 1):
         architecture, nvrtc = ring[(sum(_most(each) + 1 for each in before) + step) % len(ring)]
         ranked = spread(case, architecture)
@@ -223,7 +234,13 @@ def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterat
         other = ranked[-1 - len(before) % max(1, len(ranked) - 1)]
         problem, tile = other if step == at else ranked[0]
         made = problem if step == at else _demanding(case, architecture, problem, tile)
+        met.add(_kernel(case, problem, tile))
         yield architecture, nvrtc, made, tile
+    architecture, nvrtc = ring[len(before) % len(ring)]
+    for problem, tile in spread(case, architecture):
+        if (kernel := _kernel(case, problem, tile)) not in met:
+            met.add(kernel)
+            yield architecture, nvrtc, _demanding(case, architecture, problem, tile), tile
 
 
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None = None) -> list[Build]:

@@ -23,16 +23,24 @@ from .strategy_common import (
 )
 
 __all__ = [
-    "BLOCK_SPACE", "CLUSTER_SPACE", "one_sweep", "refuses_block", "refuses_cluster", "slab_launches", "slab_workspace",
+    "BLOCK_SPACE", "CLUSTER_SPACE", "IN_REGISTERS", "SLAB_PHASES", "one_sweep", "refuses_block", "refuses_cluster",
+    "slab_launches", "slab_workspace",
 ]  # fmt: skip
 
 SECTOR_BYTES = 32  # what DRAM and L2 move at least
 MOST_CHUNKS = 8
 BY_THREADS, BY_BULK = 1, 2  # Tile::engine in stage.cuh
+IN_REGISTERS = 3  # not staged at all: group_norm_runs.py
+SLAB_PHASES = 3  # its loads, its sums, what it writes: for the model
 #: What reads a slab once: its groups; how many chunks it comes in, and who copies them. The model cannot tell these
 #: apart, and takes the first that is legal.
 _SLABS = {"groups": (1, 2, 4, 8, 16, 32), "chunks": (4, 1), "engine": (BY_BULK, BY_THREADS)}
-BLOCK_SPACE = {"threads": (32, 64, 128, 256, 512), **_SLABS}
+BLOCK_SPACE = {
+    "threads": (32, 64, 128, 256, 512),
+    **_SLABS,
+    "engine": (BY_BULK, BY_THREADS, IN_REGISTERS),
+    "packs": (1, 2, 4, 8),
+}
 CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "chunks": (4,)}
 
 
@@ -47,17 +55,17 @@ def _sector_bytes(problem: Problem, tile: Tile) -> int:
 
 
 def one_sweep(
-    problem: Problem, tile: Tile, rows: int, grid: int, extra: tuple[int, ...] = (), **facts: Any
+    problem: Problem, tile: Tile, rows: int, grid: int, extra: tuple[int, ...] = (), variant: str = "", **facts: Any
 ) -> tuple[Launch, ...]:
     """The launches of a strategy that reads every byte once: one kernel, and the parameter sums behind it."""
     shape: tuple[str | int | float, ...] = (problem.N, problem.C, problem.HxW, problem.group)
     tensors = problem.nbytes if tile.strategy == "warp" else _sector_bytes(problem, tile)
     if not is_backward(problem):
-        entry = f"group_norm_{tile.strategy}"
+        entry = f"group_norm_{tile.strategy}{variant}"
         arguments = ("x", "gamma", "beta", "y", "mean", "rstd", *shape, *extra, "eps")
         traffic = 2 * tensors
     else:
-        entry = f"group_norm_backward_{tile.strategy}"
+        entry = f"group_norm_backward_{tile.strategy}{variant}"
         direct = problem.wants_parameters and rows == 1
         arguments = (
             *("dy", "x" if problem.reads_x else 0, "mean", "rstd", "gamma", "beta" if problem.activation else 0, "dx"),
@@ -107,7 +115,8 @@ def refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
     if tile.chunks > MOST_CHUNKS:
         return f"chunks is {tile.chunks}, expected at most {MOST_CHUNKS}"
     if tile.engine not in (BY_THREADS, BY_BULK):
-        return f"engine is {tile.engine}, expected {BY_THREADS}, copies by threads, or {BY_BULK}, bulk copies"
+        own = f", or {IN_REGISTERS}, in registers" if tile.strategy == "block" else ""
+        return f"engine is {tile.engine}, expected {BY_THREADS}, copies by threads, {BY_BULK}, bulk copies{own}"
     if tile.engine == BY_BULK:
         if device.compute_capability < (9, 0):
             return f"{device.name} has no bulk copies"
@@ -143,4 +152,4 @@ def slab_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         "cluster": _pieces(tile),
     }
     extra = (tile.groups, _piece(problem, tile))
-    return one_sweep(problem, tile, problem.N, grid, extra, phases=3, **facts)
+    return one_sweep(problem, tile, problem.N, grid, extra, phases=SLAB_PHASES, **facts)

@@ -1,5 +1,6 @@
 // How the blocks of BatchNorm's `block` kernels share out a channels-first tensor: slabs of neighbouring channels, and
-// ranges of samples. The last slab may have fewer channels, the last range fewer samples.
+// ranges of samples. The last slab may have fewer channels, the last range fewer samples. And a slab's way into shared
+// memory, through registers.
 #include "slab.cuh"
 
 struct SlabRange {
@@ -21,3 +22,49 @@ struct SlabRange {
         own = static_cast<int>(C - first < channels ? C - first : channels);
     }
 };
+
+// Copies slabs of several tensors into shared memory, their loads side by side; a null tensor is left out. No barrier.
+template <int tensors>
+__device__ __forceinline__ void stage(const slab_t& slab, const data_t* const (&from)[tensors],
+                                      Pack<data_t>* const (&staged)[tensors]) {
+    const int packs = slab.packs();
+    for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {
+        Pack<data_t> held[tensors][loads_in_flight];
+#pragma unroll
+        for (int k = 0; k < loads_in_flight; ++k) {
+            const int j = base + k * Tile::threads;
+            if (j < packs) {
+                const Place where = slab.place(j);
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    if (from[t] != nullptr) {
+                        held[t][k] = load_pack(from[t] + where.row, where.first, where.length);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < loads_in_flight; ++k) {
+            const int j = base + k * Tile::threads;
+            if (j < packs) {
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    if (from[t] != nullptr) {
+                        staged[t][j] = held[t][k];
+                    }
+                }
+            }
+        }
+    }
+}
+
+// totals[channel] = the sum of terms over the channel's elements. Begins behind a barrier, and ends with one.
+template <typename Terms>
+__device__ __forceinline__ void channel_totals(const slab_t& slab, Pair* partials, Pair* totals, Terms terms) {
+    for (int channel = threadIdx.x; channel < slab.channels; channel += Tile::threads) {
+        totals[channel] = Pair{};
+    }
+    __syncthreads();
+    slab.add_sums(0, slab.packs(), partials, totals, terms);
+    __syncthreads();
+}

@@ -83,6 +83,15 @@ constexpr int line_packs = 8;  // of a line of the L2 cache: pieces of a run are
 constexpr int slots_at_once =
     pack_size < 4 ? pack_size : 4;  // sums of a thread's channels that are put together at a time
 
+// Lanes that sum a channel of a channels-first run together: a power of two, no more than it has packs.
+__device__ __forceinline__ int unit_lanes(int HxW) {
+    int lanes = 1;
+    while (lanes < warp_size && lanes < HxW / pack_size + 2) {
+        lanes *= 2;
+    }
+    return lanes;
+}
+
 template <typename Layout>
 struct Slab;
 
@@ -101,7 +110,7 @@ struct Slab<ChannelsFirst> {
         count = ceil_div(shift + channels * HxW, pack_size);
         if (pieces > 1) {
             const int each = ceil_div(ceil_div(count, pieces), line_packs) * line_packs;
-            const int begin = piece * each < count ? piece * each : count;
+            const int begin = piece * each;  // no further than the last pack's end: refuses_cluster() sees to it
             count = count - begin < each ? count - begin : each;
             shift -= begin * pack_size;
         }
@@ -138,15 +147,8 @@ struct Slab<ChannelsFirst> {
         return widen(staged[at / pack_size].get(at % pack_size));
     }
 
-    // Several units of `lanes` lanes share a channel where there are more of them.
-    __device__ __forceinline__ int lanes() const {
-        int lanes = 1;
-        while (lanes < warp_size && lanes < HxW / pack_size + 2) {
-            lanes *= 2;
-        }
-        return lanes;
-    }
-    __device__ __forceinline__ int partial_sums() const { return Tile::threads / lanes(); }
+    // Several units share a channel where there are more of them.
+    __device__ __forceinline__ int partial_sums() const { return Tile::threads / unit_lanes(HxW); }
 
     // totals[channel] += the sum of terms.pack(j, channel, use) over the packs [from, to), for the channels that lie
     // there. `partials` is shared, partial_sums() long. The whole block calls, with a barrier between two calls.
@@ -155,14 +157,13 @@ struct Slab<ChannelsFirst> {
         if (first_in(from) >= last_in(to)) {
             return;
         }
-        const int lanes = this->lanes(), units = Tile::threads / lanes;
+        const int lanes = unit_lanes(HxW), units = Tile::threads / lanes;
         const int unit = threadIdx.x / lanes, lane = threadIdx.x % lanes;
         const int first = first_in(from) / HxW, here = (last_in(to) - 1) / HxW - first + 1;
         const int parts = units / here < 1 ? 1 : units / here;
         for (int base = 0; base < here * parts; base += units) {
-            const int item = base + unit;
+            const int item = base + unit, channel = first + item / parts, part = item % parts;
             const bool live = item < here * parts;  // the others come along for the shuffles
-            const int channel = first + (live ? item / parts : 0), part = live ? item % parts : 0;
             int begin = shift + channel * HxW, end = begin + HxW;
             begin = begin < from * pack_size ? from * pack_size : begin;
             end = live ? (end < to * pack_size ? end : to * pack_size) : 0;
@@ -219,11 +220,9 @@ struct Slab<ChannelsLast> {
                                     int HxW, int piece = 0, int pieces = 1)
         : channels(channels_), rows(HxW), start(n * C * HxW + first_channel), pitch(C) {
         row_packs = ceil_div(channels, pack_size);
-        if (pieces > 1) {
-            const int each = ceil_div(HxW, pieces), begin = piece * each < HxW ? piece * each : HxW;
-            rows = HxW - begin < each ? HxW - begin : each;
-            start += begin * pitch;
-        }
+        const int each = ceil_div(HxW, pieces), begin = piece * each;  // refuses_cluster(): each piece has rows
+        rows = HxW - begin < each ? HxW - begin : each;
+        start += begin * pitch;
     }
     __device__ __forceinline__ int packs() const { return rows * row_packs; }
     __device__ __forceinline__ Place place(int j) const {
@@ -239,31 +238,31 @@ struct Slab<ChannelsLast> {
     }
     __device__ __forceinline__ int partial_sums() const { return Tile::threads * slots_at_once; }
 
-    // A thread has one column of packs and every parts-th row: calls use(column, part, parts, known), known[slot] being
-    // of(channel) of the column's channels. A thread without a column has part = parts.
+    // Of packs, that the block has threads for at a time.
+    __device__ __forceinline__ int columns() const { return row_packs < Tile::threads ? row_packs : Tile::threads; }
+
+    // A thread has one column of packs and every parts-th row: calls use(first, column, part, parts, known), known[slot]
+    // being of(channel) of the column's channels. A thread without a column has part = parts.
     template <typename Of, typename Use>
     __device__ __forceinline__ void each_column(Of of, Use use) const {
-        const int columns = row_packs < Tile::threads ? row_packs : Tile::threads, parts = Tile::threads / columns;
-        const int part = threadIdx.x / columns;
+        const int columns = this->columns(), parts = Tile::threads / columns, part = threadIdx.x / columns;
         for (int first = 0; first < row_packs; first += columns) {
             const int column = first + threadIdx.x - part * columns;
-            const bool live = part < parts && column < row_packs;
             decltype(of(0)) known[pack_size] = {};
 #pragma unroll
             for (int slot = 0; slot < pack_size; ++slot) {
-                if (live && column * pack_size + slot < channels) {
+                if (column * pack_size + slot < channels) {
                     known[slot] = of(column * pack_size + slot);
                 }
             }
-            use(first, column, live ? part : parts, parts, known);
+            use(first, column, column < row_packs ? part : parts, parts, known);
         }
     }
 
-    // As channels-first; from and to are `cut`s. terms.of(channel) is what terms.slot(j, i, known) wants of a channel.
+    // As channels-first; from and to are `cut`s. terms.of(channel) is what terms.add(j, known, sums) wants of a channel.
     template <typename Terms>
     __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
-        const int begin = from / row_packs, end = to / row_packs;
-        const int columns = row_packs < Tile::threads ? row_packs : Tile::threads;
+        const int begin = from / row_packs, end = to / row_packs, columns = this->columns();
         each_column([&](int channel) { return terms.of(channel); },
                     [&](int first, int column, int part, int parts, const auto& known) {
                         Pair sums[pack_size] = {};
@@ -286,7 +285,7 @@ struct Slab<ChannelsLast> {
                             for (int at = threadIdx.x; at < columns * slots_at_once; at += Tile::threads) {
                                 const int i = at / columns, of_column = at - i * columns;
                                 const int channel = (first + of_column) * pack_size + slot + i;
-                                if (first + of_column < row_packs && channel < channels) {
+                                if (channel < channels) {
                                     totals[channel] = totals[channel] + partials[at];
                                 }
                             }
@@ -314,52 +313,6 @@ struct Slab<ChannelsLast> {
 typedef Slab<layout_t> slab_t;
 
 constexpr int loads_in_flight = 4;  // packs a thread asks for before it uses the first: hides DRAM latency
-
-// Copies slabs of several tensors into shared memory, their loads side by side; a null tensor is left out. No barrier.
-template <int tensors>
-__device__ __forceinline__ void stage(const slab_t& slab, const data_t* const (&from)[tensors],
-                                      Pack<data_t>* const (&staged)[tensors]) {
-    const int packs = slab.packs();
-    for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {
-        Pack<data_t> held[tensors][loads_in_flight];
-#pragma unroll
-        for (int k = 0; k < loads_in_flight; ++k) {
-            const int j = base + k * Tile::threads;
-            if (j < packs) {
-                const Place where = slab.place(j);
-#pragma unroll
-                for (int t = 0; t < tensors; ++t) {
-                    if (from[t] != nullptr) {
-                        held[t][k] = load_pack(from[t] + where.row, where.first, where.length);
-                    }
-                }
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < loads_in_flight; ++k) {
-            const int j = base + k * Tile::threads;
-            if (j < packs) {
-#pragma unroll
-                for (int t = 0; t < tensors; ++t) {
-                    if (from[t] != nullptr) {
-                        staged[t][j] = held[t][k];
-                    }
-                }
-            }
-        }
-    }
-}
-
-// totals[channel] = the sum of terms over the channel's elements. Begins behind a barrier, and ends with one.
-template <typename Terms>
-__device__ __forceinline__ void channel_totals(const slab_t& slab, Pair* partials, Pair* totals, Terms terms) {
-    for (int channel = threadIdx.x; channel < slab.channels; channel += Tile::threads) {
-        totals[channel] = Pair{};
-    }
-    __syncthreads();
-    slab.add_sums(0, slab.packs(), partials, totals, terms);
-    __syncthreads();
-}
 
 // A warp for each group of a slab sums totals[channel] over the group's channels; all its lanes call give(group, sums).
 template <typename Give>

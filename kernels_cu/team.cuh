@@ -13,6 +13,7 @@ struct Team {
     static_assert(blocks == 1 || (lanes == Tile::threads && blocks <= warp_size), "a cluster is of whole blocks");
     static constexpr int count = Tile::threads / lanes;  // teams in a block
     static constexpr int scratch_size = lanes > warp_size || blocks > 1 ? 2 * (block_warps + (blocks > 1)) : 0;
+    static constexpr bool of_block = scratch_size > 0;
     Pair* scratch;  // shared, scratch_size; null for teams in a warp
     int turn = 0;
 
@@ -20,10 +21,18 @@ struct Team {
     static __device__ __forceinline__ int lane() { return threadIdx.x % lanes; }
     static __device__ __forceinline__ int rank() { return blocks > 1 ? static_cast<int>(cluster_rank()) : 0; }
     static __device__ __forceinline__ Pair* shared_scratch(int& offset) {
-        return scratch_size > 0 ? shared_array<Pair>(offset, scratch_size) : nullptr;
+        return of_block ? shared_array<Pair>(offset, scratch_size) : nullptr;
+    }
+    // Behind it a block's team, or the teams of a warp, may write over what its lanes read in shared memory before.
+    static __device__ __forceinline__ void meet() {
+        if (of_block) {
+            __syncthreads();
+        } else {
+            __syncwarp();
+        }
     }
     __device__ __forceinline__ Pair sum(Pair value) {
-        if (scratch_size == 0) {
+        if (!of_block) {
             return lanes_sum(value, lanes);
         }
         turn = 1 - turn;

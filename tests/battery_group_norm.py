@@ -14,18 +14,33 @@ GROUP_WARP: Named = {
     "whole packs, two blocks for three": {"shape": (5, 4, 16), "groups": 4, "grid": 2},
     "one channel a group, misaligned": {"shape": (3, 3, 21), "groups": 3, "shifts": ALL_OFF},
     "as many elements as the team holds, misaligned": {"shape": (3, 2, 64), "groups": 2, "shifts": SAME_OFF},
+    "channels end within packs": {"shape": (3, 6, 7), "groups": 2},
+    "packs begin before their group": {"shape": (4, 6, 7), "groups": 2, "shifts": SAME_OFF},
+    "two channels of whole packs": {"shape": (2, 4, 16), "groups": 2},
+    "two channels of most of the lanes": {"shape": (3, 4, 31), "groups": 2},
+    "more channels than packs": {"shape": (5, 60, 2), "groups": 2, "shifts": ALL_OFF},
+    "a constant far from zero": {"shape": (3, 4, 15), "groups": 2, **FAR},
+    "NaN in a neighbour": {"shape": (2, 6, 5), "groups": 3, "nan": (0, 2, 4)},
     "fewer elements, all misaligned alike": {"shape": (9, 21), "groups": 1, "shifts": SAME_OFF},
     "no parameters": {"shape": (3, 2, 30), "groups": 2, **NO_PARAMETERS},
     "one block for all": {"shape": (40, 6), "groups": 2, "grid": 1},
     "in place": {"shape": (5, 12), "groups": 2, "in_place": True},
     "16 bits": {"shape": (5, 33), "groups": 3, "shifts": ALL_OFF, **MIXED},
 }
-#: dx only: dgamma and dbeta of these do not lie whole in a lane or a team.
-GROUP_WARP_DX: Named = {
-    "channels end within packs": {"shape": (3, 6, 7), "groups": 2},
-    "packs begin before their group": {"shape": (4, 6, 7), "groups": 2, "shifts": SAME_OFF},
-    "two channels of whole packs": {"shape": (2, 4, 16), "groups": 2},
-    "a constant far from zero": {"shape": (3, 4, 15), "groups": 2, **FAR},
+GROUP_BLOCK_REGISTERS: Named = {
+    "one-element groups": {"shape": (2, 2), "groups": 2},
+    "channels of one element, two blocks": {"shape": (9, 300), "groups": 3, "grid": 2},
+    "channels end within packs": {"shape": (2, 9, 31), "groups": 1, "shifts": SAME_OFF},
+    "as many elements as the block holds, misaligned": {"shape": (3, 4, 128), "groups": 1, "shifts": SAME_OFF},
+    "one channel a group, misaligned": {"shape": (2, 3, 131), "groups": 3, "shifts": ALL_OFF},
+    "more channels than threads": {"shape": (2, 200, 2), "groups": 2},
+    "one block for all": {"shape": (5, 12, 20), "groups": 2, "grid": 1},
+    "an outlier first": {"shape": (1, 2, 200), "groups": 1, "outlier": (0, 0, 0)},
+    "no parameters": {"shape": (3, 8, 30), "groups": 2, **NO_PARAMETERS},
+    "in place": {"shape": (3, 5, 37), "groups": 1, "in_place": True},
+    "16 bits": {"shape": (2, 6, 65), "groups": 2, "shifts": ALL_OFF, **MIXED},
+    "a constant far from zero": {"shape": (2, 4, 90), "groups": 2, **FAR},
+    "NaN in a neighbour": {"shape": (2, 6, 25), "groups": 3, "nan": (0, 2, 4)},
 }
 GROUP_BLOCK: Named = {
     "one part a channel": {"shape": (2, 6, 35), "groups": 2},
@@ -35,6 +50,8 @@ GROUP_BLOCK: Named = {
     "one-element groups": {"shape": (3, 4, 1), "groups": 4, "slab": 2},
     "more groups than warps": {"shape": (2, 10, 5), "groups": 5, "slab": 5},
     "more groups than threads": {"shape": (1, 140, 1), "groups": 70, "slab": 70},
+    "a constant far from zero, next to NaN": {"shape": (2, 4, 90), "groups": 2, "slab": 2, "nan": (0, 0, 0), **FAR},
+    "one group of one-element channels, a ragged end": {"shape": (2, 21, 1), "groups": 1},
     "two blocks for ten": {"shape": (5, 6, 9), "groups": 2, "grid": 2},
     "one block for all, groups of many channels": {"shape": (3, 80, 3), "groups": 2, "grid": 1},
     "no parameters": {"shape": (1, 6, 5), "groups": 2, **NO_PARAMETERS},
@@ -45,6 +62,8 @@ GROUP_BLOCK_LAST: Named = {
     "more channels than threads": {"shape": (2, 3, 140), "groups": 2, "slab": 2},
     "two blocks for ten": {"shape": (5, 9, 10), "groups": 2, "grid": 2},
     "many packs": {"shape": (1, 150, 8), "groups": 1},
+    "more packs in a row than threads": {"shape": (2, 3, 266), "groups": 2, "slab": 2},
+    "16 bits": {"shape": (2, 5, 22), "groups": 2, "shifts": ALL_OFF, **MIXED},
     "no parameters": {"shape": (1, 5, 6), "groups": 2, **NO_PARAMETERS},
 }
 #: Copied in bulk: a cluster's pieces are too long for these.
@@ -140,9 +159,10 @@ def group_norm_cases(op: str) -> Iterator[Case]:
 
     warp: Named = dict(GROUP_WARP)
     if backward:
-        warp |= {label: facts | MASKS["dx alone"] for label, facts in GROUP_WARP_DX.items()}
         warp["an infinite mean"] = {"shape": (3, 3, 21), "groups": 3, **INFINITE}
-        warp |= masked(GROUP_WARP, "channels of one element", "one channel a group, misaligned")
+        warp |= masked(
+            GROUP_WARP, "channels of one element", "one channel a group, misaligned", "channels end within packs"
+        )
         many = {
             "samples kept, each group from elsewhere": {"shape": (9, 12), "groups": 2, "shifts": SAME_OFF},
             "an odd last sample, one element": {"shape": (3, 2), "groups": 2},
@@ -154,7 +174,7 @@ def group_norm_cases(op: str) -> Iterator[Case]:
         yield from made("warp", warp, threads=64, lanes=8, packs=2, samples=1)
         yield from made("warp", many, threads=64, lanes=8, packs=2, samples=2)
     else:
-        yield from made("warp", warp | GROUP_WARP_DX, threads=64, lanes=8, packs=2)
+        yield from made("warp", warp, threads=64, lanes=8, packs=2)
     block = GROUP_BLOCK | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
     block |= layout(GROUP_BLOCK_LAST, "NHWC")
     split = GROUP_SPLIT | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
@@ -190,8 +210,13 @@ def group_norm_cases(op: str) -> Iterator[Case]:
         grid |= {
             f"{label}, dx alone": grid[label] | MASKS["dx alone"] for label in ("one tile", "NHWC: one group a team")
         }
-    yield from made("block", block, threads=64, chunks=2, engine=1)
-    yield from made("block", GROUP_BLOCK_BULK, threads=64, chunks=2, engine=2)
+    yield from made("block", block, threads=64, chunks=2, engine=1, packs=1)
+    yield from made("block", GROUP_BLOCK_BULK, threads=64, chunks=2, engine=2, packs=1)
+    held = dict(GROUP_BLOCK_REGISTERS)
+    if backward:
+        held["an infinite mean"] = {"shape": (2, 6, 35), "groups": 2, **INFINITE}
+        held |= masked(held, "channels end within packs", "one channel a group, misaligned")
+    yield from made("block", held, threads=64, chunks=1, engine=3, packs=2)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)
     yield from made("cluster", cluster, threads=64, chunks=2, engine=2, cluster=2)

@@ -38,6 +38,16 @@ SURVIVORS: dict[Key, str] = {
      "guard", 0): NO_ELEMENT_LEFT,
     ("batch_norm_stats_sweep.cu", "for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {",
      "guard", 0): NO_ELEMENT_LEFT,
+    ("batch_slabs.cuh", "for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {",
+     "guard", 0): NO_PACK_LEFT,
+    ("batch_slabs.cuh", "if (j < packs) {", "guard", 0): (
+        "Speed only: load_pack reads nothing past the run's end, and nobody stores the pack. Channels-last slabs, "
+        "which have no such end, are not staged so: batch_norm_strategies.py refuses them."
+    ),
+    ("batch_slabs.cuh", "for (int channel = threadIdx.x; channel < slab.channels; channel += Tile::threads) {",
+     "guard", 0): (
+        "One item past the totals are padding or the first partial sum, which nobody reads before it is written anew."
+    ),
     ("batch_runs.cuh", "HxW = static_cast<int>(HxW_ < chunk ? HxW_ : chunk);", "guard", 1): (
         "Equal but for planes that an int cannot count, too large for this battery: test_elements_past_2_to_the_31 in "
         "test_batch_norm.py has one."
@@ -59,29 +69,34 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("group_forward_slab.cuh", "if (lane == 0 && rank == 0) {", "owner", 0): SAME_IN_THE_WARP,
     ("group_norm_backward_grid.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 0): SAME_IN_THE_WARP,
-    ("group_norm_backward_warp.cu",
+    ("group_run_gradients.cuh", "for (int base = 0; base < channels; base += lanes / unit) {", "guard", 0): (
+        "Speed only: no unit of that round has a channel."
+    ),
+    ("group_run_gradients.cuh", "if (live && lane == 0) {", "owner", 0): (
+        "Speed only: every lane of the unit has the same sums, and stores them to the same place."
+    ),
+    ("group_run_gradients.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;",
      "guard", 0): EMPTY_TURN,
-    ("group_norm_backward_warp.cu",
-     "const Run<Tile::lanes> run(dy, n * groups + group, length, item < items && n < N, may_shift);",
+    ("group_run_gradients.cuh",
+     "const Run<lanes> run(dy, n * groups + group, length, item < items && n < N, may_shift);",
      "guard", 0): (
         "Implied by n < N: items are whole rows of samples, so an item past the last has a row past the last."
     ),
-    ("group_norm_backward_warp.cu", "} else if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
-    ("group_norm_backward_warp.cu", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {",
+    ("group_run_gradients.cuh", "} else if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
+    ("group_run_gradients.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {",
      "guard", 0): NULL_RESULTS,
-    ("group_norm_backward_warp.cu", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "owner", 0): (
+    ("group_run_gradients.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "owner", 0): (
         "Speed only: every lane of the team has the same sums, and stores them to the same place."
     ),
-    ("group_norm_backward_warp.cu", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "guard", 1): (
+    ("group_run_gradients.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "guard", 1): (
         "Speed only: a group of one element has its terms for its sums, so the same lane stores the same values twice."
     ),
-    ("group_norm_backward_warp.cu", "if (Tile::samples > 1 && parameters.wanted() && item < items) {",
-     "guard", 0): NULL_RESULTS,
-    ("group_norm_warp.cu",
+    ("group_run_gradients.cuh", "if (samples > 1 && parameters.wanted() && item < items) {", "guard", 0): NULL_RESULTS,
+    ("group_runs.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;",
      "guard", 0): EMPTY_TURN,
-    ("group_norm_warp.cu", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
+    ("group_runs.cuh", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
     ("layer_norm_backward_split.cu", "for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {",
      "guard", 0): (
         "Speed only: the warps of an item past the last have no strip, so no rows and no columns."
@@ -131,11 +146,27 @@ SURVIVORS: dict[Key, str] = {
     ("slab.cuh", "while (lanes < warp_size && lanes < HxW / pack_size + 2) {", "guard", 1): (
         "Another number of lanes, as right: it makes no more parts than the host has made room for."
     ),
-    ("slab.cuh", "for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {",
-     "guard", 0): NO_PACK_LEFT,
-    ("slab.cuh", "if (parts == 1) {", "guard", 0): (
-        "Speed only: with one part the totals are the partial sums themselves, and each is added to zero and stored by "
-        "one thread."
+    ("slab.cuh", "if (pieces > 1) {", "guard", 0): (
+        "Speed only: one piece begins at pack 0, and has no more packs than there are."
+    ),
+    ("slab.cuh", "return start + (first_in(0) < begin ? begin : first_in(0));", "guard", 1): (
+        "As right: the group's first element, of another block's piece, which nobody has written over yet. Any element "
+        "of the group does for a shift; the second pass finds what the first missed."
+    ),
+    ("slab.cuh", "const int parts = units / here < 1 ? 1 : units / here;", "guard", 1): (
+        "Speed only: one unit sums a channel, and those left over idle."
+    ),
+    ("slab.cuh", "for (int base = 0; base < here * parts; base += units) {", "guard", 0): (
+        "Speed only: no unit of that round has an item."
+    ),
+    ("slab.cuh",
+     "__device__ __forceinline__ int columns() const { return row_packs < Tile::threads ? row_packs : Tile::threads; }",
+     "guard", 0): "Speed only: columns past the last have idle threads, and a column one part.",
+    ("slab.cuh", "for (int first = 0; first < row_packs; first += columns) {", "guard", 0): (
+        "Speed only: no thread has a column in that round, and no total is added to."
+    ),
+    ("slab.cuh", "for (int row = part; part < parts && row < rows; row += parts) {", "guard", 0): (
+        "Speed only: idle threads store what a column's own threads store too, and nothing of a column past the last."
     ),
     ("stage.cuh", "for (int base = begin + threadIdx.x; base < end; base += Tile::threads * others_in_flight) {",
      "guard", 0): (

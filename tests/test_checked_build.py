@@ -16,7 +16,7 @@ from cunorm.errors import KernelFault
 
 #: Tiles of the battery, whose builds these tests share.
 SPLIT = {"strategy": "split", "threads": 64, "chunk": 16}
-BLOCK = {"strategy": "block", "threads": 64, "groups": 1, "chunks": 2, "engine": 1}
+BLOCK = {"strategy": "block", "threads": 64, "groups": 1, "chunks": 2, "engine": 1, "packs": 1}
 
 
 @pytest.fixture

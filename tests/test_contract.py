@@ -514,7 +514,7 @@ def test_wrong_arguments_of_empty_arrays(monkeypatch: pytest.MonkeyPatch) -> Non
     changes += [("mean", np.zeros((1, 2), np.float32)), ("dy", x.astype(np.float64)), ("dy", x[:, :4])]
     changes += [
         ("tile", cunorm.Tile("nope")),
-        ("tile", {"strategy": "block", "threads": 33, "groups": 1, "chunks": 2, "engine": 1}),
+        ("tile", {"strategy": "block", "threads": 33, "groups": 1, "chunks": 2, "engine": 1, "packs": 1}),
     ]
     changes += [("out", (None, None)), ("out", (None, np.ones(3, np.float32), None)), ("workspace", [1])]
     for name, value in changes:

@@ -48,6 +48,7 @@ ORDER = [
     {"table"},
     {"table_entry"},
     {"sources", "costmodel", "group_norm_strategies", "layer_norm_strategies", "batch_norm_strategies"},
+    {"group_norm_runs"},
     {"group_norm_grid", "group_norm_slab", "group_norm_split", "layer_norm_rows", "batch_norm_views"},
     {"layer_norm_split"},
     {"geometry"},

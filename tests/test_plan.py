@@ -191,7 +191,11 @@ def test_workspace_is_never_more(device: str) -> None:
         ("tile", {}, ValueError),
         ("tile", {"strategy": "nope", "threads": 32}, ValueError),
         ("tile", {"strategy": "block", "threads": 64}, ValueError),
-        ("tile", {"strategy": "block", "threads": 33, "groups": 1, "chunks": 2, "engine": 1}, cunorm.UnsupportedTile),
+        (
+            "tile",
+            {"strategy": "block", "threads": 33, "groups": 1, "chunks": 2, "engine": 1, "packs": 1},
+            cunorm.UnsupportedTile,
+        ),
         ("tile", {"strategy": "block", 3: 4}, (TypeError, ValueError)),
     ],
 )
@@ -232,7 +236,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     large = {
         "shape": (1, 1, 45000),
         "num_groups": 1,
-        "tile": Tile("block", threads=64, groups=1, chunks=2, engine=1),
+        "tile": Tile("block", threads=64, groups=1, chunks=2, engine=1, packs=1),
         "dtype": "float32",
     }
     assert plan(OPS[0], **large, device="H200").launches
@@ -241,7 +245,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_posed_device_is_not_cached_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, tile = np.ones((1, 1, 45000), np.float32), Tile("block", threads=64, groups=1, chunks=2, engine=1)
+    x, tile = np.ones((1, 1, 45000), np.float32), Tile("block", threads=64, groups=1, chunks=2, engine=1, packs=1)
     cunorm.group_norm(x, 1, tile=tile)
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
     with pytest.raises(cunorm.UnsupportedTile, match="A100"):
@@ -414,11 +418,11 @@ def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tiles_are_values() -> None:
-    tile = Tile("block", threads=64, groups=2, chunks=2, engine=1)
-    assert tile == Tile("block", engine=1, groups=2, threads=64, chunks=2)
-    assert hash(tile) == hash(Tile("block", engine=1, groups=2, threads=64, chunks=2))
-    assert tile != Tile("block", engine=1, groups=2, threads=128, chunks=2)
-    assert tile != Tile("split", engine=1, groups=2, threads=64, chunks=2)
+    tile = Tile("block", threads=64, groups=2, chunks=2, engine=1, packs=1)
+    assert tile == Tile("block", engine=1, packs=1, groups=2, threads=64, chunks=2)
+    assert hash(tile) == hash(Tile("block", engine=1, packs=1, groups=2, threads=64, chunks=2))
+    assert tile != Tile("block", engine=1, packs=1, groups=2, threads=128, chunks=2)
+    assert tile != Tile("split", engine=1, packs=1, groups=2, threads=64, chunks=2)
     assert Tile.of({"strategy": "block", **tile.as_dict()}) == tile
     assert eval(repr(tile), {"Tile": Tile}) == tile
     assert (tile.threads, tile.groups) == (64, 2)
@@ -430,7 +434,7 @@ def test_tiles_are_values() -> None:
 
 
 def test_tiles_can_be_copied_and_pickled() -> None:
-    tile = Tile("block", threads=64, groups=2, chunks=2, engine=1)
+    tile = Tile("block", threads=64, groups=2, chunks=2, engine=1, packs=1)
     assert copy.copy(tile) == copy.deepcopy(tile) == tile
     assert pickle.loads(pickle.dumps(tile)) == tile
     assert {tile: 1}[pickle.loads(pickle.dumps(tile))] == 1

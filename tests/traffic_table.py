@@ -110,8 +110,9 @@ def _both_types(rows: Iterator[Row]) -> Iterator[Row]:
 def _group(op: str) -> Iterator[Row]:
     backward = op.endswith("backward")
     warp = {"threads": 64, "lanes": 8, "packs": 2, **({"samples": 1} if backward else {})}
-    block, split = {"threads": 64, "groups": 1, "chunks": 2, "engine": 1}, {"threads": 64, "chunk": 1024}
-    several = block | {"groups": 8}
+    slab, split = {"threads": 64, "groups": 1, "chunks": 2, "engine": 1}, {"threads": 64, "chunk": 1024}
+    block = slab | {"packs": 1}
+    several, held = block | {"groups": 8}, block | {"chunks": 1, "engine": 3, "packs": 4}
 
     yield Row(op, "warp", "aligned planes", (8, 16, 64, 16), warp)
     yield Row(op, "warp", "odd planes", (16, 8, 49, 8), warp, fetched=EDGE, wide=0.83, why=SHORT)
@@ -130,7 +131,10 @@ def _group(op: str) -> Iterator[Row]:
     narrow: dict[str, Any] = {"fetched": 3.4, "why": NARROW}  # rows of 12 bytes
     yield Row(op, "block", "channels last, narrow", (4, 24, 49, 8), block, layout="NHWC", **narrow)
     yield Row(op, "block", "several waves", (264, 8, 256, 8), block)
-    cluster = block | {"cluster": 2, "engine": 2}
+    yield Row(op, "block", "in registers", (8, 16, 64, 2), held)
+    yield Row(op, "block", "in registers, odd planes", (16, 16, 49, 2), held, fetched=EDGE)
+    yield Row(op, "block", "in registers, HxW = 1", (64, 512, 1, 2), held)
+    cluster = slab | {"cluster": 2, "engine": 2}
     yield Row(op, "cluster", "aligned planes", (4, 16, 1024, 4), cluster)
     yield Row(op, "cluster", "odd planes", (4, 32, 147, 4), cluster, fetched=EDGE)
     yield Row(op, "cluster", "misaligned", (3, 9, 217, 3), cluster, fetched=EDGE, wide=0.94, why=SHORT)

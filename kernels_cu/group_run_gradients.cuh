@@ -1,0 +1,210 @@
+// GroupNorm backward of groups that a team holds in registers: what the strategies `warp` (several teams a block) and
+// `block` (one) share.
+#include "activation.cuh"
+#include "parameters.cuh"
+#include "team.cuh"
+
+// What an element needs of its channel.
+struct WeighedChannel {
+    acc_t gamma;
+    Through through;
+};
+
+// The sums of a team's channels, in shared memory: what each pack has of each of its channels. Neither goes back from
+// pack to pack, so the part of pack j in channel c has place j + c for itself, and a channel's parts are neighbours.
+template <int lanes>
+struct ChannelParts {
+    Pair* parts;  // size(channels) of them, or null: nobody wants them
+    int HxW;
+
+    static __device__ __forceinline__ int size(int channels) { return lanes * Tile::packs + channels - 1; }
+    __device__ __forceinline__ void keep(int k, int channel, Pair part) const {
+        if (parts != nullptr && channel >= 0) {
+            parts[k * lanes + Team<lanes>::lane() + channel] = part;
+        }
+    }
+    // Calls give(channel, sums) in one lane for each of the run's channels. The whole warp calls, behind what makes the
+    // team's parts known to it.
+    template <typename Give>
+    __device__ __forceinline__ void each_sum(const Run<lanes>& run, int channels, Give give) const {
+        const int most = unit_lanes(HxW), unit = most < lanes ? most : lanes;
+        const int lane = Team<lanes>::lane() % unit;
+        for (int base = 0; base < channels; base += lanes / unit) {
+            const int channel = base + Team<lanes>::lane() / unit;
+            const bool live = run.length > 0 && channel < channels;  // the others come along for the shuffles
+            const int begin = run.shift + channel * HxW, last = begin + HxW - 1;
+            Pair sums = {};
+            if (live) {
+                for (int j = begin / pack_size + lane; j <= last / pack_size; j += unit) {
+                    sums = sums + parts[j + channel];
+                }
+            }
+            sums = lanes_sum(sums, unit);
+            if (live && lane == 0) {
+                give(channel, sums);
+            }
+        }
+    }
+};
+
+// The arrays and sizes of a launch. Every byte of dy and x is read once, and before the team writes dx, so dx may be dy
+// or x.
+struct GroupRuns {
+    const data_t* dy;
+    const data_t* x;
+    const stat_t* mean;
+    const stat_t* rstd;
+    const gamma_t* gamma;
+    const beta_t* beta;
+    data_t* dx;
+    ParameterGradients parameters;
+    long long N, C, groups;
+    int HxW;
+
+    __device__ __forceinline__ int channels() const { return static_cast<int>(C / groups); }
+    __device__ __forceinline__ Through in_front(long long channel, acc_t gamma_c, const Coefficients& k) const {
+        return Through{Affine{k.mean, k.rstd * gamma_c, is_identity ? acc_t(0) : parameter(beta, channel, acc_t(0))}};
+    }
+
+    // A team takes its groups of `samples` samples, one after the other, and keeps its channels' sums over them in
+    // registers: that serves channels of one element alone.
+    template <int lanes, int samples>
+    __device__ __forceinline__ void run() const {
+        const int channels = this->channels(), length = channels * HxW;
+        const long long items = (N + samples - 1) / samples * groups;
+        // A lane keeps its channels over several samples only if every sample is covered from the same place.
+        const bool may_shift = samples == 1 || C * HxW % pack_size == 0;
+        // Channels of one element lie in one lane, and with one channel a group its sums are the group's.
+        const bool parted = samples == 1 && parameters.wanted() && HxW > 1 && channels > 1;
+        int offset = 0;
+        Team<lanes> team = {Team<lanes>::shared_scratch(offset)};
+        ChannelParts<lanes> parts = {nullptr, HxW};
+        if (parted) {
+            parts.parts =
+                shared_array<Pair>(offset, team.count * parts.size(channels)) + team.index() * parts.size(channels);
+        }
+        for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;
+             first += static_cast<long long>(gridDim.x) * team.count) {
+            const long long item = first + team.index();
+            const long long row = item / groups, group = item - row * groups;
+            const long long first_channel = group * channels;
+            Pair kept[Tile::packs][pack_size] = {};  // not there at all where samples is 1
+            int kept_shift = 0;
+#pragma unroll 1
+            for (int sample = 0; sample < samples; ++sample) {
+                const long long n = row * samples + sample;
+                const Run<lanes> run(dy, n * groups + group, length, item < items && n < N, may_shift);
+                Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
+                run.load_both(dy, x, held_dy, held_x);
+                Coefficients of_group = {};
+                if (run.length > 0) {
+                    of_group.mean = widen(load(mean, n * groups + group));
+                    of_group.rstd = widen(load(rstd, n * groups + group));
+                    kept_shift = run.shift;
+                }
+                Pair sums = {};
+#pragma unroll
+                for (int k = 0; k < Tile::packs; ++k) {
+                    // Sums of the pack's current channel; with gamma they join the group's.
+                    Pair part = {};
+                    int current = -1;
+                    acc_t weight = acc_t(0);
+                    const auto close = [&] {
+                        parts.keep(k, current, part);
+                        sums = sums + Pair{weight * part.first, weight * part.second};
+                    };
+                    run.each(
+                        k, HxW,
+                        [&](int channel) {
+                            close();
+                            part = Pair{};
+                            current = channel;
+                            // With one channel a group, its sums without gamma are dbeta and dgamma; gamma joins them
+                            // below.
+                            const bool alone = channels == 1;
+                            const acc_t gamma_c =
+                                alone && is_identity ? acc_t(1) : parameter(gamma, first_channel + channel, acc_t(1));
+                            weight = alone ? acc_t(1) : gamma_c;
+                            return in_front(first_channel + channel, gamma_c, of_group);
+                        },
+                        [&](int i, const Through& through) {
+                            const acc_t value = widen(held_x[k].get(i));
+                            const acc_t gradient = through(widen(held_dy[k].get(i)), value);
+                            const acc_t product = gradient * (value - of_group.mean);
+                            part = part + Pair{gradient, product};
+                            const Pair of_channel = {gradient, product * of_group.rstd};
+                            if (samples > 1) {
+                                kept[k][i] = kept[k][i] + of_channel;
+                            } else if (HxW == 1 && parameters.wanted()) {
+                                parameters.give(row, first_channel + run.first(k) + i, of_channel);
+                            }
+                        });
+                    close();
+                }
+                sums = team.sum(sums);
+                forget(held_dy);
+                forget(held_x);
+                sums.second *= of_group.rstd;
+                if (run.length > 0 && channels == 1) {
+                    if (parameters.wanted() && team.lane() == 0 && HxW > 1) {
+                        parameters.give(row, group, sums);
+                    }
+                    const acc_t gamma_c = parameter(gamma, group, acc_t(1));
+                    sums = Pair{gamma_c * sums.first, gamma_c * sums.second};
+                }
+                if (dx != nullptr) {
+                    of_group.a = sums.first / acc_t(length);
+                    of_group.b = sums.second / acc_t(length);
+                    write(run, held_dy, held_x, first_channel, of_group);
+                }
+                if (parted) {  // nothing waits for these: they come last
+                    if (!team.of_block) {
+                        __syncwarp();  // the sum of a block had a barrier
+                    }
+                    parts.each_sum(run, channels, [&](int channel, Pair of_channel) {
+                        of_channel.second *= of_group.rstd;
+                        parameters.give(row, first_channel + channel, of_channel);
+                    });
+                    team.meet();
+                }
+            }
+            if (samples > 1 && parameters.wanted() && item < items) {
+#pragma unroll
+                for (int k = 0; k < Tile::packs; ++k) {
+                    const int at = (k * lanes + team.lane()) * pack_size - kept_shift;
+#pragma unroll
+                    for (int i = 0; i < pack_size; ++i) {
+                        if (at + i >= 0 && at + i < channels) {
+                            parameters.give(row, first_channel + at + i, kept[k][i]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+private:
+    template <int lanes>
+    __device__ __forceinline__ void write(const Run<lanes>& run, const Pack<data_t> (&held_dy)[Tile::packs],
+                                          const Pack<data_t> (&held_x)[Tile::packs], long long first_channel,
+                                          const Coefficients& of_group) const {
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            Pack<data_t> out = {};
+            run.each(
+                k, HxW,
+                [&](int channel) {
+                    const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1));
+                    return WeighedChannel{gamma_c, in_front(first_channel + channel, gamma_c, of_group)};
+                },
+                [&](int i, const WeighedChannel& of) {
+                    Coefficients coefficients = of_group;
+                    coefficients.gamma = of.gamma;
+                    const acc_t value = widen(held_x[k].get(i));
+                    const acc_t gradient = of.through(widen(held_dy[k].get(i)), value);
+                    out.set(i, narrow<data_t>(input_gradient(gradient, value, coefficients)));
+                });
+            store_pack(dx + run.start, run.first(k), run.length, out);
+        }
+    }
+};

@@ -1,0 +1,43 @@
+// GroupNorm forward of groups that a team holds in registers: what the strategies `warp` (several teams a block) and
+// `block` (one) share. x, y (N, C, HxW); gamma, beta (C) or null; mean, rstd (N, groups).
+#include "activation.cuh"
+#include "parameters.cuh"
+#include "team.cuh"
+
+// Every byte of x is read once, and before the team writes y, so y may be x.
+template <int lanes>
+__device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y,
+                                                 acc_t* mean, acc_t* rstd, long long N, long long C, long long HxW,
+                                                 long long groups, acc_t eps) {
+    const int channels = static_cast<int>(C / groups);
+    const int length = channels * static_cast<int>(HxW);
+    int offset = 0;
+    Team<lanes> team = {Team<lanes>::shared_scratch(offset)};
+    for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;
+         first += static_cast<long long>(gridDim.x) * team.count) {
+        const long long item = first + team.index();
+        const Run<lanes> run(x, item, length, item < N * groups, true);
+        Pack<data_t> held[Tile::packs];
+        run.load_from(x, held);
+        const Statistics found = run_statistics(team, run, run.centre(x), held, length, eps);
+        if (run.length == 0) {
+            continue;
+        }
+        if (team.lane() == 0) {
+            store(mean, item, found.mean);
+            store(rstd, item, found.rstd);
+        }
+        const long long first_channel = item % groups * channels;
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            Pack<data_t> out = {};
+            run.each(
+                k, static_cast<int>(HxW),
+                [&](int channel) { return affine_of(gamma, beta, first_channel + channel, found.mean, found.rstd); },
+                [&](int i, const Affine& affine) {
+                    out.set(i, narrow<data_t>(activation_t::apply(normalised(widen(held[k].get(i)), affine))));
+                });
+            store_pack(y + run.start, run.first(k), run.length, out);
+        }
+    }
+}
