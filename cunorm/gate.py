@@ -180,7 +180,6 @@ def _kernel(case: Case, problem: Problem, tile: Tile) -> str:
     return max(case.solver.launches(problem, tile), key=lambda launch: launch.traffic).kernel
 
 
-@functools.cache
 def spread(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     """Tiles from the most demanding to the least: both ends, those at a quarter, the middle and three quarters, and the
     most demanding of each kernel.

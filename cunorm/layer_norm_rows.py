@@ -9,7 +9,6 @@ from .layer_norm_split import gradient_arguments, owners
 from .problem import ITEMSIZE, Problem
 from .strategy import Launch, Tile, ceil_div, refuses_threads
 from .strategy_common import (
-    RESIDENT_REGISTERS,
     WARP,
     blocks_for,
     is_backward,
@@ -18,6 +17,7 @@ from .strategy_common import (
     parameter_workspace,
     refuses_cluster_size,
     refuses_registers,
+    refuses_resident,
     refuses_shared,
     round_up,
     tensors_read,
@@ -163,10 +163,7 @@ def _refuses_blocks(problem: Problem, tile: Tile, device: Device) -> str | None:
         return sentence
     if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
         return sentence
-    needed = _registers(problem, tile)
-    if needed > RESIDENT_REGISTERS:
-        return f"needs up to {needed} registers a thread, its kernel leaves {RESIDENT_REGISTERS}"
-    return refuses_registers(RESIDENT_REGISTERS, tile, device)
+    return refuses_resident(_registers(problem, tile), tile, device)
 
 
 def refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:

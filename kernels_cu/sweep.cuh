@@ -43,11 +43,11 @@ struct Sweep<ChannelsFirst> {
     __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long team, long long tile)
         : Sweep(tensor, cut, team * cut.team * cut.chunks, tile * block_warps + threadIdx.x / warp_size,
                 cut.team * cut.chunks) {}
-    // The warp's is chunk number first + own of all, if own is below count.
+    // The warp's is chunk number first + own of all, if own is below count; else it has a place, and no length.
     __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long first, long long own,
                                      long long count) {
         const bool live = own < count;
-        own = first + (live ? own : 0);
+        own += first;
         const long long plane = own / cut.chunks;
         chunk = own - plane * cut.chunks;
         n = plane / cut.C;

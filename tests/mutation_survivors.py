@@ -195,6 +195,7 @@ SURVIVORS: dict[Key, str] = {
         "A lane's packs end with the strip whatever its length. Rows that an int cannot count are too large for this "
         "battery: there the mutant fails test_a_row_of_more_than_2_to_the_31_elements."
     ),
+    ("sweep.cuh", "if (live() && threadIdx.x % warp_size == 0) {", "owner", 0): SAME_IN_THE_WARP,
     ("sweep.cuh", "return columns_of(cut) < Tile::threads ? static_cast<int>(columns_of(cut)) : Tile::threads;",
      "guard", 0): (
         "Speed only: columns past the last have idle threads, and a column one part."
