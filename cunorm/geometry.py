@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .devices import Device
 from .problem import Problem
 from .strategy import Tile, ceil_div, refuses_threads
@@ -17,6 +19,7 @@ from .strategy_common import (
 
 __all__ = [
     "LARGEST_CHUNK",
+    "groups_asked",
     "piece_packs",
     "refuses_chunk",
     "refuses_sweep",
@@ -70,6 +73,19 @@ def sweep_blocks(layout: str, samples: int, C: int, chunks: int, pack: int, thre
 def sweep_shared(layout: str, problem: Problem, tile: Tile, item_bytes: int) -> int:
     """Partial results of a channels-last block: an item for each thread and channel of its pack."""
     return tile.threads * problem.pack * item_bytes if layout == "NHWC" else 0
+
+
+def groups_asked(layout: str, problem: Problem) -> int:
+    """How often threads that meet each channel of a sample once ask for what belongs to its group.
+
+    each_slot_of_groups in sweep.cuh: for every channel; but channels-last once for each group of a pack, where groups
+    are no shorter than packs.
+    """
+    of_group, pack = problem.group_channels, problem.pack
+    if layout == "NCHW" or of_group < pack:
+        return problem.C
+    on_edges = (problem.group - 1) // (pack // math.gcd(of_group, pack))  # of the groups but the first: begin a pack
+    return ceil_div(problem.C, pack) + problem.group - 1 - on_edges
 
 
 def refuses_chunk(tile: Tile, unit: str = "positions") -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .devices import Device
-from .geometry import refuses_sweep, sweep_shared
+from .geometry import groups_asked, refuses_sweep, sweep_shared
 from .problem import Problem
 from .strategy import Launch, Tile, ceil_div
 from .strategy_common import (
@@ -149,17 +149,19 @@ def grid_workspace_traffic(problem: Problem, tile: Tile) -> int:
     """Bytes of the workspace that move, with P = N * chunks * C parts and R bytes of rows of dgamma and dbeta.
 
     2 P: written by the sums, read by the fold. Backward N * groups pairs more, written by the fold, and what the
-    outputs read: the pair of its group for every channel, chunk and sample, channels-last for every part of a block's
-    threads that sweeps the same columns; and 2 R. Then the counters, 4 bytes a time: each zeroed; a ticket drawn for
-    each turn of a tile, for those that are nobody's, and by every block to find that there are no more; a tile's sums
-    told, a team's fold told, and asked for by each tile, here once: a tile that waits asks again.
+    outputs read: the pair of its group for every channel (channels-last for every group of a pack), chunk and sample,
+    channels-last for every part of a block's threads that sweeps the same columns; and 2 R. Then the counters, 4 bytes
+    a time: each zeroed; a ticket drawn for each turn of a tile, for those that are nobody's, and by every block to find
+    that there are no more; a tile's sums told, a team's fold told, and asked for by each tile, here once: a tile that
+    waits asks again.
     """
     parts, pair = _parts(problem, tile), pair_bytes(problem)
     moved = 2 * parts * pair
     if is_backward(problem):
         columns = ceil_div(_team(problem, tile), problem.pack)
         readers = tile.threads // columns if problem.layout == "NHWC" else 1
-        moved += (problem.N * problem.group + readers * parts) * pair + 2 * _rows_bytes(problem)
+        asked = readers * problem.N * _chunks(problem, tile) * groups_asked(problem.layout, problem)
+        moved += (problem.N * problem.group + asked) * pair + 2 * _rows_bytes(problem)
     of_team, teams = _tiles(problem, tile), _teams(problem, tile)
     tiles = of_team * teams
     tickets = min(of_team + tile.lead, tiles) + 2 * tiles - of_team + _grid(problem, tile)
@@ -210,7 +212,7 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         arguments,
         shared_bytes=_shared(problem, tile),
         traffic=read + problem.nbytes,
-        cached=read,
+        cached=read + grid_workspace_traffic(problem, tile),
         registers=gradient_registers(problem, problem.layout) if backward else RESIDENT_REGISTERS,
         phases=ceil_div(3 * tiles, grid),  # twice of each tile its data, and its parameters, which are in the L2 cache
         streams=tensors_read(problem),

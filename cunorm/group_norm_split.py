@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .devices import Device
-from .geometry import refuses_sweep, sweep_blocks, sweep_shared
+from .geometry import groups_asked, refuses_sweep, sweep_blocks, sweep_shared
 from .problem import Problem
 from .strategy import Launch, Tile, ceil_div
 from .strategy_common import (
@@ -55,8 +55,8 @@ def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
 
     Forward 2 P: written by the first sweep, read by the fold. Backward P, written by the first sweep; and P + 2 S * C,
     for dgamma and dbeta, which read them by way of slices; and, for dx, P read by the fold, N * groups written by it,
-    and what the second sweep reads: the pair of its group for every channel, chunk and sample, channels-last for every
-    part of a block's threads that sweeps the same columns.
+    and what the second sweep reads: the pair of its group for every channel (channels-last for every group of a pack),
+    chunk and sample, channels-last for every part of a block's threads that sweeps the same columns.
     """
     rows, pair = problem.N * _chunks(problem, tile), pair_bytes(problem)
     parts = rows * problem.C
@@ -68,7 +68,7 @@ def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
     if "dx" in problem.outputs:
         columns = min(ceil_div(problem.C, problem.pack), tile.threads)
         readers = tile.threads // columns if _layout(problem) == "NHWC" else 1
-        moved += parts + problem.N * problem.group + readers * parts
+        moved += parts + problem.N * problem.group + readers * rows * groups_asked(_layout(problem), problem)
     return moved * pair
 
 

@@ -20,24 +20,29 @@ struct GroupGradients {
 
     __device__ __forceinline__ long long group_channels() const { return cut.C / groups; }
 
+    __device__ __forceinline__ Statistics statistics(long long n, long long group, bool with_rstd) const {
+        const long long at = n * groups + group;
+        return Statistics{widen(load(mean, at)), with_rstd ? acc_t(widen(load(rstd, at))) : acc_t(0)};
+    }
+
     // Stores sum g and sum g * xhat of the sweep's channels, g being the gradient in front of the activation, where they
     // stand in a workspace [N * chunks, C]. `partials` is shared, pack_size pairs a thread where a thread has several
     // channels. The whole block calls.
     __device__ __forceinline__ void sums(const sweep_t& sweep, Pair* partials, Pair* workspace) const {
         acc_t mean_of[sweep_t::slots] = {};
         Through through[sweep_t::slots] = {};
-        each_slot(sweep, group_channels(), [&](int slot, long long channel, long long group) {
-            const long long at = sweep.n * groups + group;
-            mean_of[slot] = widen(load(mean, at));
+        const auto of_group = [&](long long group) { return statistics(sweep.n, group, !is_identity); };
+        each_slot_of_groups(sweep, group_channels(), of_group, [&](int slot, long long channel, Statistics of) {
+            mean_of[slot] = of.mean;
             if (!is_identity) {
-                through[slot] = Through{affine_of(gamma, beta, channel, mean_of[slot], widen(load(rstd, at)))};
+                through[slot] = Through{affine_of(gamma, beta, channel, of.mean, of.rstd)};
             }
         });
         Pair found[sweep_t::slots] = {};
         sweep_gradient_sums(sweep, dy, x, mean_of, through, found);
-        each_slot(sweep, group_channels(), [&](int slot, long long, long long group) {
-            found[slot].second *= acc_t(widen(load(rstd, sweep.n * groups + group)));
-        });
+        const auto rstd_of = [&](long long group) { return acc_t(widen(load(rstd, sweep.n * groups + group))); };
+        each_slot_of_groups(sweep, group_channels(), rstd_of,
+                            [&](int slot, long long, acc_t of) { found[slot].second *= of; });
         gather_sums(sweep, partials, found, [&](long long channel, Pair whole) {
             store(workspace, cut.part(sweep.n, sweep.chunk, channel), whole);
         });
@@ -52,13 +57,16 @@ struct GroupGradients {
     __device__ __forceinline__ void input(const sweep_t& sweep, const Pair* workspace, data_t* dx) const {
         Coefficients of[sweep_t::slots] = {};
         Through through[sweep_t::slots] = {};
-        each_slot(sweep, group_channels(), [&](int slot, long long channel, long long group) {
-            const long long at = sweep.n * groups + group;
+        const auto of_group = [&](long long group) {
+            const Statistics found = statistics(sweep.n, group, true);
             const Pair means = load(workspace, means_of(sweep.n, group));
-            of[slot] = Coefficients{parameter(gamma, channel, acc_t(1)), widen(load(mean, at)), widen(load(rstd, at)),
-                                    means.first, means.second};
+            return Coefficients{acc_t(1), found.mean, found.rstd, means.first, means.second};
+        };
+        each_slot_of_groups(sweep, group_channels(), of_group, [&](int slot, long long channel, Coefficients found) {
+            found.gamma = parameter(gamma, channel, acc_t(1));
+            of[slot] = found;
             if (!is_identity) {
-                through[slot] = Through{affine_of(gamma, beta, channel, of[slot].mean, of[slot].rstd)};
+                through[slot] = Through{affine_of(gamma, beta, channel, found.mean, found.rstd)};
             }
         });
         const data_t* const from[2] = {dy, x};

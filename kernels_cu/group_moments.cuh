@@ -25,9 +25,12 @@ struct GroupMoments {
     // Writes the sweep's y.
     __device__ __forceinline__ void apply(const sweep_t& sweep, const acc_t* mean, const acc_t* rstd, data_t* y) const {
         Affine of[sweep_t::slots] = {};
-        each_slot(sweep, group_channels(), [&](int slot, long long channel, long long group) {
+        const auto of_group = [&](long long group) {
             const long long at = sweep.n * groups + group;
-            of[slot] = affine_of(gamma, beta, channel, load(mean, at), load(rstd, at));
+            return Statistics{load(mean, at), load(rstd, at)};
+        };
+        each_slot_of_groups(sweep, group_channels(), of_group, [&](int slot, long long channel, Statistics found) {
+            of[slot] = affine_of(gamma, beta, channel, found.mean, found.rstd);
         });
         const data_t* const from[1] = {x};
         sweep_write(sweep, from, y,

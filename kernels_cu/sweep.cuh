@@ -186,6 +186,25 @@ __device__ __forceinline__ void each_slot(const sweep_t& sweep, long long group_
     }
 }
 
+// As each_slot, with use(slot, channel, of(group)). Where a pack has channels of two groups at most, each of these is asked
+// once, side by side: neighbours would ask for the same.
+template <typename Of, typename Use>
+__device__ __forceinline__ void each_slot_of_groups(const sweep_t& sweep, long long group_channels, Of of, Use use) {
+    const bool few = sweep_t::slots > 1 && group_channels >= sweep_t::slots;
+    const long long first = sweep.channel_of(0) / group_channels;
+    const long long before = (first + 1) * group_channels - sweep.channel_of(0);  // channels of the first group
+    decltype(of(first)) here = {}, behind = {};
+    if (few && sweep.has(0)) {
+        here = of(first);
+    }
+    if (few && before < sweep_t::slots && sweep.has(static_cast<int>(before))) {
+        behind = of(first + 1);
+    }
+    each_slot(sweep, group_channels, [&](int slot, long long channel, long long group) {
+        use(slot, channel, few ? (group == first ? here : behind) : of(group));
+    });
+}
+
 // The (row, channel) pairs of a group in a workspace [rows, C], dealt out to the threads of a block in order.
 template <typename Use>
 __device__ __forceinline__ void each_part(long long rows, long long group_channels, Use use) {
