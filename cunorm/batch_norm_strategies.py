@@ -5,7 +5,7 @@ from __future__ import annotations
 from .batch_norm_views import cut_of, refuses_cut, refuses_layout, view_of
 from .devices import Device
 from .geometry import LARGEST_CHUNK, slab_packs, slab_partials, sweep_shared
-from .problem import Problem
+from .problem import ITEMSIZE, Problem
 from .strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
 from .strategy_common import (
     RESIDENT_REGISTERS,
@@ -153,9 +153,17 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 # ---- elemt and backward_elemt: one stream ----------------------------------------------------------------------------
 
 
+def _channel_bytes(problem: Problem) -> int:
+    """What a thread reads of a channel: statistics, parameters, and a backward's sums."""
+    count = 4 if "backward" in problem.op else 2
+    given = (dtype for dtype in (problem.gamma_dtype, problem.beta_dtype) if dtype is not None)
+    return count * problem.sum_itemsize + sum(ITEMSIZE[dtype] for dtype in given)
+
+
 def _streaming_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     layout, _, C, HxW = view_of(problem)
     sizes: tuple[int, ...]
+    cached = 0
     if problem.op == "batch_norm_elemt":
         tensors = 2
         given: Arguments = ("x", "mean", "invstd", "gamma", "beta", "y")
@@ -170,6 +178,7 @@ def _streaming_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     else:
         layout, sizes, _, blocks = cut_of(problem, tile)
         shared, phases = 0, 1
+        cached = blocks * tile.threads * problem.pack * _channel_bytes(problem)
     entry = f"{problem.op}_{tile.strategy}"
     return (
         Launch(
@@ -180,6 +189,7 @@ def _streaming_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             (*given, *sizes, *numbers),
             shared_bytes=shared,
             traffic=tensors * problem.nbytes,
+            cached=cached,
             registers=RESIDENT_REGISTERS,
             phases=phases,
             layout=layout,
@@ -214,7 +224,7 @@ def _gather_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 _CHUNKS = {"threads": (128, 256, 512), "chunk": (64, 256, 1024, 4096, 16384, 65536)}
 #: Rows may be long, and then few make a chunk; 512 threads would only be more parts of the same columns. What a thread
 #: adds up one after another costs digits, so chunks are not longer, nor ranges of samples below.
-_ROWS = {"threads": (128, 256), "chunk": (4, 8, 16, 32, 64, 256, 1024, 4096)}
+_ROWS = {"threads": (128, 256), "chunk": (4, 8, 16, 32, 64, 128, 256, 1024, 4096)}
 _SLABS = {
     "threads": (64, 128, 256, 512),
     "channels": (1, 2, 4, 8, 16, 32, 64),

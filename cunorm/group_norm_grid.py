@@ -145,6 +145,16 @@ def grid_workspace(problem: Problem, tile: Tile) -> int:
     return _words_at(problem, tile) * pair_bytes(problem) + round_up(_words(problem, tile) * WORD, 16)
 
 
+def _parts_moved(problem: Problem, tile: Tile) -> int:
+    parts, pair = _parts(problem, tile), pair_bytes(problem)
+    if not is_backward(problem):
+        return 2 * parts * pair
+    columns = ceil_div(_team(problem, tile), problem.pack)
+    readers = tile.threads // columns if problem.layout == "NHWC" else 1
+    asked = readers * problem.N * _chunks(problem, tile) * groups_asked(problem.layout, problem)
+    return (2 * parts + problem.N * problem.group + asked) * pair
+
+
 def grid_workspace_traffic(problem: Problem, tile: Tile) -> int:
     """Bytes of the workspace that move, with P = N * chunks * C parts and R bytes of rows of dgamma and dbeta.
 
@@ -155,13 +165,7 @@ def grid_workspace_traffic(problem: Problem, tile: Tile) -> int:
     that there are no more; a tile's sums told, a team's fold told, and asked for by each tile, here once: a tile that
     waits asks again.
     """
-    parts, pair = _parts(problem, tile), pair_bytes(problem)
-    moved = 2 * parts * pair
-    if is_backward(problem):
-        columns = ceil_div(_team(problem, tile), problem.pack)
-        readers = tile.threads // columns if problem.layout == "NHWC" else 1
-        asked = readers * problem.N * _chunks(problem, tile) * groups_asked(problem.layout, problem)
-        moved += (problem.N * problem.group + asked) * pair + 2 * _rows_bytes(problem)
+    moved = _parts_moved(problem, tile) + 2 * _rows_bytes(problem)
     of_team, teams = _tiles(problem, tile), _teams(problem, tile)
     tiles = of_team * teams
     tickets = min(of_team + tile.lead, tiles) + 2 * tiles - of_team + _grid(problem, tile)
@@ -212,7 +216,7 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         arguments,
         shared_bytes=_shared(problem, tile),
         traffic=read + problem.nbytes,
-        cached=read + grid_workspace_traffic(problem, tile),
+        cached=read + _parts_moved(problem, tile),
         registers=gradient_registers(problem, problem.layout) if backward else RESIDENT_REGISTERS,
         phases=ceil_div(3 * tiles, grid),  # twice of each tile its data, and its parameters, which are in the L2 cache
         streams=tensors_read(problem),

@@ -34,6 +34,7 @@ __all__ = [
 #: Elements of all tensors up to which a problem is counted whole, and up to which at all: some 10 s, and a minute.
 WHOLE, LARGEST = 2**25, 2**27
 WAVES = 2  # of blocks, that a sample has at least
+TEAMS = 4  # that the smaller problem of a sample has at least, where blocks take turns: between the first and the last
 ALIGNMENT = 512  # of CUDA's allocators
 PERIOD = 65521  # random values before they come again: a prime, so that neighbouring slices differ
 SUMS = ("sum_dy", "sum_dy_xmu")
@@ -204,7 +205,8 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
     """What to count in place of the problem; None: the problem itself.
 
     The smallest sample that has two waves of blocks on the device and whose slices start anywhere in a sector that the
-    problem's do; if there is none, the one of most blocks that is no larger than `WHOLE`.
+    problem's do; if there is none, the one of most blocks that is no larger than `WHOLE`. Blocks that take turns need
+    several teams to be as far apart as in the problem: those are counted whole, and in samples, up to `LARGEST`.
 
     Raises
     ------
@@ -212,14 +214,18 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
         If the problem is too large to be counted, and cannot be cut.
     """
     tensors = tensors_moved(problem)
-    if tensors * problem.N * problem.C * problem.HxW <= WHOLE:
+    turns = any(launch.waits for launch in strategy.launches(problem, tile))
+    whole = LARGEST if turns else WHOLE
+    if tensors * problem.N * problem.C * problem.HxW <= whole:
         return None
     kept, most = None, 0
     for sample in _samples(problem, tile):
-        many = smaller(problem, sample.axis, sample.many)
+        few, many = (smaller(problem, sample.axis, size) for size in (sample.few, sample.many))
+        if turns and few.N * few.group < TEAMS * tile.groups:
+            continue
         elements = tensors * many.N * many.C * many.HxW
         whole_sectors = elements * problem.itemsize // 2 % SECTOR_BYTES == 0
-        if elements > WHOLE or not whole_sectors or not _continues(strategy, tile, problem, device, sample):
+        if elements > whole or not whole_sectors or not _continues(strategy, tile, problem, device, sample):
             continue
         main = max(strategy.launches(many, tile), key=lambda launch: launch.traffic)
         if main.grid > most:

@@ -57,7 +57,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             const data_t* const from[2] = {dy, x};
             Pack<data_t>* const to[2] = {staged_dy, staged_x};
             stage(slab, from, to);
-            __syncthreads();
             channel_totals(slab, partials, totals, ChannelGradients{staged_dy, staged_x, mean_of});
             const bool join = (n - begin + 1) % chain == 0 || n + 1 == end;
             for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {

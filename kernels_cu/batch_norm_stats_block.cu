@@ -57,7 +57,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
                 centre[channel] = usable_shift(slab.first_of(staged, channel));
             }
-            __syncthreads();
             const int nth = static_cast<int>((n - begin) % chain);
             const bool join = nth + 1 == chain || n + 1 == end;
 #pragma unroll 1
@@ -76,7 +75,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                         latest[channel] = Moments{};
                     }
                 }
-                __syncthreads();
             }
         }
 #pragma unroll 1  // it rarely runs twice, and float64 divisions and roots side by side would not fit in registers

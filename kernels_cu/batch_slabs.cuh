@@ -58,7 +58,8 @@ __device__ __forceinline__ void stage(const slab_t& slab, const data_t* const (&
     }
 }
 
-// totals[channel] = the sum of terms over the channel's elements. Begins behind a barrier, and ends with one.
+// totals[channel] = the sum of terms over the channel's elements. The terms know what the block wrote to shared memory
+// before the call; behind it nobody looks at that any more.
 template <typename Terms>
 __device__ __forceinline__ void channel_totals(const slab_t& slab, Pair* partials, Pair* totals, Terms terms) {
     for (int channel = threadIdx.x; channel < slab.channels; channel += Tile::threads) {

@@ -83,7 +83,7 @@ constexpr int line_packs = 8;  // of a line of the L2 cache: pieces of a run are
 constexpr int slots_at_once =
     pack_size < 4 ? pack_size : 4;  // sums of a thread's channels that are put together at a time
 
-// Lanes that sum a channel of a channels-first run together: a power of two, no more than it has packs.
+// Lanes that sum a channel of a channels-first run together: a power of two, a pack or less for each, or a warp.
 __device__ __forceinline__ int unit_lanes(int HxW) {
     int lanes = 1;
     while (lanes < warp_size && lanes < HxW / pack_size + 2) {

@@ -43,7 +43,7 @@ struct Team {
         Pair* const of_block = scratch + 2 * block_warps + turn;
         if (threadIdx.x == 0) {
             *of_block = value;
-            cluster_fence();  // the one thread that has something to tell: the others need not wait for their stores
+            cluster_fence();  // the one thread that tells: the others need not wait for their stores
         }
         cluster_arrive_relaxed();
         cluster_wait();

@@ -25,10 +25,15 @@ ALWAYS_SHIFTS_BANDS = (
     "True in every launch: owners() in layer_norm_split.py makes bands * length a multiple of a pack, or "
     "there is a band a row."
 )
+TWIN = (
+    "The twin of one instruction for the CPU executor, whose blocks that wait for each other take turns in one thread."
+)
 BY_ELEMENT = "Speed only: element by element."
 
 # fmt: off
 SURVIVORS: dict[Key, str] = {
+    ("async.cuh", "cunorm_cpu::fence();", "barrier", 0): TWIN,
+    ("async.cuh", "cunorm_cpu::fence();", "barrier", 1): TWIN,
     ("batch_columns.cuh", "if (sweep.has(slot)) {", "guard", 0): (
         "Speed only: `channel` is taken modulo C, so what is then loaded too is in bounds, and goes to a slot of no "
         "channel or an idle thread, which gather() gives to nobody."
@@ -36,6 +41,9 @@ SURVIVORS: dict[Key, str] = {
     ("batch_norm_backward_reduce_sweep.cu",
      "for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {",
      "guard", 0): NO_ELEMENT_LEFT,
+    ("batch_norm_stats_block.cu",
+     "for (int pass = 0; pass < 2; ++pass) {  // the first finds the centre, the second what it missed",
+     "guard", 0): "Every sample's moments are merged twice: twice the count, the same mean and variance.",
     ("batch_norm_stats_sweep.cu", "for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {",
      "guard", 0): NO_ELEMENT_LEFT,
     ("batch_slabs.cuh", "for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {",
@@ -92,7 +100,7 @@ SURVIVORS: dict[Key, str] = {
     ("group_run_gradients.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "guard", 1): (
         "Speed only: a group of one element has its terms for its sums, so the same lane stores the same values twice."
     ),
-    ("group_run_gradients.cuh", "if (samples > 1 && parameters.wanted() && item < items) {", "guard", 0): NULL_RESULTS,
+    ("group_run_gradients.cuh", "if (samples > 1 && parameters.wanted() && item < items) {", "guard", 1): NULL_RESULTS,
     ("group_runs.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;",
      "guard", 0): EMPTY_TURN,
@@ -213,6 +221,8 @@ SURVIVORS: dict[Key, str] = {
     ("sweep.cuh", "if (base + k < steps && from[t] != nullptr) {", "guard", 0): (
         "Speed only: the place of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
     ),
+    ("team.cuh", "cluster_fence();  // the one thread that tells: the others need not wait for their stores",
+     "barrier", 0): "The CPU executor takes every arrival at a cluster's barrier for one that releases.",
     ("team.cuh", "const int ahead = may_shift && past + whole <= blocks * capacity ? past : 0;", "guard", 0): (
         "Speed only: a run that is covered from its start is read element by element, and is as right."
     ),
