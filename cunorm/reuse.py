@@ -51,11 +51,15 @@ class Reuse:
         found = np.quantile(sectors, LEVELS) * SECTOR_BYTES
         return cls(reads, len(sectors), tuple(found.tolist()))
 
-    def extended(self, other: Reuse, line: Callable[[Any, Any], Any]) -> Reuse:
-        """Of a larger problem: all continued as lines from this one through the other, each distance by its share."""
+    def extended(
+        self, other: Reuse, line: Callable[[Any, Any], Any], apart: Callable[[Any, Any], Any] | None = None
+    ) -> Reuse:
+        """Of a larger problem: all continued as lines from this one through the other, each distance by its share; or
+        the distances otherwise.
+        """
         again = round(line(self.again, other.again))
         few, many = (np.asarray(one.distances or (0.0,) * len(LEVELS)) for one in (self, other))
-        distances = np.maximum.accumulate(np.maximum(line(few, many), 0.0))
+        distances = np.maximum.accumulate(np.maximum((apart or line)(few, many), 0.0))
         return Reuse(round(line(self.reads, other.reads)), again, tuple(distances.tolist()) if again else ())
 
     def within(self, nbytes: int) -> float:

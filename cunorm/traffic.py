@@ -199,7 +199,11 @@ def _sampled(plan: Plan, sample: Sample) -> tuple[list[LaunchTraffic], Reuse]:
     rest = tuple(launch for launch in plan.launches if not moves_tensors(launch))
     others = iter(_counted(replace(plan, launches=rest))[0] if rest else ())
     whole = [_extended(sample, one, *next(pairs)) if moves_tensors(one) else next(others) for one in plan.launches]
-    return whole, near.extended(far, sample.extend)
+    # Blocks that take turns read a team's data again before the next team's: more teams are no further apart, once what
+    # lies between two reads is less than there is.
+    turns = sample.axis != "HxW" and any(launch.waits for launch in plan.launches)
+    settled = turns and near.at(0.95) <= floor_bytes(smaller(plan.problem, sample.axis, sample.few)) / 2
+    return whole, near.extended(far, sample.extend, sample.settle if settled else None)
 
 
 def measure(plan: Plan) -> Traffic:

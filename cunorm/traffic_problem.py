@@ -156,6 +156,10 @@ class Sample:
         """A count of the whole problem from those of the two."""
         return many + (many - few) * (self.total - self.many) / (self.many - self.few)
 
+    def settle(self, few: Any, many: Any) -> Any:
+        """A value of the whole problem that does not grow with it, but for the first and the last slices' share."""
+        return many + (many - few) * (1 / self.many - 1 / self.total) / (1 / self.few - 1 / self.many)
+
 
 def smaller(problem: Problem, axis: str, size: int) -> Problem:
     """The problem with fewer samples, or positions, or groups and their channels."""
