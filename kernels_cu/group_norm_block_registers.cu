@@ -5,7 +5,7 @@
 //   grid: N * groups groups, dealt out block by block; a block writes its group of y and its mean and rstd
 //   shared memory: the warps' sums, twice
 //
-// Every byte of x is read once, and goes nowhere between: no copy in shared memory is written and read again, and the
+// Every byte of x is read once (y waits for two barriers: the mean, then the variance), and goes nowhere between: no copy in shared memory is written and read again, and the
 // registers hold what a multiprocessor's shared memory does not. Wins from about two thousand elements a group up to
 // what the threads hold.
 #include "group_runs.cuh"

@@ -23,8 +23,8 @@ struct ChannelParts {
             parts[k * lanes + Team<lanes>::lane() + channel] = part;
         }
     }
-    // Calls give(channel, sums) in one lane for each of the run's channels. The whole warp calls, behind what makes the
-    // team's parts known to it.
+    // Calls give(channel, sums) in one lane for each of the run's channels. The whole warp calls, behind a barrier or a
+    // __syncwarp that makes the team's parts known to it.
     template <typename Give>
     __device__ __forceinline__ void each_sum(const Run<lanes>& run, int channels, Give give) const {
         const int most = unit_lanes(HxW), unit = most < lanes ? most : lanes;
@@ -74,8 +74,10 @@ struct GroupRuns {
         const long long items = (N + samples - 1) / samples * groups;
         // A lane keeps its channels over several samples only if every sample is covered from the same place.
         const bool may_shift = samples == 1 || C * HxW % pack_size == 0;
+        // Then the sums of a group, without gamma, are dbeta and dgamma, and gamma joins them behind.
+        const bool alone = channels == 1;
         // Channels of one element lie in one lane, and with one channel a group its sums are the group's.
-        const bool parted = samples == 1 && parameters.wanted() && HxW > 1 && channels > 1;
+        const bool parted = samples == 1 && parameters.wanted() && HxW > 1 && !alone;
         int offset = 0;
         Team<lanes> team = {Team<lanes>::shared_scratch(offset)};
         ChannelParts<lanes> parts = {nullptr, HxW};
@@ -86,20 +88,30 @@ struct GroupRuns {
         for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;
              first += static_cast<long long>(gridDim.x) * team.count) {
             const long long item = first + team.index();
-            const long long row = item / groups, group = item - row * groups;
-            const long long first_channel = group * channels;
-            Pair kept[Tile::packs][pack_size] = {};  // not there at all where samples is 1
+            long long row = 0, group = 0, first_channel = 0;
+            const auto locate = [&] {
+                row = item / groups;
+                group = item - row * groups;
+                first_channel = group * channels;
+            };
+            if (samples > 1) {
+                locate();
+            }
+            Pair kept[Tile::packs][pack_size] = {};  // takes no registers where samples is 1: nobody uses it
             int kept_shift = 0;
 #pragma unroll 1
             for (int sample = 0; sample < samples; ++sample) {
-                const long long n = row * samples + sample;
-                const Run<lanes> run(dy, n * groups + group, length, item < items && n < N, may_shift);
+                const long long n = row * samples + sample, at = samples == 1 ? item : n * groups + group;
+                const Run<lanes> run(dy, at, length, item < items && n < N, may_shift);
                 Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
                 run.load_both(dy, x, held_dy, held_x);
+                if (samples == 1) {
+                    locate();  // a long division, while the data is on its way
+                }
                 Coefficients of_group = {};
                 if (run.length > 0) {
-                    of_group.mean = widen(load(mean, n * groups + group));
-                    of_group.rstd = widen(load(rstd, n * groups + group));
+                    of_group.mean = widen(load(mean, at));
+                    of_group.rstd = widen(load(rstd, at));
                     kept_shift = run.shift;
                 }
                 Pair sums = {};
@@ -119,9 +131,6 @@ struct GroupRuns {
                             close();
                             part = Pair{};
                             current = channel;
-                            // With one channel a group, its sums without gamma are dbeta and dgamma; gamma joins them
-                            // below.
-                            const bool alone = channels == 1;
                             const acc_t gamma_c =
                                 alone && is_identity ? acc_t(1) : parameter(gamma, first_channel + channel, acc_t(1));
                             weight = alone ? acc_t(1) : gamma_c;
@@ -132,32 +141,32 @@ struct GroupRuns {
                             const acc_t gradient = through(widen(held_dy[k].get(i)), value);
                             const acc_t product = gradient * (value - of_group.mean);
                             part = part + Pair{gradient, product};
-                            const Pair of_channel = {gradient, product * of_group.rstd};
                             if (samples > 1) {
-                                kept[k][i] = kept[k][i] + of_channel;
+                                kept[k][i] = kept[k][i] + Pair{gradient, product * of_group.rstd};
                             } else if (HxW == 1 && parameters.wanted()) {
-                                parameters.give(row, first_channel + run.first(k) + i, of_channel);
+                                parameters.give(row, first_channel + run.first(k) + i,
+                                                Pair{gradient, product * of_group.rstd});
                             }
                         });
                     close();
                 }
+                const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);
                 sums = team.sum(sums);
                 forget(held_dy);
                 forget(held_x);
                 sums.second *= of_group.rstd;
-                if (run.length > 0 && channels == 1) {
+                if (alone && run.length > 0) {
                     if (parameters.wanted() && team.lane() == 0 && HxW > 1) {
                         parameters.give(row, group, sums);
                     }
-                    const acc_t gamma_c = parameter(gamma, group, acc_t(1));
-                    sums = Pair{gamma_c * sums.first, gamma_c * sums.second};
+                    sums = Pair{gamma_alone * sums.first, gamma_alone * sums.second};
                 }
                 if (dx != nullptr) {
                     of_group.a = sums.first / acc_t(length);
                     of_group.b = sums.second / acc_t(length);
                     write(run, held_dy, held_x, first_channel, of_group);
                 }
-                if (parted) {  // nothing waits for these: they come last
+                if (parted) {  // dx does not wait for these
                     if (!team.of_block) {
                         __syncwarp();  // the sum of a block had a barrier
                     }

@@ -19,6 +19,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         const Run<lanes> run(x, item, length, item < N * groups, true);
         Pack<data_t> held[Tile::packs];
         run.load_from(x, held);
+        const long long first_channel = item % groups * channels;  // a long division, while the data is on its way
         const Statistics found = run_statistics(team, run, run.centre(x), held, length, eps);
         if (run.length == 0) {
             continue;
@@ -27,7 +28,6 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
             store(mean, item, found.mean);
             store(rstd, item, found.rstd);
         }
-        const long long first_channel = item % groups * channels;
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
             Pack<data_t> out = {};

@@ -53,7 +53,8 @@ struct ChannelWalk {
 };
 
 // Calls use(i, value) for the elements of a pack of a channels-first run, in order; value = of(channel), looked up once
-// a channel, and once in all where the pack lies in one channel, as most do.
+// a channel, and once in all where the pack lies in one channel, as most do. The lanes of a warp go apart in here: neither
+// may shuffle.
 template <typename Of, typename Use>
 __device__ __forceinline__ void each_in_channels(const Place& where, int HxW, Of of, Use use) {
     if (where.first + pack_size <= 0 || where.first >= where.length) {

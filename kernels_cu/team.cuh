@@ -40,15 +40,15 @@ struct Team {
         if (blocks == 1) {
             return value;
         }
-        Pair* const of_block = scratch + 2 * block_warps + turn;
+        Pair* const told = scratch + 2 * block_warps + turn;
         if (threadIdx.x == 0) {
-            *of_block = value;
+            *told = value;
             cluster_fence();  // the one thread that tells: the others need not wait for their stores
         }
         cluster_arrive_relaxed();
         cluster_wait();
         const int other = threadIdx.x % warp_size;  // a lane reads a block's
-        return warp_sum(other < blocks ? *cluster_map(of_block, other) : Pair{});
+        return warp_sum(other < blocks ? *cluster_map(told, other) : Pair{});
     }
     // Behind the last sum: the others may still read this block's.
     __device__ __forceinline__ void leave() const {
@@ -123,7 +123,7 @@ struct Run {
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
             held_dy[k] = load_pack(dy + start, first(k), length);
-            held_x[k] = x == nullptr ? Pack<data_t>{} : load_pack(x + start, first(k), length);
+            held_x[k] = load_pack(x + start, first(k), x == nullptr ? 0 : length);
         }
     }
     // What the run's sums are relative to at first: its first element, as it is stored, so that nobody waits for it here. It

@@ -87,7 +87,7 @@ SURVIVORS: dict[Key, str] = {
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;",
      "guard", 0): EMPTY_TURN,
     ("group_run_gradients.cuh",
-     "const Run<lanes> run(dy, n * groups + group, length, item < items && n < N, may_shift);",
+     "const Run<lanes> run(dy, at, length, item < items && n < N, may_shift);",
      "guard", 0): (
         "Implied by n < N: items are whole rows of samples, so an item past the last has a row past the last."
     ),

@@ -99,14 +99,18 @@ def test_the_counted_tiles_are_those_that_the_model_chooses_today() -> None:
 
 
 def test_every_counted_shape_keeps_its_promise_or_is_one_that_is_known_not_to() -> None:
-    """Few rows for many blocks (LayerNorm), and `grid` channels-last, which reads a pair for every thread and chunk."""
+    """Few rows for many blocks: of LayerNorm, and of BatchNorm with channels last, up to 105 MB; groups of 64 bytes, and
+    short chunks of `grid`.
+    """
     module, rows = byte_floor(), kept_rows()
     few = ("rows=2048 length=4096", "rows=1024 length=12288", "rows=4005 ", "rows=67 ")
     for key, row in rows.items():
         kinds = {what.split()[0] for what in module.missed(key, row)}
         if "HxW=1 " in key or any(one in key for one in few):
             kinds -= {"rest"}
-        if row["strategy"] == "grid" and "NHWC" in key:
+        if row["strategy"] == "grid" and row["tile"]["chunk"] == 64:
+            kinds -= {"rest"}
+        if "batch_norm" in key and row["floor_bytes"] < 105e6 and row["rest"] < 0.4:
             kinds -= {"rest"}
         if "HxW=1 " in key or "HxW=64 group=320" in key:  # tiny groups: a shift read besides
             kinds -= {"tensors"}
