@@ -76,7 +76,7 @@ def reach(problem: Problem, tile: Tile, device: Device) -> int:
     both = read + team
     held = _blocks(device.multiprocessors, tile) * ceil_div(both, _tiles(problem, tile))
     ahead = tile.lead * ceil_div(read, _tiles(problem, tile))
-    found = int(0.95 * both + 0.25 * held + max(0.0, 0.9 * held - 0.5 * read) + 2.5 * ahead)
+    found = int(0.95 * both + 0.25 * held + max(0.0, 0.75 * held - 0.5 * read) + 2.5 * ahead)
     return min(found, both * _teams(problem, tile))
 
 
