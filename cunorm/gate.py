@@ -4,10 +4,10 @@ What refuses() accepts must not spill: a spill is a fault of the formula in refu
 
 The full product is hours of ptxas, so it comes in three sizes, none of which changes by itself. `all`: every tile for
 every (architecture, NVRTC) pair. `spread`: five tiles of each strategy, dtype and layout, from the most demanding to
-the least, for every pair. `choice`: the most demanding for two pairs (of the two 16-bit dtypes, which the formula gives
-the same registers, for one each) and one other for one; the pairs move on from case to case, so that the dtypes of a
-strategy together meet every pair. The most demanding are compiled for problems that take more registers (an activation
-behind the norm, where the op has one; wide parameters), the others without; `spread` and `all` both ways.
+the least, for every pair. `choice`: the most demanding for two pairs (16-bit dtypes, for which the formula says the
+same, for one each), one other for one, and for one what other kernels the strategy has; the pairs move on from case to
+case, so that the dtypes of a strategy together meet every pair. The most demanding are compiled for problems that take
+more registers (an activation, wide parameters), the others without; `spread` and `all` both ways.
 """
 
 from __future__ import annotations
@@ -77,10 +77,8 @@ class Build:
     ----------
     case : Case
     tile : Tile
-    kernel : str
-        Stem of the file in ``kernels_cu``.
-    threads : int
-        That a block of it is launched with.
+    kernel, threads : str, int
+        Stem of the file in ``kernels_cu``, and threads of a block that it is launched with.
     text : str
     architecture : str
     nvrtc : Nvrtc
@@ -163,12 +161,6 @@ def demand(case: Case, problem: Problem, tile: Tile) -> tuple[float, int]:
     """How close a tile comes to the registers that its threads have, by the formula; then how much the kernel unrolls.
 
     The second counts where the formula says the same of all tiles, as for kernels bound to a number of registers.
-
-    Parameters
-    ----------
-    case : Case
-    problem : Problem
-    tile : Tile
     """
     registers = max(launch.registers for launch in case.solver.launches(problem, tile))
     have = 255 if case.strategy == "warp" else LAUNCHABLE_REGISTERS / tile.threads
@@ -185,11 +177,10 @@ def spread(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     most demanding of each kernel.
     """
     ranked = sorted(accepted(case, architecture), key=lambda pair: demand(case, *pair), reverse=True)
-    first: dict[str, int] = {}
-    for index, pair in enumerate(ranked):
-        first.setdefault(_kernel(case, *pair), index)
-    last = len(ranked) - 1
-    taken = {round(last * part / 4) for part in range(5)} | set(first.values()) if ranked else set()
+    if not ranked:
+        return ()
+    first = {_kernel(case, *ranked[index]): index for index in reversed(range(len(ranked)))}
+    taken = {round((len(ranked) - 1) * part / 4) for part in range(5)} | {*first.values()}
     return tuple(ranked[index] for index in sorted(taken))
 
 
@@ -236,10 +227,9 @@ def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterat
         met.add(_kernel(case, problem, tile))
         yield architecture, nvrtc, made, tile
     architecture, nvrtc = ring[len(before) % len(ring)]
-    for problem, tile in spread(case, architecture):
-        if (kernel := _kernel(case, problem, tile)) not in met:
-            met.add(kernel)
-            yield architecture, nvrtc, _demanding(case, architecture, problem, tile), tile
+    others = {_kernel(case, *pair): pair for pair in reversed(spread(case, architecture))}  # the first of each
+    for problem, tile in (pair for kernel, pair in others.items() if kernel not in met):
+        yield architecture, nvrtc, _demanding(case, architecture, problem, tile), tile
 
 
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None = None) -> list[Build]:

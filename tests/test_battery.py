@@ -20,19 +20,23 @@ STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.st
 
 
 @pytest.mark.parametrize(("op", "strategy"), STRATEGIES, ids=[f"{op}-{strategy}" for op, strategy in STRATEGIES])
-def test_every_order_gives_the_right_and_the_same_bits(op: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_order_gives_the_right_and_the_same_bits(
+    op: str, strategy: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """Two orders; with --long all of them."""
+    orders = battery.ORDERS if pytestconfig.getoption("--long") else battery.ORDERS[::2]
     found = battery.cases(op, strategy)
     assert found, f"{op}, strategy {strategy}: no cases in battery.py"
     for case in found:
         seen = set()
-        for order in battery.ORDERS:
+        for order in orders:
             monkeypatch.setenv("CUNORM_CPU_ORDER", order)
             try:
                 results = case.run()
             except AssertionError as error:
                 raise AssertionError(f"{case}, {order}: {error}") from None
             seen.add(tuple(b"" if a is None else a.tobytes() for a in results))
-        assert len(seen) == 1, f"{case}: {len(seen)} different results of {len(battery.ORDERS)} orders"
+        assert len(seen) == 1, f"{case}: {len(seen)} different results of {len(orders)} orders"
 
 
 def test_every_kernel_file_is_reached() -> None:

@@ -24,6 +24,10 @@ checks = importlib.import_module("digits_checks")
 train_digits = importlib.import_module("train_digits")
 
 EACH = pytest.mark.parametrize("norm", ["group", "layer", "batch"])
+#: One of them; the others are long.
+ONE = pytest.mark.parametrize(
+    "norm", ["batch", *(pytest.param(norm, marks=pytest.mark.long) for norm in ("group", "layer"))]
+)
 SAMPLE = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
 #: Of each norm: its functions, and what they return; batch_norm_gather_stats writes the running ones.
 RESULTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -192,7 +196,7 @@ def test_learns_and_agrees_with_the_oracle(norm: str) -> None:
     assert result.library.calls == {name: 3 * 12 + 3 * 3 * 4 * (name == evaluates) for name in RESULTS[norm]}
 
 
-@pytest.mark.parametrize("norm", [pytest.param("group", marks=pytest.mark.long), "layer", "batch"])
+@ONE
 def test_float64(norm: str) -> None:
     result = train_digits.run(norm, dtype="float64", epochs=1, images=64)
     assert result.library.checks == tensors(norm) * 3
@@ -237,7 +241,7 @@ def test_a_wrong_tensor_is_a_mismatch(norm: str, tensor: str, factor: float) -> 
     assert all(part in text for part in (mismatch.layer, tensor, f"{mismatch.error:.3g}", f"{mismatch.bound:.3g}"))
 
 
-@EACH
+@ONE
 def test_a_mistake_in_one_layer_names_that_layer(norm: str) -> None:
     functions = spoiled(norm, "dgamma", 0.5, lambda dy: dy.shape[1] == 16)
     with pytest.raises(train_digits.GradientMismatch, match=r"^\w+Norm 1 \(16 channels, 8x8\): dgamma is off by"):
