@@ -156,6 +156,7 @@ STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.st
 
 @pytest.mark.sanitise
 @pytest.mark.parametrize(("op", "strategy"), STRATEGIES, ids=[f"{op}-{strategy}" for op, strategy in STRATEGIES])
-def test_every_kernel(op: str, strategy: str) -> None:
-    count = sanitised.call(sanitised.run_cases, op, strategy, ["ascending", "random:3"])
+def test_every_kernel(op: str, strategy: str, pytestconfig: pytest.Config) -> None:
+    orders = ["ascending", "random:3"] if pytestconfig.getoption("--long") else ["random:3"]
+    count = sanitised.call(sanitised.run_cases, op, strategy, orders)
     assert count == len(battery.cases(op, strategy)) > 0

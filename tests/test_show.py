@@ -80,6 +80,7 @@ def test_sides_of_a_plane_as_people_type_them(capsys: pytest.CaptureFixture[str]
     assert len(said) == 1 and next(iter(said))[0] == 0
 
 
+@pytest.mark.long
 def test_one_strategy_that_cannot_be_counted_spares_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -300,7 +300,7 @@ def test_on_a_gpu(norm: str) -> None:
 # The command line.
 
 
-@EACH
+@ONE
 def test_command_line(
     norm: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

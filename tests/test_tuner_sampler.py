@@ -215,6 +215,7 @@ def test_trials_are_counted_until_one_is_good_enough(benchmark: ModuleType) -> N
     assert benchmark.summary([1, 2, 3, 4, math.inf]) == {"median": 3, "p90": None, "found": 0.8}
 
 
+@pytest.mark.long
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     script, found = ROOT / "benchmarks" / "tuner_sampler.py", tmp_path / "found.json"
     command = [sys.executable, str(script), "--quick", "--json", str(found)]

@@ -205,6 +205,7 @@ def test_a_worker_that_cannot_begin() -> None:
     assert result.failures == []  # no tile is to blame
 
 
+@pytest.mark.long
 def test_stopping_at_any_moment() -> None:
     """Nothing is raised; what is stored then was sampled often enough, and is near the truth."""
     space = space_of(SMALL)
