@@ -25,6 +25,7 @@ from cunorm.devices import known
 from cunorm.launch import Place, Plan, plan_for
 from cunorm.ops import OPS
 from cunorm.problem import Problem
+from cunorm.strategy import main_launch
 from cunorm.table_entry import sizes_text
 from cunorm.traffic import measure
 
@@ -86,7 +87,7 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
     name, problem = item
     plan = planned(problem)
     assert plan.strategy is not None and plan.tile is not None
-    main = max(plan.launches, key=lambda launch: launch.traffic)
+    main = main_launch(plan.launches)
     row: dict[str, Any] = {
         "strategy": plan.strategy.name,
         "tile": plan.tile.as_dict(),

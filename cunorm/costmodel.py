@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from .devices import Device
 from .problem import Problem
-from .strategy import Launch, Strategy, Tile, ceil_div
+from .strategy import Launch, Strategy, Tile, ceil_div, main_launch
 
 __all__ = ["Choice", "busy", "choose", "launch_seconds", "legal", "predict", "ranked", "resident_blocks"]
 
@@ -97,7 +97,7 @@ def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> I
 
 def busy(choice: Choice, problem: Problem, device: Device) -> int:
     """Multiprocessors that the launch which moves most has a block for."""
-    main = max(choice.strategy.launches(problem, choice.tile), key=lambda launch: launch.traffic)
+    main = main_launch(choice.strategy.launches(problem, choice.tile))
     return min(main.grid, device.multiprocessors)
 
 

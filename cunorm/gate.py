@@ -31,7 +31,7 @@ from .ops import OPS
 from .problem import ITEMSIZE, LAYOUTS, Problem
 from .ptxas import Usage
 from .sources import kernel_text
-from .strategy import Strategy, Tile, ceil_div
+from .strategy import Strategy, Tile, ceil_div, main_launch
 
 __all__ = [
     "LAUNCHABLE_REGISTERS", "TILES", "Build", "Case", "Result", "accepted", "builds", "cases", "demand", "pairs", "run",
@@ -169,7 +169,7 @@ def demand(case: Case, problem: Problem, tile: Tile) -> tuple[float, int]:
 
 def _kernel(case: Case, problem: Problem, tile: Tile) -> str:
     """The kernel that does the tile's main work: a strategy may have several to choose from."""
-    return max(case.solver.launches(problem, tile), key=lambda launch: launch.traffic).kernel
+    return main_launch(case.solver.launches(problem, tile)).kernel
 
 
 def spread(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:

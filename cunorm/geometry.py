@@ -78,7 +78,7 @@ def sweep_shared(layout: str, problem: Problem, tile: Tile, item_bytes: int) -> 
 def groups_asked(layout: str, problem: Problem) -> int:
     """How often threads that meet each channel of a sample once ask for what belongs to its group.
 
-    each_slot_of_groups in sweep.cuh: for every channel; but channels-last once for each group of a pack, where groups
+    each_slot in sweep.cuh: for every channel; but channels-last once for each group of a pack, where groups
     are no shorter than packs.
     """
     of_group, pack = problem.group_channels, problem.pack

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .devices import Device
 from .problem import Problem
 
-__all__ = ["MAX_GRID", "Launch", "Strategy", "Tile", "ceil_div", "refuses_threads"]
+__all__ = ["MAX_GRID", "Launch", "Strategy", "Tile", "ceil_div", "main_launch", "refuses_threads"]
 
 #: Most blocks in the x direction of a grid.
 MAX_GRID = 2**31 - 1
@@ -214,6 +214,11 @@ class Strategy:
     def tiles(self) -> Iterator[Tile]:
         """Every tile of the search space, legal or not."""
         return iter(self._tiles)
+
+
+def main_launch(launches: Iterable[Launch]) -> Launch:
+    """The launch that moves most."""
+    return max(launches, key=lambda launch: launch.traffic)
 
 
 def refuses_threads(tile: Tile) -> str | None:

@@ -15,7 +15,7 @@ from .cpu_memory import TENSORS
 from .devices import Device
 from .problem import Problem
 from .reuse import SECTOR_BYTES
-from .strategy import Launch, Strategy, Tile
+from .strategy import Launch, Strategy, Tile, main_launch
 
 __all__ = [
     "LARGEST",
@@ -231,7 +231,7 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
         whole_sectors = elements * problem.itemsize // 2 % SECTOR_BYTES == 0
         if elements > whole or not whole_sectors or not _continues(strategy, tile, problem, device, sample):
             continue
-        main = max(strategy.launches(many, tile), key=lambda launch: launch.traffic)
+        main = main_launch(strategy.launches(many, tile))
         if main.grid > most:
             kept, most = sample, main.grid
         if main.grid >= WAVES * costmodel.resident_blocks(main, device) * device.multiprocessors:

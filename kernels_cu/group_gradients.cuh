@@ -32,7 +32,7 @@ struct GroupGradients {
         acc_t mean_of[sweep_t::slots] = {};
         Through through[sweep_t::slots] = {};
         const auto of_group = [&](long long group) { return statistics(sweep.n, group, !is_identity); };
-        each_slot_of_groups(sweep, group_channels(), of_group, [&](int slot, long long channel, Statistics of) {
+        each_slot(sweep, group_channels(), of_group, [&](int slot, long long channel, Statistics of) {
             mean_of[slot] = of.mean;
             if (!is_identity) {
                 through[slot] = Through{affine_of(gamma, beta, channel, of.mean, of.rstd)};
@@ -41,8 +41,7 @@ struct GroupGradients {
         Pair found[sweep_t::slots] = {};
         sweep_gradient_sums(sweep, dy, x, mean_of, through, found);
         const auto rstd_of = [&](long long group) { return acc_t(widen(load(rstd, sweep.n * groups + group))); };
-        each_slot_of_groups(sweep, group_channels(), rstd_of,
-                            [&](int slot, long long, acc_t of) { found[slot].second *= of; });
+        each_slot(sweep, group_channels(), rstd_of, [&](int slot, long long, acc_t of) { found[slot].second *= of; });
         gather_sums(sweep, partials, found, [&](long long channel, Pair whole) {
             store(workspace, cut.part(sweep.n, sweep.chunk, channel), whole);
         });
@@ -62,7 +61,7 @@ struct GroupGradients {
             const Pair means = load(workspace, means_of(sweep.n, group));
             return Coefficients{acc_t(1), found.mean, found.rstd, means.first, means.second};
         };
-        each_slot_of_groups(sweep, group_channels(), of_group, [&](int slot, long long channel, Coefficients found) {
+        each_slot(sweep, group_channels(), of_group, [&](int slot, long long channel, Coefficients found) {
             found.gamma = parameter(gamma, channel, acc_t(1));
             of[slot] = found;
             if (!is_identity) {

@@ -29,7 +29,7 @@ struct GroupMoments {
             const long long at = sweep.n * groups + group;
             return Statistics{load(mean, at), load(rstd, at)};
         };
-        each_slot_of_groups(sweep, group_channels(), of_group, [&](int slot, long long channel, Statistics found) {
+        each_slot(sweep, group_channels(), of_group, [&](int slot, long long channel, Statistics found) {
             of[slot] = affine_of(gamma, beta, channel, found.mean, found.rstd);
         });
         const data_t* const from[1] = {x};

@@ -169,30 +169,14 @@ struct Sweep<ChannelsLast> {
 
 typedef Sweep<layout_t> sweep_t;
 
-// Calls use(slot, channel, group) for the channels that a thread meets: one division, then comparisons.
-template <typename Use>
-__device__ __forceinline__ void each_slot(const sweep_t& sweep, long long group_channels, Use use) {
-    long long group = sweep.channel_of(0) / group_channels;
-    long long next = (group + 1) * group_channels;
-#pragma unroll
-    for (int slot = 0; slot < sweep_t::slots; ++slot) {
-        if (sweep.channel_of(slot) == next) {
-            ++group;
-            next += group_channels;
-        }
-        if (sweep.has(slot)) {
-            use(slot, sweep.channel_of(slot), group);
-        }
-    }
-}
-
-// As each_slot, with use(slot, channel, of(group)). Where a pack has channels of two groups at most, each of these is asked
-// once, side by side: neighbours would ask for the same.
+// Calls use(slot, channel, of(group)) for the channels that a thread meets: one division, then comparisons. Where a pack
+// has channels of two groups at most, each of these is asked once, side by side: neighbours would ask for the same.
 template <typename Of, typename Use>
-__device__ __forceinline__ void each_slot_of_groups(const sweep_t& sweep, long long group_channels, Of of, Use use) {
+__device__ __forceinline__ void each_slot(const sweep_t& sweep, long long group_channels, Of of, Use use) {
     const bool few = sweep_t::slots > 1 && group_channels >= sweep_t::slots;
     const long long first = sweep.channel_of(0) / group_channels;
-    const long long before = (first + 1) * group_channels - sweep.channel_of(0);  // channels of the first group
+    long long group = first, next = (first + 1) * group_channels;
+    const long long before = next - sweep.channel_of(0);  // channels of the first group
     decltype(of(first)) here = {}, behind = {};
     if (few && sweep.has(0)) {
         here = of(first);
@@ -200,9 +184,16 @@ __device__ __forceinline__ void each_slot_of_groups(const sweep_t& sweep, long l
     if (few && before < sweep_t::slots && sweep.has(static_cast<int>(before))) {
         behind = of(first + 1);
     }
-    each_slot(sweep, group_channels, [&](int slot, long long channel, long long group) {
-        use(slot, channel, few ? (group == first ? here : behind) : of(group));
-    });
+#pragma unroll
+    for (int slot = 0; slot < sweep_t::slots; ++slot) {
+        if (sweep.channel_of(slot) == next) {
+            ++group;
+            next += group_channels;
+        }
+        if (sweep.has(slot)) {
+            use(slot, sweep.channel_of(slot), few ? (group == first ? here : behind) : of(group));
+        }
+    }
 }
 
 // The (row, channel) pairs of a group in a workspace [rows, C], dealt out to the threads of a block in order.
