@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .batch_norm_views import cut_of, refuses_cut, refuses_layout, view_of
+from .batch_norm_views import columns_of, cut_of, refuses_cut, refuses_layout, view_of
 from .devices import Device
 from .geometry import LARGEST_CHUNK, slab_packs, slab_partials, sweep_shared
 from .problem import ITEMSIZE, Problem
@@ -120,7 +120,7 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         wanted = tuple(name if name in problem.outputs else 0 for name in SUMS)
         fold_given = ("invstd", "workspace")
     results: Arguments = (0, *wanted) if rows == 1 else ("workspace", *([0] * len(wanted)))
-    traffic = _tensors_read(problem) * problem.nbytes + (rows > 1) * rows * C * _stored_bytes(problem)
+    traffic, cached = _tensors_read(problem) * problem.nbytes + (rows > 1) * rows * C * _stored_bytes(problem), 0
     if tile.strategy == "block":
         entry = f"{problem.op}_block"
         blocks = blocks_for(ceil_div(C, tile.channels) * rows)
@@ -130,8 +130,9 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         phases = min(N, tile.samples) * (1 + passes)  # it waits for each sample, then sums what it staged
     else:
         entry = f"{problem.op}_sweep"
-        layout, sizes, _, blocks = cut_of(problem, tile)
+        layout, sizes, _, blocks, met = cut_of(problem, tile)
         shared, phases = sweep_shared(layout, problem, tile, _partial_bytes(problem)), 1
+        cached = met * problem.sum_itemsize * (problem.op == "batch_norm_backward_reduce")  # its mean
     main = Launch(
         entry,
         entry,
@@ -140,6 +141,7 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         (*given, *results, *sizes, *numbers),
         shared_bytes=shared,
         traffic=traffic,
+        cached=cached,
         registers=RESIDENT_REGISTERS,
         phases=phases,
         layout=layout,
@@ -176,9 +178,8 @@ def _streaming_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         blocks, sizes = blocks_for(ceil_div(elements, tile.chunk)), (elements, C, HxW, tile.chunk)
         shared, phases = _run_shared(problem, tile), 2  # what it knows of its channels, then the stream
     else:
-        layout, sizes, _, blocks = cut_of(problem, tile)
-        shared, phases = 0, 1
-        cached = blocks * tile.threads * problem.pack * _channel_bytes(problem)
+        layout, sizes, _, blocks, met = cut_of(problem, tile)
+        shared, phases, cached = 0, 1, met * _channel_bytes(problem)
     entry = f"{problem.op}_{tile.strategy}"
     return (
         Launch(
@@ -222,15 +223,24 @@ def _gather_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 
 
 _CHUNKS = {"threads": (128, 256, 512), "chunk": (64, 256, 1024, 4096, 16384, 65536)}
-#: Rows may be long, and then few make a chunk; 512 threads would only be more parts of the same columns. What a thread
+#: 512 threads would only be more parts of the same columns; 8 columns of packs are 128 bytes of a row. What a thread
 #: adds up one after another costs digits, so chunks are not longer, nor ranges of samples below.
-_ROWS = {"threads": (128, 256), "chunk": (4, 8, 16, 32, 64, 128, 256, 1024, 4096)}
+_ROWS = {
+    "threads": (128, 256),
+    "columns": (8, 32, 128),
+    "chunk": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096),
+}
 _SLABS = {
     "threads": (64, 128, 256, 512),
     "channels": (1, 2, 4, 8, 16, 32, 64),
     "samples": (1, 2, 4, 8, 16, 32, 64),
 }
 _RUNS = {"threads": (128, 256, 512), "chunk": (2048, 8192, 32768)}
+
+
+def _columns_worth(problem: Problem, tile: Tile) -> bool:
+    """Whether no fewer columns of the space are all that there are."""
+    return all(columns >= tile.columns or columns < columns_of(problem) for columns in _ROWS["columns"])
 
 
 def _named(*strategies: Strategy) -> dict[str, Strategy]:
@@ -242,7 +252,7 @@ def _reducing(op: str) -> dict[str, Strategy]:
     return _named(
         Strategy("block", op, _SLABS, known, _refuses_slab, _reducing_launches, _workspace, moved),
         Strategy("split", op, _CHUNKS, known, refuses_cut, _reducing_launches, _workspace, moved),
-        Strategy("column", op, _ROWS, known, refuses_cut, _reducing_launches, _workspace, moved),
+        Strategy("column", op, _ROWS, known, refuses_cut, _reducing_launches, _workspace, moved, worth=_columns_worth),
     )
 
 
@@ -254,7 +264,9 @@ def _streaming(op: str) -> dict[str, Strategy]:
     known = ("threads",)
     return _named(
         Strategy("block", op, _RUNS, known, _refuses_run, _streaming_launches, _nothing, _nothing),
-        Strategy("column", op, _ROWS, known, refuses_cut, _streaming_launches, _nothing, _nothing),
+        Strategy(
+            "column", op, _ROWS, known, refuses_cut, _streaming_launches, _nothing, _nothing, worth=_columns_worth
+        ),
     )
 
 

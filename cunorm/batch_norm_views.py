@@ -9,9 +9,9 @@ from .devices import Device
 from .geometry import refuses_sweep, sweep_blocks
 from .problem import Problem
 from .strategy import Tile, ceil_div
-from .strategy_common import blocks_for
+from .strategy_common import WARP, blocks_for
 
-__all__ = ["cut_of", "refuses_cut", "refuses_layout", "view_of"]
+__all__ = ["columns_of", "cut_of", "refuses_cut", "refuses_layout", "view_of"]
 
 
 class View(NamedTuple):
@@ -47,9 +47,15 @@ class Cut(NamedTuple):
     """How a sweep is cut: struct Batch in batch_columns.cuh."""
 
     layout: str
-    sizes: tuple[int, ...]  # N, columns, HxW, chunk, chunks, C, elements left over
+    sizes: tuple[int, ...]  # N, columns, HxW, chunk, chunks, C, elements left over, columns of packs of a block
     rows: int  # of partial results [rows, C]
     blocks: int
+    met: int  # channels that the warps of all blocks meet, each counted once a warp
+
+
+def columns_of(problem: Problem) -> int:
+    """Packs of a wide row: of as many rows as make whole packs."""
+    return problem.C // math.gcd(problem.C, problem.pack)
 
 
 def cut_of(problem: Problem, tile: Tile) -> Cut:
@@ -58,16 +64,21 @@ def cut_of(problem: Problem, tile: Tile) -> Cut:
     if layout == "NCHW":
         chunks = ceil_div(HxW, tile.chunk)
         blocks = sweep_blocks(layout, N, C, chunks, problem.pack, tile.threads)
-        return Cut(layout, (N, C, HxW, tile.chunk, chunks, C, 0), N * chunks, blocks_for(blocks))
+        return Cut(layout, (N, C, HxW, tile.chunk, chunks, C, 0, 1), N * chunks, blocks_for(blocks), N * C * chunks)
     wide = problem.pack // math.gcd(C, problem.pack)  # rows in a wide row, which is whole packs
     wide_rows, left = divmod(HxW, wide)
     chunks = ceil_div(wide_rows, tile.chunk)
-    blocks = sweep_blocks(layout, 1, wide * C, chunks, problem.pack, tile.threads) + ceil_div(left * C, tile.threads)
-    sizes = (1, wide * C, wide_rows, tile.chunk, chunks, C, left * C)
-    return Cut(layout, sizes, chunks * wide + left, blocks_for(blocks))
+    swept = sweep_blocks(layout, 1, wide * C, chunks, problem.pack, tile.threads, tile.columns)
+    sizes = (1, wide * C, wide_rows, tile.chunk, chunks, C, left * C, tile.columns)
+    met = swept * (tile.threads // WARP) * min(columns_of(problem), tile.columns, WARP) * problem.pack + left * C
+    return Cut(layout, sizes, chunks * wide + left, blocks_for(swept + ceil_div(left * C, tile.threads)), met)
 
 
 def refuses_cut(problem: Problem, tile: Tile, device: Device) -> str | None:
     """Why the tile is not legal, or None; no problem of the right layout is refused for its sizes."""
     layout = "NCHW" if tile.strategy == "split" else "NHWC"
-    return refuses_layout(problem, layout) or refuses_sweep(layout, problem, tile, device)
+    if (sentence := refuses_layout(problem, layout) or refuses_sweep(layout, problem, tile, device)) is not None:
+        return sentence
+    if layout == "NHWC" and tile.columns > tile.threads:
+        return f"columns is {tile.columns}, expected at most threads, {tile.threads}"
+    return None

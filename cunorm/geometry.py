@@ -62,12 +62,12 @@ def slab_partials(layout: str, HxW: int, pack: int, threads: int) -> int:
     return threads // lanes
 
 
-def sweep_blocks(layout: str, samples: int, C: int, chunks: int, pack: int, threads: int) -> int:
-    """Sweep::items() in sweep.cuh."""
+def sweep_blocks(layout: str, samples: int, C: int, chunks: int, pack: int, threads: int, most_columns: int = 0) -> int:
+    """Sweep::items() in sweep.cuh; without a ``most_columns`` a channels-last block has a column for each thread."""
     if layout == "NCHW":
         return ceil_div(samples * C * chunks, threads // WARP)
     columns = ceil_div(C, pack)
-    return samples * chunks * ceil_div(columns, min(columns, threads))
+    return samples * chunks * ceil_div(columns, min(columns, most_columns or threads))
 
 
 def sweep_shared(layout: str, problem: Problem, tile: Tile, item_bytes: int) -> int:

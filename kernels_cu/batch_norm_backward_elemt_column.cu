@@ -14,8 +14,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_backward_elemt_column(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,
                                      const gamma_t* gamma, const sum_t* sum_dy, const sum_t* sum_dy_xmu, data_t* dx,
                                      long long N, long long columns, long long HxW, long long chunk, long long chunks,
-                                     long long C, long long left, double count) {
-    const Batch batch = {{N, columns, HxW, chunk, chunks}, C, left};
+                                     long long C, long long left, long long most_columns, double count) {
+    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
     const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, count};
     for (long long turn = blockIdx.x; turn < batch.items(); turn += gridDim.x) {
         const long long item = batch.items() - 1 - turn;

@@ -13,8 +13,8 @@
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_elemt_column(const data_t* x, const stat_t* mean, const stat_t* invstd, const gamma_t* gamma,
                             const beta_t* beta, data_t* y, long long N, long long columns, long long HxW,
-                            long long chunk, long long chunks, long long C, long long left) {
-    const Batch batch = {{N, columns, HxW, chunk, chunks}, C, left};
+                            long long chunk, long long chunks, long long C, long long left, long long most_columns) {
+    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
     const ChannelAffine channels = {mean, invstd, gamma, beta};
     for (long long turn = blockIdx.x; turn < batch.items(); turn += gridDim.x) {
         const long long item = batch.items() - 1 - turn;

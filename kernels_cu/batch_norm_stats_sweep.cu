@@ -15,8 +15,9 @@
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_stats_sweep(const data_t* x, Pair* workspace, acc_t* mean, acc_t* invstd, long long N, long long columns,
-                           long long HxW, long long chunk, long long chunks, long long C, long long left, double eps) {
-    const Batch batch = {{N, columns, HxW, chunk, chunks}, C, left};
+                           long long HxW, long long chunk, long long chunks, long long C, long long left,
+                           long long most_columns, double eps) {
+    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
     const GivenMoments results = {workspace, mean, invstd, eps};
     int offset = 0;
     Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);

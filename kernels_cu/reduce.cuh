@@ -76,8 +76,9 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
     return warp_sum(lane < block_warps ? scratch[lane] : T{});
 }
 
-// Folds partials[part][row][column], which is shared, over its parts into the first, by halves. Thread (part, column)
-// does its rows; an idle one has part >= parts. The whole block calls, behind a barrier; ends with one.
+// Folds partials[row][part][column], which is shared, over its parts into the first, by halves. Thread (part, column)
+// does its rows, and neighbours have neighbours of a row, so that no two of a warp meet in a bank; an idle one has
+// part >= parts. The whole block calls, behind a barrier; ends with one.
 template <int rows, typename T, typename Merge>
 __device__ __forceinline__ void fold_parts(T* partials, int parts, int columns, int part, int column, Merge merge) {
     int half = 1;
@@ -86,11 +87,12 @@ __device__ __forceinline__ void fold_parts(T* partials, int parts, int columns, 
     }
     for (; half > 0; half /= 2) {
         if (part < half && part + half < parts) {
-            T* const kept = partials + part * rows * columns + column;
-            const T* const other = kept + half * rows * columns;
+            T* const kept = partials + part * columns + column;
+            const T* const other = kept + half * columns;
 #pragma unroll 4
             for (int row = 0; row < rows; ++row) {
-                kept[row * columns] = merge(kept[row * columns], other[row * columns]);
+                const int at = row * parts * columns;
+                kept[at] = merge(kept[at], other[at]);
             }
         }
         __syncthreads();

@@ -277,7 +277,7 @@ struct Slab<ChannelsLast> {
                             if (part < parts) {
 #pragma unroll
                                 for (int i = 0; i < slots_at_once; ++i) {
-                                    partials[(part * slots_at_once + i) * columns + column - first] = sums[slot + i];
+                                    partials[(i * parts + part) * columns + column - first] = sums[slot + i];
                                 }
                             }
                             __syncthreads();
@@ -287,7 +287,7 @@ struct Slab<ChannelsLast> {
                                 const int i = at / columns, of_column = at - i * columns;
                                 const int channel = (first + of_column) * pack_size + slot + i;
                                 if (channel < channels) {
-                                    totals[channel] = totals[channel] + partials[at];
+                                    totals[channel] = totals[channel] + partials[i * parts * columns + of_column];
                                 }
                             }
                             __syncthreads();

@@ -2,9 +2,9 @@
 //
 // HxW is cut into `chunks` of `chunk` positions. Along its sweep a thread meets the same channels in every pack: one
 // channel (channels-first: a warp per chunk of a plane) or one pack of neighbouring channels (channels-last: a block
-// per chunk of rows and as many columns of packs as it has threads, a thread per column and every parts-th row). So
-// what a thread knows of its channels, `slots` of them, stays in registers, and the sums of a chunk go to row n *
-// chunks + chunk of a workspace [rows, C].
+// per chunk of rows and some columns of packs, at most as many as it has threads, a thread per column and every
+// parts-th row). So what a thread knows of its channels, `slots` of them, stays in registers, and the sums of a chunk go
+// to row n * chunks + chunk of a workspace [rows, C].
 //
 // The blocks' parts are numbered as items, all alike; or, for those who have to know when some channels of a sample are
 // complete, as the tiles of a team: all chunks of `team` neighbouring channels.
@@ -12,8 +12,10 @@
 
 struct Chunking {
     long long N, C, HxW, chunk, chunks;
-    long long team =
-        0;  // channels of a team; divides C. Channels-last whole packs, or C, and packs for at most a block
+    // Channels of a team; divides C. Channels-last whole packs, or C, and packs for at most a block.
+    long long team = 0;
+    // Columns of packs that a channels-last block takes, where there are as many; at most its threads.
+    long long most_columns = Tile::threads;
 
     // Where a channel's part of a chunk stands in a workspace.
     __device__ __forceinline__ long long part(long long n, long long of_chunk, long long channel) const {
@@ -96,7 +98,7 @@ struct Sweep<ChannelsLast> {
         return (cut.C + pack_size - 1) / pack_size;
     }
     static __device__ __forceinline__ int columns_of_block(const Chunking& cut) {
-        return columns_of(cut) < Tile::threads ? static_cast<int>(columns_of(cut)) : Tile::threads;
+        return static_cast<int>(columns_of(cut) < cut.most_columns ? columns_of(cut) : cut.most_columns);
     }
     static __device__ __forceinline__ long long column_blocks(const Chunking& cut) {
         return (columns_of(cut) + columns_of_block(cut) - 1) / columns_of_block(cut);
@@ -148,20 +150,20 @@ struct Sweep<ChannelsLast> {
     __device__ __forceinline__ long long channel_of(int slot) const { return first_channel + slot; }
 
     // What the threads found of each channel, put together: found(slot) of the parts merged by halves, by way of
-    // partials[part][slot][column], which is shared; give(channel, whole). The whole block calls; ends with a barrier.
+    // partials[slot][part][column], which is shared; give(channel, whole). The whole block calls; ends with a barrier.
     template <typename T, typename Found, typename OverLanes, typename Merge, typename Give>
     __device__ __forceinline__ void gather(T* partials, Found found, OverLanes, Merge merge, Give give) const {
         if (part < parts) {
 #pragma unroll
             for (int slot = 0; slot < pack_size; ++slot) {
-                partials[(part * pack_size + slot) * columns + column] = found(slot);
+                partials[(slot * parts + part) * columns + column] = found(slot);
             }
         }
         __syncthreads();
         fold_parts<pack_size>(partials, parts, columns, part, column, merge);
         const long long block_channel = first_channel - column * pack_size;
         for (int at = threadIdx.x; at < columns * pack_size && block_channel + at < C; at += Tile::threads) {
-            give(block_channel + at, partials[at % pack_size * columns + at / pack_size]);
+            give(block_channel + at, partials[at % pack_size * parts * columns + at / pack_size]);
         }
         __syncthreads();
     }

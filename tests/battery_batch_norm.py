@@ -42,6 +42,7 @@ BATCH_ROWS: Named = {
     "idle threads": {"shape": (30, 20), "chunk": 15},
     "more columns than threads": {"shape": (5, 264)},
     "two blocks for three blocks of columns": {"shape": (5, 520), "grid": 2},
+    "few columns a block": {"shape": (75, 20), "columns": 2, "chunk": 70, "shifts": SAME_OFF},
     "more rows left over than threads": {"shape": (3, 65)},
     "one row of results": {"shape": (20, 8), "chunk": 100},
     "more batches than a chain": {"shape": (140, 256), "chunk": 150},
@@ -80,7 +81,7 @@ def batch_norm_cases(op: str) -> Iterator[Case]:
         rows |= {"in place": {"shape": (37, 20), "in_place": True}}
         runs = BATCH_RUNS | {"in place": {"shape": (3, 5, 37), "in_place": True}}
         yield from made("block", runs, threads=64, chunk=64)
-        yield from made("column", rows, threads=64, chunk=2)
+        yield from made("column", rows, threads=64, columns=64, chunk=2)
         return
     slabs, planes, rows = BATCH_SLABS, BATCH_PLANES, BATCH_ROWS
     if op == "batch_norm_backward_reduce":
@@ -90,7 +91,7 @@ def batch_norm_cases(op: str) -> Iterator[Case]:
         rows |= {"four dtypes": {"shape": (17, 5), "sums": FOUR}}
     yield from made("block", slabs, threads=64, channels=4, samples=2)
     yield from made("split", planes, threads=64, chunk=16)
-    yield from made("column", rows, threads=64, chunk=2)
+    yield from made("column", rows, threads=64, columns=64, chunk=2)
 
 
 def gather_cases() -> Iterator[Case]:

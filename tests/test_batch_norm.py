@@ -48,12 +48,12 @@ SHAPES = [
 REDUCING = {
     "block": {"strategy": "block", "threads": 64, "channels": 4, "samples": 2},
     "split": {"strategy": "split", "threads": 64, "chunk": 16},
-    "column": {"strategy": "column", "threads": 64, "chunk": 2},
+    "column": {"strategy": "column", "threads": 64, "columns": 64, "chunk": 2},
 }
 #: Runs of 64 elements start and end within planes; elemt has no split.
 STREAMING = {
     "block": {"strategy": "block", "threads": 64, "chunk": 64},
-    "column": {"strategy": "column", "threads": 64, "chunk": 2},
+    "column": {"strategy": "column", "threads": 64, "columns": 64, "chunk": 2},
 }
 #: That of the tests of calls too.
 GATHER = {"strategy": "column", "threads": 64}
@@ -182,11 +182,13 @@ def test_matches_the_oracle_on_hostile_shapes(dtype: str, kind: str, strategy: s
     ("reduce", "block", {"threads": 64, "channels": 17, "samples": 1}),  # the last slab has more parts a channel
     ("stats", "split", {"threads": 64, "chunk": 1}),
     ("reduce", "split", {"threads": 64, "chunk": 100000}),
-    ("stats", "column", {"threads": 64, "chunk": 100000}),
-    ("reduce", "column", {"threads": 64, "chunk": 1}),
+    ("stats", "column", {"threads": 64, "columns": 64, "chunk": 100000}),
+    ("reduce", "column", {"threads": 64, "columns": 1, "chunk": 1}),
     ("elemt", "block", {"threads": 64, "chunk": 8}),
     ("input", "block", {"threads": 64, "chunk": 32768}),
-    ("elemt", "column", {"threads": 64, "chunk": 100000}),
+    ("elemt", "column", {"threads": 64, "columns": 64, "chunk": 100000}),
+    ("stats", "column", {"threads": 64, "columns": 2, "chunk": 33}),
+    ("input", "column", {"threads": 96, "columns": 7, "chunk": 20}),
 ], ids=str)  # fmt: skip
 def test_other_tiles(kind: str, strategy: str, tile: dict[str, int], executor: Executor) -> None:
     """One channel or all, all samples or one, one position a chunk, one chunk of all, one row of results."""
@@ -199,6 +201,7 @@ def test_other_tiles(kind: str, strategy: str, tile: dict[str, int], executor: E
 def test_one_row_of_results_needs_no_workspace(strategy: str, executor: Executor) -> None:
     tile = {"strategy": strategy, "threads": 64}
     tile |= {"channels": 2, "samples": 8} if strategy == "block" else {"chunk": 64}
+    tile |= {"columns": 8} if strategy == "column" else {}
     shape = {"block": (5, 3, 7), "split": (1, 3, 60), "column": (50, 8)}[strategy]
     for op, kind in (("batch_norm_stats", "stats"), ("batch_norm_backward_reduce", "reduce")):
         plan = cunorm.plan(op, shape=shape, dtype="float32", device="cpu", tile=tile)
@@ -568,6 +571,7 @@ def test_sums_past_2_to_the_31_elements(strategy: str) -> None:
     mean, invstd = np.linspace(0.5, 1, C, dtype=np.float32), np.ones(C, np.float32)
     tile = {"strategy": strategy, "threads": 64}
     tile |= {"channels": 4, "samples": chunk} if strategy == "block" else {"chunk": chunk}
+    tile |= {"columns": 64} if strategy == "column" else {}
     workspace = sparse(2**28, np.uint8)
     with some_blocks(-blocks, None, None):
         sums = cunorm.batch_norm_backward_reduce(dy, x, mean, invstd, tile=tile, workspace=workspace)
@@ -603,7 +607,8 @@ def test_elements_past_2_to_the_31(strategy: str, shape: tuple[int, ...]) -> Non
     for a in (dy, x):
         a[-1000:] = random.standard_normal(1000).astype(a.dtype)
     mean, invstd, sum_dy, sum_dy_xmu = random.standard_normal((4, C)).astype(np.float32)
-    tile = {"strategy": strategy, "threads": 64, "chunk": 2048 if strategy == "block" else 256}
+    tile = {"strategy": strategy, "threads": 64}
+    tile |= {"chunk": 2048} if strategy == "block" else {"columns": 64, "chunk": 256}
     channel = (np.arange(N * C * HxW - 1000, N * C * HxW) // HxW) % C
     row = (1, 1000)  # a channel of its own for each element
     for kind in ("elemt", "input"):
@@ -635,6 +640,7 @@ def test_elements_past_2_to_the_31(strategy: str, shape: tuple[int, ...]) -> Non
     ((4, 1, 3), REDUCING["column"], "column: channels-first data has no rows of channels"),
     ((4, 8, 3), {**REDUCING["split"], "chunk": 2**21}, "split: chunk is 2097152"),
     ((4, 8, 3), {**REDUCING["split"], "threads": 65}, "split: threads is 65"),
+    ((4, 8), {**REDUCING["column"], "columns": 65}, "column: columns is 65, expected at most threads, 64"),
     ((4, 8, 100000), REDUCING["block"], "block: needs .* bytes of shared memory"),
 ], ids=str)  # fmt: skip
 def test_what_is_refused(shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:

@@ -199,7 +199,7 @@ def _batch(kind: str) -> Iterator[Row]:
         yield Row(op, "split", "odd planes", (2, 6, 2401), split, fetched=EDGE)
         yield Row(op, "split", "tails", (6, 12, 1279), split, fetched=EDGE)
         yield Row(op, "split", "several waves", (34, 64, 1024), split, long=True)
-    column = {"threads": 64, "chunk": 1024}
+    column = {"threads": 64, "columns": 8, "chunk": 1024}
     yield Row(op, "column", "channels last", (4, 64, 1024), column, layout="NHWC")
     yield Row(op, "column", "channels last, short chunks", (4, 64, 256), column | {"chunk": 256}, layout="NHWC")
     yield Row(op, "column", "odd channels", (4095, 33, 1), column, fetched=EDGE, wide=0.94, why=SHORT)
