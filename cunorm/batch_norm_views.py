@@ -9,7 +9,7 @@ from .devices import Device
 from .geometry import refuses_sweep, sweep_blocks
 from .problem import Problem
 from .strategy import Tile, ceil_div
-from .strategy_common import WARP, blocks_for
+from .strategy_common import SECTOR_PACKS, WARP, blocks_for, round_up
 
 __all__ = ["columns_of", "cut_of", "refuses_cut", "refuses_layout", "view_of"]
 
@@ -53,9 +53,22 @@ class Cut(NamedTuple):
     met: int  # channels that the warps of all blocks meet, each counted once a warp
 
 
+def _wide(problem: Problem) -> int:
+    """Rows of a wide row: as many as are whole sectors."""
+    unit = SECTOR_PACKS * problem.pack
+    return unit // math.gcd(problem.C, unit)
+
+
 def columns_of(problem: Problem) -> int:
-    """Packs of a wide row: of as many rows as make whole packs."""
-    return problem.C // math.gcd(problem.C, problem.pack)
+    """Packs of a wide row."""
+    return _wide(problem) * problem.C // problem.pack
+
+
+def _block_columns(problem: Problem, tile: Tile) -> int:
+    """Columns of packs of a block: at most the tile's, evenly, and whole sectors."""
+    columns = columns_of(problem)
+    even = round_up(ceil_div(columns, ceil_div(columns, tile.columns)), SECTOR_PACKS)
+    return min(even, tile.columns)
 
 
 def cut_of(problem: Problem, tile: Tile) -> Cut:
@@ -65,12 +78,12 @@ def cut_of(problem: Problem, tile: Tile) -> Cut:
         chunks = ceil_div(HxW, tile.chunk)
         blocks = sweep_blocks(layout, N, C, chunks, problem.pack, tile.threads)
         return Cut(layout, (N, C, HxW, tile.chunk, chunks, C, 0, 1), N * chunks, blocks_for(blocks), N * C * chunks)
-    wide = problem.pack // math.gcd(C, problem.pack)  # rows in a wide row, which is whole packs
+    wide, columns = _wide(problem), _block_columns(problem, tile)
     wide_rows, left = divmod(HxW, wide)
     chunks = ceil_div(wide_rows, tile.chunk)
-    swept = sweep_blocks(layout, 1, wide * C, chunks, problem.pack, tile.threads, tile.columns)
-    sizes = (1, wide * C, wide_rows, tile.chunk, chunks, C, left * C, tile.columns)
-    met = swept * (tile.threads // WARP) * min(columns_of(problem), tile.columns, WARP) * problem.pack + left * C
+    swept = sweep_blocks(layout, 1, wide * C, chunks, problem.pack, tile.threads, columns)
+    sizes = (1, wide * C, wide_rows, tile.chunk, chunks, C, left * C, columns)
+    met = swept * (tile.threads // WARP) * min(columns, WARP) * problem.pack + left * C
     return Cut(layout, sizes, chunks * wide + left, blocks_for(swept + ceil_div(left * C, tile.threads)), met)
 
 

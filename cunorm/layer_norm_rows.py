@@ -9,6 +9,7 @@ from .layer_norm_split import gradient_arguments, owners
 from .problem import ITEMSIZE, Problem
 from .strategy import Launch, Tile, ceil_div, refuses_threads
 from .strategy_common import (
+    SECTOR_PACKS,
     WARP,
     blocks_for,
     is_backward,
@@ -25,7 +26,6 @@ from .strategy_common import (
 
 __all__ = ["refuses_block", "refuses_cluster", "refuses_warp", "rows_launches", "rows_workspace", "worth_trying"]
 
-SECTOR_PACKS = 2  # Run::sector_packs in team.cuh
 ACCESS_BYTES = 16
 SIDE_BY_SIDE = 64  # bytes that DRAM gives at a time
 PACKS_IN_FLIGHT = 4  # of a stream, as the cost model counts them

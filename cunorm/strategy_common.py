@@ -10,6 +10,7 @@ from .strategy import MAX_GRID, Launch, Tile, ceil_div
 
 __all__ = [
     "RESIDENT_REGISTERS",
+    "SECTOR_PACKS",
     "WARP",
     "blocks_for",
     "fold_launches",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 WARP = 32
+#: 16-byte packs of a 32-byte sector: Run::sector_packs in team.cuh.
+SECTOR_PACKS = 2
 #: Threads of the kernels that fold the rows of a workspace, and the columns of one of their blocks: 8 pairs of floats
 #: are two sectors, and narrow blocks are many.
 FOLD_THREADS, FOLD_COLUMNS = 512, 8

@@ -1,9 +1,9 @@
 // How the blocks of a sweep (sweep.cuh) share out the tensor of a whole batch.
 //
-// Channels-first it is N samples of C planes. Channels-last it is one sample of rows of C channels. Where C is not a
-// multiple of a pack, k = pack_size / gcd(C, pack_size) rows are looked at as one wide row of k * C columns, so that
-// every access is 16 bytes; the channel of a column is column % C. The rows left over, fewer than k, are read an element
-// a thread. The host computes the cut. A block takes few columns where that helps: threads of a warp that share channels
+// Channels-first it is N samples of C planes. Channels-last it is one sample of rows of C channels. Where C elements are no
+// whole sectors, as many rows as are whole sectors, k, are looked at as one wide row of k * C columns, so that every access
+// is 16 bytes, and blocks of few columns share no sector; the channel of a column is column % C. The rows left over, fewer
+// than k, are read an element a thread. The host computes the cut. A block takes few columns where that helps: threads of a warp that share channels
 // ask for what belongs to these once, and more rows of a block make fewer rows of partial results.
 //
 // A workspace of partial results has a row for each chunk of planes or of wide rows, and behind them one for each row

@@ -26,8 +26,8 @@ __device__ __forceinline__ Moments merge(Moments a, Moments b, acc_t share) {
     return Moments{a.count + b.count, a.shift, mean, a.m2 + b.m2 + delta * (delta * (a.count * share))};
 }
 
-// The merge of sets with any shifts; either may be empty. It keeps the shift that lies closer to its own set's mean, so
-// that an outlier among a thread's elements does not stay what everything is relative to.
+// The merge of sets with any shifts; either may be empty. It keeps the shift that lies closer to the mean of both, so that
+// no outlier stays what everything is relative to, whether it came first to a thread or is a set of its own.
 __device__ __forceinline__ Moments merge(Moments a, Moments b) {
     if (b.count == acc_t(0)) {
         return a;
@@ -35,7 +35,8 @@ __device__ __forceinline__ Moments merge(Moments a, Moments b) {
     if (a.count == acc_t(0)) {
         return b;
     }
-    if (fabs(b.mean) < fabs(a.mean)) {
+    const acc_t apart = b.shift - a.shift, sum = a.count * a.mean + b.count * (b.mean + apart);  // from a's shift
+    if (fabs(sum - (a.count + b.count) * apart) < fabs(sum)) {
         const Moments further = a;
         a = b;
         b = further;

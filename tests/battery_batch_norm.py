@@ -42,7 +42,7 @@ BATCH_ROWS: Named = {
     "idle threads": {"shape": (30, 20), "chunk": 15},
     "more columns than threads": {"shape": (5, 264)},
     "two blocks for three blocks of columns": {"shape": (5, 520), "grid": 2},
-    "few columns a block": {"shape": (75, 20), "columns": 2, "chunk": 70, "shifts": SAME_OFF},
+    "few columns a block": {"shape": (75, 20), "columns": 4, "chunk": 20, "shifts": SAME_OFF},
     "more rows left over than threads": {"shape": (3, 65)},
     "one row of results": {"shape": (20, 8), "chunk": 100},
     "more batches than a chain": {"shape": (140, 256), "chunk": 150},
@@ -50,7 +50,7 @@ BATCH_ROWS: Named = {
     "rows in slices": {"shape": (291, 3), "chunk": 1},
     "rows in several rounds": {"shape": (200, 12), "chunk": 1},
     "NaN in a neighbour": {"shape": (9, 6), "nan": (3, 2)},
-    "16 bits": {"shape": (11, 7), "shifts": ALL_OFF, **MIXED},
+    "16 bits": {"shape": (27, 7), "shifts": ALL_OFF, **MIXED},
 }
 BATCH_RUNS: Named = {
     "runs start within planes": {"shape": (3, 5, 7), "shifts": SAME_OFF},
