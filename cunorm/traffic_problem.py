@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 #: Elements of all tensors up to which a problem is counted whole, and up to which at all: some 10 s, and a minute.
-WHOLE, LARGEST = 2**25, 2**27
+WHOLE, LARGEST = 2**25, 2**28
 WAVES = 2  # of blocks, that a sample has at least
 TEAMS = 4  # that the smaller problem of a sample has at least, where blocks take turns: between the first and the last
 ALIGNMENT = 512  # of CUDA's allocators
@@ -209,37 +209,46 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
     """What to count in place of the problem; None: the problem itself.
 
     The smallest sample that has two waves of blocks on the device and whose slices start anywhere in a sector that the
-    problem's do; if there is none, the one of most blocks that is no larger than `WHOLE`. Blocks that take turns need
-    several teams to be as far apart as in the problem: those are counted whole, and in samples, up to `LARGEST`.
+    problem's do; if there is none, the one of most blocks that is no larger than `WHOLE`, or, for a problem larger than
+    `LARGEST`, than that. Blocks that take turns need several teams to be as far apart as in the problem: those are
+    counted whole, and in samples, up to `LARGEST`.
 
     Raises
     ------
     ValueError
         If the problem is too large to be counted, and cannot be cut.
     """
-    tensors = tensors_moved(problem)
     turns = any(launch.waits for launch in strategy.launches(problem, tile))
-    whole = LARGEST if turns else WHOLE
-    if tensors * problem.N * problem.C * problem.HxW <= whole:
+    elements = tensors_moved(problem) * problem.N * problem.C * problem.HxW
+    if elements <= (LARGEST if turns else WHOLE):
         return None
-    kept, most = None, 0
+    kept = None if turns else _best_sample(problem, strategy, tile, device, WHOLE)
+    if kept is None and elements > LARGEST:
+        kept = _best_sample(problem, strategy, tile, device, LARGEST, TEAMS if turns else 0)
+    if kept is None and elements > LARGEST:
+        raise ValueError(
+            f"traffic: {problem.describe()} has {elements} elements in its tensors; the CPU executor counts up to "
+            f"{LARGEST}, and this problem cannot be cut into samples that move a part of its bytes"
+        )
+    return kept
+
+
+def _best_sample(
+    problem: Problem, strategy: Strategy, tile: Tile, device: Device, largest: int, teams: int = 0
+) -> Sample | None:
+    """As `sample_of`, of at most so many elements, and at least so many teams."""
+    tensors, kept, most = tensors_moved(problem), None, 0
     for sample in _samples(problem, tile):
         few, many = (smaller(problem, sample.axis, size) for size in (sample.few, sample.many))
-        if turns and few.N * few.group < TEAMS * tile.groups:
+        if teams and few.N * few.group < teams * tile.groups:
             continue
         elements = tensors * many.N * many.C * many.HxW
         whole_sectors = elements * problem.itemsize // 2 % SECTOR_BYTES == 0
-        if elements > whole or not whole_sectors or not _continues(strategy, tile, problem, device, sample):
+        if elements > largest or not whole_sectors or not _continues(strategy, tile, problem, device, sample):
             continue
         main = main_launch(strategy.launches(many, tile))
         if main.grid > most:
             kept, most = sample, main.grid
         if main.grid >= WAVES * costmodel.resident_blocks(main, device) * device.multiprocessors:
             return sample
-    elements = tensors * problem.N * problem.C * problem.HxW
-    if kept is None and elements > LARGEST:
-        raise ValueError(
-            f"traffic: {problem.describe()} has {elements} elements in its tensors; the CPU executor counts up to "
-            f"{LARGEST}, and this problem cannot be cut into samples that move a part of its bytes"
-        )
     return kept

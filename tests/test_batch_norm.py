@@ -392,6 +392,15 @@ def test_an_outlier(strategy: str, where: tuple[int, int], executor: Executor) -
     case.check("stats", case.run("stats", executor, tile=tile_of("stats", strategy)), executor)
 
 
+@pytest.mark.parametrize("rows", [9001, 9011])
+def test_an_outlier_in_a_row_left_over(rows: int, executor: Executor) -> None:
+    """Moments of one element have no distance from their shift, and yet it is not what the others are relative to."""
+    case = Case((rows, 7, ()), layout="last")
+    case.x *= np.float32(1e-4)
+    case.x[-1] = 1.0
+    case.check("stats", case.run("stats", executor, tile=REDUCING["column"] | {"chunk": 64}), executor)
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize(("kind", "strategy"), TILES, ids=NAMED)
 def test_nan_and_infinity_stay_in_their_channel(kind: str, strategy: str, value: float, executor: Executor) -> None:

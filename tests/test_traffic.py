@@ -202,6 +202,20 @@ def test_a_sample_counts_what_the_whole_does(op: str, strategy: str, N: int, mon
     assert str(part.sample) in str(part)
 
 
+def test_a_sample_may_be_larger_than_what_is_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no smaller one's blocks lie on a line with the problem's: chunks of 256 rows, samples of 24."""
+    row = dataclasses.replace(_first("batch_norm_stats", "column"), sizes=(1024, 64, 24))
+    row = dataclasses.replace(row, tile=row.tile | {"chunk": 256})
+    whole = measured(row)
+    monkeypatch.setattr(traffic_problem, "WHOLE", 2**15)
+    monkeypatch.setattr(traffic_problem, "LARGEST", 2**20)
+    part: Traffic = row.plan().traffic()
+    assert part.sample is not None and part.sample.many * 24 * 64 > 2**15
+    assert part.of(TENSOR) == whole.of(TENSOR)
+    monkeypatch.setattr(traffic_problem, "LARGEST", 2**21)  # which the problem is not larger than
+    assert row.plan().traffic().sample is None
+
+
 def test_one_sample_is_cut_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     row = dataclasses.replace(_first("group_norm_backward", "block"), sizes=(1, 64, 1024, 16))
     whole = measured(row)
