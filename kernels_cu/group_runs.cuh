@@ -1,8 +1,7 @@
 // GroupNorm forward of groups that a team holds in registers: what the strategies `warp` (several teams a block) and
 // `block` (one) share. x, y (N, C, HxW); gamma, beta (C) or null; mean, rstd (N, groups).
 #include "activation.cuh"
-#include "parameters.cuh"
-#include "team.cuh"
+#include "run_write.cuh"
 
 // Every byte of x is read once, and before the team writes y, so y may be x.
 template <int lanes>
@@ -27,6 +26,17 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         if (team.lane() == 0) {
             store(mean, item, found.mean);
             store(rstd, item, found.rstd);
+        }
+        if (HxW == 1) {  // neighbours are channels, and their parameters lie side by side
+            const auto packs_of = [&](const auto* array, int k, acc_t absent) {
+                return parameters_of(array == nullptr ? nullptr : array + first_channel, run.first(k), run.length,
+                                     absent);
+            };
+            write_run(
+                y, run, held, found, [&](int k) { return packs_of(gamma, k, acc_t(1)); },
+                [&](int k) { return packs_of(beta, k, acc_t(0)); },
+                [](acc_t value) { return activation_t::apply(value); });
+            continue;
         }
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {

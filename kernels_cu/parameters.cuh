@@ -57,6 +57,14 @@ struct ParameterPack {
     __device__ __forceinline__ acc_t of(int i) const { return widen(part[i / size].get(i % size)); }
 };
 
+// As load_from.
+template <typename T>
+__device__ __forceinline__ ParameterPack<T> parameters_of(const T* array, int first, int length, acc_t absent) {
+    ParameterPack<T> found;
+    found.load_from(array, first, length, absent);
+    return found;
+}
+
 // Where dbeta (first) and dgamma (second) of a channel go: a row of the workspace [rows, C] that a second kernel sums,
 // or, where there is only one row, straight to the result.
 struct ParameterGradients {

@@ -4,8 +4,7 @@
 //
 // A team takes every `teams`-th row: what it needs of its columns stays in registers from row to row, and a row is on its
 // way while the one before it is worked on.
-#include "parameters.cuh"
-#include "team.cuh"
+#include "run_write.cuh"
 
 // Whether a row is read while the one before it is worked on: of so many tensors the packs of a lane have to fit into its
 // registers twice.
@@ -129,24 +128,9 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                 store(mean, row, found.mean);
                 store(rstd, row, found.rstd);
             }
-            ParameterPack<gamma_t> next_scale = scales.of(run, 0);
-            ParameterPack<beta_t> next_offset = offsets.of(run, 0);
-#pragma unroll
-            for (int k = 0; k < Tile::packs; ++k) {
-                const ParameterPack<gamma_t> scale = next_scale;
-                const ParameterPack<beta_t> offset_of = next_offset;
-                if (k + 1 < Tile::packs) {  // before the store: no load passes that
-                    next_scale = scales.of(run, k + 1);
-                    next_offset = offsets.of(run, k + 1);
-                }
-                Pack<data_t> out = {};
-#pragma unroll
-                for (int i = 0; i < pack_size; ++i) {
-                    const Affine affine = {found.mean, found.rstd * scale.of(i), offset_of.of(i)};
-                    out.set(i, narrow<data_t>(normalised(widen(held.x[k].get(i)), affine)));
-                }
-                store_pack(y + run.start, run.first(k), run.length, out);
-            }
+            write_run(
+                y, run, held.x, found, [&](int k) { return scales.of(run, k); },
+                [&](int k) { return offsets.of(run, k); }, [](acc_t value) { return value; });
             run = run_behind;
             if (reads_ahead<lanes, 1>) {
                 held = next;
