@@ -41,10 +41,10 @@ def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> 
 
 
 def demanding(problem: Problem) -> Problem:
-    """The problem with what takes more registers: an activation behind it, where its op has any, or wide parameters."""
+    """The problem with what takes more registers: wide parameters, and an activation where its op has any."""
+    sums = accumulator(problem.dtype)
     if problem.op.startswith("group_norm"):
-        return replace(problem, activation=ACTIVATIONS[0], beta_dtype=problem.dtype)
+        return replace(problem, activation=ACTIVATIONS[0], gamma_dtype=sums, beta_dtype=sums)
     if problem.op.startswith("layer_norm"):
-        sums = accumulator(problem.dtype)
         return replace(problem, gamma_dtype=sums, beta_dtype=problem.beta_dtype and sums)
     return problem

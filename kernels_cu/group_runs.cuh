@@ -15,7 +15,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
     for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;
          first += static_cast<long long>(gridDim.x) * team.count) {
         const long long item = first + team.index();
-        const Run<lanes> run(x, item, length, item < N * groups, true);
+        Run<lanes> run(x, item, length, item < N * groups, true);
         Pack<data_t> held[Tile::packs];
         run.load_from(x, held);
         const long long first_channel = item % groups * channels;  // a long division, while the data is on its way
@@ -32,6 +32,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
                 return parameters_of(array == nullptr ? nullptr : array + first_channel, run.first(k), run.length,
                                      absent);
             };
+            forget(run.shift);  // the predicates of its elements do not fit beside their parameters
             write_run(
                 y, run, held, found, [&](int k) { return packs_of(gamma, k, acc_t(1)); },
                 [&](int k) { return packs_of(beta, k, acc_t(0)); },
