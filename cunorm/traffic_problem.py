@@ -176,8 +176,10 @@ def _continues(strategy: Strategy, tile: Tile, problem: Problem, device: Device,
     def launches(of: Problem) -> list[Launch]:
         return [launch for launch in strategy.launches(of, tile) if moves_tensors(launch)]
 
-    def shape(launches: list[Launch]) -> list[tuple[str, int, str | None]]:
-        return [(launch.entry, launch.threads, launch.layout) for launch in launches]
+    def shape(launches: list[Launch]) -> list[tuple[object, ...]]:
+        # Also the arrays that they take: with one row of partial results there is no workspace.
+        arrays = ([one for one in launch.arguments if isinstance(one, str)] for launch in launches)
+        return [(one.entry, one.threads, one.layout, *names) for one, names in zip(launches, arrays, strict=True)]
 
     pair = [smaller(problem, sample.axis, size) for size in (sample.few, sample.many)]
     if any(one != one.canonical() or strategy.refuses(one, tile, device) is not None for one in pair):

@@ -99,8 +99,8 @@ def test_the_counted_tiles_are_those_that_the_model_chooses_today() -> None:
 
 
 def test_every_counted_shape_keeps_its_promise_or_is_one_that_is_known_not_to() -> None:
-    """Few rows for many blocks: of LayerNorm, and of BatchNorm with channels last, up to 105 MB; groups of 64 bytes;
-    short chunks of `grid`.
+    """Few rows of LayerNorm for many blocks; groups of 32 bytes, whose mean and rstd alone are an eighth of x and y; a
+    tiny group in eight pieces, each with a shift of its own; short chunks of `grid`.
     """
     module, rows = byte_floor(), kept_rows()
     few = ("rows=2048 length=4096", "rows=1024 length=12288", "rows=4005 ", "rows=67 ")
@@ -109,10 +109,6 @@ def test_every_counted_shape_keeps_its_promise_or_is_one_that_is_known_not_to() 
         if "HxW=1 " in key or any(one in key for one in few):
             kinds -= {"rest"}
         if row["strategy"] == "grid" and row["tile"]["chunk"] == 64:
-            kinds -= {"rest"}
-        if "NCHW N=4 C=960 HxW=16384" in key:  # 0.91, from samples of one and of two of its four samples
-            kinds -= {"in"}
-        if "batch_norm" in key and row["floor_bytes"] < 105e6 and row["rest"] < 0.4:
             kinds -= {"rest"}
         if "HxW=1 " in key or "HxW=64 group=320" in key:  # tiny groups: a shift read besides
             kinds -= {"tensors"}

@@ -216,6 +216,17 @@ def test_a_sample_may_be_larger_than_what_is_counted_whole(monkeypatch: pytest.M
     assert row.plan().traffic().sample is None
 
 
+def test_a_sample_has_a_workspace_where_the_problem_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range of 8 samples is one row of results, which need no workspace: no line leads from there to many rows."""
+    row = _first("batch_norm_stats", "block")
+    whole = measured(row, 64)
+    monkeypatch.setattr(traffic_problem, "WHOLE", 2**19)  # 16 samples
+    monkeypatch.setattr(traffic_problem, "LARGEST", 2**20)
+    part: Traffic = row.plan(64).traffic()
+    assert part.sample is not None and part.sample.few == 2 * row.tile["samples"]
+    assert part.of(WORKSPACE) == whole.of(WORKSPACE)
+
+
 def test_one_sample_is_cut_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     row = dataclasses.replace(_first("group_norm_backward", "block"), sizes=(1, 64, 1024, 16))
     whole = measured(row)
