@@ -23,6 +23,7 @@ GROUP_WARP: Named = {
     "NaN in a neighbour": {"shape": (2, 6, 5), "groups": 3, "nan": (0, 2, 4)},
     "fewer elements, all misaligned alike": {"shape": (9, 21), "groups": 1, "shifts": SAME_OFF},
     "no parameters": {"shape": (3, 2, 30), "groups": 2, **NO_PARAMETERS},
+    "channels of one element, no parameters": {"shape": (3, 12), "groups": 3, **NO_PARAMETERS},
     "one block for all": {"shape": (40, 6), "groups": 2, "grid": 1},
     "one block for all, channels of several elements": {"shape": (12, 6, 5), "groups": 2, "grid": 1},
     "in place": {"shape": (5, 12), "groups": 2, "in_place": True},

@@ -204,9 +204,12 @@ SURVIVORS: dict[Key, str] = {
         "battery: there the mutant fails test_a_row_of_more_than_2_to_the_31_elements."
     ),
     ("sweep.cuh", "if (live() && threadIdx.x % warp_size == 0) {", "owner", 0): SAME_IN_THE_WARP,
-    ("sweep.cuh", "return columns_of(cut) < Tile::threads ? static_cast<int>(columns_of(cut)) : Tile::threads;",
+    ("sweep.cuh", "return static_cast<int>(columns_of(cut) < cut.most_columns ? columns_of(cut) : cut.most_columns);",
      "guard", 0): (
         "Speed only: columns past the last have idle threads, and a column one part."
+    ),
+    ("sweep.cuh", "if (few && before < sweep_t::slots && sweep.has(static_cast<int>(before))) {", "guard", 0): (
+        "Speed only: what belongs to the next group is asked for, which is there, and nobody uses it."
     ),
     ("sweep.cuh", "__device__ __forceinline__ bool live() const { return part < parts && first_channel < C; }",
      "guard", 1): (
