@@ -120,7 +120,8 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         wanted = tuple(name if name in problem.outputs else 0 for name in SUMS)
         fold_given = ("invstd", "workspace")
     results: Arguments = (0, *wanted) if rows == 1 else ("workspace", *([0] * len(wanted)))
-    traffic, cached = _tensors_read(problem) * problem.nbytes + (rows > 1) * rows * C * _stored_bytes(problem), 0
+    traffic = _tensors_read(problem) * problem.nbytes + (rows > 1) * rows * C * _stored_bytes(problem)
+    cached = 0
     if tile.strategy == "block":
         entry = f"{problem.op}_block"
         blocks = blocks_for(ceil_div(C, tile.channels) * rows)

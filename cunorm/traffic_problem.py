@@ -227,11 +227,11 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
     kept = None if turns else _best_sample(problem, strategy, tile, device, WHOLE)
     if kept is None and elements > LARGEST:
         kept = _best_sample(problem, strategy, tile, device, LARGEST, TEAMS if turns else 0)
-    if kept is None and elements > LARGEST:
-        raise ValueError(
-            f"traffic: {problem.describe()} has {elements} elements in its tensors; the CPU executor counts up to "
-            f"{LARGEST}, and this problem cannot be cut into samples that move a part of its bytes"
-        )
+        if kept is None:
+            raise ValueError(
+                f"traffic: {problem.describe()} has {elements} elements in its tensors; the CPU executor counts up to "
+                f"{LARGEST}, and this problem cannot be cut into samples that move a part of its bytes"
+            )
     return kept
 
 

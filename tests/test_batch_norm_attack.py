@@ -16,7 +16,7 @@ from cunorm.arrays import DTYPES
 
 #: Shapes and tiles whose threads add up thousands of terms one after another: the longest of each space.
 LONG = [
-    ((8192, 256), {"strategy": "column", "threads": 128, "columns": 32, "chunk": 4096}),
+    ((8192, 256), {"strategy": "column", "threads": 128, "columns": 64, "chunk": 4096}),
     ((2, 2, 131072), {"strategy": "split", "threads": 128, "chunk": 65536}),
     ((256, 4, 49), {"strategy": "block", "threads": 64, "channels": 4, "samples": 64}),
 ]
