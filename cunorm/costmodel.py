@@ -27,9 +27,10 @@ SOLO_SHARE = 1.25  # how far above its even share of the bandwidth a multiproces
 PHASED = 1.3  # time of a lone resident block that does not load while it stores, against one that does
 NONPORTABLE = 4.0  # factor on clusters that not every GPU takes: for the tuner to try, not by default
 PORTABLE_CLUSTER = 8
-NEAR_TIE = 1.1  # predictions that differ by less are one to the model, where one leaves multiprocessors idle
+NEAR_TIE = 1.1  # predictions that differ by less are one to the model: what is counted decides, and not estimated
 BUSY_ENOUGH = 0.9  # share of the multiprocessors from which none counts as idle
-COSCHEDULED = 1.02  # factor for each doubling of a cluster that only merges: its blocks need their places at one time
+LEAN_ENOUGH = 1.05  # times the fewest bytes: so many are no more
+ABREAST = 1.02  # factor for each doubling of what keeps step: blocks that need places at one time, teams at a barrier
 CLUSTER_SECONDS = 0.3e-6  # a barrier of a cluster, and what its blocks read of each other
 REGISTER_STEP, WARP = 8, 32
 
@@ -77,8 +78,7 @@ def launch_seconds(launch: Launch, device: Device) -> float:
         busiest *= PHASED
     transfers = max(launch.traffic, moved / CACHE_SPEED) / bandwidth
     seconds = max(transfers, busiest / share, waves * block)
-    if launch.merges:
-        seconds *= COSCHEDULED ** math.log2(launch.cluster)
+    seconds *= math.pow(ABREAST, math.log2(launch.abreast))
     return LAUNCH_SECONDS + seconds * (NONPORTABLE if launch.cluster > PORTABLE_CLUSTER else 1.0)
 
 
@@ -105,7 +105,7 @@ def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> 
     """Every legal tile, the default first, then by predicted time; equals in the order of strategies and spaces.
 
     The default is the predicted fastest; of those within `NEAR_TIE` of it, the fastest that leaves no multiprocessors
-    idle, or as few as any.
+    idle, or as few as any, and of these moves no more bytes than any.
 
     Raises
     ------
@@ -118,7 +118,10 @@ def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> 
         raise RuntimeError(f"no strategy takes {problem.describe()} on {device.name}; please report this")
     near = [choice for choice in found if choice.seconds <= NEAR_TIE * found[0].seconds]
     enough = int(BUSY_ENOUGH * device.multiprocessors)
-    default = max(near, key=lambda choice: min(busy(choice, problem, device), enough))  # the first of equals
+    at_work = [min(busy(choice, problem, device), enough) for choice in near]
+    near = [choice for choice, count in zip(near, at_work, strict=True) if count == max(at_work)]
+    moved = [sum(launch.traffic for launch in choice.strategy.launches(problem, choice.tile)) for choice in near]
+    default = next(choice for choice, count in zip(near, moved, strict=True) if count <= LEAN_ENOUGH * min(moved))
     found.remove(default)
     return [default, *found]
 

@@ -46,7 +46,7 @@ def _merged(tile: Tile) -> int:
 
 def _lanes(tile: Tile) -> int:
     """Threads of a block that share a row."""
-    return tile.lanes if tile.strategy == "warp" else tile.threads
+    return tile.lanes if tile.strategy == "warp" else tile.threads // tile.block_teams
 
 
 def _in_block(tile: Tile) -> int:
@@ -115,16 +115,17 @@ def _columns(problem: Problem, tile: Tile) -> int:
 
 
 def _shared(problem: Problem, tile: Tile) -> int:
-    """Shared memory of a block, in the kernel's order: two rows of sums of its warps, and what a cluster reads; the
-    columns' sums; the parameters that several teams share. Each array is from a 16-byte boundary.
+    """Shared memory of a block, in the kernel's order: two rows of sums of its warps, and of its teams what a cluster
+    reads; the columns' sums; the parameters that several teams share. Each array is from a 16-byte boundary.
     """
     pair, teams = pair_bytes(problem), _in_block(tile)
-    sizes = [0 if tile.strategy == "warp" else 2 * (tile.threads // WARP + (_slices(tile) > 1)) * pair]
+    told = teams if _slices(tile) > 1 else 0
+    sizes = [0 if tile.strategy == "warp" else 2 * (tile.threads // WARP + told) * pair]
     if problem.wants_parameters:
         rows = teams // 2 if _sums_in_registers(problem, tile) else teams
         sizes.append(max(rows, _merged(tile) > 1) * round_up(_columns(problem, tile), problem.pack) * pair)
     if teams > 1:
-        sizes += [problem.C * ITEMSIZE[dtype] for dtype in _given(problem) if dtype is not None]
+        sizes += [_columns(problem, tile) * ITEMSIZE[dtype] for dtype in _given(problem) if dtype is not None]
     return sum(round_up(size, ACCESS_BYTES) for size in sizes)
 
 
@@ -157,8 +158,11 @@ def refuses_warp(problem: Problem, tile: Tile, device: Device) -> str | None:
 def _refuses_blocks(problem: Problem, tile: Tile, device: Device) -> str | None:
     if (sentence := refuses_threads(tile)) is not None:
         return sentence
-    if tile.threads == WARP:
-        return "threads is 32, expected at least 64: a row of one warp is strategy warp's"
+    if tile.block_teams not in (1, 2, 4, 8):
+        return f"block_teams is {tile.block_teams}, expected 1, 2, 4 or 8"
+    if _lanes(tile) % WARP or _lanes(tile) == WARP:
+        least = f"a multiple of {WARP * tile.block_teams} from {2 * WARP * tile.block_teams} up"
+        return f"threads is {tile.threads}, expected {least}: a row of one warp is strategy warp's"
     if (sentence := _refuses_capacity(problem, tile)) is not None:
         return sentence
     if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
@@ -181,17 +185,27 @@ def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
         return sentence
     if (tile.cluster - 1) * _columns(problem, tile) >= problem.C:
         return f"a row of {problem.C} elements is too short for {tile.cluster} slices"
+    if tile.block_teams > 1 and problem.C % problem.pack:
+        return (
+            f"block_teams is {tile.block_teams}, expected 1: rows of {problem.C} elements begin at different places of "
+            f"16 bytes, so their slices have different columns"
+        )
     return _refuses_blocks(problem, tile, device)
 
 
 def worth_trying(problem: Problem, tile: Tile, packs: tuple[int, ...]) -> bool:
-    """Whether no fewer of the space's packs hold a row, from the 16-byte boundary before it; and whether at least half
-    of the threads have a part of a slice.
+    """Whether no fewer of the space's packs hold a row, from the 16-byte boundary before it; whether at least half of
+    the threads have a part of a slice; and whether the teams of a block have something to share, a row each, and the
+    next one on its way while all of them wait for the sums of this one.
     """
+    if tile.strategy != "warp" and tile.block_teams > 1:
+        shared = problem.wants_parameters or any(dtype is not None for dtype in _given(problem))
+        if not shared or tile.block_teams > problem.N or not _reads_ahead(problem, tile):
+            return False
     ahead = problem.pack - 1 if problem.C % problem.pack else 0
     needed = ceil_div(problem.C + ahead, _lanes(tile) * _slices(tile) * problem.pack)
     enough = min((count for count in packs if count >= needed), default=max(packs))
-    return tile.packs == enough and (_slices(tile) == 1 or 2 * _columns(problem, tile) >= tile.threads * problem.pack)
+    return tile.packs == enough and (_slices(tile) == 1 or 2 * _columns(problem, tile) >= _lanes(tile) * problem.pack)
 
 
 # ---- launches -------------------------------------------------------------------------------------------------------
@@ -261,7 +275,7 @@ def rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         "phases": _phases(problem, tile),
         "streams": _streams(problem, tile),
         "cluster": cluster,
-        "merges": _merged(tile) > 1,
+        "abreast": _merged(tile) * (1 if tile.strategy == "warp" else _in_block(tile)),
     }
     grid = max(1, blocks_for(blocks) // cluster) * cluster
     main = Launch(entry, entry, grid, tile.threads, arguments, traffic=traffic, **facts)

@@ -18,8 +18,10 @@ __all__ = ["BACKWARD", "FORWARD"]
 _ROWS = {"rows": (1, 2, 4, 8, 16, 32, 64)}
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
 _WARP_SPACE = {"packs": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256), **_ROWS}
-_BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs": (1, 2, 3, 4, 6), **_ROWS}
-_CLUSTER_SPACE = {"threads": (256, 512), "packs": (1, 2, 3, 4, 6, 8), "cluster": (2, 4, 8, 16), **_ROWS}
+#: Teams of a block that share its parameters and, in a backward, put their sums together.
+_TEAMS = {"block_teams": (1, 2, 4)}
+_BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs": (1, 2, 3, 4, 6), **_ROWS, **_TEAMS}
+_CLUSTER_SPACE = {"threads": (256, 512), "packs": (1, 2, 3, 4, 6, 8), "cluster": (2, 4, 8, 16), **_ROWS, **_TEAMS}
 _SPLIT_SPACE = {"threads": (128, 256), "packs": (1, 2, 4), **_ROWS}
 #: Blocks of a backward that put their sums together.
 _MERGED = {"cluster": (1, 2, 4, 8)}
@@ -32,7 +34,7 @@ def _held(op: str, name: str, space: dict[str, tuple[int, ...]], legality: Any) 
         name=name,
         op=op,
         space=space,
-        constants=("threads", "lanes", "packs", "cluster"),
+        constants=("threads", "lanes", "packs", "cluster", "block_teams"),
         legality=legality,
         launches=rows_launches,
         workspace=rows_workspace,

@@ -128,8 +128,9 @@ class Launch:
         Whether the kernel knows the tile's constants; False for one that serves all strategies and knows its threads.
     cluster : int
         Blocks of a thread-block cluster.
-    merges : bool
-        Whether the blocks of a cluster have work of their own, and only put their results together.
+    abreast : int
+        Pieces of work that keep step although each is its own: teams that pass a block's barriers together, blocks of a
+        cluster that only put their results together.
     prepares : bool
         Whether it only makes the workspace ready for the next launch: where that runs, so does this.
     tickets : int or None
@@ -150,7 +151,7 @@ class Launch:
     layout: str | None = None
     takes_tile: bool = True
     cluster: int = 1
-    merges: bool = False
+    abreast: int = 1
     prepares: bool = False
     tickets: int | None = None
 

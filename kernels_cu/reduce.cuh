@@ -62,18 +62,19 @@ __device__ __forceinline__ T block_fold(T value, T* scratch, Fold fold) {
     return warp == 0 ? fold(lane < block_warps ? scratch[lane] : T{}) : value;
 }
 
-// Sum over the block, given to all its threads, in an order of warps that is the same for all of them: every thread adds
-// the same values by the same butterfly. `scratch` is shared, block_warps long; a barrier lies between two calls with
-// the same scratch.
-template <typename T>
+// Sum over each run of `warps` consecutive warps of the block, given to all their threads, in an order of warps that is
+// the same for all of them: every thread adds the same values by the same butterfly. `scratch` is shared, block_warps
+// long; a barrier lies between two calls with the same scratch.
+template <int warps = block_warps, typename T>
 __device__ __forceinline__ T block_sum(T value, T* scratch) {
-    const int lane = threadIdx.x % warp_size;
+    static_assert(block_warps % warps == 0, "equal runs");
+    const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
     value = warp_sum(value);
     if (lane == 0) {
-        scratch[threadIdx.x / warp_size] = value;
+        scratch[warp] = value;
     }
     __syncthreads();
-    return warp_sum(lane < block_warps ? scratch[lane] : T{});
+    return warp_sum(lane < warps ? scratch[warp / warps * warps + lane] : T{});
 }
 
 // Folds partials[row][part][column], which is shared, over its parts into the first, by halves. Thread (part, column)

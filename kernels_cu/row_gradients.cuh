@@ -151,11 +151,12 @@ struct RowGradients {
         kept_t kept;
         kept.length = columns;
         kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
-        const Pack<gamma_t>* const shared_gamma = shared_parameter<team.count>(gamma, length, offset);
+        const bool may_shift = rows_may_shift(rows, teams, length);
+        const run_t first_row(dy, 0, length, true, may_shift);  // as in the forward
+        const Pack<gamma_t>* const shared_gamma = shared_parameter(gamma, first_row, offset);
         if (team.count > 1) {
             __syncthreads();
         }
-        const bool may_shift = rows_may_shift(rows, teams, length);
         for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
             if (wanted) {

@@ -1,9 +1,9 @@
-// LayerNorm of rows that a team holds in registers: what the strategies `warp` (several teams a block), `block` (one team a
-// block) and `cluster` (a team of several blocks) share. x, y, dy, dx (rows, length); gamma, beta (length) or null; mean,
-// rstd (rows).
+// LayerNorm of rows that a team holds in registers: what the strategies `warp` (teams of a warp or less), `block` (teams
+// of several warps, up to a block) and `cluster` (teams across the blocks of a cluster) share. x, y, dy, dx (rows, length);
+// gamma, beta (length) or null; mean, rstd (rows).
 //
 // A team takes every `teams`-th row: what it needs of its columns stays in registers from row to row, and a row is on its
-// way while the one before it is worked on.
+// way while the one before it is worked on. The teams of a block ask for the parameters of their columns once.
 #include "run_write.cuh"
 
 // Whether a row is read while the one before it is worked on: of so many tensors the packs of a lane have to fit into its
@@ -11,17 +11,17 @@
 template <int lanes, int tensors>
 constexpr bool reads_ahead = tensors * Tile::packs <= (lanes > warp_size ? 4 : 8);
 
-// A parameter in shared memory, whole packs of it, where the teams of a block share it: null where there is none, or one
-// team alone. A barrier lies between this and its use.
-template <int teams, typename T>
-__device__ __forceinline__ const Pack<T>* shared_parameter(const T* array, int length, int& offset) {
-    if (teams == 1 || array == nullptr) {
+// A parameter of the columns of `run` in shared memory, whole packs of it, where the teams of a block share it: null where
+// there is none, or one team alone. A barrier lies between this and its use.
+template <typename T, int lanes, int blocks>
+__device__ __forceinline__ const Pack<T>* shared_parameter(const T* array, const Run<lanes, blocks>& run, int& offset) {
+    if (Team<lanes, blocks>::count == 1 || array == nullptr) {
         return nullptr;
     }
-    const int packs = ceil_div(length, Pack<T>::size);
+    const int packs = ceil_div(run.columns, Pack<T>::size);
     Pack<T>* const shared = shared_array<Pack<T>>(offset, packs);
     for (int j = threadIdx.x; j < packs; j += Tile::threads) {
-        shared[j] = load_pack(array, j * Pack<T>::size, length);
+        shared[j] = load_pack(array + run.from, j * Pack<T>::size, run.columns);
     }
     return shared;
 }
@@ -100,12 +100,14 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                                                long long teams) {
     int offset = 0;
     Team<lanes, blocks> team = {Team<lanes, blocks>::shared_scratch(offset)};
-    const Pack<gamma_t>* const shared_gamma = shared_parameter<team.count>(gamma, length, offset);
-    const Pack<beta_t>* const shared_beta = shared_parameter<team.count>(beta, length, offset);
+    const bool may_shift = rows_may_shift(rows, teams, length);
+    // Several teams across blocks have slices of the same columns: the host sees to it that all rows begin alike.
+    const Run<lanes, blocks> first_row(x, 0, length, true, may_shift);
+    const Pack<gamma_t>* const shared_gamma = shared_parameter(gamma, first_row, offset);
+    const Pack<beta_t>* const shared_beta = shared_parameter(beta, first_row, offset);
     if (team.count > 1) {
         __syncthreads();
     }
-    const bool may_shift = rows_may_shift(rows, teams, length);
     for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
         const long long own = item * team.count + team.index();
         Run<lanes, blocks> run(x, own, length, own < rows, may_shift);

@@ -1,18 +1,22 @@
 // A team: `lanes` consecutive threads that own one contiguous run, Tile::packs packs a lane in registers. A team is part
-// of a warp, a warp, a whole block, or the blocks of a cluster, which have a slice of the run each.
+// of a warp, a warp, several warps of a block up to all of it, or such warps of all blocks of a cluster, which have a
+// slice of the run each.
 #include "async.cuh"
 #include "slab.cuh"
 
-// Sums over a team, given to all its lanes. A warp's teams sum by shuffles, and the whole warp calls. A block's team
-// sums by way of shared memory, two rows of block_warps that take turns: between two uses of one row lies the barrier of
-// the other, so a sum costs one barrier. A cluster's blocks read each other's sums in the same manner, in rank order.
+// Sums over a team, given to all its lanes. A warp's teams sum by shuffles, and the whole warp calls. Teams of several
+// warps sum by way of shared memory, and the whole block calls: two rows of block_warps take turns, and between two uses
+// of one row lies the barrier of the other, so a sum costs one barrier. A cluster's blocks read each other's sums in the
+// same manner, in rank order.
 template <int lanes, int blocks = 1>
 struct Team {
-    static_assert((lanes >= 1 && lanes <= warp_size && (lanes & (lanes - 1)) == 0) || lanes == Tile::threads,
-                  "a team is 1, 2, 4, 8, 16 or 32 lanes, or the block");
-    static_assert(blocks == 1 || (lanes == Tile::threads && blocks <= warp_size), "a cluster is of whole blocks");
+    static_assert((lanes >= 1 && lanes <= warp_size && (lanes & (lanes - 1)) == 0) ||
+                      (lanes % warp_size == 0 && Tile::threads % lanes == 0),
+                  "a team is 1, 2, 4, 8, 16 or 32 lanes, or an even part of the block");
+    static_assert(blocks == 1 || (lanes >= warp_size && blocks <= warp_size), "a cluster's teams are of whole warps");
     static constexpr int count = Tile::threads / lanes;  // teams in a block
-    static constexpr int scratch_size = lanes > warp_size || blocks > 1 ? 2 * (block_warps + (blocks > 1)) : 0;
+    static constexpr int warps = lanes > warp_size ? lanes / warp_size : 1;
+    static constexpr int scratch_size = lanes > warp_size || blocks > 1 ? 2 * (block_warps + count * (blocks > 1)) : 0;
     static constexpr bool of_block = scratch_size > 0;
     Pair* scratch;  // shared, scratch_size; null for teams in a warp
     int turn = 0;
@@ -36,12 +40,12 @@ struct Team {
             return lanes_sum(value, lanes);
         }
         turn = 1 - turn;
-        value = block_sum(value, scratch + turn * block_warps);
+        value = block_sum<warps>(value, scratch + turn * block_warps);
         if (blocks == 1) {
             return value;
         }
-        Pair* const told = scratch + 2 * block_warps + turn;
-        if (threadIdx.x == 0) {
+        Pair* const told = scratch + 2 * block_warps + turn * count + index();
+        if (lane() == 0) {
             *told = value;
             cluster_fence();  // the one thread that tells: the others need not wait for their stores
         }

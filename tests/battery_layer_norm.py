@@ -42,11 +42,30 @@ LAYER_CLUSTER: Named = {
 OF_MANY_PACKS = (
     "every alignment", "every array elsewhere", "two blocks for all", "in place", "no parameters", "16 bits",
 )  # fmt: skip
+#: What several teams of a block may do otherwise than one.
+OF_TEAMS = (
+    "one element", "rows of one element", "every alignment", "every array elsewhere", "two blocks for all",
+    "one block for all", "in place", "no parameters", "16 bits", "a constant far from zero",
+    "as many elements as the block holds, misaligned", "long rows",
+)  # fmt: skip
 #: Of blocks that put their sums together.
 OF_MERGED = (
     "every alignment", "every array elsewhere", "in place", "no parameters", "16 bits", "whole packs",
     "rows of one element", "an infinite mean",
 )  # fmt: skip
+#: Of the clusters whose blocks have several teams: rows of whole packs.
+CLUSTER_TEAMS: Named = {
+    "teams with slices of whole sectors": {"shape": (5, 32)},
+    "teams with slices, misaligned": {"shape": (21, 44), "shifts": SAME_OFF},
+    "teams with slices of arrays elsewhere": {"shape": (11, 28), "shifts": ALL_OFF},
+    "as many elements as a team of the cluster holds": {"shape": (9, 508), "shifts": SAME_OFF},
+    "two clusters of teams for all": {"shape": (70, 40), "grid": 4},
+    "one cluster of teams for all": {"shape": (45, 36), "grid": 2},
+    "teams with slices in place": {"shape": (9, 28), "in_place": True},
+    "teams with slices of a constant far from zero": {"shape": (3, 60), **FAR},
+    "teams with slices without parameters": {"shape": (3, 28), **NO_PARAMETERS},
+    "teams with slices of 16 bits": {"shape": (11, 72), "shifts": ALL_OFF, **MIXED},
+}
 LAYER_SPLIT: Named = {
     "strips and a tail": {"shape": (9, 300), "shifts": SAME_OFF},
     "exactly a strip": {"shape": (3, 128)},
@@ -71,10 +90,20 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
 
     warp, block, split, cluster = dict(LAYER), LAYER | LAYER_LONG, LAYER | LAYER_SPLIT, dict(LAYER_CLUSTER)
     one = {"cluster": 1} if backward else {}
+    alone, pair = {"block_teams": 1}, {"block_teams": 2}
+    teams = {f"teams: {label}": block[label] for label in OF_TEAMS}
+    cluster_teams = dict(CLUSTER_TEAMS)
     if backward:
         masks = masked(LAYER, "every alignment", "two blocks for all")
         warp, block, split = (warp | masks, block | masks, split | masks | masked(split, "two blocks for long rows"))
         cluster |= masked(cluster, "slices of every alignment")
+        teams |= masked(teams, "teams: every alignment")
+        cluster_teams |= masked(cluster_teams, "teams with slices, misaligned")
+        teams["teams: rows of sums in slices"] = {"shape": (133, 3), "rows": 1}
+        teams["teams: one row of results"] = {"shape": (5, 6), "rows": 100}
+        teams["teams: an infinite mean"] = {"shape": (5, 6), **INFINITE}
+        cluster_teams["teams of a cluster, one row of results"] = {"shape": (5, 28), "rows": 100}
+        cluster_teams["teams of a cluster, an infinite mean"] = {"shape": (5, 28), **INFINITE}
         block["rows of sums in slices"] = {"shape": (133, 3), "rows": 1}
         block["rows of sums in several rounds"] = {"shape": (200, 9), "rows": 1}
         for named, length in ((warp, 6), (block, 6), (split, 6), (cluster, 26)):
@@ -88,17 +117,27 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
         merged = {label: block[label] for label in OF_MERGED}
         merged["one cluster for many rows of sums"] = {"shape": (70, 7), "rows": 1, "grid": 4}
         merged["one row of results of a cluster"] = {"shape": (9, 6), "rows": 100}
-        yield from made("block", merged, threads=64, packs=2, cluster=4, **rows)
-        yield from made(
-            "block", {"merged from memory": block["every alignment"]}, threads=64, packs=6, cluster=2, **rows
-        )
+        yield from made("block", merged, threads=64, packs=2, cluster=4, **alone, **rows)
+        from_memory = {"merged from memory": block["every alignment"]}
+        yield from made("block", from_memory, threads=64, packs=6, cluster=2, **alone, **rows)
+        of_teams = {f"merged teams: {label}": block[label] for label in ("every alignment", "16 bits", "in place")}
+        yield from made("block", of_teams, threads=128, packs=2, cluster=2, **pair, **rows)
+        from_memory = {"merged teams from memory": block["every alignment"]}
+        yield from made("block", from_memory, threads=128, packs=6, cluster=2, **pair, **rows)
+        in_slices = {"slices of teams in memory": cluster_teams["teams with slices, misaligned"]}
+        yield from made("cluster", in_slices, threads=128, packs=6, cluster=2, **pair, **rows)
     yield from made("warp", warp, threads=64, lanes=8, packs=2, **rows)
-    yield from made("block", block, threads=64, packs=2, **one, **rows)
-    yield from made("block", {label: block[label] for label in OF_MANY_PACKS}, threads=64, packs=6, **one, **rows)
-    yield from made("cluster", cluster, threads=64, packs=1, cluster=2, **rows)
+    yield from made("block", block, threads=64, packs=2, **one, **alone, **rows)
+    many = {label: block[label] for label in OF_MANY_PACKS}
+    yield from made("block", many, threads=64, packs=6, **one, **alone, **rows)
+    yield from made("block", teams, threads=128, packs=2, **one, **pair, **rows)
+    four = {f"four teams: {label}": block[label] for label in OF_MANY_PACKS}
+    yield from made("block", four, threads=256, packs=6, block_teams=4, **one, **rows)
+    yield from made("cluster", cluster, threads=64, packs=1, cluster=2, **alone, **rows)
+    yield from made("cluster", cluster_teams, threads=128, packs=1, cluster=2, **pair, **rows)
     last = {
         "a last slice of one element": {"shape": (9, 49)},
         "slices of many packs": {"shape": (9, 49), "shifts": ALL_OFF},
     }
-    yield from made("cluster", last, threads=64, packs=6, cluster=4, **rows)
+    yield from made("cluster", last, threads=64, packs=6, cluster=4, **alone, **rows)
     yield from made("split", split, threads=64, packs=1, **rows, **({} if backward else {"chunk": 64}))

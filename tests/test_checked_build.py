@@ -66,7 +66,7 @@ def test_inputs_stay_as_they_are_and_may_be_read_only(layout: str) -> None:
 
 def test_one_plan_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     a = layer_arrays((9, 33), 33)
-    tile = {"strategy": "block", "threads": 64, "packs": 2, "rows": 1}
+    tile = {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "block_teams": 1}
     plan = cunorm.plan("layer_norm", shape=(9, 33), dtype="float32", normalized_shape=33, device="cpu", tile=tile)
     for build in ("plain", "checked", "plain"):
         monkeypatch.setenv("CUNORM_CPU_BUILD", build)

@@ -38,8 +38,11 @@ IDS = [f"{rows}x{length}" for rows, length in SHAPES]
 # float32 and float64, in shared memory for the 16-bit types.
 TILES: dict[str, dict[str, dict[str, int]]] = {
     "warp": {"forward": {"threads": 128, "lanes": 32, "packs": 8, "rows": 4}, "backward": {}},
-    "block": {"forward": {"threads": 64, "packs": 4, "rows": 4}, "backward": {"cluster": 1}},
-    "cluster": {"forward": {"threads": 64, "packs": 3, "cluster": 2, "rows": 4}, "backward": {}},
+    "block": {"forward": {"threads": 64, "packs": 4, "rows": 4, "block_teams": 1}, "backward": {"cluster": 1}},
+    "cluster": {
+        "forward": {"threads": 64, "packs": 3, "cluster": 2, "rows": 4, "block_teams": 1},
+        "backward": {},
+    },
     "split": {"forward": {"threads": 128, "packs": 1, "rows": 4, "chunk": 64}, "backward": {}},
 }
 STRATEGIES = list(TILES)
@@ -162,9 +165,10 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
     {"strategy": "warp", "threads": 256, "lanes": 1, "packs": 8, "rows": 3},
     {"strategy": "warp", "threads": 32, "lanes": 32, "packs": 1, "rows": 100},  # one team in a block
     {"strategy": "warp", "threads": 128, "lanes": 8, "packs": 16, "rows": 2},  # sums in shared memory
-    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 1},
-    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 8},  # sums put together
-    {"strategy": "block", "threads": 512, "packs": 1, "rows": 1000, "cluster": 1},  # one block for everything
+    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 1, "block_teams": 1},
+    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 8, "block_teams": 1},  # sums put together
+    {"strategy": "block", "threads": 512, "packs": 1, "rows": 1000, "cluster": 1, "block_teams": 1},  # one for all
+    {"strategy": "block", "threads": 512, "packs": 1, "rows": 2, "cluster": 2, "block_teams": 8},  # teams of two warps
     {"strategy": "split", "threads": 128, "packs": 1, "rows": 1, "chunk": 1},
     {"strategy": "split", "threads": 128, "packs": 4, "rows": 1000, "chunk": 100000},  # one band, one chunk
 ], ids=str)  # fmt: skip
@@ -316,7 +320,7 @@ def test_a_grid_smaller_than_the_work(
 def test_parameter_sums_in_slices(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many partial rows of few columns: their sum is cut into slices, whose sums a second launch adds, in any order."""
     case = Case(700, 3, "float32")
-    tile = {"strategy": "block", "threads": 64, "packs": 1, "rows": 1, "cluster": 1}
+    tile = {"strategy": "block", "threads": 64, "packs": 1, "rows": 1, "cluster": 1, "block_teams": 1}
     plan = cunorm.plan(
         "layer_norm_backward", shape=(700, 3), dtype="float32", normalized_shape=3, tile=tile, device="cpu"
     )

@@ -34,7 +34,8 @@ def test_parameter_sums_of_equal_rows(strategy: str, executor: Executor) -> None
     case = Case(256 * 16, 20 if strategy == "cluster" else 4, "float32", None)
     case.dy[:] = 0.1
     tile = {"strategy": strategy, "threads": 128, "packs": 1, "rows": plan.tile.as_dict()["rows"]}
-    more = {"warp": {"lanes": 32}, "block": {"cluster": 1}, "cluster": {"cluster": 2}, "split": {}}
+    one = {"block_teams": 1}
+    more = {"warp": {"lanes": 32}, "block": {"cluster": 1, **one}, "cluster": {"cluster": 2, **one}, "split": {}}
     case.check_backward(executor, (False, True, True), tile=tile | more[strategy])
 
 

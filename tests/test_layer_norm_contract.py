@@ -105,7 +105,11 @@ SHARED: list[Wrong] = [
     *wrong("gamma", ValueError, flat=lambda a: a["gamma"].reshape(9), as_x=lambda a: a["x"]),
     *wrong("beta", ValueError, flat=lambda a: a["beta"].reshape(9), as_x=lambda a: a["x"]),
     *tile_cases(SPLIT[BACKWARD]),
-    *wrong("tile", cunorm.UnsupportedTile, short={"strategy": "block", "threads": 64, "packs": 1024, "rows": 4}),
+    *wrong(
+        "tile",
+        cunorm.UnsupportedTile,
+        short={"strategy": "block", "threads": 64, "packs": 1024, "rows": 4, "block_teams": 1},
+    ),
     *workspace_cases(),
     *workspace_on("x"),
     *container_cases(3),

@@ -163,8 +163,8 @@ def _group(op: str) -> Iterator[Row]:
 def _layer(op: str) -> Iterator[Row]:
     backward = op.endswith("backward")
     warp = {"threads": 64, "lanes": 8, "packs": 2, "rows": 4}
-    block = {"threads": 64, "packs": 2, "rows": 4, **({"cluster": 1} if backward else {})}
-    cluster = {"threads": 64, "packs": 2, "rows": 4, "cluster": 2}
+    block = {"threads": 64, "packs": 2, "rows": 4, "block_teams": 1, **({"cluster": 1} if backward else {})}
+    cluster = {"threads": 64, "packs": 2, "rows": 4, "cluster": 2, "block_teams": 1}
     split = {"threads": 64, "packs": 1, "rows": 4, **({} if backward else {"chunk": 1024})}
     yield Row(op, "warp", "aligned", (64, 64), warp)
     yield Row(op, "warp", "odd rows", (64, 63), warp, fetched=EDGE, wide=0.83, why=SHORT)
@@ -173,6 +173,11 @@ def _layer(op: str) -> Iterator[Row]:
     yield Row(op, "block", "aligned", (32, 512), block)
     yield Row(op, "block", "odd rows", (32, 335), block, fetched=EDGE)
     yield Row(op, "block", "several waves", (4300, 256), block, long=True)
+    yield Row(op, "block", "several teams", (64, 512), block | {"threads": 256, "block_teams": 4})
+    yield Row(
+        op, "block", "several teams, odd rows", (64, 335), block | {"threads": 256, "block_teams": 4}, fetched=EDGE
+    )
+    yield Row(op, "cluster", "several teams", (64, 640), cluster | {"threads": 128, "block_teams": 2})
     yield Row(op, "cluster", "aligned", (32, 640), cluster)
     yield Row(op, "cluster", "odd rows", (32, 727), cluster, fetched=EDGE)
     if backward:
