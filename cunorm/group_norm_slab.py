@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .devices import Device
 from .geometry import piece_packs, slab_partials
 from .problem import Problem
-from .strategy import Launch, Tile, ceil_div, refuses_threads
+from .strategy import Launch, Tile, refuses_threads
 from .strategy_common import (
     RESIDENT_REGISTERS,
     blocks_for,
@@ -45,13 +46,15 @@ CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS,
 
 
 def _sector_bytes(problem: Problem, tile: Tile) -> int:
-    """Bytes of the 32-byte sectors that reading x once touches: rows of few channels share sectors with neighbours."""
+    """Bytes of the 32-byte sectors that reading x once touches: rows of few channels share sectors with neighbours.
+
+    Rows begin anywhere at a multiple of `step` in a sector, as often here as there.
+    """
     if problem.layout == "NCHW":
         return problem.nbytes
     row = tile.groups * problem.group_channels * problem.itemsize
-    pitch = problem.C * problem.itemsize
-    sectors = ceil_div(row, SECTOR_BYTES) + (1 if row % SECTOR_BYTES or pitch % SECTOR_BYTES else 0)
-    return problem.nbytes * sectors * SECTOR_BYTES // row
+    step = math.gcd(row, problem.C * problem.itemsize, SECTOR_BYTES)
+    return problem.nbytes * (row + SECTOR_BYTES - step) // row
 
 
 def one_sweep(
