@@ -237,6 +237,9 @@ private:
                 keep(k, i, terms);
             }
             sums = sums + of_pack;
+            if (!sums_in_registers<lanes>) {
+                __syncwarp();  // a compiler that asks for the columns' sums of all packs at once has no registers left
+            }
         }
         if (dx == nullptr) {
             return;
