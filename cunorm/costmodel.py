@@ -29,7 +29,7 @@ NONPORTABLE = 4.0  # factor on clusters that not every GPU takes: for the tuner 
 PORTABLE_CLUSTER = 8
 NEAR_TIE = 1.1  # predictions that differ by less are one to the model: what is counted decides, and not estimated
 BUSY_ENOUGH = 0.9  # share of the multiprocessors from which none counts as idle
-LEAN_ENOUGH = 1.05  # times the fewest bytes, those from the L2 cache among them: so many are no more
+LEAN_ENOUGH = 0.05  # share of the time that bytes take at the bandwidth, from the L2 cache too: so much is no more
 ABREAST = 1.02  # factor for each doubling of what keeps step: blocks that need places at one time, teams at a barrier
 CLUSTER_SECONDS = 0.3e-6  # a barrier of a cluster, and what its blocks read of each other
 REGISTER_STEP, WARP = 8, 32
@@ -124,7 +124,8 @@ def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> 
         sum(launch.traffic + launch.cached for launch in choice.strategy.launches(problem, choice.tile))
         for choice in near
     ]
-    default = next(choice for choice, count in zip(near, moved, strict=True) if count <= LEAN_ENOUGH * min(moved))
+    spare = LEAN_ENOUGH * near[0].seconds * ACHIEVABLE * device.bandwidth
+    default = next(choice for choice, count in zip(near, moved, strict=True) if count <= min(moved) + spare)
     found.remove(default)
     return [default, *found]
 

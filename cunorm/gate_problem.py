@@ -32,9 +32,12 @@ def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> 
     elif op.startswith("batch_norm"):
         sizes = (8, 64, 1 if op == "batch_norm_gather_stats" else 64, 64)
     else:
-        # As large a group as a warp's tile holds, else a middling one.
-        HxW, group = (1, 4) if strategy == "warp" else (64, 32)
-        channels = tile.lanes * tile.packs * (16 // ITEMSIZE[dtype]) if strategy == "warp" else 8
+        # As large a group as a warp's tile holds, of channels of one element where it takes several samples; else a
+        # middling one.
+        HxW, group, channels = 64, 32, 8
+        if strategy == "warp":
+            HxW, group = 1 if tile.samples > 1 else 2, 4
+            channels = tile.lanes * tile.packs * (16 // ITEMSIZE[dtype]) // HxW
         sizes = (256, channels * group, HxW, group)
     others = tuple((name, sums) for name in OTHERS.get(op, ()))
     if op == "batch_norm_gather_stats":

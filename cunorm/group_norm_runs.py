@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .devices import Device
+from .group_norm_rows import group_rows_launches, group_rows_workspace, refuses_group_rows
 from .group_norm_slab import IN_REGISTERS, SLAB_PHASES, one_sweep
 from .group_norm_slab import refuses_block as refuses_staged
 from .group_norm_slab import slab_launches as staged_launches
@@ -32,20 +33,24 @@ __all__ = [
 ]
 
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
-WARP_SPACE = {"packs": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256)}
+WARP_SPACE = {
+    "packs": (1, 2, 4, 8),
+    "lanes": (1, 2, 4, 8, 16, 32),
+    "threads": (128, 256),
+    "samples": (1, 4, 16, 64),
+}
 WORDS = 4  # registers of a pack
 
 
 def _registers(problem: Problem, tile: Tile) -> int:
-    """What a thread needs so as not to spill, from above: addresses and statistics; then for each pack its data, its
-    values widened, and the sums kept over samples. The compile gate proves it.
+    """What a thread needs so as not to spill, from above: addresses and statistics; then for each pack its data and its
+    values widened. The compile gate proves it.
     """
     base = 64 if is_backward(problem) else 48
     base += 8 if problem.dtype == "float64" else 0
     widened = problem.pack * problem.sum_itemsize // 4
     each = 9 + widened if is_backward(problem) else 5 + 2 * widened
-    kept = 2 * widened if _samples(tile) > 1 else 0
-    return base + tile.packs * (each + kept)
+    return base + tile.packs * each
 
 
 def _held(problem: Problem, tile: Tile) -> int:
@@ -53,10 +58,6 @@ def _held(problem: Problem, tile: Tile) -> int:
     tensors, work = (2, 52) if is_backward(problem) else (1, 48)
     wide = 20 if problem.dtype == "float64" else 0
     return work + wide + WORDS * tensors * tile.packs
-
-
-def _samples(tile: Tile) -> int:
-    return tile.as_dict().get("samples", 1)
 
 
 def _lanes(tile: Tile) -> int:
@@ -78,19 +79,18 @@ def _shared(problem: Problem, tile: Tile) -> int:
     """Shared memory of a block: a block's team has its sums there, and each team the parts of its channels' sums."""
     lanes, pair = _lanes(tile), pair_bytes(problem)
     sums = 2 * (tile.threads // WARP) * pair if lanes > WARP else 0
-    if not problem.wants_parameters or problem.HxW == 1 or problem.group_channels == 1 or _samples(tile) > 1:
+    if not problem.wants_parameters or problem.HxW == 1 or problem.group_channels == 1:
         return sums
     parts = tile.threads // lanes * (lanes * tile.packs + problem.group_channels - 1) * pair
     return round_up(sums, 16) + parts
 
 
 def _launches(problem: Problem, tile: Tile, registers: int, phases: int) -> tuple[Launch, ...]:
-    rows = ceil_div(problem.N, _samples(tile))
-    items = ceil_div(rows * problem.group, tile.threads // _lanes(tile))
+    items = ceil_div(problem.N * problem.group, tile.threads // _lanes(tile))
     return one_sweep(
         problem,
         tile,
-        rows,
+        problem.N,
         blocks_for(items),
         variant="_registers" if tile.strategy == "block" else "",
         registers=registers,
@@ -110,21 +110,25 @@ def refuses_warp(problem: Problem, tile: Tile, device: Device) -> str | None:
         return f"lanes is {tile.lanes}, expected 1, 2, 4, 8, 16 or 32"
     if (sentence := _refuses_capacity(problem, tile)) is not None:
         return sentence
-    if _samples(tile) > 1 and not (problem.wants_parameters and problem.HxW == 1):
-        return "more than one sample a team only serves dgamma and dbeta with HxW = 1"
+    if problem.HxW == 1:
+        return refuses_group_rows(problem, tile, device)
+    if tile.samples > 1:
+        return f"samples is {tile.samples}, expected 1: a team has more than one only where HxW = 1"
     if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
         return sentence
     return refuses_registers(_registers(problem, tile), tile, device)
 
 
 def warp_workspace(problem: Problem, tile: Tile) -> int:
-    """Bytes of the rows of dgamma and dbeta: one for the samples that a team takes."""
-    return parameter_workspace(problem, ceil_div(problem.N, _samples(tile)))
+    """Bytes of the rows of dgamma and dbeta: one a sample, and fewer where HxW = 1."""
+    return group_rows_workspace(problem, tile) if problem.HxW == 1 else parameter_workspace(problem, problem.N)
 
 
 def warp_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The teams' kernel, and the parameter sums behind it."""
-    return _launches(problem, tile, _registers(problem, tile), _samples(tile))
+    if problem.HxW == 1:
+        return group_rows_launches(problem, tile)
+    return _launches(problem, tile, _registers(problem, tile), phases=1)
 
 
 # ---- block ----------------------------------------------------------------------------------------------------------

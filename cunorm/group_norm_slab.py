@@ -79,7 +79,7 @@ def one_sweep(
         )
         traffic = (tensors_read(problem) + ("dx" in problem.outputs)) * tensors
         traffic += rows * problem.C * pair_bytes(problem) * problem.wants_parameters
-    facts["streams"] = tensors_read(problem)
+    facts.setdefault("streams", tensors_read(problem))
     main = Launch(entry, entry, grid, tile.threads, arguments, traffic=traffic, **facts)
     second = problem.wants_parameters and rows > 1
     return (main, *parameter_launches(problem, rows)) if second else (main,)

@@ -23,13 +23,11 @@ _SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (16, 64, 256, 1024, 4096, 1
 
 
 def _strategies(op: str) -> dict[str, Strategy]:
-    backward = op.endswith("backward")
-    samples = {"samples": (1, 8, 64)} if backward else {}
     warp = Strategy(
         name="warp",
         op=op,
-        space={**WARP_SPACE, **samples},
-        constants=("threads", "lanes", "packs", "samples"),
+        space=WARP_SPACE,
+        constants=("threads", "lanes", "packs"),
         legality=refuses_warp,
         launches=warp_launches,
         workspace=warp_workspace,

@@ -20,5 +20,5 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                                         long long groups) {
     const GroupRuns runs = {
         dy, x, mean, rstd, gamma, beta, dx, {workspace, dgamma, dbeta, C}, N, C, groups, static_cast<int>(HxW)};
-    runs.run<Tile::threads, 1>();
+    runs.run<Tile::threads>();
 }

@@ -66,18 +66,14 @@ struct GroupRuns {
         return Through{Affine{k.mean, k.rstd * gamma_c, is_identity ? acc_t(0) : parameter(beta, channel, acc_t(0))}};
     }
 
-    // A team takes its groups of `samples` samples, one after the other, and keeps its channels' sums over them in
-    // registers: that serves channels of one element alone.
-    template <int lanes, int samples>
+    template <int lanes>
     __device__ __forceinline__ void run() const {
         const int channels = this->channels(), length = channels * HxW;
-        const long long items = (N + samples - 1) / samples * groups;
-        // A lane keeps its channels over several samples only if every sample is covered from the same place.
-        const bool may_shift = samples == 1 || C * HxW % pack_size == 0;
+        const long long items = N * groups;
         // Then the sums of a group, without gamma, are dbeta and dgamma, and gamma joins them behind.
         const bool alone = channels == 1;
         // Channels of one element lie in one lane, and with one channel a group its sums are the group's.
-        const bool parted = samples == 1 && parameters.wanted() && HxW > 1 && !alone;
+        const bool parted = parameters.wanted() && HxW > 1 && !alone;
         int offset = 0;
         Team<lanes> team = {Team<lanes>::shared_scratch(offset)};
         ChannelParts<lanes> parts = {nullptr, HxW};
@@ -88,106 +84,75 @@ struct GroupRuns {
         for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;
              first += static_cast<long long>(gridDim.x) * team.count) {
             const long long item = first + team.index();
-            long long row = 0, group = 0, first_channel = 0;
-            const auto locate = [&] {
-                row = item / groups;
-                group = item - row * groups;
-                first_channel = group * channels;
-            };
-            if (samples > 1) {
-                locate();
+            const Run<lanes> run(dy, item, length, item < items, true);
+            Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
+            run.load_both(dy, x, held_dy, held_x);
+            const long long row = item / groups, group = item - row * groups;  // while the data is on its way
+            const long long first_channel = group * channels;
+            Coefficients of_group = {};
+            if (run.length > 0) {
+                of_group.mean = widen(load(mean, item));
+                of_group.rstd = widen(load(rstd, item));
             }
-            Pair kept[Tile::packs][pack_size] = {};  // takes no registers where samples is 1: nobody uses it
-            int kept_shift = 0;
-#pragma unroll 1
-            for (int sample = 0; sample < samples; ++sample) {
-                const long long n = row * samples + sample, at = samples == 1 ? item : n * groups + group;
-                const Run<lanes> run(dy, at, length, item < items && n < N, may_shift);
-                Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
-                run.load_both(dy, x, held_dy, held_x);
-                if (samples == 1) {
-                    locate();  // a long division, while the data is on its way
-                }
-                Coefficients of_group = {};
-                if (run.length > 0) {
-                    of_group.mean = widen(load(mean, at));
-                    of_group.rstd = widen(load(rstd, at));
-                    kept_shift = run.shift;
-                }
-                Pair sums = {};
+            Pair sums = {};
 #pragma unroll
-                for (int k = 0; k < Tile::packs; ++k) {
-                    // Sums of the pack's current channel; with gamma they join the group's.
-                    Pair part = {};
-                    int current = -1;
-                    acc_t weight = acc_t(0);
-                    const auto close = [&] {
-                        parts.keep(k, current, part);
-                        sums = sums + Pair{weight * part.first, weight * part.second};
-                    };
-                    run.each(
-                        k, HxW,
-                        [&](int channel) {
-                            close();
-                            part = Pair{};
-                            current = channel;
-                            const acc_t gamma_c =
-                                alone && is_identity ? acc_t(1) : parameter(gamma, first_channel + channel, acc_t(1));
-                            weight = alone ? acc_t(1) : gamma_c;
-                            return in_front(first_channel + channel, gamma_c, of_group);
-                        },
-                        [&](int i, const Through& through) {
-                            const acc_t value = widen(held_x[k].get(i));
-                            const acc_t gradient = through(widen(held_dy[k].get(i)), value);
-                            const acc_t product = gradient * (value - of_group.mean);
-                            part = part + Pair{gradient, product};
-                            if (samples > 1) {
-                                kept[k][i] = kept[k][i] + Pair{gradient, product * of_group.rstd};
-                            } else if (HxW == 1 && parameters.wanted()) {
-                                parameters.give(row, first_channel + run.first(k) + i,
-                                                Pair{gradient, product * of_group.rstd});
-                            }
-                        });
-                    close();
-                }
-                const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);
-                sums = team.sum(sums);
-                forget(held_dy);
-                forget(held_x);
-                sums.second *= of_group.rstd;
-                if (alone && run.length > 0) {
-                    if (parameters.wanted() && team.lane() == 0 && HxW > 1) {
-                        parameters.give(row, group, sums);
-                    }
-                    sums = Pair{gamma_alone * sums.first, gamma_alone * sums.second};
-                }
-                if (dx != nullptr) {
-                    of_group.a = sums.first / acc_t(length);
-                    of_group.b = sums.second / acc_t(length);
-                    write(run, held_dy, held_x, first_channel, of_group);
-                }
-                if (parted) {  // dx does not wait for these
-                    if (!team.of_block) {
-                        __syncwarp();  // the sum of a block had a barrier
-                    }
-                    parts.each_sum(run, channels, [&](int channel, Pair of_channel) {
-                        of_channel.second *= of_group.rstd;
-                        parameters.give(row, first_channel + channel, of_channel);
-                    });
-                    team.meet();
-                }
-            }
-            if (samples > 1 && parameters.wanted() && item < items) {
-#pragma unroll
-                for (int k = 0; k < Tile::packs; ++k) {
-                    const int at = (k * lanes + team.lane()) * pack_size - kept_shift;
-#pragma unroll
-                    for (int i = 0; i < pack_size; ++i) {
-                        if (at + i >= 0 && at + i < channels) {
-                            parameters.give(row, first_channel + at + i, kept[k][i]);
+            for (int k = 0; k < Tile::packs; ++k) {
+                // Sums of the pack's current channel; with gamma they join the group's.
+                Pair part = {};
+                int current = -1;
+                acc_t weight = acc_t(0);
+                const auto close = [&] {
+                    parts.keep(k, current, part);
+                    sums = sums + Pair{weight * part.first, weight * part.second};
+                };
+                run.each(
+                    k, HxW,
+                    [&](int channel) {
+                        close();
+                        part = Pair{};
+                        current = channel;
+                        const acc_t gamma_c =
+                            alone && is_identity ? acc_t(1) : parameter(gamma, first_channel + channel, acc_t(1));
+                        weight = alone ? acc_t(1) : gamma_c;
+                        return in_front(first_channel + channel, gamma_c, of_group);
+                    },
+                    [&](int i, const Through& through) {
+                        const acc_t value = widen(held_x[k].get(i));
+                        const acc_t gradient = through(widen(held_dy[k].get(i)), value);
+                        const acc_t product = gradient * (value - of_group.mean);
+                        part = part + Pair{gradient, product};
+                        if (HxW == 1 && parameters.wanted()) {
+                            parameters.give(row, first_channel + run.first(k) + i,
+                                            Pair{gradient, product * of_group.rstd});
                         }
-                    }
+                    });
+                close();
+            }
+            const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);
+            sums = team.sum(sums);
+            forget(held_dy);
+            forget(held_x);
+            sums.second *= of_group.rstd;
+            if (alone && run.length > 0) {
+                if (parameters.wanted() && team.lane() == 0 && HxW > 1) {
+                    parameters.give(row, group, sums);
                 }
+                sums = Pair{gamma_alone * sums.first, gamma_alone * sums.second};
+            }
+            if (dx != nullptr) {
+                of_group.a = sums.first / acc_t(length);
+                of_group.b = sums.second / acc_t(length);
+                write(run, held_dy, held_x, first_channel, of_group);
+            }
+            if (parted) {  // dx does not wait for these
+                if (!team.of_block) {
+                    __syncwarp();  // the sum of a block had a barrier
+                }
+                parts.each_sum(run, channels, [&](int channel, Pair of_channel) {
+                    of_channel.second *= of_group.rstd;
+                    parameters.give(row, first_channel + channel, of_channel);
+                });
+                team.meet();
             }
         }
     }

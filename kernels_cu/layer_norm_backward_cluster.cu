@@ -23,6 +23,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(51
                                 const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
                                 long long rows, long long length, long long teams) {
     const RowGradients gradients = {
-        dy, x, mean, rstd, gamma, dx, {workspace, dgamma, dbeta, length}, rows, static_cast<int>(length), teams};
+        dy,    x, mean, rstd, gamma, nullptr, dx, {workspace, dgamma, dbeta, length}, rows, static_cast<int>(length),
+        teams, 1};
     gradients.run<Tile::threads / Tile::block_teams, Tile::cluster, 1>();
 }

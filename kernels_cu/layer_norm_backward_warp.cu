@@ -19,6 +19,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                              const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
                              long long rows, long long length, long long teams) {
     const RowGradients gradients = {
-        dy, x, mean, rstd, gamma, dx, {workspace, dgamma, dbeta, length}, rows, static_cast<int>(length), teams};
+        dy,    x, mean, rstd, gamma, nullptr, dx, {workspace, dgamma, dbeta, length}, rows, static_cast<int>(length),
+        teams, 1};
     gradients.run<Tile::lanes, 1, 1>();
 }

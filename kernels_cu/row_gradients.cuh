@@ -73,23 +73,26 @@ struct KeptSums {
             }
         }
     }
-    // give(column, sums over the block), in one thread for each column of the team's runs. The whole block calls.
+    // give(team, column, sums), in one thread for each column of the first `kinds` teams: sums over these and all teams a
+    // multiple of that behind them, which have the same columns. The whole block calls.
     template <typename Give>
-    __device__ __forceinline__ void gather(const run_t& run, Give give) {
+    __device__ __forceinline__ void gather(const run_t& run, int kinds, Give give) {
         if (!in_registers) {
             __syncthreads();
-            for (int column = threadIdx.x; column < run.columns; column += Tile::threads) {
-                Pair sum = row(0).of(column);
-                for (int team = 1; team < teams; ++team) {
-                    sum = sum + row(team).of(column);
+            for (int kind = 0; kind < kinds; ++kind) {
+                for (int column = threadIdx.x; column < run.columns; column += Tile::threads) {
+                    Pair sum = row(kind).of(column);
+                    for (int team = kind + kinds; team < teams; team += kinds) {
+                        sum = sum + row(team).of(column);
+                    }
+                    give(kind, column, sum);
                 }
-                give(column, sum);
             }
             __syncthreads();  // the next item takes over the rows
             return;
         }
 #pragma unroll 1
-        for (int half = teams / 2; half > 0; half /= 2) {
+        for (int half = teams / 2; half >= kinds; half /= 2) {
             const int team = Team<lanes>::index();
             if (team >= half && team < 2 * half) {
                 const ColumnSums handed = row(team - half);
@@ -102,8 +105,9 @@ struct KeptSums {
             }
             __syncthreads();
         }
-        if (Team<lanes>::index() == 0) {
-            each(run, give);
+        const int team = Team<lanes>::index();
+        if (team < kinds) {
+            each(run, [&](int column, Pair& sum) { give(team, column, sum); });
         }
     }
 };
@@ -129,15 +133,17 @@ struct RowGradients {
     const stat_t* mean;
     const stat_t* rstd;
     const gamma_t* gamma;
+    const beta_t* beta;  // only an activation asks for it
     data_t* dx;
     ParameterGradients parameters;
     long long rows;
     int length;
     long long teams;
+    long long groups;
 
     // With teams of `lanes` lanes of `blocks` blocks; those of `merged` blocks of a cluster put their sums together.
     // Every byte of dy and x is read once, before dx is written: dx may be dy or x.
-    template <int lanes, int blocks, int merged>
+    template <int lanes, int blocks, int merged, bool grouped = false>
     __device__ __forceinline__ void run() const {
         typedef Team<lanes, blocks> team_t;
         typedef Run<lanes, blocks> run_t;
@@ -153,17 +159,22 @@ struct RowGradients {
         kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
         const bool may_shift = rows_may_shift(rows, teams, length);
         const run_t first_row(dy, 0, length, true, may_shift);  // as in the forward
-        const Pack<gamma_t>* const shared_gamma = shared_parameter(gamma, first_row, offset);
-        if (team.count > 1) {
+        const Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
+        if (teams_share<lanes, blocks, grouped>) {
             __syncthreads();
         }
+        // Teams of a block with the same columns are `kinds` apart, where their number goes into the block's.
+        const int kinds = !grouped ? 1 : team.count % groups == 0 ? static_cast<int>(groups) : team.count;
         for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
             if (wanted) {
                 kept.clear();
             }
             run_t run(dy, own, length, own < rows, may_shift);
-            RowParameters<gamma_t, lanes, blocks> weights(gamma, shared_gamma, acc_t(1), run);
+            const long long group = grouped ? own % groups : 0;
+            RowParameters<gamma_t, lanes, blocks, grouped> weights(gamma, group, shared_gamma, acc_t(1), run);
+            RowParameters<beta_t, lanes, blocks, grouped> offsets(is_identity ? nullptr : beta, group, nullptr,
+                                                                  acc_t(0), run);
             RowOfBoth<lanes, blocks> held, next;
             held.load_from(dy, x, mean, rstd, own, run);
 #pragma unroll 1
@@ -174,7 +185,7 @@ struct RowGradients {
                 if (reads_ahead<lanes, 2>) {
                     next.load_from(dy, x, mean, rstd, row + teams, run_behind);
                 }
-                one_row(team, run, held, weights, [&](int k, int i, Pair terms) {
+                one_row(team, run, held, weights, offsets, [&](int k, int i, Pair terms) {
                     if (wanted) {
                         kept.add(run, k, i, terms);
                     }
@@ -190,11 +201,15 @@ struct RowGradients {
                 continue;
             }
             if (merged == 1) {
-                kept.gather(run, [&](int column, Pair sums) { parameters.give(item, run.from + column, sums); });
+                kept.gather(run, kinds, [&](int first, int column, Pair sums) {
+                    const long long giver = item * team.count + first, row = giver / groups * kinds / team.count;
+                    const long long head = grouped ? giver % groups * length : run.from;
+                    parameters.give(grouped ? row : item, head + column, sums);
+                });
                 continue;
             }
             const ColumnSums of_block = kept.row(0);
-            kept.gather(run, [&](int column, Pair& sums) { of_block.of(column) = sums; });
+            kept.gather(run, 1, [&](int, int column, Pair& sums) { of_block.of(column) = sums; });
             cluster_arrive();
             cluster_wait();
             for (int column = static_cast<int>(cluster_rank()) * Tile::threads + threadIdx.x; column < length;
@@ -214,22 +229,30 @@ struct RowGradients {
 
 private:
     // dx of a row, and keep(k, i, (dy, dy * xhat)) for each of its elements.
-    template <int lanes, int blocks, typename Keep>
+    template <int lanes, int blocks, bool grouped, typename Keep>
     __device__ __forceinline__ void one_row(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
                                             RowOfBoth<lanes, blocks>& held,
-                                            RowParameters<gamma_t, lanes, blocks>& weights, Keep keep) const {
+                                            RowParameters<gamma_t, lanes, blocks, grouped>& weights,
+                                            RowParameters<beta_t, lanes, blocks, grouped>& offsets, Keep keep) const {
         const acc_t mean_of_row = widen(held.mean), rstd_of_row = widen(held.rstd);
+        // The gradient that comes through the activation of the i-th element of the k-th pack.
+        const auto through = [&](int k, int i, acc_t weight, acc_t offset) {
+            const Affine affine = {mean_of_row, rstd_of_row * weight, offset};
+            return Through{affine}(widen(held.dy[k].get(i)), widen(held.x[k].get(i)));
+        };
         Pair sums = {};
         weights.narrow_again();
+        offsets.narrow_again();
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
             const ParameterPack<gamma_t> weight = weights.of(run, k);
+            const ParameterPack<beta_t> offset = offsets.of(run, k);
             const auto holds = run.held(k);
             Pair of_pack = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 // Elements outside the row read as zeros: only an infinite mean would make something of them.
-                const acc_t gradient = widen(held.dy[k].get(i));
+                const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);
                 const acc_t xhat =
                     x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
                 const Pair terms = {gradient, gradient * xhat};
@@ -248,21 +271,25 @@ private:
         forget(held.dy);
         forget(held.x);
         weights.narrow_again();
+        offsets.narrow_again();
         Coefficients of_element = {acc_t(1), mean_of_row, rstd_of_row, sums.first / acc_t(length),
                                    sums.second / acc_t(length)};
-        ParameterPack<gamma_t> next = weights.of(run, 0);
+        ParameterPack<gamma_t> next_weight = weights.of(run, 0);
+        ParameterPack<beta_t> next_offset = offsets.of(run, 0);
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
-            const ParameterPack<gamma_t> weight = next;
-            if (k + 1 < Tile::packs) {
-                next = weights.of(run, k + 1);  // before the store: no load passes that
+            const ParameterPack<gamma_t> weight = next_weight;
+            const ParameterPack<beta_t> offset = next_offset;
+            if (k + 1 < Tile::packs) {  // before the store: no load passes that
+                next_weight = weights.of(run, k + 1);
+                next_offset = offsets.of(run, k + 1);
             }
             Pack<data_t> out = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 of_element.gamma = weight.of(i);
-                out.set(i,
-                        narrow<data_t>(input_gradient(widen(held.dy[k].get(i)), widen(held.x[k].get(i)), of_element)));
+                const acc_t gradient = through(k, i, weight.of(i), offset.of(i));
+                out.set(i, narrow<data_t>(input_gradient(gradient, widen(held.x[k].get(i)), of_element)));
             }
             store_pack(dx + run.start, run.first(k), run.length, out);
         }

@@ -29,6 +29,20 @@ GROUP_WARP: Named = {
     "in place": {"shape": (5, 12), "groups": 2, "in_place": True},
     "16 bits": {"shape": (5, 33), "groups": 3, "shifts": ALL_OFF, **MIXED},
 }
+#: Channels of one element, several samples a team; 8 teams a block.
+GROUP_ROWS: Named = {
+    "samples kept, each group from elsewhere": {"shape": (9, 12), "groups": 2, "shifts": SAME_OFF},
+    "an odd last sample, one element": {"shape": (3, 2), "groups": 2},
+    "one row of sums": {"shape": (2, 40), "groups": 5},
+    "dead teams, misaligned samples": {"shape": (7, 21), "groups": 3, "grid": 1, "shifts": ALL_OFF},
+    "a group a team of the block": {"shape": (5, 24), "groups": 8},
+    "more groups than teams, two blocks": {"shape": (5, 48), "groups": 16, "grid": 2},
+    "one group, all teams add up": {"shape": (70, 7), "groups": 1, "shifts": SAME_OFF},
+    "as many elements as the team holds": {"shape": (5, 192), "groups": 3},
+    "samples in place": {"shape": (9, 20), "groups": 2, "in_place": True},
+    "samples without parameters": {"shape": (9, 20), "groups": 4, **NO_PARAMETERS},
+    "samples of 16 bits": {"shape": (11, 36), "groups": 4, "shifts": ALL_OFF, **MIXED},
+}
 GROUP_BLOCK_REGISTERS: Named = {
     "one-element groups": {"shape": (2, 2), "groups": 2},
     "channels of one element, two blocks": {"shape": (9, 300), "groups": 3, "grid": 2},
@@ -165,18 +179,18 @@ def group_norm_cases(op: str) -> Iterator[Case]:
         warp |= masked(
             GROUP_WARP, "channels of one element", "one channel a group, misaligned", "channels end within packs"
         )
-        many = {
-            "samples kept, each group from elsewhere": {"shape": (9, 12), "groups": 2, "shifts": SAME_OFF},
-            "an odd last sample, one element": {"shape": (3, 2), "groups": 2},
-            "one row of sums": {"shape": (2, 40), "groups": 5},
-            "dead teams, misaligned samples": {"shape": (7, 21), "groups": 3, "grid": 1, "shifts": ALL_OFF},
+        many = GROUP_ROWS | masked(GROUP_ROWS, "samples kept, each group from elsewhere")
+        many["samples of an infinite mean"] = {"shape": (5, 12), "groups": 2, **INFINITE}
+        in_memory = {
+            f"sums in memory: {label}": facts
+            for label, facts in GROUP_ROWS.items()
+            if facts["groups"] in (1, 2, 5, 8) and "in place" not in label
         }
-        many |= masked(many, "samples kept, each group from elsewhere")
-        del many["samples kept, each group from elsewhere, dx alone"]  # which keeps nothing, and has one sample
-        yield from made("warp", warp, threads=64, lanes=8, packs=2, samples=1)
-        yield from made("warp", many, threads=64, lanes=8, packs=2, samples=2)
+        yield from made("warp", in_memory, threads=64, lanes=8, packs=16, samples=2)
     else:
-        yield from made("warp", warp, threads=64, lanes=8, packs=2)
+        many = dict(GROUP_ROWS)
+    yield from made("warp", warp, threads=64, lanes=8, packs=2, samples=1)
+    yield from made("warp", many, threads=64, lanes=8, packs=2, samples=2)
     block = GROUP_BLOCK | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
     block |= layout(GROUP_BLOCK_LAST, "NHWC")
     split = GROUP_SPLIT | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}

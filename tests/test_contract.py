@@ -49,7 +49,6 @@ from helpers import (
     LAYOUTS,
     SENTINEL,
     TILES,
-    WARP_BACKWARD,
     Arrays,
     arrays,
     forget_calls,
@@ -407,7 +406,6 @@ def test_in_place(strategy: str, layout: str | None, executor: Executor) -> None
         pytest.skip("warp takes no channels-last data")
     a, xp, tile = arrays(), executor.xp, TILES[strategy]
     mask = (True, False, False) if strategy == "warp" else (True, True, True)
-    back = WARP_BACKWARD if strategy == "warp" else tile
 
     def lie(values: np.ndarray) -> Any:
         return executor.put(values) if layout is None else laid_out(xp, values, layout)
@@ -419,7 +417,7 @@ def test_in_place(strategy: str, layout: str | None, executor: Executor) -> None
     for alias in (lambda array: array, lambda array: array[...]):
         dy = lie(a.dy)
         out = (alias(dy), None, None)
-        found = run_backward(a, dy, lie(a.x), executor, tile=back, out=out, output_mask=mask)
+        found = run_backward(a, dy, lie(a.x), executor, tile=tile, out=out, output_mask=mask)
         assert found[0] is out[0]
         a.check_backward(*map(executor.get, found))
 

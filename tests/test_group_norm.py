@@ -48,7 +48,7 @@ IDS = ["x".join(map(str, (N, C, *spatial))) + f"g{groups}" for N, C, spatial, gr
 # One tile a strategy keeps the number of builds low; chunk = 16 makes many chunks of small shapes. "registers" is
 # `block` with its slab there.
 TILES: dict[str, dict[str, int]] = {
-    "warp": {"threads": 128, "lanes": 32, "packs": 8},
+    "warp": {"threads": 128, "lanes": 32, "packs": 8, "samples": 1},
     "block": {"threads": 64, "groups": 1, "chunks": 2, "engine": 1, "packs": 1},
     "registers": {"threads": 128, "groups": 1, "chunks": 1, "engine": 3, "packs": 8},
     "cluster": {"threads": 64, "groups": 1, "chunks": 2, "engine": 1, "cluster": 2},
@@ -59,9 +59,8 @@ TILES: dict[str, dict[str, int]] = {
 PARTIAL = ("warp", "registers", "cluster", "grid")
 
 
-def tile_of(strategy: str, direction: str) -> dict[str, Any]:
-    samples = {"samples": 1} if (strategy, direction) == ("warp", "backward") else {}
-    return {"strategy": "block" if strategy == "registers" else strategy, **TILES[strategy], **samples}
+def tile_of(strategy: str) -> dict[str, Any]:
+    return {"strategy": "block" if strategy == "registers" else strategy, **TILES[strategy]}
 
 
 class Case:
@@ -136,7 +135,7 @@ def run(case: Case, strategy: str, direction: str, executor: Executor, **options
     """Check one direction with one strategy; skip with the sentence where the strategy refuses the problem."""
     check = case.check_forward if direction == "forward" else case.check_backward
     try:
-        check(executor, tile=tile_of(strategy, direction), **options)
+        check(executor, tile=tile_of(strategy), **options)
     except cunorm.UnsupportedTile as refusal:
         pytest.skip(f"refused: {refusal}")
 
@@ -237,8 +236,7 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
                 case.check_backward(executor, tile=tile)
             except cunorm.UnsupportedTile:
                 continue
-            forward_tile = {name: value for name, value in tile.items() if name != "samples"}
-            case.check_forward(executor, tile=forward_tile)
+            case.check_forward(executor, tile=tile)
 
 
 @pytest.mark.parametrize("strategy", list(TILES))
@@ -257,7 +255,7 @@ def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> Non
                 try:
                     dx, dgamma, dbeta = cunorm.group_norm_backward(
                         dy, x, m, r, gamma, num_groups=groups, data_format=data_format, out=(out, None, None),
-                        tile=tile_of(strategy, "backward"),
+                        tile=tile_of(strategy),
                     )  # fmt: skip
                 except cunorm.UnsupportedTile:
                     continue
@@ -276,8 +274,8 @@ def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
     beta = executor.put(case.beta)
 
     def results() -> list[bytes]:
-        gradients = cunorm.group_norm_backward(*arrays, num_groups=case.groups, tile=tile_of(strategy, "backward"))
-        values = cunorm.group_norm(arrays[1], case.groups, arrays[4], beta, tile=tile_of(strategy, "forward"))
+        gradients = cunorm.group_norm_backward(*arrays, num_groups=case.groups, tile=tile_of(strategy))
+        values = cunorm.group_norm(arrays[1], case.groups, arrays[4], beta, tile=tile_of(strategy))
         return [executor.get(a).tobytes() for a in (*gradients, *values)]
 
     assert results() == results()
@@ -300,13 +298,12 @@ def test_results_do_not_depend_on_the_order_of_threads(
         pytest.skip("registers hold channels-first groups")
     case = Case(*shape, "float32", data_format)
     mean, rstd = case.statistics()
-    backward_tile = {**tile, "samples": 1} if tile["strategy"] == "warp" else tile
     seen = {}
     for order in ("ascending", "descending", "random:1", "random:2"):
         monkeypatch.setenv("CUNORM_CPU_ORDER", order)
         gradients = cunorm.group_norm_backward(
             case.dy, case.x, mean, rstd, case.gamma, num_groups=case.groups, data_format=data_format,
-            tile=backward_tile,
+            tile=tile,
         )  # fmt: skip
         values = cunorm.group_norm(case.x, case.groups, case.gamma, case.beta, data_format=data_format, tile=tile)
         seen[order] = [np.asarray(a).tobytes() for a in (*gradients, *values)]

@@ -36,7 +36,7 @@ def test_gradient_sums_are_centred(strategy: str, executor: Executor) -> None:
     mean, rstd = case.statistics()
     arrays = (case.dy, case.x, mean, rstd, case.gamma)
     _, dgamma, _ = cunorm.group_norm_backward(
-        *map(executor.put, arrays), num_groups=case.groups, tile=tile_of(strategy, "backward")
+        *map(executor.put, arrays), num_groups=case.groups, tile=tile_of(strategy)
     )
     exact = reference.group_norm_backward(*arrays, num_groups=case.groups)[1]
     N, C = case.x.shape[:2]
@@ -55,7 +55,7 @@ def test_gradient_sums_are_centred(strategy: str, executor: Executor) -> None:
 def test_offsets(offset: float, strategy: str, direction: str, executor: Executor) -> None:
     case = Case(*SHAPE[strategy], "float32", offset=offset)
     check = case.check_forward if direction == "forward" else case.check_backward
-    check(executor, tile=tile_of(strategy, direction))
+    check(executor, tile=tile_of(strategy))
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -67,7 +67,7 @@ def test_a_constant_group_has_no_variance(constant: float, strategy: str, layout
     if strategy in ("warp", "registers"):
         shape = (2, 8, 100) if layout == "NCHW" else (2, 1, 800)
     x = executor.put(np.full(shape, constant, np.float32))
-    y, mean, rstd = cunorm.group_norm(x, 1, eps=eps, data_format=layout, tile=tile_of(strategy, "forward"))
+    y, mean, rstd = cunorm.group_norm(x, 1, eps=eps, data_format=layout, tile=tile_of(strategy))
     want = 1 / np.sqrt(np.float64(np.float32(eps)))
     assert np.all(executor.get(mean) == np.float32(constant))
     assert np.all(np.abs(executor.get(rstd) / want - 1) <= 2e-7)
@@ -80,9 +80,9 @@ def test_an_outlier(strategy: str, where: int, executor: Executor) -> None:
     """One element of 1e6, the first (which sums are shifted by) or another."""
     case = Case(2, 8, (128,), 1, "float32")
     case.x.reshape(-1)[where] = 1e6
-    case.check_forward(executor, tile=tile_of(strategy, "forward"))
+    case.check_forward(executor, tile=tile_of(strategy))
     if strategy != "warp":
-        case.check_backward(executor, tile=tile_of(strategy, "backward"))
+        case.check_backward(executor, tile=tile_of(strategy))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -93,11 +93,11 @@ def test_nan_and_infinity_stay_where_they_belong(strategy: str, where: int, valu
     case = Case(2, 8, (128,), 2, "float32")
     case.x.reshape(-1)[where] = value
     with np.errstate(all="ignore"):
-        case.check_forward(executor, tile=tile_of(strategy, "forward"))
+        case.check_forward(executor, tile=tile_of(strategy))
     case = Case(4, 64, (), 2, "float32") if strategy == "warp" else Case(2, 8, (128,), 2, "float32")
     case.dy.reshape(-1)[where % case.dy.size] = value
     with np.errstate(all="ignore"):
-        case.check_backward(executor, tile=tile_of(strategy, "backward"))
+        case.check_backward(executor, tile=tile_of(strategy))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -110,8 +110,8 @@ def test_large_and_small_16_bit_values(dtype: str, strategy: str, executor: Exec
         case.x = np.clip(case.x * scale, -6e4, 6e4).astype(DTYPES[dtype])
         case.dy = (case.dy * min(scale, 1.0)).astype(DTYPES[dtype])
         case.gamma = case.beta = None
-        case.check_forward(executor, tile=tile_of(strategy, "forward"))
-        case.check_backward(executor, tile=tile_of(strategy, "backward"))
+        case.check_forward(executor, tile=tile_of(strategy))
+        case.check_backward(executor, tile=tile_of(strategy))
 
 
 @pytest.mark.parametrize(("layout", "chunk"), [("NCHW", 65536), ("NHWC", 4096)])
@@ -152,7 +152,7 @@ def test_more_than_2_to_the_31_elements(strategy: str, layout: str, monkeypatch:
     # the second sweep of split goes backwards: its first blocks do the last sample
     calls = iter([last_blocks, *([last_blocks] if strategy == "split" else []), first_blocks])
     monkeypatch.setattr(cpu, "launch", lambda *arguments, **known: next(calls)(*arguments, **known))
-    tile = tile_of(strategy, "backward") | ({"chunk": 64} if strategy == "split" else {})
+    tile = tile_of(strategy) | ({"chunk": 64} if strategy == "split" else {})
     cunorm.group_norm_backward(
         dy, x, mean, rstd, case.gamma, num_groups=groups, data_format=layout, out=(dx, None, None), tile=tile,
         output_mask=(True, False, False), workspace=sparse(2**31, np.uint8),

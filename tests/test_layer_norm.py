@@ -38,7 +38,7 @@ IDS = [f"{rows}x{length}" for rows, length in SHAPES]
 # float32 and float64, in shared memory for the 16-bit types.
 TILES: dict[str, dict[str, dict[str, int]]] = {
     "warp": {"forward": {"threads": 128, "lanes": 32, "packs": 8, "rows": 4}, "backward": {}},
-    "block": {"forward": {"threads": 64, "packs": 4, "rows": 4, "block_teams": 1}, "backward": {"cluster": 1}},
+    "block": {"forward": {"threads": 96, "packs": 3, "rows": 4, "block_teams": 1}, "backward": {"cluster": 1}},
     "cluster": {
         "forward": {"threads": 64, "packs": 3, "cluster": 2, "rows": 4, "block_teams": 1},
         "backward": {},

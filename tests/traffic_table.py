@@ -108,8 +108,7 @@ def _both_types(rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def _group(op: str) -> Iterator[Row]:
-    backward = op.endswith("backward")
-    warp = {"threads": 64, "lanes": 8, "packs": 2, **({"samples": 1} if backward else {})}
+    warp = {"threads": 64, "lanes": 8, "packs": 2, "samples": 1}
     slab, split = {"threads": 64, "groups": 1, "chunks": 2, "engine": 1}, {"threads": 64, "chunk": 1024}
     block = slab | {"packs": 1}
     several, held = block | {"groups": 8}, block | {"chunks": 1, "engine": 3, "packs": 4}
@@ -119,8 +118,7 @@ def _group(op: str) -> Iterator[Row]:
     yield Row(op, "warp", "tails", (12, 12, 61, 12), warp, fetched=EDGE, wide=0.83, why=SHORT)
     yield Row(op, "warp", "HxW = 1", (64, 256, 1, 8), warp)
     yield Row(op, "warp", "several waves", (1100, 32, 64, 32), warp, long=True)
-    if backward:
-        yield Row(op, "warp", "HxW = 1, pairs of samples", (64, 256, 1, 8), warp | {"samples": 2}, long=True)
+    yield Row(op, "warp", "HxW = 1, pairs of samples", (64, 256, 1, 8), warp | {"samples": 2})
     yield Row(op, "block", "aligned planes", (4, 16, 1024, 4), block)
     yield Row(op, "block", "odd planes", (8, 32, 49, 4), block, fetched=EDGE)
     yield Row(op, "block", "misaligned", (3, 9, 217, 3), block, fetched=EDGE)
