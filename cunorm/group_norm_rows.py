@@ -82,7 +82,7 @@ def group_rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The teams' kernel, and the parameter sums behind it."""
     owners, rows = _owners(problem, tile), _rows(problem)
     teams = owners * problem.group
-    main, *more = one_sweep(
+    return one_sweep(
         problem,
         tile,
         _partial_rows(problem, tile),
@@ -93,5 +93,5 @@ def group_rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         phases=row_phases(rows, tile, ceil_div(problem.N, max(1, owners))),
         shared_bytes=row_sums_shared(rows, tile),
         streams=row_streams(rows, tile),
+        parameters=_parameters_read(problem, tile),
     )
-    return (replace(main, traffic=main.traffic + _parameters_read(problem, tile)), *more)

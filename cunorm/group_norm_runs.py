@@ -149,7 +149,11 @@ def refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 
 def block_worth(problem: Problem, tile: Tile) -> bool:
-    """Whether a tile's threads have packs for the group, and none to spare."""
+    """Whether a tile's threads have packs for the group, and none to spare. Not for channels of one element where a
+    warp holds a group: `warp` asks for their parameters once.
+    """
+    if problem.HxW == 1 and problem.group_length <= WARP * max(WARP_SPACE["packs"]) * problem.pack:
+        return False
     if tile.engine != IN_REGISTERS:
         return tile.packs == 1
     half = tile.threads * tile.packs // 2 * problem.pack

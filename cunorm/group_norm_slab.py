@@ -7,7 +7,8 @@ from typing import Any
 
 from .devices import Device
 from .geometry import piece_packs, slab_partials
-from .problem import Problem
+from .problem import ITEMSIZE, Problem
+from .rows import parameters_given
 from .strategy import Launch, Tile, refuses_threads
 from .strategy_common import (
     RESIDENT_REGISTERS,
@@ -58,9 +59,19 @@ def _sector_bytes(problem: Problem, tile: Tile) -> int:
 
 
 def one_sweep(
-    problem: Problem, tile: Tile, rows: int, grid: int, extra: tuple[int, ...] = (), variant: str = "", **facts: Any
+    problem: Problem,
+    tile: Tile,
+    rows: int,
+    grid: int,
+    extra: tuple[int, ...] = (),
+    variant: str = "",
+    parameters: int | None = None,
+    **facts: Any,
 ) -> tuple[Launch, ...]:
-    """The launches of a strategy that reads every byte once: one kernel, and the parameter sums behind it."""
+    """The launches of a strategy that reads every byte once: one kernel, and the parameter sums behind it.
+
+    ``parameters`` are bytes of gamma and beta that are asked for: by default once for each sample.
+    """
     shape: tuple[str | int | float, ...] = (problem.N, problem.C, problem.HxW, problem.group)
     tensors = problem.nbytes if tile.strategy == "warp" else _sector_bytes(problem, tile)
     if not is_backward(problem):
@@ -79,6 +90,10 @@ def one_sweep(
         )
         traffic = (tensors_read(problem) + ("dx" in problem.outputs)) * tensors
         traffic += rows * problem.C * pair_bytes(problem) * problem.wants_parameters
+    if parameters is None:
+        given = [dtype for dtype in parameters_given(problem) if dtype is not None]
+        parameters = sum(problem.N * problem.C * ITEMSIZE[dtype] for dtype in given)
+    traffic += parameters
     facts.setdefault("streams", tensors_read(problem))
     main = Launch(entry, entry, grid, tile.threads, arguments, traffic=traffic, **facts)
     second = problem.wants_parameters and rows > 1

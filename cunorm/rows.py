@@ -128,8 +128,8 @@ def row_phases(problem: Problem, tile: Tile, rows: int) -> int:
 
 
 def row_streams(problem: Problem, tile: Tile) -> float:
-    """Loads that a thread has on their way: its packs of a row, less where those of few lanes share what DRAM gives, and
-    where lanes have none.
+    """Loads that a thread has on their way: its packs of a row, less where those of few lanes share what DRAM gives,
+    and where lanes have none.
     """
     lanes = lanes_of(tile)
     of_row, threads = ceil_div(problem.C, problem.pack), lanes * slices_of(tile)

@@ -54,6 +54,10 @@ struct Team {
         const int other = threadIdx.x % warp_size;  // a lane reads a block's
         return warp_sum(other < blocks ? *cluster_map(told, other) : Pair{});
     }
+    // What the first lane of a team within a warp has, given to all of the team. The whole warp calls.
+    static __device__ __forceinline__ acc_t of_first_lane(acc_t value) {
+        return lanes == 1 ? value : __shfl_sync(whole_warp, value, 0, lanes < warp_size ? lanes : warp_size);
+    }
     // Behind the last sum: the others may still read this block's.
     __device__ __forceinline__ void leave() const {
         if (blocks > 1) {
@@ -130,11 +134,20 @@ struct Run {
             held_x[k] = load_pack(x + start, first(k), x == nullptr ? 0 : length);
         }
     }
-    // What the run's sums are relative to at first: its first element, as it is stored, so that nobody waits for it here. It
-    // is not read again where it is alone: then a zero does.
+    // What the run's sums are relative to at first: its first element, as it is stored, so that nobody waits for it here. A
+    // team within a warp has it from its first lane instead, and of one alone a zero does.
     __device__ __forceinline__ data_t centre(const data_t* x) const {
         const bool alone = blocks == 1 && columns == 1;
-        return live && !alone ? load(x, head) : data_t{};
+        return Team<lanes, blocks>::of_block && live && !alone ? load(x, head) : data_t{};
+    }
+    // The same, of the packs that the lanes hold.
+    __device__ __forceinline__ acc_t first_of(const Pack<data_t> (&held)[Tile::packs]) const {
+        acc_t own = acc_t(0);
+#pragma unroll
+        for (int i = 0; i < pack_size; ++i) {  // the shift is known too late to be an index
+            own = i == shift ? acc_t(widen(held[0].get(i))) : own;
+        }
+        return Team<lanes, blocks>::of_first_lane(own);
     }
 
     // Calls use(i, value) for the elements of the k-th pack, value = of(channel).
@@ -144,14 +157,14 @@ struct Run {
     }
 };
 
-// Mean and rstd of a run in the registers of its team: the sum relative to `first`, one of its elements, then the
-// corrected second pass. `length` is that of all runs of this kind: an empty one has it too. The packs stay as narrow as
+// Mean and rstd of a run in the registers of its team: the sum relative to its first element, which is `read` for teams
+// of several warps (Run::centre), then the corrected second pass. `length` is that of all runs of this kind: an empty one has it too. The packs stay as narrow as
 // they are stored between the passes.
 template <int lanes, int blocks>
 __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
-                                                     data_t first, Pack<data_t> (&held)[Tile::packs], int length,
+                                                     data_t read, Pack<data_t> (&held)[Tile::packs], int length,
                                                      acc_t eps) {
-    const acc_t shift = usable_shift(widen(first));
+    const acc_t shift = usable_shift(team.of_block ? acc_t(widen(read)) : run.first_of(held));
     Pair sums = {};
 #pragma unroll
     for (int k = 0; k < Tile::packs; ++k) {
