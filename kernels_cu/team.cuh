@@ -143,9 +143,11 @@ struct Run {
     // The same, of the packs that the lanes hold.
     __device__ __forceinline__ acc_t first_of(const Pack<data_t> (&held)[Tile::packs]) const {
         acc_t own = acc_t(0);
+        // The last that is not beyond the shift: where i is equal to it, a compiler takes it for an index, and the packs
+        // go to local memory.
 #pragma unroll
-        for (int i = 0; i < pack_size; ++i) {  // the shift is known too late to be an index
-            own = i == shift ? acc_t(widen(held[0].get(i))) : own;
+        for (int i = 0; i < pack_size; ++i) {
+            own = i <= shift ? acc_t(widen(held[0].get(i))) : own;
         }
         return Team<lanes, blocks>::of_first_lane(own);
     }
