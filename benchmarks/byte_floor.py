@@ -24,7 +24,7 @@ from cunorm import costmodel, settings, traffic_problem
 from cunorm.devices import known
 from cunorm.launch import Place, Plan, plan_for
 from cunorm.ops import OPS
-from cunorm.problem import Problem
+from cunorm.problem import ITEMSIZE, Problem
 from cunorm.strategy import main_launch
 from cunorm.table_entry import sizes_text
 from cunorm.traffic import measure
@@ -46,15 +46,24 @@ model chooses today.
 {counted} of the suite's {shapes} shapes are counted so far.
 
 - **tensors**: bytes of tensors that warps ask for; **sectors**: bytes of the 32-byte sectors that blocks touch, each
-  once a block and direction; **rest**: bytes of parameters and workspace. All over the floor.
+  once a block and direction; **rest**: bytes of parameters, mean and rstd, and workspace. All over the floor.
 - **wide**: of the bytes in sectors of 16-byte accesses, the share that was asked for.
 - **in L2**: of second reads, the share that comes back within half the L2 cache; a strategy that reads once has none.
 - **busy**: multiprocessors of {multiprocessors} that the main launch has a block for.
 """
 
 
-LIMITS = """Promised: tensors at most 1.02 where a strategy reads once, 5/3 or 3/2 where it reads twice; the rest at
-most 0.10 of floors above 20 MB; of `grid` 0.95 in L2; no idle multiprocessors above 1 MB. These rows are not there yet:
+LIMITS = """Promised: tensors at most 1.02 where a strategy reads once, 5/3 or 3/2 where it reads twice; the rest, but
+for mean and rstd once, which are the problem's own as x is, at most 0.10 of floors above 20 MB; of `grid` 0.95 in L2; no
+idle multiprocessors above 1 MB. These rows are over:
+"""
+WHY = """
+Few rows, as long as the parameters are: a cluster of 8 blocks, the largest that every GPU takes, asks for gamma and beta
+once and leaves one row of sums in float32, which is written and read. To leave no multiprocessor idle takes so many
+clusters that each has only a handful of rows to share that among. `split` moves less besides, and reads x and dy twice.
+
+`grid`: threads of a block that sweep the same columns ask for their parameters each for itself, where the L1 cache has
+most of them. Longer chunks, with fewer threads to a column, put more than half the L2 cache between two reads.
 """
 
 
@@ -92,6 +101,7 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
         "strategy": plan.strategy.name,
         "tile": plan.tile.as_dict(),
         "floor_bytes": traffic_problem.floor_bytes(problem),
+        "statistics": statistics_share(problem),
         "busy": min(main.grid, plan.place.device.multiprocessors),
     }
     found = None
@@ -114,6 +124,12 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
         "in_l2": round(found.reuse.within(plan.place.device.l2_bytes // 2), 4),
     }
     return key_of(name, problem), row
+
+
+def statistics_share(problem: Problem) -> float:
+    """mean and rstd of a problem, each once, over its floor."""
+    slices = problem.C if problem.op.startswith("batch_norm") else problem.N * problem.group
+    return round(2 * slices * ITEMSIZE[problem.stats_dtype] / traffic_problem.floor_bytes(problem), 4)
 
 
 def page(rows: dict[str, dict[str, Any]]) -> str:
@@ -142,7 +158,7 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
             ]
         lines.append(f"| {' | '.join([*cells, str(row['busy'])])} |")
     over = [f"- {key}: {row['strategy']}, {', '.join(what)}" for key, row in rows.items() if (what := missed(key, row))]
-    return "\n".join([*lines, "\n## Over the limits\n", LIMITS, *over]) + "\n"
+    return "\n".join([*lines, "\n## Over the limits\n", LIMITS, *over, WHY])
 
 
 def missed(key: str, row: dict[str, Any]) -> list[str]:
@@ -152,7 +168,7 @@ def missed(key: str, row: dict[str, Any]) -> list[str]:
     twice = row["strategy"] in ("split", "grid") and "batch_norm" not in key
     limit = (5 / 3 if "backward" in key else 3 / 2) if twice else 1.02
     found = [f"tensors {row['tensors']:.3f}"] if row["tensors"] > limit + 1e-3 else []
-    if row["floor_bytes"] > LARGE and row["rest"] > MOST_REST:
+    if row["floor_bytes"] > LARGE and row["rest"] - row["statistics"] > MOST_REST:
         found.append(f"rest {row['rest']:.2f}")
     if row["strategy"] == "grid" and row["in_l2"] < 0.95:
         found.append(f"in L2 {row['in_l2']:.2f}")
