@@ -56,7 +56,7 @@ struct Team {
     }
     // What the first lane of a team within a warp has, given to all of the team. The whole warp calls.
     static __device__ __forceinline__ acc_t of_first_lane(acc_t value) {
-        return lanes == 1 ? value : __shfl_sync(whole_warp, value, 0, lanes < warp_size ? lanes : warp_size);
+        return lanes == 1 ? value : __shfl_sync(whole_warp, value, 0, lanes);
     }
     // Behind the last sum: the others may still read this block's.
     __device__ __forceinline__ void leave() const {
@@ -134,22 +134,16 @@ struct Run {
             held_x[k] = load_pack(x + start, first(k), x == nullptr ? 0 : length);
         }
     }
-    // What the run's sums are relative to at first: its first element, as it is stored, so that nobody waits for it here. A
-    // team within a warp has it from its first lane instead, and of one alone a zero does.
+    // What the run's sums are relative to at first, one of its elements: here its first, as it is stored, so that nobody
+    // waits for it. A team within a warp has another in its registers, and of one alone a zero does.
     __device__ __forceinline__ data_t centre(const data_t* x) const {
         const bool alone = blocks == 1 && columns == 1;
         return Team<lanes, blocks>::of_block && live && !alone ? load(x, head) : data_t{};
     }
-    // The same, of the packs that the lanes hold.
-    __device__ __forceinline__ acc_t first_of(const Pack<data_t> (&held)[Tile::packs]) const {
-        acc_t own = acc_t(0);
-        // The last that is not beyond the shift: where i is equal to it, a compiler takes it for an index, and the packs
-        // go to local memory.
-#pragma unroll
-        for (int i = 0; i < pack_size; ++i) {
-            own = i <= shift ? acc_t(widen(held[0].get(i))) : own;
-        }
-        return Team<lanes, blocks>::of_first_lane(own);
+    // The same of a team within a warp: the last element of the run's first pack, wherever the run begins in it. A run that
+    // ends before that has so few elements that the zero there does as well.
+    static __device__ __forceinline__ acc_t one_of(const Pack<data_t> (&held)[Tile::packs]) {
+        return Team<lanes, blocks>::of_first_lane(acc_t(widen(held[0].get(pack_size - 1))));
     }
 
     // Calls use(i, value) for the elements of the k-th pack, value = of(channel).
@@ -159,14 +153,14 @@ struct Run {
     }
 };
 
-// Mean and rstd of a run in the registers of its team: the sum relative to its first element, which is `read` for teams
+// Mean and rstd of a run in the registers of its team: the sum relative to one of its elements, which is `read` for teams
 // of several warps (Run::centre), then the corrected second pass. `length` is that of all runs of this kind: an empty one has it too. The packs stay as narrow as
 // they are stored between the passes.
 template <int lanes, int blocks>
 __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
                                                      data_t read, Pack<data_t> (&held)[Tile::packs], int length,
                                                      acc_t eps) {
-    const acc_t shift = usable_shift(team.of_block ? acc_t(widen(read)) : run.first_of(held));
+    const acc_t shift = usable_shift(team.of_block ? acc_t(widen(read)) : run.one_of(held));
     Pair sums = {};
 #pragma unroll
     for (int k = 0; k < Tile::packs; ++k) {

@@ -87,11 +87,9 @@ SURVIVORS: dict[Key, str] = {
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;",
      "guard", 0): EMPTY_TURN,
     ("group_run_gradients.cuh",
-     "const Run<lanes> run(dy, at, length, item < items && n < N, may_shift);",
-     "guard", 0): (
-        "Implied by n < N: items are whole rows of samples, so an item past the last has a row past the last."
-    ),
-    ("group_run_gradients.cuh", "} else if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
+     "const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);",
+     "guard", 0): "Speed only: a team without a group asks for the gamma of one that is there, for nothing.",
+    ("group_run_gradients.cuh", "if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
     ("group_run_gradients.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {",
      "guard", 0): NULL_RESULTS,
     ("group_run_gradients.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "owner", 0): (
@@ -100,7 +98,6 @@ SURVIVORS: dict[Key, str] = {
     ("group_run_gradients.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "guard", 1): (
         "Speed only: a group of one element has its terms for its sums, so the same lane stores the same values twice."
     ),
-    ("group_run_gradients.cuh", "if (samples > 1 && parameters.wanted() && item < items) {", "guard", 1): NULL_RESULTS,
     ("group_runs.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;",
      "guard", 0): EMPTY_TURN,
@@ -138,6 +135,9 @@ SURVIVORS: dict[Key, str] = {
     ("row_gradients.cuh",
      "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
+    ("row_gradients.cuh",
+     "__syncwarp();  // a compiler that asks for the columns' sums of all packs at once has no registers left",
+     "barrier", 0): "Registers only: a lane's sums are its own.",
     ("rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 0): ALWAYS_SHIFTS,
     ("rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,
     ("rows.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
