@@ -251,8 +251,9 @@ private:
             Pair of_pack = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
-                // Elements outside the row read as zeros: only an infinite mean would make something of them.
-                const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);
+                // Elements outside the row read as zeros: only an infinite mean would make something of them, and with an
+                // activation nothing but NaN of all others too.
+                const acc_t gradient = through(k, i, weight.of(i), offset.of(i));
                 const acc_t xhat =
                     x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
                 const Pair terms = {gradient, gradient * xhat};
