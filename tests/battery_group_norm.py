@@ -47,7 +47,7 @@ GROUP_BLOCK_REGISTERS: Named = {
     "one-element groups": {"shape": (2, 2), "groups": 2},
     "channels of one element, two blocks": {"shape": (9, 300), "groups": 3, "grid": 2},
     "channels end within packs": {"shape": (2, 9, 31), "groups": 1, "shifts": SAME_OFF},
-    "channels of one element, no parameters": {"shape": (3, 90), "groups": 1, **NO_PARAMETERS},
+    "channels of one element, no parameters": {"shape": (3, 180), "groups": 2, **NO_PARAMETERS},
     "as many elements as the block holds, misaligned": {"shape": (3, 4, 128), "groups": 1, "shifts": SAME_OFF},
     "one channel a group, misaligned": {"shape": (2, 3, 131), "groups": 3, "shifts": ALL_OFF},
     "more channels than threads": {"shape": (2, 200, 2), "groups": 2},

@@ -94,6 +94,15 @@ def test_matches_the_oracle(dtype: str, place: tuple[str, str], executor: Execut
     assert checked >= 1
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("lanes", "packs"), [(8, 2), (2, 16)])
+def test_several_samples_a_team_of_ragged_groups(lanes: int, packs: int, dtype: str, executor: Executor) -> None:
+    """Channels of one element: parameters stay in registers, or, of many packs, are asked for again; sums in memory."""
+    tile = {"strategy": "warp", "threads": 64, "lanes": lanes, "packs": packs, "samples": 4}
+    for shape in ((9, 33, (), 3), (19, 62, (), 2)):
+        Arrays(shape, dtype, "NCHW").check(executor, forward=tile, backward=tile)
+
+
 @pytest.mark.parametrize("mask", [(True, False, False), (False, True, False), (False, False, True)])
 @pytest.mark.parametrize("strategy", ["warp", "block", "split"])
 def test_masks(strategy: str, mask: tuple[bool, ...], executor: Executor) -> None:
