@@ -88,7 +88,7 @@ SURVIVORS: dict[Key, str] = {
      "guard", 0): EMPTY_TURN,
     ("group_run_gradients.cuh",
      "const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);",
-     "guard", 0): "Speed only: a team without a group asks for the gamma of one that is there, for nothing.",
+     "guard", 1): "Speed only: a team without a group asks for the gamma of one that is there, for nothing.",
     ("group_run_gradients.cuh", "if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
     ("group_run_gradients.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {",
      "guard", 0): NULL_RESULTS,
