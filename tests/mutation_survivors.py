@@ -18,8 +18,8 @@ NO_X = "Speed only: without x held_x is zeros and dbeta alone is wanted; the pro
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics, and stores them to the same place."
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values, and stores them to the same place."
 ALWAYS_SHIFTS = (
-    "True in every launch: owners() in layer_norm_split.py makes teams * length a multiple of a pack, or there is a "
-    "team a row."
+    "True in every launch: owners() in layer_norm_split.py, and _owners() in group_norm_rows.py, make teams * length a "
+    "multiple of a pack, or there is a team a row."
 )
 ALWAYS_SHIFTS_BANDS = (
     "True in every launch: owners() in layer_norm_split.py makes bands * length a multiple of a pack, or "
