@@ -43,9 +43,11 @@ def _owners(problem: Problem, tile: Tile) -> int:
 
 
 def _partial_rows(problem: Problem, tile: Tile) -> int:
-    """Rows of sums of the channels: one for each block whose teams have every group; else for each team of a group."""
+    """Rows of sums of the channels: one for each block whose teams have every group; else for each team of a group that
+    has a sample.
+    """
     copies, rest = divmod(teams_of_block(tile), problem.group)
-    return _owners(problem, tile) // (1 if rest else copies)
+    return ceil_div(min(problem.N, _owners(problem, tile)), 1 if rest else copies)
 
 
 def _registers(problem: Problem, tile: Tile) -> int:

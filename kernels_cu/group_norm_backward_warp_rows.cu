@@ -7,7 +7,7 @@
 //   samples, in float32 (float64 for float64 data): in registers where a lane has few enough, else in shared memory
 //   sums: workspace row i of [rows, C] pairs (dbeta, dgamma), or, for one row, dgamma and dbeta themselves; where a
 //   block's teams are a multiple of the groups, those of one group put their sums together, and a block has a row; else
-//   each team has its part of row i of teams / groups
+//   each team that has a sample has its part of row i of at most teams / groups
 //   grid: `teams` teams, a multiple of `groups`, a block's worth each; a team takes a group of every teams / groups-th
 //   sample, and asks for its part of gamma (with an activation, of beta) once
 //   shared memory: the sums of the channels as they are handed on, or where they do not stay in registers

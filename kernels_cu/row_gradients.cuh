@@ -204,7 +204,9 @@ struct RowGradients {
                 kept.gather(run, kinds, [&](int first, int column, Pair sums) {
                     const long long giver = item * team.count + first, row = giver / groups * kinds / team.count;
                     const long long head = grouped ? giver % groups * length : run.from;
-                    parameters.give(grouped ? row : item, head + column, sums);
+                    if (!grouped || giver < rows) {  // many groups make up whole blocks with teams that have no sample
+                        parameters.give(grouped ? row : item, head + column, sums);
+                    }
                 });
                 continue;
             }

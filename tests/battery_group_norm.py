@@ -35,6 +35,7 @@ GROUP_ROWS: Named = {
     "an odd last sample, one element": {"shape": (3, 2), "groups": 2},
     "one row of sums": {"shape": (2, 40), "groups": 5},
     "dead teams, misaligned samples": {"shape": (7, 21), "groups": 3, "grid": 1, "shifts": ALL_OFF},
+    "teams without a sample": {"shape": (3, 35), "groups": 5, "shifts": SAME_OFF},
     "a group a team of the block": {"shape": (5, 24), "groups": 8},
     "more groups than teams, two blocks": {"shape": (5, 48), "groups": 16, "grid": 2},
     "one group, all teams add up": {"shape": (70, 7), "groups": 1, "shifts": SAME_OFF},
