@@ -94,14 +94,16 @@ struct KeptSums {
 #pragma unroll 1
         for (int half = teams / 2; half >= kinds; half /= 2) {
             const int team = Team<lanes>::index();
+            run_t own = run;
+            forget(own.shift);  // the places of all its columns do not fit beside their sums
             if (team >= half && team < 2 * half) {
                 const ColumnSums handed = row(team - half);
-                each(run, [&](int column, Pair& sum) { handed.of(column) = sum; });
+                each(own, [&](int column, Pair& sum) { handed.of(column) = sum; });
             }
             __syncthreads();
             if (team < half) {
                 const ColumnSums handed = row(team);
-                each(run, [&](int column, Pair& sum) { sum = sum + handed.of(column); });
+                each(own, [&](int column, Pair& sum) { sum = sum + handed.of(column); });
             }
             __syncthreads();
         }
@@ -200,6 +202,7 @@ struct RowGradients {
             if (!wanted) {
                 continue;
             }
+            forget(run.shift);
             if (merged == 1) {
                 kept.gather(run, kinds, [&](int first, int column, Pair sums) {
                     const long long giver = item * team.count + first, row = giver / groups * kinds / team.count;
