@@ -50,6 +50,12 @@ def _partial_rows(problem: Problem, tile: Tile) -> int:
     return ceil_div(min(problem.N, _owners(problem, tile)), 1 if rest else copies)
 
 
+def _shared(problem: Problem, tile: Tile) -> int:
+    """Shared memory of a block: the sums that teams of one group hand on."""
+    teams = teams_of_block(tile)
+    return row_sums_shared(_rows(problem), tile, problem.group if teams % problem.group == 0 else teams)
+
+
 def _registers(problem: Problem, tile: Tile) -> int:
     """As for LayerNorm's rows, and what an activation works with."""
     return row_registers(_rows(problem), tile) + (ACTIVATION_REGISTERS if problem.activation else 0)
@@ -59,7 +65,7 @@ def refuses_group_rows(problem: Problem, tile: Tile, device: Device) -> str | No
     """Why a tile of which a team holds a group is not legal, or None."""
     if is_backward(problem) and tile.threads & (tile.threads - 1):
         return f"threads is {tile.threads}, expected a power of two: teams hand on their sums by halves"
-    sentence = refuses_shared(row_sums_shared(_rows(problem), tile), device)
+    sentence = refuses_shared(_shared(problem, tile), device)
     return sentence or refuses_registers(_registers(problem, tile), tile, device)
 
 
@@ -93,7 +99,7 @@ def group_rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         "_rows",
         registers=_registers(problem, tile),
         phases=row_phases(rows, tile, ceil_div(problem.N, max(1, owners))),
-        shared_bytes=row_sums_shared(rows, tile),
+        shared_bytes=_shared(problem, tile),
         streams=row_streams(rows, tile),
         parameters=_parameters_read(problem, tile),
     )

@@ -51,7 +51,7 @@ def _sector_bytes(problem: Problem, tile: Tile) -> int:
 
     Rows begin anywhere at a multiple of `step` in a sector, as often here as there.
     """
-    if problem.layout == "NCHW":
+    if problem.layout == "NCHW" or tile.groups == problem.group:
         return problem.nbytes
     row = tile.groups * problem.group_channels * problem.itemsize
     step = math.gcd(row, problem.C * problem.itemsize, SECTOR_BYTES)

@@ -104,15 +104,16 @@ def columns_of(problem: Problem, tile: Tile) -> int:
     return round_up(ceil_div(problem.C + problem.pack - 1, slices), SECTOR_PACKS * problem.pack)
 
 
-def row_sums_shared(problem: Problem, tile: Tile) -> int:
+def row_sums_shared(problem: Problem, tile: Tile, kinds: int = 1) -> int:
     """Shared memory of a block for sums, in the kernel's order: two rows of its warps', and of its teams what a cluster
-    reads; the columns' sums. Each array is from a 16-byte boundary.
+    reads; the columns' sums, where ``kinds`` neighbouring teams have columns of their own. Each array is from a 16-byte
+    boundary.
     """
     pair, teams = pair_bytes(problem), teams_of_block(tile)
     told = teams if slices_of(tile) > 1 else 0
     sizes = [0 if tile.strategy == "warp" else 2 * (tile.threads // WARP + told) * pair]
     if problem.wants_parameters:
-        rows = teams // 2 if sums_in_registers(problem, tile) else teams
+        rows = teams if not sums_in_registers(problem, tile) else teams // 2 if kinds < teams else 0
         sizes.append(max(rows, merged_of(tile) > 1) * round_up(columns_of(problem, tile), problem.pack) * pair)
     return sum(round_up(size, ACCESS_BYTES) for size in sizes)
 

@@ -26,11 +26,14 @@ template <int lanes, int blocks, bool in_registers>
 struct KeptSums {
     typedef Run<lanes, blocks> run_t;
     static constexpr int teams = Tile::threads / lanes;
-    static constexpr int rows = in_registers ? teams / 2 : teams;  // of shared memory
-    Pair* shared;                                                  // [rows, ColumnSums::size(length)]
-    int length;                                                    // of the block's slice of a row, at most
+    Pair* shared;  // [rows, ColumnSums::size(length)]
+    int length;    // of the block's slice of a row, at most
     Pair sums[in_registers ? Tile::packs : 1][pack_size];
 
+    // Rows of shared memory, where so many neighbouring teams have columns of their own.
+    static __device__ __forceinline__ int rows_for(int kinds) {
+        return !in_registers ? teams : kinds < teams ? teams / 2 : 0;
+    }
     __device__ __forceinline__ ColumnSums row(int index) const {
         return ColumnSums(shared + index * ColumnSums::size(length), length);
     }
@@ -43,7 +46,7 @@ struct KeptSums {
             }
         }
         if (!in_registers) {
-            for (int at = threadIdx.x; at < rows * ColumnSums::size(length); at += Tile::threads) {
+            for (int at = threadIdx.x; at < teams * ColumnSums::size(length); at += Tile::threads) {
                 shared[at] = Pair{};
             }
             __syncthreads();
@@ -95,7 +98,9 @@ struct KeptSums {
         for (int half = teams / 2; half >= kinds; half /= 2) {
             const int team = Team<lanes>::index();
             run_t own = run;
-            forget(own.shift);  // the places of all its columns do not fit beside their sums
+            if (lanes > warp_size) {
+                forget(own.shift);  // the places of all its columns do not fit beside their sums
+            }
             if (team >= half && team < 2 * half) {
                 const ColumnSums handed = row(team - half);
                 each(own, [&](int column, Pair& sum) { handed.of(column) = sum; });
@@ -155,7 +160,9 @@ struct RowGradients {
         int offset = 0;
         team_t team = {team_t::shared_scratch(offset)};
         typedef KeptSums<lanes, blocks, sums_in_registers<lanes>> kept_t;
-        const int shared_rows = kept_t::rows < 1 && merged > 1 ? 1 : kept_t::rows;
+        // Teams of a block with the same columns are `kinds` apart, where their number goes into the block's.
+        const int kinds = !grouped ? 1 : team.count % groups == 0 ? static_cast<int>(groups) : team.count;
+        const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;
         kept_t kept;
         kept.length = columns;
         kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
@@ -165,8 +172,6 @@ struct RowGradients {
         if (teams_share<lanes, blocks, grouped>) {
             __syncthreads();
         }
-        // Teams of a block with the same columns are `kinds` apart, where their number goes into the block's.
-        const int kinds = !grouped ? 1 : team.count % groups == 0 ? static_cast<int>(groups) : team.count;
         for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
             if (wanted) {
@@ -202,7 +207,9 @@ struct RowGradients {
             if (!wanted) {
                 continue;
             }
-            forget(run.shift);
+            if (lanes > warp_size && team.count > 1) {
+                forget(run.shift);
+            }
             if (merged == 1) {
                 kept.gather(run, kinds, [&](int first, int column, Pair sums) {
                     const long long giver = item * team.count + first, row = giver / groups * kinds / team.count;
@@ -247,7 +254,9 @@ private:
         };
         Pair sums = {};
         weights.narrow_again();
-        offsets.narrow_again();
+        if (!is_identity) {
+            offsets.narrow_again();
+        }
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
             const ParameterPack<gamma_t> weight = weights.of(run, k);
@@ -256,9 +265,9 @@ private:
             Pair of_pack = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
-                // Elements outside the row read as zeros: only an infinite mean would make something of them, and with an
-                // activation nothing but NaN of all others too.
-                const acc_t gradient = through(k, i, weight.of(i), offset.of(i));
+                // Elements outside the row read as zeros: only an infinite mean would make something of them, or an
+                // activation of a mean that is infinite in units of rstd.
+                const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);
                 const acc_t xhat =
                     x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
                 const Pair terms = {gradient, gradient * xhat};
@@ -266,7 +275,7 @@ private:
                 keep(k, i, terms);
             }
             sums = sums + of_pack;
-            if (!sums_in_registers<lanes>) {
+            if (!sums_in_registers<lanes> && lanes <= warp_size) {
                 __syncwarp();  // a compiler that asks for the columns' sums of all packs at once has no registers left
             }
         }
@@ -277,7 +286,9 @@ private:
         forget(held.dy);
         forget(held.x);
         weights.narrow_again();
-        offsets.narrow_again();
+        if (!is_identity) {
+            offsets.narrow_again();
+        }
         Coefficients of_element = {acc_t(1), mean_of_row, rstd_of_row, sums.first / acc_t(length),
                                    sums.second / acc_t(length)};
         ParameterPack<gamma_t> next_weight = weights.of(run, 0);

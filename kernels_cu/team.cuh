@@ -140,10 +140,16 @@ struct Run {
         const bool alone = blocks == 1 && columns == 1;
         return Team<lanes, blocks>::of_block && live && !alone ? load(x, head) : data_t{};
     }
-    // The same of a team within a warp: the last element of the run's first pack, wherever the run begins in it. A run that
-    // ends before that has so few elements that the zero there does as well.
-    static __device__ __forceinline__ acc_t one_of(const Pack<data_t> (&held)[Tile::packs]) {
-        return Team<lanes, blocks>::of_first_lane(acc_t(widen(held[0].get(pack_size - 1))));
+    // The same of a team within a warp: the last element of the run's first pack, wherever the run begins in it.
+    __device__ __forceinline__ acc_t one_of(const Pack<data_t> (&held)[Tile::packs]) const {
+        acc_t last = widen(held[0].get(pack_size - 1));
+        if (shift + columns < pack_size) {
+#pragma unroll
+            for (int i = 0; i + 1 < pack_size; ++i) {
+                last = i < shift + columns ? acc_t(widen(held[0].get(i))) : last;
+            }
+        }
+        return Team<lanes, blocks>::of_first_lane(last);
     }
 
     // Calls use(i, value) for the elements of the k-th pack, value = of(channel).

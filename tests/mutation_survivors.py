@@ -136,6 +136,12 @@ SURVIVORS: dict[Key, str] = {
      "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
     ("row_gradients.cuh",
+     "const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
+     "guard", 0): (
+        "The battery has no activation: test_lanes_outside_a_group_stay_out_of_its_sums in "
+        "test_group_norm_activation.py has one."
+    ),
+    ("row_gradients.cuh",
      "__syncwarp();  // a compiler that asks for the columns' sums of all packs at once has no registers left",
      "barrier", 0): "Registers only: a lane's sums are its own.",
     ("rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 0): ALWAYS_SHIFTS,

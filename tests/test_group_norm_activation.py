@@ -103,6 +103,18 @@ def test_several_samples_a_team_of_ragged_groups(lanes: int, packs: int, dtype: 
         Arrays(shape, dtype, "NCHW").check(executor, forward=tile, backward=tile)
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+def test_lanes_outside_a_group_stay_out_of_its_sums(samples: int, executor: Executor) -> None:
+    """mean * rstd is infinite: what an activation makes of a zero outside the group would be NaN, and not of x."""
+    tile = {"strategy": "warp", "threads": 64, "lanes": 8, "packs": 2, "samples": samples}
+    x = executor.put(np.full((4, 12), 2e36, np.float32))
+    options: dict[str, Any] = {"activation": "silu", "tile": tile}
+    _, mean, rstd = cunorm.group_norm(x, 2, **options)
+    beta = executor.put(np.zeros(12, np.float32))
+    gradients = cunorm.group_norm_backward(x, x, mean, rstd, num_groups=2, beta=beta, **options)
+    assert all(np.isfinite(executor.get(one)).all() for one in gradients)
+
+
 @pytest.mark.parametrize("mask", [(True, False, False), (False, True, False), (False, False, True)])
 @pytest.mark.parametrize("strategy", ["warp", "block", "split"])
 def test_masks(strategy: str, mask: tuple[bool, ...], executor: Executor) -> None:
