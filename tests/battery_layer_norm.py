@@ -19,7 +19,7 @@ LAYER: Named = {
     "one block for all": {"shape": (45, 37), "grid": 1},
     "in place": {"shape": (9, 30), "in_place": True},
     "a constant far from zero": {"shape": (3, 63), **FAR},
-    "a constant whose sum is infinite": {"shape": (9, 3), "constant": 3e38},
+    "a constant whose sum is infinite": {"shape": (9, 2), "constant": 3e38},
     "no parameters": {"shape": (3, 30), **NO_PARAMETERS},
     "16 bits": {"shape": (11, 37), "shifts": ALL_OFF, **MIXED},
 }

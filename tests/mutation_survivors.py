@@ -136,6 +136,9 @@ SURVIVORS: dict[Key, str] = {
      "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
     ("row_gradients.cuh",
+     "const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;",
+     "guard", 0): "Rows are fewer for one team alone, behind whose sums nothing lies; the host counts the row.",
+    ("row_gradients.cuh",
      "const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
      "guard", 0): (
         "The battery has no activation: test_lanes_outside_a_group_stay_out_of_its_sums in "
