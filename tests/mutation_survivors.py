@@ -235,6 +235,7 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("team.cuh", "cluster_fence();  // the one thread that tells: the others need not wait for their stores",
      "barrier", 0): "The CPU executor takes every arrival at a cluster's barrier for one that releases.",
+    ("team.cuh", "if (shift + columns < pack_size) {", "guard", 0): "Speed only: any element of the run does.",
     ("team.cuh", "const int ahead = may_shift && past + whole <= blocks * capacity ? past : 0;", "guard", 0): (
         "Speed only: a run that is covered from its start is read element by element, and is as right."
     ),
