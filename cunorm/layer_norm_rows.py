@@ -86,6 +86,8 @@ def _refuses_blocks(problem: Problem, tile: Tile, device: Device) -> str | None:
         return sentence
     if tile.block_teams not in (1, 2, 4, 8):
         return f"block_teams is {tile.block_teams}, expected 1, 2, 4 or 8"
+    if tile.block_teams > 1 and problem.dtype == "float64":
+        return f"block_teams is {tile.block_teams}, expected 1: float64 leaves no registers for several teams"
     if lanes_of(tile) % WARP or lanes_of(tile) == WARP:
         least = f"a multiple of {WARP * tile.block_teams} from {2 * WARP * tile.block_teams} up"
         return f"threads is {tile.threads}, expected {least}: a row of one warp is strategy warp's"
