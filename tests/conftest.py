@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import signal
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -97,3 +98,11 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's CUNORM_ settings must not steer a test, but for the cache and the compiler."""
     for name in {*settings.VARIABLES} - {"CUNORM_CACHE_DIR", "CUNORM_CXX"}:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C arrives, here and in the processes started from here: a shell has what it runs behind it ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

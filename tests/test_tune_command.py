@@ -187,6 +187,7 @@ def test_a_storage(storage: str, capsys: Any, tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c(tmp_path: Path) -> None:
     """In the middle of a workload: exit code 130, what was tuned is in the table, nothing is left running."""
     path = tmp_path / "t.json"

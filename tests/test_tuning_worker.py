@@ -311,6 +311,7 @@ def options(path: Path, workers: int = 1, evaluator: str = "measure", **more: An
     return Options(device.DEVICE, evaluator, (device.spec(),) * workers, path, deadlines=SHORT, **more)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_keeps_what_was_learnt(kinds: Any, tmp_path: Path) -> None:
     """The signal comes when a candidate has hung; the run ends soon, and the study can be resumed."""
     space = kinds(device.RIGHT, device.HANG)
