@@ -144,6 +144,7 @@ def launch(
     poison: int = POISON,
     counters: int = 0,
     device: devices.Device | None = None,
+    order: str | None = None,
 ) -> None:
     """Run a kernel to its end.
 
@@ -171,6 +172,8 @@ def launch(
         Address of the checked build's counters; 0 for none.
     device : Device, optional
         Whose limits hold; None: the one that ``CUNORM_CPU_DEVICE`` names.
+    order : str, optional
+        Of threads; None: as ``CUNORM_CPU_ORDER`` says.
 
     Raises
     ------
@@ -186,10 +189,10 @@ def launch(
     _check(grid, threads, shared_bytes, (first, last), cluster, resident, most)
     if len(memory) > cpu_checked.MOST_ARRAYS:
         raise ValueError(f"memory: {len(memory)} arrays, expected at most {cpu_checked.MOST_ARRAYS}")
-    order, seed = _order(settings.cpu_order())
+    turns, seed = _order(order or settings.cpu_order())
     table = (ctypes.c_int64 * (3 * len(memory)))(*[word for region in memory for word in region.words])
     known = (len(memory), ctypes.addressof(table) if memory else 0)
-    numbers = (grid, threads, shared_bytes, order, seed, last, cluster, resident, poison, *known, counters, 1, 0)
+    numbers = (grid, threads, shared_bytes, turns, seed, last, cluster, resident, poison, *known, counters, 1, 0)
     buffer = kernel._buffer()
     try:
         kernel._packer.pack_into(buffer, 0, *numbers, first, *arguments)
@@ -242,6 +245,7 @@ def run(
     sizes: Sequence[int],
     record: list[cpu_checked.Count] | None = None,
     device: devices.Device | None = None,
+    order: str | None = None,
 ) -> None:
     """Run the launches of a plan.
 
@@ -260,14 +264,16 @@ def run(
         Takes what each launch moved, and has the checked build run whatever ``CUNORM_CPU_BUILD`` says.
     device : Device, optional
         Whose limits hold.
+    order : str, optional
+        Of threads; None: as ``CUNORM_CPU_ORDER`` says.
     """
     build = settings.cpu_build() if record is None else "checked"
     memory = regions_of(names, values, sizes)
     if build == "checked":
         most = WAITING_BLOCKS if record is None else MOST_BLOCKS
         moved = [(*step[:5], together(*step[5:], most)) for step in steps]
-        cpu_checked.run(functools.partial(launch, device=device), moved, values, sizes, memory, record)
+        cpu_checked.run(functools.partial(launch, device=device, order=order), moved, values, sizes, memory, record)
         return
     for kernel, grid, threads, shared_bytes, pick, cluster, resident in steps:
-        options = together(cluster, resident, WAITING_BLOCKS)
-        launch(kernel.built(build), grid, threads, shared_bytes, pick(values), memory=memory, device=device, **options)
+        options = together(cluster, resident, WAITING_BLOCKS) | {"device": device, "order": order}
+        launch(kernel.built(build), grid, threads, shared_bytes, pick(values), memory=memory, **options)

@@ -24,11 +24,13 @@ def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> 
     gamma = None if op in ("batch_norm_stats", "batch_norm_gather_stats") else dtype
     beta = dtype if op in ("group_norm", "layer_norm", "batch_norm_elemt") else None
     if op.startswith("layer_norm"):
-        # As long rows as a team of the cluster holds.
-        length = 32
+        # As long rows as a team of the cluster holds, or the teams of all slabs: these have a row each.
+        rows, length, packs = 256, 32, tile.as_dict().get("packs", 1) * (16 // ITEMSIZE[dtype])
         if strategy == "cluster":
-            length = tile.cluster * tile.threads // tile.block_teams * tile.packs * (16 // ITEMSIZE[dtype])
-        sizes = (256, length, 1, 1)
+            length = tile.cluster * tile.threads // tile.block_teams * packs
+        elif strategy == "grid":
+            rows, length = max(1, tile.threads // tile.lanes), tile.slabs * tile.lanes * packs
+        sizes = (rows, length, 1, 1)
     elif op.startswith("batch_norm"):
         sizes = (8, 64, 1 if op == "batch_norm_gather_stats" else 64, 64)
     else:

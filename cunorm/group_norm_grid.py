@@ -20,6 +20,7 @@ from .strategy_common import (
     round_up,
     tensors_read,
 )
+from .tickets import LINE_WORDS, WORD, clear_launch, words_at
 
 __all__ = ["GRID_SPACE", "grid_launches", "grid_workspace", "grid_workspace_traffic", "reach", "refuses_grid"]
 
@@ -27,13 +28,10 @@ __all__ = ["GRID_SPACE", "grid_launches", "grid_workspace", "grid_workspace_traf
 #: and keep to the order of tickets more closely than four, so that more comes back from the cache.
 GRID_SPACE = {
     "threads": (256, 128, 512),
-    "chunk": (64, 256, 1024, 2048, 4096),
+    "chunk": (64, 120, 256, 1024, 2048, 4096),
     "groups": (1, 2, 4, 8, 16, 32),
     "lead": (1, 256),
 }
-CLEAR_THREADS = 256
-WORD = 4  # bytes of a counter
-LINE_WORDS = 32  # the tickets have a line of the L2 cache to themselves, as turns.cuh has it
 #: Tickets are counted in 32 bits; blocks draw a few more than there are.
 MOST_TICKETS = 2**32 - 2**22
 #: Threads of a launch: as many as the largest device has resident, or more; blocks that find no ticket end at once.
@@ -139,7 +137,7 @@ def _words(problem: Problem, tile: Tile) -> int:
 def _words_at(problem: Problem, tile: Tile) -> int:
     """The pair from which the counters stand."""
     pairs = _parts(problem, tile) + _rows_bytes(problem) // pair_bytes(problem)
-    return round_up(pairs, LINE_WORDS * WORD // pair_bytes(problem))
+    return words_at(pairs, pair_bytes(problem))
 
 
 def grid_workspace(problem: Problem, tile: Tile) -> int:
@@ -187,18 +185,6 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     backward, rows = is_backward(problem), _rows_bytes(problem)
     at, parts = _words_at(problem, tile), _parts(problem, tile)
     words, tiles = _words(problem, tile), _tiles(problem, tile) * _teams(problem, tile)
-    clear = Launch(
-        "clear_words",
-        "clear_words",
-        blocks_for(ceil_div(words, CLEAR_THREADS)),
-        CLEAR_THREADS,
-        ("workspace", at, words),
-        traffic=words * WORD,
-        registers=32,
-        takes_tile=False,
-        layout="NCHW",  # which it does not look at
-        prepares=True,
-    )
     grid = _grid(problem, tile)
     cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, _chunks(problem, tile), _team(problem, tile))
     arguments: tuple[str | int | float, ...]
@@ -224,4 +210,4 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         streams=tensors_read(problem),
         tickets=at * pair_bytes(problem),
     )
-    return (clear, main, *(parameter_launches(problem, problem.N, parts) if rows else ()))
+    return (clear_launch(at, words), main, *(parameter_launches(problem, problem.N, parts) if rows else ()))

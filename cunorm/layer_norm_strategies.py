@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .layer_norm_grid import GRID_SPACE, grid_launches, grid_workspace, grid_workspace_traffic, refuses_grid
+from .layer_norm_grid import worth_trying as worth_trying_grid
 from .layer_norm_rows import refuses_block, refuses_cluster, refuses_warp, rows_launches, rows_workspace, worth_trying
 from .layer_norm_split import refuses_split, split_launches, split_workspace, split_workspace_traffic
 from .strategy import Strategy
@@ -56,10 +58,22 @@ def _strategies(op: str) -> dict[str, Strategy]:
         workspace=split_workspace,
         workspace_traffic=split_workspace_traffic,
     )
+    grid = Strategy(
+        name="grid",
+        op=op,
+        space=GRID_SPACE,
+        constants=("threads", "lanes", "packs"),
+        legality=refuses_grid,
+        launches=grid_launches,
+        workspace=grid_workspace,
+        workspace_traffic=grid_workspace_traffic,
+        worth=worth_trying_grid,
+    )
     return {
         "warp": _held(op, "warp", _WARP_SPACE, refuses_warp),
         "block": _held(op, "block", block, refuses_block),
         "cluster": _held(op, "cluster", _CLUSTER_SPACE, refuses_cluster),
+        "grid": grid,
         "split": split,
     }
 

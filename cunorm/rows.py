@@ -11,6 +11,7 @@ from .strategy_common import SECTOR_PACKS, WARP, is_backward, pair_bytes, round_
 
 __all__ = [
     "ACCESS_BYTES",
+    "PACKS_IN_FLIGHT",
     "columns_of",
     "lanes_of",
     "merged_of",

@@ -133,6 +133,8 @@ class Launch:
         cluster that only put their results together.
     prepares : bool
         Whether it only makes the workspace ready for the next launch: where that runs, so does this.
+    roams : bool
+        Whether warps of a block go on without each other between two reads of the same memory, as far as they like.
     tickets : int or None
         Where blocks draw tickets, and wait for others with earlier ones: at which byte of the workspace.
     """
@@ -153,6 +155,7 @@ class Launch:
     cluster: int = 1
     abreast: int = 1
     prepares: bool = False
+    roams: bool = False
     tickets: int | None = None
 
     @property

@@ -155,7 +155,10 @@ def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
     sizes = [0 if array is None else array.nbytes for array in arrays]
     steps, constants = plan.steps(functools.partial(cpu.compile, build="checked"))
     counts: list[Any] = []
-    cpu.run(steps, (*values, *constants), plan.names, sizes, counts, device)
+    # Warps run one after another, each as far as it can, but for a random order: then what lies between two reads is
+    # what lies there where warps run side by side.
+    order = "random:0" if any(launch.roams for launch in plan.launches) else None
+    cpu.run(steps, (*values, *constants), plan.names, sizes, counts, device, order)
     resident = [costmodel.resident_blocks(launch, device) * device.multiprocessors for launch in plan.launches]
     known = counts[0].roles
     traces = [_by_tickets(count, launch) for count, launch in zip(counts, plan.launches, strict=True)]

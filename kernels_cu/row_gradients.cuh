@@ -1,19 +1,7 @@
 // LayerNorm backward of rows that a team holds in registers (rows.cuh): dx, and the sums of the team's columns over all
 // its rows.
+#include "column_sums.cuh"
 #include "rows.cuh"
-
-// Sums of the columns of rows, in shared memory. Columns that are pack_size apart are neighbours there, so that the lanes
-// of a warp, which hold packs side by side, meet different banks whatever the alignment of the row.
-struct ColumnSums {
-    Pair* sums;
-    int stride;
-
-    static __device__ __forceinline__ int size(int length) { return ceil_div(length, pack_size) * pack_size; }
-    __device__ __forceinline__ ColumnSums(Pair* sums_, int length) : sums(sums_), stride(size(length) / pack_size) {}
-    __device__ __forceinline__ Pair& of(int column) const {
-        return sums[column % pack_size * stride + column / pack_size];
-    }
-};
 
 // Whether the sums of a lane's columns fit into its registers beside its part of dy and x.
 template <int lanes>

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from battery_case import ALL_OFF, FAR, INFINITE, MIXED, NO_PARAMETERS, SAME_OFF, Case, Named, masked
+from battery_case import ALL_OFF, FAR, INFINITE, MASKS, MIXED, NO_PARAMETERS, SAME_OFF, Case, Named, masked
 
 __all__ = ["layer_norm_cases"]
 
@@ -54,6 +54,11 @@ OF_MERGED = (
     "every alignment", "every array elsewhere", "in place", "no parameters", "16 bits", "whole packs",
     "rows of one element", "an infinite mean",
 )  # fmt: skip
+#: What teams of slabs may do otherwise that have several warps, and lanes with several packs.
+OF_WIDE_TEAMS = (
+    "slabs and a short one", "every alignment of slabs", "one block for all slabs", "slabs in place",
+    "slabs of 16 bits", "slabs of a constant far from zero",
+)  # fmt: skip
 #: Of the clusters whose blocks have several teams: rows of whole packs.
 CLUSTER_TEAMS: Named = {
     "teams with slices of whole sectors": {"shape": (5, 32)},
@@ -77,6 +82,33 @@ LAYER_SPLIT: Named = {
     "two blocks for long rows": {"shape": (9, 300), "grid": 2},
     "one block for rows of many strips": {"shape": (3, 4400), "grid": 1},
 }
+#: Of slabs of rows: so many of them, and KiB in which a block keeps rows.
+LAYER_GRID: Named = {
+    "one slab": {"shape": (5, 100), "slabs": 1},
+    "slabs and a short one": {"shape": (5, 300), "shifts": SAME_OFF},
+    "every alignment of slabs": {"shape": (21, 301), "shifts": SAME_OFF},
+    "rows of a team begin elsewhere each": {"shape": (21, 301), "shifts": SAME_OFF, "threads": 64},
+    "slabs of arrays elsewhere": {"shape": (11, 300), "shifts": ALL_OFF},
+    "as many elements as a team holds": {"shape": (9, 256), "slabs": 2},
+    "as many elements as a team holds, misaligned": {"shape": (9, 256), "slabs": 2, "shifts": SAME_OFF},
+    "fewer rows than teams": {"shape": (1, 203), "shifts": SAME_OFF},
+    "more slabs than lanes, of a sector each": {"shape": (3, 320), "slabs": 40},
+    "more rows than threads": {"shape": (133, 20)},
+    "rows that are not kept": {"shape": (70, 100), "keeps": 40},
+    "rows that are not kept, nor any other": {"shape": (70, 100), "keeps": 32},
+    "rows that are not kept, misaligned": {"shape": (83, 101), "keeps": 40, "shifts": SAME_OFF},
+    "two blocks for three slabs": {"shape": (9, 300), "grid": 2},
+    "one block for all slabs": {"shape": (9, 301), "grid": 1, "shifts": SAME_OFF},
+    "one block for all slabs, whose rows are not kept": {"shape": (70, 100), "keeps": 40, "grid": 1},
+    "slabs in place": {"shape": (9, 301), "in_place": True},
+    "slabs in place, not kept": {"shape": (70, 101), "keeps": 32, "in_place": True, "grid": 2},
+    "slabs of a constant far from zero": {"shape": (3, 300), **FAR},
+    "slabs of a constant whose sum is infinite": {"shape": (9, 20), "constant": 3e38},
+    "slabs without parameters": {"shape": (3, 300), **NO_PARAMETERS},
+    "slabs of 16 bits": {"shape": (11, 301), "shifts": ALL_OFF, **MIXED},
+    "an outlier first in a slab": {"shape": (3, 300), "outlier": (1, 0)},
+    "NaN in another row": {"shape": (5, 300), "nan": (2, 170)},
+}
 
 
 def layer_norm_cases(op: str) -> Iterator[Case]:
@@ -86,7 +118,7 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
     def made(strategy: str, named: Named, **tile: int) -> Iterator[Case]:
         for label, facts in named.items():
             own = dict(facts)
-            fields = tile | {"rows": own.pop("rows")} if "rows" in own else tile
+            fields = tile | {name: own.pop(name) for name in tile if name in own}
             yield Case(op, label, {"strategy": strategy, **fields}, **own)
 
     warp, block, split, cluster = dict(LAYER), LAYER | LAYER_LONG, LAYER | LAYER_SPLIT, dict(LAYER_CLUSTER)
@@ -136,6 +168,14 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
     yield from made("block", four, threads=256, packs=6, block_teams=4, **one, **rows)
     yield from made("cluster", cluster, threads=64, packs=1, cluster=2, **alone, **rows)
     yield from made("cluster", cluster_teams, threads=128, packs=1, cluster=2, **pair, **rows)
+    grid = dict(LAYER_GRID)
+    if backward:
+        grid["slabs of an infinite mean"] = {"shape": (5, 300), **INFINITE}
+        grid["slabs, dx alone"] = grid["slabs and a short one"] | MASKS["dx alone"]
+    yield from made("grid", grid, threads=128, lanes=32, packs=1, slabs=3, keeps=64)
+    wide = {f"teams of two warps: {label}": grid[label] for label in OF_WIDE_TEAMS}
+    wide["teams of two warps: rows that are not kept, misaligned"] = {"shape": (131, 101), "shifts": SAME_OFF}
+    yield from made("grid", wide, threads=256, lanes=64, packs=2, slabs=2, keeps=136)
     last = {
         "a last slice of one element": {"shape": (9, 49)},
         "slices of many packs": {"shape": (9, 49), "shifts": ALL_OFF},

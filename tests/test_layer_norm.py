@@ -43,6 +43,7 @@ TILES: dict[str, dict[str, dict[str, int]]] = {
         "forward": {"threads": 64, "packs": 3, "cluster": 2, "rows": 4, "block_teams": 1},
         "backward": {},
     },
+    "grid": {"forward": {"threads": 128, "lanes": 64, "packs": 2, "slabs": 3, "keeps": 64}, "backward": {}},
     "split": {"forward": {"threads": 128, "packs": 1, "rows": 4, "chunk": 64}, "backward": {}},
 }
 STRATEGIES = list(TILES)
@@ -130,7 +131,7 @@ def test_matches_the_oracle_on_hostile_shapes(dtype: str, strategy: str, directi
             taken += run(Case(*shape, dtype, gamma_dtype), strategy, direction, executor)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from None
-    assert taken >= {"warp": 10, "block": 10, "cluster": 7, "split": len(SHAPES)}[strategy]
+    assert taken >= {"warp": 10, "block": 10, "cluster": 7, "grid": 10, "split": len(SHAPES)}[strategy]
 
 
 @pytest.mark.long
@@ -144,8 +145,9 @@ def test_float16_parameters_of_split(direction: str, executor: Executor) -> None
 @pytest.mark.parametrize("mask", [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_mask(strategy: str, mask: tuple[bool, ...], executor: Executor) -> None:
+    taken = strategy != "grid" or mask[0]  # which keeps rows for dx
     for shape, dtype in (((1, 33), "float32"), ((21, 33), "float32"), ((21, 33), "bfloat16")):
-        assert run(Case(*shape, dtype), strategy, "backward", executor, mask=mask)
+        assert run(Case(*shape, dtype), strategy, "backward", executor, mask=mask) == taken
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,8 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
     {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 8, "block_teams": 1},  # sums put together
     {"strategy": "block", "threads": 512, "packs": 1, "rows": 1000, "cluster": 1, "block_teams": 1},  # one for all
     {"strategy": "block", "threads": 512, "packs": 1, "rows": 2, "cluster": 2, "block_teams": 8},  # teams of two warps
+    {"strategy": "grid", "threads": 256, "lanes": 256, "packs": 2, "slabs": 1, "keeps": 80},  # one team, one slab
+    {"strategy": "grid", "threads": 512, "lanes": 32, "packs": 1, "slabs": 130, "keeps": 64},  # a slab a sector
     {"strategy": "split", "threads": 128, "packs": 1, "rows": 1, "chunk": 1},
     {"strategy": "split", "threads": 128, "packs": 4, "rows": 1000, "chunk": 100000},  # one band, one chunk
 ], ids=str)  # fmt: skip
@@ -188,7 +192,7 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     (4096, 1023, "warp"),  # odd
     (4096, 4097, "block"),
     (512, 33333, "cluster"),  # longer than a block holds
-    (67, 123479, "cluster"),
+    (67, 123479, "grid"),  # too few rows to share the parameters among
     (64, 300000, "split"),  # longer than a cluster holds
 ])  # fmt: skip
 def test_the_strategy_of_named_shapes(rows: int, length: int, strategy: str, executor: Executor) -> None:

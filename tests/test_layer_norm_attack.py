@@ -18,6 +18,7 @@ from test_layer_norm import STRATEGIES, Case, run, tile_of
 import cunorm
 from cunorm import launch, reference, strategy_common
 from cunorm.devices import KNOWN
+from cunorm.layer_norm_grid import MOST_TURNS
 from cunorm.layer_norm_strategies import FORWARD
 from cunorm.problem import Problem
 from cunorm.sources import kernel_text
@@ -31,12 +32,20 @@ def test_parameter_sums_of_equal_rows(strategy: str, executor: Executor) -> None
         "layer_norm_backward", shape=(75600, 5120), dtype="float32", normalized_shape=5120, device="H200"
     )
     assert plan.tile is not None
-    case = Case(256 * 16, 20 if strategy == "cluster" else 4, "float32", None)
+    grid = strategy == "grid"  # whose teams have as many rows as are worth trying
+    rows = MOST_TURNS * 4 if grid else 256 * 16
+    case = Case(rows, 20 if strategy in ("cluster", "grid") else 4, "float32", None)
     case.dy[:] = 0.1
-    tile = {"strategy": strategy, "threads": 128, "packs": 1, "rows": plan.tile.as_dict()["rows"]}
-    one = {"block_teams": 1}
-    more = {"warp": {"lanes": 32}, "block": {"cluster": 1, **one}, "cluster": {"cluster": 2, **one}, "split": {}}
-    case.check_backward(executor, (False, True, True), tile=tile | more[strategy])
+    tile = {"strategy": strategy, "threads": 128, "packs": 1}
+    owned = {"rows": plan.tile.as_dict()["rows"]}
+    more = {
+        "warp": {"lanes": 32, **owned},
+        "block": {"cluster": 1, "block_teams": 1, **owned},
+        "cluster": {"cluster": 2, "block_teams": 1, **owned},
+        "grid": {"lanes": 32, "slabs": 2, "keeps": 64},
+        "split": owned,
+    }
+    case.check_backward(executor, (grid, True, True), tile=tile | more[strategy])
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -127,7 +136,8 @@ def inside_fences() -> None:
         assert case.gamma is not None and case.beta is not None
         given = [fenced(a) for a in (case.dy, case.x, *case.statistics(), case.gamma)]
         for strategy in (name for name in STRATEGIES if name != "cluster" or length > 50):
-            tile = {**tile_of(strategy, "backward"), "rows": 1}
+            tile = tile_of(strategy, "backward")
+            tile |= {"rows": 1} if "rows" in tile else {}
             plan = cunorm.plan(
                 "layer_norm_backward", shape=(rows, length), dtype=dtype, gamma_dtype=dtype, normalized_shape=length,
                 tile=tile, device="cpu",

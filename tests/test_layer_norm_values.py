@@ -13,6 +13,9 @@ from test_layer_norm import STRATEGIES, Case, run, tile_of
 import cunorm
 from cunorm import reference
 from cunorm.arrays import DTYPES
+from cunorm.devices import KNOWN
+from cunorm.layer_norm_strategies import FORWARD
+from cunorm.problem import Problem
 
 BOTH = pytest.mark.parametrize("direction", ["forward", "backward"])
 EACH = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -93,7 +96,7 @@ def test_large_and_small_16_bit_values(dtype: str, strategy: str, direction: str
         assert run(case, strategy, direction, executor)
 
 
-@EACH
+@pytest.mark.parametrize("strategy", [strategy for strategy in STRATEGIES if strategy != "grid"])
 def test_more_than_2_to_the_31_elements(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rows of a tensor of more than 2^31 elements, by running only the last blocks of the launches.
 
@@ -125,6 +128,16 @@ def test_more_than_2_to_the_31_elements(strategy: str, monkeypatch: pytest.Monke
     exact = reference.layer_norm_backward(case.dy, case.x, length, mean[-1:], rstd[-1:], case.gamma)[0]
     assert np.max(np.abs(dx[-1].astype(np.float64) - exact[0])) <= 2.0**-7 * np.max(np.abs(exact))
     assert np.any(dx[-1] != 0)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(2**31 // 1000 + 1, 1000), (1, 2**31), (1700, 2**21 // 4 * 5)])
+def test_grid_takes_no_more_than_half_the_cache_and_what_blocks_keep(rows: int, length: int) -> None:
+    """So it never sees 2^31 elements, and its offsets within a row are of 32 bits."""
+    problem = Problem(
+        "layer_norm", "bfloat16", None, None, "float32", "NCHW", rows, length, 1, 1, ("y", "mean", "rstd")
+    )
+    for device in KNOWN.values():
+        assert all(FORWARD["grid"].refuses(problem, tile, device) for tile in FORWARD["grid"].tiles())
 
 
 def test_a_row_of_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,11 @@ def _layer(op: str) -> Iterator[Row]:
     yield Row(op, "cluster", "several teams", (64, 640), cluster | {"threads": 128, "block_teams": 2})
     yield Row(op, "cluster", "aligned", (32, 640), cluster)
     yield Row(op, "cluster", "odd rows", (32, 727), cluster, fetched=EDGE)
+    grid = {"threads": 128, "lanes": 32, "packs": 1, "slabs": 3, "keeps": 64}
+    wide = {"threads": 256, "lanes": 64, "packs": 2, "slabs": 2, "keeps": 136}
+    yield Row(op, "grid", "aligned", (32, 384), grid)
+    yield Row(op, "grid", "odd rows", (32, 1001), wide, fetched=EDGE)
+    yield from _twice(Row(op, "grid", "not kept", (100, 384), grid | {"keeps": 40}))
     if backward:
         yield Row(op, "block", "sums put together", (64, 512), block | {"cluster": 4})
     yield from _twice(

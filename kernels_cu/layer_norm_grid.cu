@@ -1,0 +1,119 @@
+// LayerNorm forward, strategy `grid`: a block takes a slab of columns of all rows by ticket (row_slabs.cuh), moments
+// first, y from what it has kept of x when the statistics of whole rows are there.
+//
+//   x, y (rows, length); gamma, beta (length) or null; mean, rstd (rows)
+//   columns: of a slab, whole sectors, that the registers of a team hold; kept: turns of the teams that shared memory has
+//   room for, at most all
+//   workspace: [rows, slabs] moments of a row's part in a slab; from pair `words` the ticket and the count of
+//   row_slabs.cuh, all 0
+//   grid: any number of blocks, best as many as slabs, all of them resident
+//   shared memory: the slabs drawn; [rows, warps of a team] moments; [rows] statistics; gamma and beta of a slab; x kept
+//
+// x, gamma and beta are asked for once; what of x there was no room for is asked for again, the latest first, from the L2
+// cache. An element of y is written by the thread that has read the same element of x, after all of x has been read: y may
+// be x. Wins where rows are so few, and so long, that blocks with rows of their own would each ask for all of gamma and
+// beta, or be fewer than multiprocessors.
+#include "moments.cuh"
+#include "row_slabs.cuh"
+
+// The moments of what a lane holds of a row: about their mean, which is found relative to the first of them. 1 / count is
+// given. The packs stay as narrow as they are stored between the passes.
+__device__ __forceinline__ Moments lane_moments(const TeamSlab& slab, Pack<data_t> (&held)[Tile::packs], acc_t count,
+                                                acc_t inverse) {
+    acc_t shift = acc_t(0);
+#pragma unroll
+    for (int i = pack_size - 1; i >= 0; --i) {
+        shift = slab.holds(0, i) ? acc_t(widen(held[0].get(i))) : shift;
+    }
+    shift = usable_shift(shift);
+    const auto sums_about = [&](acc_t centre) {
+        Pair sums = {};
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            sums = sums + deviations(held[k], centre, [&](int i) { return slab.holds(k, i); });
+        }
+        return sums;
+    };
+    const acc_t centre = shift + sums_about(shift).first * inverse;
+    forget(held);
+    return moments_about(count, inverse, centre, sums_about(centre));
+}
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+    layer_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
+                    Pair* workspace, long long rows, long long length, long long columns, long long kept,
+                    long long words, double eps) {
+    const RowSlabs cut(rows, length, columns);
+    const int slabs = cut.slabs, count = static_cast<int>(rows);
+    int offset = 0;
+    const DrawnSlabs drawn(words_at(workspace, words), slabs, offset);
+    Moments* const parts = shared_array<Moments>(offset, count * TeamSlab::warps);
+    Pair* const statistics = shared_array<Pair>(offset, count);
+    SlabParameter<gamma_t> scale(gamma, cut, acc_t(1), offset);
+    SlabParameter<beta_t> bias(beta, cut, acc_t(0), offset);
+    const TurnSlots<1> slots({x}, cut, kept, offset);
+    take_slabs(
+        drawn,
+        [&](unsigned index) {
+            TeamSlab slab(x, cut, index);
+            const int weight = slab.weight();
+            const acc_t of_lane = acc_t(weight), inverse = acc_t(1) / of_lane;
+            sweep_slab(slab, slots, [&](long long row, Pack<data_t>(&held)[1][Tile::packs]) {
+                const Moments own = weight > 0 ? lane_moments(slab, held[0], of_lane, inverse) : Moments{};
+                const Moments found = lanes_merge(own, warp_size);
+                if (threadIdx.x % warp_size == 0) {
+                    parts[row * TeamSlab::warps + slab.warp()] = found;
+                }
+            });
+            scale.share(slab);  // for the outputs: the barriers of the wait lie between
+            bias.share(slab);
+            __syncthreads();
+            for (int row = threadIdx.x; row < count; row += Tile::threads) {
+                Moments found = {};
+                for (int warp = 0; warp < TeamSlab::warps; ++warp) {
+                    found = merge(found, parts[row * TeamSlab::warps + warp]);
+                }
+                store_moments(workspace, cut.part(row, index), found);
+            }
+        },
+        [&] {
+            for (int row = threadIdx.x / warp_size; row < count; row += block_warps) {
+                Moments found = {};
+                for (int slab = threadIdx.x % warp_size; slab < slabs; slab += warp_size) {
+                    found = merge(found, load_moments(workspace, cut.part(row, slab)));
+                }
+                found = lanes_merge(found, warp_size);
+                if (threadIdx.x % warp_size == 0) {
+                    const Statistics of = found.statistics(acc_t(eps));
+                    store(mean, row, of.mean);
+                    store(rstd, row, of.rstd);
+                }
+            }
+        },
+        [&](unsigned index, bool latest) {
+            TeamSlab slab(x, cut, index);
+            if (!latest) {
+                scale.share(slab);
+                bias.share(slab);
+            }
+            for (int row = threadIdx.x; row < count; row += Tile::threads) {
+                statistics[row] = Pair{load(mean, row), load(rstd, row)};
+            }
+            __syncthreads();
+            scale.keep(slab);
+            bias.keep(slab);
+            sweep_slab_back(slab, slots, latest, [&](long long row, Pack<data_t>(&held)[1][Tile::packs]) {
+                const Pair of = statistics[row];
+#pragma unroll
+                for (int k = 0; k < Tile::packs; ++k) {
+                    Pack<data_t> out = {};
+#pragma unroll
+                    for (int i = 0; i < pack_size; ++i) {
+                        const Affine affine = {of.first, of.second * scale.held[k].of(i), bias.held[k].of(i)};
+                        out.set(i, narrow<data_t>(normalised(widen(held[0][k].get(i)), affine)));
+                    }
+                    store_pack(y + slab.start(row), slab.first(k), slab.columns, out);
+                }
+            });
+        });
+}
