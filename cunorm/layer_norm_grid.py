@@ -30,6 +30,7 @@ __all__ = [
     "grid_launches",
     "grid_workspace",
     "grid_workspace_traffic",
+    "reach",
     "refuses_grid",
     "worth_trying",
 ]
@@ -50,6 +51,7 @@ BYTES_AHEAD, FEWEST_AHEAD, MOST_AHEAD = 64 * KIB, 2, 8
 WORDS = LINE_WORDS + 1
 #: Turns that are worth trying: a thread adds what it has of a column one after another, so more would cost digits.
 MOST_TURNS = 64
+DRIFT = 1.1  # what warps that go on without each other put more between two reads
 ADDRESS = 3  # registers for where a pack lies
 #: How often a block waits with nothing on its way: for its first row, for the answer that counts its slab in, for what
 #: the last of the blocks folds, for the word that says so, and for what it then reads.
@@ -98,24 +100,25 @@ def _kept(problem: Problem, tile: Tile) -> int:
     return turns if slots == turns else slots - _ahead(problem, tile)
 
 
-def _rows_bytes(problem: Problem, tile: Tile, turns: int) -> int:
-    """Bytes of so many turns' rows of a tensor."""
-    return turns * _teams(tile) * problem.C * problem.itemsize
+def _bytes_behind(problem: Problem, tile: Tile, turns: int) -> int:
+    """Bytes of a tensor's rows behind so many turns."""
+    return max(0, problem.N - turns * _teams(tile)) * problem.C * problem.itemsize
 
 
 def _again(problem: Problem, tile: Tile) -> int:
     """Bytes of a tensor that are read a second time: of the turns between those that are kept and the last ones."""
-    return _rows_bytes(problem, tile, _turns(problem, tile) - _slots(problem, tile))
+    return (_turns(problem, tile) - _slots(problem, tile)) * _teams(tile) * problem.C * problem.itemsize
 
 
-def _reach(problem: Problem, tile: Tile) -> int:
-    """Bytes that are touched between the two reads of a sector: what is read behind it, and what is written before the
-    second.
+def reach(problem: Problem, tile: Tile) -> int:
+    """Bytes that are touched between the two reads of a sector, for 19 of 20 sectors, if anything is read again.
+
+    What is read behind it, and what is written before the second; checked against what the CPU executor counts by a
+    test.
     """
     if _again(problem, tile) == 0:
         return 0
-    behind = _turns(problem, tile) - max(0, _kept(problem, tile))
-    return (tensors_read(problem) + 1) * _rows_bytes(problem, tile, behind)
+    return int(DRIFT * (tensors_read(problem) + 1) * _bytes_behind(problem, tile, max(0, _kept(problem, tile))))
 
 
 def _shared(problem: Problem, tile: Tile) -> int:
@@ -167,7 +170,7 @@ def refuses_grid(problem: Problem, tile: Tile, device: Device) -> str | None:
         return sentence
     if _kept(problem, tile) < 0:
         return f"{tile.keeps} KiB have no room for the rows of {_ahead(problem, tile)} turns on their way"
-    if (between := _reach(problem, tile)) > device.l2_bytes // 2:
+    if (between := reach(problem, tile)) > device.l2_bytes // 2:
         return f"{between} bytes lie between two reads, half the L2 cache of {device.name} is {device.l2_bytes // 2}"
     return refuses_registers(_registers(problem, tile), tile, device)
 

@@ -242,7 +242,7 @@ def _best_sample(
     tensors, kept, most = tensors_moved(problem), None, 0
     for sample in _samples(problem, tile):
         few, many = (smaller(problem, sample.axis, size) for size in (sample.few, sample.many))
-        if teams and few.N * few.group < teams * tile.groups:
+        if teams and few.N * few.group < teams * tile.as_dict().get("groups", 1):
             continue
         elements = tensors * many.N * many.C * many.HxW
         whole_sectors = elements * problem.itemsize // 2 % SECTOR_BYTES == 0
