@@ -56,11 +56,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
         drawn,
         [&](unsigned index) {
             TeamSlab slab(x, cut, index);
-            const int weight = slab.weight();
-            const acc_t of_lane = acc_t(weight), inverse = acc_t(1) / of_lane;
+            const acc_t of_lane = acc_t(slab.weight()), inverse = acc_t(1) / of_lane;
             sweep_slab(slab, slots, [&](long long row, Pack<data_t>(&held)[1][Tile::packs]) {
-                const Moments own = weight > 0 ? lane_moments(slab, held[0], of_lane, inverse) : Moments{};
-                const Moments found = lanes_merge(own, warp_size);
+                // Of a lane that has none the count is 0, which is all that a merge looks at.
+                const Moments found = lanes_merge(lane_moments(slab, held[0], of_lane, inverse), warp_size);
                 if (threadIdx.x % warp_size == 0) {
                     parts[row * TeamSlab::warps + slab.warp()] = found;
                 }

@@ -83,9 +83,10 @@ __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold
     }
 }
 
-// A team's part of a slab: `lanes` threads that have every teams-th row, Tile::packs packs of it a lane. Where the rows of
-// a team begin at the same place of 16 bytes it covers them from the boundary before the slab: the columns of a lane do
-// not move.
+// A team's part of a slab: `lanes` threads that have every teams-th row, Tile::packs packs of it a lane. It covers all its
+// rows from the 16-byte boundary before the slab in its first one, where its registers have room for that: the columns of
+// a lane do not move. Rows that begin elsewhere come element by element; the host sees to it that there are none by
+// default.
 struct TeamSlab {
     static constexpr int lanes = Tile::lanes, teams = Tile::threads / lanes, warps = lanes / warp_size;
     static constexpr int capacity = lanes * Tile::packs * pack_size;
@@ -100,8 +101,7 @@ struct TeamSlab {
         : cut(cut_), column(slab * cut_.columns) {
         const long long left = cut.length - column;
         columns = static_cast<int>(left < cut.columns ? left : cut.columns);
-        const bool alike = teams >= cut.rows || teams * cut.length % pack_size == 0;
-        const int past = alike && team() < cut.rows ? misalignment(tensor + team() * cut.length + column) : 0;
+        const int past = misalignment(tensor + team() * cut.length + column);
         shift = past + columns <= capacity ? past : 0;
     }
     static __device__ __forceinline__ int team() { return threadIdx.x / lanes; }
@@ -260,6 +260,5 @@ __device__ __forceinline__ void sweep_slab_back(TeamSlab& slab, TurnSlots<tensor
         if (slab.row(turn) < slab.cut.rows) {
             use(slab.row(turn), held);
         }
-        __syncwarp();  // lanes at an edge, which store element by element, come back to the others
     }
 }

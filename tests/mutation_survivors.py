@@ -255,5 +255,20 @@ SURVIVORS: dict[Key, str] = {
     ("kernels/ticket_wait.cu", "__threadfence();", "barrier", 0): (
         "Redundant: store_release publishes by itself what the barrier has made the thread know of."
     ),
+    ("layer_norm_backward_grid.cu",
+     "for (int team = 0; team < TeamSlab::teams; ++team) {  // one after another, in one row of sums", "guard",
+     0): "Speed only: there is no such team.",
+    ("layer_norm_backward_grid.cu", "for (int v = 0; team == TeamSlab::team() && v < Tile::packs * pack_size; ++v) {",
+     "guard", 0): "A lane has none of the slab's columns behind its last pack: refuses() sees to it.",
+    ("layer_norm_backward_grid.cu",
+     "if (threadIdx.x % warp_size == 0) {  // behind the sum of what all lanes have read", "owner",
+     0): SAME_IN_THE_WARP,
+    ("row_slabs.cuh", "if (taken == 0) {", "guard", 0): "Speed only: a block without a slab would wait for nothing.",
+    ("row_slabs.cuh", "shift = past + columns <= capacity ? past : 0;", "guard", 0): BY_ELEMENT,
+    ("row_slabs.cuh", "for (int tensor = 0; tensor < tensors && slab.first(k) < slab.columns; ++tensor) {", "guard",
+     1): "Speed only: a pack of the next slab comes too, and nobody uses it.",
+    ("row_slabs.cuh", "slots.fetch(slab, next < slots.kept ? -1 : next);", "guard", 0): (
+        "Speed only: what is kept comes again, to the same place. test_layer_norm_grid.py counts that it does not."
+    ),
 }
 # fmt: on
