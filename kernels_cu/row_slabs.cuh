@@ -260,5 +260,6 @@ __device__ __forceinline__ void sweep_slab_back(TeamSlab& slab, TurnSlots<tensor
         if (slab.row(turn) < slab.cut.rows) {
             use(slab.row(turn), held);
         }
+        __syncwarp();  // the lanes of a warp go on side by side: those at an edge have stored element by element
     }
 }

@@ -270,5 +270,8 @@ SURVIVORS: dict[Key, str] = {
     ("row_slabs.cuh", "slots.fetch(slab, next < slots.kept ? -1 : next);", "guard", 0): (
         "Speed only: what is kept comes again, to the same place. test_layer_norm_grid.py counts that it does not."
     ),
+    ("row_slabs.cuh",
+     "__syncwarp();  // the lanes of a warp go on side by side: those at an edge have stored element by element",
+     "barrier", 0): "Speed only: no lane needs what another has done.",
 }
 # fmt: on
