@@ -24,9 +24,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                              long long rows, long long length, long long columns, long long kept, long long words) {
     const RowSlabs cut(rows, length, columns);
     const ParameterGradients parameters = {nullptr, dgamma, dbeta, length};
-    const int slabs = cut.slabs, count = static_cast<int>(rows);
+    const int count = static_cast<int>(rows);
     int offset = 0;
-    const DrawnSlabs drawn(words_at(workspace, words), slabs, offset);
+    const DrawnSlabs drawn(words_at(workspace, words), cut.slabs, offset);
     Pair* const row_sums = shared_array<Pair>(offset, count * TeamSlab::warps);
     Pair* const statistics = shared_array<Pair>(offset, count);
     SlabParameter<gamma_t> weight(gamma, cut, acc_t(1), offset);
@@ -35,8 +35,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     const TurnSlots<2> slots({dy, x}, cut, kept, offset);
     take_slabs(
         drawn,
-        [&](unsigned index) {
+        [&](unsigned index, auto tell) {
             TeamSlab slab(dy, cut, index);
+            begin_slab(slab, slots);
             for (int row = threadIdx.x; row < count; row += Tile::threads) {
                 statistics[row] = Pair{widen(load(mean, row)), widen(load(rstd, row))};
             }
@@ -76,16 +77,25 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                 }
                 store(workspace, cut.part(row, index), total);
             }
+            tell();
             if (!parameters.wanted()) {
                 return;
             }
             for (int team = 0; team < TeamSlab::teams; ++team) {  // one after another, in one row of sums
 #pragma unroll
-                for (int v = 0; team == TeamSlab::team() && v < Tile::packs * pack_size; ++v) {
-                    const int k = v / pack_size, i = v % pack_size;
-                    if (slab.holds(k, i)) {
-                        Pair& sum = column_sums.of(slab.first(k) + i);
-                        sum = team == 0 ? sums[k][i] : sum + sums[k][i];
+                for (int k = 0; team == TeamSlab::team() && k < Tile::packs; ++k) {
+                    Pair before[pack_size] = {};
+#pragma unroll
+                    for (int i = 0; i < pack_size; ++i) {
+                        if (team > 0 && slab.holds(k, i)) {
+                            before[i] = column_sums.of(slab.first(k) + i);
+                        }
+                    }
+#pragma unroll
+                    for (int i = 0; i < pack_size; ++i) {
+                        if (slab.holds(k, i)) {
+                            column_sums.of(slab.first(k) + i) = before[i] + sums[k][i];
+                        }
                     }
                 }
                 __syncthreads();
@@ -95,16 +105,12 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
             }
         },
         [&] {
-            for (int row = threadIdx.x / warp_size; row < count; row += block_warps) {
-                Pair total = {};
-                for (int slab = threadIdx.x % warp_size; slab < slabs; slab += warp_size) {
-                    total = total + load(workspace, cut.part(row, slab));
-                }
-                total = warp_sum(total);
-                if (threadIdx.x % warp_size == 0) {  // behind the sum of what all lanes have read
+            fold_slabs<Pair>(
+                cut, [&](int row, int slab) { return load(workspace, cut.part(row, slab)); },
+                [](Pair a, Pair b) { return a + b; }, [](Pair value) { return warp_sum(value); },
+                [&](int row, Pair total) {  // behind the sum of what all lanes have read
                     store(workspace, cut.part(row, 0), Pair{total.first / acc_t(length), total.second / acc_t(length)});
-                }
-            }
+                });
         },
         [&](unsigned index, bool latest) {
             TeamSlab slab(dy, cut, index);

@@ -16,16 +16,16 @@
 #include "moments.cuh"
 #include "row_slabs.cuh"
 
-// The moments of what a lane holds of a row: about their mean, which is found relative to the first of them. 1 / count is
-// given. The packs stay as narrow as they are stored between the passes.
-__device__ __forceinline__ Moments lane_moments(const TeamSlab& slab, Pack<data_t> (&held)[Tile::packs], acc_t count,
+// The moments of what a warp holds of a row, in all its lanes: about their mean, which is found relative to one of them.
+// 1 / count is given; no elements have no moments. The packs stay as narrow as they are stored between the passes.
+__device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_t> (&held)[Tile::packs], acc_t count,
                                                 acc_t inverse) {
-    acc_t shift = acc_t(0);
+    acc_t own = acc_t(0);  // if the warp has elements, its first lane has some in its first pack
 #pragma unroll
-    for (int i = pack_size - 1; i >= 0; --i) {
-        shift = slab.holds(0, i) ? acc_t(widen(held[0].get(i))) : shift;
+    for (int i = 0; i < pack_size; ++i) {
+        own = slab.holds(0, i) ? acc_t(widen(held[0].get(i))) : own;
     }
-    shift = usable_shift(shift);
+    const acc_t shift = usable_shift(__shfl_sync(whole_warp, own, 0));
     const auto sums_about = [&](acc_t centre) {
         Pair sums = {};
 #pragma unroll
@@ -34,9 +34,9 @@ __device__ __forceinline__ Moments lane_moments(const TeamSlab& slab, Pack<data_
         }
         return sums;
     };
-    const acc_t centre = shift + sums_about(shift).first * inverse;
+    const acc_t centre = shift + warp_sum(sums_about(shift).first) * inverse;
     forget(held);
-    return moments_about(count, inverse, centre, sums_about(centre));
+    return moments_about(count, inverse, centre, warp_sum(sums_about(centre)));
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
@@ -44,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                     Pair* workspace, long long rows, long long length, long long columns, long long kept,
                     long long words, double eps) {
     const RowSlabs cut(rows, length, columns);
-    const int slabs = cut.slabs, count = static_cast<int>(rows);
+    const int count = static_cast<int>(rows);
     int offset = 0;
-    const DrawnSlabs drawn(words_at(workspace, words), slabs, offset);
+    const DrawnSlabs drawn(words_at(workspace, words), cut.slabs, offset);
     Moments* const parts = shared_array<Moments>(offset, count * TeamSlab::warps);
     Pair* const statistics = shared_array<Pair>(offset, count);
     SlabParameter<gamma_t> scale(gamma, cut, acc_t(1), offset);
@@ -54,18 +54,16 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     const TurnSlots<1> slots({x}, cut, kept, offset);
     take_slabs(
         drawn,
-        [&](unsigned index) {
+        [&](unsigned index, auto tell) {
             TeamSlab slab(x, cut, index);
-            const acc_t of_lane = acc_t(slab.weight()), inverse = acc_t(1) / of_lane;
+            begin_slab(slab, slots);
+            const acc_t of_warp = acc_t(slab.weight()), inverse = acc_t(1) / of_warp;
             sweep_slab(slab, slots, [&](long long row, Pack<data_t>(&held)[1][Tile::packs]) {
-                // Of a lane that has none the count is 0, which is all that a merge looks at.
-                const Moments found = lanes_merge(lane_moments(slab, held[0], of_lane, inverse), warp_size);
+                const Moments found = warp_moments(slab, held[0], of_warp, inverse);
                 if (threadIdx.x % warp_size == 0) {
                     parts[row * TeamSlab::warps + slab.warp()] = found;
                 }
             });
-            scale.share(slab);  // for the outputs: the barriers of the wait lie between
-            bias.share(slab);
             __syncthreads();
             for (int row = threadIdx.x; row < count; row += Tile::threads) {
                 Moments found = {};
@@ -74,20 +72,20 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                 }
                 store_moments(workspace, cut.part(row, index), found);
             }
+            tell();
+            scale.share(slab);  // while others tell: the barrier of the wait lies between this and its use
+            bias.share(slab);
         },
         [&] {
-            for (int row = threadIdx.x / warp_size; row < count; row += block_warps) {
-                Moments found = {};
-                for (int slab = threadIdx.x % warp_size; slab < slabs; slab += warp_size) {
-                    found = merge(found, load_moments(workspace, cut.part(row, slab)));
-                }
-                found = lanes_merge(found, warp_size);
-                if (threadIdx.x % warp_size == 0) {
+            fold_slabs<Moments>(
+                cut, [&](int row, int slab) { return load_moments(workspace, cut.part(row, slab)); },
+                [](Moments a, Moments b) { return merge(a, b); },
+                [](Moments value) { return lanes_merge(value, warp_size); },
+                [&](int row, Moments found) {
                     const Statistics of = found.statistics(acc_t(eps));
                     store(mean, row, of.mean);
                     store(rstd, row, of.rstd);
-                }
-            }
+                });
         },
         [&](unsigned index, bool latest) {
             TeamSlab slab(x, cut, index);

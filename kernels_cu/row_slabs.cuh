@@ -39,9 +39,9 @@ struct DrawnSlabs {
           complete(shared_array<unsigned>(offset, 1)) {}
 };
 
-// sums(slab) stores to the workspace, fold() puts together what the sums of all slabs stored, output(slab, kept) may read
-// what fold stored; `kept` of the last slab that had its sums taken, whose data may still be there. The whole block calls;
-// each of the three begins behind a barrier.
+// sums(slab, tell) stores to the workspace, calls tell(), and may go on with what others do not wait for; fold() puts
+// together what the sums of all slabs stored; output(slab, latest) may read what fold stored, and finds what the last
+// sums of the block left where it is `latest`. The whole block calls; each of the three begins behind a barrier.
 template <typename Sums, typename Fold, typename Output>
 __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold fold, Output output) {
     const bool first = threadIdx.x == 0;
@@ -56,20 +56,21 @@ __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold
         if (of.drawn[taken] >= of.slabs) {
             break;
         }
-        sums(of.drawn[taken]);
-        __syncthreads();  // behind every thread's stores, which are published here, and seen by who folds
-        if (first) {
-            next = draw_ticket(of.words);  // not before: a block that starts later would find its slab gone
-            *of.complete = add_release_acquire(told, 1u) + 1 == of.slabs;
-        }
-        __syncthreads();
-        if (*of.complete) {
-            fold();
-            __syncthreads();
+        sums(of.drawn[taken], [&] {
+            __syncthreads();  // behind every thread's stores, which are published here, and seen by who folds
             if (first) {
-                store_release(told, of.slabs + 1);
+                next = draw_ticket(of.words);  // not before: a block that starts later would find its slab gone
+                *of.complete = add_release_acquire(told, 1u) + 1 == of.slabs;
             }
-        }
+            __syncthreads();
+            if (*of.complete) {
+                fold();
+                __syncthreads();
+                if (first) {
+                    store_release(told, of.slabs + 1);
+                }
+            }
+        });
     }
     if (taken == 0) {
         return;
@@ -80,6 +81,33 @@ __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold
     for (int slot = taken - 1; slot >= 0; --slot) {
         __syncthreads();
         output(of.drawn[slot], slot == taken - 1);
+    }
+}
+
+// Rows that a warp folds side by side: their loads are on their way together.
+constexpr int rows_abreast = 4;
+
+// give(row, whole) in the first lane of a warp for every row, of what all slabs have: of(row, slab), put together by merge
+// and then by lanes_whole over a warp. The whole block calls.
+template <typename T, typename Of, typename Merge, typename LanesWhole, typename Give>
+__device__ __forceinline__ void fold_slabs(const RowSlabs& cut, Of of, Merge merge, LanesWhole lanes_whole, Give give) {
+    const int lane = threadIdx.x % warp_size, rows = static_cast<int>(cut.rows);
+    for (int first = threadIdx.x / warp_size * rows_abreast; first < rows; first += block_warps * rows_abreast) {
+        T found[rows_abreast] = {};
+#pragma unroll 2
+        for (int slab = lane; slab < cut.slabs; slab += warp_size) {
+#pragma unroll
+            for (int i = 0; i < rows_abreast; ++i) {
+                found[i] = merge(found[i], first + i < rows ? of(first + i, slab) : T{});
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < rows_abreast; ++i) {
+            const T whole = lanes_whole(found[i]);
+            if (lane == 0 && first + i < rows) {
+                give(first + i, whole);
+            }
+        }
     }
 }
 
@@ -119,12 +147,15 @@ struct TeamSlab {
     __device__ __forceinline__ bool holds(int k, int i) const { return Place{0, first(k), columns}.holds(i); }
     // Of a row, the slab's start.
     __device__ __forceinline__ long long start(long long row) const { return row * cut.length + column; }
-    // Elements that this lane has of a row.
+    // Elements that this warp has of a row.
     __device__ __forceinline__ int weight() const {
+        const int begin = first(0) - (lane() % warp_size) * pack_size;  // of the warp's first pack
         int found = 0;
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
-            found += Place{0, first(k), columns}.count();
+            const int from = begin + k * lanes * pack_size, past = from + warp_size * pack_size;
+            const int left = (past < columns ? past : columns) - (from > 0 ? from : 0);
+            found += left > 0 ? left : 0;
         }
         return found;
     }
@@ -222,13 +253,18 @@ struct TurnSlots {
     }
 };
 
+// Sets the first copies of sweep_slab going.
+template <int tensors>
+__device__ __forceinline__ void begin_slab(const TeamSlab& slab, const TurnSlots<tensors>& slots) {
+    for (int turn = 0; turn < slots.ahead; ++turn) {
+        slots.fetch(slab, turn);
+    }
+}
+
 // use(row, packs) for every row of the team, in order.
 template <int tensors, typename Use>
 __device__ __forceinline__ void sweep_slab(TeamSlab& slab, const TurnSlots<tensors>& slots, Use use) {
     typename TurnSlots<tensors>::held_t held;
-    for (int turn = 0; turn < slots.ahead; ++turn) {
-        slots.fetch(slab, turn);
-    }
 #pragma unroll 1
     for (int turn = 0; turn < slab.turns(); ++turn) {
         forget(slab.shift);  // which elements of its packs a lane has would fill its registers
