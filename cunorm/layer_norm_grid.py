@@ -42,7 +42,7 @@ GRID_SPACE = {
     "lanes": (32, 64, 128, 256, 512),
     "packs": (1, 2, 4),
     "slabs": (64, 108, 128, 144, 168),
-    "keeps": (64, 128, 200),
+    "keeps": (200, 128, 64),
 }
 KIB = 1024
 #: As in row_slabs.cuh: bytes that a block has on their way, and how many turns they may be.
@@ -51,7 +51,8 @@ BYTES_AHEAD, FEWEST_AHEAD, MOST_AHEAD = 64 * KIB, 2, 8
 WORDS = LINE_WORDS + 1
 #: Turns that are worth trying: a thread adds what it has of a column one after another, so more would cost digits.
 MOST_TURNS = 64
-DRIFT = 1.1  # what warps that go on without each other put more between two reads
+#: Slabs whose parts of a row the lanes of a warp fold: warp_size * lane_parts in row_slabs.cuh.
+MOST_SLABS = 256
 ADDRESS = 3  # registers for where a pack lies
 #: How often a block waits with nothing on its way: for its first row, for the answer that counts its slab in, for what
 #: the last of the blocks folds, for the word that says so, and for what it then reads.
@@ -113,12 +114,11 @@ def _again(problem: Problem, tile: Tile) -> int:
 def reach(problem: Problem, tile: Tile) -> int:
     """Bytes that are touched between the two reads of a sector, for 19 of 20 sectors, if anything is read again.
 
-    What is read behind it, and what is written before the second; checked against what the CPU executor counts by a
-    test.
+    What is read behind it, and what is written before the second, were warps to keep step: a test allows a tenth more.
     """
     if _again(problem, tile) == 0:
         return 0
-    return int(DRIFT * (tensors_read(problem) + 1) * _bytes_behind(problem, tile, max(0, _kept(problem, tile))))
+    return (tensors_read(problem) + 1) * _bytes_behind(problem, tile, max(0, _kept(problem, tile)))
 
 
 def _shared(problem: Problem, tile: Tile) -> int:
@@ -145,7 +145,7 @@ def _registers(problem: Problem, tile: Tile) -> int:
         of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
     of_pack += 2 * widened if is_backward(problem) else words
     pairs = 12 if problem.dtype == "float64" else 0  # of registers
-    return 28 + pairs + 2 * widened + tile.packs * of_pack
+    return (32 if is_backward(problem) else 44) + pairs + 2 * widened + tile.packs * of_pack
 
 
 # ---- legality -------------------------------------------------------------------------------------------------------
@@ -162,10 +162,8 @@ def refuses_grid(problem: Problem, tile: Tile, device: Device) -> str | None:
     columns, capacity = _columns(problem, tile), tile.lanes * tile.packs * problem.pack
     if columns > capacity:
         return f"{tile.slabs} slabs are of {columns} columns, {tile.lanes} lanes of {tile.packs} packs hold {capacity}"
-    if (slabs := _slabs(problem, tile)) > device.multiprocessors:
-        return (
-            f"{slabs} slabs are not all at work at a time, {device.name} has {device.multiprocessors} multiprocessors"
-        )
+    if (slabs := _slabs(problem, tile)) > min(device.multiprocessors, MOST_SLABS):
+        return f"{slabs} slabs, expected one for each of the {device.multiprocessors} multiprocessors of {device.name}"
     if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
         return sentence
     if _kept(problem, tile) < 0:

@@ -7,7 +7,7 @@
 //   workspace: [rows, slabs] pairs: sum gamma * dy and sum gamma * dy * xhat of a row's part in a slab, the first of a row
 //   to become A / L and B / L; from pair `words` the ticket and the count of row_slabs.cuh, all 0
 //   grid: any number of blocks, best as many as slabs, all of them resident
-//   shared memory: the slabs drawn; [rows, warps of a team] sums; [rows] statistics; gamma of a slab; the slab's (dbeta,
+//   shared memory: the slabs drawn; [rows, warps of a team] sums, then A / L and B / L; [rows] statistics; gamma of a slab; the slab's (dbeta,
 //   dgamma), where they are wanted; dy and x kept
 //
 // dy, x and gamma are asked for once; what of dy and x there was no room for is asked for again, the latest first, from
@@ -105,11 +105,19 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
             }
         },
         [&] {
-            fold_slabs<Pair>(
+            fold_rows_of_slabs<Pair>(
                 cut, [&](int row, int slab) { return load(workspace, cut.part(row, slab)); },
-                [](Pair a, Pair b) { return a + b; }, [](Pair value) { return warp_sum(value); },
-                [&](int row, Pair total) {  // behind the sum of what all lanes have read
-                    store(workspace, cut.part(row, 0), Pair{total.first / acc_t(length), total.second / acc_t(length)});
+                [&](int row, const Pair(&parts)[lane_parts]) {
+                    Pair total = {};
+#pragma unroll
+                    for (int i = 0; i < lane_parts; ++i) {
+                        total = total + parts[i];
+                    }
+                    total = warp_sum(total);
+                    if (threadIdx.x % warp_size == 0) {  // behind the sum of what all lanes have read
+                        const acc_t all = acc_t(length);
+                        store(workspace, cut.part(row, 0), Pair{total.first / all, total.second / all});
+                    }
                 });
         },
         [&](unsigned index, bool latest) {

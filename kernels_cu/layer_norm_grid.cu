@@ -30,13 +30,34 @@ __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_
         Pair sums = {};
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
-            sums = sums + deviations(held[k], centre, [&](int i) { return slab.holds(k, i); });
+            sums = sums + (slab.whole(k) ? deviations(held[k], centre, Always())
+                                         : deviations(held[k], centre, [&](int i) { return slab.holds(k, i); }));
         }
         return sums;
     };
     const acc_t centre = shift + warp_sum(sums_about(shift).first) * inverse;
     forget(held);
     return moments_about(count, inverse, centre, warp_sum(sums_about(centre)));
+}
+
+// Of a row whose slabs' moments the lanes of a warp have, in all its lanes: no chain of merges, with a division each, but
+// the mean of the means, and what the parts deviate from it. Quotients are summed, so that no sum is larger than its terms.
+__device__ __forceinline__ Statistics row_statistics(const Moments (&parts)[lane_parts], acc_t length, acc_t eps) {
+    const acc_t shift = usable_shift(__shfl_sync(whole_warp, parts[0].shift, 0)), inverse = acc_t(1) / length;
+    acc_t mean = acc_t(0);
+#pragma unroll
+    for (int i = 0; i < lane_parts; ++i) {
+        mean += parts[i].count * inverse * (parts[i].shift - shift + parts[i].mean);
+    }
+    const acc_t centre = warp_sum(mean);
+    Pair sums = {};
+#pragma unroll
+    for (int i = 0; i < lane_parts; ++i) {
+        const acc_t d = parts[i].shift - shift + parts[i].mean - centre;
+        sums = sums +
+               (parts[i].count == acc_t(0) ? Pair{} : Pair{parts[i].count * d, parts[i].m2 + parts[i].count * d * d});
+    }
+    return corrected_moments(length, inverse, shift, centre, warp_sum(sums)).statistics(eps);
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
@@ -57,7 +78,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
         [&](unsigned index, auto tell) {
             TeamSlab slab(x, cut, index);
             begin_slab(slab, slots);
-            const acc_t of_warp = acc_t(slab.weight()), inverse = acc_t(1) / of_warp;
+            scale.share(slab);  // for the outputs: barriers lie between
+            bias.share(slab);
+            const acc_t of_warp = acc_t(slab.warp_elements()), inverse = acc_t(1) / of_warp;
             sweep_slab(slab, slots, [&](long long row, Pack<data_t>(&held)[1][Tile::packs]) {
                 const Moments found = warp_moments(slab, held[0], of_warp, inverse);
                 if (threadIdx.x % warp_size == 0) {
@@ -73,18 +96,16 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                 store_moments(workspace, cut.part(row, index), found);
             }
             tell();
-            scale.share(slab);  // while others tell: the barrier of the wait lies between this and its use
-            bias.share(slab);
         },
         [&] {
-            fold_slabs<Moments>(
+            fold_rows_of_slabs<Moments>(
                 cut, [&](int row, int slab) { return load_moments(workspace, cut.part(row, slab)); },
-                [](Moments a, Moments b) { return merge(a, b); },
-                [](Moments value) { return lanes_merge(value, warp_size); },
-                [&](int row, Moments found) {
-                    const Statistics of = found.statistics(acc_t(eps));
-                    store(mean, row, of.mean);
-                    store(rstd, row, of.rstd);
+                [&](int row, const Moments(&parts)[lane_parts]) {
+                    const Statistics found = row_statistics(parts, acc_t(length), acc_t(eps));
+                    if (threadIdx.x % warp_size == 0) {
+                        store(mean, row, found.mean);
+                        store(rstd, row, found.rstd);
+                    }
                 });
         },
         [&](unsigned index, bool latest) {

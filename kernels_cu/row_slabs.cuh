@@ -4,8 +4,8 @@
 //
 // A block draws a slab by ordered ticket, finds its sums, tells, and draws again: only when no slab is left does it wait,
 // for slabs that run or have ended. So no number of resident blocks is too small, and no cooperative launch is needed.
-// With as many blocks as slabs each has one; with fewer, the slabs before a block's last are read once more. Who folds
-// the rows is up to the order in which blocks arrive; what is folded, and in which order, is not.
+// With as many blocks as slabs each has one; with fewer, the slabs before a block's last, and their gamma and beta, are
+// read once more. Who folds the rows is up to the order in which blocks arrive; what is folded, and in which order, is not.
 #include "parameters.cuh"
 #include "slab.cuh"
 #include "turns.cuh"
@@ -84,29 +84,37 @@ __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold
     }
 }
 
-// Rows that a warp folds side by side: their loads are on their way together.
-constexpr int rows_abreast = 4;
+// Parts of a row that a lane folds, one of every warp_size slabs: the host sees to it that there are no more.
+constexpr int lane_parts = 8;
 
-// give(row, whole) in the first lane of a warp for every row, of what all slabs have: of(row, slab), put together by merge
-// and then by lanes_whole over a warp. The whole block calls.
-template <typename T, typename Of, typename Merge, typename LanesWhole, typename Give>
-__device__ __forceinline__ void fold_slabs(const RowSlabs& cut, Of of, Merge merge, LanesWhole lanes_whole, Give give) {
-    const int lane = threadIdx.x % warp_size, rows = static_cast<int>(cut.rows);
-    for (int first = threadIdx.x / warp_size * rows_abreast; first < rows; first += block_warps * rows_abreast) {
-        T found[rows_abreast] = {};
-#pragma unroll 2
-        for (int slab = lane; slab < cut.slabs; slab += warp_size) {
+// fold(row, parts) in a warp for every row: the warp's lanes have the parts of its slabs, of(row, slab), or T{} where there
+// is no such slab. Those of a warp's next row are on their way meanwhile, where registers are enough. The whole block calls.
+template <typename T, typename Of, typename Fold>
+__device__ __forceinline__ void fold_rows_of_slabs(const RowSlabs& cut, Of of, Fold fold) {
+    const auto fetch = [&](int row, T(&parts)[lane_parts]) {
 #pragma unroll
-            for (int i = 0; i < rows_abreast; ++i) {
-                found[i] = merge(found[i], first + i < rows ? of(first + i, slab) : T{});
-            }
+        for (int i = 0; i < lane_parts; ++i) {
+            const int slab = i * warp_size + static_cast<int>(threadIdx.x % warp_size);
+            parts[i] = row < cut.rows && slab < cut.slabs ? of(row, slab) : T{};
         }
+    };
+    constexpr bool ahead = sizeof(T) <= 16;  // else registers have no room for both
+    T parts[lane_parts], next[ahead ? lane_parts : 1];
+    int row = threadIdx.x / warp_size;
+    fetch(row, parts);
+#pragma unroll 1
+    for (; row < cut.rows; row += block_warps) {
+        if constexpr (ahead) {
+            fetch(row + block_warps, next);
+        }
+        fold(row, parts);
+        if constexpr (ahead) {
 #pragma unroll
-        for (int i = 0; i < rows_abreast; ++i) {
-            const T whole = lanes_whole(found[i]);
-            if (lane == 0 && first + i < rows) {
-                give(first + i, whole);
+            for (int i = 0; i < lane_parts; ++i) {
+                parts[i] = next[i];
             }
+        } else {
+            fetch(row + block_warps, parts);
         }
     }
 }
@@ -147,8 +155,10 @@ struct TeamSlab {
     __device__ __forceinline__ bool holds(int k, int i) const { return Place{0, first(k), columns}.holds(i); }
     // Of a row, the slab's start.
     __device__ __forceinline__ long long start(long long row) const { return row * cut.length + column; }
+    // Whether a lane has all of its k-th pack.
+    __device__ __forceinline__ bool whole(int k) const { return Place{0, first(k), columns}.whole(); }
     // Elements that this warp has of a row.
-    __device__ __forceinline__ int weight() const {
+    __device__ __forceinline__ int warp_elements() const {
         const int begin = first(0) - (lane() % warp_size) * pack_size;  // of the warp's first pack
         int found = 0;
 #pragma unroll
@@ -193,8 +203,8 @@ struct SlabParameter {
     }
 };
 
-// Bytes that a block has on their way: twice what DRAM gives a multiprocessor in its latency, some 30 KB. Turns that
-// make them up: two at least, so that one is on its way while another is worked on.
+// Bytes that a block should have on their way: twice what DRAM gives a multiprocessor in its latency, some 30 KB. Turns
+// that make them up, or come as close as may be: two at least, so that one is on its way while another is worked on.
 constexpr int bytes_ahead = 64 * 1024, fewest_ahead = 2, most_ahead = 8;
 
 // Where threads keep the packs of a team's turns, each its own: no barrier lies between a copy and its use. The first turns
@@ -225,20 +235,21 @@ struct TurnSlots {
         return packs + ((slot(turn) * tensors + tensor) * Tile::packs + k) * Tile::threads + threadIdx.x;
     }
     // Sets the copies of a turn going, a group of this thread's copies; an empty group where there is no such turn. Packs at
-    // an edge come with what they have of the slabs beside, which nobody uses; those at the ends of a row through registers.
+    // an edge come with what they have of the slabs and rows beside, which nobody uses: only at the ends of the tensor, and
+    // where it begins elsewhere than the first, do they come element by element, through registers.
     __device__ __forceinline__ void fetch(const TeamSlab& slab, int turn) const {
-        const long long row = slab.row(turn);
-        const int length = static_cast<int>(slab.cut.length);
+        const long long row = slab.row(turn), start = slab.start(row), all = slab.cut.rows * slab.cut.length;
 #pragma unroll
         for (int k = 0; turn >= 0 && row < slab.cut.rows && k < Tile::packs; ++k) {
-            const int first = static_cast<int>(slab.column) + slab.first(k);
+            const int first = slab.first(k);
 #pragma unroll
-            for (int tensor = 0; tensor < tensors && slab.first(k) < slab.columns; ++tensor) {
-                const data_t* const of_row = from[tensor] + row * slab.cut.length;
-                if (first >= 0 && first + pack_size <= length && misalignment(of_row + first) == 0) {
-                    copy_async(of(turn, tensor, k), of_row + first);
+            for (int tensor = 0; tensor < tensors && first < slab.columns; ++tensor) {
+                const data_t* const of_slab = from[tensor] + start;
+                const bool inside = start + first >= 0 && start + first + pack_size <= all;
+                if (inside && misalignment(of_slab + first) == 0) {
+                    copy_async(of(turn, tensor, k), of_slab + first);
                 } else {
-                    *of(turn, tensor, k) = load_pack(of_row, first, length);
+                    *of(turn, tensor, k) = load_pack(of_slab, first, slab.columns);
                 }
             }
         }

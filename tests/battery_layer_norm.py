@@ -104,6 +104,7 @@ LAYER_GRID: Named = {
     "slabs in place, not kept": {"shape": (70, 101), "keeps": 32, "in_place": True, "grid": 2},
     "slabs of a constant far from zero": {"shape": (3, 300), **FAR},
     "slabs of a constant whose sum is infinite": {"shape": (9, 21), "constant": 3e38, "shifts": SAME_OFF},
+    "a slab of two elements of such a constant": {"shape": (9, 18), "constant": 3e38},
     "as many slabs as have an order of their own": {"shape": (90, 320), "slabs": 40},
     "slabs without parameters": {"shape": (3, 300), **NO_PARAMETERS},
     "slabs of 16 bits": {"shape": (11, 301), "shifts": ALL_OFF, **MIXED},

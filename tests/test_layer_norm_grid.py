@@ -32,7 +32,7 @@ FEW, MORE = ((4, 2**18), (8, 123480)), ((67, 123479), (32, 2**18), (4, 2**20))  
 
 @pytest.mark.parametrize(("device", "rows", "length"), [
     *((device, *sizes) for device in KNOWN for sizes in FEW),
-    *((device, *sizes) for device in ("H200", "B200") for sizes in MORE),
+    *((device, *sizes) for device in ("H100", "H200", "B200") for sizes in MORE),
 ])  # fmt: skip
 def test_the_model_takes_it_for_few_long_rows(rows: int, length: int, device: str) -> None:
     """Where other strategies would leave multiprocessors idle, or ask for all parameters again and again."""
@@ -85,7 +85,7 @@ def test_what_is_not_kept_comes_back_from_the_cache(
     between = reach(found.problem, plan.tile)
     assert (between == 0) == (again == 0)
     if again:
-        assert 0.5 * between <= found.reuse.at(0.95) <= between <= small.l2_bytes // 2
+        assert 0.5 * between <= found.reuse.at(0.95) <= 1.1 * between and between <= small.l2_bytes // 2
 
 
 # ---- what it refuses ------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_what_is_not_kept_comes_back_from_the_cache(
     ((8, 4000), {"lanes": 48}, "lanes is 48, expected a multiple of 32 that divides 512 threads"),
     ((8, 4000), {"lanes": 1024}, "lanes is 1024, expected a multiple of 32 that divides 512 threads"),
     ((8, 4000), {"slabs": 4}, "4 slabs are of 1008 columns, 64 lanes of 1 packs hold 512"),
-    ((8, 40000), {"slabs": 200}, "193 slabs are not all at work at a time, NVIDIA H200 has 132"),
+    ((8, 40000), {"slabs": 200}, "193 slabs, expected one for each of the 132 multiprocessors"),
     ((8, 10**7), {"slabs": 64}, "64 slabs are of 156256 columns"),
     ((200, 4000), {"slabs": 128, "keeps": 230}, "bytes of shared memory"),
     ((4000, 4000), {"slabs": 128, "keeps": 8}, "8 KiB have no room for the rows of 4 turns on their way"),
