@@ -258,11 +258,16 @@ SURVIVORS: dict[Key, str] = {
     ("layer_norm_backward_grid.cu",
      "for (int team = 0; team < TeamSlab::teams; ++team) {  // one after another, in one row of sums", "guard",
      0): "Speed only: there is no such team.",
-    ("layer_norm_backward_grid.cu", "for (int v = 0; team == TeamSlab::team() && v < Tile::packs * pack_size; ++v) {",
-     "guard", 0): "A lane has none of the slab's columns behind its last pack: refuses() sees to it.",
+    ("layer_norm_backward_grid.cu",
+     "for (int k = 0; team == TeamSlab::team() && k < Tile::packs; ++k) {", "guard",
+     0): "A lane has none of the slab's columns behind its last pack: refuses() sees to it.",
     ("layer_norm_backward_grid.cu",
      "if (threadIdx.x % warp_size == 0) {  // behind the sum of what all lanes have read", "owner",
      0): SAME_IN_THE_WARP,
+    ("layer_norm_grid.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 1): SAME_IN_THE_WARP,
+    ("layer_norm_grid.cu", "for (int i = 0; i < lane_parts; ++i) {", "guard", 0): (
+        "What lies behind the array moves the centre, and what a centre misses is corrected."
+    ),
     ("row_slabs.cuh", "if (taken == 0) {", "guard", 0): "Speed only: a block without a slab would wait for nothing.",
     ("row_slabs.cuh", "shift = past + columns <= capacity ? past : 0;", "guard", 0): BY_ELEMENT,
     ("row_slabs.cuh", "for (int tensor = 0; tensor < tensors && slab.first(k) < slab.columns; ++tensor) {", "guard",
