@@ -28,6 +28,10 @@ ALWAYS_SHIFTS_BANDS = (
 TWIN = (
     "The twin of one instruction for the CPU executor, whose blocks that wait for each other take turns in one thread."
 )
+LANDS_IN_ORDER = (
+    "One turn's copies are issued too early, and again in their turn. A GPU might land them before the slot has been "
+    "read; the executor lands copies in their order."
+)
 BY_ELEMENT = "Speed only: element by element."
 
 # fmt: off
@@ -259,9 +263,6 @@ SURVIVORS: dict[Key, str] = {
      "for (int team = 0; team < TeamSlab::teams; ++team) {  // one after another, in one row of sums", "guard",
      0): "Speed only: there is no such team.",
     ("layer_norm_backward_grid.cu",
-     "for (int k = 0; team == TeamSlab::team() && k < Tile::packs; ++k) {", "guard",
-     0): "A lane has none of the slab's columns behind its last pack: refuses() sees to it.",
-    ("layer_norm_backward_grid.cu",
      "if (threadIdx.x % warp_size == 0) {  // behind the sum of what all lanes have read", "owner",
      0): SAME_IN_THE_WARP,
     ("layer_norm_grid.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 1): SAME_IN_THE_WARP,
@@ -270,8 +271,14 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("row_slabs.cuh", "if (taken == 0) {", "guard", 0): "Speed only: a block without a slab would wait for nothing.",
     ("row_slabs.cuh", "shift = past + columns <= capacity ? past : 0;", "guard", 0): BY_ELEMENT,
-    ("row_slabs.cuh", "for (int tensor = 0; tensor < tensors && slab.first(k) < slab.columns; ++tensor) {", "guard",
-     1): "Speed only: a pack of the next slab comes too, and nobody uses it.",
+    ("row_slabs.cuh", "for (int tensor = 0; tensor < tensors && first < slab.columns; ++tensor) {", "guard",
+     0): "Speed only: a pack of the next slab comes too, and nobody uses it.",
+    ("row_slabs.cuh", "for (int i = 0; i < lane_parts; ++i) {", "guard", 1): (
+        "Undefined, and left out by the compiler: neither array has such a place."
+    ),
+    ("row_slabs.cuh", "for (int turn = 0; turn < slots.ahead; ++turn) {", "guard", 0): LANDS_IN_ORDER,
+    ("row_slabs.cuh", "for (int turn = slab.turns() - 1; turn >= slab.turns() - slots.ahead; --turn) {", "guard",
+     0): LANDS_IN_ORDER,
     ("row_slabs.cuh", "slots.fetch(slab, next < slots.kept ? -1 : next);", "guard", 0): (
         "Speed only: what is kept comes again, to the same place. test_layer_norm_grid.py counts that it does not."
     ),
