@@ -35,8 +35,8 @@ __all__ = [
     "worth_trying",
 ]
 
-#: Slabs: somewhat fewer than the multiprocessors of some device, so that all have one. Keeps: KiB of a block's shared
-#: memory for rows; what the smallest, the middle and the largest devices have beside what else a block needs.
+#: Slabs: as many as the multiprocessors of some device, or somewhat fewer, so that nearly all have one. Keeps: KiB of a
+#: block's shared memory for rows, what large, middle and small devices have beside what else a block needs.
 GRID_SPACE = {
     "threads": (512, 256),
     "lanes": (32, 64, 128, 256, 512),
