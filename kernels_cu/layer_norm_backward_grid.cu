@@ -10,11 +10,11 @@
 //   shared memory: the slabs drawn; [rows, warps of a team] sums, then [rows] A / L and B / L; [rows] statistics; gamma of
 //   a slab; its (dbeta, dgamma), where they are wanted; dy and x kept
 //
-// dy, x and gamma are asked for once by as many blocks as slabs; what of dy and x there was no room for is asked for again, the latest first, from
-// the L2 cache. All rows of a column are one block's: dgamma and dbeta need no partial rows. An element of dx is written by
-// the thread that has read the same elements of dy and x, after all of them have been read: dx may be dy or x. Wins where
-// rows are so few, and so long, that blocks with rows of their own would each ask for all of gamma and leave sums of all
-// columns, or be fewer than multiprocessors.
+// dy, x and gamma are asked for once by as many blocks as slabs; what of dy and x there was no room for is asked for
+// again, the latest first, from the L2 cache. All rows of a column are one block's: dgamma and dbeta need no partial rows.
+// An element of dx is written by the thread that has read the same elements of dy and x, after all of them have been read:
+// dx may be dy or x. Wins where rows are so few, and so long, that blocks with rows of their own would each ask for all of
+// gamma and leave sums of all columns, or be fewer than multiprocessors.
 #include "column_sums.cuh"
 #include "row_slabs.cuh"
 
