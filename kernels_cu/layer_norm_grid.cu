@@ -11,8 +11,8 @@
 //
 // x, gamma and beta are asked for once by as many blocks as slabs; what of x there was no room for is asked for again, the
 // latest first, from the L2 cache. An element of y is written by the thread that has read the same element of x, after all
-// of x has been read: y may be x. Wins where rows are so few, and so long, that blocks with rows of their own would each ask for all of gamma and
-// beta, or be fewer than multiprocessors.
+// of x has been read: y may be x. Wins where rows are so few, and so long, that blocks with rows of their own would each
+// ask for all of gamma and beta, or be fewer than multiprocessors.
 #include "moments.cuh"
 #include "row_slabs.cuh"
 
