@@ -21,6 +21,7 @@ from .rows import (
     row_streams,
     row_sums_shared,
     slices_of,
+    sums_in_registers,
     teams_of_block,
 )  # fmt: skip
 from .strategy import Launch, Tile, ceil_div, refuses_threads
@@ -117,6 +118,12 @@ def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
         return (
             f"block_teams is {tile.block_teams}, expected 1: rows of {problem.C} elements begin at different places of "
             f"16 bytes, so their slices have different columns"
+        )
+    in_memory = problem.wants_parameters and not sums_in_registers(problem, tile)
+    if tile.block_teams > 1 and problem.dtype == "float32" and in_memory:
+        return (
+            f"block_teams is {tile.block_teams}, expected 1: float32 leaves no registers for several teams whose sums "
+            f"of {tile.packs} packs a thread are in shared memory"
         )
     return _refuses_blocks(problem, tile, device)
 

@@ -159,7 +159,7 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
         yield from made("block", of_teams, threads=128, packs=2, cluster=2, **pair, **rows)
         from_memory = {"merged teams from memory": block["every alignment"]}
         yield from made("block", from_memory, threads=128, packs=6, cluster=2, **pair, **rows)
-        in_slices = {"slices of teams in memory": cluster_teams["teams with slices, misaligned"]}
+        in_slices = {"slices of teams in memory": cluster_teams["teams with slices of 16 bits"]}
         yield from made("cluster", in_slices, threads=128, packs=6, cluster=2, **pair, **rows)
     yield from made("warp", warp, threads=64, lanes=8, packs=2, **rows)
     yield from made("block", block, threads=64, packs=2, **one, **alone, **rows)

@@ -94,6 +94,8 @@ def test_teams_of_one_group_leave_one_row_of_sums(N: int, groups: int, rows: int
      "a row has 1025 elements, 128 threads of 1 packs hold 1024"),
     ("layer_norm", (8, 1025), {"strategy": "cluster", "threads": 256, "packs": 4, "rows": 1, "block_teams": 2,
                                "cluster": 2}, "rows of 1025 elements begin at different places of 16 bytes"),
+    ("layer_norm_backward", (8, 4096), {"strategy": "cluster", "threads": 256, "packs": 6, "rows": 1, "block_teams": 2,
+                                        "cluster": 2}, "float32 leaves no registers for several teams whose sums of 6"),
     ("float64", (8, 64), {"strategy": "block", "threads": 128, "packs": 1, "rows": 1, "block_teams": 2},
      "block_teams is 2, expected 1: float64 leaves no registers for several teams"),
     ("group_norm", (8, 64, 2), {"strategy": "warp", "threads": 64, "lanes": 8, "packs": 2, "samples": 2},
@@ -102,7 +104,7 @@ def test_teams_of_one_group_leave_one_row_of_sums(N: int, groups: int, rows: int
      "threads is 96, expected a power of two"),
 ], ids=lambda value: "" if isinstance(value, (dict, str)) else str(value))  # fmt: skip
 def test_what_is_refused(op: str, shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
-    dtype = op if op == "float64" else "bfloat16"
+    dtype = op if op == "float64" else "float32" if "float32" in sentence else "bfloat16"
     own = {"num_groups": 4} if op.startswith("group") else {"normalized_shape": shape[-1]}
     with pytest.raises(cunorm.UnsupportedTile, match=sentence):
         cunorm.plan("layer_norm" if op == dtype else op, shape=shape, dtype=dtype, device="cpu", tile=tile, **own)
