@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from .devices import Device
 from .layer_norm_split import gradient_arguments
 from .problem import ITEMSIZE, Problem
@@ -14,7 +12,6 @@ from .strategy_common import (
     WARP,
     blocks_for,
     is_backward,
-    moments_bytes,
     pair_bytes,
     part_bytes,
     refuses_registers,
@@ -125,8 +122,7 @@ def _shared(problem: Problem, tile: Tile) -> int:
     """Shared memory of a block, in the kernel's order, each array from a 16-byte boundary."""
     columns, rows, pair = _columns(problem, tile), problem.N, pair_bytes(problem)
     sizes = [(_slabs(problem, tile) + 1) * WORD, WORD]
-    part = pair if is_backward(problem) else moments_bytes(problem)
-    sizes += [rows * (tile.lanes // WARP) * part, rows * pair]
+    sizes += [rows * (tile.lanes // WARP) * part_bytes(problem), rows * pair]
     sizes += [columns * ITEMSIZE[dtype] for dtype in parameters_given(problem) if dtype is not None]
     if problem.wants_parameters:
         sizes.append(columns * pair)
@@ -247,7 +243,7 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         traffic=(read + 1) * problem.nbytes + parameters,
         cached=read * again + grid_workspace_traffic(problem, tile),
         registers=_registers(problem, tile),
-        phases=PHASES + math.ceil(again > 0),
+        phases=PHASES + (again > 0),
         streams=_ahead(problem, tile) * read * tile.packs * share / PACKS_IN_FLIGHT,
         roams=again > 0,
         tickets=at * pair_bytes(problem),
