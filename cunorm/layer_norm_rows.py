@@ -12,6 +12,7 @@ from .rows import (
     columns_of,
     lanes_of,
     merged_of,
+    most_packs_ahead,
     parameters_given,
     reads_ahead,
     refuses_capacity,
@@ -21,7 +22,6 @@ from .rows import (
     row_streams,
     row_sums_shared,
     slices_of,
-    sums_in_registers,
     teams_of_block,
 )  # fmt: skip
 from .strategy import Launch, Tile, ceil_div, refuses_threads
@@ -89,6 +89,11 @@ def _refuses_blocks(problem: Problem, tile: Tile, device: Device) -> str | None:
         return f"block_teams is {tile.block_teams}, expected 1, 2, 4 or 8"
     if tile.block_teams > 1 and problem.dtype == "float64":
         return f"block_teams is {tile.block_teams}, expected 1: float64 leaves no registers for several teams"
+    if tile.block_teams > 1 and not reads_ahead(problem, tile):
+        return (
+            f"packs is {tile.packs}, expected at most {most_packs_ahead(problem, tile)} for {tile.block_teams} "
+            f"block_teams: they wait for each other, so each must have its next row on its way"
+        )
     if lanes_of(tile) % WARP or lanes_of(tile) == WARP:
         least = f"a multiple of {WARP * tile.block_teams} from {2 * WARP * tile.block_teams} up"
         return f"threads is {tile.threads}, expected {least}: a row of one warp is strategy warp's"
@@ -119,23 +124,16 @@ def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
             f"block_teams is {tile.block_teams}, expected 1: rows of {problem.C} elements begin at different places of "
             f"16 bytes, so their slices have different columns"
         )
-    in_memory = problem.wants_parameters and not sums_in_registers(problem, tile)
-    if tile.block_teams > 1 and problem.dtype == "float32" and in_memory:
-        return (
-            f"block_teams is {tile.block_teams}, expected 1: float32 leaves no registers for several teams whose sums "
-            f"of {tile.packs} packs a thread are in shared memory"
-        )
     return _refuses_blocks(problem, tile, device)
 
 
 def worth_trying(problem: Problem, tile: Tile, packs: tuple[int, ...]) -> bool:
     """Whether no fewer of the space's packs hold a row, from the 16-byte boundary before it; whether at least half of
-    the threads have a part of a slice; and whether the teams of a block have something to share, a row each, and the
-    next one on its way while all of them wait for the sums of this one.
+    the threads have a part of a slice; and whether the teams of a block have something to share and a row each.
     """
     if tile.strategy != "warp" and tile.block_teams > 1:
         shared = problem.wants_parameters or any(dtype is not None for dtype in parameters_given(problem))
-        if not shared or tile.block_teams > problem.N or not reads_ahead(problem, tile):
+        if not shared or tile.block_teams > problem.N:
             return False
     ahead = problem.pack - 1 if problem.C % problem.pack else 0
     needed = ceil_div(problem.C + ahead, lanes_of(tile) * slices_of(tile) * problem.pack)

@@ -15,6 +15,7 @@ __all__ = [
     "columns_of",
     "lanes_of",
     "merged_of",
+    "most_packs_ahead",
     "parameters_given",
     "reads_ahead",
     "refuses_capacity",
@@ -53,9 +54,14 @@ def teams_of_block(tile: Tile) -> int:
     return tile.threads // lanes_of(tile)
 
 
+def most_packs_ahead(problem: Problem, tile: Tile) -> int:
+    """Packs of a lane with which it reads its next row while it works on this one, at most."""
+    return (8 if tile.strategy == "warp" else 4) // _tensors(problem)
+
+
 def reads_ahead(problem: Problem, tile: Tile) -> bool:
     """reads_ahead in rows.cuh."""
-    return _tensors(problem) * tile.packs <= (8 if tile.strategy == "warp" else 4)
+    return tile.packs <= most_packs_ahead(problem, tile)
 
 
 def _tensors(problem: Problem) -> int:

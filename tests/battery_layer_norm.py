@@ -157,17 +157,13 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
         yield from made("block", from_memory, threads=64, packs=6, cluster=2, **alone, **rows)
         of_teams = {f"merged teams: {label}": block[label] for label in ("every alignment", "16 bits", "in place")}
         yield from made("block", of_teams, threads=128, packs=2, cluster=2, **pair, **rows)
-        from_memory = {"merged teams from memory": block["every alignment"]}
-        yield from made("block", from_memory, threads=128, packs=6, cluster=2, **pair, **rows)
-        in_slices = {"slices of teams in memory": cluster_teams["teams with slices of 16 bits"]}
-        yield from made("cluster", in_slices, threads=128, packs=6, cluster=2, **pair, **rows)
     yield from made("warp", warp, threads=64, lanes=8, packs=2, **rows)
     yield from made("block", block, threads=64, packs=2, **one, **alone, **rows)
     many = {label: block[label] for label in OF_MANY_PACKS}
     yield from made("block", many, threads=64, packs=6, **one, **alone, **rows)
     yield from made("block", teams, threads=128, packs=2, **one, **pair, **rows)
     four = {f"four teams: {label}": block[label] for label in OF_MANY_PACKS}
-    yield from made("block", four, threads=256, packs=6, block_teams=4, **one, **rows)
+    yield from made("block", four, threads=256, packs=2 if backward else 4, block_teams=4, **one, **rows)
     yield from made("cluster", cluster, threads=64, packs=1, cluster=2, **alone, **rows)
     yield from made("cluster", cluster_teams, threads=128, packs=1, cluster=2, **pair, **rows)
     grid = dict(LAYER_GRID)
