@@ -23,13 +23,14 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         Coefficients* known = shared_array<Coefficients>(offset, run.planes());
         stage_channels(run, C, known, [&](long long channel) { return channels.of(channel); });
         const data_t* const from[2] = {dy, x};
-        stream(run, from, [&](const Place& where, const Pack<data_t>(&held)[2]) {
+        stream(run, from, [&](const Place& where, Pack<data_t>(&held)[2]) {
             Pack<data_t> out = {};
             run.each(
                 where, [&](int plane) { return known[plane]; },
                 [&](int i, const Coefficients& k) {
                     out.set(i, narrow<data_t>(input_gradient(widen(held[0].get(i)), widen(held[1].get(i)), k)));
-                });
+                },
+                held[0], held[1], out);
             store_pack(dx + where.row, where.first, where.length, out);
         });
         __syncthreads();  // the next run takes over the shared memory

@@ -25,11 +25,12 @@ struct FlatRun {
     __device__ __forceinline__ int packs() const { return ceil_div(shift + length, pack_size); }
     __device__ __forceinline__ Place place(int j) const { return Place{start, j * pack_size - shift, length}; }
 
-    // Calls use(i, value) for the elements of the pack at `where`; value = of(plane of the run), looked up once a
-    // plane. Elements before the run's start, which nobody stores, may be among them.
-    template <typename Of, typename Use>
-    __device__ __forceinline__ void each(const Place& where, Of of, Use use) const {
-        each_in_channels(Place{where.row, before + where.first, before + length}, HxW, of, use);
+    // Calls use(i, value) for the elements of the pack at `where`, i being their place in `packs`; value = of(plane of the
+    // run). Elements outside the run, which nobody stores, may be among them.
+    template <typename Of, typename Use, typename... Packs>
+    __device__ __forceinline__ void each(const Place& where, Of of, Use use, Packs&... packs) const {
+        const Place in_planes = {where.row, before + where.first, before + length};
+        each_in_channels(in_planes, ChannelWalk(in_planes.first, HxW), HxW, of, use, packs...);
     }
 };
 

@@ -64,6 +64,11 @@ struct WrittenChannel {
 struct HeldPacks {
     Pack<data_t> dy;
     Pack<data_t> x;
+
+    __device__ __forceinline__ void turn() {
+        dy.turn();
+        x.turn();
+    }
 };
 
 // The arrays and sizes of a launch.

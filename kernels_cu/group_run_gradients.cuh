@@ -19,7 +19,7 @@ struct ChannelParts {
 
     static __device__ __forceinline__ int size(int channels) { return lanes * Tile::packs + channels - 1; }
     __device__ __forceinline__ void keep(int k, int channel, Pair part) const {
-        if (parts != nullptr && channel >= 0) {
+        if (parts != nullptr) {
             parts[k * lanes + Team<lanes>::lane() + channel] = part;
         }
     }
@@ -76,6 +76,7 @@ struct GroupRuns {
         const bool parted = parameters.wanted() && HxW > 1 && !alone;
         int offset = 0;
         Team<lanes> team = {Team<lanes>::shared_scratch(offset)};
+        const ChannelStride stride = Run<lanes>::stride(HxW);
         ChannelParts<lanes> parts = {nullptr, HxW};
         if (parted) {
             parts.parts =
@@ -95,38 +96,33 @@ struct GroupRuns {
                 of_group.rstd = widen(load(rstd, item));
             }
             Pair sums = {};
+            ChannelWalk walk = run.walk(HxW);
 #pragma unroll
             for (int k = 0; k < Tile::packs; ++k) {
-                // Sums of the pack's current channel; with gamma they join the group's.
-                Pair part = {};
-                int current = -1;
-                acc_t weight = acc_t(0);
-                const auto close = [&] {
-                    parts.keep(k, current, part);
-                    sums = sums + Pair{weight * part.first, weight * part.second};
-                };
-                run.each(
-                    k, HxW,
+                forget(walk.left);
+                run.each_sum(
+                    k, walk, HxW,
                     [&](int channel) {
-                        close();
-                        part = Pair{};
-                        current = channel;
                         const acc_t gamma_c =
                             alone && is_identity ? acc_t(1) : parameter(gamma, first_channel + channel, acc_t(1));
-                        weight = alone ? acc_t(1) : gamma_c;
-                        return in_front(first_channel + channel, gamma_c, of_group);
+                        return WeighedChannel{alone ? acc_t(1) : gamma_c,
+                                              in_front(first_channel + channel, gamma_c, of_group)};
                     },
-                    [&](int i, const Through& through) {
+                    [&](int i, const WeighedChannel& of) {
                         const acc_t value = widen(held_x[k].get(i));
-                        const acc_t gradient = through(widen(held_dy[k].get(i)), value);
-                        const acc_t product = gradient * (value - of_group.mean);
-                        part = part + Pair{gradient, product};
+                        const acc_t gradient = of.through(widen(held_dy[k].get(i)), value);
+                        return Pair{gradient, gradient * (value - of_group.mean)};
+                    },
+                    [&](int channel, const WeighedChannel& of, Pair part) {  // with gamma they join the group's
+                        parts.keep(k, channel, part);
+                        sums = sums + Pair{of.gamma * part.first, of.gamma * part.second};
                         if (HxW == 1 && parameters.wanted()) {
-                            parameters.give(row, first_channel + run.first(k) + i,
-                                            Pair{gradient, product * of_group.rstd});
+                            parameters.give(row, first_channel + channel,
+                                            Pair{part.first, part.second * of_group.rstd});
                         }
-                    });
-                close();
+                    },
+                    held_dy[k], held_x[k]);
+                stride.advance(walk, HxW);
             }
             const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);
             sums = team.sum(sums);
@@ -159,14 +155,19 @@ struct GroupRuns {
 
 private:
     template <int lanes>
-    __device__ __forceinline__ void write(const Run<lanes>& run, const Pack<data_t> (&held_dy)[Tile::packs],
-                                          const Pack<data_t> (&held_x)[Tile::packs], long long first_channel,
+    __device__ __forceinline__ void write(const Run<lanes>& run, Pack<data_t> (&held_dy)[Tile::packs],
+                                          Pack<data_t> (&held_x)[Tile::packs], long long first_channel,
                                           const Coefficients& of_group) const {
+        int positions = HxW;
+        forget(positions);  // divided by again: the places of the first sweep would take registers through the sum
+        const ChannelStride stride = run.stride(positions);
+        ChannelWalk walk = run.walk(positions);
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
             Pack<data_t> out = {};
+            forget(walk.left);
             run.each(
-                k, HxW,
+                k, walk, HxW,
                 [&](int channel) {
                     const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1));
                     return WeighedChannel{gamma_c, in_front(first_channel + channel, gamma_c, of_group)};
@@ -177,8 +178,10 @@ private:
                     const acc_t value = widen(held_x[k].get(i));
                     const acc_t gradient = of.through(widen(held_dy[k].get(i)), value);
                     out.set(i, narrow<data_t>(input_gradient(gradient, value, coefficients)));
-                });
+                },
+                held_dy[k], held_x[k], out);
             store_pack(dx + run.start, run.first(k), run.length, out);
+            stride.advance(walk, HxW);
         }
     }
 };

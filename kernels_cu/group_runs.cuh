@@ -12,6 +12,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
     const int length = channels * static_cast<int>(HxW);
     int offset = 0;
     Team<lanes> team = {Team<lanes>::shared_scratch(offset)};
+    const ChannelStride stride = Run<lanes>::stride(static_cast<int>(HxW));
     for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;
          first += static_cast<long long>(gridDim.x) * team.count) {
         const long long item = first + team.index();
@@ -39,16 +40,19 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
                 [](acc_t value) { return activation_t::apply(value); });
             continue;
         }
+        ChannelWalk walk = run.walk(static_cast<int>(HxW));
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
             Pack<data_t> out = {};
             run.each(
-                k, static_cast<int>(HxW),
+                k, walk, static_cast<int>(HxW),
                 [&](int channel) { return affine_of(gamma, beta, first_channel + channel, found.mean, found.rstd); },
                 [&](int i, const Affine& affine) {
                     out.set(i, narrow<data_t>(activation_t::apply(normalised(widen(held[k].get(i)), affine))));
-                });
+                },
+                held[k], out);
             store_pack(y + run.start, run.first(k), run.length, out);
+            stride.advance(walk, static_cast<int>(HxW));
         }
     }
 }

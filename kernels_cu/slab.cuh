@@ -6,79 +6,7 @@
 // from 0: pack j stands at `place(j)` in a tensor and at index j of an array of packs in shared memory. A run is covered
 // from the 16-byte boundary at or before its first element, so that misaligned slices cost two ragged packs and not
 // every vector access; tensors that are aligned differently are read element by element.
-#include "norm.cuh"
-
-struct Place {
-    long long row;  // elements from the tensor's start to the run or row
-    int first;      // the pack's first element in the run, or column in the row; negative before a run's start
-    int length;     // of the run or row
-
-    // In one comparison: what lies before the run is a large number without a sign.
-    __device__ __forceinline__ bool holds(int i) const {
-        return static_cast<unsigned>(first + i) < static_cast<unsigned>(length);
-    }
-    __device__ __forceinline__ int count() const {
-        const int begin = first < 0 ? 0 : first, end = first + pack_size < length ? first + pack_size : length;
-        return end > begin ? end - begin : 0;
-    }
-    __device__ __forceinline__ bool whole() const { return first >= 0 && first + pack_size <= length; }
-};
-
-// For an element's place that is known to hold it.
-struct Always {
-    __device__ __forceinline__ bool operator()(int) const { return true; }
-};
-
-__device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-// The channels of consecutive elements of a channels-first run: one division for a pack, then a comparison an element.
-struct ChannelWalk {
-    int channel;
-    int left;  // elements left in the channel, the current one included
-
-    __device__ __forceinline__ ChannelWalk(int element, int HxW) {
-        element = element < 0 ? 0 : element;
-        channel = element / HxW;
-        left = HxW - (element - channel * HxW);
-    }
-    // True where the next element starts a new channel.
-    __device__ __forceinline__ bool step(int HxW) {
-        if (--left > 0) {
-            return false;
-        }
-        left = HxW;
-        ++channel;
-        return true;
-    }
-};
-
-// Calls use(i, value) for the elements of a pack of a channels-first run, in order; value = of(channel), looked up once
-// a channel, and once in all where the pack lies in one channel, as most do. The lanes of a warp go apart in here: neither
-// may shuffle.
-template <typename Of, typename Use>
-__device__ __forceinline__ void each_in_channels(const Place& where, int HxW, Of of, Use use) {
-    if (where.first + pack_size <= 0 || where.first >= where.length) {
-        return;
-    }
-    ChannelWalk walk(where.first, HxW);
-    auto value = of(walk.channel);
-    if (where.first >= 0 && walk.left >= pack_size) {  // a channel ends within the run, so the pack is whole
-#pragma unroll
-        for (int i = 0; i < pack_size; ++i) {
-            use(i, value);
-        }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < pack_size; ++i) {
-        if (where.holds(i)) {
-            use(i, value);
-            if (walk.step(HxW) && i + 1 < pack_size && where.holds(i + 1)) {
-                value = of(walk.channel);
-            }
-        }
-    }
-}
+#include "pack_channels.cuh"
 
 constexpr int line_packs = 8;  // of a line of the L2 cache: pieces of a run are cut there
 constexpr int slots_at_once =
@@ -198,13 +126,17 @@ struct Slab<ChannelsFirst> {
     // Writes to[...] = element(held(j), i, of(channel)) for the elements of the piece's packs; of is asked once a channel.
     template <typename Held, typename Of, typename Element>
     __device__ __forceinline__ void write(data_t* to, Held held, Of of, Element element) const {
+        const ChannelStride stride(Tile::threads * pack_size, HxW);
+        ChannelWalk walk(place(threadIdx.x).first, HxW);
         for (int j = threadIdx.x; j < count; j += Tile::threads) {
             const Place where = place(j);
-            const auto packs = held(j);
+            auto packs = held(j);
             Pack<data_t> out = {};
-            each_in_channels(where, HxW, of,
-                             [&](int i, const auto& known) { out.set(i, narrow<data_t>(element(packs, i, known))); });
+            each_in_channels(
+                where, walk, HxW, of,
+                [&](int i, const auto& known) { out.set(i, narrow<data_t>(element(packs, i, known))); }, packs, out);
             store_pack(to + where.row, where.first, where.length, out);
+            stride.advance(walk, HxW);
         }
     }
 };

@@ -152,10 +152,20 @@ struct Run {
         return Team<lanes, blocks>::of_first_lane(last);
     }
 
-    // Calls use(i, value) for the elements of the k-th pack, value = of(channel).
-    template <typename Of, typename Use>
-    __device__ __forceinline__ void each(int k, int HxW, Of of, Use use) const {
-        each_in_channels(Place{start, first(k), length}, HxW, of, use);
+    // The channel that the first pack begins in; a `stride` leads from a pack to the next.
+    __device__ __forceinline__ ChannelWalk walk(int HxW) const { return ChannelWalk(first(0), HxW); }
+    static __device__ __forceinline__ ChannelStride stride(int HxW) { return ChannelStride(lanes * pack_size, HxW); }
+    // Calls use(i, known) for the elements of the k-th pack, known = of(channel).
+    template <typename Of, typename Use, typename... Packs>
+    __device__ __forceinline__ void each(int k, const ChannelWalk& from, int HxW, Of of, Use use,
+                                         Packs&... packs) const {
+        each_in_channels(Place{start, first(k), length}, from, HxW, of, use, packs...);
+    }
+    // Calls give(channel, known, sums of terms(i, known)) for the channels of the k-th pack.
+    template <typename Of, typename Terms, typename Give, typename... Packs>
+    __device__ __forceinline__ void each_sum(int k, const ChannelWalk& from, int HxW, Of of, Terms terms, Give give,
+                                             Packs&... packs) const {
+        sums_in_channels(Place{start, first(k), length}, from, HxW, of, terms, give, packs...);
     }
 };
 

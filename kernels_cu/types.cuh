@@ -160,6 +160,22 @@ struct alignas(access_bytes) Pack {
             memcpy(word + i * (sizeof(T) / sizeof(unsigned)), &item, sizeof item);
         }
     }
+    // Brings each element to the place before its own, and the first to the last.
+    __device__ __forceinline__ void turn() {
+        const unsigned first[2] = {word[0], word[1]};
+        if constexpr (sizeof(T) < sizeof(unsigned)) {
+#pragma unroll
+            for (int w = 0; w < words; ++w) {
+                word[w] = word[w] >> 16 | (w + 1 < words ? word[w + 1] : first[0]) << 16;
+            }
+        } else {
+            constexpr int by = sizeof(T) / sizeof(unsigned);
+#pragma unroll
+            for (int w = 0; w < words; ++w) {
+                word[w] = w + by < words ? word[w + by] : first[w + by - words];
+            }
+        }
+    }
 };
 
 constexpr int pack_size = Pack<data_t>::size;
@@ -235,18 +251,24 @@ __device__ __forceinline__ int misalignment(const T* address) {
     return static_cast<int>(reinterpret_cast<unsigned long long>(address) % access_bytes / sizeof(T));
 }
 
+// Whether 0 <= index < length, in one comparison: what is negative is a large number without a sign.
+__device__ __forceinline__ bool within(int index, int length) {
+    return static_cast<unsigned>(index) < static_cast<unsigned>(length);
+}
+
 // Elements [first, first + size) of array[0, length): one 16-byte access where they all exist and the address allows
 // it, single elements otherwise. Elements outside read as zero.
 template <typename T>
 __device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int length) {
-    if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
-        return load_whole(array + first);
+    const T* const from = array + first;  // one address, and distances that the instructions have room for
+    if (first >= 0 && first + Pack<T>::size <= length && misalignment(from) == 0) {
+        return load_whole(from);
     }
     Pack<T> pack = {};
 #pragma unroll
     for (int i = 0; i < Pack<T>::size; ++i) {
-        if (first + i >= 0 && first + i < length) {
-            pack.set(i, load(array, first + i));
+        if (within(first + i, length)) {
+            pack.set(i, load(from, i));
         }
     }
     return pack;
@@ -254,14 +276,15 @@ __device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int leng
 
 template <typename T>
 __device__ __forceinline__ void store_pack(T* array, int first, int length, const Pack<T>& pack) {
-    if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
-        store_whole(array + first, pack);
+    T* const to = array + first;
+    if (first >= 0 && first + Pack<T>::size <= length && misalignment(to) == 0) {
+        store_whole(to, pack);
         return;
     }
 #pragma unroll
     for (int i = 0; i < Pack<T>::size; ++i) {
-        if (first + i >= 0 && first + i < length) {
-            store(array, first + i, pack.get(i));
+        if (within(first + i, length)) {
+            store(to, i, pack.get(i));
         }
     }
 }

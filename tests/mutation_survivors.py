@@ -135,6 +135,12 @@ SURVIVORS: dict[Key, str] = {
         "Callers ask for a warp, and 32 lanes further is the lane itself: moments merged with themselves have twice "
         "the count and twice m2, in every set alike."
     ),
+    ("pack_channels.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
+        "Never negative: the packs of a sweep meet their run, and the place of a step past the last is {0, 0, 0}."
+    ),
+    ("pack_channels.cuh", "if (where.first + pack_size <= 0 || where.first >= where.length) {", "guard", 0): (
+        "Never so: runs are covered from the 16-byte boundary at or before them, less than a pack away."
+    ),
     ("row_gradients.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
     ("row_gradients.cuh",
      "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
@@ -155,15 +161,6 @@ SURVIVORS: dict[Key, str] = {
     ("rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,
     ("rows.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
     ("rows.cuh", "if (run.live && team.lane() == 0 && team.rank() == 0) {", "owner", 0): SAME_STATISTICS,
-    ("slab.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
-        "Never negative: the packs of a sweep meet their run, and the place of a step past the last is {0, 0, 0}."
-    ),
-    ("slab.cuh", "if (where.first + pack_size <= 0 || where.first >= where.length) {", "guard", 0): (
-        "Never so: runs are covered from the 16-byte boundary at or before them, less than a pack away."
-    ),
-    ("slab.cuh", "if (walk.step(HxW) && i + 1 < pack_size && where.holds(i + 1)) {", "guard", 0): (
-        "Speed only: looks up the channel of the next pack's first element, which the run holds, and does not use it."
-    ),
     ("slab.cuh", "while (lanes < warp_size && lanes < HxW / pack_size + 2) {", "guard", 1): (
         "Another number of lanes, as right: it makes no more parts than the host has made room for."
     ),
@@ -249,9 +246,9 @@ SURVIVORS: dict[Key, str] = {
     ("turns.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 1): (
         "Speed only: tickets behind the last sums are nobody's, and the host has counted them."
     ),
-    ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
+    ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(from) == 0) {",
      "guard", 0): BY_ELEMENT,
-    ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
+    ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(from) == 0) {",
      "guard", 2): BY_ELEMENT,
     ("kernels/ticket_wait.cu", "if (thread == 0) {", "owner", 2): (
         "Speed only: every thread publishes the same word, all behind the barrier."
