@@ -1,4 +1,4 @@
-"""The command line: ``cunorm doctor | show | tune | merge | demo``."""
+"""The command line: ``cunorm doctor | show | tune | bench | merge | demo``."""
 
 from __future__ import annotations
 
@@ -97,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return show.run(asked)
         if asked.command == "tune":
             return _tune(asked)
+        if asked.command == "bench":
+            return int(importlib.import_module(".tuning.bench_command", __package__).run(asked))
         if asked.command == "merge":
             from . import tables
 

@@ -112,6 +112,47 @@ def _tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     tune.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 
 
+def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="cunorm beside PyTorch, Liger, QuACK and Apex: the same arrays, one run",
+        description=(
+            "Runs cunorm, with its default tile and with the table's, and every peer that can be imported, on the\n"
+            "same arrays in one run, in interleaved order, with a cold L2. It tells the time of the kernels and,\n"
+            "apart from it, of a call from Python, and at which share of a copy's bandwidth the fewest bytes were\n"
+            "moved. A peer that is missing, has no such operator, fails or is wrong is listed with its sentence.\n\n"
+            "Without --shape, --workload or --from-trace it takes the workload quick, in bfloat16.\n\n"
+            "Exit code 0; 1: cunorm failed or was wrong, or the GPU was lost; 2: a wrong argument; 3: no GPU to measure on; 130:\n"
+            "interrupted, and what was measured is written."
+        ),
+        epilog=(
+            "example:\n"
+            "  cunorm bench --workload sd15-unet --peers torch,liger --json bench.json --plot bench.png\n"
+            "  cunorm bench layer_norm_backward --shape 16384,4096 --dtype bfloat16"
+        ),
+        formatter_class=_RAW,
+    )
+    _add_problem(bench)
+    bench.add_argument("--op", dest="ops", metavar="OP,...", help="of a workload or a trace: these functions alone")
+    bench.add_argument(
+        "--workload", metavar="NAME", help="a named list of problems: sd15-unet, llm, resnet50-bn, quick"
+    )
+    bench.add_argument(
+        "--from-trace", metavar="FILE", help="the problems that CUNORM_TRACE or cunorm.trace() took down"
+    )
+    bench.add_argument(
+        "--peers", metavar="NAME,...", help="torch,torch.compile,liger,quack,apex; default all; '' for none"
+    )
+    bench.add_argument("--rounds", type=int, default=21, metavar="N", help="samples of each contender; default 21")
+    bench.add_argument("--json", metavar="FILE", help="write the results there, with the facts of device and software")
+    bench.add_argument("--plot", metavar="FILE", help="draw them: .png, .svg or .pdf")
+    bench.add_argument(
+        "--rehearse", action="store_true", help="on the CPU executor: who runs and who is right, without any times"
+    )
+    bench.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs and the order; default 0")
+    bench.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
 def _merge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     merge = commands.add_parser(
         "merge",
@@ -151,6 +192,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"cunorm {__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_doctor, _show, _tune, _merge, _demo):
+    for add in (_doctor, _show, _tune, _bench, _merge, _demo):
         add(commands)
     return made

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from cunorm.devices import Device
 from cunorm.strategy import Tile
 
-__all__ = ["Clock", "GraphClock", "sets_of"]
+__all__ = ["Clock", "GraphClock", "lasting", "sets_of"]
 
 #: Times the L2 that the sets of arrays hold together, so that no launch finds its own in it.
 L2_TIMES = 3
@@ -38,6 +38,27 @@ def sets_of(nbytes: int, device: Device, free: int) -> int:
     """
     wanted = math.ceil(L2_TIMES * device.l2_bytes / max(1, nbytes))
     return max(1, min(wanted, MOST_SETS, int(FREE_SHARE * free) // max(1, nbytes)))
+
+
+def lasting(made: Callable[[int], Callable[[], float]], sets: int) -> Callable[[], float]:
+    """A sampler of so many launches that a sample lasts `SAMPLE_SECONDS`, whole walks through the sets.
+
+    Parameters
+    ----------
+    made : callable
+        A number of launches -> a sampler of them, in seconds a launch.
+    sets : int
+    """
+    fewest = math.ceil(FEWEST / sets) * sets
+    few = made(fewest)
+    few()  # the first replay uploads a graph
+    launches = max(fewest, min(MOST, math.ceil(SAMPLE_SECONDS / max(few(), 1e-9))))
+    launches = math.ceil(launches / sets) * sets  # every set as often, or slow tiles would find theirs in the L2
+    if launches == fewest:
+        return few
+    many = made(launches)
+    many()
+    return many
 
 
 class Clock(Protocol):
@@ -100,21 +121,12 @@ class GraphClock:
 
         return sample
 
-    def sampler(self, tile: Tile, run: Callable[[int], None], sets: int) -> Callable[[], float]:
+    def sampler(self, tile: Tile | None, run: Callable[[int], None], sets: int) -> Callable[[], float]:
         """As the protocol says: one replay of a graph that lasts at least `SAMPLE_SECONDS`."""
         with self._stream:
             run(0)  # loads the kernel, and raises its shared memory's cap: neither can be captured
         self._stream.synchronize()
-        fewest = math.ceil(FEWEST / sets) * sets
-        few = self._graph(run, sets, fewest)
-        few()  # the first replay uploads the graph
-        launches = max(fewest, min(MOST, math.ceil(SAMPLE_SECONDS / max(few(), 1e-9))))
-        launches = math.ceil(launches / sets) * sets  # every set as often, or slow tiles would find theirs in the L2
-        if launches == fewest:
-            return few
-        many = self._graph(run, sets, launches)
-        many()
-        return many
+        return lasting(lambda launches: self._graph(run, sets, launches), sets)
 
     @functools.lru_cache(maxsize=1)  # noqa: B019  # one clock a process
     def bandwidth(self) -> float:

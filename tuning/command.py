@@ -13,14 +13,11 @@ from typing import Any
 
 from optuna.exceptions import OptunaError
 
-from cunorm import lookup, settings, tracing
-from cunorm.arrays import dtype_named
+from cunorm import lookup, settings
 from cunorm.devices import Device, known
 from cunorm.errors import TableError, TraceError
 from cunorm.launch import executor
-from cunorm.ops import OPS, fault_of, gpu_present, plan
-from cunorm.problem import Problem
-from cunorm.shapes import plan_options
+from cunorm.ops import gpu_present
 from cunorm.table_entry import MEASURED, Entry
 
 from .clock import GraphClock
@@ -29,7 +26,7 @@ from .result import Result
 from .stand import Spec
 from .storage import journal, storage_of
 from .tuner import Options, check_table, tune
-from .workloads import WORKLOADS, problems
+from .wanted import problems_of
 
 __all__ = ["run"]
 
@@ -43,39 +40,6 @@ class NoGpuError(Exception):
 
 
 # ---- what was asked for ---------------------------------------------------------------------------------------------
-
-
-def _problems(asked: argparse.Namespace) -> list[Problem]:
-    sources = [name for name in ("shape", "workload", "from_trace") if getattr(asked, name) is not None]
-    if len(sources) != 1:
-        came = " and ".join(f"--{name.replace('_', '-')}" for name in sources) or "none of them"
-        raise ValueError(f"--shape, --workload or --from-trace: {came}, expected one")
-    if asked.op is not None and asked.op not in OPS:
-        plan_options(asked.op, "", asked.dtype)  # which words it
-    if asked.shape is not None:
-        if asked.op is None:
-            raise ValueError("OP: missing, expected the name of a function before --shape: group_norm_backward")
-        options = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs)
-        return [plan(asked.op, device="cpu", **options).problem]
-    if asked.outputs is not None:
-        raise ValueError("--outputs: goes with --shape")
-    if asked.workload is not None:
-        if asked.workload not in WORKLOADS:
-            raise ValueError(f"--workload: {asked.workload!r}, expected one of {', '.join(WORKLOADS)}")
-        dtype = dtype_named("--dtype", asked.dtype or "float32")
-        found = [problem for name, problem in problems(dtype) if name == asked.workload]
-    else:
-        if asked.dtype is not None:
-            raise ValueError("--dtype: the problems of a trace have their own")
-        found = list(tracing.read(asked.from_trace))
-        for one in found:
-            if (sentence := fault_of(one)) is not None:
-                raise TraceError(f"{asked.from_trace}: {sentence}")
-    layout = None if asked.layout is None else asked.layout.upper()
-    chosen = [one for one in found if asked.op in (None, one.op) and layout in (None, one.layout)]
-    if not chosen:
-        raise ValueError(f"no problem left: {len(found)} in all, none of that OP and --layout")
-    return list(dict.fromkeys(chosen))
 
 
 def _visible(ordinal: int) -> str:
@@ -178,7 +142,7 @@ def _failed(results: list[Result]) -> Iterator[str]:
 def run(asked: argparse.Namespace) -> int:
     """The command, from its parsed arguments; returns the exit code."""
     try:
-        todo, report = _problems(asked), _report_folder(asked)
+        todo, report = problems_of(asked), _report_folder(asked)
         options = _options(asked)
     except NoGpuError as error:
         print(f"cunorm tune: {error}", file=sys.stderr)

@@ -1,0 +1,116 @@
+"""Writes docs/speed.md from the newest results of `cunorm bench` in benchmarks/results: no number there is typed.
+
+Example: ``python benchmarks/speed.py``; with ``--check`` it only says whether the page is what the results give.
+
+A result is a file ``bench-*.json`` as ``cunorm bench --json`` writes it; of each device and workload the newest counts.
+What was rehearsed on the CPU executor is refused: its times say nothing about a kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cunorm.tuning.bench_report import fraction, geometric_mean, refusal, speedups
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
+HEAD = """# Speed
+
+What `cunorm bench` measured, written by `python benchmarks/speed.py` from `benchmarks/results/bench-*.json`.
+
+"of copy" is the share of a copy's bandwidth, measured in the same run, at which the fewest bytes that the problem has to
+move were moved by its kernels; in brackets the kernels' time in microseconds, the median, with its quartiles. Peers run on
+the same arrays in the same run, in interleaved order, with a cold L2 cache. "–": it has no such operator.
+"""
+NONE = """
+**Nothing has been measured on a GPU for this version.** On a machine with one, `bash benchmarks/gpu_proof.sh` measures
+everything that this page would show.
+"""
+
+
+class RefusedError(Exception):
+    """A result that does not belong on the page."""
+
+
+def newest(folder: Path) -> list[dict[str, Any]]:
+    """Of each device and workload the newest result."""
+    found: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for path in sorted(folder.glob("bench-*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if (sentence := refusal(document)) is not None:
+            raise RefusedError(f"{path}: {sentence}")
+        key = document["device"]["name"], document["workload"]
+        if key not in found or found[key]["date"] < document["date"]:
+            found[key] = document
+    return [found[key] for key in sorted(found, key=str)]
+
+
+def _cell(document: dict[str, Any], result: dict[str, Any], one: dict[str, Any] | None) -> str:
+    if one is None:
+        return ""
+    share = fraction(document, result, one)
+    if share is None:
+        return "–" if one["state"] == "not offered" else one["state"]
+    kernels = one["kernels"]
+    low, middle, high = (kernels[part] * 1e6 for part in ("q25", "seconds", "q75"))
+    return f"{share:.0%} ({middle:.1f}; {low:.1f} to {high:.1f})"
+
+
+def _table(document: dict[str, Any]) -> Iterator[str]:
+    names = list(dict.fromkeys(one["name"] for result in document["results"] for one in result["contenders"]))
+    ran = {one["name"] for result in document["results"] for one in result["contenders"] if one["state"] != "missing"}
+    names = [name for name in names if name in ran]
+    yield f"| problem | {' | '.join(names)} |"
+    yield "|---" * (len(names) + 1) + "|"
+    for result in document["results"]:
+        by_name = {one["name"]: one for one in result["contenders"]}
+        cells = [_cell(document, result, by_name.get(name)) for name in names]
+        yield f"| {result['name']} | {' | '.join(cells)} |"
+    yield ""
+    for peer in (name for name in names if not name.startswith("cunorm")):
+        for op, ratios in speedups(document, peer).items():
+            yield (
+                f"- {op}: {geometric_mean(ratios):.2f} times {peer} in the geometric mean of {len(ratios)} shapes, "
+                f"{min(ratios):.2f} times at least"
+            )
+
+
+def page(documents: list[dict[str, Any]]) -> str:
+    """The whole page."""
+    lines = [HEAD if documents else HEAD + NONE]
+    for document in documents:
+        device, software = document["device"], document["software"]
+        lines.append(f"## {device['name']}, {document['workload'] or 'shapes'}, {document['date'][:10]}\n")
+        facts = [f"{name} {value}" for name, value in software.items()]
+        facts += [f"{name} {device[name]}" for name in device if name.startswith(("driver", "clocks", "power"))]
+        lines.append(f"Copy {document['copy_bandwidth'] / 1e9:.0f} GB/s. {', '.join(facts)}.\n")
+        lines += _table(document)
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the page, or check it; 0 if it is right, 1 if not, 2 if a result is refused."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is another")
+    options = parser.parse_args(argv)
+    try:
+        text = page(newest(RESULTS))
+    except RefusedError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.check:
+        same = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
+        print("docs/speed.md is what the results give" if same else "docs/speed.md is stale; leave out --check")
+        return 0 if same else 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

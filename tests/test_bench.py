@@ -1,0 +1,381 @@
+"""`cunorm bench` without a GPU: who runs, in which order, what is made of the samples, what is never published."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cunorm.tuning import bench_command, bench_figure, bench_report
+from cunorm.tuning.bench import Contender, DeviceLostError, Spread, bench_problem
+from cunorm.tuning.bench_clock import RehearsalClock
+from cunorm.tuning.peers import PEERS, NotOffered, Peer
+
+from cunorm import cli, cli_parser, lookup
+from cunorm.arrays import DTYPES
+from cunorm.devices import KNOWN
+from cunorm.launch import Place
+from cunorm.ops import OPS
+from cunorm.problem import Problem
+from cunorm.traffic_problem import array_facts
+
+PLACE = Place("cpu", 0, KNOWN["H200"])
+PROBLEM = Problem("layer_norm", "float32", "float32", "float32", "float32", "NCHW", 6, 40, 1, 1, ("y", "mean", "rstd"))
+DEFAULT, TABLE = "cunorm, default tile", "cunorm, table tile"
+
+
+def arrays_of(problem: Problem, flat: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one.view(DTYPES[array_facts(problem, name)[1]]) for name, one in flat.items()}
+
+
+def right(problem: Problem, arrays: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+    x = arrays["x"].reshape(problem.N, problem.C)
+
+    def run() -> Mapping[str, Any]:
+        mean, var = x.mean(1, keepdims=True), x.var(1, keepdims=True)
+        return {"y": ((x - mean) / np.sqrt(var + 1e-5) * arrays["gamma"] + arrays["beta"]).astype(np.float32)}
+
+    return run
+
+
+def wrong(problem: Problem, arrays: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+    made = right(problem, arrays)
+    return lambda: {"y": made()["y"] * np.float32(1.01)}
+
+
+def nan(problem: Problem, arrays: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+    made = right(problem, arrays)
+    return lambda: {"y": made()["y"] * np.float32(np.nan)}
+
+
+def fails(problem: Problem, arrays: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+    raise RuntimeError("no kernel image\nis available")
+
+
+def lacks(problem: Problem, arrays: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+    raise NotOffered("no LayerNorm")
+
+
+def fails_later(problem: Problem, arrays: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+    made, calls = right(problem, arrays), iter(range(1000))
+
+    def run() -> Mapping[str, Any]:
+        if next(calls) > 8:
+            raise MemoryError("out of memory")
+        return made()
+
+    return run
+
+
+def other_dtype(problem: Problem, arrays: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+    made = right(problem, arrays)
+    return lambda: {"y": made()["y"].astype(np.float64)}
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def planted(**makers: Any) -> None:
+        for name, maker in makers.items():
+            module = "no_such_module" if maker is None else "numpy"
+            flat = lambda _, __, array: array.reshape(-1).view(np.uint8)  # noqa: E731
+            peer = Peer(name, module, "numpy", maker, "pip install it", arrays=arrays_of, flat=flat)
+            monkeypatch.setitem(PEERS, name, peer)
+
+    return planted
+
+
+class Planted(RehearsalClock):
+    """A clock whose samples are planted, in the order in which contenders come to it."""
+
+    measures = True
+
+    def __init__(self, seconds: Callable[[int, int], float] = lambda index, sample: 1e-5 * (index + 1)) -> None:
+        self.seconds, self.count, self.order, self.walls = seconds, 0, [], 0
+        self.working = True
+
+    def kernels(self, run: Callable[[int], Any], sets: int, by_torch: bool) -> tuple[str, Callable[[], float]]:
+        index, self.count = self.count, self.count + 1
+        taken = 0
+
+        def sample() -> float:
+            nonlocal taken
+            self.order.append(index)
+            for at in range(sets):
+                run(at)
+            taken += 1
+            return self.seconds(index, taken)
+
+        return "planted", sample
+
+    def wall(self, call: Callable[[], Any]) -> float:
+        call()
+        self.walls += 1
+        return 1e-3
+
+    def bandwidth(self) -> float:
+        return 4e12
+
+    def sound(self) -> bool:
+        return self.working
+
+    def beside(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+
+def by_name(found: list[Contender]) -> dict[str, Contender]:
+    return {one.name: one for one in found}
+
+
+# ---- who runs -------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_dropped(plant: Callable[..., None]) -> None:
+    makers = {"good": right, "bad": wrong, "nan": nan, "broken": fails, "lacking": lacks, "absent": None,
+              "late": fails_later, "wide": other_dtype}  # fmt: skip
+    plant(**makers)
+    found = bench_problem(PROBLEM, PLACE, Planted(), list(makers), rounds=9)
+    assert [one.name for one in found] == [DEFAULT, TABLE, *makers]
+    states = {one.name: (one.state, one.sentence) for one in found}
+    assert states[DEFAULT][0] == states["good"][0] == "timed"
+    assert states[TABLE] == ("missing", "no tiling table has an entry for this problem; see `cunorm tune`")
+    assert states["bad"][0] == "wrong" and "y is off by 0.01 of its largest value" in states["bad"][1]
+    assert states["nan"][0] == "wrong" and "y is off by nan" in states["nan"][1]
+    assert states["broken"] == ("failed", "RuntimeError: no kernel image")
+    assert states["lacking"] == ("not offered", "no LayerNorm")
+    assert states["absent"] == ("missing", "no module no_such_module; pip install it")
+    assert states["late"] == ("failed", "MemoryError: out of memory")
+    assert states["wide"][0] == "wrong" and "in another dtype or shape than float32" in states["wide"][1]
+    for one in found:
+        assert (one.kernels is not None) == (one.wall is not None) == (one.state == "timed")
+
+
+def test_an_error_is_told_in_the_results(plant: Callable[..., None]) -> None:
+    plant(good=right, bad=wrong)
+    found = by_name(bench_problem(PROBLEM, PLACE, Planted(), ["good", "bad"], rounds=1))
+    assert 0 <= (found[DEFAULT].error or 0) < 1e-5
+    assert 0 < (found["good"].error or 0) < 1e-5
+    assert found["bad"].error == pytest.approx(0.01, rel=0.01)
+
+
+def test_the_table_has_a_contender_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategies = OPS["layer_norm"].strategies
+    tile = next(t for t in strategies["split"].tiles() if strategies["split"].refuses(PROBLEM, t, PLACE.device) is None)
+    entry: Any = type("Found", (), {"tile": tile})
+    monkeypatch.setattr(lookup, "exact", lambda *_: entry)
+    found = by_name(bench_problem(PROBLEM, PLACE, Planted(), [], rounds=1))
+    assert found[TABLE].state == "timed" and found[TABLE].sentence.startswith("split (")
+    assert found[DEFAULT].sentence.startswith("warp (")
+
+
+def test_a_lost_device_ends_the_run(plant: Callable[..., None]) -> None:
+    plant(broken=fails)
+    clock = Planted()
+    clock.working = False
+    with pytest.raises(DeviceLostError, match="broken left the GPU unusable: RuntimeError: no kernel image"):
+        bench_problem(PROBLEM, PLACE, clock, ["broken"], rounds=1)
+
+
+@pytest.mark.parametrize("op", [name for name in OPS if name != "batch_norm_gather_stats"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_every_op_runs_and_is_right(op: str, layout: str) -> None:
+    """Launches on every set, and the public call, whose results are those of the launches."""
+    shape = "6,40" if op.startswith("layer") else "2,12,15,3" if op.startswith("group") else "3,12,15"
+    given = ["bench", op, "--shape", shape, "--dtype", "bfloat16", "--rehearse", "--peers", "", "--rounds", "1"]
+    if not op.startswith("layer"):
+        given += ["--layout", layout]
+    assert cli.main(given) == 0
+
+
+# ---- order and statistics -------------------------------------------------------------------------------------------
+
+
+def test_rounds_are_interleaved_in_another_order_each(plant: Callable[..., None]) -> None:
+    plant(one=right, two=right, three=right)
+    clock = Planted()
+    bench_problem(PROBLEM, PLACE, clock, ["one", "two", "three"], rounds=8)
+    rounds = [tuple(clock.order[at : at + 4]) for at in range(0, len(clock.order), 4)]
+    assert len(rounds) == 8 and all(sorted(one) == [0, 1, 2, 3] for one in rounds)
+    assert len(set(rounds)) > 3
+    assert clock.walls == 8 * 4
+
+
+def test_times_are_medians_with_quartiles(plant: Callable[..., None]) -> None:
+    plant(peer=right)
+    samples = {0: [3e-5, 1e-5, 2e-5, 5e-5, 4e-5], 1: [1e-4, 1e-4, 9e-4, 1e-4, 1e-4]}
+    clock = Planted(lambda index, sample: samples[index][sample - 1])
+    found = by_name(bench_problem(PROBLEM, PLACE, clock, ["peer"], rounds=5))
+    assert found[DEFAULT].kernels == Spread(3e-5, 2e-5, 4e-5, 5)
+    assert found["peer"].kernels == Spread(1e-4, 1e-4, 1e-4, 5)
+    assert found["peer"].wall == Spread(1e-3, 1e-3, 1e-3, 5)
+
+
+def document(results: Any, **others: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {"source": "measured", "bandwidth": 4e12, "rounds": 5, "workload": None} | others
+    return bench_report.document(results, device={"name": "NVIDIA H200"}, software={"cunorm": "0.1.0"}, **facts)
+
+
+def timed(name: str, microseconds: float, error: float = 1e-3) -> Contender:
+    spread = Spread(microseconds * 1e-6, microseconds * 0.9e-6, microseconds * 1.2e-6, 5)
+    return Contender(name, "timed", "graph", error, spread, spread)
+
+
+def test_a_fraction_is_of_the_copy_of_the_same_run() -> None:
+    big = Problem("layer_norm", "bfloat16", "bfloat16", "bfloat16", "float32", "NCHW", 16384, 4096, 1, 1, ("y",))
+    found = document([(big, [timed(DEFAULT, 100), timed("torch", 200)])])
+    result = json.loads(json.dumps(found))["results"][0]
+    assert result["floor_bytes"] == 2 * 16384 * 4096 * 2
+    assert bench_report.fraction(found, result, result["contenders"][0]) == pytest.approx(268435456 / 1e-4 / 4e12)
+    assert bench_report.speedups(found, "torch") == {"layer_norm": [2.0]}
+    lines = "\n".join(bench_report.text(found))
+    assert "67.1% of copy" in lines and "kernels     100.0 (90.0 to 120.0) us" in lines
+    assert "layer_norm: 2.00x torch in the geometric mean of 1 shapes, 2.00x at least" in lines
+
+
+def test_a_speedup_is_of_the_faster_tile_where_both_ran() -> None:
+    shapes = [(PROBLEM, [timed(DEFAULT, 4), timed(TABLE, 2), timed("torch", 8)]),
+              (PROBLEM, [timed(DEFAULT, 4), Contender(TABLE, "missing", ""), timed("torch", 2)]),
+              (PROBLEM, [timed(DEFAULT, 4), Contender("torch", "failed", "")])]  # fmt: skip
+    found = document(shapes)
+    assert bench_report.speedups(found, "torch") == {"layer_norm": [4.0, 0.5]}
+    assert bench_report.geometric_mean([4.0, 0.5]) == pytest.approx(2**0.5)
+
+
+# ---- what is never published ----------------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_has_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "found.json"
+    given = ["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--peers", "", "--json", str(file), "--quiet"]
+    assert cli.main(given) == 0
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert found["source"] == "rehearsed" and found["copy_bandwidth"] == 0
+    own = found["results"][0]["contenders"][0]
+    assert own["state"] == "rehearsed" and own["kernels"] is None and own["wall"] is None
+    assert own["error"] < 0.01
+    told = capsys.readouterr().out
+    assert "no times" in told and " us" not in told and "of copy" not in told
+    assert bench_report.refusal(found) == "it was rehearsed, not measured on a GPU: no times of kernels"
+    with pytest.raises(ValueError, match="no figure: it was rehearsed"):
+        bench_figure.figure(found, tmp_path / "found.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+
+
+def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
+    """Whatever a clock says of itself."""
+    file = tmp_path / "found.json"
+    given = ["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--peers", "", "--json", str(file), "--quiet"]
+    assert bench_command.run(cli_parser.parser().parse_args(given), clock=Planted()) == 0
+    assert json.loads(file.read_text(encoding="utf-8"))["source"] == "rehearsed"
+    assert "kernels" not in "".join(bench_report.text(json.loads(file.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    (["--peers", "tensorflow"], "--peers: 'tensorflow', expected some of torch, torch.compile, liger, quack, apex"),
+    (["--op", "rms_norm"], "--op: 'rms_norm', expected some of group_norm"),
+    (["--op", "batch_norm_stats", "--workload", "llm"], "--op: no problem of batch_norm_stats among those asked for"),
+    (["--workload", "huge"], "--workload: 'huge', expected one of sd15-unet"),
+    (["--rounds", "0"], "--rounds: 0, expected at least 1"),
+    (["--rehearse", "--plot", "a.png"], "--plot: a rehearsal has no times to draw"),
+    (["--json", "/no/such/folder/a.json"], "--json: /no/such/folder/a.json, expected a file in a folder that is there"),
+    (["batch_norm_gather_stats", "--shape", "4,16"], "OP: batch_norm_gather_stats moves a few kilobytes"),
+    (["--shape", "6,40"], "OP: missing, expected the name of a function before --shape"),
+    (["--dtype", "int8"], "--dtype: "),
+], ids=lambda value: "" if isinstance(value, str) else " ".join(value))  # fmt: skip
+def test_wrong_arguments(given: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", *given]) == 2
+    assert f"cunorm bench: {sentence}" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_what_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_command, "gpu_present", lambda: False)
+    assert cli.main(["bench"]) == 3
+    assert "sees no GPU here" in (told := capsys.readouterr().err) and "--rehearse" in told
+
+
+def test_what_was_measured_before_ctrl_c_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Problem] = []
+
+    def once(problem: Problem, *given: Any, **options: Any) -> list[Contender]:
+        calls.append(problem)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return [Contender(DEFAULT, "rehearsed", "", 0.0)]
+
+    monkeypatch.setattr(bench_command, "bench_problem", once)
+    file = tmp_path / "found.json"
+    assert cli.main(["bench", "--rehearse", "--json", str(file), "--quiet"]) == 130
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert found["interrupted"] and len(found["results"]) == 1
+
+
+@pytest.mark.parametrize(("raised", "code"), [("wrong", 1), ("failed", 1), ("timed", 0)])
+def test_the_exit_code_is_cunorms_own(raised: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    came = [Contender(DEFAULT, raised, "", 0.0), Contender("torch", "failed", "")]
+    monkeypatch.setattr(bench_command, "bench_problem", lambda *_, **__: came)
+    assert cli.main(["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--quiet"]) == code
+
+
+def test_a_lost_device_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(*_: Any, **__: Any) -> list[Contender]:
+        raise DeviceLostError("apex left the GPU unusable: an illegal memory access")
+
+    monkeypatch.setattr(bench_command, "bench_problem", lost)
+    assert cli.main(["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--quiet"]) == 1
+    assert "apex left the GPU unusable: an illegal memory access; 1 problems were not run" in capsys.readouterr().err
+
+
+# ---- the figure -----------------------------------------------------------------------------------------------------
+
+
+def shown() -> dict[str, Any]:
+    """A made-up result with every state in it."""
+    results = []
+    for rows, length, scale in ((16384, 4096, 1.0), (8192, 8192, 1.1), (2048, 4096, 0.15)):
+        dtypes, sizes = ("bfloat16", "bfloat16", "bfloat16", "float32"), ("NCHW", rows, length, 1, 1)
+        ran = {DEFAULT: 75, TABLE: 71, "torch": 140, "torch.compile": 90}
+        others = {"liger": "wrong", "quack": "not offered", "apex": "missing"}
+        contenders = [timed(name, microseconds * scale) for name, microseconds in ran.items()]
+        contenders += [Contender(name, state, "why") for name, state in others.items()]
+        results.append((Problem("layer_norm", *dtypes, *sizes, ("y",)), contenders))
+    return document(results)
+
+
+def test_a_figure_of_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    bench_figure.figure(shown(), tmp_path / "found.png")
+    assert (tmp_path / "found.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_every_peer_has_a_colour() -> None:
+    assert set(bench_figure.COLOURS) == {DEFAULT, TABLE, *PEERS}
+
+
+# ---- imports --------------------------------------------------------------------------------------------------------
+
+
+def test_neither_optuna_nor_torch_is_imported() -> None:
+    """Nor matplotlib: the bench, the clocks and the workloads run where none of them is installed."""
+    names = ("bench", "bench_command", "bench_report", "bench_figure", "bench_clock", "peers", "clock", "workloads")
+    code = "import sys\n" + "".join(f"import cunorm.tuning.{name}\n" for name in names)
+    code += "print([name for name in ('optuna', 'torch', 'matplotlib', 'cupy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture(autouse=True)
+def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tiling table of this machine's user takes part."""
+    monkeypatch.delenv("CUNORM_TILING_TABLE", raising=False)
+    monkeypatch.setattr(lookup, "exact", lambda *_: None)

@@ -1,0 +1,137 @@
+"""What a bench found: a document, and the document as text. Only times of a GPU are ever printed as such."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from cunorm.problem import Problem
+from cunorm.traffic_problem import floor_bytes
+
+from .bench import Contender
+
+__all__ = ["MEASURED", "REHEARSED", "SCHEMA", "document", "fraction", "geometric_mean", "refusal", "speedups", "text"]
+
+SCHEMA = "cunorm-bench/1"
+MEASURED, REHEARSED = "measured", "rehearsed"
+Document = Mapping[str, Any]
+
+
+def document(
+    results: Sequence[tuple[Problem, list[Contender]]],
+    *,
+    source: str,
+    device: Mapping[str, Any],
+    software: Mapping[str, Any],
+    bandwidth: float,
+    rounds: int,
+    workload: str | None,
+) -> dict[str, Any]:
+    """A bench as JSON has it.
+
+    Parameters
+    ----------
+    results : sequence of (Problem, list of Contender)
+    source : {"measured", "rehearsed"}
+    device, software : mapping
+        Exact facts.
+    bandwidth : float
+        Bytes per second of a copy in the same run; 0 in a rehearsal.
+    rounds : int
+    workload : str or None
+    """
+    return {
+        "schema": SCHEMA,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "source": source,
+        "device": dict(device),
+        "software": dict(software),
+        "copy_bandwidth": bandwidth,
+        "rounds": rounds,
+        "workload": workload,
+        "results": [
+            {
+                "problem": asdict(problem),
+                "name": problem.describe(),
+                "floor_bytes": floor_bytes(problem),
+                "contenders": [asdict(one) for one in contenders],
+            }
+            for problem, contenders in results
+        ],
+    }
+
+
+def refusal(found: Document) -> str | None:
+    """Why a document says nothing about speed; None if it does."""
+    if found.get("schema") != SCHEMA:
+        return f"schema {found.get('schema')!r}, expected {SCHEMA!r}"
+    if found.get("source") != MEASURED:
+        return f"it was {found.get('source')}, not measured on a GPU: no times of kernels"
+    return None
+
+
+def fraction(found: Document, result: Mapping[str, Any], contender: Mapping[str, Any]) -> float | None:
+    """The share of the copy's bandwidth at which a contender moves the fewest bytes; None without a time."""
+    kernels = contender["kernels"]
+    if kernels is None or not found["copy_bandwidth"]:
+        return None
+    return float(result["floor_bytes"]) / float(kernels["seconds"]) / float(found["copy_bandwidth"])
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of one value or more."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def speedups(found: Document, over: str) -> dict[str, list[float]]:
+    """How many times faster than a peer cunorm's faster tile is, by op; shapes where both were timed."""
+    by_op: dict[str, list[float]] = {}
+    for result in found["results"]:
+        times = {one["name"]: one["kernels"]["seconds"] for one in result["contenders"] if one["kernels"] is not None}
+        own = [seconds for name, seconds in times.items() if name.startswith("cunorm")]
+        if own and over in times:
+            by_op.setdefault(result["problem"]["op"], []).append(times[over] / min(own))
+    return by_op
+
+
+def _microseconds(spread: Mapping[str, Any] | None) -> str:
+    if spread is None:
+        return ""
+    return f"{spread['seconds'] * 1e6:9.1f} ({spread['q25'] * 1e6:.1f} to {spread['q75'] * 1e6:.1f})"
+
+
+def text(found: Document) -> Iterator[str]:
+    """The lines that a terminal shows."""
+    device, measured = found["device"], found["source"] == MEASURED
+    facts = ", ".join(f"{name} {value}" for name, value in found["software"].items())
+    yield f"device    {device['name']}; {facts}"
+    if measured:
+        yield f"copy      {found['copy_bandwidth'] / 1e9:.0f} GB/s in this run; L2 cold; {found['rounds']} rounds"
+    else:
+        yield "rehearsed on the CPU executor: who runs and who is right, no times; see `cunorm doctor` about a GPU"
+    for result in found["results"]:
+        yield f"\n{result['name']}"
+        for one in result["contenders"]:
+            if one["state"] not in ("timed", "rehearsed"):
+                yield f"  {one['name']:22s} {one['state']}: {one['sentence']}"
+                continue
+            share = fraction(found, result, one)
+            columns = [f"  {one['name']:22s}"]
+            if share is not None:
+                columns.append(f"{share:6.1%} of copy")
+                columns.append(f"kernels {_microseconds(one['kernels'])} us, call {_microseconds(one['wall'])} us")
+            columns.append(f"off by {one['error']:.1e}; {one['sentence']}")
+            yield "  ".join(columns)
+    if measured:
+        yield from _means(found)
+
+
+def _means(found: Document) -> Iterator[str]:
+    names = dict.fromkeys(one["name"] for result in found["results"] for one in result["contenders"])
+    for peer in (name for name in names if not name.startswith("cunorm")):
+        for op, ratios in speedups(found, peer).items():
+            mean, slowest = geometric_mean(ratios), min(ratios)
+            yield f"\n{op}: {mean:.2f}x {peer} in the geometric mean of {len(ratios)} shapes, {slowest:.2f}x at least"
