@@ -23,9 +23,9 @@ HEAD = """# Speed
 
 What `cunorm bench` measured, written by `python benchmarks/speed.py` from `benchmarks/results/bench-*.json`.
 
-"of copy" is the share of a copy's bandwidth, measured in the same run, at which the fewest bytes that the problem has to
-move were moved by its kernels; in brackets the kernels' time in microseconds, the median, with its quartiles. Peers run on
-the same arrays in the same run, in interleaved order, with a cold L2 cache. "–": it has no such operator.
+A percentage is the share of a copy's bandwidth, measured in the same run, at which the fewest bytes that the problem
+has to move were moved by its kernels; in brackets the kernels' time in microseconds, the median, with its quartiles.
+Peers run on the same arrays in the same run, in interleaved order, with a cold L2 cache. "–": it has no such operator.
 """
 NONE = """
 **Nothing has been measured on a GPU for this version.** On a machine with one, `bash benchmarks/gpu_proof.sh` measures

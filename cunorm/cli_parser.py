@@ -122,8 +122,8 @@ def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             "apart from it, of a call from Python, and at which share of a copy's bandwidth the fewest bytes were\n"
             "moved. A peer that is missing, has no such operator, fails or is wrong is listed with its sentence.\n\n"
             "Without --shape, --workload or --from-trace it takes the workload quick, in bfloat16.\n\n"
-            "Exit code 0; 1: cunorm failed or was wrong, or the GPU was lost; 2: a wrong argument; 3: no GPU to measure on; 130:\n"
-            "interrupted, and what was measured is written."
+            "Exit code 0; 1: cunorm failed or was wrong, or the GPU was lost; 2: a wrong argument; 3: no GPU to\n"
+            "measure on; 130: interrupted, and what was measured is written."
         ),
         epilog=(
             "example:\n"

@@ -7,6 +7,21 @@ __device__ __forceinline__ acc_t exponential(acc_t value) {
     return sizeof(acc_t) == sizeof(double) ? acc_t(exp(double(value))) : acc_t(expf(float(value)));
 }
 
+// 1 / value of a value from 1 up, infinity included, rounded almost always as a division rounds: an approximation and one
+// step of Newton's. A division has a slow way besides, for values that are none of these: a call in the code of every
+// element.
+__device__ __forceinline__ acc_t reciprocal(acc_t value) {
+#ifndef CUNORM_CPU
+    if constexpr (sizeof(acc_t) == sizeof(float)) {
+        constexpr float largest = 0x1p126f;  // with a reciprocal that is no denormal
+        float found;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(value));
+        return value < largest ? fmaf(found, fmaf(-value, found, 1.0f), found) : found;
+    }
+#endif
+    return acc_t(1) / value;
+}
+
 struct Identity {
     static constexpr bool identity = true;
     static __device__ __forceinline__ acc_t apply(acc_t z) { return z; }
@@ -16,7 +31,7 @@ struct Identity {
 // silu(z) = z * s with s = 1 / (1 + exp(-z)); silu'(z) = s * (1 + z * (1 - s)).
 struct Silu {
     static constexpr bool identity = false;
-    static __device__ __forceinline__ acc_t sigmoid(acc_t z) { return acc_t(1) / (acc_t(1) + exponential(-z)); }
+    static __device__ __forceinline__ acc_t sigmoid(acc_t z) { return reciprocal(acc_t(1) + exponential(-z)); }
     static __device__ __forceinline__ acc_t apply(acc_t z) { return z * sigmoid(z); }
     static __device__ __forceinline__ acc_t gradient(acc_t z, acc_t dy) {
         const acc_t s = sigmoid(z);

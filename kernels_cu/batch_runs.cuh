@@ -30,7 +30,9 @@ struct FlatRun {
     template <typename Of, typename Use, typename... Packs>
     __device__ __forceinline__ void each(const Place& where, Of of, Use use, Packs&... packs) const {
         const Place in_planes = {where.row, before + where.first, before + length};
-        each_in_channels(in_planes, ChannelWalk(in_planes.first, HxW), HxW, of, use, packs...);
+        each_in_channels(
+            in_planes, ChannelWalk(in_planes.first, HxW), HxW,
+            [&](int of_run, bool there) { return of(there ? of_run : 0); }, use, packs...);
     }
 };
 

@@ -62,8 +62,11 @@ struct GroupRuns {
     int HxW;
 
     __device__ __forceinline__ int channels() const { return static_cast<int>(C / groups); }
-    __device__ __forceinline__ Through in_front(long long channel, acc_t gamma_c, const Coefficients& k) const {
-        return Through{Affine{k.mean, k.rstd * gamma_c, is_identity ? acc_t(0) : parameter(beta, channel, acc_t(0))}};
+    // What lies between dy and the normalised values of a channel.
+    __device__ __forceinline__ Through in_front(long long channel, bool there, acc_t gamma_c,
+                                                const Coefficients& k) const {
+        const acc_t beta_c = is_identity ? acc_t(0) : parameter(beta, channel, acc_t(0), there);
+        return Through{Affine{k.mean, k.rstd * gamma_c, beta_c}};
     }
 
     template <int lanes>
@@ -102,11 +105,11 @@ struct GroupRuns {
                 forget(walk.left);
                 run.each_sum(
                     k, walk, HxW,
-                    [&](int channel) {
-                        const acc_t gamma_c =
-                            alone && is_identity ? acc_t(1) : parameter(gamma, first_channel + channel, acc_t(1));
+                    [&](int channel, bool there) {
+                        const bool asked = there && !(alone && is_identity);
+                        const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1), asked);
                         return WeighedChannel{alone ? acc_t(1) : gamma_c,
-                                              in_front(first_channel + channel, gamma_c, of_group)};
+                                              in_front(first_channel + channel, there, gamma_c, of_group)};
                     },
                     [&](int i, const WeighedChannel& of) {
                         const acc_t value = widen(held_x[k].get(i));
@@ -168,9 +171,9 @@ private:
             forget(walk.left);
             run.each(
                 k, walk, HxW,
-                [&](int channel) {
-                    const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1));
-                    return WeighedChannel{gamma_c, in_front(first_channel + channel, gamma_c, of_group)};
+                [&](int channel, bool there) {
+                    const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1), there);
+                    return WeighedChannel{gamma_c, in_front(first_channel + channel, there, gamma_c, of_group)};
                 },
                 [&](int i, const WeighedChannel& of) {
                     Coefficients coefficients = of_group;

@@ -20,6 +20,8 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         Pack<data_t> held[Tile::packs];
         run.load_from(x, held);
         const long long first_channel = item % groups * channels;  // a long division, while the data is on its way
+        const gamma_t* const own_gamma = from_index(gamma, first_channel);
+        const beta_t* const own_beta = from_index(beta, first_channel);
         const Statistics found = run_statistics(team, run, run.centre(x), held, length, eps);
         if (run.length == 0) {
             continue;
@@ -30,13 +32,12 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         }
         if (HxW == 1) {  // neighbours are channels, and their parameters lie side by side
             const auto packs_of = [&](const auto* array, int k, acc_t absent) {
-                return parameters_of(array == nullptr ? nullptr : array + first_channel, run.first(k), run.length,
-                                     absent);
+                return parameters_of(array, run.first(k), run.length, absent);
             };
             forget(run.shift);  // the predicates of its elements do not fit beside their parameters
             write_run(
-                y, run, held, found, [&](int k) { return packs_of(gamma, k, acc_t(1)); },
-                [&](int k) { return packs_of(beta, k, acc_t(0)); },
+                y, run, held, found, [&](int k) { return packs_of(own_gamma, k, acc_t(1)); },
+                [&](int k) { return packs_of(own_beta, k, acc_t(0)); },
                 [](acc_t value) { return activation_t::apply(value); });
             continue;
         }
@@ -46,7 +47,9 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
             Pack<data_t> out = {};
             run.each(
                 k, walk, static_cast<int>(HxW),
-                [&](int channel) { return affine_of(gamma, beta, first_channel + channel, found.mean, found.rstd); },
+                [&](int channel, bool there) {
+                    return affine_of(own_gamma, own_beta, channel, found.mean, found.rstd, there);
+                },
                 [&](int i, const Affine& affine) {
                     out.set(i, narrow<data_t>(activation_t::apply(normalised(widen(held[k].get(i)), affine))));
                 },

@@ -59,24 +59,25 @@ struct ChannelStride {
 };
 
 // Calls give(channel, known, sums) for the channels that a pack of a channels-first run has elements of, in order: known is
-// of(channel), and sums that of the Pairs terms(i, known) of these elements, i being their place in `packs`. The lanes of a
-// warp go apart in here: nobody may shuffle.
+// of(channel, true), and sums that of the Pairs terms(i, known) of these elements, i being their place in `packs`. The lanes
+// of a warp go apart in here: nobody may shuffle.
 //
 // Where a channel has as many elements as a pack, the pack is of one or two: what is known of both is asked for at once,
-// and each element takes its own. The outermost may be of none of the run's, and their sums go nowhere. Smaller channels
+// of(channel, false) where there is none, which is to load nothing; and each element takes its own. The outermost elements
+// may be of none of the run's channels, and their sums go nowhere. Smaller channels
 // are rare: they are taken element by element in one body for all, for which the packs turn, since they lie in registers,
 // whose numbers are known when the kernel is compiled. Unrolled it would be most of the kernel's code.
 template <typename Of, typename Terms, typename Give, typename... Packs>
 __device__ __forceinline__ void sums_in_channels(const Place& where, const ChannelWalk& from, int HxW, Of of,
                                                  Terms terms, Give give, Packs&... packs) {
-    if (where.first + pack_size <= 0 || where.first >= where.length) {
+    if (where.first >= where.length) {
         return;
     }
     if (HxW >= pack_size) {
         const int channel = from.channel, next = from.left;
-        const bool ahead = channel < 0, both = next < pack_size && where.first + next < where.length;
-        const auto first = of(ahead ? 0 : channel);
-        const auto second = both ? of(channel + 1) : first;
+        const bool here = channel >= 0, both = next < pack_size && where.first + next < where.length;
+        const auto first = of(channel, here);
+        const auto second = of(channel + 1, both);
         Pair of_first = {}, of_second = {};
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
@@ -85,7 +86,7 @@ __device__ __forceinline__ void sums_in_channels(const Place& where, const Chann
             of_first = i < next ? of_first + term : of_first;
             of_second = i < next ? of_second : of_second + term;
         }
-        if (!ahead) {
+        if (here) {
             give(channel, first, of_first);
         }
         if (both) {
@@ -94,7 +95,7 @@ __device__ __forceinline__ void sums_in_channels(const Place& where, const Chann
         return;
     }
     ChannelWalk walk = from;
-    auto known = of(walk.channel < 0 ? 0 : walk.channel);
+    auto known = of(walk.channel, walk.channel >= 0);
     Pair sums = {};
 #pragma unroll 1
     for (int i = 0; i < pack_size; ++i) {
@@ -110,7 +111,7 @@ __device__ __forceinline__ void sums_in_channels(const Place& where, const Chann
             sums = Pair{};
         }
         if (last && i + 1 < pack_size && where.holds(i + 1)) {
-            known = of(walk.channel);
+            known = of(walk.channel, true);
         }
     }
 }

@@ -1,16 +1,24 @@
 // Parameters that may be absent, and the gradients of those per channel.
 #include "norm.cuh"
 
-// array[index], or `absent` where there is no array.
+// array[index], or `absent` where there is no array, or no such index. In one condition, for a load with a predicate: a
+// branch around it would keep the next one waiting.
 template <typename T>
-__device__ __forceinline__ acc_t parameter(const T* array, long long index, acc_t absent) {
-    return array == nullptr ? absent : acc_t(widen(load(array, index)));
+__device__ __forceinline__ acc_t parameter(const T* array, long long index, acc_t absent, bool there = true) {
+    return there && array != nullptr ? acc_t(widen(load(array, index))) : absent;
+}
+
+// An array from an index on, or null.
+template <typename T>
+__device__ __forceinline__ const T* from_index(const T* array, long long index) {
+    return array == nullptr ? nullptr : array + index;
 }
 
 // y of a channel with these statistics.
 template <typename G, typename B>
-__device__ __forceinline__ Affine affine_of(const G* gamma, const B* beta, long long channel, acc_t mean, acc_t rstd) {
-    return Affine{mean, rstd * parameter(gamma, channel, acc_t(1)), parameter(beta, channel, acc_t(0))};
+__device__ __forceinline__ Affine affine_of(const G* gamma, const B* beta, long long channel, acc_t mean, acc_t rstd,
+                                            bool there = true) {
+    return Affine{mean, rstd * parameter(gamma, channel, acc_t(1), there), parameter(beta, channel, acc_t(0), there)};
 }
 
 // The parameters of a pack's elements, as they are stored: they stay in registers at their own width.

@@ -133,7 +133,7 @@ struct Slab<ChannelsFirst> {
             auto packs = held(j);
             Pack<data_t> out = {};
             each_in_channels(
-                where, walk, HxW, of,
+                where, walk, HxW, [&](int channel, bool there) { return of(there ? channel : 0); },
                 [&](int i, const auto& known) { out.set(i, narrow<data_t>(element(packs, i, known))); }, packs, out);
             store_pack(to + where.row, where.first, where.length, out);
             stride.advance(walk, HxW);

@@ -178,6 +178,7 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     warp: Named = dict(GROUP_WARP)
     if backward:
         warp["an infinite mean"] = {"shape": (3, 3, 21), "groups": 3, **INFINITE}
+        warp["an infinite mean of small channels"] = {"shape": (3, 6, 3), "groups": 2, **INFINITE}
         warp |= masked(
             GROUP_WARP, "channels of one element", "one channel a group, misaligned", "channels end within packs"
         )

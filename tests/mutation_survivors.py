@@ -138,8 +138,8 @@ SURVIVORS: dict[Key, str] = {
     ("pack_channels.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
         "Never negative: the packs of a sweep meet their run, and the place of a step past the last is {0, 0, 0}."
     ),
-    ("pack_channels.cuh", "if (where.first + pack_size <= 0 || where.first >= where.length) {", "guard", 0): (
-        "Never so: runs are covered from the 16-byte boundary at or before them, less than a pack away."
+    ("pack_channels.cuh", "if (last && i + 1 < pack_size && where.holds(i + 1)) {", "guard", 0): (
+        "Speed only: looks up the channel of the next pack's first element, which the run holds, and does not use it."
     ),
     ("row_gradients.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
     ("row_gradients.cuh",
