@@ -64,6 +64,8 @@ def _cell(document: dict[str, Any], result: dict[str, Any], one: dict[str, Any] 
 def _table(document: dict[str, Any]) -> Iterator[str]:
     names = list(dict.fromkeys(one["name"] for result in document["results"] for one in result["contenders"]))
     ran = {one["name"] for result in document["results"] for one in result["contenders"] if one["state"] != "missing"}
+    if absent := [name for name in names if name not in ran]:
+        yield f"Not there: {', '.join(absent)}.\n"
     names = [name for name in names if name in ran]
     yield f"| problem | {' | '.join(names)} |"
     yield "|---" * (len(names) + 1) + "|"

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# What only a GPU can tell, as one command, in two parts of at most ten minutes each:
+#
+#   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--dry-run]
+#
+# Part 1: the tests that need a GPU, then a few of them under compute-sanitizer's memcheck and racecheck, where it is there.
+# Part 2: the tiling table, tuned for the workloads in turn, into tuning/; `cunorm bench` of the workloads in turn, and what
+# a call costs the host, into benchmarks/results/; docs/speed.md from these.
+#
+# Without --part it runs both. A step that the minutes (9 by default, for each part) do not reach is named at the end, and
+# so is each that failed; the exit code is then 1. Run it again for what is left: a table and a result that are there are
+# gone on with, or replaced. --dry-run takes every step on the CPU executor with one tiny shape, and throws all results away.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+parts="1 2" minutes=9 dry=""
+usage() {
+  echo "usage: bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--dry-run]; $1" >&2
+  exit 2
+}
+while [ $# -gt 0 ]; do
+  case $1 in
+    --part) [[ ${2:-} =~ ^[12]$ ]] || usage "--part: '${2:-}', expected 1 or 2"; parts=$2; shift ;;
+    --minutes) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || usage "--minutes: '${2:-}', expected a whole number"; minutes=$2; shift ;;
+    --dry-run) dry=yes ;;
+    *) usage "unknown: $1" ;;
+  esac
+  shift
+done
+
+# In the order in which they matter where the time does not reach for all.
+workloads="quick llm sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet mlp odd segmentation-bn bn1d video-vae"
+dtype=bfloat16 results=benchmarks/results tables=tuning
+failed="" unreached=""
+if [ -n "$dry" ]; then
+  box=$(mktemp -d)
+  trap 'rm -rf "$box"' EXIT
+  results=$box/results tables=$box/tuning workloads=quick
+  mkdir -p "$results" "$tables"
+  export CUNORM_CACHE_DIR="${CUNORM_CACHE_DIR:-$box/cache}"
+else
+  python -c "import sys; from cunorm.ops import gpu_present; sys.exit(0 if gpu_present() else 3)" || {
+    echo "gpu_proof: CuPy sees no GPU here; see \`cunorm doctor\`, or --dry-run" >&2
+    exit 3
+  }
+fi
+
+# step NAME COMMAND...: within what is left of the part's minutes. Whoever is out of time is interrupted as by Ctrl-C, upon
+# which the tuner and the bench keep what they have.
+step() {
+  local name=$1 left=$((deadline - SECONDS)) code
+  shift
+  if [ "$left" -lt 5 ]; then
+    unreached+=" $name;"
+    return
+  fi
+  echo "== $name"
+  timeout -s INT -k 30 "$left" env --default-signal=INT "$@"
+  code=$?
+  case $code in
+    0) ;;
+    124 | 130 | 137) unreached+=" $name (begun);" ;;
+    *) failed+=" $name (exit code $code);" ;;
+  esac
+}
+
+part_1() {
+  step "doctor" cunorm doctor
+  if [ -n "$dry" ]; then
+    step "tests" python -m pytest -q -p no:cacheprovider tests/test_tuning_clock.py
+  else
+    step "tests" python -m pytest -q -n 4 --gpu -m gpu
+  fi
+  if [ -n "$dry" ] || ! command -v compute-sanitizer >/dev/null; then
+    echo "== compute-sanitizer is not here: no memcheck, no racecheck"
+    return
+  fi
+  for tool in memcheck racecheck; do
+    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      python -m pytest -q --gpu tests/test_gpu_executor.py -k "oracle or strides"
+  done
+}
+
+part_2() {
+  local device workload
+  device=$(python -c "
+from cunorm import launch, table
+print(table.slug(launch.executor('${dry:+cpu}' or 'gpu').limits()))")
+  local table="$tables/$device.json"
+  for workload in $workloads; do
+    if [ -n "$dry" ]; then
+      step "tune" cunorm tune layer_norm --shape 64,256 --dtype $dtype --evaluator model --table "$table"
+      CUNORM_TILING_TABLE=$table step "bench" cunorm bench layer_norm --shape 64,256 --dtype $dtype --rehearse --rounds 2 --peers torch,liger \
+        --quiet --json "$results/bench-$device-tiny.json"
+      continue
+    fi
+    step "tune $workload" cunorm tune --workload "$workload" --dtype $dtype --seconds 2 --table "$table" --resume
+    CUNORM_TILING_TABLE=$table step "bench $workload" cunorm bench --workload "$workload" --dtype $dtype \
+      --peers torch,liger,quack,apex --json "$results/bench-$device-$workload.json"
+  done
+  step "host cost" python benchmarks/host_overhead.py --rounds $([ -n "$dry" ] && echo 2 || echo 101) \
+    --json "$results/host_overhead_$device.json"
+  if [ -n "$dry" ]; then
+    step "speed" python benchmarks/speed.py --check
+  else
+    step "speed" python benchmarks/speed.py
+  fi
+}
+
+for part in $parts; do
+  deadline=$((SECONDS + 60 * minutes))
+  echo "=== part $part, at most $minutes minutes"
+  "part_$part"
+done
+[ -z "$dry" ] || echo "dry run: results thrown away, nothing measured"
+[ -z "$unreached" ] || echo "not reached:$unreached" >&2
+[ -z "$failed" ] || echo "failed:$failed" >&2
+[ -z "$unreached$failed" ]

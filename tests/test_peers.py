@@ -1,0 +1,224 @@
+"""What the bench asks of its peers: the same outputs in the same precision, or a sentence; through stand-ins for those
+that are not installed. And the GPU's clock for what torch launches, over a pretended torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from cunorm.tuning.bench import WRONG
+from cunorm.tuning.bench_calls import Sets
+from cunorm.tuning.bench_clock import GpuClock
+from cunorm.tuning.inputs import inputs_of
+from cunorm.tuning.oracle import expected
+from cunorm.tuning.peers import PEERS, NotOffered
+
+from cunorm.arrays import DTYPES
+from cunorm.problem import Problem
+from cunorm.traffic_problem import array_facts
+
+FORWARD, GRADIENTS = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
+LAYER = Problem("layer_norm", "float32", "float32", "float32", "float32", "NCHW", 6, 40, 1, 1, FORWARD)
+LAYER_BACKWARD = replace(LAYER, op="layer_norm_backward", beta_dtype=None, outputs=GRADIENTS)
+GROUP = replace(LAYER, op="group_norm", N=2, C=12, HxW=15, group=3)
+GROUP_BACKWARD = replace(GROUP, op="group_norm_backward", beta_dtype=None, outputs=GRADIENTS)
+STATS = replace(LAYER, op="batch_norm_stats", gamma_dtype=None, beta_dtype=None, outputs=("mean", "invstd"), group=40)
+
+
+@pytest.mark.parametrize(("name", "problem", "sentence"), [
+    ("liger", STATS, "no batch_norm_stats"),
+    ("liger", replace(GROUP, layout="NHWC"), "channels-last data is copied first"),
+    ("liger", replace(GROUP, activation="silu"), "no silu fused behind it"),
+    ("quack", GROUP, "no group_norm"),
+    ("quack", LAYER_BACKWARD, "no gradient of LayerNorm"),
+    ("quack", LAYER, "gamma in float32 alone, and no beta"),
+    ("apex", STATS, "no batch_norm_stats"),
+    ("apex", GROUP, "GroupNorm of channels-last data alone"),
+])  # fmt: skip
+def test_what_a_peer_has_not_is_said(name: str, problem: Problem, sentence: str) -> None:
+    with pytest.raises(NotOffered, match=sentence):
+        PEERS[name].prepare(problem, {})
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    made = ModuleType(name)
+    for key, value in members.items():
+        setattr(made, key, value)
+    monkeypatch.setitem(sys.modules, name, made)
+
+
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liger, QuACK and Apex as torch would do what they do, with the arguments that theirs take."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    F = torch.nn.functional
+
+    class Layer:
+        @staticmethod
+        def apply(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+            return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    class Group:
+        @staticmethod
+        def apply(x: Any, weight: Any, bias: Any, num_channels: int, num_groups: int, eps: float) -> Any:
+            assert x.ndim == 3 and x.shape[1] == num_channels
+            return F.group_norm(x, num_groups, weight, bias, eps)
+
+    class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc,name-defined]
+        def __init__(self, groups: int, channels: int, eps: float, device: Any, dtype: Any, act: str) -> None:
+            super().__init__(groups, channels, eps=eps, device=device, dtype=dtype)
+            self.act = act
+
+        def _check_legality(self, x: Any) -> bool:
+            return bool(x.is_contiguous(memory_format=torch.channels_last)) and self.num_groups == 3
+
+        def forward(self, x: Any) -> Any:
+            y = super().forward(x)
+            return F.silu(y) if self.act else y
+
+    def affine(x: Any, weight: Any, bias: Any, shape: tuple[int, ...], eps: float) -> Any:
+        return F.layer_norm(x, shape, weight, bias, eps)
+
+    module(monkeypatch, "liger_kernel.ops.layer_norm", LigerLayerNormFunction=Layer)
+    module(monkeypatch, "liger_kernel.ops.group_norm", LigerGroupNormFunction=Group)
+    module(monkeypatch, "quack.layernorm", layernorm=lambda x, w, eps: F.layer_norm(x, w.shape, w, None, eps))
+    module(monkeypatch, "apex.normalization.fused_layer_norm", fused_layer_norm_affine=affine)
+    module(monkeypatch, "apex.contrib.group_norm", GroupNorm=GroupNorm)
+
+
+@pytest.mark.parametrize(("name", "problem"), [
+    (name, problem)
+    for name, problems in {
+        "torch": (LAYER, LAYER_BACKWARD, GROUP, GROUP_BACKWARD, replace(GROUP, activation="silu"),
+                  replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu"), replace(GROUP, layout="NHWC"),
+                  replace(GROUP_BACKWARD, layout="NHWC"), replace(GROUP_BACKWARD, outputs=("dx", "dbeta"))),
+        "liger": (LAYER, LAYER_BACKWARD, GROUP, GROUP_BACKWARD),
+        "quack": (replace(LAYER, beta_dtype=None),),
+        "apex": (LAYER, LAYER_BACKWARD, replace(GROUP, layout="NHWC"), replace(GROUP_BACKWARD, layout="NHWC"),
+                 replace(GROUP, layout="NHWC", activation="silu")),
+    }.items()
+    for problem in problems
+], ids=lambda value: value if isinstance(value, str) else f"{value.op}-{value.layout}-{value.activation}")  # fmt: skip
+def test_a_peer_gets_the_same_arrays_and_is_right(name: str, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins(monkeypatch)
+    given = inputs_of(problem, 0, hostile=False)
+    peer, flat = PEERS[name], Sets(problem, given, "cpu", 1).bytes_of(0)
+    came = peer.prepare(problem, peer.arrays(problem, flat))()
+    wanted = {one.name: one for one in expected(problem, given)}
+    assert set(came) == set(problem.outputs) - {"mean", "rstd"}
+    for result, tensor in came.items():
+        dtype = array_facts(problem, result)[1]
+        values = np.asarray(peer.flat(problem, result, tensor)).view(DTYPES[dtype])
+        assert wanted[result].off(values) <= WRONG[dtype] / 10
+
+
+def test_apex_is_not_taken_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module calls torch without a word where it has no kernels."""
+    stand_ins(monkeypatch)
+    problem = replace(GROUP, layout="NHWC", group=4)
+    given = inputs_of(problem, 0, hostile=False)
+    peer, flat = PEERS["apex"], Sets(problem, given, "cpu", 1).bytes_of(0)
+    with pytest.raises(NotOffered, match="no kernels for 12 channels in 4 groups"):
+        peer.prepare(problem, peer.arrays(problem, flat))
+
+
+# ---- the clock ------------------------------------------------------------------------------------------------------
+
+
+class Torch(ModuleType):
+    """A GPU's time as torch would see it: what runs, in a graph or not, takes two microseconds."""
+
+    def __init__(self, captures: bool) -> None:
+        super().__init__("torch")
+        self.now, self.on, self.capturing, self.runs, self.slept = 0.0, None, False, 0, 0
+        world = self
+
+        class Stream:
+            pass
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                assert isinstance(world.on, Stream)  # not the default one
+                self.at = world.now
+
+            def synchronize(self) -> None:
+                pass
+
+            def elapsed_time(self, other: Any) -> float:
+                return float(other.at - self.at) * 1e3
+
+        class Graph:
+            launches = 0
+
+            def replay(self) -> None:
+                world.now += self.launches * 2e-6
+
+        @contextlib.contextmanager
+        def stream(one: Any) -> Any:
+            before, world.on = world.on, one
+            yield
+            world.on = before
+
+        @contextlib.contextmanager
+        def graph(one: Any, stream: Any) -> Any:
+            assert isinstance(stream, Stream)
+            if not captures:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            world.capturing, begun = True, world.runs
+            yield
+            world.capturing, one.launches = False, world.runs - begun
+
+        def sleep(cycles: int) -> None:
+            world.slept += 1
+
+        self.cuda = type("cuda", (), {
+            "Stream": Stream, "Event": Event, "CUDAGraph": Graph, "stream": staticmethod(stream),
+            "graph": staticmethod(graph), "_sleep": staticmethod(sleep), "synchronize": staticmethod(lambda: None),
+        })  # fmt: skip
+
+    def run(self, index: int) -> None:
+        self.runs += 1
+        if not self.capturing:
+            self.now += 2e-6
+
+
+@pytest.mark.parametrize(("captures", "how"), [(True, "graph"), (False, "events")])
+def test_what_torch_launches_is_timed(captures: bool, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = Torch(captures)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    clock = GpuClock.__new__(GpuClock)  # without CuPy and its GPU
+    clock._stream = None
+    sets: list[int] = []
+
+    def run(index: int) -> None:
+        sets.append(index)
+        torch.run(index)
+
+    named, sample = clock.kernels(run, 3, by_torch=True)
+    assert named == how
+    assert sample() == pytest.approx(2e-6)
+    assert {sets.count(index) for index in range(3)} == {len(sets) // 3}  # whole walks
+    assert (torch.slept > 0) == (not captures)
+
+
+def test_cunorms_launches_go_to_its_own_clock() -> None:
+    clock = GpuClock.__new__(GpuClock)
+    asked: list[Any] = []
+
+    class Own:
+        def sampler(self, tile: Any, run: Callable[[int], Any], sets: int) -> Callable[[], float]:
+            asked.append((tile, run, sets))
+            return lambda: 7e-6
+
+    clock._own = Own()  # type: ignore[assignment]
+    how, sample = clock.kernels(print, 5, by_torch=False)
+    assert (how, sample(), asked) == ("graph", 7e-6, [(None, print, 5)])

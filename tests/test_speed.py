@@ -1,0 +1,128 @@
+"""What is published of speed: the page from measured results alone; and the script that measures, in a dry run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from test_bench import shown
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """benchmarks/speed.py over folders of its own."""
+    spec = importlib.util.spec_from_file_location("speed", ROOT / "benchmarks" / "speed.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(module, "PAGE", tmp_path / "speed.md")
+    return module
+
+
+def keep(folder: Path, name: str, **others: Any) -> None:
+    (folder / f"bench-{name}.json").write_text(json.dumps(shown() | others), encoding="utf-8")
+
+
+def test_the_page_is_what_the_results_give() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "speed.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_results_the_page_says_so(speed: ModuleType, tmp_path: Path) -> None:
+    assert speed.main([]) == 0
+    assert "Nothing has been measured" in (tmp_path / "speed.md").read_text(encoding="utf-8")
+
+
+def test_of_a_device_and_workload_the_newest_counts(speed: ModuleType, tmp_path: Path) -> None:
+    keep(tmp_path, "old", date="2026-01-01T00:00:00+00:00", workload="llm", copy_bandwidth=1e12)
+    keep(tmp_path, "new", date="2026-02-01T00:00:00+00:00", workload="llm", copy_bandwidth=4e12)
+    keep(tmp_path, "other", date="2026-01-15T00:00:00+00:00", workload="vision", copy_bandwidth=2e12)
+    assert speed.main([]) == 0
+    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        "## NVIDIA H200, llm, 2026-02-01",
+        "## NVIDIA H200, vision, 2026-01-15",
+    ]
+    assert "Copy 4000 GB/s" in page and "Copy 1000 GB/s" not in page
+    row = next(line for line in page.splitlines() if "rows=16384" in line)
+    own = ["89% (75.0; 67.5 to 90.0)", "95% (71.0; 63.9 to 85.2)"]
+    assert row.split(" | ")[1:4] == [*own, "48% (140.0; 126.0 to 168.0)"]
+    assert row.split(" | ")[5:] == ["wrong", "– |"]
+    assert "Not there: apex." in page  # which has no column
+    assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in page
+    assert speed.main(["--check"]) == 0
+    (tmp_path / "speed.md").write_text(page.replace("89%", "98%"), encoding="utf-8")
+    assert speed.main(["--check"]) == 1
+
+
+def test_a_rehearsal_is_refused(speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path, "quick", source="rehearsed")
+    assert speed.main([]) == 2
+    assert "bench-quick.json: it was rehearsed, not measured on a GPU" in capsys.readouterr().err
+    assert not (tmp_path / "speed.md").exists()
+
+
+# ---- the script -----------------------------------------------------------------------------------------------------
+
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+
+
+def proof(*given: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    command = ["bash", str(ROOT / "benchmarks" / "gpu_proof.sh"), *given]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def listing() -> list[Path]:
+    return sorted(path for name in ("benchmarks/results", "tuning", "docs") for path in (ROOT / name).iterdir())
+
+
+@needs_bash
+def test_every_step_runs_dry_and_leaves_nothing() -> None:
+    before = listing()
+    done = proof("--dry-run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [line[3:] for line in done.stdout.splitlines() if line.startswith("== ")]
+    assert [step for step in steps if "compute-sanitizer" not in step] == [
+        "doctor", "tests", "tune", "bench", "host cost", "speed",
+    ]  # fmt: skip
+    assert "cunorm, table tile      off by" in done.stdout  # the bench found what the tuner wrote
+    assert "of copy" not in done.stdout
+    assert listing() == before
+
+
+@needs_bash
+def test_a_step_that_the_time_does_not_reach_is_named(tmp_path: Path) -> None:
+    """The whole script with no minutes at all."""
+    text = (ROOT / "benchmarks" / "gpu_proof.sh").read_text(encoding="utf-8").replace("60 * minutes", "0 * minutes")
+    copy = tmp_path / "benchmarks" / "gpu_proof.sh"
+    copy.parent.mkdir()
+    copy.write_text(text, encoding="utf-8")
+    environment = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    command = ["bash", str(copy), "--dry-run", "--part", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    assert "not reached: doctor; tests;" in done.stderr
+
+
+@needs_bash
+@pytest.mark.parametrize(("given", "sentence"), [
+    (["--part", "3"], "--part: '3', expected 1 or 2"),
+    (["--minutes", "0"], "--minutes: '0', expected a whole number"),
+    (["--fast"], "unknown: --fast"),
+])  # fmt: skip
+def test_wrong_arguments_of_the_script(given: list[str], sentence: str) -> None:
+    done = proof(*given)
+    assert done.returncode == 2 and sentence in done.stderr
