@@ -139,6 +139,7 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                 next.load_from(x, run_behind);
             }
             const Statistics found = run_statistics(team, run, held.centre, held.x, length, eps);
+            forget(run.shift);  // the predicates of its elements do not fit beside their parameters
             if (run.live && team.lane() == 0 && team.rank() == 0) {
                 store(mean, row, found.mean);
                 store(rstd, row, found.rstd);
