@@ -98,11 +98,11 @@ print(table.slug(launch.executor('${dry:+cpu}' or 'gpu').limits()))")
     CUNORM_TILING_TABLE=$table step "bench $workload" cunorm bench --workload "$workload" --dtype $dtype \
       --peers torch,liger,quack,apex --json "$results/bench-$device-$workload.json"
   done
-  step "host cost" python benchmarks/host_overhead.py --rounds $([ -n "$dry" ] && echo 2 || echo 101) \
-    --json "$results/host_overhead_$device.json"
   if [ -n "$dry" ]; then
+    step "host cost" python benchmarks/host_cost.py --rehearse
     step "speed" python benchmarks/speed.py --check
   else
+    step "host cost" python benchmarks/host_cost.py --json "$results/host_cost_$device.json"
     step "speed" python benchmarks/speed.py
   fi
 }

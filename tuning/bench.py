@@ -7,6 +7,7 @@ contender that is missing, does not have the operator, fails or is wrong is in t
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class _Entrant:
 
     contender: Contender
     run: Callable[[int], Any]
-    call: Callable[[], Any]
+    call: Callable[[int], Any]
     results: Callable[[], Mapping[str, Any]]
     by_torch: bool
     sample: Callable[[], float] | None = None
@@ -113,12 +114,13 @@ def _own(name: str, tile: Tile | None, place: Place, problem: Problem, sets: Set
         at["workspace"] = workspace.address if plan.workspace_nbytes else 0
         values.append([*(at.get(name, 0) for name in names), *(numbers[n] for n in plan.names if n in numbers)])
     sizes = [0] * len(names)
+    calls = [public_call(problem, sets.arrays(index), tile) for index in range(len(sets))]
     fields = ", ".join(f"{field}={value}" for field, value in plan.tile.fields) if plan.tile is not None else ""
     strategy = "" if plan.strategy is None else plan.strategy.name
     return _Entrant(
         Contender(name, sentence=f"{strategy} ({fields})"),
         run=lambda index, keep=workspace: plan.run(values[index], sizes),  # type: ignore[misc]
-        call=public_call(problem, sets.arrays(0), tile),
+        call=lambda index: calls[index](),
         results=lambda: {name: flat for name, flat in sets.bytes_of(0).items() if name in problem.outputs},
         by_torch=False,
     )
@@ -131,7 +133,7 @@ def _peer(name: str, problem: Problem, sets: Sets, clock: BenchClock) -> _Entran
     return _Entrant(
         Contender(name, sentence=f"{peer.distribution} {peer.version}"),
         run=lambda index: calls[index](),
-        call=calls[0],
+        call=lambda index: calls[index](),
         results=lambda: {key: peer.flat(problem, key, tensor) for key, tensor in calls[0]().items()},
         by_torch=True,
     )
@@ -255,7 +257,7 @@ def bench_problem(
         contender.sentence = sentence
         entrants.remove(entrant)
         out.append(contender)
-    _rounds(entrants, clock, rounds, random.Random(seed), out)
+    _rounds(entrants, clock, rounds, len(sets), random.Random(seed), out)
     for entrant in entrants:
         if clock.measures:
             entrant.contender.kernels = Spread.of(entrant.samples)
@@ -265,15 +267,17 @@ def bench_problem(
 
 
 def _rounds(
-    entrants: list[_Entrant], clock: BenchClock, rounds: int, order: random.Random, out: list[Contender]
+    entrants: list[_Entrant], clock: BenchClock, rounds: int, sets: int, order: random.Random, out: list[Contender]
 ) -> None:
-    """Samples of all, a round after a round, in another order each; who fails is out from then on."""
-    for _ in range(rounds):
+    """Samples of all, a round after a round, in another order each; who fails is out from then on. The calls of a round
+    are of a set each, the next one's in the next.
+    """
+    for at in range(rounds):
         for entrant in order.sample(entrants, len(entrants)):
             assert entrant.sample is not None
             try:
                 entrant.samples.append(entrant.sample())
-                entrant.walls.append(clock.wall(entrant.call))
+                entrant.walls.append(clock.wall(functools.partial(entrant.call, at % sets)))
             except Exception as error:
                 contender = entrant.contender
                 contender.state, contender.sentence = "failed", _failure(contender.name, error, clock)

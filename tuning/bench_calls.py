@@ -81,7 +81,7 @@ def _shaped(problem: Problem, name: str, flat: Any) -> Any:
     return array
 
 
-def public_call(problem: Problem, arrays: Arrays, tile: Tile | None) -> Callable[[], Any]:
+def public_call(problem: Problem, arrays: Arrays, tile: Tile | None, workspace: Any = None) -> Callable[[], Any]:
     """What a user types for a problem, with ``out=``.
 
     Parameters
@@ -92,10 +92,12 @@ def public_call(problem: Problem, arrays: Arrays, tile: Tile | None) -> Callable
         Of `Sets.arrays`.
     tile : Tile or None
         None: the tile that a call chooses by itself.
+    workspace : array, optional
+        None: the call allocates it.
     """
     op = OPS[problem.op]
     out = tuple(arrays.get(name) for name in op.results)
-    options: dict[str, Any] = {"out": out if len(out) > 1 else out[0], "tile": tile}
+    options: dict[str, Any] = {"out": out if len(out) > 1 else out[0], "tile": tile, "workspace": workspace}
     family, _, what = problem.op.partition("_norm")
     positional = [arrays.get(name) for name in op.inputs]
     if family == "group":
