@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +24,7 @@ from cunorm.problem import Problem
 from .bench import Contender, DeviceLostError, bench_problem
 from .bench_clock import BenchClock, GpuClock, RehearsalClock
 from .bench_report import MEASURED, REHEARSED, document, text
+from .files import write_whole
 from .peers import PEERS
 from .stand import software
 from .wanted import problems_of
@@ -114,20 +114,6 @@ def _bar(problems: Sequence[Problem], quiet: bool) -> Iterator[Problem]:
             yield problem
 
 
-def _write(path: Path, found: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(json.dumps(found, indent=1) + "\n")
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
 def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
     """The command, from its parsed arguments; returns the exit code.
 
@@ -184,7 +170,7 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
     found |= {"interrupted": interrupted, "lost": lost}
     print("\n".join(text(found)))
     if to_json is not None:
-        _write(to_json, found)
+        write_whole(to_json, json.dumps(found, indent=1) + "\n")
     if to_plot is not None and results:
         from .bench_figure import figure
 

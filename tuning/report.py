@@ -6,12 +6,9 @@ Imported only when a report is asked for: matplotlib is not small.
 from __future__ import annotations
 
 import base64
-import contextlib
 import datetime
 import html
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -22,6 +19,7 @@ from cunorm import costmodel
 from cunorm.strategy import Tile
 
 from . import report_figures as figures
+from .files import write_whole
 from .result import Result, Trial
 from .sampler import distributions_of, params_of
 
@@ -75,16 +73,7 @@ def write(results: Sequence[Result], folder: Path, *, title: str) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
-    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in _page(results, title))
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    write_whole(path, "".join(f"{line}\n" for line in _page(results, title)))
     return path
 
 
