@@ -10,17 +10,17 @@ __device__ __forceinline__ acc_t exponential(acc_t value) {
 // 1 / value of a value from 1 up, infinity included, rounded almost always as a division rounds: an approximation and one
 // step of Newton's. A division has a slow way besides, for values that are none of these: a call in the code of every
 // element.
-__device__ __forceinline__ acc_t reciprocal(acc_t value) {
-#ifndef CUNORM_CPU
-    if constexpr (sizeof(acc_t) == sizeof(float)) {
-        constexpr float largest = 0x1p126f;  // with a reciprocal that is no denormal
-        float found;
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(value));
-        return value < largest ? fmaf(found, fmaf(-value, found, 1.0f), found) : found;
-    }
+__device__ __forceinline__ float reciprocal(float value) {
+#ifdef CUNORM_CPU
+    return 1.0f / value;
+#else
+    constexpr float largest = 0x1p126f;  // with a reciprocal that is no denormal
+    float found;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(value));
+    return value < largest ? fmaf(found, fmaf(-value, found, 1.0f), found) : found;
 #endif
-    return acc_t(1) / value;
 }
+__device__ __forceinline__ double reciprocal(double value) { return 1.0 / value; }
 
 struct Identity {
     static constexpr bool identity = true;

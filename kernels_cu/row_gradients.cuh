@@ -154,8 +154,7 @@ struct RowGradients {
         kept_t kept;
         kept.length = columns;
         kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
-        const bool may_shift = rows_may_shift(rows, teams, length);
-        const run_t first_row(dy, 0, length, true, may_shift);  // as in the forward
+        const run_t first_row(dy, 0, length, true, rows_may_shift(rows, teams, length));  // as in the forward
         const Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
         if (teams_share<lanes, blocks, grouped>) {
             __syncthreads();
@@ -165,7 +164,9 @@ struct RowGradients {
             if (wanted) {
                 kept.clear();
             }
-            run_t run(dy, own, length, own < rows, may_shift);
+            int asked_again = length;
+            forget(asked_again);  // or whether rows may shift would take a register from item to item
+            run_t run(dy, own, length, own < rows, rows_may_shift(rows, teams, asked_again));
             const long long group = grouped ? own % groups : 0;
             RowParameters<gamma_t, lanes, blocks, grouped> weights(gamma, group, shared_gamma, acc_t(1), run);
             RowParameters<beta_t, lanes, blocks, grouped> offsets(is_identity ? nullptr : beta, group, nullptr,
