@@ -13,6 +13,7 @@ from .strategy import Launch, Tile, refuses_threads
 from .strategy_common import (
     RESIDENT_REGISTERS,
     blocks_for,
+    gradient_registers,
     is_backward,
     pair_bytes,
     parameter_launches,
@@ -142,7 +143,7 @@ def refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
             return "channels-last rows are no run to copy in bulk"
     if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
         return sentence
-    return refuses_registers(RESIDENT_REGISTERS, tile, device)
+    return refuses_registers(_registers(problem), tile, device)
 
 
 def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
@@ -153,6 +154,11 @@ def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
     if last >= piece_packs(problem.layout, tile.groups * problem.group_channels, problem.HxW, problem.pack, 1):
         return f"a slab of {tile.groups} groups is too small for {tile.cluster} pieces"
     return refuses_block(problem, tile, device)
+
+
+def _registers(problem: Problem) -> int:
+    """Registers of a thread that its launch bound leaves it."""
+    return gradient_registers(problem, problem.layout) if is_backward(problem) else RESIDENT_REGISTERS
 
 
 def slab_workspace(problem: Problem, tile: Tile) -> int:
@@ -166,7 +172,7 @@ def slab_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     grid = max(1, blocks_for(blocks) // _pieces(tile)) * _pieces(tile)
     facts: dict[str, Any] = {
         "shared_bytes": _shared(problem, tile),
-        "registers": RESIDENT_REGISTERS,
+        "registers": _registers(problem),
         "cluster": _pieces(tile),
     }
     extra = (tile.groups, _piece(problem, tile))

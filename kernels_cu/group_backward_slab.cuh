@@ -4,6 +4,14 @@
 #include "parameters.cuh"
 #include "stage.cuh"
 
+// Channels of a thread at a time, and resident threads that a launch bound asks for: fewer where each has the z of eight
+// channels to make again, as in group_gradients.cuh.
+template <typename Layout>
+constexpr int thread_channels = 1;
+template <>
+constexpr int thread_channels<ChannelsLast> = pack_size;
+constexpr int slab_threads = is_identity || thread_channels<layout_t> < 8 ? 512 : 384;
+
 // What a block knows of a channel and of a group of its slab: one access to shared memory each.
 struct alignas(16) SlabChannel {
     acc_t gamma;

@@ -11,7 +11,7 @@
 // half of that is enough, two blocks share a multiprocessor and one loads while the other writes.
 #include "group_backward_slab.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(slab_threads))
     group_norm_backward_block(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                               const gamma_t* gamma, const beta_t* beta, data_t* dx, Pair* workspace, gamma_t* dgamma,
                               gamma_t* dbeta, long long N, long long C, long long HxW, long long groups,
