@@ -19,7 +19,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import settings
@@ -195,9 +195,10 @@ def _most(case: Case) -> int:
 
 
 def _demanding(case: Case, architecture: str, problem: Problem, tile: Tile) -> Problem:
-    """The problem that asks most of a tile, if the tile takes that."""
+    """The problem that asks most of a tile, of those that the tile takes."""
     made = demanding(problem)
-    return problem if case.solver.refuses(made, tile, _device(architecture)) is not None else made
+    asked = (made, replace(made, activation=None), problem)
+    return next(one for one in asked if case.solver.refuses(one, tile, _device(architecture)) is None)
 
 
 def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:

@@ -54,10 +54,13 @@ def _registers(problem: Problem, tile: Tile) -> int:
 
 
 def _held(problem: Problem, tile: Tile) -> int:
-    """The registers that a thread cannot do without: the packs as they are stored, and what it works with."""
+    """The registers that a thread cannot do without: the packs as they are stored, and what it works with; more where a
+    gradient comes back through an activation for eight elements a pack.
+    """
     tensors, work = (2, 52) if is_backward(problem) else (1, 48)
     wide = 20 if problem.dtype == "float64" else 0
-    return work + wide + WORDS * tensors * tile.packs
+    through = 14 if is_backward(problem) and problem.activation is not None and problem.pack >= 8 else 0
+    return work + wide + through + WORDS * tensors * tile.packs
 
 
 def _lanes(tile: Tile) -> int:

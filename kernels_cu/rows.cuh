@@ -112,9 +112,8 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                                                long long teams, long long groups = 1) {
     int offset = 0;
     Team<lanes, blocks> team = {Team<lanes, blocks>::shared_scratch(offset)};
-    const bool may_shift = rows_may_shift(rows, teams, length);
     // Several teams across blocks have slices of the same columns: the host sees to it that all rows begin alike.
-    const Run<lanes, blocks> first_row(x, 0, length, true, may_shift);
+    const Run<lanes, blocks> first_row(x, 0, length, true, rows_may_shift(rows, teams, length));
     const Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
     const Pack<beta_t>* const shared_beta = shared_parameter<grouped>(beta, first_row, offset);
     if (teams_share<lanes, blocks, grouped>) {
@@ -122,7 +121,9 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
     }
     for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
         const long long own = item * team.count + team.index();
-        Run<lanes, blocks> run(x, own, length, own < rows, may_shift);
+        int asked_again = length;
+        forget(asked_again);  // or whether rows may shift would take a register from item to item
+        Run<lanes, blocks> run(x, own, length, own < rows, rows_may_shift(rows, teams, asked_again));
         const long long group = grouped ? own % groups : 0;
         RowParameters<gamma_t, lanes, blocks, grouped> scales(gamma, group, shared_gamma, acc_t(1), run);
         RowParameters<beta_t, lanes, blocks, grouped> offsets(beta, group, shared_beta, acc_t(0), run);

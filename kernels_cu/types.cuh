@@ -260,15 +260,14 @@ __device__ __forceinline__ bool within(int index, int length) {
 // it, single elements otherwise. Elements outside read as zero.
 template <typename T>
 __device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int length) {
-    const T* const from = array + first;  // one address, and distances that the instructions have room for
-    if (first >= 0 && first + Pack<T>::size <= length && misalignment(from) == 0) {
-        return load_whole(from);
+    if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
+        return load_whole(array + first);
     }
     Pack<T> pack = {};
 #pragma unroll
     for (int i = 0; i < Pack<T>::size; ++i) {
-        if (within(first + i, length)) {
-            pack.set(i, load(from, i));
+        if (first + i >= 0 && first + i < length) {
+            pack.set(i, load(array, first + i));
         }
     }
     return pack;
@@ -276,15 +275,14 @@ __device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int leng
 
 template <typename T>
 __device__ __forceinline__ void store_pack(T* array, int first, int length, const Pack<T>& pack) {
-    T* const to = array + first;
-    if (first >= 0 && first + Pack<T>::size <= length && misalignment(to) == 0) {
-        store_whole(to, pack);
+    if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
+        store_whole(array + first, pack);
         return;
     }
 #pragma unroll
     for (int i = 0; i < Pack<T>::size; ++i) {
-        if (within(first + i, length)) {
-            store(to, i, pack.get(i));
+        if (first + i >= 0 && first + i < length) {
+            store(array, first + i, pack.get(i));
         }
     }
 }

@@ -246,9 +246,9 @@ SURVIVORS: dict[Key, str] = {
     ("turns.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 1): (
         "Speed only: tickets behind the last sums are nobody's, and the host has counted them."
     ),
-    ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(from) == 0) {",
+    ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
      "guard", 0): BY_ELEMENT,
-    ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(from) == 0) {",
+    ("types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
      "guard", 2): BY_ELEMENT,
     ("kernels/ticket_wait.cu", "if (thread == 0) {", "owner", 2): (
         "Speed only: every thread publishes the same word, all behind the barrier."
