@@ -208,9 +208,8 @@ def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterat
         several = {"spread": spread, "all": accepted}[tiles]
         for pair in ring:
             for problem, tile in several(case, pair[0]):
-                yield from (
-                    (*pair, each, tile) for each in dict.fromkeys((problem, _demanding(case, pair[0], problem, tile)))
-                )
+                posed = dict.fromkeys((problem, _demanding(case, pair[0], problem, tile)))
+                yield from ((*pair, each, tile) for each in posed)
         return
     # Cases are counted within an op's strategy: its dtypes together meet every pair.
     before = [each for each in cases() if (each.op, each.strategy) == (case.op, case.strategy)]
