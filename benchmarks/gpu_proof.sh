@@ -4,8 +4,8 @@
 #   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--dry-run]
 #
 # Part 1: the tests that need a GPU, then a few of them under compute-sanitizer's memcheck and racecheck, where it is there.
-# Part 2: the tiling table, tuned for the workloads in turn, into tuning/; `cunorm bench` of the workloads in turn, and what
-# a call costs the host, into benchmarks/results/; docs/speed.md from these.
+# Part 2: what a call costs the host, then the tiling table, tuned for the workloads in turn, into tuning/, and `cunorm bench`
+# of each, into benchmarks/results/; docs/speed.md from these, for which some seconds are kept.
 #
 # Without --part it runs both. A step that the minutes (9 by default, for each part) do not reach is named at the end, and
 # so is each that failed; the exit code is then 1. Run it again for what is left: a table and a result that are there are
@@ -30,6 +30,7 @@ done
 
 # In the order in which they matter where the time does not reach for all.
 workloads="quick llm sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet mlp odd segmentation-bn bn1d video-vae"
+page_seconds=20
 dtype=bfloat16 results=benchmarks/results tables=tuning
 failed="" unreached=""
 if [ -n "$dry" ]; then
@@ -86,7 +87,13 @@ part_2() {
   device=$(python -c "
 from cunorm import launch, table
 print(table.slug(launch.executor('${dry:+cpu}' or 'gpu').limits()))")
-  local table="$tables/$device.json"
+  local table="$tables/$device.json" until=$deadline
+  if [ -n "$dry" ]; then
+    step "host cost" python benchmarks/host_cost.py --rehearse
+  else
+    step "host cost" python benchmarks/host_cost.py --json "$results/host_cost_$device.json"
+  fi
+  deadline=$((until - page_seconds))
   for workload in $workloads; do
     if [ -n "$dry" ]; then
       step "tune" cunorm tune layer_norm --shape 64,256 --dtype $dtype --evaluator model --table "$table"
@@ -98,11 +105,10 @@ print(table.slug(launch.executor('${dry:+cpu}' or 'gpu').limits()))")
     CUNORM_TILING_TABLE=$table step "bench $workload" cunorm bench --workload "$workload" --dtype $dtype \
       --peers torch,liger,quack,apex --json "$results/bench-$device-$workload.json"
   done
+  deadline=$until
   if [ -n "$dry" ]; then
-    step "host cost" python benchmarks/host_cost.py --rehearse
     step "speed" python benchmarks/speed.py --check
   else
-    step "host cost" python benchmarks/host_cost.py --json "$results/host_cost_$device.json"
     step "speed" python benchmarks/speed.py
   fi
 }

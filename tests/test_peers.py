@@ -5,8 +5,10 @@ that are not installed. And the GPU's clock for what torch launches, over a pret
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -15,12 +17,13 @@ import numpy as np
 import pytest
 from cunorm.tuning.bench import WRONG
 from cunorm.tuning.bench_calls import Sets
-from cunorm.tuning.bench_clock import GpuClock
-from cunorm.tuning.inputs import inputs_of
+from cunorm.tuning.bench_clock import CYCLES, MOST_HELD, GpuClock
+from cunorm.tuning.inputs import Inputs, inputs_of
 from cunorm.tuning.oracle import expected
-from cunorm.tuning.peers import PEERS, NotOffered
+from cunorm.tuning.peers import PEERS, NotOffered, Peer
 
 from cunorm.arrays import DTYPES
+from cunorm.devices import KNOWN
 from cunorm.problem import Problem
 from cunorm.traffic_problem import array_facts
 
@@ -92,6 +95,16 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     module(monkeypatch, "apex.contrib.group_norm", GroupNorm=GroupNorm)
 
 
+def assert_right(peer: Peer, problem: Problem, given: Inputs, came: Mapping[str, Any]) -> None:
+    """All results that the bench compares, and each within a tenth of what it lets pass."""
+    wanted = {one.name: one for one in expected(problem, given)}
+    assert set(came) == set(problem.outputs) - {"mean", "rstd"}
+    for result, tensor in came.items():
+        dtype = array_facts(problem, result)[1]
+        values = np.asarray(peer.flat(problem, result, tensor)).view(DTYPES[dtype])
+        assert wanted[result].off(values) <= WRONG[dtype] / 10
+
+
 @pytest.mark.parametrize(("name", "problem"), [
     (name, problem)
     for name, problems in {
@@ -109,13 +122,7 @@ def test_a_peer_gets_the_same_arrays_and_is_right(name: str, problem: Problem, m
     stand_ins(monkeypatch)
     given = inputs_of(problem, 0, hostile=False)
     peer, flat = PEERS[name], Sets(problem, given, "cpu", 1).bytes_of(0)
-    came = peer.prepare(problem, peer.arrays(problem, flat))()
-    wanted = {one.name: one for one in expected(problem, given)}
-    assert set(came) == set(problem.outputs) - {"mean", "rstd"}
-    for result, tensor in came.items():
-        dtype = array_facts(problem, result)[1]
-        values = np.asarray(peer.flat(problem, result, tensor)).view(DTYPES[dtype])
-        assert wanted[result].off(values) <= WRONG[dtype] / 10
+    assert_right(peer, problem, given, peer.prepare(problem, peer.arrays(problem, flat))())
 
 
 def test_apex_is_not_taken_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +143,8 @@ class Torch(ModuleType):
 
     def __init__(self, captures: bool) -> None:
         super().__init__("torch")
-        self.now, self.on, self.capturing, self.runs, self.slept = 0.0, None, False, 0, 0
+        self.now, self.on, self.capturing, self.runs, self.emptied = 0.0, None, False, 0, 0
+        self.slept: list[int] = []
         world = self
 
         class Stream:
@@ -178,11 +186,15 @@ class Torch(ModuleType):
             world.capturing, one.launches = False, world.runs - begun
 
         def sleep(cycles: int) -> None:
-            world.slept += 1
+            world.slept.append(cycles)
+
+        def empty() -> None:
+            world.emptied += 1
 
         self.cuda = type("cuda", (), {
             "Stream": Stream, "Event": Event, "CUDAGraph": Graph, "stream": staticmethod(stream),
             "graph": staticmethod(graph), "_sleep": staticmethod(sleep), "synchronize": staticmethod(lambda: None),
+            "is_initialized": staticmethod(lambda: True), "empty_cache": staticmethod(empty),
         })  # fmt: skip
 
     def run(self, index: int) -> None:
@@ -207,7 +219,62 @@ def test_what_torch_launches_is_timed(captures: bool, how: str, monkeypatch: pyt
     assert named == how
     assert sample() == pytest.approx(2e-6)
     assert {sets.count(index) for index in range(3)} == {len(sets) // 3}  # whole walks
-    assert (torch.slept > 0) == (not captures)
+    assert bool(torch.slept) == (not captures)
+
+
+def test_calls_that_cannot_be_captured_wait_until_the_host_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, clock = Torch(captures=False), GpuClock.__new__(GpuClock)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    clock._stream = None
+
+    def run(index: int) -> None:
+        time.sleep(2e-3)
+        torch.run(index)
+
+    _, sample = clock.kernels(run, 4, by_torch=True)
+    sample()
+    assert torch.slept[-1] >= 4 * 2e-3 * CYCLES  # as long as the host takes for four, and longer
+    assert max(torch.slept) <= MOST_HELD * CYCLES
+
+
+def test_what_torch_has_let_go_of_is_free_for_the_next_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, clock = Torch(captures=True), GpuClock.__new__(GpuClock)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    asked: list[int] = []
+
+    class Own:
+        def sets(self, nbytes: int, device: Any) -> int:
+            asked.append(torch.emptied)
+            return 9
+
+    clock._own = Own()  # type: ignore[assignment]
+    assert clock.sets(100, KNOWN["H200"]) == 9
+    assert asked == [1]  # before the free memory is looked at
+
+
+def test_all_sets_of_a_problem_share_what_torch_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda forward, dynamic: compiled.append(forward) or forward)
+    peer = PEERS["torch.compile"]
+    for problem in (LAYER_BACKWARD, replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu")):
+        before, given = len(compiled), inputs_of(problem, 0, hostile=False)
+        sets = Sets(problem, given, "cpu", 3)
+        calls = [peer.prepare(problem, peer.arrays(problem, sets.bytes_of(index))) for index in range(3)]
+        assert len(compiled) == before + 1
+        assert_right(peer, problem, given, calls[2]())
+
+
+@pytest.mark.long
+def test_gradients_that_torch_compiled_are_right_more_than_once() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    if shutil.which("g++") is None:
+        pytest.skip("no g++: torch.compile needs one")
+    peer, problem = PEERS["torch.compile"], replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu")
+    given = inputs_of(problem, 0, hostile=False)
+    call = peer.prepare(problem, peer.arrays(problem, Sets(problem, given, "cpu", 1).bytes_of(0)))
+    for _ in range(3):
+        assert_right(peer, problem, given, call())
 
 
 def test_cunorms_launches_go_to_its_own_clock() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -79,10 +80,24 @@ def test_a_rehearsal_is_refused(speed: ModuleType, tmp_path: Path, capsys: pytes
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 
 
-def proof(*given: str) -> subprocess.CompletedProcess[str]:
+PROOF = ROOT / "benchmarks" / "gpu_proof.sh"
+
+
+def proof(*given: str, script: Path = PROOF) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-    command = ["bash", str(ROOT / "benchmarks" / "gpu_proof.sh"), *given]
+    command = ["bash", str(script), *given]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def changed(folder: Path, old: str, new: str) -> Path:
+    """A copy of the script with a change, which works where the script does."""
+    text = PROOF.read_text(encoding="utf-8")
+    for before, after in ((old, new), ('cd "$(dirname "$0")/.."', f"cd {shlex.quote(str(ROOT))}")):
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    copy = folder / PROOF.name
+    copy.write_text(text, encoding="utf-8")
+    return copy
 
 
 def listing() -> list[Path]:
@@ -96,7 +111,7 @@ def test_every_step_runs_dry_and_leaves_nothing() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [line[3:] for line in done.stdout.splitlines() if line.startswith("== ")]
     assert [step for step in steps if "compute-sanitizer" not in step] == [
-        "doctor", "tests", "tune", "bench", "host cost", "speed",
+        "doctor", "tests", "host cost", "tune", "bench", "speed",
     ]  # fmt: skip
     assert "cunorm, table tile      off by" in done.stdout  # the bench found what the tuner wrote
     assert "of copy" not in done.stdout
@@ -105,16 +120,19 @@ def test_every_step_runs_dry_and_leaves_nothing() -> None:
 
 @needs_bash
 def test_a_step_that_the_time_does_not_reach_is_named(tmp_path: Path) -> None:
-    """The whole script with no minutes at all."""
-    text = (ROOT / "benchmarks" / "gpu_proof.sh").read_text(encoding="utf-8").replace("60 * minutes", "0 * minutes")
-    copy = tmp_path / "benchmarks" / "gpu_proof.sh"
-    copy.parent.mkdir()
-    copy.write_text(text, encoding="utf-8")
-    environment = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-    command = ["bash", str(copy), "--dry-run", "--part", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    """The script with no minutes at all."""
+    done = proof("--dry-run", "--part", "1", script=changed(tmp_path, "60 * minutes", "0 * minutes"))
     assert done.returncode == 1
     assert "not reached: doctor; tests;" in done.stderr
+
+
+@needs_bash
+def test_the_page_is_made_of_what_the_time_sufficed_for(tmp_path: Path) -> None:
+    """The script with no time for any workload."""
+    done = proof("--dry-run", "--part", "2", script=changed(tmp_path, "page_seconds=20", "page_seconds=100000"))
+    assert done.returncode == 1
+    assert "not reached: tune; bench;" in done.stderr
+    assert "== speed" in done.stdout and "failed" not in done.stderr
 
 
 @needs_bash

@@ -8,7 +8,9 @@ is kept behind with, so that it does not wait for the host between them. A clock
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,8 +22,9 @@ from .clock import GraphClock, lasting, sets_of
 
 __all__ = ["BenchClock", "GpuClock", "RehearsalClock"]
 
-#: GPU clock cycles for which a kernel that only waits holds the queue, for calls that cannot be captured: some 2 ms.
-HELD_CYCLES = 4_000_000
+#: For calls that cannot be captured, a kernel that only waits holds the queue: as many times as long as the host took
+#: for such calls, at most so many seconds, at so many clock cycles a second, which no GPU of today exceeds.
+HELD, MOST_HELD, CYCLES = 2, 0.2, 3e9
 WARM = 3  # runs of a peer before anything is captured
 
 
@@ -72,7 +75,10 @@ class GpuClock:
         self._stream: Any = None  # torch's, once there is one
 
     def sets(self, nbytes: int, device: Device) -> int:
-        """As the protocol says; within the free memory."""
+        """As the protocol says; within the free memory, of which what the problem before left is part."""
+        gc.collect()  # autograd's graphs hold each other
+        if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
         return self._own.sets(nbytes, device)
 
     def kernels(self, run: Callable[[int], Any], sets: int, by_torch: bool) -> tuple[str, Callable[[], float]]:
@@ -114,9 +120,15 @@ class GpuClock:
             for index in range(launches):
                 run(index % sets)
 
+        with self.beside():
+            begun = time.perf_counter()
+            walk()
+            host = time.perf_counter() - begun
+        cycles = int(CYCLES * min(MOST_HELD, HELD * host))
+
         def sample() -> float:
             with self.beside():
-                torch.cuda._sleep(HELD_CYCLES)  # the host gets ahead meanwhile
+                torch.cuda._sleep(cycles)  # the host gets ahead meanwhile
                 return _timed(torch, walk, launches)
 
         return sample

@@ -9,6 +9,7 @@ LigerGroupNormFunction; QuACK's quack.layernorm; Apex's apex.normalization and a
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -181,10 +182,9 @@ def _torch(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results
     raise NotOffered(f"no {problem.op}")
 
 
-def _compiled(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+@functools.lru_cache(maxsize=1)  # one for all sets of a problem
+def _compiled_forward(problem: Problem) -> Forward:
     torch = importlib.import_module("torch")
-    if problem.op.startswith("batch_norm"):
-        raise NotOffered(f"nothing to compile in {problem.op}: torch has it as one operator")
     plain = _functional(problem)
     silu = importlib.import_module("torch.nn.functional").silu
 
@@ -193,7 +193,15 @@ def _compiled(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Resu
         return y if problem.activation is None else silu(y)
 
     torch._dynamo.reset()  # a graph for these sizes, and not a general one for all sizes that came before
-    return _prepared(problem, tensors, torch.compile(forward, dynamic=False))
+    # Gradients are asked for again and again of what one forward has kept: it is not theirs to write over.
+    setattr(importlib.import_module("torch._functorch.config"), "donated_buffer", False)  # noqa: B010
+    return torch.compile(forward, dynamic=False)  # type: ignore[no-any-return]
+
+
+def _compiled(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    if problem.op.startswith("batch_norm"):
+        raise NotOffered(f"nothing to compile in {problem.op}: torch has it as one operator")
+    return _prepared(problem, tensors, _compiled_forward(problem))
 
 
 def _liger(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
