@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cunorm.tuning.bench_report import fraction, geometric_mean, refusal, speedups
+from cunorm.tuning.bench_report import cold, fraction, geometric_mean, refusal, speedups
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
@@ -25,7 +25,8 @@ What `cunorm bench` measured, written by `python benchmarks/speed.py` from `benc
 
 A percentage is the share of a copy's bandwidth, measured in the same run, at which the fewest bytes that the problem
 has to move were moved by its kernels; in brackets the kernels' time in microseconds, the median, with its quartiles.
-Peers run on the same arrays in the same run, in interleaved order, with a cold L2 cache. "–": it has no such operator.
+Peers run on the same arrays in the same run, in interleaved order, with a cold L2 cache; "(L2)": so small a
+problem that it was not. "–": it has no such operator.
 """
 NONE = """
 **Nothing has been measured on a GPU for this version.** On a machine with one, `bash benchmarks/gpu_proof.sh` measures
@@ -72,7 +73,7 @@ def _table(document: dict[str, Any]) -> Iterator[str]:
     for result in document["results"]:
         by_name = {one["name"]: one for one in result["contenders"]}
         cells = [_cell(document, result, by_name.get(name)) for name in names]
-        yield f"| {result['name']} | {' | '.join(cells)} |"
+        yield f"| {result['name']}{'' if cold(document, result) else ' (L2)'} | {' | '.join(cells)} |"
     yield ""
     for peer in (name for name in names if not name.startswith("cunorm")):
         for op, ratios in speedups(document, peer).items():

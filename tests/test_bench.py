@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from cunorm.tuning import bench_command, bench_figure, bench_report
-from cunorm.tuning.bench import Contender, DeviceLostError, Spread, bench_problem
+from cunorm.tuning.bench import Contender, DeviceLostError, Outcome, Spread, bench_problem
 from cunorm.tuning.bench_clock import RehearsalClock
 from cunorm.tuning.peers import PEERS, NotOffered, Peer
 
 from cunorm import cli, cli_parser, lookup
 from cunorm.arrays import DTYPES
-from cunorm.devices import KNOWN
+from cunorm.devices import KNOWN, Device
 from cunorm.launch import Place
 from cunorm.ops import OPS
 from cunorm.problem import Problem
@@ -128,8 +128,8 @@ class Planted(RehearsalClock):
         return contextlib.nullcontext()
 
 
-def by_name(found: list[Contender]) -> dict[str, Contender]:
-    return {one.name: one for one in found}
+def by_name(found: Outcome) -> dict[str, Contender]:
+    return {one.name: one for one in found.contenders}
 
 
 # ---- who runs -------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_nobody_is_dropped(plant: Callable[..., None]) -> None:
     makers = {"good": right, "bad": wrong, "nan": nan, "broken": fails, "lacking": lacks, "absent": None,
               "late": fails_later, "wide": other_dtype}  # fmt: skip
     plant(**makers)
-    found = bench_problem(PROBLEM, PLACE, Planted(), list(makers), rounds=9)
+    found = bench_problem(PROBLEM, PLACE, Planted(), list(makers), rounds=9).contenders
     assert [one.name for one in found] == [DEFAULT, TABLE, *makers]
     states = {one.name: (one.state, one.sentence) for one in found}
     assert states[DEFAULT][0] == states["good"][0] == "timed"
@@ -217,7 +217,8 @@ def test_times_are_medians_with_quartiles(plant: Callable[..., None]) -> None:
 
 def document(results: Any, **others: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"source": "measured", "bandwidth": 4e12, "rounds": 5, "workload": None} | others
-    return bench_report.document(results, device={"name": "NVIDIA H200"}, software={"cunorm": "0.1.0"}, **facts)
+    device = {"name": "NVIDIA H200", "l2_bytes": 50e6}
+    return bench_report.document(results, device=device, software={"cunorm": "0.1.0"}, **facts)
 
 
 def timed(name: str, microseconds: float, error: float = 1e-3) -> Contender:
@@ -227,7 +228,7 @@ def timed(name: str, microseconds: float, error: float = 1e-3) -> Contender:
 
 def test_a_fraction_is_of_the_copy_of_the_same_run() -> None:
     big = Problem("layer_norm", "bfloat16", "bfloat16", "bfloat16", "float32", "NCHW", 16384, 4096, 1, 1, ("y",))
-    found = document([(big, [timed(DEFAULT, 100), timed("torch", 200)])])
+    found = document([Outcome(big, [timed(DEFAULT, 100), timed("torch", 200)], 10**9)])
     result = json.loads(json.dumps(found))["results"][0]
     assert result["floor_bytes"] == 2 * 16384 * 4096 * 2
     assert bench_report.fraction(found, result, result["contenders"][0]) == pytest.approx(268435456 / 1e-4 / 4e12)
@@ -238,12 +239,28 @@ def test_a_fraction_is_of_the_copy_of_the_same_run() -> None:
 
 
 def test_a_speedup_is_of_the_faster_tile_where_both_ran() -> None:
-    shapes = [(PROBLEM, [timed(DEFAULT, 4), timed(TABLE, 2), timed("torch", 8)]),
-              (PROBLEM, [timed(DEFAULT, 4), Contender(TABLE, "missing", ""), timed("torch", 2)]),
-              (PROBLEM, [timed(DEFAULT, 4), Contender("torch", "failed", "")])]  # fmt: skip
-    found = document(shapes)
+    shapes = [[timed(DEFAULT, 4), timed(TABLE, 2), timed("torch", 8)],
+              [timed(DEFAULT, 4), Contender(TABLE, "missing", ""), timed("torch", 2)],
+              [timed(DEFAULT, 4), Contender("torch", "failed", "")]]  # fmt: skip
+    found = document([Outcome(PROBLEM, contenders, 10**9) for contenders in shapes])
     assert bench_report.speedups(found, "torch") == {"layer_norm": [4.0, 0.5]}
     assert bench_report.geometric_mean([4.0, 0.5]) == pytest.approx(2**0.5)
+
+
+def test_a_shape_too_small_for_a_cold_cache_is_marked() -> None:
+    found = document([Outcome(PROBLEM, [timed(DEFAULT, 4)], walked) for walked in (150_000_000, 149_999_999)])
+    assert [bench_report.cold(found, result) for result in found["results"]] == [True, False]
+    heads = [line for line in bench_report.text(found) if line.startswith("\nlayer_norm float32")]
+    assert not heads[0].endswith("MB") and heads[1].endswith("; in the L2, of 150 MB")
+
+
+def test_an_outcome_says_how_far_its_kernels_walked() -> None:
+    class Three(Planted):
+        def sets(self, nbytes: int, device: Device) -> int:
+            return 3
+
+    x, y, statistics, parameters = 6 * 40 * 4, 6 * 40 * 4, 2 * 6 * 4, 2 * 40 * 4
+    assert bench_problem(PROBLEM, PLACE, Three(), [], rounds=1).walked == 3 * (x + y + statistics + parameters)
 
 
 # ---- what is never published ----------------------------------------------------------------------------------------
@@ -305,11 +322,11 @@ def test_what_was_measured_before_ctrl_c_is_written(
 ) -> None:
     calls: list[Problem] = []
 
-    def once(problem: Problem, *given: Any, **options: Any) -> list[Contender]:
+    def once(problem: Problem, *given: Any, **options: Any) -> Outcome:
         calls.append(problem)
         if len(calls) > 1:
             raise KeyboardInterrupt
-        return [Contender(DEFAULT, "rehearsed", "", 0.0)]
+        return Outcome(problem, [Contender(DEFAULT, "rehearsed", "", 0.0)], 10**9)
 
     monkeypatch.setattr(bench_command, "bench_problem", once)
     file = tmp_path / "found.json"
@@ -321,14 +338,14 @@ def test_what_was_measured_before_ctrl_c_is_written(
 @pytest.mark.parametrize(("raised", "code"), [("wrong", 1), ("failed", 1), ("timed", 0)])
 def test_the_exit_code_is_cunorms_own(raised: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     came = [Contender(DEFAULT, raised, "", 0.0), Contender("torch", "failed", "")]
-    monkeypatch.setattr(bench_command, "bench_problem", lambda *_, **__: came)
+    monkeypatch.setattr(bench_command, "bench_problem", lambda problem, *_, **__: Outcome(problem, came, 10**9))
     assert cli.main(["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--quiet"]) == code
 
 
 def test_a_lost_device_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def lost(*_: Any, **__: Any) -> list[Contender]:
+    def lost(*_: Any, **__: Any) -> Outcome:
         raise DeviceLostError("apex left the GPU unusable: an illegal memory access")
 
     monkeypatch.setattr(bench_command, "bench_problem", lost)
@@ -348,7 +365,7 @@ def shown() -> dict[str, Any]:
         others = {"liger": "wrong", "quack": "not offered", "apex": "missing"}
         contenders = [timed(name, microseconds * scale) for name, microseconds in ran.items()]
         contenders += [Contender(name, state, "why") for name, state in others.items()]
-        results.append((Problem("layer_norm", *dtypes, *sizes, ("y",)), contenders))
+        results.append(Outcome(Problem("layer_norm", *dtypes, *sizes, ("y",)), contenders, 4 * rows * length))
     return document(results)
 
 

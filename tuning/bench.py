@@ -31,7 +31,7 @@ from .oracle import Expected, expected
 from .peers import PEERS, NotOffered
 from .verify import Guarded
 
-__all__ = ["ROUNDS", "WRONG", "Contender", "DeviceLostError", "Spread", "bench_problem"]
+__all__ = ["ROUNDS", "WRONG", "Contender", "DeviceLostError", "Outcome", "Spread", "bench_problem"]
 
 #: Samples of each contender.
 ROUNDS = 21
@@ -83,6 +83,24 @@ class Contender:
     error: float | None = None
     kernels: Spread | None = None
     wall: Spread | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a problem.
+
+    Attributes
+    ----------
+    problem : Problem
+    contenders : sequence of Contender
+        cunorm's first, then the peers as they were named, those that did not run among them.
+    walked : int
+        Bytes of all sets of its arrays: kernels walk through them, a set after a set.
+    """
+
+    problem: Problem
+    contenders: Sequence[Contender]
+    walked: int
 
 
 @dataclass
@@ -213,7 +231,7 @@ def _judge(entrant: _Entrant, problem: Problem, wanted: Sequence[Expected], cloc
 
 def bench_problem(
     problem: Problem, place: Place, clock: BenchClock, peers: Sequence[str], *, rounds: int = ROUNDS, seed: int = 0
-) -> list[Contender]:
+) -> Outcome:
     """Run a problem's contenders beside each other.
 
     Parameters
@@ -231,8 +249,7 @@ def bench_problem(
 
     Returns
     -------
-    list of Contender
-        cunorm's first, then the peers as they were named, those that did not run among them.
+    Outcome
 
     Raises
     ------
@@ -241,7 +258,8 @@ def bench_problem(
     """
     given = inputs_of(problem, seed, hostile=False)
     wanted = expected(problem, given)
-    sets = Sets(problem, given, place.kind, clock.sets(Sets.nbytes(problem, given), place.device))
+    nbytes = Sets.nbytes(problem, given)
+    sets = Sets(problem, given, place.kind, clock.sets(nbytes, place.device))
     entrants, out = _entrants(problem, place, sets, peers, clock)
     for entrant in list(entrants):
         contender = entrant.contender
@@ -263,7 +281,8 @@ def bench_problem(
             entrant.contender.kernels = Spread.of(entrant.samples)
             entrant.contender.wall = Spread.of(entrant.walls)
     order = [DEFAULT, TABLE, *peers]
-    return sorted([*(entrant.contender for entrant in entrants), *out], key=lambda one: order.index(one.name))
+    found = sorted([*(entrant.contender for entrant in entrants), *out], key=lambda one: order.index(one.name))
+    return Outcome(problem, found, nbytes * len(sets))
 
 
 def _rounds(

@@ -21,7 +21,7 @@ from cunorm.launch import Place, executor
 from cunorm.ops import OPS, gpu_present
 from cunorm.problem import Problem
 
-from .bench import Contender, DeviceLostError, bench_problem
+from .bench import DeviceLostError, Outcome, bench_problem
 from .bench_clock import BenchClock, GpuClock, RehearsalClock
 from .bench_report import MEASURED, REHEARSED, document, text
 from .files import write_whole
@@ -148,12 +148,12 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
     clock = clock or (GpuClock() if kind == "gpu" else RehearsalClock())
     source = MEASURED if clock.measures and kind == "gpu" else REHEARSED
     device, versions = _facts(place.device, kind, peers)
-    results: list[tuple[Problem, list[Contender]]] = []
+    results: list[Outcome] = []
     interrupted, lost = False, None
     bandwidth = clock.bandwidth() if source == MEASURED else 0.0
     try:
         for problem in _bar(problems, asked.quiet):
-            results.append((problem, bench_problem(problem, place, clock, peers, rounds=asked.rounds, seed=asked.seed)))
+            results.append(bench_problem(problem, place, clock, peers, rounds=asked.rounds, seed=asked.seed))
     except KeyboardInterrupt:
         interrupted = True
     except DeviceLostError as error:
@@ -180,5 +180,5 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
         return WRONG
     if interrupted:
         return INTERRUPTED
-    own = [one for _, contenders in results for one in contenders if one.name.startswith("cunorm")]
+    own = [one for result in results for one in result.contenders if one.name.startswith("cunorm")]
     return WRONG if any(one.state in ("failed", "wrong") for one in own) else OK

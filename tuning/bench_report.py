@@ -8,12 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cunorm.problem import Problem
 from cunorm.traffic_problem import floor_bytes
 
-from .bench import Contender
+from .bench import Outcome
+from .clock import L2_TIMES
 
-__all__ = ["MEASURED", "REHEARSED", "SCHEMA", "document", "fraction", "geometric_mean", "refusal", "speedups", "text"]
+__all__ = [
+    "MEASURED",
+    "REHEARSED",
+    "SCHEMA",
+    "cold",
+    "document",
+    "fraction",
+    "geometric_mean",
+    "refusal",
+    "speedups",
+    "text",
+]
 
 SCHEMA = "cunorm-bench/1"
 MEASURED, REHEARSED = "measured", "rehearsed"
@@ -21,7 +32,7 @@ Document = Mapping[str, Any]
 
 
 def document(
-    results: Sequence[tuple[Problem, list[Contender]]],
+    results: Sequence[Outcome],
     *,
     source: str,
     device: Mapping[str, Any],
@@ -34,7 +45,7 @@ def document(
 
     Parameters
     ----------
-    results : sequence of (Problem, list of Contender)
+    results : sequence of Outcome
     source : {"measured", "rehearsed"}
     device, software : mapping
         Exact facts.
@@ -54,12 +65,13 @@ def document(
         "workload": workload,
         "results": [
             {
-                "problem": asdict(problem),
-                "name": problem.describe(),
-                "floor_bytes": floor_bytes(problem),
-                "contenders": [asdict(one) for one in contenders],
+                "problem": asdict(result.problem),
+                "name": result.problem.describe(),
+                "floor_bytes": floor_bytes(result.problem),
+                "walked_bytes": result.walked,
+                "contenders": [asdict(one) for one in result.contenders],
             }
-            for problem, contenders in results
+            for result in results
         ],
     }
 
@@ -71,6 +83,11 @@ def refusal(found: Document) -> str | None:
     if found.get("source") != MEASURED:
         return f"it was {found.get('source')}, not measured on a GPU: no times of kernels"
     return None
+
+
+def cold(found: Document, result: Mapping[str, Any]) -> bool:
+    """Whether no kernel of a result can have found its arrays in the L2; there are not sets enough of tiny shapes."""
+    return bool(result["walked_bytes"] >= L2_TIMES * found["device"]["l2_bytes"])
 
 
 def fraction(found: Document, result: Mapping[str, Any], contender: Mapping[str, Any]) -> float | None:
@@ -113,7 +130,8 @@ def text(found: Document) -> Iterator[str]:
     else:
         yield "rehearsed on the CPU executor: who runs and who is right, no times; see `cunorm doctor` about a GPU"
     for result in found["results"]:
-        yield f"\n{result['name']}"
+        warm = f"; in the L2, of {result['walked_bytes'] / 1e6:.3g} MB" if measured and not cold(found, result) else ""
+        yield f"\n{result['name']}{warm}"
         for one in result["contenders"]:
             if one["state"] not in ("timed", "rehearsed"):
                 yield f"  {one['name']:22s} {one['state']}: {one['sentence']}"
