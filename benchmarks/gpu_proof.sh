@@ -83,27 +83,28 @@ part_1() {
 }
 
 part_2() {
-  local device workload
+  local device workload date
   device=$(python -c "
 from cunorm import launch, table
 print(table.slug(launch.executor('${dry:+cpu}' or 'gpu').limits()))")
   local table="$tables/$device.json" until=$deadline
+  date=$(date -u +%F)
   if [ -n "$dry" ]; then
     step "host cost" python benchmarks/host_cost.py --rehearse
   else
-    step "host cost" python benchmarks/host_cost.py --json "$results/host_cost_$device.json"
+    step "host cost" python benchmarks/host_cost.py --json "$results/host_cost-$device-$date.json"
   fi
   deadline=$((until - page_seconds))
   for workload in $workloads; do
     if [ -n "$dry" ]; then
       step "tune" cunorm tune layer_norm --shape 64,256 --dtype $dtype --evaluator model --table "$table"
       CUNORM_TILING_TABLE=$table step "bench" cunorm bench layer_norm --shape 64,256 --dtype $dtype --rehearse --rounds 2 --peers torch,liger \
-        --quiet --json "$results/bench-$device-tiny.json"
+        --quiet --json "$results/bench-$device-tiny-$date.json"
       continue
     fi
     step "tune $workload" cunorm tune --workload "$workload" --dtype $dtype --seconds 2 --table "$table" --resume
     CUNORM_TILING_TABLE=$table step "bench $workload" cunorm bench --workload "$workload" --dtype $dtype \
-      --peers torch,liger,quack,apex --json "$results/bench-$device-$workload.json"
+      --peers torch,liger,quack,apex --json "$results/bench-$device-$workload-$date.json"
   done
   deadline=$until
   if [ -n "$dry" ]; then

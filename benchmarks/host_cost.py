@@ -1,6 +1,6 @@
 """What a call costs the host on a GPU: a plan's call, and the public one, beside the bare launches of the same kernels.
 
-Example: ``python benchmarks/host_cost.py --json benchmarks/results/host_cost_h200.json``
+Example: ``python benchmarks/host_cost.py --json benchmarks/results/host_cost-h200-2026-01-31.json``
 
 Nothing waits for the GPU within a sample: the clock stops when the last launch of a batch has been handed over, and a
 batch is shorter than the queue of launches is deep. They take turns in one run. `plan` gets ``out=`` and

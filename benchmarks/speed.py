@@ -2,8 +2,9 @@
 
 Example: ``python benchmarks/speed.py``; with ``--check`` it only says whether the page is what the results give.
 
-A result is a file ``bench-*.json`` as ``cunorm bench --json`` writes it; of each device and workload the newest counts.
-What was rehearsed on the CPU executor is refused: its times say nothing about a kernel.
+A result is a file ``bench-*.json`` as ``cunorm bench --json`` writes it; of each device and workload the newest counts,
+of the complete ones if there are any. What was rehearsed on the CPU executor is refused: its times say nothing about a
+kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cunorm.tuning.bench_report import cold, fraction, geometric_mean, refusal, speedups
+from cunorm.tuning.bench_report import cold, complete, fraction, geometric_mean, refusal, speedups
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
@@ -39,14 +40,18 @@ class RefusedError(Exception):
 
 
 def newest(folder: Path) -> list[dict[str, Any]]:
-    """Of each device and workload the newest result."""
+    """Of each device and workload the newest complete result; the newest of all where none is complete."""
     found: dict[tuple[str, str | None], dict[str, Any]] = {}
+
+    def rank(document: dict[str, Any]) -> tuple[bool, str]:
+        return complete(document), document["date"]
+
     for path in sorted(folder.glob("bench-*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
         if (sentence := refusal(document)) is not None:
             raise RefusedError(f"{path}: {sentence}")
         key = document["device"]["name"], document["workload"]
-        if key not in found or found[key]["date"] < document["date"]:
+        if key not in found or rank(found[key]) < rank(document):
             found[key] = document
     return [found[key] for key in sorted(found, key=str)]
 
@@ -92,6 +97,9 @@ def page(documents: list[dict[str, Any]]) -> str:
         facts = [f"{name} {value}" for name, value in software.items()]
         facts += [f"{name} {device[name]}" for name in device if name.startswith(("driver", "clocks", "power"))]
         lines.append(f"Copy {document['copy_bandwidth'] / 1e9:.0f} GB/s. {', '.join(facts)}.\n")
+        if not complete(document):
+            reason = document["lost"] or "interrupted"
+            lines.append(f"Not whole, {len(document['results'])} of {document['problems']} problems: {reason}.\n")
         lines += _table(document)
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"

@@ -143,7 +143,9 @@ def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     bench.add_argument(
         "--peers", metavar="NAME,...", help="torch,torch.compile,liger,quack,apex; default all; '' for none"
     )
-    bench.add_argument("--rounds", type=int, default=21, metavar="N", help="samples of each contender; default 21")
+    bench.add_argument(
+        "--rounds", type=int, metavar="N", help="samples of each contender; default 21, in a rehearsal 1"
+    )
     bench.add_argument("--json", metavar="FILE", help="write the results there, with the facts of device and software")
     bench.add_argument("--plot", metavar="FILE", help="draw them: .png, .svg or .pdf")
     bench.add_argument(

@@ -8,6 +8,7 @@ import contextlib
 import shutil
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import ModuleType
@@ -40,10 +41,10 @@ STATS = replace(LAYER, op="batch_norm_stats", gamma_dtype=None, beta_dtype=None,
     ("liger", replace(GROUP, layout="NHWC"), "channels-last data is copied first"),
     ("liger", replace(GROUP, activation="silu"), "no silu fused behind it"),
     ("quack", GROUP, "no group_norm"),
-    ("quack", LAYER_BACKWARD, "no gradient of LayerNorm"),
-    ("quack", LAYER, "gamma in float32 alone, and no beta"),
+    ("quack", replace(LAYER, dtype="bfloat16", gamma_dtype="bfloat16"), "gamma and beta in float32 alone"),
+    ("liger", replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",)), "needs gamma"),
     ("apex", STATS, "no batch_norm_stats"),
-    ("apex", GROUP, "GroupNorm of channels-last data alone"),
+    ("apex", GROUP, "GroupNorm of channels-last data alone, and with gamma"),
 ])  # fmt: skip
 def test_what_a_peer_has_not_is_said(name: str, problem: Problem, sentence: str) -> None:
     with pytest.raises(NotOffered, match=sentence):
@@ -90,7 +91,21 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
     module(monkeypatch, "liger_kernel.ops.layer_norm", LigerLayerNormFunction=Layer)
     module(monkeypatch, "liger_kernel.ops.group_norm", LigerGroupNormFunction=Group)
-    module(monkeypatch, "quack.layernorm", layernorm=lambda x, w, eps: F.layer_norm(x, w.shape, w, None, eps))
+
+    def layernorm_bwd(x: Any, weight: Any, dout: Any, rstd: Any, mean: Any, has_bias: bool = True) -> Any:
+        assert rstd.ndim == mean.ndim == 1
+        mask = [True, True, has_bias]
+        zero = torch.zeros_like(weight)
+        return torch.ops.aten.native_layer_norm_backward(
+            dout, x, weight.shape, mean[:, None], rstd[:, None], weight, zero, mask
+        )
+
+    module(
+        monkeypatch,
+        "quack.rmsnorm",
+        layernorm_fwd=lambda x, w, b, eps: F.layer_norm(x, w.shape, w, b, eps),
+        layernorm_bwd=layernorm_bwd,
+    )
     module(monkeypatch, "apex.normalization.fused_layer_norm", fused_layer_norm_affine=affine)
     module(monkeypatch, "apex.contrib.group_norm", GroupNorm=GroupNorm)
 
@@ -110,9 +125,10 @@ def assert_right(peer: Peer, problem: Problem, given: Inputs, came: Mapping[str,
     for name, problems in {
         "torch": (LAYER, LAYER_BACKWARD, GROUP, GROUP_BACKWARD, replace(GROUP, activation="silu"),
                   replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu"), replace(GROUP, layout="NHWC"),
-                  replace(GROUP_BACKWARD, layout="NHWC"), replace(GROUP_BACKWARD, outputs=("dx", "dbeta"))),
+                  replace(GROUP_BACKWARD, layout="NHWC"), replace(GROUP_BACKWARD, outputs=("dx", "dbeta")),
+                  replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",))),
         "liger": (LAYER, LAYER_BACKWARD, GROUP, GROUP_BACKWARD),
-        "quack": (replace(LAYER, beta_dtype=None),),
+        "quack": (LAYER, replace(LAYER, beta_dtype=None), LAYER_BACKWARD),
         "apex": (LAYER, LAYER_BACKWARD, replace(GROUP, layout="NHWC"), replace(GROUP_BACKWARD, layout="NHWC"),
                  replace(GROUP, layout="NHWC", activation="silu")),
     }.items()
@@ -136,6 +152,10 @@ def test_apex_is_not_taken_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- the clock ------------------------------------------------------------------------------------------------------
+
+
+class OutOfMemory(RuntimeError):
+    """As torch's: one of the RuntimeErrors."""
 
 
 class Torch(ModuleType):
@@ -176,14 +196,25 @@ class Torch(ModuleType):
             yield
             world.on = before
 
-        @contextlib.contextmanager
-        def graph(one: Any, stream: Any) -> Any:
-            assert isinstance(stream, Stream)
-            if not captures:
-                raise RuntimeError("operation not permitted when stream is capturing")
-            world.capturing, begun = True, world.runs
-            yield
-            world.capturing, one.launches = False, world.runs - begun
+        class Capture:
+            """Whose end leaves its stream the current one when the capture has failed, as torch's does."""
+
+            def __init__(self, one: Any, stream: Any) -> None:
+                assert isinstance(stream, Stream)
+                self.one, self.stream = one, stream
+
+            def __enter__(self) -> None:
+                self.before, world.on = world.on, self.stream
+                world.capturing, self.begun = True, world.runs
+
+            def __exit__(self, *_: object) -> None:
+                world.capturing = False
+                if not captures:
+                    raise RuntimeError("operation not permitted when stream is capturing\nsee the manual")
+                world.on, self.one.launches = self.before, world.runs - self.begun
+
+        def set_stream(one: Any) -> None:
+            world.on = one
 
         def sleep(cycles: int) -> None:
             world.slept.append(cycles)
@@ -191,11 +222,18 @@ class Torch(ModuleType):
         def empty() -> None:
             world.emptied += 1
 
-        self.cuda = type("cuda", (), {
-            "Stream": Stream, "Event": Event, "CUDAGraph": Graph, "stream": staticmethod(stream),
-            "graph": staticmethod(graph), "_sleep": staticmethod(sleep), "synchronize": staticmethod(lambda: None),
-            "is_initialized": staticmethod(lambda: True), "empty_cache": staticmethod(empty),
-        })  # fmt: skip
+        functions: dict[str, Any] = {
+            "stream": stream, "current_stream": lambda: world.on, "set_stream": set_stream, "_sleep": sleep,
+            "synchronize": lambda: None, "is_initialized": lambda: True, "empty_cache": empty,
+        }  # fmt: skip
+        classes = {
+            "Stream": Stream,
+            "Event": Event,
+            "CUDAGraph": Graph,
+            "graph": Capture,
+            "OutOfMemoryError": OutOfMemory,
+        }
+        self.cuda = type("cuda", (), classes | {name: staticmethod(one) for name, one in functions.items()})
 
     def run(self, index: int) -> None:
         self.runs += 1
@@ -203,12 +241,20 @@ class Torch(ModuleType):
             self.now += 2e-6
 
 
-@pytest.mark.parametrize(("captures", "how"), [(True, "graph"), (False, "events")])
-def test_what_torch_launches_is_timed(captures: bool, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = Torch(captures)
+def clock_over(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> GpuClock:
     monkeypatch.setitem(sys.modules, "torch", torch)
     clock = GpuClock.__new__(GpuClock)  # without CuPy and its GPU
-    clock._stream = None
+    clock._stream, clock._failed = None, []
+    return clock
+
+
+@pytest.mark.parametrize(("captures", "how"), [
+    (True, "graph"),
+    (False, "events, since a graph cannot capture it: operation not permitted when stream is capturing"),
+], ids=("graph", "events"))  # fmt: skip
+def test_what_torch_launches_is_timed(captures: bool, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = Torch(captures)
+    clock = clock_over(torch, monkeypatch)
     sets: list[int] = []
 
     def run(index: int) -> None:
@@ -220,12 +266,48 @@ def test_what_torch_launches_is_timed(captures: bool, how: str, monkeypatch: pyt
     assert sample() == pytest.approx(2e-6)
     assert {sets.count(index) for index in range(3)} == {len(sets) // 3}  # whole walks
     assert bool(torch.slept) == (not captures)
+    assert torch.on is None  # the stream that was current before is so again
+    assert len(clock._failed) == (not captures)  # torch's allocator may ask it yet
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_every_set_has_results_of_its_own(captures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an allocator would give each launch the same ones, which the L2 has."""
+    torch = Torch(captures)
+    clock, fewest = clock_over(torch, monkeypatch), [99]
+
+    class Result:
+        pass
+
+    made: list[weakref.ref[Result]] = []
+
+    def run(index: int) -> Any:
+        torch.run(index)
+        result = Result()
+        made.append(weakref.ref(result))
+        if len(made) > 20:
+            fewest.append(sum(one() is not None for one in made))
+        return result
+
+    _, sample = clock.kernels(run, 5, by_torch=True)
+    sample()
+    assert min(fewest[1:]) >= 5
+
+
+def test_a_lack_of_memory_is_not_taken_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = clock_over(torch := Torch(captures=True), monkeypatch)
+
+    def run(index: int) -> None:
+        if torch.capturing:
+            raise OutOfMemory("tried to allocate 2 GiB")
+
+    with pytest.raises(OutOfMemory):
+        clock.kernels(run, 2, by_torch=True)
 
 
 def test_calls_that_cannot_be_captured_wait_until_the_host_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, clock = Torch(captures=False), GpuClock.__new__(GpuClock)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    clock._stream = None
+    torch = Torch(captures=False)
+    clock = clock_over(torch, monkeypatch)
 
     def run(index: int) -> None:
         time.sleep(2e-4)
@@ -239,8 +321,8 @@ def test_calls_that_cannot_be_captured_wait_until_the_host_is_ahead(monkeypatch:
 
 
 def test_what_torch_has_let_go_of_is_free_for_the_next_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, clock = Torch(captures=True), GpuClock.__new__(GpuClock)
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    torch = Torch(captures=True)
+    clock = clock_over(torch, monkeypatch)
     asked: list[int] = []
 
     class Own:

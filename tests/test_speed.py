@@ -49,6 +49,7 @@ def test_without_results_the_page_says_so(speed: ModuleType, tmp_path: Path) -> 
 def test_of_a_device_and_workload_the_newest_counts(speed: ModuleType, tmp_path: Path) -> None:
     keep(tmp_path, "old", date="2026-01-01T00:00:00+00:00", workload="llm", copy_bandwidth=1e12)
     keep(tmp_path, "new", date="2026-02-01T00:00:00+00:00", workload="llm", copy_bandwidth=4e12)
+    keep(tmp_path, "part", date="2026-03-01T00:00:00+00:00", workload="llm", copy_bandwidth=3e12, interrupted=True)
     keep(tmp_path, "other", date="2026-01-15T00:00:00+00:00", workload="vision", copy_bandwidth=2e12)
     assert speed.main([]) == 0
     page = (tmp_path / "speed.md").read_text(encoding="utf-8")
@@ -63,9 +64,20 @@ def test_of_a_device_and_workload_the_newest_counts(speed: ModuleType, tmp_path:
     assert row.split(" | ")[5:] == ["wrong", "– |"]
     assert "Not there: apex." in page  # which has no column
     assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in page
+    assert "Not whole" not in page
     assert speed.main(["--check"]) == 0
     (tmp_path / "speed.md").write_text(page.replace("89%", "98%"), encoding="utf-8")
     assert speed.main(["--check"]) == 1
+
+
+def test_a_result_that_is_not_whole_says_so(speed: ModuleType, tmp_path: Path) -> None:
+    """Better than none."""
+    keep(tmp_path, "part", workload="llm", interrupted=True, problems=9)
+    keep(tmp_path, "lost", workload="vision", lost="apex left the GPU unusable", problems=4)
+    assert speed.main([]) == 0
+    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
+    assert "Not whole, 3 of 9 problems: interrupted." in page
+    assert "Not whole, 3 of 4 problems: apex left the GPU unusable." in page
 
 
 def test_a_rehearsal_is_refused(speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

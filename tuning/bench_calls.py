@@ -17,7 +17,7 @@ from cunorm.strategy import Tile
 from cunorm.traffic_problem import array_facts
 
 from .inputs import Inputs, numbers_of
-from .verify import Guarded, array_bytes, raw
+from .verify import UNWRITTEN, Guarded, array_bytes, raw
 
 __all__ = ["Arrays", "Sets", "public_call"]
 
@@ -46,18 +46,21 @@ class Sets:
             for name in given.keys() & made.keys():
                 made[name].fill(xp.asarray(raw(given[name])))
             self._buffers.append(made)
+        if kind == "gpu":
+            xp.get_default_memory_pool().free_all_blocks()  # what brought the inputs here, and is torch's to have
 
     def __len__(self) -> int:
         return len(self._buffers)
 
-    @staticmethod
-    def nbytes(problem: Problem, given: Inputs) -> int:
-        """Of one set."""
-        return sum(array_bytes(problem, OPS[problem.op].names, given).values())
-
     def bytes_of(self, index: int) -> dict[str, Any]:
         """The arrays of a set as bytes: NumPy or CuPy arrays of uint8."""
         return {name: buffer.bytes for name, buffer in self._buffers[index].items()}
+
+    def spoil(self, index: int) -> None:
+        """Nothing that was written to a set's results counts from now on: they are NaN, in every format."""
+        for name, buffer in self._buffers[index].items():
+            if name in self.problem.outputs:
+                buffer.fill(UNWRITTEN)
 
     def arrays(self, index: int) -> dict[str, Any]:
         """The arrays of a set as the public functions take them."""
@@ -81,8 +84,10 @@ def _shaped(problem: Problem, name: str, flat: Any) -> Any:
     return array
 
 
-def public_call(problem: Problem, arrays: Arrays, tile: Tile | None, workspace: Any = None) -> Callable[[], Any]:
-    """What a user types for a problem, with ``out=``.
+def public_call(
+    problem: Problem, arrays: Arrays, tile: Tile | None, workspace: Any = None, into: bool = True
+) -> Callable[[], Any]:
+    """What a user types for a problem.
 
     Parameters
     ----------
@@ -94,10 +99,14 @@ def public_call(problem: Problem, arrays: Arrays, tile: Tile | None, workspace: 
         None: the tile that a call chooses by itself.
     workspace : array, optional
         None: the call allocates it.
+    into : bool
+        Whether with ``out=``; without, the call allocates its results, as the peers' do.
     """
     op = OPS[problem.op]
     out = tuple(arrays.get(name) for name in op.results)
-    options: dict[str, Any] = {"out": out if len(out) > 1 else out[0], "tile": tile, "workspace": workspace}
+    options: dict[str, Any] = {"tile": tile, "workspace": workspace}
+    if into:
+        options["out"] = out if len(out) > 1 else out[0]
     family, _, what = problem.op.partition("_norm")
     positional = [arrays.get(name) for name in op.inputs]
     if family == "group":

@@ -55,8 +55,8 @@ class BenchClock(Protocol):
     def wall(self, call: Callable[[], Any]) -> float:
         """Seconds of one call until its results are there, Python's share included."""
 
-    def bandwidth(self) -> float:
-        """Bytes per second that a copy moves on this device."""
+    def copies(self) -> dict[str, float]:
+        """Bytes per second that copies move on this device now, by the copy's name."""
 
     def sound(self) -> bool:
         """Whether the device still works: an error of CUDA may be one after which nothing does."""
@@ -73,6 +73,7 @@ class GpuClock:
 
         self._cupy: Any = cupy
         self._stream: Any = None  # torch's, once there is one
+        self._failed: list[Any] = []
 
     def sets(self, nbytes: int, device: Device) -> int:
         """As the protocol says; within the free memory, of which what the problem before left is part."""
@@ -92,9 +93,12 @@ class GpuClock:
         torch.cuda.synchronize()
         try:
             return "graph", lasting(lambda launches: self._captured(torch, run, sets, launches), sets)
-        except RuntimeError:  # it waits for the GPU, or allocates what cannot be captured
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # it waits for the GPU, or allocates what cannot be captured
             torch.cuda.synchronize()
-            return "events", lasting(lambda launches: self._held(torch, run, sets, launches), sets)
+            held = lasting(lambda launches: self._held(torch, run, sets, launches), sets)
+            return f"events, since a graph cannot capture it: {str(error).strip().splitlines()[0]}", held
 
     def beside(self) -> AbstractContextManager[Any]:
         """As the protocol says: autograd runs a gradient on the stream of its forward, and that is what is captured."""
@@ -104,32 +108,35 @@ class GpuClock:
         return torch.cuda.stream(self._stream)  # type: ignore[no-any-return]
 
     def _captured(self, torch: Any, run: Callable[[int], Any], sets: int, launches: int) -> Callable[[], float]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            for index in range(launches):
-                run(index % sets)
+        graph, kept = torch.cuda.CUDAGraph(), [None] * sets
+        before = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                _walk(run, launches, kept)
+        except RuntimeError:
+            torch.cuda.set_stream(before)  # which the capture leaves out when its end fails
+            self._failed.append(graph)  # torch's allocator goes on asking it whose memory it takes
+            raise
 
-        def sample() -> float:
+        def sample(keep: Any = kept) -> float:
             with self.beside():
+                graph.replay()  # untimed: while it runs, the host gets ahead with what is timed
                 return _timed(torch, graph.replay, launches)
 
         return sample
 
     def _held(self, torch: Any, run: Callable[[int], Any], sets: int, launches: int) -> Callable[[], float]:
-        def walk() -> None:
-            for index in range(launches):
-                run(index % sets)
-
+        kept = [None] * sets
         with self.beside():
             begun = time.perf_counter()
-            walk()
+            _walk(run, launches, kept)
             host = time.perf_counter() - begun
         cycles = int(CYCLES * min(MOST_HELD, HELD * host))
 
         def sample() -> float:
             with self.beside():
                 torch.cuda._sleep(cycles)  # the host gets ahead meanwhile
-                return _timed(torch, walk, launches)
+                return _timed(torch, lambda: _walk(run, launches, kept), launches)
 
         return sample
 
@@ -141,9 +148,9 @@ class GpuClock:
         self._cupy.cuda.Device().synchronize()
         return time.perf_counter() - begin
 
-    def bandwidth(self) -> float:
+    def copies(self) -> dict[str, float]:
         """As the protocol says."""
-        return float(self._own.bandwidth())
+        return self._own.copies()
 
     def sound(self) -> bool:
         """As the protocol says."""
@@ -152,6 +159,14 @@ class GpuClock:
             return bool(self._cupy.ones(1).get()[0] == 1)
         except Exception:  # that is the answer
             return False
+
+
+def _walk(run: Callable[[int], Any], launches: int, kept: list[Any]) -> None:
+    """Launch on the sets in turn. Each has its own results, as it has its own arrays: an allocator that got them back
+    at once would give the same ones to the next, which would find them in the L2.
+    """
+    for index in range(launches):
+        kept[index % len(kept)] = run(index % len(kept))
 
 
 def _timed(torch: Any, work: Callable[[], Any], launches: int) -> float:
@@ -192,9 +207,9 @@ class RehearsalClock:
         call()
         return 0.0
 
-    def bandwidth(self) -> float:
+    def copies(self) -> dict[str, float]:
         """None is known."""
-        return 0.0
+        return {}
 
     def sound(self) -> bool:
         """There is no device to lose."""

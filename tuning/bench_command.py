@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import importlib.metadata
 import importlib.util
 import json
-import os
+import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cunorm.devices import Device
 from cunorm.errors import TraceError
 from cunorm.launch import Place, executor
 from cunorm.ops import OPS, gpu_present
 from cunorm.problem import Problem
 
-from .bench import DeviceLostError, Outcome, bench_problem
+from .bench import ROUNDS, bench_problem
 from .bench_clock import BenchClock, GpuClock, RehearsalClock
 from .bench_report import MEASURED, REHEARSED, document, text
+from .bench_result import DeviceLostError, Outcome
 from .files import write_whole
 from .peers import PEERS
 from .stand import software
@@ -74,31 +77,43 @@ def _peers(names: str | None) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _file(option: str, name: str | None) -> Path | None:
+def _file(option: str, name: str | None, suffixes: Sequence[str] = ()) -> Path | None:
+    """Where to write, if it can be written: an hour of a GPU is not lost on a slip."""
     if name is None:
         return None
     path = Path(name)
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{option}: {path}, expected a file in a folder that is there")
+    if not name or path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{option}: {name!r}, expected a file in a folder that is there")
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"{option}: {name!r}, expected a name that ends in {', '.join(suffixes)}")
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"{option}: cannot write in {path.parent}: {error.strerror}") from error
     return path
 
 
 def _state() -> dict[str, str]:
-    """Driver, clocks, power limit and temperature; nothing where nvidia-smi is not there."""
+    """Driver, clocks, power limit and temperature of the GPU now; nothing where nvidia-smi is not there."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
-    ordinal = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-    command = [program, f"--id={ordinal}", f"--query-gpu={','.join(STATE)}", "--format=csv,noheader"]
+    at = executor("gpu").cupy.cuda.Device().pci_bus_id  # nvidia-smi counts GPUs in another order than CUDA
+    command = [program, f"--id={at}", f"--query-gpu={','.join(STATE)}", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         line = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
         return dict(zip(STATE, (value.strip() for value in line.split(",")), strict=False))
     return {}
 
 
-def _facts(device: Device, kind: str, peers: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    versions = {PEERS[name].distribution: PEERS[name].version for name in peers if PEERS[name].missing is None}
-    return {**asdict(device), **(_state() if kind == "gpu" else {})}, {**software(kind), **versions}
+def _versions(kind: str, peers: Sequence[str]) -> dict[str, Any]:
+    there = [PEERS[name] for name in peers if PEERS[name].missing is None]
+    found = {peer.distribution: peer.version for peer in there}
+    for name in ("triton", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return {**software(kind), **found, "python": platform.python_version()}
 
 
 def _bar(problems: Sequence[Problem], quiet: bool) -> Iterator[Problem]:
@@ -114,6 +129,70 @@ def _bar(problems: Sequence[Problem], quiet: bool) -> Iterator[Problem]:
             yield problem
 
 
+class _Record:
+    """What a run has come to by now, and the file that holds it."""
+
+    def __init__(self, path: Path | None, clock: BenchClock, **facts: Any) -> None:
+        self.path, self.clock, self.facts = path, clock, facts
+        self.results: list[Outcome] = []
+        self.copies: dict[str, dict[str, float]] = {}
+        self.interrupted, self.lost = False, ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether times of a GPU are in it."""
+        return bool(self.facts["source"] == MEASURED)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        state = _state() if self.measured and not self.lost else {}
+        facts = self.facts | {"device": {**self.facts["device"], **state}}
+        ended = {"interrupted": self.interrupted, "lost": self.lost or None}
+        return {**document(self.results, copies=self.copies, **facts), **ended}
+
+    def keep(self) -> None:
+        """Write the file as a whole, once there is something to say."""
+        if self.path is not None and self.results:
+            write_whole(self.path, json.dumps(self.document(), indent=1, allow_nan=False) + "\n")
+
+    def add(self, problem: Problem, peers: Sequence[str], bench: Callable[[], Outcome]) -> None:
+        """A problem's outcome; what fails for want of memory, say, leaves the next one its turn."""
+        try:
+            self.results.append(bench())
+        except DeviceLostError:
+            raise
+        except Exception as error:
+            sentence = f"{type(error).__name__}: {error}"
+            if not self.clock.sound():
+                raise DeviceLostError(f"the GPU is unusable: {sentence}") from error
+            self.results.append(Outcome.failed(problem, peers, sentence))
+        self.keep()
+
+    def run(self, problems: Iterator[Problem], peers: Sequence[str], bench: Callable[[Problem], Outcome]) -> None:
+        """All problems, until Ctrl-C or the loss of the GPU, between two measurements of the copies."""
+        try:
+            if self.measured:
+                self.copies["before"] = self.clock.copies()
+            for problem in problems:
+                self.add(problem, peers, functools.partial(bench, problem))
+            if self.measured:
+                self.copies["after"] = self.clock.copies()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except DeviceLostError as error:
+            self.lost = str(error)
+            self.results += [] if error.outcome is None else [error.outcome]
+        self.keep()
+
+
+def _rounds(asked: argparse.Namespace) -> int:
+    found: int = asked.rounds if asked.rounds is not None else 1 if asked.rehearse else ROUNDS
+    for option, number, least in (("--rounds", found, 1), ("--seed", asked.seed, 0)):
+        if number < least:
+            raise ValueError(f"{option}: {number}, expected at least {least}")
+    return found
+
+
 def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
     """The command, from its parsed arguments; returns the exit code.
 
@@ -125,12 +204,10 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
     """
     kind = "cpu" if asked.rehearse else "gpu"
     try:
-        problems, peers = _wanted(asked), _peers(asked.peers)
-        if asked.rounds < 1:
-            raise ValueError(f"--rounds: {asked.rounds}, expected at least 1")
+        problems, peers, rounds = _wanted(asked), _peers(asked.peers), _rounds(asked)
         if asked.rehearse and asked.plot is not None:
             raise ValueError("--plot: a rehearsal has no times to draw; leave out --rehearse on a machine with a GPU")
-        to_json, to_plot = _file("--json", asked.json), _file("--plot", asked.plot)
+        to_json, to_plot = _file("--json", asked.json), _file("--plot", asked.plot, (".png", ".svg", ".pdf"))
         if to_plot is not None and importlib.util.find_spec("matplotlib") is None:
             raise ValueError("--plot: needs matplotlib; type: pip install 'cunorm[tune]'")
     except (OSError, TraceError, TypeError, ValueError) as error:
@@ -146,39 +223,32 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
     here = executor(kind)
     place = Place(kind, here.current() if kind == "gpu" else 0, here.limits())
     clock = clock or (GpuClock() if kind == "gpu" else RehearsalClock())
-    source = MEASURED if clock.measures and kind == "gpu" else REHEARSED
-    device, versions = _facts(place.device, kind, peers)
-    results: list[Outcome] = []
-    interrupted, lost = False, None
-    bandwidth = clock.bandwidth() if source == MEASURED else 0.0
-    try:
-        for problem in _bar(problems, asked.quiet):
-            results.append(bench_problem(problem, place, clock, peers, rounds=asked.rounds, seed=asked.seed))
-    except KeyboardInterrupt:
-        interrupted = True
-    except DeviceLostError as error:
-        lost = str(error)
-    found = document(
-        results,
-        source=source,
-        device=device,
-        software=versions,
-        bandwidth=bandwidth,
-        rounds=asked.rounds,
+    record = _Record(
+        to_json,
+        clock,
+        source=MEASURED if clock.measures and kind == "gpu" else REHEARSED,
+        device=asdict(place.device),
+        software=_versions(kind, peers),
+        rounds=rounds,
         workload=asked.workload,
+        problems=len(problems),
     )
-    found |= {"interrupted": interrupted, "lost": lost}
+
+    def bench(problem: Problem) -> Outcome:
+        return bench_problem(problem, place, clock, peers, rounds=rounds, seed=asked.seed)
+
+    record.run(_bar(problems, asked.quiet), peers, bench)
+    found = record.document()
     print("\n".join(text(found)))
-    if to_json is not None:
-        write_whole(to_json, json.dumps(found, indent=1) + "\n")
-    if to_plot is not None and results:
+    if to_plot is not None and record.results:
         from .bench_figure import figure
 
         figure(found, to_plot)
-    if lost is not None:
-        print(f"cunorm bench: {lost}; {len(problems) - len(results)} problems were not run", file=sys.stderr)
+    if record.lost:
+        left = len(problems) - len(record.results)
+        print(f"cunorm bench: {record.lost}; {left} problems were not run", file=sys.stderr)
         return WRONG
-    if interrupted:
+    if record.interrupted:
         return INTERRUPTED
-    own = [one for result in results for one in result.contenders if one.name.startswith("cunorm")]
+    own = [one for result in record.results for one in result.contenders if one.name.startswith("cunorm")]
     return WRONG if any(one.state in ("failed", "wrong") for one in own) else OK

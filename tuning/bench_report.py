@@ -10,7 +10,7 @@ from typing import Any
 
 from cunorm.traffic_problem import floor_bytes
 
-from .bench import Outcome
+from .bench_result import DEFAULT, TABLE, Outcome
 from .clock import L2_TIMES
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "REHEARSED",
     "SCHEMA",
     "cold",
+    "complete",
     "document",
     "fraction",
     "geometric_mean",
@@ -37,9 +38,10 @@ def document(
     source: str,
     device: Mapping[str, Any],
     software: Mapping[str, Any],
-    bandwidth: float,
+    copies: Mapping[str, Mapping[str, float]],
     rounds: int,
     workload: str | None,
+    problems: int,
 ) -> dict[str, Any]:
     """A bench as JSON has it.
 
@@ -49,10 +51,12 @@ def document(
     source : {"measured", "rehearsed"}
     device, software : mapping
         Exact facts.
-    bandwidth : float
-        Bytes per second of a copy in the same run; 0 in a rehearsal.
+    copies : mapping of mapping of float
+        Bytes per second of each copy before and after the run; none in a rehearsal.
     rounds : int
     workload : str or None
+    problems : int
+        That were asked for.
     """
     return {
         "schema": SCHEMA,
@@ -60,9 +64,11 @@ def document(
         "source": source,
         "device": dict(device),
         "software": dict(software),
-        "copy_bandwidth": bandwidth,
+        "copy_bandwidth": max((value for at in copies.values() for value in at.values()), default=0.0),
+        "copies": {name: dict(at) for name, at in copies.items()},
         "rounds": rounds,
         "workload": workload,
+        "problems": problems,
         "results": [
             {
                 "problem": asdict(result.problem),
@@ -85,6 +91,11 @@ def refusal(found: Document) -> str | None:
     return None
 
 
+def complete(found: Document) -> bool:
+    """Whether all problems that were asked for are in it."""
+    return not found["interrupted"] and found["lost"] is None
+
+
 def cold(found: Document, result: Mapping[str, Any]) -> bool:
     """Whether no kernel of a result can have found its arrays in the L2; there are not sets enough of tiny shapes."""
     return bool(result["walked_bytes"] >= L2_TIMES * found["device"]["l2_bytes"])
@@ -104,13 +115,15 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def speedups(found: Document, over: str) -> dict[str, list[float]]:
-    """How many times faster than a peer cunorm's faster tile is, by op; shapes where both were timed."""
+    """How many times faster than a peer cunorm is, by op, with the table's tile where there is one, else the default;
+    shapes where both were timed.
+    """
     by_op: dict[str, list[float]] = {}
     for result in found["results"]:
         times = {one["name"]: one["kernels"]["seconds"] for one in result["contenders"] if one["kernels"] is not None}
-        own = [seconds for name, seconds in times.items() if name.startswith("cunorm")]
-        if own and over in times:
-            by_op.setdefault(result["problem"]["op"], []).append(times[over] / min(own))
+        own = times.get(TABLE, times.get(DEFAULT))
+        if own is not None and over in times:
+            by_op.setdefault(result["problem"]["op"], []).append(times[over] / own)
     return by_op
 
 

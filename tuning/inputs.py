@@ -1,4 +1,6 @@
-"""Hostile inputs of a problem: slices far from zero, constant, wide, with an outlier; as they lie in memory."""
+"""Inputs of a problem as they lie in memory: hostile ones, with slices far from zero, constant, wide, with an outlier;
+and plain ones, on which any sound implementation is right and no other is.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ __all__ = ["EPS", "MOMENTUM", "Inputs", "Values", "channels_second", "inputs_of"
 EPS, MOMENTUM = 1e-5, 0.1
 #: Slices of statistics take turns: plain, far from zero, constant, wide, with an outlier in front.
 KINDS = 5
+DY_SEED = 1000  # how far dy's seed is from x's
 OFFSET, CONSTANT, WIDTH, OUTLIER = 1e3, 100.1, 1e3, 1e4
+#: Plain slices lie this far from zero and are this wide, each somewhere between; what gradients have of a constant and
+#: of the normalised x, so that no term of a formula is near zero; how wide gamma is around one.
+PLAIN_OFFSET, PLAIN_WIDTH, CONSTANT_SHARE, X_SHARE, PLAIN_GAMMA = (0.5, 1.0), (1.0, 2.0), 1.0, 0.5, 0.25
 
 Values = NDArray[Any]
 Inputs = dict[str, Values]
@@ -44,13 +50,31 @@ def _slices(problem: Problem, seed: int) -> Values:
     return random.standard_normal((problem.N * problem.group, problem.group_length), np.float32)
 
 
-def _hostile(problem: Problem, seed: int, kinds: int) -> Values:
-    """x as (N, C, HxW), in float32, with the first kinds of slices in turn."""
-    x = _slices(problem, seed)
+def _plain(problem: Problem, seed: int) -> tuple[Values, Values | None]:
+    """x and, of a gradient, dy as (N, C, HxW) in float32: slices with an offset and a width of their own; dy has a part
+    of the normalised x.
+    """
+    shape = (problem.N, problem.C, problem.HxW)
+    x, dy = _slices(problem, seed), None
+    if "backward" in problem.op:
+        dy = (_slices(problem, seed + DY_SEED) + CONSTANT_SHARE + X_SHARE * x).reshape(shape)
+    random = np.random.default_rng((seed, 2))
+    each = (1, problem.C, 1) if problem.op.startswith("batch_norm") else (len(x), 1)
+    x *= random.uniform(*PLAIN_WIDTH, each).astype(np.float32)
+    x += random.uniform(*PLAIN_OFFSET, each).astype(np.float32)
+    return x.reshape(shape), dy
+
+
+def _hostile(problem: Problem, seed: int) -> tuple[Values, Values | None]:
+    """x and, of a gradient, dy as (N, C, HxW) in float32: x with the kinds of slices in turn."""
+    shape = (problem.N, problem.C, problem.HxW)
+    x, dy = _slices(problem, seed), None
+    if "backward" in problem.op:
+        dy = _slices(problem, seed + DY_SEED).reshape(shape)
     channels = problem.op.startswith("batch_norm")
     count = problem.C if channels else len(x)
-    for kind in range(kinds):
-        own: Any = np.arange((kind - seed) % kinds, count, kinds)
+    for kind in range(KINDS):
+        own: Any = np.arange((kind - seed) % KINDS, count, KINDS)
         own = (slice(None), own) if channels else (own,)
         if kind == 1:
             x[own] += OFFSET
@@ -61,7 +85,7 @@ def _hostile(problem: Problem, seed: int, kinds: int) -> Values:
         elif kind == 4:
             first = (0, own[1], 0) if channels else (own[0], 0)
             x[first] = OUTLIER
-    return x.reshape(problem.N, problem.C, problem.HxW)
+    return x.reshape(shape), dy
 
 
 def _moments(problem: Problem, x: Values) -> tuple[Values, Values]:
@@ -94,18 +118,21 @@ def inputs_of(problem: Problem, seed: int, hostile: bool = True) -> Inputs:
     seed : int
         Another one gives other values, and other kinds of slices their turn.
     hostile : bool
-        False: slices of all the same plain kind, on which any sound implementation is right.
+        False: plain slices, on which any sound implementation is right.
     """
     random = np.random.default_rng((seed, 1))
     if problem.op == "batch_norm_gather_stats":
         return _gathered(problem, random)
-    found: Inputs = {"x": _in_memory(problem, _hostile(problem, seed, KINDS if hostile else 1))}
-    if "backward" in problem.op:
-        shape = (problem.N, problem.C, problem.HxW)
-        found["dy"] = _in_memory(problem, _slices(problem, seed + 1000).reshape(shape))
+    x, dy = _hostile(problem, seed) if hostile else _plain(problem, seed)
+    found: Inputs = {"x": _in_memory(problem, x)}
+    if dy is not None:
+        found["dy"] = _in_memory(problem, dy)
     for name in ("gamma", "beta"):
         if getattr(problem, f"{name}_dtype") is not None:
-            found[name] = random.standard_normal(problem.C).astype(DTYPES[array_facts(problem, name)[1]])
+            values = random.standard_normal(problem.C)
+            if name == "gamma" and not hostile:
+                values = 1 + PLAIN_GAMMA * values
+            found[name] = values.astype(DTYPES[array_facts(problem, name)[1]])
     # Statistics of x as it is stored, rounded as a forward would have saved them.
     stored = channels_second(problem, found["x"])
     for name, values in zip(("mean", "rstd"), _moments(problem, stored), strict=True):

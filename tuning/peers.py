@@ -4,7 +4,8 @@ A peer is asked for what cunorm computes, on the same outputs and in the same pr
 says what it lacks. Gradients come through autograd, as its users get them; its forward has run before, untimed.
 
 Sources: torch.nn.functional and torch's batch_norm_* functions; Liger's LigerLayerNormFunction and
-LigerGroupNormFunction; QuACK's quack.layernorm; Apex's apex.normalization and apex.contrib.group_norm.
+LigerGroupNormFunction; QuACK's quack.rmsnorm, as of 0.6; Apex's apex.normalization and
+apex.contrib.group_norm.
 """
 
 from __future__ import annotations
@@ -126,9 +127,12 @@ def _prepared(problem: Problem, tensors: Mapping[str, Any], forward: Forward) ->
                 return {"y": forward(x, gamma, beta)}
 
         return run
-    wanted = {"dx": x, "dgamma": gamma, "dbeta": torch.zeros_like(gamma) if beta is None else beta}
+    if beta is None and gamma is not None:
+        beta = torch.zeros_like(gamma)  # no gradient depends on it
+    wanted = {"dx": x, "dgamma": gamma, "dbeta": beta}
     leaves: dict[str, Any] = {
-        name: one.detach().requires_grad_(name in problem.outputs) for name, one in wanted.items()
+        name: None if one is None else one.detach().requires_grad_(name in problem.outputs)
+        for name, one in wanted.items()
     }
     y = forward(*leaves.values())
     asked = [name for name in leaves if name in problem.outputs]
@@ -145,6 +149,8 @@ def _only(problem: Problem, *families: str) -> None:
         raise NotOffered(f"no {problem.op}")
     if problem.activation is not None:
         raise NotOffered(f"no {problem.activation} fused behind it")
+    if problem.gamma_dtype is None:
+        raise NotOffered("needs gamma")
 
 
 def _functional(problem: Problem) -> Forward:
@@ -220,22 +226,30 @@ def _liger(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results
 
 def _quack(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     _only(problem, "layer")
-    if problem.op != "layer_norm":
-        raise NotOffered("no gradient of LayerNorm")
-    if problem.beta_dtype is not None or problem.gamma_dtype != "float32":
-        raise NotOffered("gamma in float32 alone, and no beta")
-    layernorm = importlib.import_module("quack.layernorm").layernorm
-    return lambda: {"y": layernorm(tensors["x"], tensors["gamma"], eps=EPS)}
+    if {problem.gamma_dtype, problem.beta_dtype} - {"float32", None}:
+        raise NotOffered("gamma and beta in float32 alone")
+    quack, (x, gamma) = importlib.import_module("quack.rmsnorm"), (tensors["x"], tensors["gamma"])
+    if problem.op == "layer_norm":
+        return lambda: {"y": quack.layernorm_fwd(x, gamma, tensors.get("beta"), EPS)}
+    mean, rstd = (tensors[name].view(-1) for name in ("mean", "rstd"))
+
+    def gradients() -> Results:
+        found = quack.layernorm_bwd(x, gamma, tensors["dy"], rstd, mean, has_bias="dbeta" in problem.outputs)
+        return {name: one for name, one in zip(("dx", "dgamma", "dbeta"), found, strict=True) if one is not None}
+
+    return gradients
 
 
 def _apex(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if problem.op.startswith("layer_norm"):
+        if problem.gamma_dtype is None:
+            raise NotOffered("needs gamma here")
         affine = importlib.import_module("apex.normalization.fused_layer_norm").fused_layer_norm_affine
         return _prepared(problem, tensors, lambda x, gamma, beta: affine(x, gamma, beta, (problem.C,), EPS))
     if not problem.op.startswith("group_norm"):
         raise NotOffered(f"no {problem.op}")
-    if problem.layout != "NHWC":
-        raise NotOffered("GroupNorm of channels-last data alone")
+    if problem.layout != "NHWC" or problem.gamma_dtype is None:
+        raise NotOffered("GroupNorm of channels-last data alone, and with gamma")
     GroupNorm = importlib.import_module("apex.contrib.group_norm").GroupNorm
     x = tensors["x"]
     one = GroupNorm(

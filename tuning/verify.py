@@ -20,7 +20,7 @@ from cunorm.traffic_problem import array_facts, smaller
 from .inputs import Inputs, inputs_of, numbers_of
 from .oracle import Expected, expected
 
-__all__ = ["Guarded", "Verifier", "array_bytes", "cut_down", "raw"]
+__all__ = ["UNWRITTEN", "Guarded", "Verifier", "array_bytes", "cut_down", "raw"]
 
 GUARD_BYTES, ALIGNMENT = 512, 512  # on either side of an array; what CUDA's allocators align to
 GUARD, UNWRITTEN = 0xA5, 0xFF  # in the zones; in outputs and the workspace, where it is NaN in every format
