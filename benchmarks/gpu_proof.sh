@@ -1,35 +1,36 @@
 #!/usr/bin/env bash
 # What only a GPU can tell, as one command, in two parts of at most ten minutes each:
 #
-#   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--dry-run]
+#   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads "NAME ..."] [--dry-run]
 #
 # Part 1: the tests that need a GPU, then a few of them under compute-sanitizer's memcheck and racecheck, where it is there.
 # Part 2: what a call costs the host, then the tiling table, tuned for the workloads in turn, into tuning/, and `cunorm bench`
 # of each, into benchmarks/results/; docs/speed.md from these, for which some seconds are kept.
 #
 # Without --part it runs both. A step that the minutes (9 by default, for each part) do not reach is named at the end, and
-# so is each that failed; the exit code is then 1. Run it again for what is left: a table and a result that are there are
-# gone on with, or replaced. --dry-run takes every step on the CPU executor with one tiny shape, and throws all results away.
+# so is each that failed; the exit code is then 1. Run it again for what is left, named by --workloads: a table that is
+# there is gone on with, a result of the same day replaced. --dry-run takes every step on the CPU executor with one tiny
+# shape, and throws all results away.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 parts="1 2" minutes=9 dry=""
+# In the order in which they matter where the time does not reach for all.
+workloads="quick llm sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet mlp odd segmentation-bn bn1d video-vae"
 usage() {
-  echo "usage: bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--dry-run]; $1" >&2
+  echo "usage: bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads \"NAME ...\"] [--dry-run]; $1" >&2
   exit 2
 }
 while [ $# -gt 0 ]; do
   case $1 in
     --part) [[ ${2:-} =~ ^[12]$ ]] || usage "--part: '${2:-}', expected 1 or 2"; parts=$2; shift ;;
     --minutes) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || usage "--minutes: '${2:-}', expected a whole number"; minutes=$2; shift ;;
+    --workloads) [ -n "${2:-}" ] || usage "--workloads: nothing, expected names: \"llm vae\""; workloads=$2; shift ;;
     --dry-run) dry=yes ;;
     *) usage "unknown: $1" ;;
   esac
   shift
 done
-
-# In the order in which they matter where the time does not reach for all.
-workloads="quick llm sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet mlp odd segmentation-bn bn1d video-vae"
 page_seconds=20
 dtype=bfloat16 results=benchmarks/results tables=tuning
 failed="" unreached=""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cunorm import reference, reference_activation
+from cunorm import reference, reference_activation, settings
 from cunorm.problem import Problem
 from cunorm.traffic_problem import array_facts
 
@@ -20,6 +21,7 @@ __all__ = ["Expected", "expected"]
 
 #: Elements of x up to which the oracle looks at all groups, channels or rows; of a larger problem, at some of them.
 WHOLE = 2**24
+BLOCKS = 8  # in which it is worked on where sums go over all of it, side by side
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,19 @@ def _layer(problem: Problem, given: Inputs, dtype: str) -> Iterator[tuple[str, t
     exact, bounds = reference.layer_norm_backward(*arrays), tolerance.layer_backward(*arrays, dtype)
     yield "dx", whole, part, exact[0], bounds[0]
     if len(chosen) < rows:  # dgamma and dbeta are sums over all rows: block by block
-        step = max(1, WHOLE // 4 // length)
+        step = max(1, WHOLE // BLOCKS // length)
+
+        def block(start: int) -> tuple[Any, Any]:
+            part = slice(start, start + step)
+            arrays = (dy[part], x[part], length, mean[part], rstd[part], gamma)
+            return reference.layer_norm_backward(*arrays)[1:], tolerance.layer_backward(*arrays, dtype)[1:]
+
         sums = [[np.zeros(length), np.zeros(length)] for _ in range(2)]
-        for start in range(0, rows, step):
-            block = slice(start, start + step)
-            arrays = (dy[block], x[block], length, mean[block], rstd[block], gamma)
-            found = reference.layer_norm_backward(*arrays), tolerance.layer_backward(*arrays, dtype)
-            for kept, (_, *parameters) in zip(sums, found, strict=True):
-                for total, values in zip(kept, parameters, strict=True):
-                    total += values
+        with ThreadPoolExecutor(min(BLOCKS, settings.cores())) as pool:  # NumPy lets go of the interpreter
+            for found in pool.map(block, range(0, rows, step)):  # in the order of the blocks, whoever is first
+                for kept, parameters in zip(sums, found, strict=True):
+                    for total, values in zip(kept, parameters, strict=True):
+                        total += values
         exact, bounds = (exact[0], sums[0][0], sums[0][1]), (bounds[0], sums[1][0], sums[1][1])
     for index, name in ((1, "dgamma"), (2, "dbeta")):
         yield name, (length,), (), exact[index], bounds[index]
