@@ -35,6 +35,8 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
         raise ValueError(f"--shape, --workload or --from-trace: {came}, expected one")
     if asked.op is not None and asked.op not in OPS:
         plan_options(asked.op, "", asked.dtype)  # which words it
+    if asked.dtype is not None:
+        dtype_named("--dtype", asked.dtype)
     if asked.shape is not None:
         if asked.op is None:
             raise ValueError("OP: missing, expected the name of a function before --shape: group_norm_backward")
