@@ -1,6 +1,6 @@
-"""Writes docs/speed.md from the newest results of `cunorm bench` in benchmarks/results: no number there is typed.
+"""Writes docs/speed.md, and what the README says of it, from the newest results in benchmarks/results: none is typed.
 
-Example: ``python benchmarks/speed.py``; with ``--check`` it only says whether the page is what the results give.
+Example: ``python benchmarks/speed.py``; with ``--check`` it only says whether both are what the results give.
 
 A result is a file ``bench-*.json`` as ``cunorm bench --json`` writes it; of each device and workload the newest counts,
 of the complete ones if there are any. What was rehearsed on the CPU executor is refused: its times say nothing about a
@@ -20,6 +20,7 @@ from cunorm.tuning.bench_report import cold, complete, fraction, geometric_mean,
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
+README, BEGIN, END = ROOT / "README.md", "<!-- begin speed -->\n", "<!-- end speed -->\n"
 HEAD = """# Speed
 
 What `cunorm bench` measured, written by `python benchmarks/speed.py` from `benchmarks/results/bench-*.json`.
@@ -80,6 +81,12 @@ def _table(document: dict[str, Any]) -> Iterator[str]:
         cells = [_cell(document, result, by_name.get(name)) for name in names]
         yield f"| {result['name']}{'' if cold(document, result) else ' (L2)'} | {' | '.join(cells)} |"
     yield ""
+    yield from _ratios(document)
+
+
+def _ratios(document: dict[str, Any]) -> Iterator[str]:
+    """How many times faster than each peer, an op a line."""
+    names = dict.fromkeys(one["name"] for result in document["results"] for one in result["contenders"])
     for peer in (name for name in names if not name.startswith("cunorm")):
         for op, ratios in speedups(document, peer).items():
             yield (
@@ -105,21 +112,42 @@ def page(documents: list[dict[str, Any]]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def summary(documents: list[dict[str, Any]]) -> str:
+    """What the README says: of each result the ratios."""
+    lines = [] if documents else ["Nothing has been measured on a GPU yet.", ""]
+    for document in documents:
+        lines.append(f"{document['device']['name']}, {document['workload'] or 'shapes'}, {document['date'][:10]}:\n")
+        lines += [*_ratios(document), ""]
+    return "\n".join(lines)
+
+
+def filled(readme: str, documents: list[dict[str, Any]]) -> str:
+    """The README with the summary between its two marks."""
+    before, _, rest = readme.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise RefusedError(f"{README}: no line {BEGIN.strip()} with a line {END.strip()} behind it")
+    return f"{before}{BEGIN}\n{summary(documents)}\n{END}{after}"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Write the page, or check it; 0 if it is right, 1 if not, 2 if a result is refused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is another")
     options = parser.parse_args(argv)
     try:
-        text = page(newest(RESULTS))
+        documents = newest(RESULTS)
+        wanted = {PAGE: page(documents), README: filled(README.read_text(encoding="utf-8"), documents)}
     except RefusedError as error:
         print(error, file=sys.stderr)
         return 2
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if options.check:
-        same = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-        print("docs/speed.md is what the results give" if same else "docs/speed.md is stale; leave out --check")
-        return 0 if same else 1
-    PAGE.write_text(text, encoding="utf-8")
+        names = " and ".join(path.name for path in stale or wanted)
+        print(f"{names}: stale; leave out --check" if stale else f"{names}: what the results give")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(wanted[path], encoding="utf-8")
     return 0
 
 

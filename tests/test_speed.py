@@ -28,6 +28,8 @@ def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(module, "PAGE", tmp_path / "speed.md")
+    monkeypatch.setattr(module, "README", tmp_path / "README.md")
+    (tmp_path / "README.md").write_text(f"before\n{module.BEGIN}old\n{module.END}after\n", encoding="utf-8")
     return module
 
 
@@ -44,6 +46,22 @@ def test_the_page_is_what_the_results_give() -> None:
 def test_without_results_the_page_says_so(speed: ModuleType, tmp_path: Path) -> None:
     assert speed.main([]) == 0
     assert "Nothing has been measured" in (tmp_path / "speed.md").read_text(encoding="utf-8")
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert readme.startswith("before\n") and readme.endswith("after\n") and "old" not in readme
+    assert "Nothing has been measured on a GPU yet." in readme
+
+
+def test_the_readme_has_the_ratios(speed: ModuleType, tmp_path: Path) -> None:
+    keep(tmp_path, "new", date="2026-02-01T00:00:00+00:00", workload="llm")
+    assert speed.main([]) == 0
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "NVIDIA H200, llm, 2026-02-01:" in readme
+    assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in readme
+    assert speed.main(["--check"]) == 0
+    (tmp_path / "README.md").write_text(readme.replace("1.97", "2.97"), encoding="utf-8")
+    assert speed.main(["--check"]) == 1
+    (tmp_path / "README.md").write_text(readme.replace(speed.END, ""), encoding="utf-8")
+    assert speed.main([]) == 2
 
 
 def test_of_a_device_and_workload_the_newest_counts(speed: ModuleType, tmp_path: Path) -> None:
