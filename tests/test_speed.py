@@ -98,6 +98,12 @@ def test_a_result_that_is_not_whole_says_so(speed: ModuleType, tmp_path: Path) -
     assert "Not whole, 3 of 4 problems: apex left the GPU unusable." in page
 
 
+def test_a_result_of_a_run_that_was_killed_is_not_whole(speed: ModuleType, tmp_path: Path) -> None:
+    keep(tmp_path, "killed", workload="llm", problems=9)
+    assert speed.main([]) == 0
+    assert "Not whole, 3 of 9 problems: interrupted." in (tmp_path / "speed.md").read_text(encoding="utf-8")
+
+
 def test_a_rehearsal_is_refused(speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(tmp_path, "quick", source="rehearsed")
     assert speed.main([]) == 2

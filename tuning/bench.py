@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cunorm import costmodel, launch, lookup
+from cunorm import costmodel, findings, launch, lookup
 from cunorm.arrays import DTYPES, pointer
 from cunorm.launch import Place, executor
 from cunorm.ops import OPS
@@ -190,9 +190,7 @@ class _Run:
 
     def _fail(self, contender: Contender, error: Exception) -> None:
         """Tell an error in one line; DeviceLostError if nobody can run after it."""
-        text = str(error).strip()
-        contender.state = "failed"
-        contender.sentence = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+        contender.state, contender.sentence = "failed", findings.sentence(error)
         if not self.clock.sound():
             raise DeviceLostError(f"{contender.name} left the GPU unusable: {contender.sentence}") from error
 

@@ -98,7 +98,8 @@ class GpuClock:
         except RuntimeError as error:  # it waits for the GPU, or allocates what cannot be captured
             torch.cuda.synchronize()
             held = lasting(lambda launches: self._held(torch, run, sets, launches), sets)
-            return f"events, since a graph cannot capture it: {str(error).strip().splitlines()[0]}", held
+            reason = str(error).strip().partition("\n")[0]
+            return f"events, since a graph cannot capture it: {reason}", held
 
     def beside(self) -> AbstractContextManager[Any]:
         """As the protocol says: autograd runs a gradient on the stream of its forward, and that is what is captured."""

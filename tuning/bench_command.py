@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -18,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cunorm import findings
 from cunorm.errors import TraceError
 from cunorm.launch import Place, executor
 from cunorm.ops import OPS, gpu_present
@@ -136,6 +136,7 @@ class _Record:
         self.path, self.clock, self.facts = path, clock, facts
         self.results: list[Outcome] = []
         self.copies: dict[str, dict[str, float]] = {}
+        self.state: dict[str, str] = {}
         self.interrupted, self.lost = False, ""
 
     @property
@@ -143,10 +144,14 @@ class _Record:
         """Whether times of a GPU are in it."""
         return bool(self.facts["source"] == MEASURED)
 
+    def copy(self, when: str) -> None:
+        """Measure the copies, and look at the GPU that has just been busy with them."""
+        if self.measured:
+            self.copies[when], self.state = self.clock.copies(), _state()
+
     def document(self) -> dict[str, Any]:
         """As JSON has it."""
-        state = _state() if self.measured and not self.lost else {}
-        facts = self.facts | {"device": {**self.facts["device"], **state}}
+        facts = self.facts | {"device": {**self.facts["device"], **self.state}}
         ended = {"interrupted": self.interrupted, "lost": self.lost or None}
         return {**document(self.results, copies=self.copies, **facts), **ended}
 
@@ -155,14 +160,14 @@ class _Record:
         if self.path is not None and self.results:
             write_whole(self.path, json.dumps(self.document(), indent=1, allow_nan=False) + "\n")
 
-    def add(self, problem: Problem, peers: Sequence[str], bench: Callable[[], Outcome]) -> None:
+    def add(self, problem: Problem, peers: Sequence[str], bench: Callable[[Problem], Outcome]) -> None:
         """A problem's outcome; what fails for want of memory, say, leaves the next one its turn."""
         try:
-            self.results.append(bench())
+            self.results.append(bench(problem))
         except DeviceLostError:
             raise
         except Exception as error:
-            sentence = f"{type(error).__name__}: {error}"
+            sentence = findings.sentence(error)
             if not self.clock.sound():
                 raise DeviceLostError(f"the GPU is unusable: {sentence}") from error
             self.results.append(Outcome.failed(problem, peers, sentence))
@@ -171,12 +176,10 @@ class _Record:
     def run(self, problems: Iterator[Problem], peers: Sequence[str], bench: Callable[[Problem], Outcome]) -> None:
         """All problems, until Ctrl-C or the loss of the GPU, between two measurements of the copies."""
         try:
-            if self.measured:
-                self.copies["before"] = self.clock.copies()
+            self.copy("before")
             for problem in problems:
-                self.add(problem, peers, functools.partial(bench, problem))
-            if self.measured:
-                self.copies["after"] = self.clock.copies()
+                self.add(problem, peers, bench)
+            self.copy("after")
         except KeyboardInterrupt:
             self.interrupted = True
         except DeviceLostError as error:

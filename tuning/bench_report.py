@@ -92,8 +92,8 @@ def refusal(found: Document) -> str | None:
 
 
 def complete(found: Document) -> bool:
-    """Whether all problems that were asked for are in it."""
-    return not found["interrupted"] and found["lost"] is None
+    """Whether all problems that were asked for are in it; of a run that was killed, the file has those before."""
+    return not found["interrupted"] and found["lost"] is None and len(found["results"]) == found["problems"]
 
 
 def cold(found: Document, result: Mapping[str, Any]) -> bool:
