@@ -67,7 +67,7 @@ struct GroupSlabs {
                     use(c);
                 }
             };
-            // The moments of the piece are relative to its first element of the group.
+            // The first centre of the piece's sums is its first element of the group.
             for (int group = threadIdx.x; group < own_groups; group += Tile::threads) {
                 const long long first = slab.first_held(group, group_channels);
                 const acc_t shift = count_of(group) > 0 ? usable_shift(widen(load(x, first))) : acc_t(0);
@@ -75,7 +75,7 @@ struct GroupSlabs {
             }
             __syncthreads();
             for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
-                affine[channel].mean = found[channel / group_channels].shift;
+                affine[channel].mean = found[channel / group_channels].mean;
                 totals[channel] = Pair{};
             }
             const Deviations terms = {staged, affine};

@@ -43,21 +43,21 @@ __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_
 // Of a row whose slabs' moments the lanes of a warp have, in all its lanes: no chain of merges, with a division each, but
 // the mean of the means, and what the parts deviate from it. Quotients are summed, so that no sum is larger than its terms.
 __device__ __forceinline__ Statistics row_statistics(const Moments (&parts)[lane_parts], acc_t length, acc_t eps) {
-    const acc_t shift = usable_shift(__shfl_sync(whole_warp, parts[0].shift, 0)), inverse = acc_t(1) / length;
-    acc_t mean = acc_t(0);
+    const acc_t first = __shfl_sync(whole_warp, parts[0].mean, 0), inverse = acc_t(1) / length;
+    acc_t further = acc_t(0);  // how much the mean of the means is from the first of them
 #pragma unroll
     for (int i = 0; i < lane_parts; ++i) {
-        mean += parts[i].count * inverse * (parts[i].shift - shift + parts[i].mean);
+        further += parts[i].count * inverse * (parts[i].mean - first + parts[i].rest);
     }
-    const acc_t centre = warp_sum(mean);
+    const acc_t centre = first + warp_sum(further);
     Pair sums = {};
 #pragma unroll
     for (int i = 0; i < lane_parts; ++i) {
-        const acc_t d = parts[i].shift - shift + parts[i].mean - centre;
+        const acc_t d = parts[i].mean - centre + parts[i].rest;
         sums = sums +
                (parts[i].count == acc_t(0) ? Pair{} : Pair{parts[i].count * d, parts[i].m2 + parts[i].count * d * d});
     }
-    return corrected_moments(length, inverse, shift, centre, warp_sum(sums)).statistics(eps);
+    return moments_about(length, inverse, centre, warp_sum(sums)).statistics(eps);
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, 1)

@@ -1,33 +1,51 @@
-// Statistics in parts: the moments of sets of elements, merged by Chan's formula.
+// Statistics in parts: the moments of sets of elements, merged by Chan's formula (Chan, Golub and LeVeque 1983).
 //
-// Moments are relative to a shift, an element of the set, so that neither a mean far from zero nor a constant costs
-// digits. Each thread takes what it has read first; two sets are merged by the difference of their shifts, which is exact
-// where they lie close to each other. So nobody reads an element a second time for a common shift.
+// A mean is the unevaluated sum of two numbers, mean + rest, with about twice the digits of one. So a merge loses no
+// digits of a mean that is far from zero, and no element has to serve as a shift that all others are relative to: an
+// outlier costs digits only in the sums that it is a term of.
 #include "norm.cuh"
 
-// How many elements, an element or 0, the mean of x - shift and the sum of squared deviations from it.
+// mean is finite; where the mean of the set is not, rest is infinite or NaN. m2: the sum of squared deviations.
 struct alignas(4 * sizeof(acc_t) < 16 ? 4 * sizeof(acc_t) : 16) Moments {  // one or two accesses to shared memory
     acc_t count;
-    acc_t shift;
     acc_t mean;
+    acc_t rest;
     acc_t m2;
 
-    // Of the elements themselves.
     __device__ __forceinline__ Statistics statistics(acc_t eps) const {
-        return Statistics{shift + mean, reciprocal_deviation(m2 / count, eps)};
+        return Statistics{mean + rest, reciprocal_deviation(m2 / count, eps)};
     }
 };
 
-// Chan's merge of sets with one shift, with share = b.count / (a.count + b.count). The order of a and b matters in the
-// last bit: callers fix it.
-__device__ __forceinline__ Moments merge(Moments a, Moments b, acc_t share) {
-    const acc_t delta = b.mean - a.mean;
-    const acc_t mean = finite(delta) ? a.mean + delta * share : a.mean + b.mean;  // infinities stay what they are
-    return Moments{a.count + b.count, a.shift, mean, a.m2 + b.m2 + delta * (delta * (a.count * share))};
+// The set of `count` elements with mean `mean` + step and that m2. The sum is Knuth's TwoSum (The Art of Computer
+// Programming 2, 4.2.2, theorem B), exact whichever of the two is larger.
+__device__ __forceinline__ Moments moved_by(acc_t count, acc_t mean, acc_t step, acc_t m2) {
+    const acc_t sum = mean + step, of_step = sum - mean, of_mean = sum - of_step;
+    const bool kept = !finite(sum);
+    return Moments{count, kept ? mean : sum, kept ? step : (mean - of_mean) + (step - of_step), m2};
 }
 
-// The merge of sets with any shifts; either may be empty. It keeps the shift that lies closer to the mean of both, so that
-// no outlier stays what everything is relative to, whether it came first to a thread or is a set of its own.
+// The set and the elements that join it, from the sums of d = x - set.mean and of d^2 over those; `count` of all, and
+// its inverse. Exact enough where the set has about as many elements as join it, or its mean is near theirs: then
+// what is subtracted from the sum of d^2 is a part of the result's own m2.
+__device__ __forceinline__ Moments joined(Moments set, Pair sums, acc_t count, acc_t inverse) {
+    const acc_t rests = set.count * set.rest;  // the sum of d over the set itself
+    const acc_t sum = rests + sums.first, step = sum * inverse;
+    return moved_by(count, set.mean, step, set.m2 + (sums.second + rests * set.rest - step * sum));
+}
+
+// The moments of `count` elements from the sums of d = x - centre and of d^2, the centre being their mean but for
+// rounding. inverse = 1 / count.
+__device__ __forceinline__ Moments moments_about(acc_t count, acc_t inverse, acc_t centre, Pair sums) {
+    if (!finite(centre)) {
+        return Moments{count, acc_t(0), centre, centre - centre};
+    }
+    return joined(Moments{acc_t(0), centre, acc_t(0), acc_t(0)}, sums, count, inverse);
+}
+
+// Chan's merge; either set may be empty. The mean moves from that of the larger set, by at most half of the distance: a
+// step from a small set that is far away would round as the whole distance does. The order of a and b matters in the
+// last bit: callers fix it.
 __device__ __forceinline__ Moments merge(Moments a, Moments b) {
     if (b.count == acc_t(0)) {
         return a;
@@ -35,58 +53,25 @@ __device__ __forceinline__ Moments merge(Moments a, Moments b) {
     if (a.count == acc_t(0)) {
         return b;
     }
-    const acc_t apart = b.shift - a.shift, sum = a.count * a.mean + b.count * (b.mean + apart);  // from a's shift
-    if (fabs(sum - (a.count + b.count) * apart) < fabs(sum)) {
-        const Moments further = a;
-        a = b;
-        b = further;
+    if (a.count < b.count) {
+        const Moments larger = b;
+        b = a;
+        a = larger;
     }
-    b.mean += b.shift - a.shift;
-    return merge(a, b, b.count / (a.count + b.count));
+    const acc_t count = a.count + b.count, share = b.count / count;
+    const acc_t delta = (b.mean - a.mean) + (b.rest - a.rest);
+    const acc_t rest = finite(delta) ? a.rest + delta * share : a.rest + b.rest;  // infinities stay what they are
+    return moved_by(count, a.mean, rest, a.m2 + b.m2 + delta * (delta * (a.count * share)));
 }
 
 // Moments over `lanes` consecutive lanes, right in the first of them.
 __device__ __forceinline__ Moments lanes_merge(Moments value, int lanes) {
     for (int distance = 1; distance < lanes; distance *= 2) {
-        const Moments other = {shuffle_xor(value.count, distance), shuffle_xor(value.shift, distance),
-                               shuffle_xor(value.mean, distance), shuffle_xor(value.m2, distance)};
+        const Moments other = {shuffle_xor(value.count, distance), shuffle_xor(value.mean, distance),
+                               shuffle_xor(value.rest, distance), shuffle_xor(value.m2, distance)};
         value = merge(value, other);
     }
     return value;
-}
-
-// From the sums of d = x - shift - centre and of d^2 over `count` values, as corrected_statistics. inverse = 1 / count.
-__device__ __forceinline__ Moments corrected_moments(acc_t count, acc_t inverse, acc_t shift, acc_t centre, Pair sums) {
-    if (!finite(centre)) {
-        return Moments{count, shift, centre, centre - centre};
-    }
-    const acc_t missed = sums.first * inverse;
-    return Moments{count, shift, centre + missed, sums.second - missed * sums.first};
-}
-
-// The same where the sums are of d = x - centre: the centre is what they are relative to.
-__device__ __forceinline__ Moments moments_about(acc_t count, acc_t inverse, acc_t centre, Pair sums) {
-    const acc_t shift = usable_shift(centre);
-    return corrected_moments(count, inverse, shift, centre - shift, sums);
-}
-
-// Moments of the `count` values shift + value(i) for which use(i) holds, i in [0, size), all in registers: two passes,
-// the second corrected as above.
-template <int size, typename Value, typename Use>
-__device__ __forceinline__ Moments register_moments(acc_t count, acc_t inverse, acc_t shift, Value value, Use use) {
-    acc_t sum = acc_t(0);
-#pragma unroll
-    for (int i = 0; i < size; ++i) {
-        sum += use(i) ? value(i) : acc_t(0);
-    }
-    const acc_t centre = sum * inverse;
-    Pair sums = {};
-#pragma unroll
-    for (int i = 0; i < size; ++i) {
-        const acc_t d = use(i) ? value(i) - centre : acc_t(0);
-        sums = sums + Pair{d, d * d};
-    }
-    return corrected_moments(count, inverse, shift, centre, sums);
 }
 
 // Moments in a workspace: two pairs.
@@ -96,6 +81,6 @@ __device__ __forceinline__ Moments load_moments(const Pair* workspace, long long
 }
 
 __device__ __forceinline__ void store_moments(Pair* workspace, long long part, Moments found) {
-    store(workspace, 2 * part, Pair{found.count, found.shift});
-    store(workspace, 2 * part + 1, Pair{found.mean, found.m2});
+    store(workspace, 2 * part, Pair{found.count, found.mean});
+    store(workspace, 2 * part + 1, Pair{found.rest, found.m2});
 }

@@ -25,8 +25,10 @@ struct Statistics {
 // would turn the mean into NaN.
 __device__ __forceinline__ acc_t usable_shift(acc_t element) { return finite(element) ? element : acc_t(0); }
 
+// A variance that overflowed gives NaN: the 0 that a division gives would make y a plausible beta.
 __device__ __forceinline__ acc_t reciprocal_deviation(acc_t variance, acc_t eps) {
-    return acc_t(1) / square_root((variance < acc_t(0) ? acc_t(0) : variance) + eps);
+    const acc_t radicand = (variance < acc_t(0) ? acc_t(0) : variance) + eps;
+    return acc_t(1) / square_root(finite(radicand) ? radicand : radicand - radicand);
 }
 
 // From the sums of d = x - centre and of d^2, with a centre that is the mean but for rounding (the corrected two-pass

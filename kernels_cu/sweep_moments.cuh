@@ -1,89 +1,123 @@
 // What a sweep (sweep.cuh) finds of a forward: the moments of its channels.
+//
+// A thread adds up d = x - centre and d^2 over batches of packs, the centre being the mean of what it has read before.
+// The centre moves after 1, 2, 4, ... and then every `chain` batches, so the elements behind it are always about as many
+// as those that are summed about it, and what an outlier costs goes with what the outlier adds to m2 itself. The first
+// batch, with nothing before it, has its own mean as the centre: its packs are in registers, and are summed twice.
 #include "moments.cuh"
 #include "sweep.cuh"
-
-// What the moments of a thread's channel are relative to: the first element of it in the thread's first batch.
-template <int loads>
-__device__ __forceinline__ acc_t first_element(const Pack<data_t> (&batch)[loads], const Place (&places)[loads],
-                                               int slot) {
-    acc_t found = widen(batch[0].get(slot));
-    if (sweep_t::slots == 1) {  // the thread's first pack may begin before its run
-#pragma unroll
-        for (int i = pack_size - 1; i >= 0; --i) {
-            found = places[0].holds(i) ? acc_t(widen(batch[0].get(i))) : found;
-        }
-    }
-    return usable_shift(found);
-}
 
 // The moments of a thread's channels: all have one count.
 struct SweepMoments {
     acc_t count;
-    acc_t shift[sweep_t::slots];
-    Pair of[sweep_t::slots];  // mean and m2
+    Pair mean[sweep_t::slots];  // mean and rest
+    acc_t m2[sweep_t::slots];
 
     __device__ __forceinline__ Moments at(int slot) const {
-        return Moments{count, shift[slot], of[slot].first, of[slot].second};
+        return Moments{count, mean[slot].first, mean[slot].second, m2[slot]};
+    }
+};
+
+// A batch of packs of x that a thread has in registers, and which of their elements count.
+template <int loads>
+struct MomentsBatch {
+    const Pack<data_t> (&packs)[loads];
+    const Place (&places)[loads];
+
+    // Elements that count for each slot.
+    __device__ __forceinline__ int weight() const {
+        int found = 0;
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            found += sweep_t::weight(places[k]);
+        }
+        return found;
+    }
+    __device__ __forceinline__ bool full() const {
+        bool found = true;
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            found = found && sweep_t::full(places[k]);
+        }
+        return found;
+    }
+    // The sums of d = x - centre and of d^2 over the elements of a slot for which use(k, i) holds.
+    template <typename Use>
+    __device__ __forceinline__ Pair deviations_of(int slot, acc_t centre, Use use) const {
+        Pair sums = {};
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            if (sweep_t::slots == 1) {
+                sums = sums + deviations(packs[k], centre, [&](int i) { return use(k, i); });
+            } else {
+                const acc_t d = use(k, slot) ? acc_t(widen(packs[k].get(slot))) - centre : acc_t(0);
+                sums = sums + Pair{d, d * d};
+            }
+        }
+        return sums;
+    }
+    __device__ __forceinline__ Pair deviations_of(int slot, acc_t centre) const {
+        return deviations_of(slot, centre, [&](int k, int i) { return sweep_t::uses(places[k], i); });
+    }
+    // The mean of a slot's elements, or a finite number where there is none. It is found relative to the first of
+    // them, so that the mean of equal elements is one of them to the last bit.
+    __device__ __forceinline__ acc_t mean(int slot, acc_t inverse) const {
+        acc_t first = widen(packs[0].get(slot));
+        if (sweep_t::slots == 1) {  // the thread's first pack may begin before its run
+#pragma unroll
+            for (int i = pack_size - 1; i >= 0; --i) {
+                first = places[0].holds(i) ? acc_t(widen(packs[0].get(i))) : first;
+            }
+        }
+        first = usable_shift(first);
+        return usable_shift(first + deviations_of(slot, first).first * inverse);
     }
 };
 
 __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, const data_t* x) {
     constexpr int loads = sweep_loads<1>;
-    // A slot's values lie along the packs (channels-last) or everywhere (channels-first).
-    constexpr int items_per_pack = pack_size / sweep_t::slots, values = loads * items_per_pack;
     const data_t* const from[1] = {x};
     SweepMoments found = {};
-    Pair latest[sweep_t::slots] = {};
+    Pair latest[sweep_t::slots] = {};  // the sums since the centre, found.mean[slot].first, has moved
     acc_t latest_count = acc_t(0);
     const auto join = [&] {
-        const acc_t share = latest_count / (found.count + latest_count);
+        const acc_t count = found.count + latest_count, inverse = acc_t(1) / count;
 #pragma unroll
         for (int slot = 0; slot < sweep_t::slots; ++slot) {
-            const Moments total =
-                merge(found.at(slot), Moments{latest_count, acc_t(0), latest[slot].first, latest[slot].second}, share);
-            found.of[slot] = Pair{total.mean, total.m2};
+            const Moments total = joined(found.at(slot), latest[slot], count, inverse);
+            found.mean[slot] = Pair{total.mean, total.rest};
+            found.m2[slot] = total.m2;
             latest[slot] = Pair{};
         }
-        found.count += latest_count;
+        found.count = count;
         latest_count = acc_t(0);
     };
     int batches = 0;
-    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[1][loads], const Place(&places)[loads]) {
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&packs)[1][loads], const Place(&places)[loads]) {
+        const MomentsBatch<loads> batch = {packs[0], places};
+        const acc_t more = acc_t(batch.weight());
         if (batches == 0) {
+            const acc_t inverse = acc_t(1) / more;
 #pragma unroll
             for (int slot = 0; slot < sweep_t::slots; ++slot) {
-                found.shift[slot] = first_element(batch[0], places, slot);
+                found.mean[slot].first = batch.mean(slot, inverse);
             }
         }
-        int weight = 0;
-        bool full = true;
-#pragma unroll
-        for (int k = 0; k < loads; ++k) {
-            weight += sweep_t::weight(places[k]);
-            full = full && sweep_t::full(places[k]);
-        }
-        const acc_t more = acc_t(weight), inverse = acc_t(1) / more;
-        const acc_t share = more / (latest_count + more);
-        const auto add_batch = [&](auto use) {
+        if (batch.full()) {
 #pragma unroll
             for (int slot = 0; slot < sweep_t::slots; ++slot) {
-                const acc_t shift = found.shift[slot];
-                const auto value = [&](int v) {
-                    return acc_t(widen(batch[0][v / items_per_pack].get(v % items_per_pack + slot))) - shift;
-                };
-                const Moments of_batch = register_moments<values>(more, inverse, acc_t(0), value, use);
-                const Moments total =
-                    merge(Moments{latest_count, acc_t(0), latest[slot].first, latest[slot].second}, of_batch, share);
-                latest[slot] = Pair{total.mean, total.m2};
+                latest[slot] =
+                    latest[slot] + batch.deviations_of(slot, found.mean[slot].first, [](int, int) { return true; });
             }
-        };
-        if (full) {
-            add_batch(Always());
         } else {
-            add_batch([&](int v) { return sweep_t::uses(places[v / items_per_pack], v % items_per_pack); });
+#pragma unroll
+            for (int slot = 0; slot < sweep_t::slots; ++slot) {
+                latest[slot] = latest[slot] + batch.deviations_of(slot, found.mean[slot].first);
+            }
         }
         latest_count += more;
-        if (++batches % chain == 0) {
+        ++batches;
+        if ((batches & (batches - 1)) == 0 || batches % chain == 0) {
             join();
         }
     });
