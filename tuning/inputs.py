@@ -4,7 +4,8 @@ and plain ones, on which any sound implementation is right and no other is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from cunorm.arrays import DTYPES
 from cunorm.problem import Problem
 from cunorm.traffic_problem import array_facts
 
-__all__ = ["EPS", "MOMENTUM", "Inputs", "Values", "channels_second", "inputs_of", "numbers_of"]
+__all__ = [
+    "EPS", "HOSTILE", "KINDS", "MOMENTUM", "Inputs", "Kind", "Values", "channels_second", "inputs_of", "numbers_of",
+    "slices_of",
+]  # fmt: skip
 
 EPS, MOMENTUM = 1e-5, 0.1
-#: Slices of statistics take turns: plain, far from zero, constant, wide, with an outlier in front.
-KINDS = 5
 DY_SEED = 1000  # how far dy's seed is from x's
 OFFSET, CONSTANT, WIDTH, OUTLIER = 1e3, 100.1, 1e3, 1e4
 #: Plain slices lie this far from zero and are this wide, each somewhere between; what gradients have of a constant and
@@ -27,6 +29,41 @@ PLAIN_OFFSET, PLAIN_WIDTH, CONSTANT_SHARE, X_SHARE, PLAIN_GAMMA = (0.5, 1.0), (1
 
 Values = NDArray[Any]
 Inputs = dict[str, Values]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the elements of a slice of statistics differ from N(0, 1).
+
+    Attributes
+    ----------
+    width, offset : float
+        An element is ``width * N(0, 1) + offset``.
+    outliers : callable
+        Length of a slice -> indices of the elements that are `OUTLIER` instead.
+    """
+
+    width: float = 1.0
+    offset: float = 0.0
+    outliers: Callable[[int], Sequence[int]] = lambda length: ()
+
+
+#: Kinds of slices by name.
+KINDS: dict[str, Kind] = {
+    "plain": Kind(),
+    "far from zero": Kind(offset=OFFSET),
+    "constant": Kind(width=0.0, offset=CONSTANT),
+    "wide": Kind(width=WIDTH),
+    "outlier first": Kind(outliers=lambda length: (0,)),
+    "outlier second": Kind(outliers=lambda length: (min(1, length - 1),)),
+    "outlier last": Kind(outliers=lambda length: (length - 1,)),
+    "outlier in the middle": Kind(outliers=lambda length: (length // 2,)),
+    "two outliers": Kind(outliers=lambda length: (0, length // 2)),
+    "an outlier in every 8": Kind(outliers=lambda length: range(0, length, 8)),
+    "all equal but the first": Kind(width=0.0, offset=CONSTANT, outliers=lambda length: (0,)),
+}
+#: The kinds that slices take turns with, unless others are named.
+HOSTILE = ("plain", "far from zero", "constant", "wide", "outlier first")
 
 
 def numbers_of(problem: Problem) -> dict[str, float]:
@@ -65,26 +102,28 @@ def _plain(problem: Problem, seed: int) -> tuple[Values, Values | None]:
     return x.reshape(shape), dy
 
 
-def _hostile(problem: Problem, seed: int) -> tuple[Values, Values | None]:
+def slices_of(problem: Problem) -> int:
+    """Slices of statistics that a problem has."""
+    return problem.C if problem.op.startswith("batch_norm") else problem.N * problem.group
+
+
+def _hostile(problem: Problem, seed: int, kinds: Sequence[str]) -> tuple[Values, Values | None]:
     """x and, of a gradient, dy as (N, C, HxW) in float32: x with the kinds of slices in turn."""
     shape = (problem.N, problem.C, problem.HxW)
     x, dy = _slices(problem, seed), None
     if "backward" in problem.op:
         dy = _slices(problem, seed + DY_SEED).reshape(shape)
     channels = problem.op.startswith("batch_norm")
-    count = problem.C if channels else len(x)
-    for kind in range(KINDS):
-        own: Any = np.arange((kind - seed) % KINDS, count, KINDS)
-        own = (slice(None), own) if channels else (own,)
-        if kind == 1:
-            x[own] += OFFSET
-        elif kind == 2:
-            x[own] = CONSTANT
-        elif kind == 3:
-            x[own] *= WIDTH
-        elif kind == 4:
-            first = (0, own[1], 0) if channels else (own[0], 0)
-            x[first] = OUTLIER
+    length = problem.N * problem.HxW if channels else problem.group_length
+    for turn, kind in enumerate(KINDS[name] for name in kinds):
+        own = np.arange((turn - seed) % len(kinds), slices_of(problem), len(kinds))
+        part: Any = (slice(None), own) if channels else own
+        if kind.width != 1.0:
+            x[part] *= np.float32(kind.width)
+        if kind.offset:
+            x[part] += np.float32(kind.offset)
+        for index in kind.outliers(length):
+            x[(index // problem.HxW, own, index % problem.HxW) if channels else (own, index)] = OUTLIER
     return x.reshape(shape), dy
 
 
@@ -109,7 +148,7 @@ def _in_memory(problem: Problem, values: Values) -> Values:
     return np.ascontiguousarray(np.moveaxis(stored, 1, -1)) if problem.layout == "NHWC" else stored
 
 
-def inputs_of(problem: Problem, seed: int, hostile: bool = True) -> Inputs:
+def inputs_of(problem: Problem, seed: int, hostile: bool = True, kinds: Sequence[str] = HOSTILE) -> Inputs:
     """The inputs of a problem by the names that launches know, each as it lies in memory.
 
     Parameters
@@ -119,11 +158,13 @@ def inputs_of(problem: Problem, seed: int, hostile: bool = True) -> Inputs:
         Another one gives other values, and other kinds of slices their turn.
     hostile : bool
         False: plain slices, on which any sound implementation is right.
+    kinds : sequence of str
+        Of `KINDS`, that hostile slices take turns with.
     """
     random = np.random.default_rng((seed, 1))
     if problem.op == "batch_norm_gather_stats":
         return _gathered(problem, random)
-    x, dy = _hostile(problem, seed) if hostile else _plain(problem, seed)
+    x, dy = _hostile(problem, seed, kinds) if hostile else _plain(problem, seed)
     found: Inputs = {"x": _in_memory(problem, x)}
     if dy is not None:
         found["dy"] = _in_memory(problem, dy)
