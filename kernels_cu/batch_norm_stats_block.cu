@@ -65,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                 for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
                     const Pair sums = totals[channel];
                     if (pass == 0) {
-                        centre[channel] += sums.first * inverse;
+                        centre[channel] =
+                            on_grid(centre[channel] + sums.first * inverse, square_root(sums.second * inverse));
                         continue;
                     }
                     const Moments found = moments_about(length, inverse, centre[channel], sums);

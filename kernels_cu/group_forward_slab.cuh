@@ -82,9 +82,12 @@ struct GroupSlabs {
             each_chunk(stage, slab, [&](int begin, int end) { slab.add_sums(begin, end, partials, totals, terms); });
             __syncthreads();
             group_sums(totals, own_groups, group_channels, [&](int group, Pair sums) {
-                const acc_t share = sums.first / acc_t(count_of(group));
+                const acc_t inverse = acc_t(1) / acc_t(count_of(group));
+                const acc_t centre = on_grid(affine[group * group_channels].mean + sums.first * inverse,
+                                             square_root(sums.second * inverse));
+                __syncwarp();  // every lane has read the first centre
                 each_channel_of(group, [&](int c) {
-                    affine[c].mean += share;
+                    affine[c].mean = centre;
                     totals[c] = Pair{};
                 });
             });

@@ -35,7 +35,8 @@ __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_
         }
         return sums;
     };
-    const acc_t centre = shift + warp_sum(sums_about(shift).first) * inverse;
+    const Pair first_sums = warp_sum(with_magnitude(sums_about(shift).first));
+    const acc_t centre = on_grid(shift + first_sums.first * inverse, spread_of(first_sums.second * inverse));
     forget(held);
     return moments_about(count, inverse, centre, warp_sum(sums_about(centre)));
 }

@@ -25,6 +25,24 @@ struct Statistics {
 // would turn the mean into NaN.
 __device__ __forceinline__ acc_t usable_shift(acc_t element) { return finite(element) ? element : acc_t(0); }
 
+// A centre for the second pass: `centre` rounded to the last place, in data_t, of a number `grid_spreads` times as large as
+// the spread of the elements. Then x - centre is exact for all but the largest x. With a finer centre every x of one
+// binade would round to the same side, and so would every sum of 16-bit x: the errors would add up, and the mean of a
+// million elements would be no better than that of a hundred. A spread of 0, of equal elements, leaves the centre as it
+// is.
+constexpr int extra_digits = sizeof(data_t) < sizeof(acc_t) ? 13 : 0;  // of acc_t over float16; bfloat16 has fewer
+constexpr int grid_spreads = 4 << extra_digits;
+__device__ __forceinline__ acc_t on_grid(acc_t centre, acc_t spread) {
+    const acc_t large = acc_t(grid_spreads) * spread;
+    return finite(large) ? (centre + large) - large : centre;
+}
+
+// The spread for on_grid from what a first pass has anyway: a thread's sum of x - shift, and the magnitudes of these sums,
+// added up over the threads and divided by the count of elements. A thread's sum of n elements is about sqrt(n) spreads,
+// so that a pack's worth of it is about one.
+__device__ __forceinline__ Pair with_magnitude(acc_t sum) { return Pair{sum, sum < acc_t(0) ? -sum : sum}; }
+__device__ __forceinline__ acc_t spread_of(acc_t magnitude) { return acc_t(pack_size) * magnitude; }
+
 // A variance that overflowed gives NaN: the 0 that a division gives would make y a plausible beta.
 __device__ __forceinline__ acc_t reciprocal_deviation(acc_t variance, acc_t eps) {
     const acc_t radicand = (variance < acc_t(0) ? acc_t(0) : variance) + eps;

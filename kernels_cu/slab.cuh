@@ -97,13 +97,19 @@ struct Slab<ChannelsFirst> {
             begin = begin < from * pack_size ? from * pack_size : begin;
             end = live ? (end < to * pack_size ? end : to * pack_size) : 0;
             Pair sums = {};
-            for (int j = begin / pack_size + part * lanes + lane; j * pack_size < end; j += parts * lanes) {
-                const int at = j * pack_size;
-                if (at >= begin && at + pack_size <= end) {
-                    sums = sums + terms.pack(j, channel, Always());
-                } else {
-                    sums = sums + terms.pack(j, channel, [&](int i) { return at + i >= begin && at + i < end; });
+            const int step = parts * lanes;
+            for (int j = begin / pack_size + part * lanes + lane; j * pack_size < end;) {
+                Pair latest = {};
+                for (const int past = j + chain * step; j < past && j * pack_size < end; j += step) {
+                    const int at = j * pack_size;
+                    if (at >= begin && at + pack_size <= end) {
+                        latest = latest + terms.pack(j, channel, Always());
+                    } else {
+                        latest =
+                            latest + terms.pack(j, channel, [&](int i) { return at + i >= begin && at + i < end; });
+                    }
                 }
+                sums = sums + latest;
             }
             sums = lanes_sum(sums, lanes);
             if (live && lane == 0) {
@@ -200,8 +206,15 @@ struct Slab<ChannelsLast> {
                     [&](int first, int column, int part, int parts, const auto& known) {
                         Pair sums[pack_size] = {};
                         if (part < parts) {
-                            for (int row = begin + part; row < end; row += parts) {
-                                terms.add(row * row_packs + column, known, sums);
+                            for (int row = begin + part; row < end;) {
+                                Pair latest[pack_size] = {};
+                                for (const int past = row + chain * parts; row < past && row < end; row += parts) {
+                                    terms.add(row * row_packs + column, known, latest);
+                                }
+#pragma unroll
+                                for (int slot = 0; slot < pack_size; ++slot) {
+                                    sums[slot] = sums[slot] + latest[slot];
+                                }
                             }
                         }
 #pragma unroll

@@ -182,7 +182,8 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, 
     for (int k = 0; k < Tile::packs; ++k) {
         sums.first += deviations(held[k], shift, run.held(k)).first;
     }
-    const acc_t centre = shift + team.sum(sums).first / acc_t(length);
+    sums = team.sum(with_magnitude(sums.first));
+    const acc_t centre = on_grid(shift + sums.first / acc_t(length), spread_of(sums.second / acc_t(length)));
     forget(held);
     sums = Pair{};
 #pragma unroll
