@@ -19,14 +19,13 @@ Fields that this version does not know are kept on a rewrite, and so are entries
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import table_file
 from .devices import Device
 from .errors import TableError
 from .problem import Problem
@@ -42,12 +41,10 @@ __all__ = [
     "merged",
     "read",
     "slug",
-    "target",
     "update",
 ]
 
 SCHEMA = "cunorm-tiling/1"
-LOCK_SECONDS = 60  # that a writer waits for another
 
 
 @dataclass
@@ -159,47 +156,6 @@ def _lines(table: Table) -> Iterator[str]:
     yield " ]}"
 
 
-def _write(path: Path, table: Table) -> None:
-    """Replace the file as a whole: whoever reads it sees the old one or the new one. Under the lock."""
-    import glob  # here, as filelock below: whoever only reads tables need not wait for them
-    import tempfile
-
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a writer that was killed
-        left.unlink(missing_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write("\n".join(_lines(table)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    import filelock
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    name = f"{path}.lock"
-    try:
-        lock: filelock.BaseFileLock = filelock.FileLock(name, timeout=LOCK_SECONDS)
-        lock.acquire()
-    except NotImplementedError:  # a file system without locks
-        lock = filelock.SoftFileLock(name, timeout=LOCK_SECONDS)
-        lock.acquire()
-    except filelock.Timeout:
-        raise TableError(f"{path}: another process has held {name} for {LOCK_SECONDS} s") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 # ---- merging --------------------------------------------------------------------------------------------------------
 
 
@@ -235,17 +191,6 @@ def merged(tables: Iterable[Table], stale: Callable[[Entry], bool] = lambda _: F
     return found
 
 
-def target(path: str | Path) -> Path:
-    """The file that a table is written to: a link stays one."""
-    try:
-        found = Path(path).resolve()
-    except (OSError, RuntimeError) as error:
-        raise TableError(f"{path}: {error}") from None
-    if found.exists() and not found.is_file():
-        raise TableError(f"{path}: no regular file")
-    return found
-
-
 def merge_files(
     paths: Sequence[str | Path], output: str | Path, stale: Callable[[Entry], bool] = lambda _: False
 ) -> tuple[Table, int]:
@@ -258,15 +203,15 @@ def merge_files(
     OSError, TableError
         If a file cannot be read or written, is no table (the output too), or they are of several devices.
     """
-    path = target(output)
+    path = table_file.target(output)
     if not path.parent.is_dir():
         raise TableError(f"{output}: no folder {path.parent}")
     files = [*paths, *([path] if path.exists() else [])]
     merged(map(read, files), stale)  # whether it can be done, before anything is made
-    with _locked(path):  # which may be among them, and a tuner's
+    with table_file.locked(path):  # which may be among them, and a tuner's
         tables = [read(one) for one in paths]
         made = merged(tables, stale)
-        _write(path, made)
+        table_file.write(path, _lines(made))
     return made, sum(len(table.entries) for table in tables)
 
 
@@ -283,8 +228,8 @@ def update(path: str | Path, device: Device, software: Mapping[str, Any], entrie
     TableError
         If it is no table, of another device, or another process does not let go of it: it is left as it is.
     """
-    path = target(path)
-    with _locked(path):
+    path = table_file.target(path)
+    with table_file.locked(path):
         table = read(path) if path.exists() else Table(device_facts(device))
         if not for_device(table, device):
             raise TableError(f"{path}: a table of {table.device.get('name')}, expected one of {device.name}")
@@ -296,5 +241,5 @@ def update(path: str | Path, device: Device, software: Mapping[str, Any], entrie
             facts = {**foreign, **entry.facts}
             table.entries[entry.problem] = Entry(entry.problem, entry.tile, entry.source, entry.kernel, facts)
         table.software = {**table.software, **software}
-        _write(path, table)
+        table_file.write(path, _lines(table))
     return table

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import stat
-import sys
 import threading
 import time
 from pathlib import Path
@@ -442,41 +440,11 @@ def test_second_compile_runs_no_compiler(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(runs) == 6
 
 
-def test_a_damaged_file_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
-    path = kernel("masks", "// not loaded by this process before\n").path
-    path.unlink()
-    path.write_bytes(b"half")
-    cpu_kernel._kernels.clear()
-    y = np.zeros((5, 32), np.int32)
-    cpu.launch(kernel("masks", "// not loaded by this process before\n"), 1, 32, 0, [address(y)])
-    assert y[0, 0] == 1
-
-
-def _compile_in_child(folder: str, gate: Any) -> None:
-    os.environ["CUNORM_CACHE_DIR"] = folder
-    gate.wait()
-    y = np.zeros((5, 32), np.int32)
-    cpu.launch(kernel("masks"), 1, 32, 0, [address(y)])
-    sys.exit(0 if y[0, 0] == 1 else 1)
-
-
-def test_two_processes_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    gate = context.Barrier(2)
-    children = [context.Process(target=_compile_in_child, args=(str(tmp_path), gate)) for _ in range(2)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(50)
-        assert child.exitcode == 0
-    assert len(list((tmp_path / "cpu").iterdir())) == 1
-
-
 def test_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(CompileError, match=r"cannot write the cache folder .*file.cpu .*set CUNORM_CACHE_DIR"):
+    words = r"cannot write the cache folder .*file \(Not a directory\); set CUNORM_CACHE_DIR"
+    with pytest.raises(CompileError, match=words):
         kernel("votes")
     sealed = tmp_path / "sealed"
     sealed.mkdir()
