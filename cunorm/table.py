@@ -21,22 +21,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from . import table_file
 from .devices import Device
 from .errors import TableError
 from .problem import Problem
-from .table_entry import FACTS, MEASURED, Entry, entry_of, order_of, raw_of, sizes_of
+from .table_entry import FACTS, MEASURED, Entry, entry_of, is_unknown, order_of, raw_of, shown
 
 __all__ = [
     "SCHEMA",
     "Table",
     "better",
+    "checked",
     "device_facts",
     "for_device",
+    "load",
     "merge_files",
     "merged",
     "read",
@@ -87,7 +89,14 @@ def device_facts(device: Device) -> dict[str, Any]:
 _IDENTITY = ("name", "compute_capability", "multiprocessors")
 
 
-def for_device(table: Table, device: Device) -> bool:
+class _OfDevice(Protocol):
+    """Whatever says which device it is of."""
+
+    @property
+    def device(self) -> dict[str, Any]: ...
+
+
+def for_device(table: _OfDevice, device: Device) -> bool:
     """Whether the table is of that device; a table of another is never launched from."""
     facts = device_facts(device)
     return all(table.device.get(name) == facts[name] for name in _IDENTITY)
@@ -102,20 +111,18 @@ def slug(device: Device) -> str:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def read(path: str | Path) -> Table:
-    """The table in a file. Entries that cannot be read are kept aside, see `Table.faults`.
+def load(path: str | Path) -> Table:
+    """The table in a file with its entries as they came: all of them are in `Table.kept`, and none is checked.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     TableError
-        If it is no table, or one of a newer schema; the sentence names the file.
+        If it is no table, too large for one, or one of a newer schema; the sentence names the file.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        raise TableError(f"{path}: no regular file")
-    data = path.read_bytes()
+    data = table_file.contents(path)
     try:
         raw = json.loads(data, parse_constant=lambda _: None)  # NaN and infinity are no JSON, and no times
     except (RecursionError, ValueError) as error:
@@ -124,15 +131,20 @@ def read(path: str | Path) -> Table:
     if not isinstance(raw, dict) or not isinstance(raw.get("schema"), str):
         raise TableError(f'{path}: no tiling table: it has no "schema"')
     if raw["schema"] != SCHEMA:
-        raise TableError(f"{path}: schema {raw['schema']!r}, this version of cunorm reads {SCHEMA!r}")
+        raise TableError(f"{path}: schema '{shown(raw['schema'])}', this version of cunorm reads {SCHEMA!r}")
     device, software, entries = (raw.get(name) for name in ("device", "software", "entries"))
     if not isinstance(device, dict) or not isinstance(entries, list):
         raise TableError(f'{path}: no tiling table: it needs a "device" and a list of "entries"')
     rest = {name: raw[name] for name in raw if name not in ("schema", "device", "software", "entries")}
-    table = Table(device, software if isinstance(software, dict) else {}, rest=rest)
-    for number, one in enumerate(entries, 1):
-        if isinstance(one, dict) and isinstance(one.get("op"), str) and not sizes_of(one["op"]):
-            table.kept.append(one)  # an op of another version
+    return Table(device, software if isinstance(software, dict) else {}, kept=entries, rest=rest)
+
+
+def checked(loaded: Table) -> Table:
+    """A table from `load` with every entry checked. Those that cannot be read stay in `Table.kept`."""
+    table = replace(loaded, entries={}, kept=[], faults=[])
+    for number, one in enumerate(loaded.kept, 1):
+        if is_unknown(one):
+            table.kept.append(one)
             continue
         try:
             entry = entry_of(one)
@@ -143,6 +155,17 @@ def read(path: str | Path) -> Table:
             # Twice the same problem: as a merge of two texts leaves it.
             table.entries[entry.problem] = better(table.entries.get(entry.problem, entry), entry)
     return table
+
+
+def read(path: str | Path) -> Table:
+    """The table in a file. Entries that cannot be read are kept aside, see `Table.faults`.
+
+    Raises
+    ------
+    OSError, TableError
+        As `load`.
+    """
+    return checked(load(path))
 
 
 def _lines(table: Table) -> Iterator[str]:
@@ -180,7 +203,7 @@ def merged(tables: Iterable[Table], stale: Callable[[Entry], bool] = lambda _: F
     found = Table(first.device, first.software, dict(first.entries), [*first.kept], [*first.faults], first.rest)
     for table in others:
         if any(table.device.get(name) != first.device.get(name) for name in _IDENTITY):
-            names = " and ".join(str(one.device.get("name")) for one in (first, table))
+            names = " and ".join(shown(one.device.get("name")) for one in (first, table))
             raise TableError(f"tables of different devices: {names}; a table has one, merge those of each apart")
         for problem, entry in table.entries.items():
             old = found.entries.get(problem)
@@ -232,7 +255,7 @@ def update(path: str | Path, device: Device, software: Mapping[str, Any], entrie
     with table_file.locked(path):
         table = read(path) if path.exists() else Table(device_facts(device))
         if not for_device(table, device):
-            raise TableError(f"{path}: a table of {table.device.get('name')}, expected one of {device.name}")
+            raise TableError(f"{path}: a table of {shown(table.device.get('name'))}, expected one of {device.name}")
         for entry in entries:
             old = table.entries.get(entry.problem)
             if old is not None and old.source == MEASURED and entry.source != MEASURED:

@@ -10,9 +10,11 @@ from pathlib import Path
 from . import cache
 from .errors import TableError
 
-__all__ = ["locked", "target", "write"]
+__all__ = ["MOST_BYTES", "contents", "locked", "target", "write"]
 
 LOCK_SECONDS = 60  # that a writer waits for another
+#: Of a table's file: some 150,000 entries. A larger one is read in no call.
+MOST_BYTES = 64 << 20
 
 
 def target(path: str | Path) -> Path:
@@ -32,17 +34,48 @@ def target(path: str | Path) -> Path:
     return found
 
 
+def contents(path: Path) -> bytes:
+    """What is in the file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    TableError
+        If it is larger than `MOST_BYTES`, or no file.
+    """
+    if path.exists() and not path.is_file():
+        raise TableError(f"{path}: no regular file")
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(MOST_BYTES + 1) if size <= MOST_BYTES else b""
+    if max(size, len(data)) > MOST_BYTES:
+        raise TableError(f"{path}: {max(size, len(data)) / 2**20:.0f} MiB, expected at most {MOST_BYTES >> 20}")
+    return data
+
+
 def write(path: Path, lines: Iterable[str]) -> None:
-    """Replace the file as a whole: whoever reads it sees the old one or the new one. Under the lock."""
+    """Replace the file as a whole: whoever reads it sees the old one or the new one. Under the lock.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    TableError
+        If it would be larger than `MOST_BYTES`: nothing would read it.
+    """
     import glob  # here, as filelock below: whoever only reads tables need not wait for them
     import tempfile
 
+    text = "\n".join(lines) + "\n"
+    if len(text) > MOST_BYTES:
+        raise TableError(f"{path}: would have {len(text) / 2**20:.0f} MiB, expected at most {MOST_BYTES >> 20}")
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a writer that was killed
         left.unlink(missing_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o644)

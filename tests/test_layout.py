@@ -46,6 +46,7 @@ ORDER = [
     {"builds"},
     {"compilers", "nvrtc"},
     {"ptxas"},
+    {"table_index"},
     {"table"},
     {"table_file"},
     {"cache"},

@@ -16,7 +16,7 @@ from cunorm.errors import TableError
 from cunorm.ops import OPS
 from cunorm.problem import Problem
 from cunorm.strategy import Tile
-from cunorm.table_entry import MEASURED, Entry, entry_of, raw_of
+from cunorm.table_entry import MEASURED, Entry, entry_of, raw_of, shown
 
 from .ahead import MOST, Ahead
 from .measuring import Measuring
@@ -109,7 +109,7 @@ def check_table(path: Path, device: Device) -> table.Table:
     path = table_file.target(path)
     found = table.read(path) if path.exists() else table.Table(table.device_facts(device))
     if not table.for_device(found, device):
-        name = found.device.get("name")
+        name = shown(found.device.get("name"))
         raise TableError(f"{path}: a table of {name}, expected one of {device.name}; name another file")
     return found
 
