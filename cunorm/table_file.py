@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from . import cache
 from .errors import TableError
 
-__all__ = ["MOST_BYTES", "contents", "locked", "target", "write"]
+__all__ = ["MOST_BYTES", "check_writable", "contents", "locked", "target", "write"]
 
 LOCK_SECONDS = 60  # that a writer waits for another
 #: Of a table's file: some 150,000 entries. A larger one is read in no call.
@@ -52,6 +53,35 @@ def contents(path: Path) -> bytes:
     if max(size, len(data)) > MOST_BYTES:
         raise TableError(f"{path}: {max(size, len(data)) / 2**20:.0f} MiB, expected at most {MOST_BYTES >> 20}")
     return data
+
+
+def check_writable(path: Path) -> None:
+    """Whether the file can be written, before anybody works for what is to be in it.
+
+    Raises
+    ------
+    TableError
+        If it cannot.
+    """
+    import tempfile
+
+    lock = _lock_of(path)
+    try:
+        cache.make(path.parent)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"):
+            pass
+        if os.path.exists(lock) and not os.access(lock, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, f"{lock} is somebody else's")
+    except OSError as error:
+        raise TableError(f"{path}: cannot be written: {error.strerror or error}; name another file") from None
+
+
+def _lock_of(path: Path) -> str:
+    """The file that is locked while a table is written."""
+    name = f"{path}.lock"
+    if os.path.islink(name):  # filelock would refuse it, in the system's words
+        raise TableError(f"{path}: {name} is a link, expected the lock's own file; delete it")
+    return name
 
 
 def write(path: Path, lines: Iterable[str]) -> None:
@@ -100,9 +130,7 @@ def locked(path: Path) -> Iterator[None]:
     import filelock
 
     cache.make(path.parent)
-    name = f"{path}.lock"
-    if os.path.islink(name):  # filelock would refuse it, in the system's words
-        raise TableError(f"{path}: {name} is a link, expected the lock's own file; delete it")
+    name = _lock_of(path)
     try:
         lock: filelock.BaseFileLock = filelock.FileLock(name, timeout=LOCK_SECONDS)
         lock.acquire()

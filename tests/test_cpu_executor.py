@@ -467,6 +467,30 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         cpu.compile('extern "C" __global__ void alone() {}', "alone")
 
 
+@pytest.mark.parametrize("text", ['g++ "', "g++ 'x", "g++ \\\\\\"])
+def test_a_compiler_that_is_no_command(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CXX", text)
+    with pytest.raises(
+        CompileError, match=r"^CUNORM_CXX: .* is no command: no (closing|escaped) .*; unset it, or install"
+    ):
+        cpu.compile('extern "C" __global__ void alone() {}', "alone")
+    assert compilers.present() == [one for one in COMPILERS.values() if one.name != text]
+
+
+def test_a_compiler_whose_interpreter_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of such a script the system says that it is not there, which is not the cache folder's fault."""
+    script = tmp_path / "c++"
+    script.write_text(f'#!/bin/sh\nexec {" ".join(compilers.chosen().command)} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CUNORM_CXX", str(script))
+    assert compilers.chosen().command == (str(script),)
+    script.write_text(script.read_text().replace("/bin/sh", "/nowhere/sh"))
+    with pytest.raises(
+        CompileError, match=r"alone: the compiler .*c\+\+ does not run: .*the interpreter .*; install a C"
+    ):
+        cpu.compile('extern "C" __global__ void alone(float* gone) {}', "alone")
+
+
 def test_the_compiler_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compilers.present(), "this file's other tests need a compiler"
     assert compilers.chosen() == compilers.present()[0]
