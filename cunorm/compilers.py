@@ -209,7 +209,12 @@ def shared_object(
     # Linked by itself: the hooks of the checked build are the runtime's own, not a library's.
     link = ("-shared", "-O2", "-Wl,--no-gc-sections", "kernel.o", "-o", target, *libraries, "-lm")
     _run(_linker(compiler), link, folder, entry, zig_cache)
-    (folder / "kernel.o").unlink()
+    if not (folder / target).is_file():
+        raise CompileError(
+            f"{entry}: {compiler.name} ({compiler.version}) made no file and said nothing; is it a C++ compiler? unset "
+            f"CUNORM_CXX, or {INSTALL}"
+        )
+    (folder / "kernel.o").unlink(missing_ok=True)
 
 
 def _linker(compiler: Compiler) -> Compiler:

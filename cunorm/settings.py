@@ -121,6 +121,6 @@ def cpu_cores() -> int:
     text = os.environ.get("CUNORM_CPU_CORES")
     if text is None or text == "":
         return cores()
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
         raise ValueError(f"CUNORM_CPU_CORES: {text!r}, expected a whole number from 1 up")
     return int(text)

@@ -188,6 +188,39 @@ def test_a_storage(storage: str, capsys: Any, tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()
 
 
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("storage", "tables", "what"),
+    [
+        ("study.journal", ("one.json", "two.json"), ("--shape", "16,64")),
+        pytest.param("study.journal", ("t.json", "t.json"), ("--workload", "quick"), marks=LONG),
+        pytest.param("sqlite:///study.db", ("one.json", "two.json"), ("--workload", "quick"), marks=LONG),
+    ],
+)
+def test_two_tuners_on_one_storage(
+    storage: str, tables: tuple[str, str], what: tuple[str, str], tmp_path: Path
+) -> None:
+    """At the same moment, with a table each or one for both: every problem is in every table, and both end well."""
+    command = [sys.executable, "-m", "cunorm", "tune", "layer_norm", *what, "--trials", "2", "--storage", storage]
+    command += ["--evaluator", "model", "--device", "H200"]
+    pipe = subprocess.PIPE
+    both = [
+        subprocess.Popen([*command, "--table", name], cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
+        for name in tables
+    ]
+    for one in both:
+        out, err = one.communicate(timeout=300)
+        assert one.returncode == 0, err
+        assert "Traceback" not in out + err
+    wanted = {one for name, one in workloads.problems("float32") if name == "quick" and one.op == "layer_norm"}
+    for name in tables:
+        found = table.read(tmp_path / name)
+        assert found.faults == []
+        assert set(found.entries) == wanted if "quick" in what else len(found.entries) == 1
+
+
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c(tmp_path: Path) -> None:
     """In the middle of a workload: exit code 130, what was tuned is in the table, nothing is left running."""
