@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -66,9 +67,14 @@ def load(
             return ctypes.CDLL(str(folder / OBJECT)), folder / OBJECT
         except OSError as error:
             failed = error
-    raise CompileError(
-        f"{entry}: {failed}; does {folder.parent} allow execution? set CUNORM_CACHE_DIR to a folder that does"
-    ) from failed
+    raise CompileError(f"{entry}: {failed}; {_hint(folder.parent)}") from failed
+
+
+def _hint(folder: Path) -> str:
+    """Why the system's loader may not take a whole build, and what to do."""
+    if re.search(r"\$\{?(ORIGIN|LIB|PLATFORM)", str(folder)):
+        return "the loader replaces $ORIGIN, $LIB and $PLATFORM in paths; set CUNORM_CACHE_DIR to a path without them"
+    return f"does {folder} allow execution? set CUNORM_CACHE_DIR to a folder that does"
 
 
 def _unusable(entry: str, folder: Path, error: OSError) -> CompileError:

@@ -104,18 +104,18 @@ def _temporary(path: Path, sentence: str, process: int) -> Path:
     import tempfile
 
     made = Path(tempfile.mkdtemp(prefix="cunorm-"))
-    warnings.warn(
-        f"the cache folder {path} {sentence}, and code is loaded from it; this process uses {made} and deletes it at "
-        "its end; set CUNORM_CACHE_DIR to a folder of your own",
-        CacheWarning,
-        stacklevel=2,
-    )
 
     def delete() -> None:
         if os.getpid() == process:  # not in a forked child
             shutil.rmtree(made, ignore_errors=True)
 
     atexit.register(delete)
+    warnings.warn(
+        f"the cache folder {path} {sentence}, and code is loaded from it; this process uses {made} and deletes it at "
+        "its end; set CUNORM_CACHE_DIR to a folder of your own",
+        CacheWarning,
+        stacklevel=2,
+    )
     return made
 
 

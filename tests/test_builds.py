@@ -9,8 +9,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +329,38 @@ def test_a_compile_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     check(child())
     (only,) = (tmp_path / "cpu").iterdir()
     assert builds._whole(only)
+
+
+def test_threads_at_once(kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen with one empty cache, with a compiler that copies: none sees half a build, or clears another's folder."""
+    (whole,) = (built / "cpu").glob("ramp-*")
+    shutil.rmtree(kept)
+
+    def copied(*given: Any) -> None:
+        time.sleep(0.01)
+        shutil.copy(whole / "kernel.so", given[6] / given[1])
+
+    monkeypatch.setattr(compilers, "shared_object", copied)
+    cpu_kernel._kernels.clear()
+    gate, options = threading.Barrier(16), compilers.flags(compilers.chosen())
+
+    def load(_: int) -> Path:
+        gate.wait(SECONDS)
+        return builds.load("the same for all", "ramp", compilers.chosen(), options)[1]
+
+    with ThreadPoolExecutor(16) as pool:
+        paths = set(pool.map(load, range(16)))
+    assert len(paths) == 1
+    assert builds._whole(paths.pop().parent)
+
+
+def test_a_path_that_the_loader_rewrites(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = kept.parent.parent / "$ORIGIN"
+    shutil.copytree(kept.parent, folder / "cpu")
+    folder.chmod(0o700)
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(folder))
+    with pytest.raises(CompileError, match=r"replaces \$ORIGIN, .*; set CUNORM_CACHE_DIR to a path without them"):
+        cpu.compile(TEXT, "ramp")
 
 
 @pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.long)])
