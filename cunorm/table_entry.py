@@ -130,7 +130,9 @@ def raw_place(raw: Any) -> tuple[Kind, Sizes]:
     TypeError, ValueError, KeyError
         If it cannot be had; `entry_of` says why.
     """
-    op, layout = raw["op"], raw.get("layout", LAYOUTS[0])
+    op, dtype, layout, activation = raw["op"], raw["dtype"], raw.get("layout", LAYOUTS[0]), raw.get("activation")
+    if type(dtype) is not str or type(layout) is not str or type(activation) not in (str, type(None)):
+        raise TypeError
     N, C, HxW, group = (1 if name is None else raw[name] for name in _columns(op))
     for size in (N, C, HxW, group):
         if type(size) is not int or not 1 <= size <= LARGEST:
@@ -139,9 +141,7 @@ def raw_place(raw: Any) -> tuple[Kind, Sizes]:
         raise ValueError
     if layout == LAYOUTS[1] and (HxW == 1 or C == 1):  # as Problem.canonical
         layout = LAYOUTS[0]
-    kind = (op, raw["dtype"], layout, _outputs(raw["outputs"]), raw.get("activation"))
-    hash(kind)
-    return kind, (N, C, HxW, group)
+    return (op, dtype, layout, _outputs(raw["outputs"]), activation), (N, C, HxW, group)
 
 
 # ---- reading and writing one ----------------------------------------------------------------------------------------

@@ -331,6 +331,15 @@ def test_a_compile_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert builds._whole(only)
 
 
+def test_a_whole_build_stays_when_another_comes(kept: Path) -> None:
+    """Somebody may be loading it."""
+    before = (kept / "kernel.so").stat().st_ino
+    with builds._working(kept.parent) as work:
+        shutil.copytree(kept, work, dirs_exist_ok=True)
+        builds._publish(work, kept)
+    assert (kept / "kernel.so").stat().st_ino == before
+
+
 def test_threads_at_once(kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen with one empty cache, with a compiler that copies: none sees half a build, or clears another's folder."""
     (whole,) = (built / "cpu").glob("ramp-*")

@@ -154,6 +154,38 @@ def torn(data: bytes, random: np.random.Generator) -> bytes:
     return data[:first]
 
 
+@pytest.mark.parametrize("name", [*raw_of(entry()), "beta_dtype", "stats_dtype", "types", "activation", "anything"])
+def test_every_field_with_every_value(name: str, named: Path) -> None:
+    """At most one warning, and the entries beside it answer; an entry that is asked for and cannot be read is one."""
+    other = replace(PROBLEM, N=9)
+    for value in VALUES:
+        raw = raw_of(entry()) | {name: value}
+        found = said(named, json.dumps(head(entries=[raw, raw_of(entry(other))])).encode())
+        assert len(found) <= 1, (value, found)
+        assert all(text.isascii() and text.isprintable() for text in found)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TableWarning)
+            beside = lookup.exact(other, STRATEGIES, H200)
+            assert beside is not None
+            assert beside.entry.problem == other
+            tables.listing(H200)
+        try:
+            entry_of(raw)
+        except (TypeError, ValueError):
+            hidden = name in ("op", "dtype", "layout", "outputs", "activation") and isinstance(value, str)
+            assert len(found) == 1 or hidden, (value, found)
+
+
+def test_a_table_of_nothing_but_broken_entries_is_one_warning(named: Path) -> None:
+    """Broken where a lookup finds them, and where it does not."""
+    asked = (PROBLEM, replace(PROBLEM, N=3), replace(PROBLEM, N=4))
+    tiles = [raw_of(entry(one)) | {"tile": [number]} for number, one in enumerate(asked)]
+    sizes = [raw_of(entry(one)) | {"N": [number]} for number, one in enumerate(asked)]
+    for entries in (tiles, sizes, [*tiles, *sizes], [*sizes, *tiles]):
+        (text,) = said(named, json.dumps(head(entries=entries)).encode())
+        assert text.startswith(f"{named}: entry ")
+
+
 @pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.long)])
 def test_broken_tables_by_the_hundred(count: int, named: Path, capsys: Any) -> None:
     """Whatever is in the file: no exception, at most one warning, which a terminal can show; and people can list it."""
