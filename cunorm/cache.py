@@ -29,8 +29,9 @@ def make(path: Path) -> None:
     OSError
         If one cannot be made, or something else lies there.
     """
-    if path.is_dir():
-        return
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            return
     if not path.parent.is_dir():
         make(path.parent)
     try:
@@ -84,7 +85,8 @@ def _tighten(path: Path) -> None:
     """Take the right to write away from others, if the folder is this user's: an old umask gave it."""
     facts = os.stat(path)
     if facts.st_uid == os.geteuid() and facts.st_mode & OTHERS_WRITE and os.lstat(path).st_uid == facts.st_uid:
-        path.chmod(stat.S_IMODE(facts.st_mode) & ~OTHERS_WRITE)
+        with contextlib.suppress(OSError):  # on a read-only file system: the next look says what is wrong
+            path.chmod(stat.S_IMODE(facts.st_mode) & ~OTHERS_WRITE)
 
 
 def _advice(path: Path) -> str:
@@ -161,8 +163,7 @@ def folder(name: str) -> Path:
     """
     path = root() / name
     make(path)
-    with contextlib.suppress(PermissionError):  # a cache that its owner has made read-only
-        _tighten(path)
+    _tighten(path)
     if (sentence := _fault(path)) is None:
         return path
     if settings.cache_dir_named():

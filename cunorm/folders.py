@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shlex
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ def _own() -> Finding:
         return _folder("cunorm", folder, "CUNORM_CACHE_DIR")
     if used != folder:
         text = f"{folder} may hold what somebody else has put there; each process uses a temporary one"
-        return _fault("cunorm", folder, text, f"sudo rm -r {folder}")
+        return _fault("cunorm", folder, text, f"sudo rm -r {shlex.quote(str(folder))}")
     return _folder("cunorm", folder, "CUNORM_CACHE_DIR")
 
 

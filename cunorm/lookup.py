@@ -101,7 +101,7 @@ def stamp(device: Device) -> tuple[Stamp, ...]:
     return tuple(_stamp(place.path) for place in places(device))
 
 
-def _mine(path: Path) -> str | None:
+def _distrust(path: Path) -> str | None:
     """Why a table in the cache folder is not believed; None if only this user, or root, can have written it."""
     try:
         return cache.distrust(os.stat(path))
@@ -113,7 +113,7 @@ def _mine(path: Path) -> str | None:
 def _read(stamped: Stamp, place: Place) -> Indexed | None:
     path = stamped[0]
     try:
-        if not (place.named or place.shipped) and (sentence := _mine(path)) is not None:
+        if not (place.named or place.shipped) and (sentence := _distrust(path)) is not None:
             raise TableError(f"{path}: {sentence}")
         return Indexed(stamped, table.load(path))
     except FileNotFoundError:

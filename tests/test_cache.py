@@ -260,6 +260,7 @@ def test_a_folder_that_cannot_be_made(name: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / name))
     with pytest.raises(CompileError, match=r"cannot write the cache folder .* \(.*\); set CUNORM_CACHE_DIR"):
         cpu.compile(f'extern "C" __global__ void never(long long n) {{ n = {len(name)}; }}', "never")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["dangling", "file", "loop"]
 
 
 def test_a_cache_that_nobody_may_enter(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
