@@ -12,7 +12,7 @@ if not (Path(__path__[0]) / "kernels_cu").is_dir():
 from . import ascend
 from .batch_norm import batch_norm_elemt, batch_norm_gather_stats, batch_norm_stats
 from .batch_norm_backward import batch_norm_backward_elemt, batch_norm_backward_reduce
-from .errors import CompileError, KernelFault, TableError, TableWarning, TraceError, UnsupportedTile
+from .errors import CacheWarning, CompileError, KernelFault, TableError, TableWarning, TraceError, UnsupportedTile
 from .group_norm import group_norm, group_norm_backward
 from .launch import Plan
 from .layer_norm import layer_norm, layer_norm_backward
@@ -21,6 +21,7 @@ from .strategy import Tile
 from .tracing import trace
 
 __all__ = [
+    "CacheWarning",
     "CompileError",
     "KernelFault",
     "Plan",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 from cunorm import settings
 from cunorm.errors import CompileError, NoCompilerError
 
-__all__ = ["Compiler", "build", "chosen", "flags", "kept", "present", "processor"]
+__all__ = ["Compiler", "chosen", "flags", "present", "processor", "shared_object"]
 
 INSTALL = "install a C++ compiler: pip install 'cunorm[cpu]', or a system g++ or clang++, or set CUNORM_CXX"
 LOG_LINES = 40
@@ -60,6 +59,11 @@ def _version(command: tuple[str, ...]) -> str | None:
     return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else None
 
 
+def _asked(text: str) -> Compiler | None:
+    """The compiler that ``CUNORM_CXX`` names, if it runs; ValueError if the text is no command."""
+    return _find(text, shlex.split(text))
+
+
 def _find(name: str, words: list[str]) -> Compiler | None:
     path = shutil.which(words[0]) if words else None
     if path is None:
@@ -87,8 +91,10 @@ def present() -> list[Compiler]:
     list of Compiler
         ``CUNORM_CXX``, g++, clang++ and zig, as far as they are there.
     """
-    asked = settings.cxx()
-    found = [_find(asked, shlex.split(asked))] if asked is not None else []
+    asked, found = settings.cxx(), []
+    if asked is not None:
+        with contextlib.suppress(ValueError):
+            found.append(_asked(asked))
     found += [_find("g++", ["g++"]), _find("clang++", ["clang++"]), _find_zig()]
     return [compiler for compiler in found if compiler is not None]
 
@@ -103,7 +109,11 @@ def chosen() -> Compiler:
     """
     asked = settings.cxx()
     if asked is not None:
-        compiler = _find(asked, shlex.split(asked))
+        try:
+            compiler = _asked(asked)
+        except ValueError as error:
+            why = str(error)[:1].lower() + str(error)[1:]
+            raise NoCompilerError(f"CUNORM_CXX: {asked!r} is no command: {why}; unset it, or {INSTALL}") from None
         if compiler is None:
             raise NoCompilerError(f"CUNORM_CXX: {asked!r} does not run; unset it, or {INSTALL}")
         return compiler
@@ -164,66 +174,47 @@ def processor() -> str:
     return "\n".join([platform.machine(), *facts])
 
 
-def build(
-    source: str, entry: str, compiler: Compiler, options: tuple[str, ...], folder: Path, libraries: tuple[str, ...] = ()
+def shared_object(
+    source: str,
+    target: str,
+    entry: str,
+    compiler: Compiler,
+    options: tuple[str, ...],
+    libraries: tuple[str, ...],
+    folder: Path,
+    zig_cache: Path,
 ) -> None:
-    """Compile ``source`` to ``folder/kernel.so``, and keep it beside that as ``kernel.cpp``.
+    """Compile and link a file.
 
-    In a folder of its own, which is then renamed into place: whoever is first wins, and nobody sees half of it.
-
-    Raises
-    ------
-    CompileError
-        If it does not compile, or the folder cannot be written.
-    """
-    kept = folder.parent
-    try:
-        kept.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".build-", dir=kept))
-    except OSError as error:
-        raise _unwritable(entry, kept, error) from error
-    try:
-        (work / "kernel.cpp").write_text(source, encoding="utf-8")
-        _run(compiler, (*options, "-c", "kernel.cpp", "-o", "kernel.o"), work, entry, kept / "zig")
-        # Linked by itself: the hooks of the checked build are the runtime's own, not a library's.
-        link = ("-shared", "-O2", "-Wl,--no-gc-sections", "kernel.o", "-o", "kernel.so", *libraries, "-lm")
-        _run(_linker(compiler), link, work, entry, kept / "zig")
-        (work / "kernel.o").unlink()
-        work.chmod(0o755)
-        try:
-            work.rename(folder)
-        except OSError:
-            if not (folder / "kernel.so").exists():  # otherwise another process was first, with the same result
-                raise
-    except OSError as error:
-        raise _unwritable(entry, kept, error) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def kept(
-    source: str, entry: str, compiler: Compiler, options: tuple[str, ...], folder: Path, libraries: tuple[str, ...] = ()
-) -> Path:
-    """The shared object of a source in a cache folder, compiled if it is not there; named by all that it depends on.
+    Parameters
+    ----------
+    source, target : str
+        Names of files in ``folder``: what is there, and what is made.
+    entry : str
+        What is compiled, for the error.
+    compiler : Compiler
+    options, libraries : tuple of str
+        Of the compiler, and of its linking.
+    folder, zig_cache : Path
+        Where to work, and where zig keeps what it has made of its own libraries.
 
     Raises
     ------
     CompileError
-        As `build`.
+        If it does not compile, or the compiler does not run.
+    OSError
+        If the folder cannot be written.
     """
-    facts = (source, *options, *compiler.command, compiler.version, processor())
-    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()
-    path = folder / f"{entry}-{digest[:32]}" / "kernel.so"
-    if not path.exists():
-        build(source, entry, compiler, options, path.parent, libraries)
-    return path
-
-
-def _unwritable(entry: str, kept: Path, error: OSError) -> CompileError:
-    return CompileError(
-        f"{entry}: cannot write the cache folder {kept} ({error.strerror}); "
-        "set CUNORM_CACHE_DIR to a folder that can be written"
-    )
+    _run(compiler, (*options, "-c", source, "-o", "kernel.o"), folder, entry, zig_cache)
+    # Linked by itself: the hooks of the checked build are the runtime's own, not a library's.
+    link = ("-shared", "-O2", "-Wl,--no-gc-sections", "kernel.o", "-o", target, *libraries, "-lm")
+    _run(_linker(compiler), link, folder, entry, zig_cache)
+    if not (folder / target).is_file():
+        raise CompileError(
+            f"{entry}: {compiler.name} ({compiler.version}) made no file and said nothing; is it a C++ compiler? unset "
+            f"CUNORM_CXX, or {INSTALL}"
+        )
+    (folder / "kernel.o").unlink(missing_ok=True)
 
 
 def _linker(compiler: Compiler) -> Compiler:
@@ -235,16 +226,25 @@ def _run(compiler: Compiler, options: tuple[str, ...], folder: Path, entry: str,
     environment = dict(os.environ, LC_ALL="C")
     environment.setdefault("ZIG_GLOBAL_CACHE_DIR", str(zig_cache))  # its default may be a home that cannot be written
     environment.setdefault("ZIG_LOCAL_CACHE_DIR", str(zig_cache))
-    done = subprocess.run(
-        [*compiler.command, *options],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    try:
+        done = subprocess.run(
+            [*compiler.command, *options],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        if not folder.is_dir():
+            raise
+        # Of a script without its interpreter the system says that the script is not there.
+        raise CompileError(
+            f"{entry}: the compiler {compiler.name} does not run: {compiler.command[0]}, or the interpreter that it "
+            f"names: {error.strerror or error}; {INSTALL}"
+        ) from error
     if done.returncode == 0:
         return
     lines = done.stdout.splitlines()

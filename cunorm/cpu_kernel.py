@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from cunorm import compilers, settings
-from cunorm.errors import CompileError
+from cunorm import builds, compilers, settings
 
 __all__ = ["HEADERS", "LAUNCH_WORDS", "Kernel", "compile"]
 
@@ -114,16 +112,15 @@ def compile(
     Raises
     ------
     CompileError
-        If there is no compiler, the text does not compile, or the cache folder cannot be written.
+        If there is no compiler, the text does not compile, or the cache folder cannot be used.
     ValueError
         If the build is `sanitised` in a process that has no sanitiser's library.
     """
-    folder = settings.cache_dir() / "cpu"
     build = build or settings.cpu_build()
-    key = (text, entry, compiler or settings.cxx(), defines, build, folder)
+    key = (text, entry, compiler or settings.cxx(), defines, build, settings.cache_dir())
     kernel = _kernels.get(key)
     if kernel is None:
-        kernel = _kernels[key] = _compile(text, entry, compiler or compilers.chosen(), defines, build, folder)
+        kernel = _kernels[key] = _compile(text, entry, compiler or compilers.chosen(), defines, build)
     return kernel
 
 
@@ -141,9 +138,7 @@ def _entries(text: str, entry: str) -> list[str]:
     return found if entry in found else [entry]
 
 
-def _compile(
-    text: str, entry: str, compiler: compilers.Compiler, defines: tuple[str, ...], build: str, kept: Path
-) -> Kernel:
+def _compile(text: str, entry: str, compiler: compilers.Compiler, defines: tuple[str, ...], build: str) -> Kernel:
     if build == "sanitised" and not hasattr(ctypes.CDLL(None), "__asan_init"):  # its library would end the process
         raise ValueError(
             "CUNORM_CPU_BUILD: 'sanitised' needs the sanitiser's library loaded before Python; "
@@ -155,23 +150,12 @@ def _compile(
     below = "".join(f"CUNORM_CPU_ENTRY({name})\n" for name in entries)
     source = f'{macros}{_runtime()}\n#line 1 "{entries[0]}.cu"\n{text}\n#line 1 "entry"\n{below}'
     libraries = compilers.SANITISERS if build == "sanitised" else ()
-    wanted = (source, entries[0], compiler, compilers.flags(compiler, build), kept, libraries)
-    path = compilers.kept(*wanted)
-    try:
-        return _load(text, entry, build, path)
-    except (OSError, AttributeError):  # damaged, for instance by a full disk: once more
-        shutil.rmtree(path.parent, ignore_errors=True)
-        path = compilers.kept(*wanted)
-    try:
-        return _load(text, entry, build, path)
-    except (OSError, AttributeError) as error:
-        raise CompileError(
-            f"{entry}: {error}; does {kept} allow execution? set CUNORM_CACHE_DIR to a folder that does"
-        ) from error
+    library, path = builds.load(source, entries[0], compiler, compilers.flags(compiler, build), libraries)
+    return _kernel(text, entry, build, library, path)
 
 
-def _load(text: str, entry: str, build: str, path: Path) -> Kernel:
-    library = ctypes.CDLL(str(path))  # its calls release the interpreter's lock
+def _kernel(text: str, entry: str, build: str, library: ctypes.CDLL, path: Path) -> Kernel:
+    """A kernel of a loaded library, whose calls release the interpreter's lock."""
     signed = library[f"cunorm_cpu_signature_{entry}"]
     signed.restype = ctypes.c_char_p
     library.cunorm_cpu_static_bytes.restype = ctypes.c_longlong

@@ -13,13 +13,12 @@ import os
 import platform
 import re
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import compilers, devices, settings
+from . import compilers, devices, folders, settings
 from .findings import Finding, sentence, size
 
 __all__ = ["DEMO", "TUNE", "examine"]
@@ -149,7 +148,7 @@ def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[Finding]:
         yield Finding(group, f"GPU {ordinal}", "ok", text, facts=facts)
 
 
-# ---- the CPU executor, folders, settings, the demo ------------------------------------------------------------------
+# ---- the CPU executor, settings, the demo ---------------------------------------------------------------------------
 
 
 def _cpu() -> Iterator[Finding]:
@@ -172,30 +171,6 @@ def _cpu() -> Iterator[Finding]:
         yield Finding(group, "poses as", "fault", str(error), "unset CUNORM_CPU_DEVICE")
     else:
         yield Finding(group, "poses as", "ok", f"{device.name}; exact, not fast", facts={"device": device.name})
-
-
-def _folder(name: str, folder: Path, variable: str) -> Finding:
-    facts: dict[str, Any] = {"path": str(folder), "writable": True, "bytes": 0}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        facts["writable"] = False
-        text = f"{folder} cannot be written: {error.strerror or error}"
-        return Finding("Cache folders", name, "fault", text, f'export {variable}="$(mktemp -d)"', facts)
-    for directory, _, files in os.walk(folder):
-        for file in files:
-            with contextlib.suppress(OSError):
-                facts["bytes"] += os.lstat(os.path.join(directory, file)).st_size
-    return Finding("Cache folders", name, "ok", f"{folder}, writable, {size(facts['bytes'])}", facts=facts)
-
-
-def _folders() -> Iterator[Finding]:
-    yield _folder("cunorm", settings.cache_dir(), "CUNORM_CACHE_DIR")
-    if importlib.util.find_spec("cupy") is not None:
-        chosen = os.environ.get("CUPY_CACHE_DIR")
-        yield _folder("CuPy", Path(chosen) if chosen else Path.home() / ".cupy" / "kernel_cache", "CUPY_CACHE_DIR")
 
 
 def _variables() -> Iterator[Finding]:
@@ -288,7 +263,7 @@ def _guarded(group: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]
 def examine() -> list[Finding]:
     """Look at everything. Never raises, prints nothing."""
     looks = {"Packages": _packages, "GPU executor": _cupy, "CPU executor": _cpu}
-    looks |= {"Cache folders": _folders, "Settings": _variables}
+    looks |= {"Cache folders": folders.examine, "Settings": _variables}
     extras = (("Demo", "demo", DEMO), ("Tuner", "tune", TUNE))
     looks |= {group: functools.partial(_extras, group, extra, needed) for group, extra, needed in extras}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CacheWarning",
     "CompileError",
     "KernelFault",
     "NoCompilerError",
@@ -15,6 +16,10 @@ __all__ = [
 
 class CompileError(RuntimeError):
     """A kernel did not compile, or no compiler was found; the text says what to do."""
+
+
+class CacheWarning(UserWarning):
+    """The default cache folder is not safe to load code from; a private temporary one takes its place."""
 
 
 class NoCompilerError(CompileError):

@@ -8,25 +8,24 @@ tile. What is wrong with a table is said once, as a `TableWarning`, and the call
 from __future__ import annotations
 
 import functools
+import heapq
 import math
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from . import settings, sources, table
+from . import cache, settings, sources, table
 from .devices import Device
-from .errors import TableError, TableWarning
+from .errors import TableError
 from .problem import Problem
 from .strategy import Strategy, Tile
-from .table import Table
-from .table_entry import MEASURED, Entry
+from .table_entry import MEASURED, Entry, Sizes, place_of, shown
+from .table_index import Indexed, Stamp, warn
 
 __all__ = [
     "Found",
-    "Indexed",
     "Place",
     "exact",
     "is_stale",
@@ -37,9 +36,6 @@ __all__ = [
     "tables",
     "user_table",
 ]
-
-#: Path, time of the last change in nanoseconds, size.
-Stamp = tuple[Path, int, int]
 
 
 @dataclass(frozen=True)
@@ -105,53 +101,29 @@ def stamp(device: Device) -> tuple[Stamp, ...]:
     return tuple(_stamp(place.path) for place in places(device))
 
 
-@functools.lru_cache(maxsize=1024)
-def _warn(stamped: Stamp, sentence: str) -> None:
-    """Say it, once for each state of the file."""
-    warnings.warn(f"{sentence}; calls go on without it", TableWarning, stacklevel=2)
-
-
-def _loose(problem: Problem) -> Problem:
-    """The problem without the dtypes of its parameters and statistics: none of them changes what moves."""
-    return replace(problem, gamma_dtype=None, beta_dtype=None, stats_dtype="", others=())
-
-
-class Indexed:
-    """A table, its entries by problem without parameters' dtypes, and by all of that but the sizes."""
-
-    def __init__(self, read: Table) -> None:
-        self.table = read
-        self.exact: dict[Problem, list[Entry]] = {}
-        self.alike: dict[Problem, list[Entry]] = {}
-        for entry in read.entries.values():
-            loose = _loose(entry.problem)
-            self.exact.setdefault(loose, []).append(entry)
-            self.alike.setdefault(_sizeless(loose), []).append(entry)
-
-
-def _sizeless(loose: Problem) -> Problem:
-    return replace(loose, N=1, C=1, HxW=1, group=1)
+def _distrust(path: Path) -> str | None:
+    """Why a table in the cache folder is not believed; None if only this user, or root, can have written it."""
+    try:
+        return cache.distrust(os.stat(path))
+    except OSError:
+        return None  # reading it will say
 
 
 @functools.lru_cache(maxsize=16)
-def _read(stamped: Stamp, named: bool) -> Indexed | None:
+def _read(stamped: Stamp, place: Place) -> Indexed | None:
     path = stamped[0]
     try:
-        found = table.read(path)
+        if not (place.named or place.shipped) and (sentence := _distrust(path)) is not None:
+            raise TableError(f"{path}: {sentence}")
+        return Indexed(stamped, table.load(path))
     except FileNotFoundError:
-        if named:
-            _warn(stamped, f"CUNORM_TILING_TABLE: {path}: no such file")
-        return None
+        if place.named:
+            warn(stamped, f"CUNORM_TILING_TABLE: {path}: no such file")
     except OSError as error:
-        _warn(stamped, f"{path}: cannot be read: {error.strerror or error}")
-        return None
+        warn(stamped, f"{path}: cannot be read: {error.strerror or error}")
     except TableError as error:
-        _warn(stamped, str(error))
-        return None
-    if found.faults:
-        more = f" and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
-        _warn(stamped, f"{path}: {found.faults[0]}{more}")
-    return Indexed(found)
+        warn(stamped, str(error))
+    return None
 
 
 def tables(device: Device, shipped: bool | None = None) -> Iterator[tuple[Path, Indexed]]:
@@ -167,12 +139,12 @@ def tables(device: Device, shipped: bool | None = None) -> Iterator[tuple[Path, 
         if shipped is not None and place.shipped != shipped:
             continue
         stamped = _stamp(place.path)
-        found = _read(stamped, place.named)
+        found = _read(stamped, place)
         if found is None:
             continue
-        if not table.for_device(found.table, device):
-            name = ascii(found.table.device.get("name")).strip("'")
-            _warn(stamped, f"{place.path}: a table of {name}, not used on {device.name}")
+        if not table.for_device(found, device):
+            name = shown(found.device.get("name"))
+            warn(stamped, f"{place.path}: a table of {name}, not used on {device.name}")
             continue
         yield place.path, found
 
@@ -196,8 +168,8 @@ def _legal(
         sentence = strategy.refuses(problem, entry.tile, device)
     if sentence is None:
         return strategy
-    if _loose(problem) == _loose(entry.problem):
-        _warn(_stamp(path), f"{path}: the entry of {entry.problem.describe()}: {sentence}")
+    if place_of(problem) == place_of(entry.problem):
+        warn(_stamp(path), f"{path}: the entry of {entry.problem.describe()}: {sentence}")
     return None
 
 
@@ -206,30 +178,29 @@ def exact(problem: Problem, strategies: Mapping[str, Strategy], device: Device) 
 
     An entry of the same sizes with other dtypes of gamma, beta, statistics or sums serves too, after one of the same.
     """
-    loose = _loose(problem)
     for shipped in (False, True):
         for path, read in tables(device, shipped):
-            same = read.exact.get(loose, ())
+            same = read.entries(*place_of(problem))
             for entry in sorted(same, key=lambda entry: (entry.problem != problem, entry.source != MEASURED)):
                 if (strategy := _legal(entry, path, problem, strategies, device)) is not None:
                     return Found(strategy, entry.tile, entry, path)
     return None
 
 
+def _far(one: Sizes, other: Sizes) -> float:
+    (N, C, HxW, group), (N_, C_, HxW_, group_) = one, other
+    pairs = ((N, N_), (C // group, C_ // group_), (HxW, HxW_), (group, group_))
+    return math.hypot(*(math.log2(a / b) for a, b in pairs))
+
+
 def distance(one: Problem, other: Problem) -> float:
     """How far two problems lie apart: Euclid's, in the logarithms to base 2 of N, C/group, HxW and group."""
-    pairs = (
-        (one.N, other.N),
-        (one.group_channels, other.group_channels),
-        (one.HxW, other.HxW),
-        (one.group, other.group),
-    )
-    return math.hypot(*(math.log2(a / b) for a, b in pairs))
+    return _far(place_of(one)[1], place_of(other)[1])
 
 
 def alike(one: Problem, other: Problem) -> bool:
     """Whether two problems differ in sizes and dtypes of parameters alone."""
-    return _sizeless(_loose(one)) == _sizeless(_loose(other))
+    return place_of(one)[0] == place_of(other)[0]
 
 
 def nearest(problem: Problem, strategies: Mapping[str, Strategy], device: Device) -> Found | None:
@@ -237,14 +208,26 @@ def nearest(problem: Problem, strategies: Mapping[str, Strategy], device: Device
 
     See `distance`: 1 is twice as much of one size.
     """
-    alike, near = _sizeless(_loose(problem)), []
-    for order, (path, read) in enumerate(tables(device)):
-        for entry in read.alike.get(alike, ()):
-            one = entry.problem
-            near.append((distance(problem, one), entry.source != MEASURED, order, str(one), path, entry))
-    for far, _, _, _, path, entry in sorted(near, key=lambda one: one[:4]):
-        if far > 0 and (strategy := _legal(entry, path, problem, strategies, device)) is not None:
-            return Found(strategy, entry.tile, entry, path, far)
+    kind, asked = place_of(problem)
+    asking = list(tables(device))
+    near = [
+        (_far(asked, sizes), order, sizes)
+        for order, (_, read) in enumerate(asking)
+        for sizes in read.kinds.get(kind, {})
+    ]
+    heapq.heapify(near)  # most are never looked at
+    while near:
+        far, tied = near[0][0], []
+        while near and near[0][0] == far:
+            _, order, sizes = heapq.heappop(near)
+            tied += [
+                (entry.source != MEASURED, order, str(entry.problem), entry)
+                for entry in asking[order][1].entries(kind, sizes)
+            ]
+        for _, order, _, entry in sorted(tied, key=lambda one: one[:3]) if far > 0 else ():
+            path = asking[order][0]
+            if (strategy := _legal(entry, path, problem, strategies, device)) is not None:
+                return Found(strategy, entry.tile, entry, path, far)
     return None
 
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import settings
+from . import cache
 from .errors import CompileError
 from .ptxas import Usage, usages_in
 
@@ -182,23 +182,28 @@ def usages(text: str, architecture: str, nvrtc: Nvrtc) -> list[Usage]:
     Raises
     ------
     CompileError
-        If it does not compile; that is not kept.
+        If it does not compile; that is not kept. If others may write to the cache folder, see `cunorm.cache.root`.
     """
     file = _file(text, architecture, nvrtc)
-    kept = _read(file)
+    kept = None if file is None else _read(file)
     if kept is None:
         kept = usages_in(*nvrtc.compile(text, architecture))
-        _write(file, kept)
+        if file is not None:
+            _write(file, kept)
     return kept
 
 
 # ---- the cache ------------------------------------------------------------------------------------------------------
 
 
-def _file(text: str, architecture: str, nvrtc: Nvrtc) -> Path:
-    """The cache's file for a result: named by all that it depends on."""
+def _file(text: str, architecture: str, nvrtc: Nvrtc) -> Path | None:
+    """The cache's file for a result: named by all that it depends on. None where no folder can be made for it."""
     depends = json.dumps([text, OPTIONS, _REPORT, architecture, nvrtc.version, _FORMAT])
-    return settings.cache_dir() / "nvrtc" / f"{hashlib.sha256(depends.encode()).hexdigest()}.json"
+    try:
+        folder = cache.folder("nvrtc")
+    except OSError:
+        return None
+    return folder / f"{hashlib.sha256(depends.encode()).hexdigest()}.json"
 
 
 def _sealed(kept: list[dict[str, Any]]) -> str:
@@ -207,8 +212,10 @@ def _sealed(kept: list[dict[str, Any]]) -> str:
 
 
 def _read(file: Path) -> list[Usage] | None:
-    """What a file of the cache says; None if it is not there or damaged."""
+    """What a file of the cache says; None if it is not there, damaged, or may be somebody else's word."""
     try:
+        if cache.distrust(file.stat()) is not None:
+            return None
         found = json.loads(file.read_text(encoding="utf-8"))
         return [Usage(**usage) for usage in found["usages"]] if found["sealed"] == _sealed(found["usages"]) else None
     except (OSError, ValueError, TypeError, KeyError):
@@ -219,7 +226,6 @@ def _write(file: Path, kept: list[Usage]) -> None:
     """Keep a result: written apart, then renamed, so that nobody reads half. An unwritable folder is no fault."""
     facts = [asdict(usage) for usage in kept]
     with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=file.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:

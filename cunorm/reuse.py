@@ -99,11 +99,11 @@ class Replay:
 
 @cache
 def _library(folder: Path) -> Any:
-    from . import compilers  # here, because what it imports would be a third of `import cunorm`
+    from . import builds, compilers  # here, because what they import would be a third of `import cunorm`
 
     source = Path(__file__).with_name("cpu_reuse.cpp").read_text(encoding="utf-8")
     compiler = compilers.chosen()
-    library = ctypes.CDLL(str(compilers.kept(source, "cpu_reuse.cpp", compiler, compilers.flags(compiler), folder)))
+    library, _ = builds.load(source, "cpu_reuse.cpp", compiler, compilers.flags(compiler))
     library.cunorm_reuse_new.restype = ctypes.c_void_p
     library.cunorm_reuse_free.argtypes = [ctypes.c_void_p]
     library.cunorm_reuse_launch.restype = ctypes.c_int64
@@ -153,10 +153,10 @@ def replay(traces: Sequence[NDArray[Any]], resident: Sequence[int], wanted: Sequ
     Raises
     ------
     CompileError
-        If there is no C++ compiler.
+        If there is no C++ compiler, or the cache folder cannot be used.
     MemoryError
     """
-    library = _library(settings.cache_dir() / "cpu")
+    library = _library(settings.cache_dir())
     flags = np.repeat(np.asarray(wanted, np.uint8), 2)
     made = Replay([], [], np.empty(0, np.uint32))
     found = []

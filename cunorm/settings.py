@@ -24,6 +24,7 @@ import platformdirs
 __all__ = [
     "VARIABLES",
     "cache_dir",
+    "cache_dir_named",
     "cores",
     "cpu_build",
     "cpu_cores",
@@ -50,10 +51,29 @@ VARIABLES = (
 BUILDS = ("plain", "checked", "sanitised")
 
 
+def cache_dir_named() -> bool:
+    """Whether ``CUNORM_CACHE_DIR`` names the cache folder."""
+    return bool(os.environ.get("CUNORM_CACHE_DIR"))
+
+
 def cache_dir() -> Path:
-    """The folder for compiled CPU kernels; not created here."""
+    """The folder for builds, tables and studies; not made here, see `cunorm.cache`.
+
+    Without ``CUNORM_CACHE_DIR`` the user's cache folder; of a user who has no home, ``cunorm-UID`` in the folder for
+    temporary files.
+    """
     chosen = os.environ.get("CUNORM_CACHE_DIR")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("cunorm", appauthor=False))
+    if chosen:
+        return Path(os.path.expanduser(chosen))
+    try:
+        found = platformdirs.user_cache_dir("cunorm", appauthor=False)
+    except RuntimeError:  # platformdirs knows no home
+        found = ""
+    if os.path.isabs(found):
+        return Path(found)
+    import tempfile  # here, because its import takes a while
+
+    return Path(tempfile.gettempdir()) / f"cunorm-{os.getuid()}"
 
 
 def cpu_device() -> str:
@@ -101,6 +121,6 @@ def cpu_cores() -> int:
     text = os.environ.get("CUNORM_CPU_CORES")
     if text is None or text == "":
         return cores()
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
         raise ValueError(f"CUNORM_CPU_CORES: {text!r}, expected a whole number from 1 up")
     return int(text)

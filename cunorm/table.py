@@ -19,35 +19,34 @@ Fields that this version does not know are kept on a rewrite, and so are entries
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from . import table_file
 from .devices import Device
 from .errors import TableError
 from .problem import Problem
-from .table_entry import FACTS, MEASURED, Entry, entry_of, order_of, raw_of, sizes_of
+from .table_entry import FACTS, MEASURED, Entry, entry_of, is_unknown, order_of, raw_of, shown
 
 __all__ = [
     "SCHEMA",
     "Table",
     "better",
+    "checked",
     "device_facts",
     "for_device",
+    "load",
     "merge_files",
     "merged",
     "read",
     "slug",
-    "target",
     "update",
 ]
 
 SCHEMA = "cunorm-tiling/1"
-LOCK_SECONDS = 60  # that a writer waits for another
 
 
 @dataclass
@@ -90,7 +89,14 @@ def device_facts(device: Device) -> dict[str, Any]:
 _IDENTITY = ("name", "compute_capability", "multiprocessors")
 
 
-def for_device(table: Table, device: Device) -> bool:
+class _OfDevice(Protocol):
+    """Whatever says which device it is of."""
+
+    @property
+    def device(self) -> dict[str, Any]: ...
+
+
+def for_device(table: _OfDevice, device: Device) -> bool:
     """Whether the table is of that device; a table of another is never launched from."""
     facts = device_facts(device)
     return all(table.device.get(name) == facts[name] for name in _IDENTITY)
@@ -105,20 +111,18 @@ def slug(device: Device) -> str:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def read(path: str | Path) -> Table:
-    """The table in a file. Entries that cannot be read are kept aside, see `Table.faults`.
+def load(path: str | Path) -> Table:
+    """The table in a file with its entries as they came: all of them are in `Table.kept`, and none is checked.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     TableError
-        If it is no table, or one of a newer schema; the sentence names the file.
+        If it is no table, too large for one, or one of a newer schema; the sentence names the file.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        raise TableError(f"{path}: no regular file")
-    data = path.read_bytes()
+    data = table_file.contents(path)
     try:
         raw = json.loads(data, parse_constant=lambda _: None)  # NaN and infinity are no JSON, and no times
     except (RecursionError, ValueError) as error:
@@ -127,15 +131,20 @@ def read(path: str | Path) -> Table:
     if not isinstance(raw, dict) or not isinstance(raw.get("schema"), str):
         raise TableError(f'{path}: no tiling table: it has no "schema"')
     if raw["schema"] != SCHEMA:
-        raise TableError(f"{path}: schema {raw['schema']!r}, this version of cunorm reads {SCHEMA!r}")
+        raise TableError(f"{path}: schema '{shown(raw['schema'])}', this version of cunorm reads {SCHEMA!r}")
     device, software, entries = (raw.get(name) for name in ("device", "software", "entries"))
     if not isinstance(device, dict) or not isinstance(entries, list):
         raise TableError(f'{path}: no tiling table: it needs a "device" and a list of "entries"')
     rest = {name: raw[name] for name in raw if name not in ("schema", "device", "software", "entries")}
-    table = Table(device, software if isinstance(software, dict) else {}, rest=rest)
-    for number, one in enumerate(entries, 1):
-        if isinstance(one, dict) and isinstance(one.get("op"), str) and not sizes_of(one["op"]):
-            table.kept.append(one)  # an op of another version
+    return Table(device, software if isinstance(software, dict) else {}, kept=entries, rest=rest)
+
+
+def checked(loaded: Table) -> Table:
+    """A table from `load` with every entry checked. Those that cannot be read stay in `Table.kept`."""
+    table = replace(loaded, entries={}, kept=[], faults=[])
+    for number, one in enumerate(loaded.kept, 1):
+        if is_unknown(one):
+            table.kept.append(one)
             continue
         try:
             entry = entry_of(one)
@@ -148,6 +157,17 @@ def read(path: str | Path) -> Table:
     return table
 
 
+def read(path: str | Path) -> Table:
+    """The table in a file. Entries that cannot be read are kept aside, see `Table.faults`.
+
+    Raises
+    ------
+    OSError, TableError
+        As `load`.
+    """
+    return checked(load(path))
+
+
 def _lines(table: Table) -> Iterator[str]:
     head = {"schema": SCHEMA, "device": table.device, "software": table.software, **table.rest}
     for number, (name, value) in enumerate(head.items()):
@@ -157,47 +177,6 @@ def _lines(table: Table) -> Iterator[str]:
     yield ' "entries": ['
     yield from (f"  {line}{',' if number < len(lines) else ''}" for number, line in enumerate(lines, 1))
     yield " ]}"
-
-
-def _write(path: Path, table: Table) -> None:
-    """Replace the file as a whole: whoever reads it sees the old one or the new one. Under the lock."""
-    import glob  # here, as filelock below: whoever only reads tables need not wait for them
-    import tempfile
-
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a writer that was killed
-        left.unlink(missing_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write("\n".join(_lines(table)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    import filelock
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    name = f"{path}.lock"
-    try:
-        lock: filelock.BaseFileLock = filelock.FileLock(name, timeout=LOCK_SECONDS)
-        lock.acquire()
-    except NotImplementedError:  # a file system without locks
-        lock = filelock.SoftFileLock(name, timeout=LOCK_SECONDS)
-        lock.acquire()
-    except filelock.Timeout:
-        raise TableError(f"{path}: another process has held {name} for {LOCK_SECONDS} s") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 # ---- merging --------------------------------------------------------------------------------------------------------
@@ -224,7 +203,7 @@ def merged(tables: Iterable[Table], stale: Callable[[Entry], bool] = lambda _: F
     found = Table(first.device, first.software, dict(first.entries), [*first.kept], [*first.faults], first.rest)
     for table in others:
         if any(table.device.get(name) != first.device.get(name) for name in _IDENTITY):
-            names = " and ".join(str(one.device.get("name")) for one in (first, table))
+            names = " and ".join(shown(one.device.get("name")) for one in (first, table))
             raise TableError(f"tables of different devices: {names}; a table has one, merge those of each apart")
         for problem, entry in table.entries.items():
             old = found.entries.get(problem)
@@ -232,17 +211,6 @@ def merged(tables: Iterable[Table], stale: Callable[[Entry], bool] = lambda _: F
         found.kept += [one for one in table.kept if one not in found.kept]
         found.faults += table.faults
         found.rest = {**table.rest, **found.rest}
-    return found
-
-
-def target(path: str | Path) -> Path:
-    """The file that a table is written to: a link stays one."""
-    try:
-        found = Path(path).resolve()
-    except (OSError, RuntimeError) as error:
-        raise TableError(f"{path}: {error}") from None
-    if found.exists() and not found.is_file():
-        raise TableError(f"{path}: no regular file")
     return found
 
 
@@ -258,15 +226,15 @@ def merge_files(
     OSError, TableError
         If a file cannot be read or written, is no table (the output too), or they are of several devices.
     """
-    path = target(output)
+    path = table_file.target(output)
     if not path.parent.is_dir():
         raise TableError(f"{output}: no folder {path.parent}")
     files = [*paths, *([path] if path.exists() else [])]
     merged(map(read, files), stale)  # whether it can be done, before anything is made
-    with _locked(path):  # which may be among them, and a tuner's
+    with table_file.locked(path):  # which may be among them, and a tuner's
         tables = [read(one) for one in paths]
         made = merged(tables, stale)
-        _write(path, made)
+        table_file.write(path, _lines(made))
     return made, sum(len(table.entries) for table in tables)
 
 
@@ -283,11 +251,11 @@ def update(path: str | Path, device: Device, software: Mapping[str, Any], entrie
     TableError
         If it is no table, of another device, or another process does not let go of it: it is left as it is.
     """
-    path = target(path)
-    with _locked(path):
+    path = table_file.target(path)
+    with table_file.locked(path):
         table = read(path) if path.exists() else Table(device_facts(device))
         if not for_device(table, device):
-            raise TableError(f"{path}: a table of {table.device.get('name')}, expected one of {device.name}")
+            raise TableError(f"{path}: a table of {shown(table.device.get('name'))}, expected one of {device.name}")
         for entry in entries:
             old = table.entries.get(entry.problem)
             if old is not None and old.source == MEASURED and entry.source != MEASURED:
@@ -296,5 +264,5 @@ def update(path: str | Path, device: Device, software: Mapping[str, Any], entrie
             facts = {**foreign, **entry.facts}
             table.entries[entry.problem] = Entry(entry.problem, entry.tile, entry.source, entry.kernel, facts)
         table.software = {**table.software, **software}
-        _write(path, table)
+        table_file.write(path, _lines(table))
     return table

@@ -11,7 +11,7 @@ from . import lookup, table
 from .devices import Device, known
 from .errors import TableError
 from .ops import OPS, place_named
-from .table_entry import MEASURED, Entry, microseconds, order_of, raw_of, sizes_text
+from .table_entry import MEASURED, Entry, microseconds, order_of, raw_of, shown, sizes_text
 
 __all__ = ["listing", "merge", "run"]
 
@@ -108,7 +108,7 @@ def merge(asked: argparse.Namespace) -> int:
     measured = sum(entry.source == MEASURED for entry in made.entries.values())
     both = count - len(made.entries)
     print(
-        f"{asked.output}: {len(made.entries)} entries, {measured} measured, of {made.device.get('name')}; "
+        f"{asked.output}: {len(made.entries)} entries, {measured} measured, of {shown(made.device.get('name'))}; "
         f"{both} were in more than one table, and the better was kept"
     )
     return 0

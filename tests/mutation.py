@@ -111,7 +111,8 @@ def _prepare(folder: Path, mutant: Mutant) -> None:
     path = folder / (mutant.file if "/" in mutant.file else f"kernels_cu/{mutant.file}")
     path.write_text(mutant.applied(path.read_text(encoding="utf-8")), encoding="utf-8")
     kept = folder / "cache" / "cpu"
-    kept.mkdir(parents=True)
+    kept.parent.mkdir(0o700)
+    kept.mkdir(0o700)
     there = settings.cache_dir() / "cpu"
     for build in there.iterdir() if there.is_dir() else ():
         if not build.name.startswith("."):  # one that is not finished

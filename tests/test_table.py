@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cunorm.tuning.workloads import problems
 
-from cunorm import TableError, Tile, table
+from cunorm import TableError, Tile, table, table_file
 from cunorm.devices import KNOWN
 from cunorm.ops import OPS, plan
 from cunorm.problem import Problem
@@ -275,7 +275,7 @@ def test_a_lock_that_nobody_lets_go_of(tmp_path: Path, monkeypatch: pytest.Monke
     import filelock
 
     path = tmp_path / "t.json"
-    monkeypatch.setattr(table, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(table_file, "LOCK_SECONDS", 0.1)
     with (
         filelock.FileLock(f"{path}.lock"),
         multiprocessing.get_context("fork").Pool(1) as pool,  # the same process may take a lock twice

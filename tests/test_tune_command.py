@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,39 @@ def test_a_storage(storage: str, capsys: Any, tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()
 
 
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("storage", "tables", "what"),
+    [
+        ("study.journal", ("one.json", "two.json"), ("--shape", "16,64")),
+        pytest.param("study.journal", ("t.json", "t.json"), ("--workload", "quick"), marks=LONG),
+        pytest.param("sqlite:///study.db", ("one.json", "two.json"), ("--workload", "quick"), marks=LONG),
+    ],
+)
+def test_two_tuners_on_one_storage(
+    storage: str, tables: tuple[str, str], what: tuple[str, str], tmp_path: Path
+) -> None:
+    """At the same moment, with a table each or one for both: every problem is in every table, and both end well."""
+    command = [sys.executable, "-m", "cunorm", "tune", "layer_norm", *what, "--trials", "2", "--storage", storage]
+    command += ["--evaluator", "model", "--device", "H200"]
+    pipe = subprocess.PIPE
+    both = [
+        subprocess.Popen([*command, "--table", name], cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
+        for name in tables
+    ]
+    for one in both:
+        out, err = one.communicate(timeout=300)
+        assert one.returncode == 0, err
+        assert "Traceback" not in out + err
+    wanted = {one for name, one in workloads.problems("float32") if name == "quick" and one.op == "layer_norm"}
+    for name in tables:
+        found = table.read(tmp_path / name)
+        assert found.faults == []
+        assert set(found.entries) == wanted if "quick" in what else len(found.entries) == 1
+
+
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c(tmp_path: Path) -> None:
     """In the middle of a workload: exit code 130, what was tuned is in the table, nothing is left running."""
@@ -218,6 +252,80 @@ def test_a_measured_entry_stays(capsys: Any, tmp_path: Path) -> None:
     assert table.read(path).entries[problem] == mine
 
 
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("postgresql://bob:hunter2@db.example/x", "hunter2"),
+        ("postgresql://bob:hunter2@db.example:5432/x?sslmode=require&sslpassword=hunter3", "hunter3"),
+        ("mysql+pymysql://:hunter2@[::1]/x", "hunter2"),
+        ("postgresql://bob:a/b?hunter2@[bad/x", "a/b?hunter2"),
+        ("postgresql://bob:a@b hunter2@host", "a@b hunter2"),
+        ("sqlite:////no/where?key=hunter2", "hunter2"),
+        ("bob:hunter2@host/x", "hunter2"),
+    ],
+)
+def test_no_password_is_printed(url: str, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the URL, and not in what a database's driver says of it."""
+    from cunorm.tuning import storage
+
+    monkeypatch.setattr(storage, "PAUSES", ())
+    assert secret not in storage.shown(url)
+    assert secret not in storage.without_secrets(f"cannot reach {url}: password {secret!r} of bob:{secret}", url)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match="--storage: ") as caught:
+            storage.storage_of(url)
+    assert "hunter" not in str(caught.value)
+
+
+def test_a_password_that_is_quoted(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A driver says it unquoted; in the middle of a run, too."""
+    from optuna.exceptions import StorageInternalError
+
+    def gone(*_: Any) -> None:
+        raise StorageInternalError("no connection for 'bob' with 'hun%ter@2'\nmore")
+
+    monkeypatch.setattr(command, "storage_of", lambda url: None)
+    monkeypatch.setattr(command, "tune", gone)
+    url = "postgresql://bob:hun%25ter%402@host/x"
+    code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"), "--storage", url)
+    assert (code, err) == (1, "cunorm tune: the storage of studies: no connection for 'bob' with '***'\n")
+
+
+def test_a_file_is_named_as_it_is() -> None:
+    from cunorm.tuning.storage import shown
+
+    for name in ("study.journal", "journal:study.journal", "/a b/c@d", "sqlite:///study.db"):
+        assert shown(name) == name
+
+
+def test_a_table_that_cannot_be_written_is_noticed_first(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after the first problem was tuned; and nothing is left of the look."""
+    import tempfile
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(command, "tune", lambda *_: pytest.fail("tuned"))
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "NamedTemporaryFile", refuse)
+        code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
+    assert (code, err) == (
+        2,
+        f"cunorm tune: {tmp_path}/t.json: cannot be written: Permission denied; name another file\n",
+    )
+    (tmp_path / "t.json.lock").touch()
+    real = os.access
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, *more: not str(path).endswith(".lock") and real(path, *more))
+        code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
+    assert code == 2
+    assert "t.json.lock is somebody else's" in err
+    assert [one.name for one in tmp_path.iterdir()] == ["t.json.lock"]
+
+
 # ---- wrong arguments ------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
@@ -242,6 +350,19 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no trials": ((*TUNE, "--trials", "0"), 2, "--trials: 0, expected at least 1"),
     "time runs backwards": ((*TUNE, "--seconds", "-1"), 2, "--seconds: -1"),
     "no workers": ((*TUNE, "--workers", "0"), 2, "--workers: 0"),
+    "more workers than anybody has": (
+        (*TUNE, "--workers", "4294967295"),
+        2,
+        "--workers: 4294967295, expected 1 to 256",
+    ),
+    "a table that cannot be written": ((*TUNE, "--table", "/proc/t.json"), 2, "/proc/t.json: cannot be written"),
+    "a table whose lock is a link": ((*TUNE, "--table", "linked.json"), 2, "linked.json.lock is a link, expected the"),
+    "a password": ((*TUNE, "--storage", "nosql://bob:hunter2@x/y?key=hunter2"), 2, "'nosql://***@x/y?***': no storage"),
+    "a password of a file": (
+        (*TUNE, "--storage", "bob:hunter2@x/y"),
+        2,
+        "'bob:***@x/y': no storage of studies: no folder ***",
+    ),
     "a trace that is not there": (("tune", "--from-trace", "nowhere"), 2, "nowhere"),
     "a dtype of a trace": (("tune", "--from-trace", "empty", "--dtype", "float16"), 2, "--dtype"),
     "an empty trace": (("tune", "--from-trace", "empty"), 2, "no problem left: 0 in all"),
@@ -282,6 +403,7 @@ def test_a_wrong_argument_is_one_line(name: str, capsys: Any, tmp_path: Path, mo
     (tmp_path / "empty").touch()
     (tmp_path / "corrupt").write_text('{"a')
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "linked.json.lock").symlink_to(tmp_path / "corrupt")
     os.mkfifo(tmp_path / "pipe")
     sizes = {"dtype": "float32", "N": 2, "C": 8, "HxW": 9, "group": 2, "rows": 2, "length": 3, "calls": 1}
     for stem, op, outputs in (("other", "rms_norm", "y"), ("foo", "group_norm", "foo")):
@@ -298,6 +420,7 @@ def test_a_wrong_argument_is_one_line(name: str, capsys: Any, tmp_path: Path, mo
     assert words in err
     assert len(err.strip().splitlines()) == 1
     assert err.startswith(f"cunorm {arguments[0]}: ")
+    assert "hunter2" not in err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from optuna.exceptions import OptunaError
 
-from cunorm import lookup, settings
+from cunorm import cache, lookup, settings, table_file
 from cunorm.devices import Device, known
-from cunorm.errors import TableError, TraceError
+from cunorm.errors import CompileError, TableError, TraceError
 from cunorm.launch import executor
 from cunorm.ops import gpu_present
 from cunorm.table_entry import MEASURED, Entry
@@ -24,12 +24,13 @@ from .clock import GraphClock
 from .progress import Progress
 from .result import Result
 from .stand import Spec
-from .storage import journal, storage_of
+from .storage import journal, storage_of, without_secrets
 from .tuner import Options, check_table, tune
 from .wanted import problems_of
 
 __all__ = ["run"]
 
+MOST_WORKERS = 256  # each is a process
 OK, UNTUNED, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130
 #: Where the journals of runs lie that name no storage; None: in the cache folder.
 STUDIES: Path | None = None
@@ -76,7 +77,9 @@ def _specs(asked: argparse.Namespace) -> tuple[str, Device, tuple[Spec, ...]]:
 
 
 def _options(asked: argparse.Namespace) -> Options:
-    for name, least in (("trials", 1), ("workers", 1), ("seconds", 0), ("seed", 0)):
+    if not 1 <= asked.workers <= MOST_WORKERS:
+        raise ValueError(f"--workers: {asked.workers}, expected 1 to {MOST_WORKERS}")
+    for name, least in (("trials", 1), ("seconds", 0), ("seed", 0)):
         value = getattr(asked, name)
         if value is not None and not least <= value < 2**32:
             raise ValueError(f"--{name}: {value:g}, expected at least {least}, and less than 2^32")
@@ -87,10 +90,11 @@ def _options(asked: argparse.Namespace) -> Options:
     if asked.table and not path.parent.is_dir():
         raise ValueError(f"--table: {path}: no folder {path.parent}")
     check_table(path, device)
+    table_file.check_writable(table_file.target(path))
     url = asked.storage
     if url is None:
         try:
-            url = str(journal(STUDIES or settings.cache_dir() / "studies", path, asked.resume))
+            url = str(journal(STUDIES or cache.folder("studies"), path, asked.resume))
         except OSError as error:
             print(f"cunorm tune: no journal, so nothing to --resume: {error}", file=sys.stderr)
     storage = storage_of(url)
@@ -147,7 +151,7 @@ def run(asked: argparse.Namespace) -> int:
     except NoGpuError as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return NO_GPU
-    except (OSError, TableError, TraceError, TypeError, ValueError) as error:
+    except (CompileError, OSError, TableError, TraceError, TypeError, ValueError) as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return USAGE
     progress = Progress(options, len(todo), quiet=asked.json)
@@ -159,7 +163,8 @@ def run(asked: argparse.Namespace) -> int:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return USAGE
     except OptunaError as error:  # a database that has gone away, say
-        print(f"cunorm tune: the storage of studies: {str(error).splitlines()[0]}", file=sys.stderr)
+        said = without_secrets(str(error).partition("\n")[0], asked.storage or "")
+        print(f"cunorm tune: the storage of studies: {said}", file=sys.stderr)
         return UNTUNED
     finally:
         progress.close()

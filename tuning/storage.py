@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import time
+import urllib.parse
 import uuid
 from pathlib import Path
 
@@ -13,10 +14,13 @@ import optuna
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-__all__ = ["journal", "storage_of"]
+from cunorm import cache
+
+__all__ = ["journal", "shown", "storage_of", "without_secrets"]
 
 PAUSES = (0.2, 0.5, 1.0)  # between attempts to open a database, in seconds
 HEAD = b'{"op_code"'  # of a journal
+SHORTEST_SECRET = 3  # that is looked for in what others say: a shorter one would be found in any text
 GRACE_SECONDS = 10  # after which the lock of a journal counts as left behind
 
 
@@ -43,8 +47,38 @@ def storage_of(url: str | None) -> BaseStorage | None:
         made.get_all_studies()
     except Exception as error:  # whatever a driver of a database comes up with
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"--storage: {url!r}: no storage of studies: {said}") from None
+        raise ValueError(f"--storage: {shown(url)!r}: no storage of studies: {without_secrets(said, url)}") from None
     return made
+
+
+def shown(url: str) -> str:
+    """What of a storage's URL may be printed: not the user and password before ``@``, and not the query."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:  # a file; or a URL whose beginning was forgotten
+        return re.sub(r":[^:]*@", ":***@", url)
+    _, at, place = rest.rpartition("@")
+    place, question, _ = place.partition("?")
+    return f"{scheme}://{'***@' if at else ''}{place}{'?***' if question else ''}"
+
+
+def without_secrets(text: str, url: str) -> str:
+    """What somebody says of a storage, without what `shown` leaves out of its URL.
+
+    Parameters
+    ----------
+    text : str
+    url : str
+        What ``--storage`` was given.
+    """
+    text = text.replace(url, shown(url))
+    rest = url.partition("://")[2] or url
+    user, _, place = rest.rpartition("@")
+    query = place.partition("?")[2]
+    secrets = {user, user.partition(":")[2], query, *(value for _, value in urllib.parse.parse_qsl(query))}
+    for secret in sorted(secrets | set(map(urllib.parse.unquote, secrets)), key=len, reverse=True):
+        if len(secret) >= SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+    return text
 
 
 def _database(url: str) -> BaseStorage:
@@ -81,7 +115,7 @@ def journal(folder: Path, table: Path, resume: bool) -> Path:
 
     Older journals of the table whose run is over are deleted when a new one is made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    cache.make(folder)
     stem = re.sub(r"\W+", "_", str(table.resolve())).strip("_")[-80:]
     old = sorted(folder.glob(f"{stem}-*.journal"), key=lambda path: path.stat().st_mtime)
     if resume and old:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cunorm import lookup, settings, table
+from cunorm import lookup, settings, table, table_file
 from cunorm.devices import Device
 from cunorm.errors import TableError
 from cunorm.ops import OPS
 from cunorm.problem import Problem
 from cunorm.strategy import Tile
-from cunorm.table_entry import MEASURED, Entry, entry_of, raw_of
+from cunorm.table_entry import MEASURED, Entry, entry_of, raw_of, shown
 
 from .ahead import MOST, Ahead
 from .measuring import Measuring
@@ -106,10 +106,10 @@ class _Locked(Events):
 
 def check_table(path: Path, device: Device) -> table.Table:
     """The table that is to be written, as it is now; TableError if it is none, or another device's."""
-    path = table.target(path)
+    path = table_file.target(path)
     found = table.read(path) if path.exists() else table.Table(table.device_facts(device))
     if not table.for_device(found, device):
-        name = found.device.get("name")
+        name = shown(found.device.get("name"))
         raise TableError(f"{path}: a table of {name}, expected one of {device.name}; name another file")
     return found
 
