@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -241,21 +240,39 @@ def test_part_of_a_grid() -> None:
 
 def test_large_launches_use_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
-    genuine, pool = cpu._work, cpu._pool
-    asked: list[None] = []
-    monkeypatch.setattr(cpu, "_work", lambda *a: (used.append(threading.get_ident()), genuine(*a))[1])
-    monkeypatch.setattr(cpu, "_pool", lambda: (asked.append(None), pool())[1])
+    genuine = cpu._run
+    monkeypatch.setattr(cpu, "_run", lambda *a: (used.append(len(a[2])), genuine(*a))[1])
     monkeypatch.setenv("CUNORM_CPU_CORES", "2")
     ran = np.zeros((200, 64), np.int32)
     cpu.launch(kernel("blocks"), 200, 64, 0, [address(ran), 3000])
-    assert len(set(used)) == 2
-    assert asked
+    assert used == [1, 2]  # the first block alone
     for _ in range(5):  # a busy machine may make a small launch look large, though not always
-        asked.clear()
+        used.clear()
         cpu.launch(kernel("blocks"), 5, 32, 0, [address(ran), 0])
-        if not asked:
+        if used == [1, 1]:
             return
     pytest.fail("a launch of a few microseconds was spread")
+
+
+def test_threads_of_a_launch_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks but the first, which runs alone, wait until as many have begun as there are threads."""
+    text = """extern "C" __global__ void meet(int* begun, long long count) {
+        if (threadIdx.x == 0 && blockIdx.x != 0) {
+            atomicAdd(begun, 1);
+            while (atomicMax(begun, 0) < count) {
+            }
+        }
+    }"""
+    compiled = cpu.compile(text, "meet")
+    monkeypatch.setattr(cpu, "SPREAD_SECONDS", 0.0)
+    monkeypatch.setenv("CUNORM_CPU_CORES", "3")
+    for _ in range(20):
+        begun = np.zeros(1, np.int32)
+        cpu.launch(compiled, 10, 32, 0, [address(begun), 3])
+        assert begun[0] == 9
+    begun = np.zeros(1, np.int32)
+    with pytest.raises(KernelFault, match=r"kernel meet, block \d: deadlock: thread 0 waits at a polled word"):
+        cpu.launch(compiled, 10, 32, 0, [address(begun), 4])
 
 
 @pytest.mark.parametrize("order", ORDERS[:3])
