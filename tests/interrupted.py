@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import functools
 import json
 import os
 import random
@@ -71,24 +72,25 @@ def interrupted(call: Any, after: float, again: float) -> bool:
     return False
 
 
-def storm(calls: str, seconds: str) -> None:
+def storm(op: str, calls: str, seconds: str, size: str) -> None:
     """Calls with alarms at random times; what takes the place of an interrupted call's arrays must stay as it is."""
     signal.signal(signal.SIGALRM, ring)
-    x, chance = rows(), random.Random(int(calls))
-    expected = cunorm.layer_norm(x, WIDTH)
+    x, chance = rows(int(size)), random.Random(int(calls))
+    call = functools.partial(cunorm.layer_norm, x, WIDTH)
+    if op == "layer_norm_backward":
+        call = functools.partial(cunorm.layer_norm_backward, x[::-1].copy(), x, WIDTH, *call()[1:])
+    expected = call()
     began = time.monotonic()
-    cunorm.layer_norm(x, WIDTH)
+    call()
     usual = time.monotonic() - began
     until = time.monotonic() + float(seconds)
     done = ended = written = 0
     while done < int(calls) and time.monotonic() < until:
-        out = tuple(np.empty_like(result) for result in expected)
-        given = {"out": out} if done % 2 else {}
-        del out
+        given = {"out": tuple(map(np.empty_like, expected))} if done % 2 else {}
         # Often while the launch begins, and at any time.
         after = chance.uniform(1e-5, chance.choice([2e-3, 1.1 * usual]))
         again = chance.choice([0.0, 5e-5, 3e-4, usual / 4])
-        stopped = interrupted(lambda given=given: cunorm.layer_norm(x, WIDTH, **given), after, again)
+        stopped = interrupted(functools.partial(call, **given), after, again)
         quietly(0.0)
         if stopped:
             ended += 1
@@ -98,8 +100,7 @@ def storm(calls: str, seconds: str) -> None:
             time.sleep(usual / 4)
             written += sum(int((victim != 7.0).sum()) for victim in victims)
         done += 1
-    results = cunorm.layer_norm(x, WIDTH)
-    same = all(np.array_equal(a, b) for a, b in zip(results, expected, strict=True))
+    same = all(np.array_equal(a, b) for a, b in zip(call(), expected, strict=True))
     say(calls=done, interrupted=ended, written=written, same=same)
 
 
@@ -123,10 +124,15 @@ def handled() -> None:
     """A handler that returns, and calls the library itself while a launch is under way, changes nothing."""
     x, small, found = rows(), rows(8), []
     expected, expected_small = cunorm.layer_norm(x, WIDTH), cunorm.layer_norm(small, WIDTH)
-    signal.signal(signal.SIGALRM, lambda *_: found.append(cunorm.layer_norm(small, WIDTH)))
-    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+
+    def call(*_: Any) -> None:
+        found.append(cunorm.layer_norm(small, WIDTH))
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+
+    signal.signal(signal.SIGALRM, call)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
     results = [cunorm.layer_norm(x, WIDTH) for _ in range(6)]
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
     same = all(np.array_equal(a, b) for each in results for a, b in zip(each, expected, strict=True))
     inner = all(np.array_equal(a, b) for each in found for a, b in zip(each, expected_small, strict=True))
     say(handlers=len(found), same=same, inner=inner)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import stat
 import time
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cunorm import compilers, cpu, cpu_kernel, devices
+from cunorm import compilers, cpu, cpu_kernel, cpu_scratch, devices
 from cunorm.errors import CompileError, KernelFault
 
 KERNELS = Path(__file__).with_name("kernels")
@@ -252,6 +254,34 @@ def test_large_launches_use_several_threads(monkeypatch: pytest.MonkeyPatch) -> 
         if used == [1, 1]:
             return
     pytest.fail("a launch of a few microseconds was spread")
+
+
+def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A MemoryError; what was there before is as good as new, also where memory ended halfway."""
+    ran = np.zeros(1024, np.int32)
+    compiled, arguments = kernel("blocks"), [address(ran), 0]
+
+    class Halfway(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise MemoryError
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    for broken in (fails, Halfway):
+        for threads in (32, 1024):
+            cpu_scratch._free.clear()
+            cpu.launch(compiled, 1, 32, 0, arguments)
+            with monkeypatch.context() as patch:
+                patch.setattr(mmap, "mmap", broken)
+                if threads == 1024:
+                    with pytest.raises(MemoryError):
+                        cpu.launch(compiled, 1, threads, 0, arguments)
+                else:
+                    cpu.launch(compiled, 1, threads, 0, arguments)
+            ran[:] = 0
+            cpu.launch(compiled, 1, 1024, 0, arguments)
+            assert (ran == 1).all()
 
 
 def test_threads_of_a_launch_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
