@@ -133,6 +133,21 @@ def test_a_workload(capsys: Any, tmp_path: Path) -> None:
     assert found.device["name"] == KNOWN["A100"].name
 
 
+@pytest.mark.parametrize(
+    "workload",
+    [pytest.param(name, marks=[] if name == "quick" else [pytest.mark.long]) for name in workloads.WORKLOADS],
+)
+def test_every_workload_tunes_clean(workload: str, capsys: Any, tmp_path: Path) -> None:
+    """As a user without a GPU types it: no tile fails verification, and every winner was verified."""
+    path = tmp_path / "t.json"
+    code, out, err = run(capsys, "tune", "--workload", workload, "--evaluator", "model", "--table", str(path))
+    assert code == 0, out + err
+    found = table.read(path).entries
+    assert set(found) == {one for name, one in workloads.problems("float32") if name == workload}
+    assert all(entry.facts["verified"] for entry in found.values())
+    assert "wrong" not in out + err
+
+
 def test_named_workloads() -> None:
     """Those that the help promises, and each has problems."""
     found: dict[str, set[str]] = {}
