@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -32,14 +32,11 @@ FEW, MANY = 2, 48
 
 
 @pytest.fixture(scope="module")
-def accuracy() -> ModuleType:
-    """benchmarks/accuracy.py."""
-    spec = importlib.util.spec_from_file_location("accuracy", ROOT / "benchmarks" / "accuracy.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["accuracy"] = module  # dataclasses look there for their annotations
-    spec.loader.exec_module(module)
-    return module
+def accuracy() -> Iterator[ModuleType]:
+    """benchmarks/accuracy.py, which has modules beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        yield importlib.import_module("accuracy")
 
 
 def turns(problem: Any, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
