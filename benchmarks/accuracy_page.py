@@ -112,7 +112,7 @@ def page(document: Mapping[str, Any]) -> str:
     verdict = f"Mean and rstd are never more than {GOAL:g} times as far off as NumPy's pairwise float32."
     if missed:
         verdict = (
-            f"Mean and rstd are more than {GOAL:g} times as far off as NumPy's in {missed} of {len(over)} results."
+            f"Mean or rstd is more than {GOAL:g} times as far off as NumPy's in {missed} of {len(over)} results."
         )
     facts = {
         "torch": f"PyTorch {document['torch']} on the CPU" if document["torch"] else "not among these results",
