@@ -111,9 +111,7 @@ def page(document: Mapping[str, Any]) -> str:
     missed = sum(ratio > GOAL for ratio in over.values())
     verdict = f"Mean and rstd are never more than {GOAL:g} times as far off as NumPy's pairwise float32."
     if missed:
-        verdict = (
-            f"Mean or rstd is more than {GOAL:g} times as far off as NumPy's in {missed} of {len(over)} results."
-        )
+        verdict = f"Mean or rstd is more than {GOAL:g} times as far off as NumPy's in {missed} of {len(over)} results."
     facts = {
         "torch": f"PyTorch {document['torch']} on the CPU" if document["torch"] else "not among these results",
         "lengths": " and ".join(f"{length:,}" for length in LENGTHS),

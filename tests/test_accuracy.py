@@ -153,7 +153,7 @@ def test_what_misses_the_goal_is_bold(accuracy: ModuleType) -> None:
     row["results"]["mean"]["error"] += 1.0
     page = accuracy.page(document)
     assert "Mean or rstd is more than 4 times as far off as NumPy's in 1 of" in page
-    assert "| warp | **" in page
+    assert next(line for line in page.splitlines() if "**" in line and line.startswith("| ")).startswith("| warp |")
 
 
 @pytest.mark.parametrize("op", ["group_norm", "layer_norm", "batch_norm_stats", "batch_norm_backward_reduce",
