@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cunorm.tuning.inputs import KINDS, inputs_of, slices_of
+from cunorm.tuning.inputs import KINDS, Inputs, Kind, inputs_of, slices_of
 from cunorm.tuning.oracle import WHOLE, expected
 from cunorm.tuning.verify import Verifier
 
@@ -21,6 +21,8 @@ from cunorm import costmodel
 from cunorm.devices import known
 from cunorm.launch import Place, plan_for
 from cunorm.ops import OPS
+from cunorm.problem import Problem
+from cunorm.strategy import Tile
 
 ROOT = Path(__file__).parent.parent
 FORWARDS = [("group_norm", "NCHW"), ("group_norm", "NHWC"), ("layer_norm", "NCHW"), ("batch_norm_stats", "NCHW"),
@@ -29,6 +31,8 @@ STRATEGIES = [(op, layout, name) for op, layout in FORWARDS for name in OPS[op].
 STATISTICS = ("mean", "rstd", "invstd")
 #: Slices of each kind that strategies work on, and that NumPy's largest error is taken from.
 FEW, MANY = 2, 48
+#: A width of elements whose squares have sums beyond float32.
+LARGE = 1e20
 
 
 @pytest.fixture(scope="module")
@@ -65,25 +69,31 @@ def of_numpy(op: str, dtype: str, length: int) -> dict[tuple[str, str], float]:
     return found
 
 
+def runs(problem: Problem, strategy: str, given: Inputs) -> Iterator[tuple[Tile, Inputs]]:
+    """The results of a strategy's default tile, and of the one of the longest chains; none where it is refused."""
+    named, device = OPS[problem.op].strategies[strategy], known("H200")
+    if not any(costmodel.legal(problem, [named], device)):
+        return
+    for tile in sys.modules["accuracy"].tiles_of(problem, named):
+        plan = plan_for(problem, OPS[problem.op].strategies, OPS[problem.op].names, Place("cpu", 0, device), tile)
+        yield tile, Verifier(problem, "cpu").results(plan, given)
+
+
 def check(op: str, layout: str, strategy: str, dtype: str, length: int) -> int:
-    """A strategy's default tile, and the one of the longest chains, on every kind; how many tiles there were."""
+    """Both tiles of a strategy on every kind; how many tiles there were."""
     accuracy = sys.modules["accuracy"]
     problem = accuracy.problem_of(op, layout, dtype, length, FEW * len(KINDS))
-    known_strategy, device = OPS[op].strategies[strategy], known("H200")
-    if not any(costmodel.legal(problem, [known_strategy], device)):
-        return 0
     given = inputs_of(problem, 0, kinds=tuple(KINDS))
     wanted = [one for one in expected(problem, given) if one.name in STATISTICS]
-    tiles = list(accuracy.tiles_of(problem, known_strategy))
-    for tile in tiles:
-        plan = plan_for(problem, OPS[op].strategies, OPS[op].names, Place("cpu", 0, device), tile)
-        came = Verifier(problem, "cpu").results(plan, given)
+    tiles = 0
+    for tile, came in runs(problem, strategy, given):
+        tiles += 1
         for one in wanted:
             error = np.abs(came[one.name].reshape(one.exact.shape).astype(np.float64) - one.exact)
             for kind, own in turns(problem, error):
                 allowed = accuracy.GOAL * of_numpy(op, dtype, length)[one.name, kind]
                 assert own.max() <= allowed, f"{tile}, {one.name}, {kind}: {own.max():.2e}, allowed {allowed:.2e}"
-    return len(tiles)
+    return tiles
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -111,6 +121,26 @@ def test_long_chains_of_16_bit_values_do_not_drift(op: str, layout: str, strateg
 @pytest.mark.parametrize(("op", "layout", "strategy"), STRATEGIES)
 def test_long_slices_are_as_exact(op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType) -> None:
     check(op, layout, strategy, dtype, 400000)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("op", "layout", "strategy"), STRATEGIES)
+def test_a_variance_that_overflows_is_nan(
+    op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mean is right, its rstd and y are NaN: an rstd of 0 would make y a plausible beta. No other slice is."""
+    monkeypatch.setitem(KINDS, "beyond", Kind(width=LARGE))
+    problem = accuracy.problem_of(op, layout, dtype, 8000, 4)
+    given = inputs_of(problem, 0, kinds=("plain", "beyond"))
+    for tile, came in runs(problem, strategy, given):
+        for one in expected(problem, given):
+            slices = slices_of(problem), -1
+            values, exact = one.looked_at(came[one.name]).astype(np.float64).reshape(slices), one.exact.reshape(slices)
+            assert np.allclose(values[0::2], exact[0::2], rtol=1e-2, atol=1e-2), f"{tile}, {one.name}"
+            if one.name == "mean":
+                assert np.allclose(values[1::2], exact[1::2], rtol=1e-2, atol=LARGE / 1e4), f"{tile}, {one.name}"
+            else:
+                assert np.isnan(values[1::2]).all(), f"{tile}, {one.name}"
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
