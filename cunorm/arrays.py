@@ -60,9 +60,14 @@ def kind_of(name: str, array: object) -> str:
     Raises
     ------
     TypeError
-        If it is no array of either; says how to make one.
+        If it is no array of either; says how to make one. A masked array is none: kernels see no masks.
     """
     if isinstance(array, np.ndarray):
+        if isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
+            raise TypeError(
+                f"{name}: a numpy.ma.MaskedArray, expected an array without a mask, which would be lost; "
+                f"pass {name}.filled(value), or {name}.data if masked elements are to count"
+            )
         return "cpu"
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):

@@ -44,6 +44,7 @@ def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
             raise ValueError(f"counts: {counts!r}, expected numbers that fit 64 bits") from None
     if not isinstance(counts, np.ndarray):
         return counts
+    kind_of("counts", counts)
     on_gpu = kind_of("means", means) == "gpu"
     if on_gpu:  # what is wrong is said before anything is allocated there
         kind_of("invstds", invstds)

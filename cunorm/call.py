@@ -39,6 +39,8 @@ def signature(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
             if a is None
             else (np.ndarray, a.shape, a.strides, a.dtype, a.flags.num)
             if a.__class__ is np.ndarray
+            else (a.__class__, a.shape, a.strides, a.dtype, a.flags.num)
+            if isinstance(a, np.ndarray)
             else (a.__class__, a.shape, a.strides, a.dtype, a.data.device_id)
             for a in arrays
         ]

@@ -171,7 +171,7 @@ def perform(
     take one call for another. Returns the results in order, None where not wanted.
     """
     # The device that the CPU executor poses as takes part in the choice of a tile.
-    posing = settings.cpu_device() if arrays[0].__class__ is np.ndarray else None
+    posing = settings.cpu_device() if isinstance(arrays[0], np.ndarray) else None
     return _run(
         op, (options if key is None else key, tile, posing), arrays, options, out, tile, None, workspace, numbers
     )

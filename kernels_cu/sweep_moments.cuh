@@ -7,10 +7,14 @@
 #include "moments.cuh"
 #include "sweep.cuh"
 
+// The number of as few digits as data_t has that is next to a mean: with that as the centre, sums of 16-bit elements are
+// exact for long. With more digits all of them would round to the same side (on_grid in norm.cuh).
+__device__ __forceinline__ acc_t centre_near(acc_t mean) { return widen(narrow<data_t>(mean)); }
+
 // The moments of a thread's channels: all have one count.
 struct SweepMoments {
     acc_t count;
-    Pair mean[sweep_t::slots];  // mean and rest
+    Pair mean[sweep_t::slots];  // the centre, and the rest of the mean
     acc_t m2[sweep_t::slots];
 
     __device__ __forceinline__ Moments at(int slot) const {
@@ -85,7 +89,8 @@ __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, cons
 #pragma unroll
         for (int slot = 0; slot < sweep_t::slots; ++slot) {
             const Moments total = joined(found.at(slot), latest[slot], count, inverse);
-            found.mean[slot] = Pair{total.mean, total.rest};
+            const acc_t centre = centre_near(total.mean);
+            found.mean[slot] = Pair{centre, (total.mean - centre) + total.rest};
             found.m2[slot] = total.m2;
             latest[slot] = Pair{};
         }
@@ -100,7 +105,7 @@ __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, cons
             const acc_t inverse = acc_t(1) / more;
 #pragma unroll
             for (int slot = 0; slot < sweep_t::slots; ++slot) {
-                found.mean[slot].first = batch.mean(slot, inverse);
+                found.mean[slot].first = centre_near(batch.mean(slot, inverse));
             }
         }
         if (batch.full()) {

@@ -264,6 +264,8 @@ def array_cases(name: str) -> list[Wrong]:
             "object": lambda a: a[name].astype(object),
             "big-endian": lambda a: a[name].astype(">f4"),
             "longdouble": lambda a: a[name].astype(np.longdouble),
+            "masked": lambda a: np.ma.masked_greater(a[name], 0),
+            "masked nowhere": lambda a: np.ma.masked_array(a[name]),
         },
     )
 
@@ -332,6 +334,7 @@ def workspace_cases(needed: bool = True) -> list[Wrong]:
     """Wrong workspaces: the right one has exactly the bytes that are needed, if any are."""
     cases = [
         *wrong("workspace", EITHER, list=[0] * 128, number=0x1000, bytes=lambda _: bytearray(128), flag=True),
+        *wrong("workspace", TypeError, masked=lambda _: np.ma.masked_array(np.zeros(1024, np.uint8))),
         *wrong("workspace", ValueError, gaps=lambda _: np.zeros(4096, np.uint8)[::2]),
         *wrong("workspace", ValueError, fortran=lambda _: np.zeros((32, 32), np.uint8).T[:, :]),
         *wrong("workspace", ValueError, read_only=lambda _: read_only(np.zeros(1024, np.uint8))),
@@ -380,6 +383,7 @@ def output_cases(index: int, any_dtype: bool = False) -> list[Wrong]:
         *output(index, "tensor", TypeError, lambda _, __: Tensor()),
         *output(index, "int", TypeError, lambda o, _: o.astype(np.int32)),
         *output(index, "big-endian", TypeError, lambda o, _: o.astype(">f4")),
+        *output(index, "masked", TypeError, lambda o, _: np.ma.masked_array(o)),
         *output(index, "flat", ValueError, lambda o, _: np.full((1, o.size), SENTINEL, np.float32)),
         *output(index, "larger", ValueError, lambda o, _: np.full((*o.shape[:-1], 9), SENTINEL, np.float32)),
         *output(index, "read-only", ValueError, lambda o, _: read_only(o)),

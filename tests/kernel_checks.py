@@ -1,4 +1,5 @@
-"""Runs the test kernels of what no kernel of the library uses yet, and says whether they are right.
+"""Runs the test kernels and says whether they are right: of what no kernel of the library uses yet, and of what no
+whole kernel's results would show.
 
 ``check_<stem>(text)`` takes the text of ``kernels/<stem>.cu``, or of a mutant of it; AssertionError or KernelFault if
 it is wrong. The build is that of CUNORM_CPU_BUILD.
@@ -148,6 +149,28 @@ def check_statics(text: str) -> None:
         x, y = random(7, 64), np.full((7, 64), np.nan, np.float32)
         launch(kernel, 7, 64, 0, [x, y], resident=resident)
         assert np.array_equal(y, x[:, ::-1] + 1)
+
+
+def check_moments(text: str) -> None:
+    """Merges of a large set and a small one far away, either first: the mean has more digits than float32."""
+    kernel = compiled(text, "moments", threads=64)
+    rng = np.random.default_rng(0)
+    sets = 70
+    large = np.stack([rng.integers(1000, 1 << 20, sets), rng.standard_normal(sets), np.zeros(sets), np.ones(sets)], 1)
+    small = np.stack([rng.integers(1, 10, sets), 1e4 * rng.standard_normal(sets), np.zeros(sets), np.ones(sets)], 1)
+    large, small = large.astype(np.float32), small.astype(np.float32)
+    (n, mean, _, m2), (few, far, _, own) = large.astype(np.float64).T, small.astype(np.float64).T
+    distance = far - mean
+    exact = mean + distance * few / (n + few)
+    spread = m2 + own + distance**2 * n * few / (n + few)
+    for a, b in ((large, small), (small, large)):
+        merged = np.full((sets, 4), np.nan, np.float32)
+        launch(kernel, 2, 64, 0, [a, b, merged], [sets])
+        count, centre, rest, found = merged.astype(np.float64).T
+        assert np.array_equal(count, n + few)
+        step = np.abs(distance) * few / (n + few)  # what is rounded
+        assert np.all(np.abs(centre + rest - exact) <= 4 * 2.0**-24 * step)
+        assert np.allclose(found, spread, rtol=8 * 2.0**-24, atol=0)
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}

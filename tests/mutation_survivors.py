@@ -17,6 +17,7 @@ EMPTY_TURN = "Speed only: every team of that turn has an empty run."
 NO_X = "Speed only: without x held_x is zeros and dbeta alone is wanted; the products go into sums that nobody takes."
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics, and stores them to the same place."
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values, and stores them to the same place."
+LONGER_CHAIN = "Another order of additions, as right: a chain has one pack more."
 ALWAYS_SHIFTS = (
     "True in every launch: owners() in layer_norm_split.py, and _owners() in group_norm_rows.py, make teams * length a "
     "multiple of a pack, or there is a team a row."
@@ -177,6 +178,12 @@ SURVIVORS: dict[Key, str] = {
     ("slab.cuh", "for (int base = 0; base < here * parts; base += units) {", "guard", 0): (
         "Speed only: no unit of that round has an item."
     ),
+    ("slab.cuh", "for (const int past = j + chain * step; j < past && j * pack_size < end; j += step) {", "guard", 0):
+        LONGER_CHAIN,
+    ("slab.cuh", "for (const int past = j + chain * step; j < past && j * pack_size < end; j += step) {", "guard", 1):
+        "Speed only: no element of a pack that begins at the end is taken.",
+    ("slab.cuh", "for (const int past = row + chain * parts; row < past && row < end; row += parts) {", "guard", 0):
+        LONGER_CHAIN,
     ("slab.cuh",
      "__device__ __forceinline__ int columns() const { return row_packs < Tile::threads ? row_packs : Tile::threads; }",
      "guard", 0): "Speed only: columns past the last have idle threads, and a column one part.",

@@ -65,6 +65,7 @@ GROUP_WRONG: dict[AclnnStatus, list[tuple[str, Change, str]]] = {
         ("gradInput float16", lambda g: {"gradInput": g["gradInput"].astype("f2")}, "gradInput: dtype float16, expec"),
         ("gradGammaOut f64", lambda g: {"gradGammaOut": g["gradGammaOut"].astype("f8")}, "gradGammaOut: dtype float64"),
         ("gradBetaOut f16", lambda g: {"gradBetaOut": g["gradBetaOut"].astype("f2")}, "gradBetaOut: dtype float16"),
+        ("gradOut masked", lambda g: {"gradOut": np.ma.masked_array(g["gradOut"])}, "gradOut: a numpy.ma.MaskedArray"),
         ("gradOut a list", lambda g: {"gradOut": g["gradOut"].tolist()}, "gradOut: list, expected a cupy.ndarray or a"),
         ("gamma a number", lambda _: {"gamma": 1.0}, "gamma: float, expected a cupy.ndarray or a numpy.ndarray"),
         ("gradInput a list", lambda _: {"gradInput": []}, "gradInput: list, expected a cupy.ndarray or a numpy"),

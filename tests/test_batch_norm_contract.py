@@ -169,6 +169,7 @@ COUNTS: list[Wrong] = [
         for dtype in ("bool", "uint8", "int16", "float16", "longdouble", "complex64", "object", ">i8", ">f4", "U1")
         for case in wrong("counts", TypeError, **{f"of {dtype}": lambda a, dtype=dtype: a["counts"].astype(dtype)})
     ],
+    *wrong("counts", TypeError, masked=lambda _: np.ma.masked_array([4, -1, 9], [False, True, False])),
     *wrong("counts", TypeError, bfloat16=lambda a: a["counts"].astype(DTYPES["bfloat16"])),
     *wrong(
         "counts", ValueError, minus=[4, -1, 9], minus_array=lambda _: np.array([4, -1, 9]), nan=[4, float("nan"), 9]

@@ -57,6 +57,7 @@ from helpers import (
 
 import cunorm
 from cunorm.arrays import DTYPES
+from cunorm.ops import OPS
 
 FORWARD, BACKWARD = "group_norm", "group_norm_backward"
 #: Bytes of workspace of the right arguments.
@@ -386,14 +387,51 @@ def test_results_lie_in_memory_as_x_does(executor: Executor) -> None:
         assert run_forward(a, laid_out(xp, a.x, layout), executor)[0].flags.c_contiguous
 
 
-def test_subclasses_of_numpy_arrays(tmp_path: Any) -> None:
-    a = arrays()
-    mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=a.x.shape)
+class Sub(np.ndarray):
+    """A subclass that changes nothing."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_subclasses_of_numpy_arrays(dtype: str, tmp_path: Any) -> None:
+    """They are read and written where they lie, and a later call with them is a remembered one."""
+    a = arrays(dtype=dtype)
+    mapped = np.memmap(tmp_path / "x", DTYPES[dtype], "w+", shape=a.x.shape)
     mapped[...] = a.x
-    for _ in range(2):
-        a.check_forward(*cunorm.group_norm(mapped, 2, a.gamma, a.beta, tile=TILES["block"]))
-    read_only(mapped)
-    a.check_forward(*cunorm.group_norm(mapped, 2, a.gamma, a.beta, tile=TILES["block"]))
+    forget_calls()
+    for x in (mapped, a.x.view(Sub)):
+        expected = cunorm.group_norm(a.x, 2, a.gamma, a.beta, tile=TILES["block"])
+        known = len(OPS[FORWARD].calls)
+        for _ in range(2):
+            y = np.memmap(tmp_path / "y", DTYPES[dtype], "w+", shape=a.x.shape)
+            found = cunorm.group_norm(x, 2, a.gamma, a.beta, out=(y, None, None), tile=TILES["block"])
+            assert found[0] is y
+            assert all(map(np.array_equal, found, expected))
+        assert len(OPS[FORWARD].calls) == known + 1
+        read_only(x)
+        assert all(map(np.array_equal, cunorm.group_norm(x, 2, a.gamma, a.beta, tile=TILES["block"]), expected))
+
+
+@pytest.mark.parametrize("device", ["A100", "H100"])
+def test_a_subclass_follows_the_device_that_the_cpu_executor_poses_as(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remembered call of another device is another call."""
+    x = arrays().x.view(Sub)
+    cunorm.group_norm(x, 2)
+    monkeypatch.setenv("CUNORM_CPU_DEVICE", device)
+    known = len(OPS[FORWARD].calls)
+    cunorm.group_norm(x, 2)
+    assert len(OPS[FORWARD].calls) == known + 1
+
+
+def test_a_masked_array_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = right_arguments(FORWARD)
+    given["x"] = np.ma.masked_greater(given["x"], 0)
+    sentence = refused(monkeypatch, FORWARD, given, "x", TypeError)
+    assert sentence == (
+        "x: a numpy.ma.MaskedArray, expected an array without a mask, which would be lost; pass x.filled(value), or "
+        "x.data if masked elements are to count"
+    )
 
 
 # ---- outputs --------------------------------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ def test_the_issue_s_command(capsys: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert "verified on the cpu executor" in out
     (entry,) = table.read(path).entries.values()
     assert entry.source == "model"
-    assert entry.facts["verified"] == "cpu executor, N=2 C=320 HxW=4096 group=32"
+    # Fewer groups leave a thread's work as it is.
+    assert entry.facts["verified"] == "cpu executor, N=2 C=80 HxW=4096 group=8"
     assert {"predicted_us", "trials"} <= entry.facts.keys()
     assert not {"time_us", "gigabytes_per_s", "roofline"} & entry.facts.keys()
     monkeypatch.setenv("CUNORM_TILING_TABLE", str(path))
@@ -131,6 +132,21 @@ def test_a_workload(capsys: Any, tmp_path: Path) -> None:
     assert set(found.entries) == wanted
     assert len(wanted) == 3
     assert found.device["name"] == KNOWN["A100"].name
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [pytest.param(name, marks=[] if name == "quick" else [pytest.mark.long]) for name in workloads.WORKLOADS],
+)
+def test_every_workload_tunes_clean(workload: str, capsys: Any, tmp_path: Path) -> None:
+    """As a user without a GPU types it: no tile fails verification, and every winner was verified."""
+    path = tmp_path / "t.json"
+    code, out, err = run(capsys, "tune", "--workload", workload, "--evaluator", "model", "--table", str(path))
+    assert code == 0, out + err
+    found = table.read(path).entries
+    assert set(found) == {one for name, one in workloads.problems("float32") if name == workload}
+    assert all(entry.facts["verified"] for entry in found.values())
+    assert "wrong" not in out + err
 
 
 def test_named_workloads() -> None:

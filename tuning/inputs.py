@@ -16,8 +16,8 @@ from cunorm.problem import Problem
 from cunorm.traffic_problem import array_facts
 
 __all__ = [
-    "EPS", "HOSTILE", "KINDS", "MOMENTUM", "Inputs", "Kind", "Values", "channels_second", "inputs_of", "numbers_of",
-    "slices_of",
+    "CONSTANT", "EPS", "HOSTILE", "KINDS", "MOMENTUM", "OFFSET", "OUTLIER", "WIDTH", "Inputs", "Kind", "Values",
+    "channels_second", "inputs_of", "numbers_of", "slices_of",
 ]  # fmt: skip
 
 EPS, MOMENTUM = 1e-5, 0.1

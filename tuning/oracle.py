@@ -50,7 +50,7 @@ class Expected:
     dtype: str
     moved: bool = False
 
-    def _looked_at(self, came: Values) -> Values:
+    def looked_at(self, came: Values) -> Values:
         """The part of a result, flat as it lies in memory, that the oracle looks at."""
         if self.moved:  # channels last in memory, the oracle has them second
             N, C, HxW = self.shape
@@ -59,12 +59,12 @@ class Expected:
 
     def fault(self, came: Values) -> str | None:
         """What is wrong with a result, flat as it lies in memory; None if nothing is."""
-        return tolerance.fault(self.name, self._looked_at(came), self.exact, self.bound, self.dtype)
+        return tolerance.fault(self.name, self.looked_at(came), self.exact, self.bound, self.dtype)
 
     def off(self, came: Values) -> float:
         """The share of the largest exact value that a result, flat as it lies in memory, is off by; it may be NaN."""
         largest = float(np.max(np.abs(self.exact), initial=0.0))
-        away = float(np.max(np.abs(self._looked_at(came).astype(np.float64) - self.exact), initial=0.0))
+        away = float(np.max(np.abs(self.looked_at(came).astype(np.float64) - self.exact), initial=0.0))
         return away / largest if largest else away
 
 

@@ -1,0 +1,197 @@
+"""How exact every strategy of every op is, beside NumPy's float32 and PyTorch on the CPU: docs/accuracy.md.
+
+Example: ``python benchmarks/accuracy.py`` runs everything on all cores (half an hour on two), and writes the results,
+the page and its picture; ``--page`` writes both from the kept results; ``--check`` says whether the page is what these
+give; ``--only group_norm`` runs a part, and keeps the other results.
+
+The kernels run on the CPU executor, posing as an H200. It rounds as a GPU does but for fused multiply-adds and float32
+denormals. Exact is the float64 oracle on the same rounded inputs. NumPy sums float32 in pairs (``numpy.mean``,
+``numpy.sum``), which few GPU kernels do as well.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accuracy_others import numpy_results, torch_results
+from accuracy_page import ACTIVE, DEVICE, DTYPES_SHOWN, GOAL, KINDS_SHOWN, LENGTHS, beside_numpy, draw, page
+from cunorm.tuning.files import write_whole
+from cunorm.tuning.inputs import inputs_of
+from cunorm.tuning.oracle import Expected, expected
+from cunorm.tuning.tolerance import UNIT, stored
+from cunorm.tuning.verify import Verifier
+
+from cunorm import costmodel
+from cunorm.arrays import DTYPES
+from cunorm.devices import known
+from cunorm.launch import Place, plan_for
+from cunorm.ops import OPS
+from cunorm.problem import Problem, accumulator
+from cunorm.strategy import Strategy, Tile, main_launch
+
+__all__ = [
+    "ACTIVE", "GOAL", "PAGE", "PICTURE", "RESULTS", "UNIT", "beside_numpy", "errors", "main", "numpy_results", "page",
+    "problem_of", "tiles_of", "works",
+]  # fmt: skip
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
+PAGE, PICTURE = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "accuracy.svg"
+CHANNELS = 8  # of a group of GroupNorm; samples that a channel of BatchNorm has
+GROUPS = 2
+
+Values = np.ndarray[Any, Any]
+
+
+def problem_of(op: str, layout: str, dtype: str, length: int, slices: int) -> Problem:
+    """A problem of so many slices of statistics of one length, with parameters of the statistics' dtype."""
+    sums = accumulator(dtype)
+    forward, gradients = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
+    if op.startswith("layer_norm"):
+        sizes: tuple[Any, ...] = ("NCHW", slices, length, 1, 1)
+    elif op.startswith("group_norm"):
+        sizes = (layout, slices // GROUPS, GROUPS * CHANNELS, length // CHANNELS, GROUPS)
+    else:
+        sizes = (layout, CHANNELS, slices, length // CHANNELS, slices)
+    if op == "batch_norm_stats":
+        return Problem(op, dtype, None, None, sums, *sizes, ("mean", "invstd")).canonical()
+    if op == "batch_norm_backward_reduce":
+        names = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
+        return Problem(op, dtype, sums, None, sums, *sizes, names, tuple((f"{n}_t", sums) for n in names)).canonical()
+    if op == "batch_norm_backward_elemt":
+        return Problem(op, dtype, sums, None, sums, *sizes, ("dx",), (("sum_t", sums),)).canonical()
+    if op.endswith("backward"):
+        return Problem(op, dtype, sums, None, sums, *sizes, gradients).canonical()
+    outputs = ("y",) if op == "batch_norm_elemt" else forward
+    return Problem(op, dtype, sums, sums, sums, *sizes, outputs).canonical()
+
+
+def tiles_of(problem: Problem, strategy: Strategy) -> Iterator[Tile]:
+    """The strategy's default tile, and the one whose threads are fewest: their chains of additions are the longest."""
+    choices = costmodel.ranked(problem, [strategy], known(DEVICE))
+    yield choices[0].tile
+
+    def threads(tile: Tile) -> int:
+        main = main_launch(strategy.launches(problem, tile))
+        return main.grid * main.threads
+
+    fewest = min((one.tile for one in choices), key=threads)
+    if fewest != choices[0].tile:
+        yield fewest
+
+
+def errors(wanted: list[Expected], came: Mapping[str, Values]) -> dict[str, dict[str, float]]:
+    """The largest error of each result: in units of the last place of the exact value, of the bound, and as it is."""
+    found = {}
+    for one in wanted:
+        if one.name in came:
+            values = one.looked_at(came[one.name].astype(DTYPES[one.dtype])).astype(np.float64)
+            error, exact = np.abs(values - one.exact), np.abs(one.exact)
+            _, exponent = np.frexp(exact)
+            place = np.ldexp(2 * UNIT[one.dtype], exponent - 1)
+            ulps = np.divide(error, place, out=np.zeros_like(error), where=error > 0)
+            bound = error / stored(one.bound, one.exact, one.dtype)
+            rounding = float((UNIT[one.dtype] * exact).max(initial=0.0))
+            kept = {"ulp": ulps.max(initial=0.0), "bound": bound.max(initial=0.0), "error": error.max(initial=0.0)}
+            found[one.name] = {key: _short(value) for key, value in kept.items()} | {"rounding": _short(rounding)}
+    return found
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}") if math.isfinite(value) else 1e99  # which is worse than anything
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process does at a time."""
+
+    op: str
+    layout: str
+    dtype: str
+    kind: str
+    length: int
+
+
+def rows_of(work: Work) -> list[dict[str, Any]]:
+    """The results of one problem on one kind of data: a row for each contender."""
+    problem = problem_of(work.op, work.layout, work.dtype, work.length, LENGTHS[work.length])
+    given = inputs_of(problem, 0, kinds=(work.kind,))
+    wanted = expected(problem, given)
+    shared = {"op": work.op, "layout": problem.layout, "dtype": work.dtype, "kind": work.kind, "length": work.length}
+    rows = []
+    verifier, device = Verifier(problem, "cpu"), known(DEVICE)
+    for name, strategy in OPS[work.op].strategies.items():
+        if not any(costmodel.legal(problem, [strategy], device)):
+            continue
+        for tile in tiles_of(problem, strategy):
+            plan = plan_for(problem, OPS[work.op].strategies, OPS[work.op].names, Place("cpu", 0, device), tile)
+            found = errors(wanted, verifier.results(plan, given))
+            rows.append({**shared, "contender": name, "tile": tile.as_dict(), "results": found})
+    others = {"numpy": numpy_results, "torch": torch_results} if work.layout == "NCHW" else {"numpy": numpy_results}
+    for name, function in others.items():
+        with np.errstate(all="ignore"):
+            if found := errors(wanted, function(problem, given)):
+                rows.append({**shared, "contender": name, "tile": None, "results": found})
+    return rows
+
+
+def works(only: str = "") -> Iterator[Work]:
+    """Everything there is to do, the longest first."""
+    for length, op in itertools.product(sorted(LENGTHS, reverse=True), ACTIVE):
+        if op.startswith(only):
+            for layout in ("NCHW",) if op.startswith("layer_norm") else ("NCHW", "NHWC"):
+                for dtype, kind in itertools.product(DTYPES_SHOWN, KINDS_SHOWN):
+                    yield Work(op, layout, dtype, kind, length)
+
+
+def measure(only: str = "") -> list[dict[str, Any]]:
+    """All rows, in order; the executor on one core in each of as many processes as there are."""
+    from tqdm import tqdm
+
+    os.environ["CUNORM_CPU_CORES"] = "1"
+    planned = list(works(only))
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        found = list(tqdm(pool.imap(rows_of, planned), total=len(planned), unit="problem"))
+    return sorted(itertools.chain(*found), key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", action="store_true", help="write the page and its picture from the kept results")
+    parser.add_argument("--check", action="store_true", help="say whether the page is what the kept results give")
+    parser.add_argument("--only", default="", metavar="OP", help="run ops that begin so; keep the others' results")
+    asked = parser.parse_args(argv)
+    document = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rows": []}
+    if asked.check:
+        same = bool(document["rows"]) and PAGE.exists() and PAGE.read_text(encoding="utf-8") == page(document)
+        print(
+            f"{PAGE.name}: {'as the results give it' if same else 'stale; type: python benchmarks/accuracy.py --page'}"
+        )
+        return 0 if same else 1
+    if not asked.page:
+        kept = [row for row in document["rows"] if not row["op"].startswith(asked.only)]
+        torch = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
+        rows = sorted(kept + measure(asked.only), key=lambda row: ACTIVE.index(row["op"]))
+        document = {"device": DEVICE, "torch": torch, "numpy": np.__version__, "rows": rows}
+        lines = ",\n".join(json.dumps(row) for row in rows)
+        facts = json.dumps({key: value for key, value in document.items() if key != "rows"})
+        write_whole(RESULTS, f'{facts[:-1]}, "rows": [\n{lines}\n]}}\n')
+    write_whole(PAGE, page(document))
+    draw(document, PICTURE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""docs/accuracy.md and its picture, from the results of benchmarks/accuracy.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cunorm.tuning.inputs import CONSTANT, OFFSET, OUTLIER, WIDTH
+
+from cunorm.ops import OPS
+
+__all__ = [
+    "ACTIVE", "DEVICE", "DTYPES_SHOWN", "GOAL", "KINDS_SHOWN", "LENGTHS", "beside_numpy", "draw", "page",
+]  # fmt: skip
+
+DEVICE = "H200"
+DTYPES_SHOWN = ("float32", "bfloat16")
+KINDS_SHOWN = ("plain", "far from zero", "outlier first", "outlier second", "wide", "constant")
+#: Elements of a slice -> slices. Fewer of the long ones: they take their time, and an error of a mean is one of many.
+LENGTHS = {10**3: 64, 10**5: 16, 10**6: 8}
+#: Mean and rstd of every strategy may be off by that many times what NumPy's are, or what rounding them once costs.
+GOAL = 4.0
+STATISTICS = ("mean", "rstd", "invstd")
+ACTIVE = [op for op in OPS if op != "batch_norm_gather_stats"]  # which adds up in float64
+
+
+def beside_numpy(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, float]]:
+    """(row, statistic, its error over NumPy's, or over what rounding it once costs) of every strategy."""
+    key = ("op", "layout", "dtype", "kind", "length")
+    of_numpy = {tuple(row[k] for k in key): row["results"] for row in rows if row["contender"] == "numpy"}
+    for row in rows:
+        if row["contender"] in ("numpy", "torch"):
+            continue
+        for name in STATISTICS:
+            if name in row["results"]:
+                own, other = row["results"][name], of_numpy[tuple(row[k] for k in key)][name]
+                yield row, name, own["error"] / max(other["error"], other["rounding"], 1e-300)
+
+
+HEAD = """# Accuracy
+
+How far the results of every strategy are from the exact ones, counted on the CPU executor. Written by
+`python benchmarks/accuracy.py` from `benchmarks/results/accuracy.json`.
+
+**{verdict}** {worst}
+
+![Errors of mean and rstd over NumPy's, by kind of data, a point for each strategy and tile](accuracy.svg)
+
+A point is one strategy, tile, dtype and length; its height is its largest error over NumPy's on the same data, no lower
+than {lowest:g}.
+
+## What is compared
+
+- **Exact** is the float64 oracle (`cunorm.reference`) on the same rounded inputs.
+- **numpy** is the formula written in NumPy's float32, which adds in pairs. **torch** is {torch}.
+- **Data**: N(0, 1); the same plus {offset:g} ("far from zero"); with one element of {outlier:g}, the first or the
+  second ("outlier first", "outlier second"); times {width:g} ("wide"); all elements {constant:g} ("constant").
+- **Slices** of {lengths} elements, of which there are {counts}: groups of GroupNorm, rows of LayerNorm, channels of
+  BatchNorm. bfloat16 results of torch are of its float32 parameters too.
+- Each strategy runs with its default tile on an {device}, and with the tile of the fewest threads, whose chains of
+  additions are the longest. The CPU executor has neither fused multiply-adds nor flushed denormals; a GPU has both.
+
+A cell is the largest error over all lengths and tiles: in units in the last place of the exact value (ulp), then, in
+brackets, as a share of the bound that the tests and the tuner allow (`tuning/tolerance.py`). The ulp of a value near
+zero, such as the mean of N(0, 1), is far smaller than any rounding of its terms: there the bound tells more. In bold,
+what is more than {goal:g} times as far off as NumPy.
+"""
+LOWEST = 0.01  # an error of 0 has no place on a logarithmic axis
+TITLES = {"float32": "float32", "bfloat16": "bfloat16, statistics and parameters float32"}
+
+
+def _worst(rows: list[dict[str, Any]], name: str) -> tuple[float, float] | None:
+    """The largest ulp, and the largest share of the bound, of a result."""
+    found = [row["results"][name] for row in rows if name in row["results"]]
+    return (max(one["ulp"] for one in found), max(one["bound"] for one in found)) if found else None
+
+
+def _number(value: float) -> str:
+    return "inf" if value >= 1e99 else f"{value:.2g}" if value < 100 else f"{value:,.0f}"
+
+
+def _table(rows: list[dict[str, Any]], name: str, over: Mapping[tuple[Any, ...], float]) -> Iterator[str]:
+    """One result of one op in one dtype: a line for each contender, a column for each kind of data."""
+    yield f"| {name} | " + " | ".join(KINDS_SHOWN) + " |"
+    yield "|---|" + "---|" * len(KINDS_SHOWN)
+    layouts = sorted({row["layout"] for row in rows})
+    contenders = dict.fromkeys((row["contender"], row["layout"]) for row in rows if row["tile"] is not None)
+    for contender, layout in (*contenders, ("numpy", "NCHW"), ("torch", "NCHW")):
+        own = [row for row in rows if (row["contender"], row["layout"]) == (contender, layout)]
+        cells = []
+        for kind in KINDS_SHOWN:
+            of_kind = [row for row in own if row["kind"] == kind]
+            worst = _worst(of_kind, name)
+            cell = "–" if worst is None else f"{_number(worst[0])} ({_number(worst[1])})"
+            bold = any(over.get((id(row), name), 0.0) > GOAL for row in of_kind)
+            cells.append(f"**{cell}**" if bold else cell)
+        if any(cell != "–" for cell in cells):
+            of_layout = f" {layout}" if len(layouts) > 1 and contender not in ("numpy", "torch") else ""
+            yield f"| {contender}{of_layout} | " + " | ".join(cells) + " |"
+
+
+def _summary(rows: list[dict[str, Any]]) -> str:
+    ratio, row, name = max(((ratio, row, name) for row, name, ratio in beside_numpy(rows)), key=lambda one: one[0])
+    return (
+        f"The largest error of a mean or rstd, over NumPy's of the same data, is {ratio:.1f}: {name} of {row['op']} "
+        f"{row['layout']} `{row['contender']}`, {row['dtype']}, {row['kind']}, {row['length']:,} elements."
+    )
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The page of some results."""
+    rows = document["rows"]
+    over = {(id(row), name): ratio for row, name, ratio in beside_numpy(rows)}
+    missed = sum(ratio > GOAL for ratio in over.values())
+    verdict = f"Mean and rstd are never more than {GOAL:g} times as far off as NumPy's pairwise float32."
+    if missed:
+        verdict = f"Mean or rstd is more than {GOAL:g} times as far off as NumPy's in {missed} of {len(over)} results."
+    facts = {
+        "torch": f"PyTorch {document['torch']} on the CPU" if document["torch"] else "not among these results",
+        "lengths": " and ".join(f"{length:,}" for length in LENGTHS),
+        "counts": ", ".join(map(str, LENGTHS.values())),
+        "offset": OFFSET, "outlier": OUTLIER, "width": WIDTH, "constant": CONSTANT, "device": DEVICE, "goal": GOAL,
+        "lowest": LOWEST,
+    }  # fmt: skip
+    lines = [HEAD.format(verdict=verdict, worst=_summary(rows), **facts)]
+    for op in ACTIVE:
+        lines.append(f"## {op}\n")
+        for dtype in DTYPES_SHOWN:
+            own = [row for row in rows if (row["op"], row["dtype"]) == (op, dtype)]
+            if own:
+                lines.append(f"### {op}, {TITLES[dtype]}\n")
+                for name in dict.fromkeys(name for row in own for name in row["results"]):
+                    lines += [*_table(own, name, over), ""]
+    return "\n".join(lines)
+
+
+def draw(document: Mapping[str, Any], path: Path) -> None:
+    """The picture: errors over NumPy's of mean and rstd, by kind of data, a point for each strategy and tile."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    mpl.rcParams["svg.hashsalt"] = "cunorm"  # the same bytes every time
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    names = {"mean": ("mean",), "rstd": ("rstd", "invstd")}
+    families = {"group_norm": "tab:blue", "layer_norm": "tab:green", "batch_norm_stats": "tab:orange"}
+    found = list(beside_numpy(document["rows"]))
+    for axis, (title, wanted) in zip(axes, names.items(), strict=True):
+        for shift, (op, colour) in enumerate(families.items()):
+            points = [(row, ratio) for row, name, ratio in found if name in wanted and row["op"] == op]
+            # Side by side by length, so that points of equal height do not hide each other.
+            wide = [KINDS_SHOWN.index(row["kind"]) + 0.26 * (shift - 1) for row, _ in points]
+            spread = [0.07 * (list(LENGTHS).index(row["length"]) - 1) for row, _ in points]
+            where = [x + dx for x, dx in zip(wide, spread, strict=True)]
+            axis.scatter(where, [max(ratio, LOWEST) for _, ratio in points], s=9, color=colour, alpha=0.5, label=op)
+        axis.axhline(1, color="black", linewidth=1, label="NumPy's pairwise float32")
+        axis.axhline(GOAL, color="tab:red", linewidth=1, linestyle="--", label=f"{GOAL:g} times that")
+        axis.set(title=title, yscale="log", xlim=(-0.5, 5.5))
+        axis.set_xticks(range(len(KINDS_SHOWN)), KINDS_SHOWN, rotation=20, ha="right")
+        axis.grid(axis="y", alpha=0.3)
+    axes[0].set_ylabel("largest error over NumPy's")
+    axes[0].legend(loc="lower left", fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
