@@ -68,15 +68,16 @@ def _warn_of_few() -> None:
     )
 
 
-def _more(count: int, size: tuple[int, int, int]) -> list[Scratch]:
-    """Memory of so many more threads, or of fewer if the system has not enough."""
-    found: list[Scratch] = []
+def _add(scratches: list[Scratch], count: int, cores: int, size: tuple[int, int, int]) -> None:
+    """Take memory for threads of a launch, up to the count.
+
+    Fewer if the system has not enough memory, or if other launches of the process use the cores.
+    """
     try:
-        while len(found) < count:
-            found.append(cpu_scratch.take(*size))
+        while len(scratches) < count and cpu_scratch.lent() < cores:
+            scratches.append(cpu_scratch.take(*size))
     except MemoryError:
         _warn_of_few()
-    return found
 
 
 def _run(kernel: Kernel, buffer: ctypes.Array[ctypes.c_int64], scratches: list[Scratch], arena: int) -> str | None:
@@ -96,6 +97,31 @@ def _run(kernel: Kernel, buffer: ctypes.Array[ctypes.c_int64], scratches: list[S
     if buffer[MISSING]:
         _warn_of_few()
     return next(filter(None, (scratch.fault() for scratch in scratches))) if status == FAULTED else None
+
+
+def _spread(
+    kernel: Kernel,
+    buffer: ctypes.Array[ctypes.c_int64],
+    scratches: list[Scratch],
+    size: tuple[int, int, int],
+    arena: int,
+    blocks: tuple[int, int],
+    cluster: int,
+    cores: int,
+) -> str | None:
+    """Run a launch, on more threads than one if it is worth them; adds their scratches to the list."""
+    (first, last), clusters = blocks, (blocks[1] - blocks[0]) // cluster
+    if min(cores, clusters) > 1:  # one cluster alone, to see whether the others are worth more threads
+        buffer[LAST] = first + cluster
+        began = time.perf_counter()
+        fault = _run(kernel, buffer, scratches, arena)
+        seconds = (time.perf_counter() - began) * (clusters - 1)
+        if fault is not None:
+            return fault
+        if seconds > SPREAD_SECONDS:
+            _add(scratches, min(cores, clusters - 1), cores, size)
+        buffer[LAST], buffer[NEXT] = last, first + cluster
+    return _run(kernel, buffer, scratches, arena)
 
 
 def _check(
@@ -192,23 +218,15 @@ def launch(
 
     slots = resident * cluster
     size = (slots * threads, slots * arena, kernel._worker_bytes(slots, threads))
-    scratches = [cpu_scratch.take(*size)]
     # The checks see one operating-system thread; static shared memory is there but once.
     alone = waiting or kernel.build == "checked" or kernel.static_bytes > 0
-    cores = 1 if alone else min(settings.cpu_cores(), (last - first) // cluster, MOST_WORKERS)
-    fault = None
-    if cores > 1:  # one cluster alone, to see whether the others are worth more threads
-        buffer[LAST] = first + cluster
-        began = time.perf_counter()
-        fault = _run(kernel, buffer, scratches, arena)
-        seconds = (time.perf_counter() - began) * ((last - first) // cluster - 1)
-        if seconds > SPREAD_SECONDS and fault is None:
-            scratches += _more(min(cores, (last - first) // cluster - 1) - 1, size)
-        buffer[LAST], buffer[NEXT] = last, first + cluster
-    if fault is None:
-        fault = _run(kernel, buffer, scratches, arena)
-    for scratch in scratches:
-        cpu_scratch.give_back(scratch)
+    cores = 1 if alone else min(settings.cpu_cores(), MOST_WORKERS)
+    scratches = [cpu_scratch.take(*size)]
+    try:
+        fault = _spread(kernel, buffer, scratches, size, arena, (first, last), cluster, cores)
+    finally:  # none of the launch's threads runs any more, whatever was raised
+        while scratches:
+            cpu_scratch.give_back(scratches.pop())
     if fault is not None:
         raise KernelFault(cpu_checked.located(fault, kernel.path, memory))
 

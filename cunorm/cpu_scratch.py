@@ -6,11 +6,13 @@ import collections
 import contextlib
 import ctypes
 import mmap
+import os
+import weakref
 
 from . import settings
 from .cpu_kernel import Addresses
 
-__all__ = ["FAULT_BYTES", "Scratch", "give_back", "take"]
+__all__ = ["FAULT_BYTES", "Scratch", "give_back", "lent", "take"]
 
 STACK_BYTES = 65536  # stack_bytes in cpu_runtime.h
 FAULT_BYTES = 2048
@@ -62,8 +64,18 @@ class Scratch:
         return self._text.value.decode(errors="replace")
 
 
-#: What no launch uses. Kept, because the first touch of a page is slow; what an interrupted launch had is not.
+#: What no launch uses. Kept, because the first touch of a page is slow.
 _free: collections.deque[Scratch] = collections.deque(maxlen=max(4, settings.cores()))
+#: What launches use. Weak: an interrupt between two lines may drop a scratch that nobody gave back.
+_lent: weakref.WeakSet[Scratch] = weakref.WeakSet()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lent.clear)  # it has no other threads
+
+
+def lent() -> int:
+    """How many scratches launches use now: as many operating-system threads run kernels in this process."""
+    return len(_lent)
 
 
 def take(threads: int, shared_bytes: int, worker_bytes: int) -> Scratch:
@@ -86,9 +98,11 @@ def take(threads: int, shared_bytes: int, worker_bytes: int) -> Scratch:
         except OSError as error:
             raise MemoryError(f"{threads} threads on the CPU executor: no memory for their stacks: {error}") from None
     found._text[0] = b"\0"
+    _lent.add(found)
     return found
 
 
 def give_back(scratch: Scratch) -> None:
     """Let another launch have it."""
+    _lent.discard(scratch)
     _free.append(scratch)

@@ -43,10 +43,10 @@ CUNORM_CPU_RUNTIME bool look(Watch* watch, unsigned& status) {
     const bool raised = interpreter.check_signals() != 0;
     watch->state = interpreter.let_go();
     watch->next = now() + look_nanoseconds;
-    if (raised) {
+    if (watch->helped && getpid() != watch->process) {
+        status = forked;  // a handler forked. This is the child: it has none of the helpers, and must not wait for them
+    } else if (raised) {
         status = stopped;
-    } else if (watch->helped && getpid() != watch->process) {
-        status = forked;  // a handler forked, and this is the child, which has none of the other threads
     } else {
         return true;
     }
@@ -60,9 +60,11 @@ struct Helpers {
     const Scratch* scratches;
     pthread_mutex_t lock;
     pthread_cond_t ended;
-    int begun, running;  // helpers at work
-    int users;           // threads that will look at this once more
-    bool over;           // nobody begins any more
+    int started;   // helpers that the system has made
+    int begun;     // helpers that have taken their scratch
+    int running;   // helpers at work
+    int users;     // threads that will look at this once more
+    bool over;     // nobody begins any more
     unsigned status;
 };
 
@@ -100,16 +102,17 @@ CUNORM_CPU_RUNTIME Helpers* start_helpers(const Task& task, const Scratch* scrat
         __atomic_fetch_sub(&task.launch->workers, wanted, __ATOMIC_SEQ_CST);
         return nullptr;
     }
-    *all = {&task, scratches, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 1, false, done};
+    *all = {&task, scratches, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, 1, false, done};
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, thread_stack_bytes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_mutex_lock(&all->lock);
-    int started = 0;
-    for (pthread_t thread; started < wanted && pthread_create(&thread, &attributes, help, all) == 0; ++started) {
+    for (pthread_t thread; all->started < wanted && pthread_create(&thread, &attributes, help, all) == 0;) {
+        ++all->started;
         ++all->users;
     }
+    const int started = all->started;
     pthread_mutex_unlock(&all->lock);
     pthread_attr_destroy(&attributes);
     task.launch->missing = wanted - started;
@@ -125,6 +128,8 @@ CUNORM_CPU_RUNTIME Helpers* start_helpers(const Task& task, const Scratch* scrat
 CUNORM_CPU_RUNTIME unsigned await_helpers(Helpers* all, Watch* watch, unsigned status) {
     pthread_mutex_lock(&all->lock);
     all->over = true;
+    // Those that never begin cannot free a polling helper: it waits for the others only, and ends by itself in a deadlock.
+    __atomic_fetch_sub(&all->task->launch->workers, all->started - all->begun, __ATOMIC_SEQ_CST);
     while (all->running != 0) {
         const long long then = now() + look_nanoseconds;
         const timespec until = {time_t(then / 1000000000), long(then % 1000000000)};

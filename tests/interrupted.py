@@ -23,11 +23,17 @@ import numpy as np
 
 import cunorm
 from cunorm import cpu
+from cunorm.errors import KernelFault
 
 ROWS, WIDTH = 1600, 4096
 SPIN = """extern "C" __global__ void spin(int* word, long long from) {
     while (blockIdx.x >= from && *word == 0) __syncthreads();
     if (threadIdx.x == 0) atomicAdd(word + 1 + blockIdx.x, 1);
+}"""
+
+WAIT = """extern "C" __global__ void wait_in(int* word, long long block) {
+    while (blockIdx.x == block && threadIdx.x == 0 && atomicMax(word, 0) == 0) {
+    }
 }"""
 
 
@@ -121,20 +127,22 @@ def spin(start: str, build: str) -> None:
 
 
 def handled() -> None:
-    """A handler that returns, and calls the library itself while a launch is under way, changes nothing."""
-    x, small, found = rows(), rows(8), []
-    expected, expected_small = cunorm.layer_norm(x, WIDTH), cunorm.layer_norm(small, WIDTH)
+    """A handler that returns, and makes the very call that it interrupts, changes nothing."""
+    x, found = rows(600), []
+    _, mean, rstd = cunorm.layer_norm(x, WIDTH)
+    backward = functools.partial(cunorm.layer_norm_backward, x[::-1].copy(), x, WIDTH, mean, rstd)
+    expected = backward()
 
     def call(*_: Any) -> None:
-        found.append(cunorm.layer_norm(small, WIDTH))
+        found.append(backward())
         signal.setitimer(signal.ITIMER_REAL, 0.02)
 
     signal.signal(signal.SIGALRM, call)
     signal.setitimer(signal.ITIMER_REAL, 0.02)
-    results = [cunorm.layer_norm(x, WIDTH) for _ in range(6)]
+    results = [backward() for _ in range(6)]
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     same = all(np.array_equal(a, b) for each in results for a, b in zip(each, expected, strict=True))
-    inner = all(np.array_equal(a, b) for each in found for a, b in zip(each, expected_small, strict=True))
+    inner = all(np.array_equal(a, b) for each in found for a, b in zip(each, expected, strict=True))
     say(handlers=len(found), same=same, inner=inner)
 
 
@@ -168,6 +176,38 @@ def forking_handler() -> None:
     say(children=statuses, same=same)
 
 
+def leaving_handler() -> None:
+    """A handler that forks while helpers run, and whose child ends there as programs end."""
+    x, children = rows(), []
+    expected = cunorm.layer_norm(x, WIDTH)
+
+    def fork(*_: Any) -> None:
+        children.append(os.fork())
+        if children[-1] == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)  # ends a child that hangs
+            sys.exit(3)
+
+    signal.signal(signal.SIGALRM, fork)
+    same = True
+    for _ in range(3):
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        same &= all(np.array_equal(a, b) for a, b in zip(cunorm.layer_norm(x, WIDTH), expected, strict=True))
+    say(children=[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], same=same)
+
+
+def late() -> None:
+    """A helper waits for ever, while others come too late to begin: a fault in every launch."""
+    cpu.SPREAD_SECONDS = 0.0
+    kernel, word, faults = cpu.compile(WAIT, "wait_in"), np.zeros(1, np.int32), 0
+    for i in range(200):
+        try:
+            cpu.launch(kernel, 200, 32, 0, [word.ctypes.data, 2 + i % 5])
+        except KernelFault as fault:
+            faults += "deadlock" in str(fault)
+    say(faults=faults)
+
+
 def daemons() -> None:
     """The interpreter ends while daemon threads are in calls."""
     x = rows()
@@ -193,10 +233,21 @@ def few(what: str) -> None:
     expected = cunorm.layer_norm(x, WIDTH)
     os.environ["CUNORM_CPU_CORES"] = "5"
     cpu.SPREAD_SECONDS = 0.0
-    if what == "threads":
+    missing = []
+    if what != "memory":
         if os.geteuid() == 0:  # whom no limit of processes binds
             os.setuid(54321)
-        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        most = int(what)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        genuine = cpu._run
+
+        def run(kernel: Any, buffer: Any, scratches: Any, arena: int) -> str | None:
+            try:
+                return genuine(kernel, buffer, scratches, arena)
+            finally:
+                missing.append((len(scratches), buffer[cpu.MISSING]))
+
+        cpu._run = run
     else:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
@@ -207,7 +258,7 @@ def few(what: str) -> None:
         same = True
         for _ in range(20):
             same &= all(np.array_equal(a, b) for a, b in zip(cunorm.layer_norm(x, WIDTH), expected, strict=True))
-    say(same=same, warnings=[f"{each.category.__name__}: {each.message}" for each in caught])
+    say(same=same, missing=missing, warnings=[f"{each.category.__name__}: {each.message}" for each in caught])
 
 
 def first_call() -> None:

@@ -16,6 +16,10 @@ import pytest
 from cunorm import compilers, cpu, cpu_kernel, cpu_scratch, devices
 from cunorm.errors import CompileError, KernelFault
 
+STUCK = """extern "C" __global__ void stuck(int* word) {
+    while (threadIdx.x == 0 && atomicMax(word, 0) == 0) {
+    }
+}"""
 KERNELS = Path(__file__).with_name("kernels")
 ORDERS = ["ascending", "descending", "random", "random:7", "random:12345"]
 COMPILERS = {compiler.name: compiler for compiler in compilers.present()}
@@ -254,6 +258,32 @@ def test_large_launches_use_several_threads(monkeypatch: pytest.MonkeyPatch) -> 
         if used == [1, 1]:
             return
     pytest.fail("a launch of a few microseconds was spread")
+
+
+@pytest.mark.parametrize(("others", "threads"), [(0, 4), (1, 3), (3, 1), (9, 1)])
+def test_launches_at_a_time_share_the_cores(others: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    genuine = cpu._run
+    monkeypatch.setattr(cpu, "_run", lambda *a: (used.append(len(a[2])), genuine(*a))[1])
+    monkeypatch.setattr(cpu, "SPREAD_SECONDS", 0.0)
+    monkeypatch.setenv("CUNORM_CPU_CORES", "4")
+    ran = np.zeros((200, 64), np.int32)
+    elsewhere = [cpu_scratch.take(32, 4096, 4096) for _ in range(others)]  # as launches of other threads have them
+    for _ in range(2):
+        cpu.launch(kernel("blocks"), 200, 64, 0, [address(ran), 0])
+    assert used == [1, threads] * 2
+    assert cpu_scratch.lent() == len(elsewhere)
+    while elsewhere:
+        cpu_scratch.give_back(elsewhere.pop())
+    assert cpu_scratch.lent() == 0
+
+
+def test_scratches_come_back_from_a_fault() -> None:
+    ran = np.zeros(1, np.int32)
+    for _ in range(3):
+        with pytest.raises(KernelFault):
+            cpu.launch(cpu.compile(STUCK, "stuck"), 4, 32, 0, [address(ran)])
+        assert cpu_scratch.lent() == 0
 
 
 def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:

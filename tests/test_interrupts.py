@@ -80,6 +80,15 @@ def test_a_handler_that_forks() -> None:
     assert set(found["children"][:-1]) <= {0}
 
 
+def test_a_handler_that_forks_and_ends_the_child() -> None:
+    assert facts("leaving_handler") == {"children": [3, 3, 3], "same": True}
+
+
+def test_helpers_that_come_too_late() -> None:
+    """A deadlock is found without them."""
+    assert facts("late", CUNORM_CPU_CORES="48") == {"faults": 200}
+
+
 @pytest.mark.parametrize("times", [2, pytest.param(30, marks=pytest.mark.long)])
 def test_daemon_threads_in_calls_at_the_interpreters_end(times: int) -> None:
     for _ in range(times):
@@ -89,10 +98,14 @@ def test_daemon_threads_in_calls_at_the_interpreters_end(times: int) -> None:
 # ---- a system that gives no more ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["threads", "memory"])
+@pytest.mark.parametrize("what", ["0", "3", "memory"])  # how many threads the user may have, or no memory for stacks
 def test_a_system_without_more_threads(what: str) -> None:
-    found = facts("few", what)
+    found = facts("few", what, OPENBLAS_NUM_THREADS="1")
     assert found["same"]
+    if what == "0":
+        assert [5, 4] in found["missing"]  # of five threads, this one beside the calling one
+    if what == "3":
+        assert {missing for count, missing in found["missing"] if count == 5} & {1, 2, 3}
     assert len(found["warnings"]) == 1
     assert WARNING.match(found["warnings"][0])
 
