@@ -21,13 +21,17 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from . import settings
 from .errors import TraceError
 from .problem import Problem
-from .table_entry import key_of, problem_of
+from .table_entry import key_of, problem_of, shown
 
 __all__ = ["active", "read", "record", "trace"]
+
+#: Of a number in a trace: the largest size has 19.
+MOST_DIGITS = 20
 
 
 class _Trace:
@@ -150,8 +154,41 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         made.close()
 
 
-def read(path: str | os.PathLike[str]) -> dict[Problem, int]:
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits, expected at most {MOST_DIGITS}")
+    return int(digits)
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{shown(name)} is there more than once")
+    return found
+
+
+def _counted(line: str) -> tuple[Problem, int]:
+    """The problem of a line and its calls; ValueError says what is wrong with it."""
+    raw = json.loads(line, parse_int=_whole, object_pairs_hook=_fields)
+    if not isinstance(raw, dict):
+        raise ValueError(f"a {type(raw).__name__}, expected an object")
+    calls = raw.get("calls")
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise ValueError(f"calls is {shown(calls, 40)}, expected a whole number from 1 up")
+    return problem_of(raw), calls
+
+
+def read(
+    path: str | os.PathLike[str], fault: Callable[[Problem], str | None] = lambda problem: None
+) -> dict[Problem, int]:
     """The problems of a trace, the most frequent first, with how often each ran.
+
+    Parameters
+    ----------
+    path : str or path
+    fault : callable, optional
+        Says of a problem what no call could have; None where nothing is wrong.
 
     Raises
     ------
@@ -169,17 +206,15 @@ def read(path: str | os.PathLike[str]) -> dict[Problem, int]:
         if not line.strip():
             continue
         try:
-            raw = json.loads(line)
-            if not isinstance(raw, dict):
-                raise ValueError(f"a {type(raw).__name__}, expected an object")
-            calls = raw.get("calls")
-            if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
-                raise ValueError(f"calls is {calls!r}, expected a whole number from 1 up")
-            found[problem_of(raw)] += calls
+            problem, calls = _counted(line)
+            if (sentence := fault(problem)) is not None:
+                raise ValueError(sentence)
         except (RecursionError, ValueError) as error:
-            if number == len(lines) and not text.endswith("\n"):
+            cut = number == len(lines) and not text.endswith("\n")
+            if cut and isinstance(error, json.JSONDecodeError):
                 break
             raise TraceError(f"{path}: line {number}: {error}") from None
+        found[problem] += calls
     return dict(found.most_common())
 
 
