@@ -244,7 +244,7 @@ def test_random_calls(op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_many_random_calls(op: str, dtype: str) -> None:
     """Parameters and statistics of either dtype, masks and activations too."""
-    check(op, (dtype,), True, 400)
+    check(op, (dtype,), True, 150)
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
