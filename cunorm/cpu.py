@@ -6,21 +6,19 @@ launch over operating-system threads where they do not wait for each other.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import mmap
-import os
 import struct
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cunorm import cpu_checked, devices, settings
-from cunorm.cpu_kernel import Kernel, compile
+from cunorm import cpu_checked, cpu_scratch, devices, settings
+from cunorm.cpu_kernel import INTERPRETER, Addresses, Kernel, compile
 from cunorm.cpu_memory import GUARD_BYTES, Region, regions_of
+from cunorm.cpu_scratch import FAULT_BYTES, Scratch
 from cunorm.errors import KernelFault
 
 __all__ = ["Kernel", "compile", "launch", "limits", "run", "synchronise"]
@@ -29,11 +27,11 @@ WARP = 32
 MOST_THREADS = 1024
 MOST_BLOCKS = 1024  # alive at a time in one operating-system thread
 LARGEST_CLUSTER = 16
-STACK_BYTES = 65536  # stack_bytes in cpu_runtime.h
-FAULT_BYTES = 2048
+MOST_WORKERS = 1024  # operating-system threads of a launch
 POISON = 0xFF  # shared memory at a block's start: NaN in every floating-point type
 SPREAD_SECONDS = 200e-6  # a launch is spread over cores if about this much work is left after its first block
-LAST, WORKERS, NEXT = 5, 12, 22  # words of struct Launch
+LAST, WORKERS, MISSING, NEXT = 5, 12, 15, 24  # words of struct Launch
+FAULTED, FORKED = 1, 3  # how a worker ended, in cpu_runtime.h
 ORDERS = {"ascending": 0, "descending": 1, "random": 2}
 LETTERS = {"P": "pointer", "q": "long long", "d": "double"}
 
@@ -52,46 +50,6 @@ def synchronise(ordinal: int = 0) -> None:
 # ---- launching ------------------------------------------------------------------------------------------------------
 
 
-class _Scratch(threading.local):
-    """Memory of one operating-system thread for the fibers' stacks, the shared-memory arenas and the worker's state.
-
-    Pages are taken from the system when first touched. Kept from launch to launch, and given back with the thread.
-    """
-
-    def __init__(self) -> None:
-        self.capacity = (0, 0, 0)
-        self.text = ctypes.create_string_buffer(FAULT_BYTES)
-
-    def ready(self, threads: int, shared_bytes: int, worker_bytes: int) -> None:
-        if threads <= self.capacity[0] and shared_bytes <= self.capacity[1] and worker_bytes <= self.capacity[2]:
-            return
-        wanted = (threads, shared_bytes, worker_bytes)
-        threads, shared_bytes, worker_bytes = map(max, self.capacity, wanted)
-        size = (threads + 2) * STACK_BYTES + shared_bytes + worker_bytes
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self.memory = mmap.mmap(-1, size, flags=flags)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would cover 32 stacks and commit them all
-            with contextlib.suppress(OSError):  # a kernel without huge pages
-                self.memory.madvise(mmap.MADV_NOHUGEPAGE)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        self.stacks = -(-address // STACK_BYTES) * STACK_BYTES
-        self.arena = self.stacks + threads * STACK_BYTES
-        self.worker = self.arena + shared_bytes + STACK_BYTES  # apart, so that no kernel reaches it by a slip
-        self.capacity = (threads, shared_bytes, worker_bytes)
-
-
-_scratch = _Scratch()
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(settings.cpu_cores(), "cunorm-cpu")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked child has none of the threads
-
-
 @functools.lru_cache(maxsize=64)
 def _order(text: str) -> tuple[int, int]:
     name, colon, seed = text.partition(":")
@@ -102,13 +60,70 @@ def _order(text: str) -> tuple[int, int]:
     return ORDERS[name], int(seed or 0)
 
 
-def _work(kernel: Kernel, buffer: ctypes.Array[ctypes.c_int64], blocks: int, threads: int, arena: int) -> str | None:
-    """Take blocks of a launch until none is left; the fault's sentence if there is one."""
-    scratch = _scratch
-    scratch.ready(blocks * threads, blocks * arena, kernel._worker_bytes(blocks, threads))
-    if kernel._run(buffer, scratch.worker, scratch.stacks, scratch.arena, arena, scratch.text, FAULT_BYTES) == 0:
-        return None
-    return scratch.text.value.decode(errors="replace")
+@functools.cache  # once in a process
+def _warn_of_few() -> None:
+    warnings.warn(
+        "the system starts no more threads, or has no memory for their stacks: kernels run on fewer cores than "
+        "CUNORM_CPU_CORES says; raise the limit (ulimit -u, ulimit -v, the container's), or set CUNORM_CPU_CORES lower",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _add(scratches: list[Scratch], count: int, cores: int, size: tuple[int, int, int]) -> None:
+    """Take memory for threads of a launch, up to the count.
+
+    Fewer if the system has not enough memory, or if other launches of the process use the cores.
+    """
+    try:
+        while len(scratches) < count and cpu_scratch.lent() < cores:
+            scratches.append(cpu_scratch.take(*size))
+    except MemoryError:
+        _warn_of_few()
+
+
+def _run(kernel: Kernel, buffer: ctypes.Array[ctypes.c_int64], scratches: list[Scratch], arena: int) -> str | None:
+    """Run a launch on as many operating-system threads as there are scratches; the fault's sentence if there is one.
+
+    No thread of it runs when this returns or raises: all that they do lies in one call of the library.
+    """
+    # A handler's own launch would overwrite the static shared memory.
+    watched = kernel.static_bytes == 0 and threading.get_ident() == threading.main_thread().ident
+    count = len(scratches)
+    buffer[WORKERS] = count
+    array = (Addresses * count)(*[scratch.addresses for scratch in scratches]) if count > 1 else scratches[0].addresses
+    here, interpreter = ctypes.addressof(array), ctypes.addressof(INTERPRETER)
+    status = kernel._run(ctypes.addressof(buffer), here, count, arena, FAULT_BYTES, interpreter, watched)
+    if status == FORKED:
+        raise RuntimeError(f"kernel {kernel.name}: a signal handler forked while it ran; its results are lost here")
+    if buffer[MISSING]:
+        _warn_of_few()
+    return next(filter(None, (scratch.fault() for scratch in scratches))) if status == FAULTED else None
+
+
+def _spread(
+    kernel: Kernel,
+    buffer: ctypes.Array[ctypes.c_int64],
+    scratches: list[Scratch],
+    size: tuple[int, int, int],
+    arena: int,
+    blocks: tuple[int, int],
+    cluster: int,
+    cores: int,
+) -> str | None:
+    """Run a launch, on more threads than one if it is worth them; adds their scratches to the list."""
+    (first, last), clusters = blocks, (blocks[1] - blocks[0]) // cluster
+    if min(cores, clusters) > 1:  # one cluster alone, to see whether the others are worth more threads
+        buffer[LAST] = first + cluster
+        began = time.perf_counter()
+        fault = _run(kernel, buffer, scratches, arena)
+        seconds = (time.perf_counter() - began) * (clusters - 1)
+        if fault is not None:
+            return fault
+        if seconds > SPREAD_SECONDS:
+            _add(scratches, min(cores, clusters - 1), cores, size)
+        buffer[LAST], buffer[NEXT] = last, first + cluster
+    return _run(kernel, buffer, scratches, arena)
 
 
 def _check(
@@ -194,7 +209,7 @@ def launch(
     turns, seed = _order(order or settings.cpu_order())
     table = (ctypes.c_int64 * (3 * len(memory)))(*[word for region in memory for word in region.words])
     known = (len(memory), ctypes.addressof(table) if memory else 0)
-    numbers = (grid, threads, shared_bytes, turns, seed, last, cluster, resident, poison, *known, counters, 1, 0)
+    numbers = (grid, threads, shared_bytes, turns, seed, last, cluster, resident, poison, *known, counters, 1, 0, 0, 0)
     buffer = kernel._buffer()
     try:
         kernel._packer.pack_into(buffer, 0, *numbers, first, *arguments)
@@ -203,31 +218,19 @@ def launch(
         raise TypeError(f"arguments: {tuple(arguments)}, {kernel.name} takes ({wanted}): {error}") from None
     arena = (-(-shared_bytes // GUARD_BYTES) + 1) * GUARD_BYTES  # one more, so that an overrun is nobody's
 
-    def work() -> str | None:
-        return _work(kernel, buffer, resident * cluster, threads, arena)
-
+    slots = resident * cluster
+    size = (slots * threads, slots * arena, kernel._worker_bytes(slots, threads))
     # The checks see one operating-system thread; static shared memory is there but once.
     alone = waiting or kernel.build == "checked" or kernel.static_bytes > 0
-    cores = 1 if alone else min(settings.cpu_cores(), (last - first) // cluster)
-    if cores > 1:  # one cluster alone, to see whether the others are worth more threads
-        buffer[LAST] = first + cluster
-        began = time.perf_counter()
-        fault = work()
-        seconds = (time.perf_counter() - began) * ((last - first) // cluster - 1)
-        if fault is not None:
-            raise KernelFault(cpu_checked.located(fault, kernel.path, memory))
-        buffer[LAST], buffer[NEXT] = last, first + cluster
-        cores = min(cores, (last - first) // cluster - 1) if seconds > SPREAD_SECONDS else 1
-        buffer[WORKERS] = cores
-    helpers = [_pool().submit(work) for _ in range(cores - 1)]
+    cores = 1 if alone else min(settings.cpu_cores(), MOST_WORKERS)
+    scratches = [cpu_scratch.take(*size)]
     try:
-        fault = work()
-    finally:
-        buffer[NEXT] = last
-        faults = [None if helper.cancel() else helper.result() for helper in helpers]
-    for sentence in (fault, *faults):
-        if sentence is not None:
-            raise KernelFault(cpu_checked.located(sentence, kernel.path, memory))
+        fault = _spread(kernel, buffer, scratches, size, arena, (first, last), cluster, cores)
+    finally:  # none of the launch's threads runs any more, whatever was raised
+        while scratches:
+            cpu_scratch.give_back(scratches.pop())
+    if fault is not None:
+        raise KernelFault(cpu_checked.located(fault, kernel.path, memory))
 
 
 Step = tuple[Kernel, int, int, int, Callable[[Any], Any], int, int]

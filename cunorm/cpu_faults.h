@@ -8,7 +8,7 @@ namespace cunorm_cpu {
 [[noreturn]] CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void abandon(Stack* stack) {
     Worker& worker = *stack->worker;
     worker.status = faulted;
-    __atomic_store_n(&worker.launch->next, worker.launch->last, __ATOMIC_RELAXED);  // the others stop after their block
+    __atomic_store_n(&worker.launch->stop, 1, __ATOMIC_RELAXED);
     switch_context(&stack->context, &worker.host);
     abort();
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cunorm import builds, compilers, settings
 
-__all__ = ["HEADERS", "LAUNCH_WORDS", "Kernel", "compile"]
+__all__ = ["HEADERS", "INTERPRETER", "LAUNCH_WORDS", "Addresses", "Kernel", "compile"]
 
 HEADERS = (
     "cpu_runtime.h",
@@ -32,11 +32,12 @@ HEADERS = (
     "cpu_notes.h",
     "cpu_async.h",
     "cpu_launch.h",
+    "cpu_threads.h",
     "cpu_builtins.h",
 )
-# struct Launch in cpu_runtime.h: fourteen words, next a cache line away, the arguments another one.
-LAUNCH = "@14q64xq64x"
-LAUNCH_WORDS = 31
+# struct Launch in cpu_runtime.h: sixteen words, next a cache line away, the arguments another one.
+LAUNCH = "@16q64xq64x"
+LAUNCH_WORDS = 33
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,23 @@ class Kernel:
         return self if build == self.build else compile(self._text, self.name, build=build)
 
 
+class Addresses(ctypes.Structure):
+    """struct Scratch in cpu_launch.h: where the memory of one operating-system thread of a launch lies."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("worker", "stacks", "arenas", "text")]
+
+
+#: struct Interpreter in cpu_threads.h.
+INTERPRETER = (ctypes.c_void_p * 3)(
+    *[
+        ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
+        for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals")
+    ]
+)
+#: launch, scratches, their count, arena_bytes, text_size, interpreter, whether signals are looked at.
+_RUN = ctypes.PYFUNCTYPE(
+    ctypes.c_int, *[ctypes.c_void_p] * 2, ctypes.c_int, ctypes.c_longlong, ctypes.c_int, ctypes.c_void_p, ctypes.c_int
+)
 _kernels: dict[tuple[object, ...], Kernel] = {}
 
 
@@ -155,16 +173,14 @@ def _compile(text: str, entry: str, compiler: compilers.Compiler, defines: tuple
 
 
 def _kernel(text: str, entry: str, build: str, library: ctypes.CDLL, path: Path) -> Kernel:
-    """A kernel of a loaded library, whose calls release the interpreter's lock."""
+    """A kernel of a loaded library. Its run lets other Python threads go on, and raises what a handler raised."""
     signed = library[f"cunorm_cpu_signature_{entry}"]
     signed.restype = ctypes.c_char_p
     library.cunorm_cpu_static_bytes.restype = ctypes.c_longlong
     worker_bytes = library.cunorm_cpu_worker_bytes
     worker_bytes.argtypes, worker_bytes.restype = [ctypes.c_longlong] * 2, ctypes.c_longlong
     signature: str = signed().decode()
-    run = library[f"cunorm_cpu_run_{entry}"]
-    run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_longlong, ctypes.c_void_p, ctypes.c_int]
-    run.restype = ctypes.c_int
+    run = _RUN((f"cunorm_cpu_run_{entry}", library))
     free = library.cunorm_cpu_free
     free.argtypes, free.restype = [ctypes.c_void_p], None
     words = ctypes.c_int64 * (LAUNCH_WORDS + len(signature))

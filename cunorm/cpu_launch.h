@@ -44,6 +44,9 @@ CUNORM_CPU_RUNTIME bool refill(Worker& worker) {
             alive = true;
             continue;
         }
+        if (__atomic_load_n(&launch.stop, __ATOMIC_RELAXED) != 0) {
+            continue;
+        }
         const long long first = __atomic_fetch_add(&launch.next, cluster, __ATOMIC_RELAXED);
         if (first >= launch.last) {
             continue;
@@ -65,24 +68,61 @@ CUNORM_CPU_RUNTIME bool refill(Worker& worker) {
     return alive;
 }
 
-// Runs blocks of the launch until none is left. `worker` is memory of this operating-system thread alone.
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE int run(const char* kernel, void (*call)(const uint64_t*), Launch* launch,
-                                               Worker* worker, char* stacks, char* arenas, long long arena_bytes,
-                                               char* text, int text_size) {
+// Memory of one operating-system thread of a launch (cunorm/cpu_scratch.py).
+struct Scratch {
+    Worker* worker;
+    char* stacks;
+    char* arenas;
+    char* text;  // of its fault
+};
+
+// What all operating-system threads of a launch run.
+struct Task {
+    const char* kernel;
+    void (*call)(const uint64_t* arguments);
+    Launch* launch;
+    long long arena_bytes;
+    int text_size;
+};
+
+bool look(Watch* watch, unsigned& status);
+
+// Runs the fibers from a stack on, with looks at signals, until all have ended or the launch stops.
+CUNORM_CPU_RUNTIME void run_fibers(Worker& worker, Stack* stack) {
+    for (;;) {
+        switch_context(&worker.host, &stack->context);
+        if (worker.status != looking) {
+            return;
+        }
+        worker.status = done;
+        if (!look(worker.watch, worker.status)) {
+            return;
+        }
+        stack = worker.paused;
+    }
+}
+
+// Runs blocks of the launch until none is left. The scratch is this operating-system thread's alone.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned work(const Task& task, const Scratch& scratch, Watch* watch) {
+    Launch* const launch = task.launch;
+    Worker* const worker = scratch.worker;
+    char* const arenas = scratch.arenas;
+    const long long arena_bytes = task.arena_bytes;
     const unsigned slots = unsigned(launch->cluster * launch->resident);
     char* behind = reinterpret_cast<char*>(worker) + rounded(sizeof(Worker));
     memset(static_cast<void*>(worker), 0, sizeof(Worker));
     worker->launch = launch;
     worker->arguments = launch->arguments;
-    worker->call = call;
-    worker->kernel = kernel;
+    worker->call = task.call;
+    worker->kernel = task.kernel;
     worker->order = launch->order;
-    worker->stacks = stacks;
+    worker->stacks = scratch.stacks;
     worker->arenas = arenas;
     worker->arena_bytes = uint64_t(arena_bytes);
-    worker->text = text;
-    worker->text_size = text_size;
+    worker->text = scratch.text;
+    worker->text_size = task.text_size;
     worker->status = done;
+    worker->watch = watch;
     worker->slots = slots;
     worker->random = uint64_t(launch->seed);
     worker->last_region = launch->region;
@@ -107,10 +147,11 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE int run(const char* kernel, void (*call)(
         if (!pick(*worker, lane)) {
             word_deadlock(*worker);
             worker->status = faulted;
+            __atomic_store_n(&launch->stop, 1, __ATOMIC_RELAXED);
             break;
         }
-        switch_context(&worker->host, &next_stack(*worker, lane)->context);
-        if (worker->status != done) {
+        run_fibers(*worker, next_stack(*worker, lane));
+        if (worker->status != done || (due(watch) && !look(watch, worker->status))) {
             break;
         }
         for (unsigned i = 0; i < slots / unsigned(launch->cluster); ++i) {
@@ -135,7 +176,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE int run(const char* kernel, void (*call)(
     if (worker->stalls != 0) {
         __atomic_fetch_sub(&launch->stalled, 1, __ATOMIC_SEQ_CST);
     }
-    return int(worker->status);
+    return worker->status;
 }
 
 // Kernel parameters from 8-byte slots. Their letters tell the host how to pack them.
@@ -206,10 +247,11 @@ struct Extent {
         cunorm_cpu::call(&::name, arguments); \
     } \
     CUNORM_CPU_EXPORT const char* cunorm_cpu_signature_##name() { return cunorm_cpu::signature(&::name); } \
-    CUNORM_CPU_EXPORT int cunorm_cpu_run_##name(cunorm_cpu::Launch* launch, cunorm_cpu::Worker* worker, char* stacks, \
-                                                char* arenas, long long arena_bytes, char* text, int size) { \
-        return cunorm_cpu::run(#name, cunorm_cpu_call_##name, launch, worker, stacks, arenas, arena_bytes, text, \
-                               size); \
+    CUNORM_CPU_EXPORT int cunorm_cpu_run_##name(cunorm_cpu::Launch* launch, const cunorm_cpu::Scratch* scratches, int count, \
+                                                long long arena_bytes, int text_size, \
+                                                const cunorm_cpu::Interpreter* interpreter, int watched) { \
+        const cunorm_cpu::Task task = {#name, cunorm_cpu_call_##name, launch, arena_bytes, text_size}; \
+        return cunorm_cpu::run(task, scratches, count, *interpreter, watched != 0); \
     }
 
 CUNORM_CPU_EXPORT long long cunorm_cpu_worker_bytes(long long slots, long long threads) {

@@ -17,13 +17,16 @@
 // In C++ compilers ask the C library for every extension; those take up names, such as `finite`, that kernels define.
 #undef _GNU_SOURCE
 #include <math.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+extern "C" int getpid() noexcept;       // <unistd.h> would take up names of kernels
 extern "C" int sched_yield() noexcept;  // <sched.h> has it only with extensions
 #ifdef __SANITIZE_ADDRESS__
 extern "C" void __asan_unpoison_memory_region(const volatile void*, size_t);
@@ -163,6 +166,8 @@ struct Launch {
     Counters* counters;         // of the checked build
     long long workers;          // operating-system threads that run it, and how many of them wait for the others; atomic
     long long stalled;
+    long long stop;             // whether the threads shall end, wherever they are; atomic
+    long long missing;          // operating-system threads that the system would not start
     long long away[8];          // everybody writes `next`: no other line of the cache shall suffer
     long long next;             // the first block that nobody has taken; atomic
     long long from[8];
@@ -172,11 +177,13 @@ struct Launch {
 constexpr int lanes = 32;
 constexpr unsigned widest_access = 16;  // of one lane, bytes
 constexpr uintptr_t stack_bytes = 65536;  // the host reserves as much, so aligned, for each thread of a block
-constexpr unsigned done = 0, faulted = 1;
+// How a worker ended. Looking: it has not, and its fibers wait until the calling thread has looked for signals.
+constexpr unsigned done = 0, faulted = 1, stopped = 2, forked = 3, looking = 4;
 
 struct Warp;
 struct Block;
 struct Gang;
+struct Watch;
 struct Worker;
 
 // Lies at the top of its fiber's stack. Which thread runs on the stack changes only between threads.
@@ -269,6 +276,9 @@ struct Worker {
     int text_size;
     unsigned status;
     Context host;
+    Watch* watch;                // of the calling thread, where signals may end the launch; else null
+    Stack* paused;               // whose fiber goes on after a look
+    unsigned turns;
 
     unsigned slots;              // blocks alive at a time: clusters times blocks of a cluster
     Block* block;

@@ -201,10 +201,29 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* next_stack(Worker& worker, unsigne
     return warp.stack[lane];
 }
 
+bool due(const Watch* watch);
+
+// Between two turns: leaves the fibers for ever if the launch is to stop, and for a moment if it is time for a look at
+// signals, which needs the operating-system thread's own stack.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void pause(Stack* stack) {
+    Worker& worker = *stack->worker;
+    const bool stop = __atomic_load_n(&worker.launch->stop, __ATOMIC_RELAXED) != 0;
+    if (stop || due(worker.watch)) {
+        worker.status = stop ? stopped : looking;
+        worker.paused = stack;
+        switch_context(&stack->context, &worker.host);
+    }
+}
+
+constexpr unsigned turns_between_pauses = 64;
+
 // By the launch's order, in the next round of any warp if this one's is over.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* next_turn(Stack* stack) {
     Worker& worker = *stack->worker;
     Block& block = *stack->in;
+    if (__builtin_expect(++worker.turns % turns_between_pauses == 0, 0)) {
+        pause(stack);
+    }
     if (stack->warp->ready == 0) {
         block.ready_warps &= ~(1u << block.current);
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from cupy.cuda import compiler, driver, runtime
 
 from .devices import KNOWN, Device
 from .errors import CompileError
+from .locks import Lock
 
 __all__ = [
     "Kernel",
@@ -39,7 +39,7 @@ PORTABLE_CLUSTER, NON_PORTABLE = 8, 14
 DEFAULT_SHARED_BYTES = 48 * 1024
 LOG_LINES = 40
 
-_lock = threading.Lock()
+_lock = Lock()
 
 
 @dataclass
@@ -106,7 +106,7 @@ def compile(text: str, entry: str, ordinal: int = 0) -> Kernel:
     CompileError
         With the first lines of NVRTC's log.
     """
-    with _lock:
+    with _lock.held:
         return _compile(text, entry, ordinal)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from . import costmodel, lookup, sources
 from .arrays import Array
 from .devices import Device
 from .errors import UnsupportedTile
+from .locks import Lock
 from .problem import Problem
 from .strategy import Launch, Strategy, Tile
 from .table_entry import sizes_text
@@ -128,27 +128,30 @@ class Plan:
     counter: Callable[[Plan], Any] | None = field(default=None, repr=False)
     _ready: list[Step] | None = field(default=None, init=False, repr=False)
     _constants: tuple[int | float, ...] = field(default=(), init=False, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def compile(self) -> Plan:
         """Compile the kernels now rather than at the first call; returns the plan itself.
+
+        Once, whatever the number of threads; a signal handler that calls the plan meanwhile compiles for itself.
 
         Raises
         ------
         CompileError
         """
         if self._ready is None:
-            with self._lock:
+            with self._lock.held:
                 if self._ready is None:
                     self._prepare()
         return self
 
     def _prepare(self) -> None:
         made = functools.partial(executor(self.place.kind).compile, ordinal=self.place.ordinal)
-        ready, self._constants = self.steps(made)
+        ready, constants = self.steps(made)
         if self.place.kind == "gpu":
             for kernel, *_, cluster, _ in ready:
                 executor("gpu").allow_cluster(kernel, cluster)
+        self._constants = constants  # first: whoever sees _ready uses both
         self._ready = ready
 
     def steps(self, compile: Callable[[str, str], Any]) -> tuple[list[Step], tuple[int | float, ...]]:

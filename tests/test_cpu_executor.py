@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import stat
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cunorm import compilers, cpu, cpu_kernel, devices
+from cunorm import compilers, cpu, cpu_kernel, cpu_scratch, devices
 from cunorm.errors import CompileError, KernelFault
 
+STUCK = """extern "C" __global__ void stuck(int* word) {
+    while (threadIdx.x == 0 && atomicMax(word, 0) == 0) {
+    }
+}"""
 KERNELS = Path(__file__).with_name("kernels")
 ORDERS = ["ascending", "descending", "random", "random:7", "random:12345"]
 COMPILERS = {compiler.name: compiler for compiler in compilers.present()}
@@ -241,21 +246,93 @@ def test_part_of_a_grid() -> None:
 
 def test_large_launches_use_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
-    genuine, pool = cpu._work, cpu._pool
-    asked: list[None] = []
-    monkeypatch.setattr(cpu, "_work", lambda *a: (used.append(threading.get_ident()), genuine(*a))[1])
-    monkeypatch.setattr(cpu, "_pool", lambda: (asked.append(None), pool())[1])
+    genuine = cpu._run
+    monkeypatch.setattr(cpu, "_run", lambda *a: (used.append(len(a[2])), genuine(*a))[1])
     monkeypatch.setenv("CUNORM_CPU_CORES", "2")
     ran = np.zeros((200, 64), np.int32)
     cpu.launch(kernel("blocks"), 200, 64, 0, [address(ran), 3000])
-    assert len(set(used)) == 2
-    assert asked
+    assert used == [1, 2]  # the first block alone
     for _ in range(5):  # a busy machine may make a small launch look large, though not always
-        asked.clear()
+        used.clear()
         cpu.launch(kernel("blocks"), 5, 32, 0, [address(ran), 0])
-        if not asked:
+        if used == [1, 1]:
             return
     pytest.fail("a launch of a few microseconds was spread")
+
+
+@pytest.mark.parametrize(("others", "threads"), [(0, 4), (1, 3), (3, 1), (9, 1)])
+def test_launches_at_a_time_share_the_cores(others: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    genuine = cpu._run
+    monkeypatch.setattr(cpu, "_run", lambda *a: (used.append(len(a[2])), genuine(*a))[1])
+    monkeypatch.setattr(cpu, "SPREAD_SECONDS", 0.0)
+    monkeypatch.setenv("CUNORM_CPU_CORES", "4")
+    ran = np.zeros((200, 64), np.int32)
+    elsewhere = [cpu_scratch.take(32, 4096, 4096) for _ in range(others)]  # as launches of other threads have them
+    for _ in range(2):
+        cpu.launch(kernel("blocks"), 200, 64, 0, [address(ran), 0])
+    assert used == [1, threads] * 2
+    assert cpu_scratch.lent() == len(elsewhere)
+    while elsewhere:
+        cpu_scratch.give_back(elsewhere.pop())
+    assert cpu_scratch.lent() == 0
+
+
+def test_scratches_come_back_from_a_fault() -> None:
+    ran = np.zeros(1, np.int32)
+    for _ in range(3):
+        with pytest.raises(KernelFault):
+            cpu.launch(cpu.compile(STUCK, "stuck"), 4, 32, 0, [address(ran)])
+        assert cpu_scratch.lent() == 0
+
+
+def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A MemoryError; what was there before is as good as new, also where memory ended halfway."""
+    ran = np.zeros(1024, np.int32)
+    compiled, arguments = kernel("blocks"), [address(ran), 0]
+
+    class Halfway(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise MemoryError
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    for broken in (fails, Halfway):
+        for threads in (32, 1024):
+            cpu_scratch._free.clear()
+            cpu.launch(compiled, 1, 32, 0, arguments)
+            with monkeypatch.context() as patch:
+                patch.setattr(mmap, "mmap", broken)
+                if threads == 1024:
+                    with pytest.raises(MemoryError):
+                        cpu.launch(compiled, 1, threads, 0, arguments)
+                else:
+                    cpu.launch(compiled, 1, threads, 0, arguments)
+            ran[:] = 0
+            cpu.launch(compiled, 1, 1024, 0, arguments)
+            assert (ran == 1).all()
+
+
+def test_threads_of_a_launch_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks but the first, which runs alone, wait until as many have begun as there are threads."""
+    text = """extern "C" __global__ void meet(int* begun, long long count) {
+        if (threadIdx.x == 0 && blockIdx.x != 0) {
+            atomicAdd(begun, 1);
+            while (atomicMax(begun, 0) < count) {
+            }
+        }
+    }"""
+    compiled = cpu.compile(text, "meet")
+    monkeypatch.setattr(cpu, "SPREAD_SECONDS", 0.0)
+    monkeypatch.setenv("CUNORM_CPU_CORES", "3")
+    for _ in range(20):
+        begun = np.zeros(1, np.int32)
+        cpu.launch(compiled, 10, 32, 0, [address(begun), 3])
+        assert begun[0] == 9
+    begun = np.zeros(1, np.int32)
+    with pytest.raises(KernelFault, match=r"kernel meet, block \d: deadlock: thread 0 waits at a polled word"):
+        cpu.launch(compiled, 10, 32, 0, [address(begun), 4])
 
 
 @pytest.mark.parametrize("order", ORDERS[:3])

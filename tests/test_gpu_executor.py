@@ -230,6 +230,23 @@ def test_threads_compile_once(driver: Driver) -> None:
     assert len(driver.compiled) == 1
 
 
+def test_a_compile_inside_a_compile(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal's handler makes it, which calls what its own thread is compiling."""
+    genuine, kernels = cupy.RawKernel, []
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if not kernels:
+            kernels.append(None)
+            kernels.append(gpu.compile("/* handled */", "kernel"))
+        return genuine(*arguments, **options)
+
+    monkeypatch.setattr(cupy, "RawKernel", interrupted)
+    thread = threading.Thread(target=lambda: kernels.append(gpu.compile("/* handled */", "kernel")), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert [kernel and kernel.entry for kernel in kernels] == [None, "kernel", "kernel"]
+
+
 def test_compile_errors_say_what_and_where(driver: Driver) -> None:
     with pytest.raises(CompileError) as caught:
         gpu.compile("broken", "group_norm_block", 1)

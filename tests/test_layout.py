@@ -42,6 +42,7 @@ ORDER = [
     {"gpu", "cpu"},
     {"lookup", "tracing"},
     {"cpu_checked"},
+    {"cpu_scratch"},
     {"cpu_kernel", "cpu_memory"},
     {"builds"},
     {"compilers", "nvrtc"},
@@ -62,7 +63,7 @@ ORDER = [
     {"strides"},
     {"strategy", "arrays"},
     {"problem", "devices"},
-    {"settings", "errors"},
+    {"settings", "errors", "locks"},
     {"reference_activation"},
     {"reference"},
 ]
