@@ -14,7 +14,7 @@ from .op import Checked, Op, Request, call_planned
 from .problem import Problem, accumulator
 from .results import Result
 
-__all__ = ["BATCH_NORM_GATHER_STATS", "momentum_number", "rank_counts", "with_running"]
+__all__ = ["BATCH_NORM_GATHER_STATS", "COUNTS", "momentum_number", "rank_counts", "with_running"]
 
 RUNNING = ("running_mean", "running_var")
 #: Dtypes that counts may have.

@@ -53,9 +53,11 @@ def synchronise(ordinal: int = 0) -> None:
 @functools.lru_cache(maxsize=64)
 def _order(text: str) -> tuple[int, int]:
     name, colon, seed = text.partition(":")
-    if name not in ORDERS or (colon and (name != "random" or not seed.isdecimal())):
-        raise ValueError(f"CUNORM_CPU_ORDER: {text!r}, expected ascending, descending, random or random:SEED")
-    return ORDERS[name], int(seed or 0) & (2**63 - 1)
+    # Of 18 digits, as CUNORM_CPU_CORES: they fit the kernel's 64 bits.
+    if name not in ORDERS or (colon and (name != "random" or not seed.isdecimal() or len(seed) > 18)):
+        words = "expected ascending, descending, random or random:SEED, SEED of up to 18 digits"
+        raise ValueError(f"CUNORM_CPU_ORDER: {text[:80]!r}, {words}")
+    return ORDERS[name], int(seed or 0)
 
 
 @functools.cache  # once in a process

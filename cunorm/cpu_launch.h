@@ -32,7 +32,7 @@ CUNORM_CPU_RUNTIME void begin_block(Worker& worker, Gang& gang, Block& block, un
     ++worker.progress;
 }
 
-// Starts clusters in the scratches of those that have ended, while there are any. False when all is done.
+// Starts clusters in the places of those that have ended, while there are any. False when all is done.
 CUNORM_CPU_RUNTIME bool refill(Worker& worker) {
     Launch& launch = *worker.launch;
     const unsigned cluster = unsigned(launch.cluster);

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from .arrays import dtype_named, integer
-from .batch_norm_gather import BATCH_NORM_GATHER_STATS
+from .batch_norm_gather import BATCH_NORM_GATHER_STATS, COUNTS
 from .batch_norm_op import (
     BATCH_NORM_BACKWARD_ELEMT,
     BATCH_NORM_BACKWARD_REDUCE,
@@ -19,8 +20,9 @@ from .group_norm_op import GROUP_NORM, GROUP_NORM_BACKWARD
 from .launch import Place, Plan, executor
 from .layer_norm_op import LAYER_NORM, LAYER_NORM_BACKWARD
 from .op import Op, Request, plan_of
-from .problem import Problem
+from .problem import ITEMSIZE, Problem, accumulator
 from .strategy import Tile
+from .table_entry import shown
 
 __all__ = ["OPS", "fault_of", "gpu_present", "place_named", "plan"]
 
@@ -55,15 +57,58 @@ def fault_of(problem: Problem) -> str | None:
     """What is wrong with a problem that came from a file; None for one that a call could have."""
     op = OPS.get(problem.op)
     if op is None:
-        return f"op {problem.op!r}, expected one of {', '.join(OPS)}"
+        return f"op '{shown(problem.op)}', expected one of {', '.join(OPS)}"
     outputs = tuple(name for name in op.results if name in problem.outputs)
     if outputs != problem.outputs or not outputs:
-        came, expected = ",".join(problem.outputs), ",".join(op.results)
-        return f"{problem.op}: outputs {came!r}, expected some of {expected}, in that order"
+        came, expected = shown(",".join(problem.outputs)), ",".join(op.results)
+        return f"{problem.op}: outputs '{came}', expected some of {expected}, in that order"
     named = tuple(name for name, _ in problem.others)
     if named != op.types:
         words = [",".join(name.removesuffix("_t") for name in names) or "none" for names in (named, op.types)]
-        return f"{problem.op}: types of {words[0]}, expected {words[1]}"
+        return f"{problem.op}: types of {shown(words[0])}, expected {words[1]}"
+    sentence = _array_fault(op, problem) or _request_fault(op, problem)
+    return None if sentence is None else f"{problem.op}: {sentence}"
+
+
+def _array_fault(op: Op, problem: Problem) -> str | None:
+    """What is wrong with the dtypes that a plan is not asked for: those of statistics, sums and counts."""
+    saved = [accumulator(problem.dtype)]
+    if "mean" in op.inputs:  # given, and then in x's dtype if the caller likes
+        saved.append(problem.dtype)
+    if problem.stats_dtype not in saved:
+        return f"stats_dtype {problem.stats_dtype!r}, expected {' or '.join(dict.fromkeys(saved))}"
+    for name, dtype in problem.others:
+        allowed = COUNTS if name == "count_t" else tuple(ITEMSIZE)
+        if dtype not in allowed:
+            return f"types: {name.removesuffix('_t')} {dtype!r}, expected {' or '.join(allowed)}"
+    return None
+
+
+def _request_fault(op: Op, problem: Problem) -> str | None:
+    """What a plan of the problem would be refused with, or would have otherwise."""
+    N, C, HxW = problem.N, problem.C, problem.HxW
+    shape = (N, C) if HxW == 1 else (N, HxW, C) if problem.layout == "NHWC" else (N, C, HxW)
+    *inputs, gamma, beta = (False, False, *(name in problem.outputs for name in op.results))
+    asked = Request(
+        shape=shape,
+        dtype=problem.dtype,
+        num_groups=problem.group,
+        normalized_shape=problem.C,
+        gamma_dtype=problem.gamma_dtype,
+        beta_dtype=problem.beta_dtype,
+        output_mask=(any(inputs), gamma, beta),  # the sums of batch_norm_backward_reduce have one flag
+        data_format=problem.layout,
+        activation=problem.activation,
+    )
+    try:
+        made, _ = op.request(asked)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    made = replace(made, stats_dtype=problem.stats_dtype, others=problem.others).canonical()
+    for field in fields(Problem):
+        came, expected = getattr(problem, field.name), getattr(made, field.name)
+        if came != expected:
+            return f"{field.name} {came!r}, expected {expected!r}"
     return None
 
 

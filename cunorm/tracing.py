@@ -6,12 +6,14 @@ A trace is a file of lines, each the key of a problem as tiling tables write it,
 
 A problem's first call is written at once, so that a killed process leaves what it ran; the others are added up, and
 written at the end. Several processes may write to one file: the counts of a problem's lines are added by the reader.
+A forked child counts its own calls alone, from nought.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import json
 import os
 import threading
@@ -19,32 +21,55 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from . import settings
 from .errors import TraceError
 from .problem import Problem
-from .table_entry import key_of, problem_of
+from .table_entry import key_of, problem_of, shown
 
 __all__ = ["active", "read", "record", "trace"]
+
+#: Of a number in a trace: the largest size has 19.
+MOST_DIGITS = 20
 
 
 class _Trace:
     """A file that takes problems down."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = threading.Lock()
+        self.path = path.absolute()  # whoever goes to another folder later still writes to this file
+        self.renew()
+        self._append([])  # so that a path that cannot be written is an error here, and not in some call
+        self._close_in_workers()
+
+    def renew(self) -> None:
+        """Begin at nought, with a lock that nobody holds."""
+        self._lock = threading.RLock()  # a signal handler may make a call while this thread records one
         self._calls: Counter[Problem] = Counter()
         self._seen: set[Problem] = set()
-        self._append([])  # so that a path that cannot be written is an error here, and not in some call
 
     def _append(self, lines: list[str]) -> None:
-        # One write to the end of the file: lines of several processes do not mix.
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(errno.EINVAL, "no regular file")
+        # To open a pipe waits for its reader, unless told not to: one may have taken the file's place.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        handle = os.open(self.path, flags, 0o644)
         try:
+            # One write to the end of the file: lines of several processes do not mix.
             os.write(handle, "".join(f"{line}\n" for line in lines).encode())
         finally:
             os.close(handle)
+
+    def _close_in_workers(self) -> None:
+        """Have workers of ``multiprocessing`` close the trace: they end without the parent's exit handlers."""
+        from multiprocessing import util  # here, for few processes trace
+
+        def at_exit(trace: _Trace) -> None:
+            if trace in _traces:
+                util.Finalize(None, trace.close, exitpriority=0)
+
+        util.register_after_fork(self, at_exit)
 
     def record(self, problem: Problem) -> None:
         with self._lock:
@@ -55,9 +80,11 @@ class _Trace:
             self._try([_line(problem, 1)])
 
     def close(self) -> None:
+        """Write what was counted; a second time there is nothing left to write."""
         with self._lock:
-            self._try([_line(problem, calls) for problem, calls in self._calls.items()])
-            self._calls.clear()
+            if self._calls:
+                self._try([_line(problem, calls) for problem, calls in self._calls.items()])
+                self._calls.clear()
 
     def _try(self, lines: list[str]) -> None:
         """Append, or say why not: a call must not fail for its trace."""
@@ -74,6 +101,16 @@ def _line(problem: Problem, calls: int) -> str:
 _traces: list[_Trace] = []
 #: What to call when a trace begins: calls that are remembered would not be seen.
 on_begin: list[Callable[[], None]] = []
+
+
+def _renew_all() -> None:
+    """In a forked child: the parent writes what was counted, and no thread is left to let go of a lock."""
+    for one in tuple(_traces):
+        one.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)
 
 
 def active() -> bool:
@@ -117,8 +154,41 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         made.close()
 
 
-def read(path: str | os.PathLike[str]) -> dict[Problem, int]:
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits, expected at most {MOST_DIGITS}")
+    return int(digits)
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{shown(name)} is there more than once")
+    return found
+
+
+def _counted(line: str) -> tuple[Problem, int]:
+    """The problem of a line and its calls; ValueError says what is wrong with it."""
+    raw = json.loads(line, parse_int=_whole, object_pairs_hook=_fields)
+    if not isinstance(raw, dict):
+        raise ValueError(f"a {type(raw).__name__}, expected an object")
+    calls = raw.get("calls")
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise ValueError(f"calls is {shown(calls, 40)}, expected a whole number from 1 up")
+    return problem_of(raw), calls
+
+
+def read(
+    path: str | os.PathLike[str], fault: Callable[[Problem], str | None] = lambda problem: None
+) -> dict[Problem, int]:
     """The problems of a trace, the most frequent first, with how often each ran.
+
+    Parameters
+    ----------
+    path : str or path
+    fault : callable, optional
+        Says of a problem what no call could have; None where nothing is wrong.
 
     Raises
     ------
@@ -136,17 +206,15 @@ def read(path: str | os.PathLike[str]) -> dict[Problem, int]:
         if not line.strip():
             continue
         try:
-            raw = json.loads(line)
-            if not isinstance(raw, dict):
-                raise ValueError(f"a {type(raw).__name__}, expected an object")
-            calls = raw.get("calls")
-            if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
-                raise ValueError(f"calls is {calls!r}, expected a whole number from 1 up")
-            found[problem_of(raw)] += calls
+            problem, calls = _counted(line)
+            if (sentence := fault(problem)) is not None:
+                raise ValueError(sentence)
         except (RecursionError, ValueError) as error:
-            if number == len(lines) and not text.endswith("\n"):
+            cut = number == len(lines) and not text.endswith("\n")
+            if cut and isinstance(error, json.JSONDecodeError):
                 break
             raise TraceError(f"{path}: line {number}: {error}") from None
+        found[problem] += calls
     return dict(found.most_common())
 
 

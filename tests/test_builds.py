@@ -390,6 +390,37 @@ def test_processes_at_once(number: int, damaged: bool, tmp_path: Path, built: Pa
     assert builds._whole(only)
 
 
+#: Sixteen threads make their first call at the same moment.
+THREADS = """
+import threading, numpy as np, cunorm
+from cunorm import reference
+x = np.arange(64, dtype=np.float32).reshape(4, 16)
+exact = reference.layer_norm(x, 16)[0]
+gate, right = threading.Barrier(16), []
+def first_call():
+    gate.wait()
+    right.append(np.abs(cunorm.layer_norm(x, 16)[0] - exact).max() < 1e-5)
+threads = [threading.Thread(target=first_call) for _ in range(16)]
+for one in threads: one.start()
+for one in threads: one.join()
+print(right.count(True))
+"""
+
+
+@pytest.mark.parametrize("number", [1, pytest.param(8, marks=pytest.mark.long)])
+def test_first_calls_of_processes_with_sixteen_threads_each(number: int, tmp_path: Path) -> None:
+    """With one empty cache: every call is right, and whole builds alone are left."""
+    environment = {**os.environ, "CUNORM_CACHE_DIR": str(tmp_path)}
+    pipe, command = subprocess.PIPE, [sys.executable, "-c", THREADS]
+    children = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(number)]
+    for one in children:
+        out, err = one.communicate(timeout=2 * SECONDS)
+        assert (one.returncode, out) == (0, "16\n"), err
+    found = [*(tmp_path / "cpu").iterdir()]
+    assert [one.name.partition("-")[0] for one in found] == ["layer_norm_warp"]
+    assert builds._whole(found[0])
+
+
 def test_a_full_disk(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file can grow beyond a limit, as on a disk without room: one error, nothing half made, then all is well."""
     shutil.rmtree(kept)

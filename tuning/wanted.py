@@ -6,7 +6,6 @@ import argparse
 
 from cunorm import tracing
 from cunorm.arrays import dtype_named
-from cunorm.errors import TraceError
 from cunorm.ops import OPS, fault_of, plan
 from cunorm.problem import Problem
 from cunorm.shapes import plan_options
@@ -52,10 +51,7 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
     else:
         if asked.dtype is not None:
             raise ValueError("--dtype: the problems of a trace have their own")
-        found = list(tracing.read(asked.from_trace))
-        for one in found:
-            if (sentence := fault_of(one)) is not None:
-                raise TraceError(f"{asked.from_trace}: {sentence}")
+        found = list(tracing.read(asked.from_trace, fault_of))
     layout = None if asked.layout is None else asked.layout.upper()
     chosen = [one for one in found if asked.op in (None, one.op) and layout in (None, one.layout)]
     if not chosen:
