@@ -66,7 +66,7 @@ class Scratch:
 
 #: What no launch uses. Kept, because the first touch of a page is slow.
 _free: collections.deque[Scratch] = collections.deque(maxlen=max(4, settings.cores()))
-#: What launches use, by identity. Weak, because an interrupt between two lines may drop a scratch before it is given back;
+#: What launches use, by identity. Weak, because an interrupt between two lines may drop a scratch before it is back;
 #: without a callback, in which Python would swallow the next interrupt.
 _lent: dict[int, weakref.ref[Scratch]] = {}
 
