@@ -66,8 +66,9 @@ class Scratch:
 
 #: What no launch uses. Kept, because the first touch of a page is slow.
 _free: collections.deque[Scratch] = collections.deque(maxlen=max(4, settings.cores()))
-#: What launches use. Weak: an interrupt between two lines may drop a scratch that nobody gave back.
-_lent: weakref.WeakSet[Scratch] = weakref.WeakSet()
+#: What launches use, by identity. Weak, because an interrupt between two lines may drop a scratch before it is back;
+#: without a callback, in which Python would swallow the next interrupt.
+_lent: dict[int, weakref.ref[Scratch]] = {}
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_lent.clear)  # it has no other threads
@@ -75,7 +76,7 @@ if hasattr(os, "register_at_fork"):
 
 def lent() -> int:
     """How many scratches launches use now: as many operating-system threads run kernels in this process."""
-    return len(_lent)
+    return sum(each() is not None for each in list(_lent.values()))
 
 
 def take(threads: int, shared_bytes: int, worker_bytes: int) -> Scratch:
@@ -98,11 +99,11 @@ def take(threads: int, shared_bytes: int, worker_bytes: int) -> Scratch:
         except OSError as error:
             raise MemoryError(f"{threads} threads on the CPU executor: no memory for their stacks: {error}") from None
     found._text[0] = b"\0"
-    _lent.add(found)
+    _lent[id(found)] = weakref.ref(found)
     return found
 
 
 def give_back(scratch: Scratch) -> None:
     """Let another launch have it."""
-    _lent.discard(scratch)
+    _lent.pop(id(scratch), None)
     _free.append(scratch)

@@ -279,11 +279,13 @@ def test_launches_at_a_time_share_the_cores(others: int, threads: int, monkeypat
 
 
 def test_scratches_come_back_from_a_fault() -> None:
-    ran = np.zeros(1, np.int32)
+    """Also where somebody keeps the exception, and with it the launch's variables."""
+    compiled, ran, kept = cpu.compile(STUCK, "stuck"), np.zeros(1, np.int32), []
     for _ in range(3):
-        with pytest.raises(KernelFault):
-            cpu.launch(cpu.compile(STUCK, "stuck"), 4, 32, 0, [address(ran)])
-        assert cpu_scratch.lent() == 0
+        with pytest.raises(KernelFault) as caught:
+            cpu.launch(compiled, 4, 32, 0, [address(ran)])
+        kept.append(caught.value)
+    assert cpu_scratch.lent() == 0
 
 
 def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
