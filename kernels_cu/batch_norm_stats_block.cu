@@ -65,8 +65,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                 for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
                     const Pair sums = totals[channel];
                     if (pass == 0) {
-                        centre[channel] =
-                            on_grid(centre[channel] + sums.first * inverse, square_root(sums.second * inverse));
+                        centre[channel] = second_centre(centre[channel], sums, inverse, 1);
                         continue;
                     }
                     const Moments found = moments_about(length, inverse, centre[channel], sums);

@@ -83,8 +83,7 @@ struct GroupSlabs {
             __syncthreads();
             group_sums(totals, own_groups, group_channels, [&](int group, Pair sums) {
                 const acc_t inverse = acc_t(1) / acc_t(count_of(group));
-                const acc_t centre = on_grid(affine[group * group_channels].mean + sums.first * inverse,
-                                             square_root(sums.second * inverse));
+                const acc_t centre = second_centre(affine[group * group_channels].mean, sums, inverse, 1);
                 __syncwarp();  // every lane has read the first centre
                 each_channel_of(group, [&](int c) {
                     affine[c].mean = centre;

@@ -26,19 +26,19 @@ __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_
         own = slab.holds(0, i) ? acc_t(widen(held[0].get(i))) : own;
     }
     const acc_t shift = usable_shift(__shfl_sync(whole_warp, own, 0));
-    const auto sums_about = [&](acc_t centre) {
+    const auto sums_about = [&](acc_t centre, auto of_pack) {
         Pair sums = {};
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
-            sums = sums + (slab.whole(k) ? deviations(held[k], centre, Always())
-                                         : deviations(held[k], centre, [&](int i) { return slab.holds(k, i); }));
+            sums = sums + of_pack(slab.whole(k) ? deviations(held[k], centre, Always())
+                                                : deviations(held[k], centre, [&](int i) { return slab.holds(k, i); }));
         }
-        return sums;
+        return warp_sum(sums);
     };
-    const Pair first_sums = warp_sum(with_magnitude(sums_about(shift).first));
-    const acc_t centre = on_grid(shift + first_sums.first * inverse, spread_of(first_sums.second * inverse));
+    const Pair first_sums = sums_about(shift, [](Pair sums) { return with_square(sums.first); });
+    const acc_t centre = second_centre(shift, first_sums, inverse, pack_size);
     forget(held);
-    return moments_about(count, inverse, centre, warp_sum(sums_about(centre)));
+    return moments_about(count, inverse, centre, sums_about(centre, [](Pair sums) { return sums; }));
 }
 
 // Of a row whose slabs' moments the lanes of a warp have, in all its lanes: no chain of merges, with a division each, but

@@ -37,11 +37,17 @@ __device__ __forceinline__ acc_t on_grid(acc_t centre, acc_t spread) {
     return finite(large) ? (centre + large) - large : centre;
 }
 
-// The spread for on_grid from what a first pass has anyway: a thread's sum of x - shift, and the magnitudes of these sums,
-// added up over the threads and divided by the count of elements. A thread's sum of n elements is about sqrt(n) spreads,
-// so that a pack's worth of it is about one.
-__device__ __forceinline__ Pair with_magnitude(acc_t sum) { return Pair{sum, sum < acc_t(0) ? -sum : sum}; }
-__device__ __forceinline__ acc_t spread_of(acc_t magnitude) { return acc_t(pack_size) * magnitude; }
+// What a first pass about a shift adds up for second_centre: a sum of d = x - shift, and its square.
+__device__ __forceinline__ Pair with_square(acc_t sum) { return Pair{sum, sum * sum}; }
+
+// The centre of the second pass, from sums over all elements: of d, and of the squares of d or of sums of `terms` d each.
+// inverse = 1 / the count of elements. The spread comes from what the squares vary about their mean: the shift is a single
+// element, and where that is an outlier, d alone says how far the outlier is. Sums of fewer than `terms` d, at the ends
+// of a run, make the spread smaller, which does no harm.
+__device__ __forceinline__ acc_t second_centre(acc_t shift, Pair sums, acc_t inverse, int terms) {
+    const acc_t step = sums.first * inverse, variance = sums.second * inverse - acc_t(terms) * step * step;
+    return on_grid(shift + step, variance > acc_t(0) ? square_root(variance) : acc_t(0));
+}
 
 // A variance that overflowed gives NaN: the 0 that a division gives would make y a plausible beta.
 __device__ __forceinline__ acc_t reciprocal_deviation(acc_t variance, acc_t eps) {

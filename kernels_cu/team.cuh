@@ -180,10 +180,9 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, 
     Pair sums = {};
 #pragma unroll
     for (int k = 0; k < Tile::packs; ++k) {
-        sums.first += deviations(held[k], shift, run.held(k)).first;
+        sums = sums + with_square(deviations(held[k], shift, run.held(k)).first);
     }
-    sums = team.sum(with_magnitude(sums.first));
-    const acc_t centre = on_grid(shift + sums.first / acc_t(length), spread_of(sums.second / acc_t(length)));
+    const acc_t centre = second_centre(shift, team.sum(sums), acc_t(1) / acc_t(length), pack_size);
     forget(held);
     sums = Pair{};
 #pragma unroll

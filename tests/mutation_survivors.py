@@ -148,7 +148,7 @@ SURVIVORS: dict[Key, str] = {
      "guard", 0): NO_X,
     ("row_gradients.cuh",
      "const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;",
-     "guard", 0): "Rows are fewer for one team alone, behind whose sums nothing lies; the host counts the row.",
+     "guard", 1): "Rows are fewer for one team alone, behind whose sums nothing lies; the host counts the row.",
     ("row_gradients.cuh",
      "const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
      "guard", 0): (
@@ -237,6 +237,9 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("sweep.cuh", "const int length = left < pack_size ? static_cast<int>(left) : pack_size;", "guard", 1): (
         "Only whether it is 0, and up to pack_size, matters of a row's length."
+    ),
+    ("sweep.cuh", "for (int base = 0; base < steps; base += loads) {", "guard", 0): (
+        "Speed only: the batch past the last has no elements, and adds nothing to a sum or a count."
     ),
     ("sweep.cuh", "if (base + k < steps && from[t] != nullptr) {", "guard", 0): (
         "Speed only: the place of a step past the last is {0, 0, 0}, of which load_pack reads nothing."

@@ -134,8 +134,11 @@ class Case:
 def run(case: Case, strategy: str, direction: str, executor: Executor, **options: Any) -> None:
     """Check one direction with one strategy; skip with the sentence where the strategy refuses the problem."""
     check = case.check_forward if direction == "forward" else case.check_backward
+    tile = tile_of(strategy)
+    if (strategy, case.dtype, direction) == ("registers", "float64", "backward"):
+        tile["packs"] = 4  # eight need more registers than the kernel leaves
     try:
-        check(executor, tile=tile_of(strategy), **options)
+        check(executor, tile=tile, **options)
     except cunorm.UnsupportedTile as refusal:
         pytest.skip(f"refused: {refusal}")
 
