@@ -16,9 +16,11 @@ from pathlib import Path
 from .problem import Problem, accumulator
 from .strategy import Launch, Strategy, Tile
 
-__all__ = ["digest", "folder", "kernel_digest", "kernel_text"]
+__all__ = ["folder", "kernel_digest", "kernel_text"]
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
+# A string, which may hold slashes, or a comment.
+_STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _C_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 _C_TYPES |= {"int32": "int", "int64": "long long"}
 _C_TYPES |= {"identity": "Identity", "silu": "Silu"}
@@ -76,16 +78,22 @@ def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int]) -
     )
 
 
+@functools.cache
+def _code(stem: str) -> str:
+    """The same without comments, ``#line`` and empty lines: what it says, wherever its headers are."""
+    bare = _STRING_OR_COMMENT.sub(lambda found: found[1] or " ", _expand(stem))
+    lines = (" ".join(line.split()) for line in bare.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("#line ")) + "\n"
+
+
 @functools.lru_cache(maxsize=4096)
-def _text(stem: str, types: tuple[tuple[str, str], ...], layout: str, constants: tuple[tuple[str, int], ...]) -> str:
-    body = _expand(stem)
+def _head_of(stem: str, types: tuple[tuple[str, str], ...], layout: str, constants: tuple[tuple[str, int], ...]) -> str:
     # A type that a kernel does not mention would make another text, and another build, of the same kernel.
-    mentioned = {name: dtype for name, dtype in types if re.search(rf"\b{name}\b", body)}
-    return _head(mentioned, layout, dict(constants)) + body
+    mentioned = {name: dtype for name, dtype in types if re.search(rf"\b{name}\b", _code(stem))}
+    return _head(mentioned, layout, dict(constants))
 
 
-def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> str:
-    """The single text that an executor compiles for one launch of this problem and tile."""
+def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> str:
     sums = accumulator(problem.dtype)
     types = {
         "data_t": problem.dtype,
@@ -97,15 +105,19 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
     }
     known = strategy.constants if launch.takes_tile else ()
     constants = {name: value for name, value in tile.fields if name in known} | {"threads": launch.threads}
-    return _text(launch.kernel, tuple(types.items()), launch.layout or problem.layout, tuple(constants.items()))
+    return _head_of(launch.kernel, tuple(types.items()), launch.layout or problem.layout, tuple(constants.items()))
 
 
-def digest(text: str) -> str:
-    """A short name for a text: what a stored tile was tuned with."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> str:
+    """The single text that an executor compiles for one launch of this problem and tile."""
+    return _head_for(launch, problem, strategy, tile) + _expand(launch.kernel)
 
 
 def kernel_digest(problem: Problem, strategy: Strategy, tile: Tile) -> str:
-    """A short name for all that a tile launches: another one means that the kernels have changed since."""
+    """A short name for all that a tile launches: another one means that the kernels have changed since.
+
+    Comments, and the files that the text comes from, have no part in it.
+    """
     launches = strategy.launches(problem, tile)
-    return digest("\n".join(kernel_text(launch, problem, strategy, tile) for launch in launches))
+    codes = (_head_for(launch, problem, strategy, tile) + _code(launch.kernel) for launch in launches)
+    return hashlib.sha256("\n".join(codes).encode()).hexdigest()[:16]

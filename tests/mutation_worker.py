@@ -44,8 +44,8 @@ def use(folder: Path, entries: str) -> None:
     def text(one: launch.Launch, *rest: Any) -> str:
         place = changed if one.entry in mutated or entries == "*" else original
         sources.folder = lambda: place  # type: ignore[assignment]
-        sources._expand.cache_clear()
-        sources._text.cache_clear()
+        for cached in (sources._expand, sources._code, sources._head_of):
+            cached.cache_clear()
         try:
             return kernel_text(one, *rest)
         finally:

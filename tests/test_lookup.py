@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -322,19 +323,78 @@ def test_a_stale_entry_is_used_while_legal_and_marked(named: Callable[..., Path]
     assert "STALE" in capsys.readouterr().out
 
 
-def test_a_digest_is_that_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An edit of a kernel makes its entries stale, and those of no other strategy."""
-    before = {tile: entry(tile=tile).kernel for tile in (TUNED, own(PROBLEM))}
+def digests() -> dict[Tile, str]:
+    """Of a tile of `split`, and of one of the strategy that the cost model takes."""
+    return {tile: str(entry(tile=tile).kernel) for tile in (TUNED, own(PROBLEM))}
+
+
+@pytest.fixture
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str, str], None]]:
+    """Edits a file of a copy of the kernels, which are read from there from now on."""
+    there = tmp_path / "kernels_cu"
+    shutil.copytree(sources.folder(), there)
+    cached = (sources._expand, sources._code, sources._head_of)
+
+    def edit(name: str, old: str, new: str) -> None:
+        path = there / name
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) >= 1, f"{name} has no {old!r}"
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        monkeypatch.setattr(sources, "folder", lambda: there)
+        for one in cached:
+            one.cache_clear()
+
+    yield edit
+    monkeypatch.undo()
+    for one in cached:
+        one.cache_clear()
+
+
+def test_a_digest_is_that_of_the_kernels(edited: Callable[[str, str, str], None]) -> None:
+    """An edited statement of a kernel makes its entries stale, and those of no other strategy."""
+    before = digests()
     assert len(set(before.values())) == 2
-    real = sources.kernel_text
+    edited("group_norm_backward_split.cu", "__launch_bounds__(Tile::threads", "__launch_bounds__(1 * Tile::threads")
+    after = digests()
+    assert after[TUNED] != before[TUNED]
+    assert after[own(PROBLEM)] == before[own(PROBLEM)]
 
-    def edited(launch: Any, *given: Any) -> str:
-        text = real(launch, *given)
-        return text + "// edited" if launch.kernel.endswith("_split") else text
 
-    monkeypatch.setattr(sources, "kernel_text", edited)
-    assert entry(tile=TUNED).kernel != before[TUNED]
-    assert entry(tile=own(PROBLEM)).kernel == before[own(PROBLEM)]
+def test_a_statement_of_a_header_is_in_the_digest(edited: Callable[[str, str, str], None]) -> None:
+    before = digests()
+    edited("norm.cuh", "return value - value == acc_t(0);", "return value - value == acc_t(1);")
+    assert not set(digests().values()) & set(before.values())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("// The mathematics of normalisation, once.", "// Once: the mathematics of normalisation, beta_t.\n//"),
+        ('#include "reduce.cuh"\n', '\n\n#include "reduce.cuh"\n/* a line,\n   and "another" */\n'),
+        ("struct Statistics {\n", 'struct  Statistics {  // "of a slice\n'),
+    ],
+)
+def test_a_comment_is_in_no_digest(edited: Callable[[str, str, str], None], old: str, new: str) -> None:
+    """Nor are blank lines and white space, which clang-format may change."""
+    before = digests()
+    edited("norm.cuh", old, new)
+    assert digests() == before
+
+
+def test_a_header_that_moves_changes_no_digest(edited: Callable[[str, str, str], None]) -> None:
+    """The compiler's messages name the file and line of every statement; the digest does not."""
+    before = digests()
+    edited("norm.cuh", '#include "reduce.cuh"', '#include "sums.cuh"')
+    (sources.folder() / "reduce.cuh").rename(sources.folder() / "sums.cuh")
+    assert '#line 1 "sums.cuh"' in sources._expand("group_norm_backward_split")
+    assert digests() == before
+
+
+def test_slashes_in_a_string_are_no_comment(edited: Callable[[str, str, str], None]) -> None:
+    edited("norm.cuh", "struct Statistics {", 'const char* const named = "a//b";\nstruct Statistics {')
+    before = digests()
+    edited("norm.cuh", '"a//b"', '"a//c"')
+    assert not set(digests().values()) & set(before.values())
 
 
 def test_importing_and_calling_need_neither_optuna_nor_a_lock(tmp_path: Path, named: Callable[..., Path]) -> None:
