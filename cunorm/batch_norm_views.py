@@ -44,7 +44,7 @@ def refuses_layout(problem: Problem, layout: str) -> str | None:
 
 
 class Cut(NamedTuple):
-    """How a sweep is cut: struct Batch in batch_columns.cuh."""
+    """How a sweep is cut: struct Batch in wide_rows.cuh."""
 
     layout: str
     sizes: tuple[int, ...]  # N, columns, HxW, chunk, chunks, C, elements left over, columns of packs of a block

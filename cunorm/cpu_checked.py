@@ -22,7 +22,7 @@ __all__ = ["Count", "Moved", "checked", "located", "run"]
 MOST_ARRAYS = 24
 OTHER_POISON = 0x00
 #: Files whose functions only pass on what a kernel does.
-DOORS = re.compile(r"^(types\.cuh|async\.cuh|cunorm/cpu_\w+\.h)$")
+DOORS = re.compile(r"^(common/types\.cuh|common/async\.cuh|cunorm/cpu_\w+\.h)$")
 TRACE = np.dtype([("sector", "u8"), ("block", "u4"), ("region", "u2"), ("bytes", "u2")])
 
 

@@ -57,7 +57,7 @@ def _packages() -> Iterator[Finding]:
     except FileNotFoundError as error:
         yield Finding(group, "kernels_cu", "fault", str(error), "pip install --force-reinstall --no-deps cunorm")
         return
-    count = len(list(kernels.glob("*.cu")))
+    count = len(list(kernels.rglob("*.cu")))
     yield Finding(group, "kernels_cu", "ok", f"{count} kernel files, {kernels}", facts={"folder": str(kernels)})
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from .problem import Problem, accumulator
 from .strategy import Launch, Strategy, Tile
 
-__all__ = ["folder", "kernel_digest", "kernel_text"]
+__all__ = ["folder", "kernel_digest", "kernel_text", "place_of"]
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 # A string, which may hold slashes, or a comment.
@@ -44,8 +44,18 @@ def folder() -> Path:
 
 
 @functools.cache
-def _expand(stem: str) -> str:
-    """The text of ``stem``.cu with each include in the place of its first mention."""
+def _places(kernels: Path) -> dict[str, str]:
+    return {path.stem: path.relative_to(kernels).as_posix() for path in kernels.rglob("*.cu")}
+
+
+def place_of(kernel: str) -> str:
+    """Where in the folder a kernel's file is: ``"group_norm/group_norm_block.cu"`` of ``"group_norm_block"``."""
+    return _places(folder())[kernel]
+
+
+@functools.cache
+def _expand(kernel: str) -> str:
+    """The text of a kernel's file with each include in the place of its first mention."""
     seen: set[str] = set()
 
     def lines_of(name: str) -> list[str]:
@@ -61,7 +71,7 @@ def _expand(stem: str) -> str:
                 out.append("")
         return out
 
-    return "\n".join(lines_of(f"{stem}.cu")) + "\n"
+    return "\n".join(lines_of(place_of(kernel))) + "\n"
 
 
 def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int]) -> str:
@@ -79,17 +89,19 @@ def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int]) -
 
 
 @functools.cache
-def _code(stem: str) -> str:
+def _code(kernel: str) -> str:
     """The same without comments, ``#line`` and empty lines: what it says, wherever its headers are."""
-    bare = _STRING_OR_COMMENT.sub(lambda found: found[1] or " ", _expand(stem))
+    bare = _STRING_OR_COMMENT.sub(lambda found: found[1] or " ", _expand(kernel))
     lines = (" ".join(line.split()) for line in bare.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("#line ")) + "\n"
 
 
 @functools.lru_cache(maxsize=4096)
-def _head_of(stem: str, types: tuple[tuple[str, str], ...], layout: str, constants: tuple[tuple[str, int], ...]) -> str:
+def _head_of(
+    kernel: str, types: tuple[tuple[str, str], ...], layout: str, constants: tuple[tuple[str, int], ...]
+) -> str:
     # A type that a kernel does not mention would make another text, and another build, of the same kernel.
-    mentioned = {name: dtype for name, dtype in types if re.search(rf"\b{name}\b", _code(stem))}
+    mentioned = {name: dtype for name, dtype in types if re.search(rf"\b{name}\b", _code(kernel))}
     return _head(mentioned, layout, dict(constants))
 
 

@@ -101,7 +101,7 @@ class Launch:
     Attributes
     ----------
     kernel : str
-        Stem of the file in ``kernels_cu``.
+        Name of the file in a folder of ``kernels_cu``, without its ending.
     entry : str
         Name of the kernel in it.
     grid : int

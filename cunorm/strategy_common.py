@@ -48,8 +48,8 @@ ACTIVATED_REGISTERS = 168
 
 
 def gradient_registers(problem: Problem, layout: str) -> int:
-    """Registers of a thread of a backward that holds no packs: gradient_threads in group_gradients.cuh, slab_threads in
-    group_backward_slab.cuh.
+    """Registers of a thread of a backward that holds no packs: gradient_threads in backward_sweep.cuh, slab_threads in
+    backward_slab.cuh.
     """
     wide = problem.activation is not None and layout == "NHWC" and problem.pack >= 8
     return ACTIVATED_REGISTERS if wide else RESIDENT_REGISTERS

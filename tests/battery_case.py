@@ -27,6 +27,12 @@ __all__ = [
 ORDERS = ("ascending", "descending", "random:3")
 
 
+def kernel_files() -> list[str]:
+    """Every file of kernels_cu, by its place in that folder."""
+    folder = sources.folder()
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.cu*"))
+
+
 @cache
 def files_of(file: str) -> frozenset[str]:
     """The files of kernels_cu that the text of one of them is made of."""
@@ -151,7 +157,7 @@ class Case:
     @property
     def files(self) -> frozenset[str]:
         """The files of kernels_cu that it runs."""
-        return frozenset[str]().union(*(files_of(f"{stem}.cu") for stem in self.kernels))
+        return frozenset[str]().union(*(files_of(sources.place_of(kernel)) for kernel in self.kernels))
 
     def run(self) -> list[np.ndarray | None]:
         """The results, compared with the oracle.

@@ -27,7 +27,7 @@ def expanded(text: str, name: str = "kernel.cu", seen: set[str] | None = None) -
     seen = set() if seen is None else seen
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
-        found = re.match(r'#include "(\w+\.cuh)"', line)
+        found = re.match(r'#include "([\w/]+\.cuh)"', line)
         if found is None:
             lines.append(line)
         elif found[1] not in seen:

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 
 import battery
-from battery_case import files_of
+from battery_case import files_of, kernel_files
 from mutants import Mutant, mutants
 from mutation_coverage import reached
 from mutation_survivors import SURVIVORS
@@ -52,7 +52,7 @@ def checked_kernels() -> tuple[str, ...]:
 
 def all_mutants(only: Sequence[str] = ()) -> list[Mutant]:
     """Every mutant, by file and line; of test kernels the file is named with its folder."""
-    paths = {path.name: path for path in sorted(sources.folder().iterdir()) if path.suffix in (".cu", ".cuh")}
+    paths = {file: sources.folder() / file for file in kernel_files()}
     paths |= {f"kernels/{name}": TEST_KERNELS / name for name in checked_kernels()}
     unknown = [name for name in only if name not in paths]
     if unknown:
@@ -108,7 +108,7 @@ def _prepare(folder: Path, mutant: Mutant) -> None:
     """A copy of the kernels with one replacement, and a cache that starts with the builds of the originals."""
     shutil.copytree(sources.folder(), folder / "kernels_cu")
     shutil.copytree(TEST_KERNELS, folder / "kernels")
-    path = folder / (mutant.file if "/" in mutant.file else f"kernels_cu/{mutant.file}")
+    path = folder / (mutant.file if mutant.file.startswith("kernels/") else f"kernels_cu/{mutant.file}")
     path.write_text(mutant.applied(path.read_text(encoding="utf-8")), encoding="utf-8")
     kept = folder / "cache" / "cpu"
     kept.parent.mkdir(0o700)

@@ -57,7 +57,7 @@ def reached(
         for folder, original in folders.items():
             shutil.copytree(original, Path(name) / folder)
         for file in {one.file for one in found}:
-            path = Path(name) / (file if "/" in file else f"kernels_cu/{file}")
+            path = Path(name) / (file if file.startswith("kernels/") else f"kernels_cu/{file}")
             sites = [(site, first[span]) for site, span in enumerate(spans) if span[0] == file]
             path.write_text(with_probes(path.read_text(encoding="utf-8"), sites, len(spans)), encoding="utf-8")
         done = subprocess.run(

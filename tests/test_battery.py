@@ -5,9 +5,8 @@ from __future__ import annotations
 import battery
 import mutation
 import pytest
-from battery_case import forget
+from battery_case import forget, kernel_files
 
-from cunorm import sources
 from cunorm.ops import OPS
 
 
@@ -42,7 +41,7 @@ def test_every_order_gives_the_right_and_the_same_bits(
 def test_every_kernel_file_is_reached() -> None:
     """By a case, or by a test kernel where no kernel of the library uses it yet."""
     forget()
-    files = {path.name for path in sources.folder().iterdir() if path.suffix in (".cu", ".cuh")}
+    files = set(kernel_files())
     assert files == {file for file in files if mutation.checks_of(file)}
     assert {name for name in files if name.endswith(".cu")} <= frozenset().union(*mutation.files_of_cases())
 

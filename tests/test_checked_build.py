@@ -157,7 +157,7 @@ def test_illegal_clusters_and_residents(options: dict[str, Any], message: str) -
 def test_blocks_that_vote_at_a_barrier(build: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", build)
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
-    text = """#include "types.cuh"
+    text = """#include "common/types.cuh"
     extern "C" __global__ void counts(int* y) {
         int sum = 0;
         for (int i = 0; i < 5; ++i) {

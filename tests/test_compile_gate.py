@@ -410,7 +410,7 @@ typedef bfloat16 data_t; typedef float gamma_t; typedef float beta_t; typedef fl
 typedef ChannelsFirst layout_t;
 struct Tile { static constexpr int threads = 128, cluster = 2; };
 """
-INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
+INCLUDE = re.compile(r'^#include "([\w/]+\.cuh)"$', re.MULTILINE)
 
 
 def gated(path: Path) -> list[str]:
@@ -445,7 +445,7 @@ def test_test_kernels_compile(path: Path, architecture: str) -> None:
 def test_a_marked_test_kernel_is_compiled_from_its_architecture_on(tmp_path: Path) -> None:
     assert ("conversions", "sm_80") in [(path.stem, name) for path, name in KERNELS]
     path = tmp_path / "clusters.cu"
-    body = '#include "reduce.cuh"\n#include "types.cuh"\n' + SMALL.replace(
+    body = '#include "common/reduce.cuh"\n#include "common/types.cuh"\n' + SMALL.replace(
         "x[threadIdx.x] = 1", 'asm volatile("barrier.cluster.arrive;" ::: "memory"); store(x, 0, widen(data_t()))'
     )
     path.write_text("// gate: sm_90\n" + body)

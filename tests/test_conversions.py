@@ -22,8 +22,8 @@ def text_of(dtype: str) -> str:
         f"typedef {dtype} data_t;\nstruct Tile {{ static constexpr int threads = {THREADS}; }};\n"
     )
     kernel = (HERE / "kernels" / "conversions.cu").read_text(encoding="utf-8")
-    types = (sources.folder() / "types.cuh").read_text(encoding="utf-8")
-    return head + kernel.replace('#include "types.cuh"', types)
+    types = (sources.folder() / "common" / "types.cuh").read_text(encoding="utf-8")
+    return head + kernel.replace('#include "common/types.cuh"', types)
 
 
 def interesting_floats(dtype: str) -> np.ndarray:

@@ -166,7 +166,7 @@ def test_what_measures_needs_no_optuna() -> None:
         path
         for folder in (PACKAGE, KERNELS)
         for kind in ("cu", "cuh", "h")
-        for path in sorted(folder.glob(f"*.{kind}"))
+        for path in sorted(folder.rglob(f"*.{kind}"))
     ],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
@@ -176,7 +176,7 @@ def test_files_are_short(path: Path) -> None:
 
 # ---- kernels --------------------------------------------------------------------------------------------------------
 
-SOURCES = sorted([*KERNELS.glob("*.cu"), *KERNELS.glob("*.cuh")])
+SOURCES = sorted(KERNELS.rglob("*.cu*"))
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _PARENTHESES = r"\((?:[^()]|\([^()]*\))*\)"
 _KERNEL = re.compile(
@@ -254,7 +254,7 @@ def test_a_raw_dereference_is_seen(body: str) -> None:
 
 
 def test_kernels_have_pointers_to_look_at() -> None:
-    for path in KERNELS.glob("*.cu"):
+    for path in KERNELS.rglob("*.cu"):
         entries = _KERNEL.findall(path.read_text())
         assert len(entries) == path.read_text().count("__global__"), path
         assert all(name.startswith(path.stem) for name, _ in entries)
@@ -267,7 +267,7 @@ def test_kernels_have_pointers_to_look_at() -> None:
 def test_kernels_include_only_their_own_files(path: Path) -> None:
     for line in path.read_text().splitlines():
         if line.lstrip().startswith("#") and "include" in line:
-            assert (found := re.fullmatch(r'#include "(\w+\.cuh)"', line)), line
+            assert (found := re.fullmatch(r'#include "(\w+/\w+\.cuh)"', line)), line
             assert (KERNELS / found[1]).is_file()
 
 

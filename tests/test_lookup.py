@@ -354,7 +354,11 @@ def test_a_digest_is_that_of_the_kernels(edited: Callable[[str, str, str], None]
     """An edited statement of a kernel makes its entries stale, and those of no other strategy."""
     before = digests()
     assert len(set(before.values())) == 2
-    edited("group_norm_backward_split.cu", "__launch_bounds__(Tile::threads", "__launch_bounds__(1 * Tile::threads")
+    edited(
+        "group_norm/group_norm_backward_split.cu",
+        "__launch_bounds__(Tile::threads",
+        "__launch_bounds__(1 * Tile::threads",
+    )
     after = digests()
     assert after[TUNED] != before[TUNED]
     assert after[own(PROBLEM)] == before[own(PROBLEM)]
@@ -362,7 +366,7 @@ def test_a_digest_is_that_of_the_kernels(edited: Callable[[str, str, str], None]
 
 def test_a_statement_of_a_header_is_in_the_digest(edited: Callable[[str, str, str], None]) -> None:
     before = digests()
-    edited("norm.cuh", "return value - value == acc_t(0);", "return value - value == acc_t(1);")
+    edited("common/norm.cuh", "return value - value == acc_t(0);", "return value - value == acc_t(1);")
     assert not set(digests().values()) & set(before.values())
 
 
@@ -370,30 +374,30 @@ def test_a_statement_of_a_header_is_in_the_digest(edited: Callable[[str, str, st
     ("old", "new"),
     [
         ("// The mathematics of normalisation, once.", "// Once: the mathematics of normalisation, beta_t.\n//"),
-        ('#include "reduce.cuh"\n', '\n\n#include "reduce.cuh"\n/* a line,\n   and "another" */\n'),
+        ('#include "common/reduce.cuh"\n', '\n\n#include "common/reduce.cuh"\n/* a line,\n   and "another" */\n'),
         ("struct Statistics {\n", 'struct  Statistics {  // "of a slice\n'),
     ],
 )
 def test_a_comment_is_in_no_digest(edited: Callable[[str, str, str], None], old: str, new: str) -> None:
     """Nor are blank lines and white space, which clang-format may change."""
     before = digests()
-    edited("norm.cuh", old, new)
+    edited("common/norm.cuh", old, new)
     assert digests() == before
 
 
 def test_a_header_that_moves_changes_no_digest(edited: Callable[[str, str, str], None]) -> None:
     """The compiler's messages name the file and line of every statement; the digest does not."""
     before = digests()
-    edited("norm.cuh", '#include "reduce.cuh"', '#include "sums.cuh"')
-    (sources.folder() / "reduce.cuh").rename(sources.folder() / "sums.cuh")
-    assert '#line 1 "sums.cuh"' in sources._expand("group_norm_backward_split")
+    edited("common/norm.cuh", '#include "common/reduce.cuh"', '#include "partition/sums.cuh"')
+    (sources.folder() / "common" / "reduce.cuh").rename(sources.folder() / "partition" / "sums.cuh")
+    assert '#line 1 "partition/sums.cuh"' in sources._expand("group_norm_backward_split")
     assert digests() == before
 
 
 def test_slashes_in_a_string_are_no_comment(edited: Callable[[str, str, str], None]) -> None:
-    edited("norm.cuh", "struct Statistics {", 'const char* const named = "a//b";\nstruct Statistics {')
+    edited("common/norm.cuh", "struct Statistics {", 'const char* const named = "a//b";\nstruct Statistics {')
     before = digests()
-    edited("norm.cuh", '"a//b"', '"a//c"')
+    edited("common/norm.cuh", '"a//b"', '"a//c"')
     assert not set(digests().values()) & set(before.values())
 
 

@@ -143,13 +143,25 @@ def test_every_reason_is_one_of_a_mutant_that_is_there() -> None:
 
 #: The file, the start of the line, kind, which of those; and a case that kills it.
 REAL = [
-    ("group_forward_slab.cuh", "__syncthreads();", "barrier", 2, "group_norm-block: one part a channel"),
-    ("team.cuh", "turn = 1 - turn;", "parity", 0, "layer_norm-block: long rows"),
-    ("turns.cuh", "__syncthreads();", "barrier", 0, "group_norm-grid: two blocks"),
-    ("batch_norm_elemt_block.cu", "for (long long item", "guard", 0, "batch_norm_elemt-block: one block for all"),
-    ("batch_slabs.cuh", "end = begin + samples", "guard", 1, "batch_norm_stats-block: a short last slab and range"),
+    ("group_norm/forward_slab.cuh", "__syncthreads();", "barrier", 2, "group_norm-block: one part a channel"),
+    ("partition/team.cuh", "turn = 1 - turn;", "parity", 0, "layer_norm-block: long rows"),
+    ("partition/turns.cuh", "__syncthreads();", "barrier", 0, "group_norm-grid: two blocks"),
     (
-        "batch_sums.cuh",
+        "batch_norm/batch_norm_elemt_block.cu",
+        "for (long long item",
+        "guard",
+        0,
+        "batch_norm_elemt-block: one block for all",
+    ),
+    (
+        "batch_norm/sample_slabs.cuh",
+        "end = begin + samples",
+        "guard",
+        1,
+        "batch_norm_stats-block: a short last slab and range",
+    ),
+    (
+        "batch_norm/sums_out.cuh",
         "if (sum_dy !=",
         "guard",
         0,

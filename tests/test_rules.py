@@ -140,7 +140,7 @@ def test_out_of_bounds_in_the_plain_build(kernel: Kernel, monkeypatch: pytest.Mo
 
 
 def test_reads_of_unwritten_shared_memory_that_change_nothing_are_no_fault() -> None:
-    text = """#include "types.cuh"
+    text = """#include "common/types.cuh"
     extern "C" __global__ void discards(float* y) {
         int offset = 0;
         float* shared = shared_array<float>(offset, 64);

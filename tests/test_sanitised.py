@@ -84,7 +84,7 @@ def test_a_fault_of_the_runtime_is_no_report() -> None:
 
 
 def test_the_place_is_the_kernels_own() -> None:
-    text = """#line 1 "types.cuh"
+    text = """#line 1 "common/types.cuh"
     static __device__ void store(float* array, long long index, float value) {
         array[index] = value;
     }
