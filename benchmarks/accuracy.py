@@ -32,13 +32,13 @@ from cunorm.tuning.oracle import Expected, expected
 from cunorm.tuning.tolerance import UNIT, stored
 from cunorm.tuning.verify import Verifier
 
-from cunorm import costmodel
-from cunorm.arrays import DTYPES
-from cunorm.devices import known
-from cunorm.launch import Place, plan_for
-from cunorm.ops import OPS
-from cunorm.problem import Problem, accumulator
-from cunorm.strategy import Strategy, Tile, main_launch
+from cunorm.core.arrays import DTYPES
+from cunorm.core.devices import known
+from cunorm.core.problem import Problem, accumulator
+from cunorm.core.strategy import Strategy, Tile, main_launch
+from cunorm.ops.registry import OPS
+from cunorm.runtime.plans import Place, plan_for
+from cunorm.tiling import costmodel
 
 __all__ = [
     "ACTIVE", "GOAL", "PAGE", "PICTURE", "RESULTS", "UNIT", "beside_numpy", "errors", "main", "numpy_results", "page",

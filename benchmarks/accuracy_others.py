@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from cunorm.tuning.inputs import EPS, Inputs, channels_second, numbers_of
 
-from cunorm.problem import Problem
+from cunorm.core.problem import Problem
 
 __all__ = ["numpy_results", "torch_results"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cunorm.tuning.inputs import CONSTANT, OFFSET, OUTLIER, WIDTH
 
-from cunorm.ops import OPS
+from cunorm.ops.registry import OPS
 
 __all__ = [
     "ACTIVE", "DEVICE", "DTYPES_SHOWN", "GOAL", "KINDS_SHOWN", "LENGTHS", "beside_numpy", "draw", "page",

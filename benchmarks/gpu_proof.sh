@@ -41,7 +41,7 @@ if [ -n "$dry" ]; then
   mkdir -p "$results" "$tables"
   export CUNORM_CACHE_DIR="${CUNORM_CACHE_DIR:-$box/cache}"
 else
-  python -c "import sys; from cunorm.ops import gpu_present; sys.exit(0 if gpu_present() else 3)" || {
+  python -c "import sys; from cunorm.ops.registry import gpu_present; sys.exit(0 if gpu_present() else 3)" || {
     echo "gpu_proof: CuPy sees no GPU here; see \`cunorm doctor\`, or --dry-run" >&2
     exit 3
   }
@@ -86,8 +86,9 @@ part_1() {
 part_2() {
   local device workload date
   device=$(python -c "
-from cunorm import launch, table
-print(table.slug(launch.executor('${dry:+cpu}' or 'gpu').limits()))")
+from cunorm.runtime import plans
+from cunorm.tiling import table
+print(table.slug(plans.executor('${dry:+cpu}' or 'gpu').limits()))")
   local table="$tables/$device.json" until=$deadline
   date=$(date -u +%F)
   if [ -n "$dry" ]; then

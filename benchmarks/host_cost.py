@@ -26,10 +26,10 @@ from cunorm.tuning.inputs import inputs_of, numbers_of
 from cunorm.tuning.stand import software
 
 import cunorm
-from cunorm.arrays import pointer
-from cunorm.launch import executor
-from cunorm.ops import OPS, gpu_present
-from cunorm.shapes import plan_options
+from cunorm.core.arrays import pointer
+from cunorm.ops.registry import OPS, gpu_present
+from cunorm.ops.shapes import plan_options
+from cunorm.runtime.plans import executor
 
 SHAPES = {"group": "2,320,16x16,32", "layer": "512,320", "batch": "2,320,16x16"}
 DTYPE = "float32"

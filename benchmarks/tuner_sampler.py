@@ -37,10 +37,10 @@ from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
 import cunorm
-from cunorm.devices import KNOWN
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
 from tuning import workloads
 from tuning.result import MORE
 from tuning.sampler import PRIOR, SWEPT, ValidSetSampler, tile_of

@@ -15,8 +15,10 @@ import numpy as np
 from battery_run import RUNS
 
 import cunorm
-from cunorm import launch, sources, strategy_common
-from cunorm.launch import Plan
+from cunorm.jit import sources
+from cunorm.ops.common import building_blocks
+from cunorm.runtime import plans
+from cunorm.runtime.plans import Plan
 
 __all__ = [
     *("ALL_OFF", "FAR", "INFINITE", "MASKS", "MIXED", "NO_PARAMETERS", "ORDERS", "SAME_OFF"),
@@ -50,7 +52,7 @@ def files_of(file: str) -> frozenset[str]:
 
 def forget() -> None:
     """Empty the caches of plans and calls."""
-    launch._plans.clear()
+    plans._plans.clear()
     helpers.forget_calls()
 
 
@@ -60,7 +62,7 @@ def grid_of(blocks: int | None) -> Iterator[None]:
     if blocks is None:
         yield
         return
-    with mock.patch.object(strategy_common, "MAX_GRID", blocks):
+    with mock.patch.object(building_blocks, "MAX_GRID", blocks):
         forget()
         try:
             yield

@@ -11,8 +11,8 @@ from tolerance import assert_within
 
 import cunorm
 from cunorm import reference
-from cunorm.arrays import DTYPES, NAMES
-from cunorm.problem import accumulator
+from cunorm.core.arrays import DTYPES, NAMES
+from cunorm.core.problem import accumulator
 
 if TYPE_CHECKING:
     from battery_case import Case

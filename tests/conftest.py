@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cunorm import lookup, settings
+from cunorm.core import settings
+from cunorm.tiling import lookup
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import SENTINEL, cunorm_module, fake_cupy, forget_calls
+from helpers import SENTINEL, fake_cupy, forget_calls
 
 import cunorm
-from cunorm.ops import OPS
+from cunorm.ops.registry import OPS
 
 Arguments = dict[str, Any]
 Change = Callable[[Arguments], Arguments]
@@ -69,7 +69,7 @@ def nothing_may_happen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name in ("empty", "zeros", "empty_like", "zeros_like", "full", "ascontiguousarray", "copyto", "require"):
             patched.setattr(np, name, refuse(f"numpy.{name}"))
         for name in ("compile", "launch"):
-            patched.setattr(cunorm_module("cpu"), name, refuse(f"cunorm.cpu.{name}"))
+            patched.setattr(f"cunorm.executors.cpu.executor.{name}", refuse(f"cunorm.executors.cpu.executor.{name}"))
         yield
 
 

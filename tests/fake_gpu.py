@@ -13,10 +13,10 @@ from typing import Any
 import cupy
 import numpy as np
 import pytest
-from helpers import cunorm_module, fake_cupy, forget_calls
+from helpers import fake_cupy, forget_calls
 
 import cunorm
-from cunorm import gpu
+from cunorm.executors import gpu
 
 FACTS = {
     "name": b"NVIDIA H200",
@@ -142,7 +142,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(cupy, "asarray", notes.asarray)
     monkeypatch.setattr(gpu.runtime, "getDevice", lambda: notes.current)
     monkeypatch.setattr(gpu.runtime, "getDeviceProperties", lambda _: dict(FACTS))
-    monkeypatch.setattr(cunorm_module("launch"), "_plans", {})
+    monkeypatch.setattr("cunorm.runtime.plans._plans", {})
     _forget()
     yield notes
     _forget()

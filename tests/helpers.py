@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import mmap
 import sys
@@ -24,9 +23,9 @@ from tolerance import (
 )
 
 from cunorm import Tile, reference
-from cunorm.arrays import DTYPES, NAMES
-from cunorm.op import Op
-from cunorm.problem import accumulator
+from cunorm.core.arrays import DTYPES, NAMES
+from cunorm.core.problem import accumulator
+from cunorm.runtime.op import Op
 
 SENTINEL = 200.0  # exact in every dtype
 
@@ -45,11 +44,6 @@ def forget_calls() -> None:
             for value in list(vars(module).values()):
                 if isinstance(value, Op):
                     value.calls.clear()
-
-
-def cunorm_module(name: str) -> Any:
-    """A module of cunorm, also where the package has a function of that name."""
-    return importlib.import_module(f"cunorm.{name}")
 
 
 @dataclass

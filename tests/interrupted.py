@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 import cunorm
-from cunorm import cpu
-from cunorm.errors import KernelFault
+from cunorm.core.errors import KernelFault
+from cunorm.executors.cpu import executor
 
 ROWS, WIDTH = 1600, 4096
 SPIN = """extern "C" __global__ void spin(int* word, long long from) {
@@ -113,16 +113,16 @@ def storm(op: str, calls: str, seconds: str, size: str) -> None:
 def spin(start: str, build: str) -> None:
     """A kernel whose blocks from ``start`` on never end: an alarm ends the launch."""
     signal.signal(signal.SIGALRM, ring)
-    cpu.SPREAD_SECONDS = 0.0
+    executor.SPREAD_SECONDS = 0.0
     words = np.zeros(9, np.int32)
-    kernel = cpu.compile(SPIN, "spin", build=build)
+    kernel = executor.compile(SPIN, "spin", build=build)
     began = time.monotonic()
-    stopped = interrupted(lambda: cpu.launch(kernel, 8, 64, 0, [words.ctypes.data, int(start)]), 0.4, 0.0)
+    stopped = interrupted(lambda: executor.launch(kernel, 8, 64, 0, [words.ctypes.data, int(start)]), 0.4, 0.0)
     seconds = time.monotonic() - began
     words[:] = 1, *[0] * 8  # whoever still spins would go on from here
     time.sleep(0.2)
     late = int(words[1:].sum())
-    cpu.launch(kernel, 8, 64, 0, [words.ctypes.data, 8])
+    executor.launch(kernel, 8, 64, 0, [words.ctypes.data, 8])
     say(stopped=stopped, seconds=seconds, late=late, after=words[1:].tolist())
 
 
@@ -198,11 +198,11 @@ def leaving_handler() -> None:
 
 def late() -> None:
     """A helper waits for ever, while others come too late to begin: a fault in every launch."""
-    cpu.SPREAD_SECONDS = 0.0
-    kernel, word, faults = cpu.compile(WAIT, "wait_in"), np.zeros(1, np.int32), 0
+    executor.SPREAD_SECONDS = 0.0
+    kernel, word, faults = executor.compile(WAIT, "wait_in"), np.zeros(1, np.int32), 0
     for i in range(200):
         try:
-            cpu.launch(kernel, 200, 32, 0, [word.ctypes.data, 2 + i % 5])
+            executor.launch(kernel, 200, 32, 0, [word.ctypes.data, 2 + i % 5])
         except KernelFault as fault:
             faults += "deadlock" in str(fault)
     say(faults=faults)
@@ -232,22 +232,22 @@ def few(what: str) -> None:
     os.environ["CUNORM_CPU_CORES"] = "1"
     expected = cunorm.layer_norm(x, WIDTH)
     os.environ["CUNORM_CPU_CORES"] = "5"
-    cpu.SPREAD_SECONDS = 0.0
+    executor.SPREAD_SECONDS = 0.0
     missing = []
     if what != "memory":
         if os.geteuid() == 0:  # whom no limit of processes binds
             os.setuid(54321)
         most = int(what)
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-        genuine = cpu._run
+        genuine = executor._run
 
         def run(kernel: Any, buffer: Any, scratches: Any, arena: int) -> str | None:
             try:
                 return genuine(kernel, buffer, scratches, arena)
             finally:
-                missing.append((len(scratches), buffer[cpu.MISSING]))
+                missing.append((len(scratches), buffer[executor.MISSING]))
 
-        cpu._run = run
+        executor._run = run
     else:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
@@ -269,13 +269,13 @@ def first_call() -> None:
 
 def at_exit() -> None:
     """The first call is made by an atexit handler."""
-    cpu.SPREAD_SECONDS = 0.0
+    executor.SPREAD_SECONDS = 0.0
     atexit.register(first_call)
 
 
 def outlive() -> None:
     """The first call is made by a thread that outlives the main thread."""
-    cpu.SPREAD_SECONDS = 0.0
+    executor.SPREAD_SECONDS = 0.0
     main = threading.main_thread()
 
     def work() -> None:

@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from cunorm import cpu, cpu_checked, settings, sources
-from cunorm.cpu_memory import PARAMETER, WORKSPACE, Guarded, Region
+from cunorm.core import settings
+from cunorm.executors.cpu import checked as cpu_checked
+from cunorm.executors.cpu import executor
+from cunorm.executors.cpu.memory import PARAMETER, WORKSPACE, Guarded, Region
+from cunorm.jit import sources
 
 KERNELS = Path(__file__).with_name("kernels")
 ORDERS = ("ascending", "descending", "random:3")
@@ -39,18 +42,18 @@ def expanded(text: str, name: str = "kernel.cu", seen: set[str] | None = None) -
     return "\n".join(lines)
 
 
-def compiled(text: str, entry: str, dtype: str = "float", **constants: int) -> cpu.Kernel:
+def compiled(text: str, entry: str, dtype: str = "float", **constants: int) -> executor.Kernel:
     """A test kernel behind what the host writes on top of a kernel."""
     fields = " ".join(f"static constexpr int {name} = {value};" for name, value in constants.items())
     head = (
         "struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast;\n"
         f'typedef {dtype} data_t;\nstruct Tile {{ {fields} }};\n#line 1 "{entry}.cu"\n'
     )
-    return cpu.compile(head + expanded(text, f"{entry}.cu"), entry)
+    return executor.compile(head + expanded(text, f"{entry}.cu"), entry)
 
 
 def launch(
-    kernel: cpu.Kernel,
+    kernel: executor.Kernel,
     grid: int,
     threads: int,
     shared_bytes: int,
@@ -68,12 +71,12 @@ def launch(
     ]
     arguments = [*(region.address for region in memory), *numbers]
     if settings.cpu_build() != "checked" and record is None:
-        cpu.launch(kernel, grid, threads, shared_bytes, arguments, memory=memory, **options)
+        executor.launch(kernel, grid, threads, shared_bytes, arguments, memory=memory, **options)
         return
     guarded = Guarded(memory)
     places = [*(guarded.moved(region.address, region.nbytes) for region in memory), *numbers]
     try:
-        cpu_checked.checked(cpu.launch, kernel, grid, threads, shared_bytes, places, guarded, record, **options)
+        cpu_checked.checked(executor.launch, kernel, grid, threads, shared_bytes, places, guarded, record, **options)
     finally:
         guarded.give_back()
 

@@ -19,8 +19,8 @@ from helpers import BATCH_OPS, arrays, batch_arrays, layer_arrays
 from test_batch_norm import GATHER
 
 import cunorm
-from cunorm import call, launch
-from cunorm.ops import OPS
+from cunorm.ops.registry import OPS
+from cunorm.runtime import call, plans
 
 #: Signatures and plans that are kept, so that a few hundred new ones fill the caches and empty them again.
 KEPT = 64
@@ -131,13 +131,13 @@ def large(action: Action) -> Action:
 
 def main() -> None:
     count, warm = map(int, sys.argv[1:])
-    launch.KEPT_PLANS = call.KEPT_CALLS = KEPT
+    plans.KEPT_PLANS = call.KEPT_CALLS = KEPT
     rows = np.ones((512, 512), np.float32)
     actions = right() | refused() | {"large calls": large(lambda _: cunorm.layer_norm(rows, 512))}
     found = {}
     for kind in (actions, new()):
         if kind is not actions:
-            launch.Plan.run = lambda *_: None  # type: ignore[method-assign]
+            plans.Plan.run = lambda *_: None  # type: ignore[method-assign]
         for name, action in kind.items():
             for number in range(warm):
                 action(number)

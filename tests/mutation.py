@@ -28,7 +28,8 @@ from mutants import Mutant, mutants
 from mutation_coverage import reached
 from mutation_survivors import SURVIVORS
 
-from cunorm import settings, sources
+from cunorm.core import settings
+from cunorm.jit import sources
 
 __all__ = ["Outcome", "all_mutants", "checks_of", "judge", "run_mutant"]
 

@@ -80,10 +80,11 @@ def reached(
 def main(folder: Path, count: int, checks: Sequence[str]) -> None:
     from mutation_worker import run
 
-    from cunorm import cpu, sources
+    from cunorm.executors.cpu import executor
+    from cunorm.jit import sources
 
     sources.folder = lambda: folder / "kernels_cu"  # type: ignore[assignment]
-    real = cpu.launch
+    real = executor.launch
     hits: dict[str, set[int]] = {}
 
     def launch(kernel: Any, *arguments: Any, **named: Any) -> None:
@@ -94,7 +95,7 @@ def main(folder: Path, count: int, checks: Sequence[str]) -> None:
         hits.setdefault(kernel.name, set()).update(at for at, hit in enumerate(bytes(probes)) if hit)
 
     found = {}
-    with mock.patch.object(cpu, "launch", launch):
+    with mock.patch.object(executor, "launch", launch):
         for check in checks:
             hits.clear()
             run(check, folder / "kernels")

@@ -36,12 +36,13 @@ def run(check: str, kernels: Path) -> bytes:
 
 def use(folder: Path, entries: str) -> None:
     """Take the texts of those kernels from the folder."""
-    from cunorm import launch, sources
+    from cunorm.jit import sources
+    from cunorm.runtime import plans
 
     original, changed, kernel_text = sources.folder(), folder / "kernels_cu", sources.kernel_text
     mutated = set(entries.split(","))
 
-    def text(one: launch.Launch, *rest: Any) -> str:
+    def text(one: plans.Launch, *rest: Any) -> str:
         place = changed if one.entry in mutated or entries == "*" else original
         sources.folder = lambda: place  # type: ignore[assignment]
         for cached in (sources._expand, sources._code, sources._head_of):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cunorm.nvrtc import ends, supported, usages
-from cunorm.ptxas import Usage
+from cunorm.jit.nvrtc import ends, supported, usages
+from cunorm.jit.ptxas import Usage
 
 
 def compile_for(text: str, architecture: str) -> list[Usage]:

@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from cunorm import compilers, cpu, cpu_checked
-from cunorm.cpu_memory import TENSOR, Region
-from cunorm.errors import CompileError, KernelFault
+from cunorm.core.errors import CompileError, KernelFault
+from cunorm.executors.cpu import checked as cpu_checked
+from cunorm.executors.cpu import executor
+from cunorm.executors.cpu.memory import TENSOR, Region
+from cunorm.jit import cxx
 
 __all__ = ["ChildFailed", "call", "fault_in", "launched", "missing", "run_cases"]
 
@@ -51,7 +53,7 @@ class ChildFailed(RuntimeError):
 
 
 @cache
-def _library(compiler: compilers.Compiler) -> Path | None:
+def _library(compiler: cxx.Compiler) -> Path | None:
     """The sanitiser's library of a compiler."""
     done = subprocess.run(
         [*compiler.command, f"-print-file-name={LIBRARY}"], capture_output=True, text=True, timeout=60, check=False
@@ -75,7 +77,7 @@ def _starts(library: Path) -> str | None:
 def missing() -> str | None:
     """Why the sanitised build cannot run here, or None."""
     try:
-        compiler = compilers.chosen()
+        compiler = cxx.chosen()
     except CompileError as error:
         return str(error)
     if compiler.name == "zig" or "clang" in compiler.version.lower():
@@ -105,7 +107,7 @@ def call(function: Callable[..., Any], *arguments: Any, seconds: float = SECONDS
     Exception
         What the function raised.
     """
-    library = _library(compilers.chosen())
+    library = _library(cxx.chosen())
     with tempfile.TemporaryDirectory(prefix="cunorm-sanitised-") as folder:
         task, result = Path(folder, "task"), Path(folder, "result")
         task.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, arguments)))))
@@ -173,7 +175,7 @@ def launched(
     own = [array.copy() for array in arrays]
     places = [array.ctypes.data for array in own]
     memory = [Region("x", place, array.nbytes, TENSOR) for place, array in zip(places, own, strict=True)]
-    cpu.launch(cpu.compile(text, entry), 1, 32, shared_bytes, [*places, *numbers], memory=memory)
+    executor.launch(executor.compile(text, entry), 1, 32, shared_bytes, [*places, *numbers], memory=memory)
     return own
 
 

@@ -17,12 +17,12 @@ from cunorm.tuning.inputs import KINDS, Inputs, Kind, inputs_of, slices_of
 from cunorm.tuning.oracle import WHOLE, expected
 from cunorm.tuning.verify import Verifier
 
-from cunorm import costmodel
-from cunorm.devices import known
-from cunorm.launch import Place, plan_for
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile, ceil_div
+from cunorm.core.devices import known
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile, ceil_div
+from cunorm.ops.registry import OPS
+from cunorm.runtime.plans import Place, plan_for
+from cunorm.tiling import costmodel
 
 ROOT = Path(__file__).parent.parent
 FORWARDS = [("group_norm", "NCHW"), ("group_norm", "NHWC"), ("layer_norm", "NCHW"), ("batch_norm_stats", "NCHW"),

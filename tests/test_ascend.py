@@ -17,8 +17,8 @@ from conftest import Executor
 from helpers import LAYOUTS, SENTINEL, BatchArrays, arrays, batch_arrays, laid_out
 
 import cunorm
-from cunorm.arrays import DTYPES
 from cunorm.ascend import aclGetRecentErrMsg
+from cunorm.core.arrays import DTYPES
 
 SHAPE = (2, 8, 3, 3)
 CPU = Executor("cpu")
@@ -424,7 +424,7 @@ def test_a_strategy_that_cannot_work_in_place_refuses_it_in_the_first_phase(monk
         made = cunorm.plan(*arguments, **options)
         return replace(made, strategy=replace(made.strategy, in_place=False))
 
-    monkeypatch.setattr("cunorm.ascend_checks.plan", plan)
+    monkeypatch.setattr("cunorm.ascend.checks.plan", plan)
     given = group_call()
     assert GROUP.first(given)[0] == SUCCESS
     assert GROUP.first(given | {"gradInput": given["gradOut"]})[0] == INVALID

@@ -13,8 +13,8 @@ from helpers import arrays, layer_arrays
 
 import cunorm
 from cunorm import reference
-from cunorm.arrays import DTYPES
 from cunorm.ascend import GroupNormGrad, LayerNormGrad, strict_limits
+from cunorm.core.arrays import DTYPES
 
 EPSILON = 1e-3
 

@@ -125,7 +125,7 @@ def test_what_no_code_covers_is_raised(face: Face, monkeypatch: pytest.MonkeyPat
     given = face.right()
     before = copy.deepcopy(given)
     monkeypatch.setenv("CUNORM_CXX", "/nowhere/g++")
-    monkeypatch.setattr("cunorm.launch._plans", {})
+    monkeypatch.setattr("cunorm.runtime.plans._plans", {})
     forget_calls()
     status, size, executor = face.first(given)
     assert status == SUCCESS
@@ -138,7 +138,7 @@ def test_what_no_code_covers_is_raised(face: Face, monkeypatch: pytest.MonkeyPat
 def test_a_wrong_environment_is_a_status_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first phase, or in the second that depends on it."""
     monkeypatch.setenv(name, "sideways")
-    monkeypatch.setattr("cunorm.launch._plans", {})
+    monkeypatch.setattr("cunorm.runtime.plans._plans", {})
     forget_calls()
     status, size, executor = GROUP.first(GROUP.right())
     if status == SUCCESS:

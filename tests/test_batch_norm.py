@@ -17,10 +17,12 @@ from test_group_norm_values import sparse
 from tolerance import assert_within, batch_elemt, batch_input, batch_reduce, batch_stats
 
 import cunorm
-from cunorm import launch, reference, strategy_common
-from cunorm.arrays import DTYPES, NAMES
-from cunorm.batch_norm_strategies import STATS
-from cunorm.problem import accumulator
+from cunorm import reference
+from cunorm.core.arrays import DTYPES, NAMES
+from cunorm.core.problem import accumulator
+from cunorm.ops.batch_norm.strategies import STATS
+from cunorm.ops.common import building_blocks
+from cunorm.runtime import plans
 
 # (N, C, spatial). HxW of 1, 2, 3, 7, 49, 63, 65 and 127 leave every tail of a 16-byte access; C of 1, 3, 5, 20, 33 and
 # 64 make wide rows, last slabs and rows left over; N of 1, 2 and 129.
@@ -321,18 +323,18 @@ def test_a_grid_smaller_than_the_work(
     """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
 
     def forget() -> None:
-        launch._plans.clear()
+        plans._plans.clear()
         forget_calls()
 
-    monkeypatch.setattr(strategy_common, "MAX_GRID", 3)
+    monkeypatch.setattr(building_blocks, "MAX_GRID", 3)
     forget()
     try:
         for order in ("ascending", "descending", "random:1"):
             monkeypatch.setenv("CUNORM_CPU_ORDER", order)
             for case in taken(kind, strategy, [(9, 33, (5,)), (9, 20, (50,)), (250, 3, ())]):
                 case.check(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
-        assert launch._plans
-        assert all(one.grid <= 3 for plan in launch._plans.values() for one in plan.launches)
+        assert plans._plans
+        assert all(one.grid <= 3 for plan in plans._plans.values() for one in plan.launches)
     finally:
         forget()
 
@@ -541,7 +543,7 @@ def test_no_elements_at_all(executor: Executor) -> None:
 @contextlib.contextmanager
 def some_blocks(*wanted: int | None) -> Iterator[None]:
     """Of the launches to come run only so many blocks: the first ones, for a negative number the last, None for all."""
-    from cunorm import cpu
+    from cunorm.executors.cpu import executor as cpu
 
     whole = cpu.launch
     left = iter(wanted)

@@ -12,7 +12,7 @@ from tolerance import assert_within, batch_reduce, batch_stats
 
 import cunorm
 from cunorm import reference
-from cunorm.arrays import DTYPES
+from cunorm.core.arrays import DTYPES
 
 #: Shapes and tiles whose threads add up thousands of terms one after another: the longest of each space.
 LONG = [

@@ -18,7 +18,7 @@ from helpers import BATCH_OPS, LAYOUTS, SENTINEL, BatchArrays, batch_arrays, lai
 from test_batch_norm import tile_of as tile_fields
 
 import cunorm
-from cunorm.arrays import DTYPES
+from cunorm.core.arrays import DTYPES
 
 STATS, ELEMT, REDUCE, INPUT = BATCH_OPS
 KINDS = {STATS: "stats", ELEMT: "elemt", REDUCE: "reduce", INPUT: "input"}

@@ -40,8 +40,8 @@ from test_batch_norm import tile_of
 
 import cunorm
 from cunorm import reference
-from cunorm.arrays import DTYPES
-from cunorm.ops import OPS
+from cunorm.core.arrays import DTYPES
+from cunorm.ops.registry import OPS
 
 STATS, ELEMT, REDUCE, INPUT = BATCH_OPS
 GATHER = "batch_norm_gather_stats"

@@ -13,7 +13,7 @@ from tolerance import assert_within
 
 import cunorm
 from cunorm import reference
-from cunorm.arrays import DTYPES, NAMES
+from cunorm.core.arrays import DTYPES, NAMES
 
 TILE = cunorm.Tile("column", threads=64)  # a dictionary is checked in every call, and its call not remembered
 RUNNING = ("running_mean", "running_var")

@@ -7,7 +7,7 @@ import mutation
 import pytest
 from battery_case import forget, kernel_files
 
-from cunorm.ops import OPS
+from cunorm.ops.registry import OPS
 
 
 @pytest.fixture(autouse=True)

@@ -21,13 +21,15 @@ from cunorm.tuning.inputs import inputs_of
 from cunorm.tuning.oracle import expected
 from cunorm.tuning.peers import PEERS, NotOffered, Peer
 
-from cunorm import cli, cli_parser, lookup
-from cunorm.arrays import DTYPES
-from cunorm.devices import KNOWN, Device
-from cunorm.launch import Place
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.traffic_problem import array_facts
+from cunorm.cli import main as cli
+from cunorm.cli import parser as cli_parser
+from cunorm.core.arrays import DTYPES
+from cunorm.core.devices import KNOWN, Device
+from cunorm.core.problem import Problem
+from cunorm.ops.registry import OPS
+from cunorm.runtime.plans import Place
+from cunorm.tiling import lookup
+from cunorm.traffic.sampling import array_facts
 
 PLACE = Place("cpu", 0, KNOWN["H200"])
 PROBLEM = Problem("layer_norm", "float32", "float32", "float32", "float32", "NCHW", 6, 40, 1, 1, ("y", "mean", "rstd"))

@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cunorm import builds, compilers, cpu, cpu_kernel
-from cunorm.errors import CompileError
+from cunorm.core.errors import CompileError
+from cunorm.executors.cpu import executor
+from cunorm.executors.cpu import kernel as cpu_kernel
+from cunorm.jit import builds, cxx
 
 TEXT = 'extern "C" __global__ void ramp(float* y) { y[threadIdx.x] = threadIdx.x * 2.0f; }'
 OTHER = TEXT.replace("2.0f", "3.0f")
@@ -28,7 +30,7 @@ EXPECTED = f"{[2.0 * lane for lane in range(32)]}\n"
 #: Compiles, runs and prints; the text is its first argument.
 CHILD = """
 import sys, numpy as np
-from cunorm import cpu
+from cunorm.executors.cpu import executor as cpu
 y = np.zeros(32, np.float32)
 cpu.launch(cpu.compile(sys.argv[1], "ramp"), 1, 32, 0, [y.ctypes.data])
 print(y.tolist())
@@ -44,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUNORM_CACHE_DIR", str(folder))
-        cpu.compile(TEXT, "ramp")
+        executor.compile(TEXT, "ramp")
     return folder
 
 
@@ -154,15 +156,15 @@ def test_what_is_damaged_is_not_whole_and_is_replaced(
     assert builds._whole(kept)
     damage(kept / "kernel.so")
     assert not builds._whole(kept)
-    monkeypatch.setattr(compilers, "shared_object", copied)
+    monkeypatch.setattr(cxx, "shared_object", copied)
     cpu_kernel._kernels.clear()
     y = np.zeros(32, np.float32)
-    cpu.launch(cpu.compile(TEXT, "ramp"), 1, 32, 0, [y.ctypes.data])
+    executor.launch(executor.compile(TEXT, "ramp"), 1, 32, 0, [y.ctypes.data])
     assert y.tolist() == [2.0 * lane for lane in range(32)]
     assert builds._whole(kept)
-    monkeypatch.setattr(compilers, "shared_object", no_compiler)
+    monkeypatch.setattr(cxx, "shared_object", no_compiler)
     cpu_kernel._kernels.clear()
-    cpu.compile(TEXT, "ramp")
+    executor.compile(TEXT, "ramp")
 
 
 @pytest.mark.parametrize("file", ["kernel.so", "kernel.sha256"])
@@ -180,7 +182,7 @@ def test_any_flipped_bit_is_seen(file: str, kept: Path) -> None:
 def test_the_build_of_another_text_is_not_loaded(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole build under a wrong name computes something else, in silence."""
     cpu_kernel._kernels.clear()
-    other = cpu.compile(OTHER, "ramp").path.parent
+    other = executor.compile(OTHER, "ramp").path.parent
     shutil.rmtree(kept)
     shutil.copytree(other, kept)
     check(child())
@@ -189,21 +191,24 @@ def test_the_build_of_another_text_is_not_loaded(kept: Path, monkeypatch: pytest
 
 def test_a_build_is_read_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm call does not pay for the checksum, and a second process does not compile."""
-    monkeypatch.setattr(compilers, "shared_object", no_compiler)
+    monkeypatch.setattr(cxx, "shared_object", no_compiler)
     genuine, looks = builds._whole, []
     monkeypatch.setattr(builds, "_whole", lambda folder: (looks.append(folder), genuine(folder))[1])
     cpu_kernel._kernels.clear()
     for _ in range(3):
-        cpu.compile(TEXT, "ramp")
+        executor.compile(TEXT, "ramp")
     assert looks == [kept]
 
 
 def test_the_build_that_counts_traffic_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
-    script = "from cunorm import reuse, settings; print(reuse._library(settings.cache_dir()).cunorm_reuse_new() > 0)"
+    script = (
+        "from cunorm.core import settings; from cunorm.traffic import reuse\n"
+        "print(reuse._library(settings.cache_dir()).cunorm_reuse_new() > 0)"
+    )
     first = child(script=script)
     assert first.returncode == 0, first.stderr
-    (path,) = (tmp_path / "cpu").glob("cpu_reuse*/kernel.so")
+    (path,) = (tmp_path / "cpu").glob("reuse*/kernel.so")
     zeroed(path)
     assert child(script=script).stdout == first.stdout == "True\n"
     assert builds._whole(path.parent)
@@ -215,7 +220,7 @@ def test_what_is_written_is_on_the_disk_before_it_is_in_place(
     (whole,) = (built / "cpu").glob("ramp-*")
     done: list[str] = []
     genuine, rename = os.fsync, Path.rename
-    monkeypatch.setattr(compilers, "shared_object", lambda *a: shutil.copy(whole / "kernel.so", a[6] / a[1]))
+    monkeypatch.setattr(cxx, "shared_object", lambda *a: shutil.copy(whole / "kernel.so", a[6] / a[1]))
 
     def noted(handle: int) -> None:
         done.append(os.readlink(f"/proc/self/fd/{handle}"))
@@ -225,7 +230,7 @@ def test_what_is_written_is_on_the_disk_before_it_is_in_place(
     monkeypatch.setattr(Path, "rename", lambda self, to: (done.append("rename"), rename(self, to))[1])
     shutil.rmtree(kept)
     cpu_kernel._kernels.clear()
-    cpu.compile(TEXT, "ramp")
+    executor.compile(TEXT, "ramp")
     assert [Path(one).name.partition("-")[0] for one in done] == ["kernel.so", "kernel.sha256", ".build", "rename"]
 
 
@@ -254,7 +259,7 @@ def test_a_planted_build_does_not_run(kept: Path, tmp_path: Path) -> None:
     mark = tmp_path / "it ran"
     evil = f'__attribute__((constructor)) static void run() {{ fclose(fopen("{mark}", "w")); }}'
     (tmp_path / "evil.cpp").write_text(f"#include <stdio.h>\n{evil}\n")
-    compiler = compilers.chosen()
+    compiler = cxx.chosen()
     command = [*compiler.command, "-shared", "-fPIC", str(tmp_path / "evil.cpp"), "-o", str(kept / "kernel.so")]
     subprocess.run(command, check=True)
     seal = builds._seal(kept.name, (kept / "kernel.so").read_bytes())
@@ -270,12 +275,12 @@ def test_modes_do_not_depend_on_the_umask(
     umask: int, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (whole,) = (built / "cpu").glob("ramp-*")
-    monkeypatch.setattr(compilers, "shared_object", lambda *a: shutil.copyfile(whole / "kernel.so", a[6] / a[1]))
+    monkeypatch.setattr(cxx, "shared_object", lambda *a: shutil.copyfile(whole / "kernel.so", a[6] / a[1]))
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "a" / "b"))
     cpu_kernel._kernels.clear()
     before = os.umask(umask)
     try:
-        path = cpu.compile(TEXT, "ramp").path
+        path = executor.compile(TEXT, "ramp").path
     finally:
         os.umask(before)
     modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in (path, *path.parents[:5], *path.parent.iterdir())}
@@ -349,13 +354,13 @@ def test_threads_at_once(kept: Path, built: Path, monkeypatch: pytest.MonkeyPatc
         time.sleep(0.01)
         shutil.copy(whole / "kernel.so", given[6] / given[1])
 
-    monkeypatch.setattr(compilers, "shared_object", copied)
+    monkeypatch.setattr(cxx, "shared_object", copied)
     cpu_kernel._kernels.clear()
-    gate, options = threading.Barrier(16), compilers.flags(compilers.chosen())
+    gate, options = threading.Barrier(16), cxx.flags(cxx.chosen())
 
     def load(_: int) -> Path:
         gate.wait(SECONDS)
-        return builds.load("the same for all", "ramp", compilers.chosen(), options)[1]
+        return builds.load("the same for all", "ramp", cxx.chosen(), options)[1]
 
     with ThreadPoolExecutor(16) as pool:
         paths = set(pool.map(load, range(16)))
@@ -369,7 +374,7 @@ def test_a_path_that_the_loader_rewrites(kept: Path, monkeypatch: pytest.MonkeyP
     folder.chmod(0o700)
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(folder))
     with pytest.raises(CompileError, match=r"replaces \$ORIGIN, .*; set CUNORM_CACHE_DIR to a path without them"):
-        cpu.compile(TEXT, "ramp")
+        executor.compile(TEXT, "ramp")
 
 
 @pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.long)])
@@ -436,7 +441,7 @@ def test_a_full_disk(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_that_fails(call: str, kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each step; the error names the folder and what to do."""
     (whole,) = (built / "cpu").glob("ramp-*")
-    monkeypatch.setattr(compilers, "shared_object", lambda *a: shutil.copy(whole / "kernel.so", a[6] / a[1]))
+    monkeypatch.setattr(cxx, "shared_object", lambda *a: shutil.copy(whole / "kernel.so", a[6] / a[1]))
     shutil.rmtree(kept.parent if call == "mkdir" else kept)
 
     def full(*_: Any) -> None:
@@ -446,6 +451,6 @@ def test_a_disk_that_fails(call: str, kept: Path, built: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(os if call == "fsync" else Path, call, full)
         with pytest.raises(CompileError, match=r"ramp: cannot write .* \(No space left on device\); set CUNORM_CACHE"):
-            cpu.compile(TEXT, "ramp")
+            executor.compile(TEXT, "ramp")
     assert not kept.exists()
-    cpu.compile(TEXT, "ramp")
+    executor.compile(TEXT, "ramp")

@@ -14,10 +14,14 @@ from typing import Any
 import platformdirs
 import pytest
 
-from cunorm import CacheWarning, cache, folders, lookup, nvrtc, settings
-from cunorm.devices import KNOWN
-from cunorm.errors import CompileError
-from cunorm.ptxas import Usage
+from cunorm import CacheWarning
+from cunorm.cli import folders
+from cunorm.core import cache, settings
+from cunorm.core.devices import KNOWN
+from cunorm.core.errors import CompileError
+from cunorm.jit import nvrtc
+from cunorm.jit.ptxas import Usage
+from cunorm.tiling import lookup
 
 STRANGER = 54321  # a user that this machine does not have
 
@@ -197,7 +201,7 @@ def test_a_private_folder_is_deleted_at_the_end(default: Path) -> None:
     made(default)
     os.chown(default, STRANGER, -1)
     script = (
-        "import os, sys, warnings; warnings.simplefilter('ignore'); from cunorm import cache\n"
+        "import os, sys, warnings; warnings.simplefilter('ignore'); from cunorm.core import cache\n"
         "path = cache.folder('cpu')\n"
         "if os.fork() == 0: sys.exit()\n"
         "os.wait(); print(path, path.is_dir(), flush=True)"
@@ -240,7 +244,7 @@ def test_this_platformdirs_knows_when_there_is_no_home() -> None:
     """Older ones answer with a folder ``~`` below the current one; pyproject.toml bounds the version."""
     script = (
         "import os; os.environ.pop('HOME', None); os.environ.pop('XDG_CACHE_HOME', None); os.getuid = lambda: 54321\n"
-        "from cunorm import settings; print(settings.cache_dir().is_absolute(), settings.cache_dir().name)"
+        "from cunorm.core import settings; print(settings.cache_dir().is_absolute(), settings.cache_dir().name)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "CUNORM_CACHE_DIR"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
@@ -252,26 +256,26 @@ def test_this_platformdirs_knows_when_there_is_no_home() -> None:
 
 @pytest.mark.parametrize("name", ["x" * 300, "/".join(["y" * 200] * 30), "loop/x", "file", "file/x", "dangling"])
 def test_a_folder_that_cannot_be_made(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cunorm import cpu
+    from cunorm.executors.cpu import executor
 
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "x")
     (tmp_path / "file").touch()
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / name))
     with pytest.raises(CompileError, match=r"cannot write the cache folder .* \(.*\); set CUNORM_CACHE_DIR"):
-        cpu.compile(f'extern "C" __global__ void never(long long n) {{ n = {len(name)}; }}', "never")
+        executor.compile(f'extern "C" __global__ void never(long long n) {{ n = {len(name)}; }}', "never")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["dangling", "file", "loop"]
 
 
 def test_a_cache_that_nobody_may_enter(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cunorm import cpu
+    from cunorm.executors.cpu import executor
 
     def denied(self: Path, *_: Any) -> None:
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "mkdir", denied)
     with pytest.raises(CompileError, match=r"cannot write the cache folder .* \(Permission denied\); set CUNORM_CACHE"):
-        cpu.compile('extern "C" __global__ void never(double x) { }', "never")
+        executor.compile('extern "C" __global__ void never(double x) { }', "never")
 
 
 # ---- what else is trusted -------------------------------------------------------------------------------------------
@@ -293,7 +297,7 @@ def test_what_nvrtc_said_is_not_taken_from_somebody_else(named: Path) -> None:
 def test_the_folder_of_tables_is_made_for_its_owner_alone(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(named))
-    from cunorm import table
+    from cunorm.tiling import table
 
     before = os.umask(0)
     try:

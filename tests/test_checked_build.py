@@ -11,8 +11,9 @@ from helpers import arrays, laid_out, layer_arrays
 from kernel_checks import compiled, launch
 
 import cunorm
-from cunorm import cpu, settings
-from cunorm.errors import KernelFault
+from cunorm.core import settings
+from cunorm.core.errors import KernelFault
+from cunorm.executors.cpu import executor
 
 #: Tiles of the battery, whose builds these tests share.
 SPLIT = {"strategy": "split", "threads": 64, "chunk": 16}
@@ -146,10 +147,10 @@ def test_a_plan_runs_with_the_limits_of_its_own_device(build: str, monkeypatch: 
     ],
 )
 def test_illegal_clusters_and_residents(options: dict[str, Any], message: str) -> None:
-    kernel = cpu.compile('extern "C" __global__ void idle(float*) {}', "idle")
+    kernel = executor.compile('extern "C" __global__ void idle(float*) {}', "idle")
     options = {"resident": None, **options}
     with pytest.raises(ValueError, match=message):
-        cpu.launch(kernel, 4, 32, 0, [0], **options)
+        executor.launch(kernel, 4, 32, 0, [0], **options)
 
 
 @pytest.mark.parametrize("build", ["plain", "checked"])
@@ -188,14 +189,14 @@ def test_locks_that_nobody_opens(build: str, monkeypatch: pytest.MonkeyPatch) ->
             if (opened) atomicExch(lock, 0);
         }
     }"""
-    kernel = cpu.compile(text, "locks", build=build)
+    kernel = executor.compile(text, "locks", build=build)
     lock = np.zeros(1, np.int32)
-    cpu.launch(kernel, 3, 64, 0, [lock.ctypes.data, 1], resident=2)
+    executor.launch(kernel, 3, 64, 0, [lock.ctypes.data, 1], resident=2)
     assert lock[0] == 0
     with pytest.raises(
         KernelFault, match=r"deadlock: thread \d+( of block \d)? waits at a polled word \(locks\.cu:\d\)"
     ):
-        cpu.launch(kernel, 3, 64, 0, [lock.ctypes.data, 0], resident=2)
+        executor.launch(kernel, 3, 64, 0, [lock.ctypes.data, 0], resident=2)
     lock[0] = 1
     with pytest.raises(KernelFault, match="deadlock"):  # over several cores too
-        cpu.launch(kernel, 50, 64, 0, [lock.ctypes.data, 0])
+        executor.launch(kernel, 50, 64, 0, [lock.ctypes.data, 0])

@@ -17,10 +17,14 @@ from typing import Any
 import pytest
 
 import cunorm
-from cunorm import cli, cli_parser, compilers, doctor, gate, nvrtc
-from cunorm.findings import Finding, report
-from cunorm.nvrtc import Nvrtc
-from cunorm.ptxas import Usage
+from cunorm.cli import doctor
+from cunorm.cli import main as cli
+from cunorm.cli import parser as cli_parser
+from cunorm.cli.findings import Finding, report
+from cunorm.gate import gate
+from cunorm.jit import cxx, nvrtc
+from cunorm.jit.nvrtc import Nvrtc
+from cunorm.jit.ptxas import Usage
 
 GROUPS = ["Packages", "GPU executor", "CPU executor", "Cache folders", "Settings", "Demo", "Tuner", "Check"]
 
@@ -88,7 +92,7 @@ def test_doctor_tells_programs_the_same(capsys: pytest.CaptureFixture[str]) -> N
     used = [
         finding for (group, _), finding in found.items() if group == "CPU executor" and finding["facts"].get("used")
     ]
-    assert [finding["facts"]["command"] for finding in used] == [list(compilers.chosen().command)]
+    assert [finding["facts"]["command"] for finding in used] == [list(cxx.chosen().command)]
     cache = found["Cache folders", "cunorm"]["facts"]
     assert cache["writable"]
     assert cache["bytes"] > 0
@@ -99,7 +103,7 @@ def test_no_compiler(tmp_path: Path) -> None:
         import importlib.util, sys
         find = importlib.util.find_spec
         importlib.util.find_spec = lambda name, package=None: None if name == "ziglang" else find(name, package)
-        from cunorm.cli import main
+        from cunorm.cli.main import main
         sys.exit(main(["doctor", "--json"]))
     """
     environment = {name: value for name, value in os.environ.items() if name != "CUNORM_CXX"}
@@ -209,7 +213,7 @@ def test_a_look_that_fails_is_a_finding(capsys: pytest.CaptureFixture[str], monk
     def fail() -> Any:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(compilers, "present", fail)
+    monkeypatch.setattr(cxx, "present", fail)
     code, _, found = facts(capsys)
     assert code == 0
     assert found["CPU executor", "looking"]["text"] == "RuntimeError: odd"
@@ -355,7 +359,8 @@ def test_doctor_kernels_needs_no_cupy(tmp_path: Path) -> None:
     program = """if True:
         import sys
         sys.modules["cupy"] = None
-        from cunorm import cli, nvrtc
+        from cunorm.cli import main as cli
+        from cunorm.jit import nvrtc
         nvrtc._WHEELS = nvrtc._TOOLKITS = ()
         sys.exit(cli.main(["doctor", "--kernels"]))
     """

@@ -18,14 +18,15 @@ from typing import Any
 import pytest
 from kernel_checks import expanded
 
-from cunorm import gate, kernel_table, nvrtc
-from cunorm.errors import CompileError
-from cunorm.gate import Build, Case, Result
-from cunorm.nvrtc import ARCHITECTURES, Nvrtc
-from cunorm.ops import OPS
-from cunorm.problem import ITEMSIZE
-from cunorm.ptxas import Usage, usages_in
-from cunorm.strategy import Tile
+from cunorm.core.errors import CompileError
+from cunorm.core.problem import ITEMSIZE
+from cunorm.core.strategy import Tile
+from cunorm.gate import gate, kernel_report
+from cunorm.gate.gate import Build, Case, Result
+from cunorm.jit import nvrtc
+from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc
+from cunorm.jit.ptxas import Usage, usages_in
+from cunorm.ops.registry import OPS
 
 NVRTCS = nvrtc.ends()
 #: Within a worker of pytest-xdist the other workers have the other cores.
@@ -127,7 +128,7 @@ def test_no_tile_of_the_spread_spills(case: Case) -> None:
 
 def test_both_ends_of_the_supported_versions_are_installed() -> None:
     versions = [version.version for version in NVRTCS]
-    if (advice := kernel_table.missing(versions)) is not None:
+    if (advice := kernel_report.missing(versions)) is not None:
         pytest.skip(f"only NVRTC {' and '.join(versions) or 'none'}; type: {advice}")
     assert len(versions) == 2
 
@@ -327,7 +328,7 @@ def test_an_unwritable_cache_is_no_fault(compiles: list[str], monkeypatch: pytes
 @needs_nvrtc
 def test_two_processes_at_once_lose_nothing(empty_cache: Path, compiles: list[str]) -> None:
     program = (
-        "import sys; from cunorm import nvrtc; version = nvrtc.ends()[0]\n"
+        "import sys; from cunorm.jit import nvrtc; version = nvrtc.ends()[0]\n"
         "for number in range(12):\n"
         "    text = sys.argv[1].replace('= 1', f'= {number}')\n"
         "    print(nvrtc.usages(text, 'sm_90', version)[0].registers)\n"
@@ -381,7 +382,7 @@ def test_options_are_those_of_the_gpu_executor() -> None:
     pytest.importorskip("cupy", reason="CuPy is not installed")
     from cupy.cuda import compiler
 
-    from cunorm import gpu
+    from cunorm.executors import gpu
 
     given: list[tuple[str, ...]] = []
 
@@ -467,13 +468,13 @@ def invented(build: Build, spill: int = 0) -> Result:
 def test_the_table_has_every_op_and_strategy(versions: list[Nvrtc]) -> None:
     results = [invented(build) for build in gate.builds(versions)]
     names = [version.version for version in versions]
-    document = kernel_table.document(results, names, "choice")
+    document = kernel_report.document(results, names, "choice")
     assert document["ok"] and document["faults"] == []
     assert json.loads(json.dumps(document))["schema"] == "cunorm-kernels/1"
     listed = {(op, row["dtype"]) for row in document["kernels"] for op in row["ops"]}
     wanted = {f"{op.name} {name}" for op in OPS.values() for name in op.strategies}
     assert listed == {(op, dtype) for op in wanted for dtype in ITEMSIZE}
-    lines = kernel_table.report(results, names, "choice").splitlines()
+    lines = kernel_report.report(results, names, "choice").splitlines()
     assert max(len(line) for line in lines if not line.startswith("  pip ")) <= 120
     kernels = {row["kernel"] for row in document["kernels"]}
     assert kernels <= {line.split()[0] for line in lines if line and line[0] != " "}
@@ -483,11 +484,11 @@ def test_the_table_has_every_op_and_strategy(versions: list[Nvrtc]) -> None:
 def test_a_row_has_the_extremes() -> None:
     uses = [(Usage("k", 32, 0, 0, 0, 1, 1, 1), 128), (Usage("k", 200, 8, 16, 400, 1, 1, 1), 256)]
     results = [Result(build_of(f"{use}", "sm_90", threads, OLD), (use,)) for use, threads in uses]
-    (row,) = kernel_table.rows([*results, results[0]])
+    (row,) = kernel_report.rows([*results, results[0]])
     assert (row.tiles, row.registers, row.threads) == (2, (32, 200), (128, 256))
     assert (row.spill_bytes, row.stack_bytes, row.shared_bytes) == (8, 16, 400)
     assert row.resident == 256 / 2048
-    assert "fault: k: spills 8 bytes" in kernel_table.report(results, ["12.8.1"], "all")
+    assert "fault: k: spills 8 bytes" in kernel_report.report(results, ["12.8.1"], "all")
 
 
 @pytest.mark.parametrize(
@@ -505,11 +506,11 @@ def test_a_row_has_the_extremes() -> None:
 )
 def test_resident_threads(registers: int, threads: int, architecture: str, share: float) -> None:
     """Against NVIDIA's occupancy calculator."""
-    assert kernel_table.resident(registers, threads, architecture) == pytest.approx(share)
+    assert kernel_report.resident(registers, threads, architecture) == pytest.approx(share)
 
 
 def test_what_is_missing_is_said() -> None:
-    assert kernel_table.missing(["12.8.93", "13.5.37"]) is None
-    assert "nvidia-cuda-nvrtc>=13,<14" in str(kernel_table.missing(["12.8.93", "12.9.86"]))
-    assert "nvidia-cuda-nvrtc-cu12==12.8.*" in str(kernel_table.missing(["12.9.86", "13.5.37"]))
-    assert str(kernel_table.missing([])).count("pip install") == 2
+    assert kernel_report.missing(["12.8.93", "13.5.37"]) is None
+    assert "nvidia-cuda-nvrtc>=13,<14" in str(kernel_report.missing(["12.8.93", "12.9.86"]))
+    assert "nvidia-cuda-nvrtc-cu12==12.8.*" in str(kernel_report.missing(["12.9.86", "13.5.37"]))
+    assert str(kernel_report.missing([])).count("pip install") == 2

@@ -56,8 +56,8 @@ from helpers import (
 )
 
 import cunorm
-from cunorm.arrays import DTYPES
-from cunorm.ops import OPS
+from cunorm.core.arrays import DTYPES
+from cunorm.ops.registry import OPS
 
 FORWARD, BACKWARD = "group_norm", "group_norm_backward"
 #: Bytes of workspace of the right arguments.
@@ -212,8 +212,8 @@ def test_an_iterator_as_out(state: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_tile_refusal_is_the_sentence_of_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cunorm.devices import known
-    from cunorm.group_norm_strategies import BACKWARD as STRATEGIES
+    from cunorm.core.devices import known
+    from cunorm.ops.group_norm.strategies import BACKWARD as STRATEGIES
 
     tile = cunorm.Tile("warp", threads=128, lanes=1, packs=1, samples=1)
     problem = cunorm.plan(BACKWARD, **_plan_options(BACKWARD)).problem

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from conftest import Executor
 
-from cunorm import launch, sources
-from cunorm.arrays import DTYPES, addresses
+from cunorm.core.arrays import DTYPES, addresses
+from cunorm.jit import sources
+from cunorm.runtime import plans
 
 HERE = Path(__file__).parent
 THREADS = 128
@@ -48,7 +49,7 @@ def test_conversions_are_exact(dtype: str, executor: Executor) -> None:
         wide, exact = wide[kept], exact[kept]
     stored = np.resize(np.arange(65536, dtype=np.uint16).view(DTYPES[dtype]), wide.shape)
     arrays = [executor.put(a) for a in (wide, np.zeros_like(exact), stored, np.zeros_like(wide))]
-    made = launch.executor(executor.name)
+    made = plans.executor(executor.name)
     kernel = made.compile(text_of(dtype), "conversions")
     made.launch(kernel, 64, THREADS, 0, (*addresses(executor.name, arrays), wide.size))
     rounded, widened = (executor.get(arrays[i]) for i in (1, 3))

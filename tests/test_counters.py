@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from kernel_checks import ORDERS, compiled, launch
 
-from cunorm.cpu import Kernel
-from cunorm.cpu_checked import Count, Moved
-from cunorm.errors import KernelFault
+from cunorm.core.errors import KernelFault
+from cunorm.executors.cpu.checked import Count, Moved
+from cunorm.executors.cpu.executor import Kernel
 
 TEXT = (Path(__file__).parent / "kernels" / "counted.cu").read_text(encoding="utf-8")
 BLOCKS, THREADS = 2, 64

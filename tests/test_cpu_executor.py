@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cunorm import compilers, cpu, cpu_kernel, cpu_scratch, devices
-from cunorm.errors import CompileError, KernelFault
+from cunorm.core import devices
+from cunorm.core.errors import CompileError, KernelFault
+from cunorm.executors.cpu import executor, scratch
+from cunorm.executors.cpu import kernel as cpu_kernel
+from cunorm.jit import cxx
 
 STUCK = """extern "C" __global__ void stuck(int* word) {
     while (threadIdx.x == 0 && atomicMax(word, 0) == 0) {
@@ -22,7 +25,7 @@ STUCK = """extern "C" __global__ void stuck(int* word) {
 }"""
 KERNELS = Path(__file__).with_name("kernels")
 ORDERS = ["ascending", "descending", "random", "random:7", "random:12345"]
-COMPILERS = {compiler.name: compiler for compiler in compilers.present()}
+COMPILERS = {compiler.name: compiler for compiler in cxx.present()}
 UCONTEXT = ("CUNORM_CPU_UCONTEXT",)
 
 
@@ -36,8 +39,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder
 
 
-def kernel(name: str, above: str = "", **options: Any) -> cpu.Kernel:
-    return cpu.compile(above + (KERNELS / f"{name}.cu").read_text(), name, **options)
+def kernel(name: str, above: str = "", **options: Any) -> executor.Kernel:
+    return executor.compile(above + (KERNELS / f"{name}.cu").read_text(), name, **options)
 
 
 def address(array: np.ndarray) -> int:
@@ -57,7 +60,7 @@ def test_barriers_order_shared_memory(order: str, threads: int, monkeypatch: pyt
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
     x, y = ramp(3 * threads), np.zeros(3 * threads, np.float32)
     for rounds in (1, 4):
-        cpu.launch(kernel("reverse"), 3, threads, 4 * threads, [address(x), address(y), rounds])
+        executor.launch(kernel("reverse"), 3, threads, 4 * threads, [address(x), address(y), rounds])
         turned = x.reshape(3, threads)[:, :: -1 if rounds % 2 else 1]
         np.testing.assert_array_equal(y.reshape(3, threads), turned)
 
@@ -66,7 +69,7 @@ def test_a_missing_barrier_shows_in_every_order(monkeypatch: pytest.MonkeyPatch)
     x, y = ramp(64), np.zeros(64, np.float32)
     for order in ORDERS:
         monkeypatch.setenv("CUNORM_CPU_ORDER", order)
-        cpu.launch(kernel("racy"), 1, 64, 256, [address(x), address(y)])
+        executor.launch(kernel("racy"), 1, 64, 256, [address(x), address(y)])
         assert not np.array_equal(y, x[::-1]), order
         assert np.isnan(y).any(), order  # somebody read before anybody wrote: the poison
 
@@ -76,7 +79,7 @@ def test_shared_memory_is_poisoned_before_every_block(monkeypatch: pytest.Monkey
     seen = np.zeros(4 * 64, np.uint32)
     for words in (64, 1000, 227 * 256):
         seen[:] = 0
-        cpu.launch(kernel("poison"), 4, 64, 4 * words, [address(seen), words])
+        executor.launch(kernel("poison"), 4, 64, 4 * words, [address(seen), words])
         assert (seen == 0xFFFFFFFF).all()
 
 
@@ -84,13 +87,13 @@ def test_random_orders_differ_by_seed_and_repeat(monkeypatch: pytest.MonkeyPatch
     text = """extern "C" __global__ void turns(int* turn) {
         turn[1 + blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(turn, 1);
     }"""
-    compiled = cpu.compile(text, "turns")
+    compiled = executor.compile(text, "turns")
     monkeypatch.setenv("CUNORM_CPU_CORES", "1")
 
     def turns(order: str) -> list[int]:
         monkeypatch.setenv("CUNORM_CPU_ORDER", order)
         out = np.zeros(1 + 2 * 64, np.int32)
-        cpu.launch(compiled, 2, 64, 0, [address(out)])
+        executor.launch(compiled, 2, 64, 0, [address(out)])
         return out[1:].tolist()
 
     assert turns("ascending") == list(range(128))
@@ -106,7 +109,7 @@ def test_random_orders_differ_by_seed_and_repeat(monkeypatch: pytest.MonkeyPatch
 def test_unknown_order(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
     with pytest.raises(ValueError, match=r"CUNORM_CPU_ORDER: .*expected ascending, descending, random or random:SEED"):
-        cpu.launch(kernel("reverse"), 1, 32, 128, [0, 0, 0])
+        executor.launch(kernel("reverse"), 1, 32, 128, [0, 0, 0])
 
 
 # ---- warps ----------------------------------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ def test_shuffles(c_type: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> N
             # Lanes may read from where they like; xor, up and down by one distance, as usual.
             operand = rng.integers(0, 32, 64) if kind == 0 else np.full(64, rng.integers(0, 32))
             operand = operand.astype(np.int32)
-            cpu.launch(compiled, 1, 64, 0, [address(x), address(y), address(operand), kind, width])
+            executor.launch(compiled, 1, 64, 0, [address(x), address(y), address(operand), kind, width])
             source = [i // 32 * 32 + shuffled(kind, i % 32, int(operand[i]), width) for i in range(64)]
             np.testing.assert_array_equal(y, x[source], f"kind {kind}, width {width}, operand {operand}")
 
@@ -149,7 +152,7 @@ def test_shuffles(c_type: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_groups_of_lanes_run_ahead_of_each_other(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
     y = np.zeros((5, 32), np.int32)
-    cpu.launch(kernel("masks"), 1, 32, 0, [address(y)])
+    executor.launch(kernel("masks"), 1, 32, 0, [address(y)])
     lane = np.arange(32)
     for r in range(3):
         np.testing.assert_array_equal(y[r], 100 * r + (lane ^ (1 << r)))
@@ -164,7 +167,7 @@ def test_votes(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for chance in (0.0, 0.1, 0.5, 0.9, 1.0):
         predicate = (np.random.default_rng(3).random(64) < chance).astype(np.int32) * 256
         y = np.zeros((3, 64), np.uint32)
-        cpu.launch(kernel("votes"), 1, 64, 0, [address(predicate), address(y)])
+        executor.launch(kernel("votes"), 1, 64, 0, [address(predicate), address(y)])
         warps, halves = (predicate != 0).reshape(2, 32), (predicate != 0).reshape(4, 16)
         ballots = [sum(1 << i for i in range(32) if warp[i]) for warp in warps]
         np.testing.assert_array_equal(y[0], np.repeat(np.array(ballots, np.uint32), 32))
@@ -180,10 +183,10 @@ def test_arguments_arrive_exactly() -> None:
     compiled = kernel("arguments")
     assert compiled.signature == "PqdPdqP"
     values = [address(integers), -(2**63) + 1, 1e-5, address(reals), 2, 2**62 + 1, 0]
-    cpu.launch(compiled, 7, 96, 0, values)
+    executor.launch(compiled, 7, 96, 0, values)
     assert integers.tolist() == [-(2**63) + 1, 2**62 + 1, 1, 7096, 4, 0]
     assert reals.tolist() == [1e-5, 2.0]
-    cpu.launch(compiled, 7, 96, 0, [*values[:2], np.float64(-0.0), *values[3:]])
+    executor.launch(compiled, 7, 96, 0, [*values[:2], np.float64(-0.0), *values[3:]])
     assert np.signbit(reals[0])
 
 
@@ -192,7 +195,7 @@ def test_arguments_arrive_exactly() -> None:
 )
 def test_wrong_arguments(arguments: tuple[float, ...]) -> None:
     with pytest.raises(TypeError, match=r"arguments: \(0.* arguments takes \(pointer, long long, double, pointer,"):
-        cpu.launch(kernel("arguments"), 1, 32, 0, arguments)
+        executor.launch(kernel("arguments"), 1, 32, 0, arguments)
 
 
 @pytest.mark.parametrize(
@@ -212,19 +215,19 @@ def test_wrong_arguments(arguments: tuple[float, ...]) -> None:
 def test_illegal_launch(grid: int, threads: int, shared: int, blocks: tuple[int, int] | None, message: str) -> None:
     ran = np.zeros(4 * 32, np.int32)
     with pytest.raises(ValueError, match=message):
-        cpu.launch(kernel("blocks"), grid, threads, shared, [address(ran), 0], blocks=blocks)
+        executor.launch(kernel("blocks"), grid, threads, shared, [address(ran), 0], blocks=blocks)
     assert not ran.any()
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cpu.limits() is devices.KNOWN["H200"]
+    assert executor.limits() is devices.KNOWN["H200"]
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "a100")
-    assert cpu.limits() is devices.KNOWN["A100"]
+    assert executor.limits() is devices.KNOWN["A100"]
     with pytest.raises(ValueError, match="shared_bytes: 200000, expected 0 to 166912"):
-        cpu.launch(kernel("blocks"), 1, 32, 200000, [0, 0])
+        executor.launch(kernel("blocks"), 1, 32, 200000, [0, 0])
     with pytest.raises(ValueError, match="ordinal: 1"):
-        cpu.limits(1)
-    cpu.synchronise()
+        executor.limits(1)
+    executor.synchronise()
 
 
 @pytest.mark.parametrize("cores", ["1", "2", "5"])
@@ -232,29 +235,29 @@ def test_every_block_runs_once(cores: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("CUNORM_CPU_CORES", cores)
     for grid, work in ((1, 0), (2, 0), (3, 2000), (500, 0), (300, 500), (50000, 0)):
         ran = np.zeros(grid * 64, np.int32)
-        cpu.launch(kernel("blocks"), grid, 64, 0, [address(ran), work])
+        executor.launch(kernel("blocks"), grid, 64, 0, [address(ran), work])
         assert (ran == 1).all(), (grid, work)
 
 
 def test_part_of_a_grid() -> None:
     for first, last in ((0, 0), (0, 1), (3, 9), (99, 100), (0, 100), (1, 100)):
         ran = np.zeros((100, 32), np.int32)
-        cpu.launch(kernel("blocks"), 100, 32, 0, [address(ran), 1000], blocks=(first, last))
+        executor.launch(kernel("blocks"), 100, 32, 0, [address(ran), 1000], blocks=(first, last))
         assert (ran[first:last] == 1).all()
         assert ran.sum() == 32 * (last - first)
 
 
 def test_large_launches_use_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
-    genuine = cpu._run
-    monkeypatch.setattr(cpu, "_run", lambda *a: (used.append(len(a[2])), genuine(*a))[1])
+    genuine = executor._run
+    monkeypatch.setattr(executor, "_run", lambda *a: (used.append(len(a[2])), genuine(*a))[1])
     monkeypatch.setenv("CUNORM_CPU_CORES", "2")
     ran = np.zeros((200, 64), np.int32)
-    cpu.launch(kernel("blocks"), 200, 64, 0, [address(ran), 3000])
+    executor.launch(kernel("blocks"), 200, 64, 0, [address(ran), 3000])
     assert used == [1, 2]  # the first block alone
     for _ in range(5):  # a busy machine may make a small launch look large, though not always
         used.clear()
-        cpu.launch(kernel("blocks"), 5, 32, 0, [address(ran), 0])
+        executor.launch(kernel("blocks"), 5, 32, 0, [address(ran), 0])
         if used == [1, 1]:
             return
     pytest.fail("a launch of a few microseconds was spread")
@@ -263,29 +266,29 @@ def test_large_launches_use_several_threads(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("others", "threads"), [(0, 4), (1, 3), (3, 1), (9, 1)])
 def test_launches_at_a_time_share_the_cores(others: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
-    genuine = cpu._run
-    monkeypatch.setattr(cpu, "_run", lambda *a: (used.append(len(a[2])), genuine(*a))[1])
-    monkeypatch.setattr(cpu, "SPREAD_SECONDS", 0.0)
+    genuine = executor._run
+    monkeypatch.setattr(executor, "_run", lambda *a: (used.append(len(a[2])), genuine(*a))[1])
+    monkeypatch.setattr(executor, "SPREAD_SECONDS", 0.0)
     monkeypatch.setenv("CUNORM_CPU_CORES", "4")
     ran = np.zeros((200, 64), np.int32)
-    elsewhere = [cpu_scratch.take(32, 4096, 4096) for _ in range(others)]  # as launches of other threads have them
+    elsewhere = [scratch.take(32, 4096, 4096) for _ in range(others)]  # as launches of other threads have them
     for _ in range(2):
-        cpu.launch(kernel("blocks"), 200, 64, 0, [address(ran), 0])
+        executor.launch(kernel("blocks"), 200, 64, 0, [address(ran), 0])
     assert used == [1, threads] * 2
-    assert cpu_scratch.lent() == len(elsewhere)
+    assert scratch.lent() == len(elsewhere)
     while elsewhere:
-        cpu_scratch.give_back(elsewhere.pop())
-    assert cpu_scratch.lent() == 0
+        scratch.give_back(elsewhere.pop())
+    assert scratch.lent() == 0
 
 
 def test_scratches_come_back_from_a_fault() -> None:
     """Also where somebody keeps the exception, and with it the launch's variables."""
-    compiled, ran, kept = cpu.compile(STUCK, "stuck"), np.zeros(1, np.int32), []
+    compiled, ran, kept = executor.compile(STUCK, "stuck"), np.zeros(1, np.int32), []
     for _ in range(3):
         with pytest.raises(KernelFault) as caught:
-            cpu.launch(compiled, 4, 32, 0, [address(ran)])
+            executor.launch(compiled, 4, 32, 0, [address(ran)])
         kept.append(caught.value)
-    assert cpu_scratch.lent() == 0
+    assert scratch.lent() == 0
 
 
 def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,17 +305,17 @@ def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch)
 
     for broken in (fails, Halfway):
         for threads in (32, 1024):
-            cpu_scratch._free.clear()
-            cpu.launch(compiled, 1, 32, 0, arguments)
+            scratch._free.clear()
+            executor.launch(compiled, 1, 32, 0, arguments)
             with monkeypatch.context() as patch:
                 patch.setattr(mmap, "mmap", broken)
                 if threads == 1024:
                     with pytest.raises(MemoryError):
-                        cpu.launch(compiled, 1, threads, 0, arguments)
+                        executor.launch(compiled, 1, threads, 0, arguments)
                 else:
-                    cpu.launch(compiled, 1, threads, 0, arguments)
+                    executor.launch(compiled, 1, threads, 0, arguments)
             ran[:] = 0
-            cpu.launch(compiled, 1, 1024, 0, arguments)
+            executor.launch(compiled, 1, 1024, 0, arguments)
             assert (ran == 1).all()
 
 
@@ -325,29 +328,29 @@ def test_threads_of_a_launch_run_at_the_same_time(monkeypatch: pytest.MonkeyPatc
             }
         }
     }"""
-    compiled = cpu.compile(text, "meet")
-    monkeypatch.setattr(cpu, "SPREAD_SECONDS", 0.0)
+    compiled = executor.compile(text, "meet")
+    monkeypatch.setattr(executor, "SPREAD_SECONDS", 0.0)
     monkeypatch.setenv("CUNORM_CPU_CORES", "3")
     for _ in range(20):
         begun = np.zeros(1, np.int32)
-        cpu.launch(compiled, 10, 32, 0, [address(begun), 3])
+        executor.launch(compiled, 10, 32, 0, [address(begun), 3])
         assert begun[0] == 9
     begun = np.zeros(1, np.int32)
     with pytest.raises(KernelFault, match=r"kernel meet, block \d: deadlock: thread 0 waits at a polled word"):
-        cpu.launch(compiled, 10, 32, 0, [address(begun), 4])
+        executor.launch(compiled, 10, 32, 0, [address(begun), 4])
 
 
 @pytest.mark.parametrize("order", ORDERS[:3])
 def test_atomics_over_several_threads(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
     monkeypatch.setenv("CUNORM_CPU_CORES", "3")
-    monkeypatch.setattr(cpu, "SPREAD_SECONDS", 0.0)
+    monkeypatch.setattr(executor, "SPREAD_SECONDS", 0.0)
     grid, threads = 1000, 128
     n = grid * threads
     counter, total, maximum = np.zeros(1, np.uint32), np.zeros(1, np.uint64), np.full(1, -2000, np.int32)
     taken, swapped, locked = np.zeros(n, np.uint32), np.zeros(2, np.int32), np.array([-1, 0], np.int32)
     arrays = [counter, total, maximum, taken, swapped, locked]
-    cpu.launch(kernel("atomics"), grid, threads, 0, [address(a) for a in arrays])
+    executor.launch(kernel("atomics"), grid, threads, 0, [address(a) for a in arrays])
     assert counter[0] == n
     assert (taken == 1).all()
     assert total[0] == 50 * ((n << 33) + n * (n - 1) // 2)
@@ -390,19 +393,19 @@ def test_fault(kind: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.zeros(64 + 2)
     aligned = address(data) + -address(data) % 16
     with pytest.raises(KernelFault, match=rf"^kernel faults, block 3: ({FAULTS[kind]})"):
-        cpu.launch(kernel("faults"), 5, 64, 0, [aligned, kind])
+        executor.launch(kernel("faults"), 5, 64, 0, [aligned, kind])
     ran = np.zeros(64, np.int32)  # the executor is as good as new
-    cpu.launch(kernel("blocks"), 1, 64, 0, [address(ran), 0])
+    executor.launch(kernel("blocks"), 1, 64, 0, [address(ran), 0])
     assert (ran == 1).all()
 
 
 def test_fault_on_another_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_CORES", "3")
-    monkeypatch.setattr(cpu, "SPREAD_SECONDS", 0.0)
+    monkeypatch.setattr(executor, "SPREAD_SECONDS", 0.0)
     data = np.zeros(66)
     for _ in range(20):
         with pytest.raises(KernelFault, match="kernel faults, block 3: thread 6: wrong by 42"):
-            cpu.launch(kernel("faults"), 50, 64, 0, [address(data), 6])
+            executor.launch(kernel("faults"), 50, 64, 0, [address(data), 6])
 
 
 def test_a_frame_too_large_for_a_fiber_does_not_compile() -> None:
@@ -412,18 +415,18 @@ def test_a_frame_too_large_for_a_fiber_does_not_compile() -> None:
         __syncthreads();
         for (long long i = 0; i < n; ++i) data[i] = held[n - i];
     }"""
-    for compiler in (compilers.chosen(), COMPILERS.get("clang++", compilers.chosen())):
+    for compiler in (cxx.chosen(), COMPILERS.get("clang++", cxx.chosen())):
         with pytest.raises(CompileError, match="frame"):
-            cpu.compile(text, "large", compiler=compiler)
+            executor.compile(text, "large", compiler=compiler)
 
 
 # ---- compilers and the cache ----------------------------------------------------------------------------------------
 
 
-def check_layer_norm(compiled: cpu.Kernel) -> bytes:
+def check_layer_norm(compiled: executor.Kernel) -> bytes:
     x = np.random.default_rng(1).standard_normal((7, 1000), dtype=np.float32) + 3
     y = np.zeros_like(x)
-    cpu.launch(compiled, 7, 256, 256, [address(x), address(y), 1000, 1e-5])
+    executor.launch(compiled, 7, 256, 256, [address(x), address(y), 1000, 1e-5])
     exact = x.astype(np.float64)
     expected = (exact - exact.mean(1, keepdims=True)) / np.sqrt(exact.var(1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(y, expected, atol=3e-6)
@@ -451,7 +454,7 @@ def test_products_are_rounded_before_they_are_added(name: str) -> None:
     text = 'extern "C" __global__ void square(float* x) { x[threadIdx.x] = x[threadIdx.x] * x[threadIdx.x] - x[32]; }'
     x = np.full(33, 1 + 2.0**-12, np.float32)
     x[32] = x[0] * x[0]
-    cpu.launch(cpu.compile(text, "square", compiler=COMPILERS[name]), 1, 32, 0, [address(x)])
+    executor.launch(executor.compile(text, "square", compiler=COMPILERS[name]), 1, 32, 0, [address(x)])
     assert (x[:32] == 0).all()
 
 
@@ -460,14 +463,14 @@ def test_faults_under_ucontext(kind: int) -> None:
     compiled = kernel("faults", defines=UCONTEXT)
     assert "swapcontext" in compiled.path.read_bytes().decode("latin1")
     with pytest.raises(KernelFault, match=FAULTS[kind]):
-        cpu.launch(compiled, 5, 64, 0, [address(np.zeros(66)), kind])
+        executor.launch(compiled, 5, 64, 0, [address(np.zeros(66)), kind])
 
 
 def test_masks_under_ucontext() -> None:
     bits = []
     for defines in ((), UCONTEXT):
         y = np.zeros((5, 32), np.int32)
-        cpu.launch(kernel("masks", defines=defines), 1, 32, 0, [address(y)])
+        executor.launch(kernel("masks", defines=defines), 1, 32, 0, [address(y)])
         bits.append(y.tobytes())
     assert bits[0] == bits[1] != bytes(640)
 
@@ -475,32 +478,32 @@ def test_masks_under_ucontext() -> None:
 def test_compile_error_names_file_and_line() -> None:
     text = '#line 41 "somewhere.cuh"\nextern "C" __global__ void broken(long long n) {\n    n = nonsense;\n}\n'
     with pytest.raises(CompileError, match=r"(?s)^broken does not compile with .*somewhere\.cuh:42.*nonsense"):
-        cpu.compile(text, "broken")
+        executor.compile(text, "broken")
     with pytest.raises(CompileError, match=r"absent\.cu:|entry:.*absent|'absent'"):
-        cpu.compile("", "absent")
+        executor.compile("", "absent")
     with pytest.raises(CompileError, match="pointers, long long and double only"):
-        cpu.compile('extern "C" __global__ void narrow(int n) {}', "narrow")
+        executor.compile('extern "C" __global__ void narrow(int n) {}', "narrow")
     long = "\n".join(f"int a{i} = b{i};" for i in range(100))
     with pytest.raises(CompileError, match=r"more lines$") as caught:
-        cpu.compile(long + '\nextern "C" __global__ void many() {}', "many")
+        executor.compile(long + '\nextern "C" __global__ void many() {}', "many")
     assert len(str(caught.value).splitlines()) <= 42
 
 
 def test_kernels_see_no_cpp_library_and_may_define_names_that_libc_takes() -> None:
-    cpu.compile(
+    executor.compile(
         """static __device__ bool finite(double x) { return x - x == 0.0; }
         static __device__ float gamma(double x) { return x; }
         extern "C" __global__ void names(float* x) { x[0] = finite(x[0]) ? gamma(1.0f) : 0.0f; }""",
         "names",
     )
     with pytest.raises(CompileError, match="vector"):
-        cpu.compile('#include <vector>\nextern "C" __global__ void fat() {}', "fat")
+        executor.compile('#include <vector>\nextern "C" __global__ void fat() {}', "fat")
 
 
 def test_second_compile_runs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "new"))
-    genuine, runs = compilers._run, []
-    monkeypatch.setattr(compilers, "_run", lambda *a: (runs.append(a), genuine(*a)))
+    genuine, runs = cxx._run, []
+    monkeypatch.setattr(cxx, "_run", lambda *a: (runs.append(a), genuine(*a)))
     first = kernel("votes")
     assert len(runs) == 2  # compiled, linked
     assert kernel("votes") is first  # the process remembers
@@ -513,7 +516,7 @@ def test_second_compile_runs_no_compiler(tmp_path: Path, monkeypatch: pytest.Mon
 
     kernel("votes", "// one more line\n")
     assert len(runs) == 4
-    monkeypatch.setattr(compilers, "processor", lambda: "another machine that shares the folder")
+    monkeypatch.setattr(cxx, "processor", lambda: "another machine that shares the folder")
     cpu_kernel._kernels.clear()
     kernel("votes")
     assert len(runs) == 6
@@ -537,13 +540,13 @@ def test_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
-    assert compilers.present() == []
+    monkeypatch.setattr(cxx.importlib.util, "find_spec", lambda name: None)
+    assert cxx.present() == []
     with pytest.raises(CompileError, match=r"found none of g\+\+, clang\+\+, zig; .*pip install 'cunorm\[cpu\]'"):
-        cpu.compile('extern "C" __global__ void alone() {}', "alone")
+        executor.compile('extern "C" __global__ void alone() {}', "alone")
     monkeypatch.setenv("CUNORM_CXX", "/nowhere/c++")
     with pytest.raises(CompileError, match=r"CUNORM_CXX: '/nowhere/c\+\+' does not run"):
-        cpu.compile('extern "C" __global__ void alone() {}', "alone")
+        executor.compile('extern "C" __global__ void alone() {}', "alone")
 
 
 @pytest.mark.parametrize("text", ['g++ "', "g++ 'x", "g++ \\\\\\"])
@@ -552,32 +555,32 @@ def test_a_compiler_that_is_no_command(text: str, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         CompileError, match=r"^CUNORM_CXX: .* is no command: no (closing|escaped) .*; unset it, or install"
     ):
-        cpu.compile('extern "C" __global__ void alone() {}', "alone")
-    assert compilers.present() == [one for one in COMPILERS.values() if one.name != text]
+        executor.compile('extern "C" __global__ void alone() {}', "alone")
+    assert cxx.present() == [one for one in COMPILERS.values() if one.name != text]
 
 
 def test_a_compiler_whose_interpreter_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of such a script the system says that it is not there, which is not the cache folder's fault."""
     script = tmp_path / "c++"
-    script.write_text(f'#!/bin/sh\nexec {" ".join(compilers.chosen().command)} "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec {" ".join(cxx.chosen().command)} "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("CUNORM_CXX", str(script))
-    assert compilers.chosen().command == (str(script),)
+    assert cxx.chosen().command == (str(script),)
     script.write_text(script.read_text().replace("/bin/sh", "/nowhere/sh"))
     with pytest.raises(
         CompileError, match=r"alone: the compiler .*c\+\+ does not run: .*the interpreter .*; install a C"
     ):
-        cpu.compile('extern "C" __global__ void alone(float* gone) {}', "alone")
+        executor.compile('extern "C" __global__ void alone(float* gone) {}', "alone")
 
 
 def test_the_compiler_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compilers.present(), "this file's other tests need a compiler"
-    assert compilers.chosen() == compilers.present()[0]
-    last = compilers.present()[-1]
+    assert cxx.present(), "this file's other tests need a compiler"
+    assert cxx.chosen() == cxx.present()[0]
+    last = cxx.present()[-1]
     monkeypatch.setenv("CUNORM_CXX", " ".join(last.command))
-    assert compilers.chosen().command == last.command
-    assert compilers.present()[0] == compilers.chosen()
-    for compiler in compilers.present():
+    assert cxx.chosen().command == last.command
+    assert cxx.present()[0] == cxx.chosen()
+    for compiler in cxx.present():
         assert Path(compiler.command[0]).is_absolute()
         assert any(character.isdigit() for character in compiler.version)
 
@@ -593,6 +596,6 @@ def test_it_is_not_unusably_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, best = kernel("layer_norm"), float("inf")
     for _ in range(5):
         began = time.perf_counter()
-        cpu.launch(compiled, 64, 256, 256, [address(x), address(y), 4096, 1e-5])
+        executor.launch(compiled, 64, 256, 256, [address(x), address(y), 4096, 1e-5])
         best = min(best, time.perf_counter() - began)
     assert x.size / best > 5e6, f"{x.size / best / 1e6:.1f} million elements a second"

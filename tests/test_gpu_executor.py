@@ -11,18 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import TILES, arrays, cunorm_module, forget_calls, laid_out
+from helpers import TILES, arrays, forget_calls, laid_out
 
 import cunorm
-from cunorm import Tile, cpu
-from cunorm.devices import KNOWN
-from cunorm.errors import CompileError
+from cunorm import Tile
+from cunorm.core.devices import KNOWN
+from cunorm.core.errors import CompileError
+from cunorm.executors.cpu import executor
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 from fake_gpu import FACTS, Driver, expected  # noqa: E402
 
-from cunorm import gpu  # noqa: E402
+from cunorm.executors import gpu  # noqa: E402
 
 
 def given(
@@ -199,7 +200,7 @@ def test_overlap_on_a_gpu(driver: Driver) -> None:
 def test_both_executors_have_the_same_functions() -> None:
     for name in ("limits", "compile", "launch", "synchronise", "Kernel"):
         assert callable(getattr(gpu, name))
-        assert callable(getattr(cpu, name))
+        assert callable(getattr(executor, name))
 
 
 def test_kernels_are_compiled_once_for_each_text_and_device(driver: Driver) -> None:
@@ -263,9 +264,8 @@ def test_compile_errors_say_what_and_where(driver: Driver) -> None:
 
 def test_a_compile_error_of_a_call_leaves_outputs_alone(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     a, out = given(driver), results(driver)
-    sources = cunorm_module("sources")
     with monkeypatch.context() as patched:
-        patched.setattr(sources, "kernel_text", lambda *_: "broken")
+        patched.setattr("cunorm.jit.sources.kernel_text", lambda *_: "broken")
         with pytest.raises(CompileError, match="group_norm_backward_block"):
             cunorm.group_norm_backward(**a, num_groups=2, out=out, tile=TILES["block"])
     assert driver.launches == []
@@ -566,7 +566,7 @@ def test_large_clusters_are_asked_for(monkeypatch: pytest.MonkeyPatch, driver: D
     """More than 8 blocks need an attribute of the kernel; of up to 8 nothing is asked."""
     from types import SimpleNamespace
 
-    from cunorm import gpu
+    from cunorm.executors import gpu
 
     asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(gpu, "driver", SimpleNamespace(funcSetAttribute=lambda *of: asked.append(of)))

@@ -12,9 +12,11 @@ from helpers import forget_calls, shifted
 from tolerance import assert_within, backward, forward
 
 import cunorm
-from cunorm import launch, reference, strategy_common
-from cunorm.arrays import DTYPES
-from cunorm.problem import LAYOUTS, accumulator
+from cunorm import reference
+from cunorm.core.arrays import DTYPES
+from cunorm.core.problem import LAYOUTS, accumulator
+from cunorm.ops.common import building_blocks
+from cunorm.runtime import plans
 
 DTYPE_NAMES = tuple(DTYPES)
 
@@ -320,7 +322,7 @@ def test_grid_gets_on_with_any_number_of_resident_blocks(monkeypatch: pytest.Mon
     given = (case.dy, case.x, *case.statistics(), case.gamma)
     seen = set()
     for resident in (1, 2, 3, 7, 100):
-        monkeypatch.setattr("cunorm.cpu.WAITING_BLOCKS", resident)
+        monkeypatch.setattr("cunorm.executors.cpu.executor.WAITING_BLOCKS", resident)
         for order in ("ascending", "descending", "random:1"):
             monkeypatch.setenv("CUNORM_CPU_ORDER", order)
             gradients = cunorm.group_norm_backward(*given, num_groups=3, tile=tile)
@@ -337,10 +339,10 @@ def test_a_grid_smaller_than_the_work(
     """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
 
     def forget() -> None:
-        launch._plans.clear()
+        plans._plans.clear()
         forget_calls()
 
-    monkeypatch.setattr(strategy_common, "MAX_GRID", 3)
+    monkeypatch.setattr(building_blocks, "MAX_GRID", 3)
     forget()
     try:
         for shape in ((40, 256, (), 2), (5, 256, (3, 5), 2)):
@@ -352,7 +354,7 @@ def test_a_grid_smaller_than_the_work(
                         run(case, strategy, direction, executor)
                     except pytest.skip.Exception:
                         assert strategy in PARTIAL
-        assert launch._plans
-        assert all(one.grid <= 3 for plan in launch._plans.values() for one in plan.launches)
+        assert plans._plans
+        assert all(one.grid <= 3 for plan in plans._plans.values() for one in plan.launches)
     finally:
         forget()

@@ -12,10 +12,10 @@ from tolerance import assert_within, silu_backward, silu_forward
 
 import cunorm
 from cunorm import reference, reference_activation
-from cunorm.arrays import DTYPES
-from cunorm.errors import UnsupportedTile
-from cunorm.problem import accumulator
-from cunorm.table_entry import key_of, problem_of
+from cunorm.core.arrays import DTYPES
+from cunorm.core.errors import UnsupportedTile
+from cunorm.core.problem import accumulator
+from cunorm.tiling.table_entry import key_of, problem_of
 
 #: (N, C, spatial, groups).
 SHAPES = [(2, 6, (35,), 2), (3, 64, (7, 7), 4), (1, 8, (130,), 8), (17, 64, (), 8), (2, 4, (600,), 1)]

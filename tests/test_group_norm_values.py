@@ -12,7 +12,7 @@ from test_group_norm import TILES, Case, tile_of
 
 import cunorm
 from cunorm import reference
-from cunorm.arrays import DTYPES
+from cunorm.core.arrays import DTYPES
 
 STRATEGIES = list(TILES)
 #: A shape that the strategy takes, with parameter gradients: 64 channels or more.
@@ -129,7 +129,7 @@ def test_more_than_2_to_the_31_elements(strategy: str, layout: str, monkeypatch:
 
     The tensors are sparse memory: only what is touched exists. 32-bit offsets would land 2^32 elements lower.
     """
-    from cunorm import cpu
+    from cunorm.executors.cpu import executor as cpu
 
     N, C, HxW, groups = 2**18 + 2, 64, 128, 2
     count = N * C * HxW

@@ -15,8 +15,11 @@ import pytest
 from helpers import forget_calls
 
 import cunorm
-from cunorm import builds, compilers, cpu, cpu_kernel, reference
-from cunorm.errors import CompileError
+from cunorm import reference
+from cunorm.core.errors import CompileError
+from cunorm.executors.cpu import executor
+from cunorm.executors.cpu import kernel as cpu_kernel
+from cunorm.jit import builds, cxx
 
 #: Of any variable: nothing, blanks, numbers, paths, quotes, what a shell would take, what no codec does.
 ANY = (
@@ -56,7 +59,7 @@ def compile_one() -> None:
     """A kernel, from its text on."""
     cpu_kernel._kernels.clear()
     y = np.zeros(32, np.float32)
-    cpu.launch(cpu.compile(TEXT, "one"), 1, 32, 0, [y.ctypes.data])
+    executor.launch(executor.compile(TEXT, "one"), 1, 32, 0, [y.ctypes.data])
     assert (y == 1).all()
 
 
@@ -91,7 +94,8 @@ def test_a_result_or_a_sentence(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 TRACES = """
 import warnings, numpy as np, cunorm
-from cunorm import settings, tracing
+from cunorm.core import settings
+from cunorm.tiling import tracing
 x = np.ones((1, 4), np.float32)
 for number, value in enumerate({values}):
     settings.os.environ["CUNORM_TRACE"] = value
@@ -127,9 +131,9 @@ def test_traces(tmp_path: Path) -> None:
 def test_cache_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is used, or refused in a sentence that names the variable. With a compiler that copies, to be quick."""
     cpu_kernel._kernels.clear()
-    build = shutil.copytree(cpu.compile(TEXT, "one").path.parent, tmp_path / "build")
+    build = shutil.copytree(executor.compile(TEXT, "one").path.parent, tmp_path / "build")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(compilers, "shared_object", lambda *a: shutil.copy(build / "kernel.so", a[6] / a[1]))
+    monkeypatch.setattr(cxx, "shared_object", lambda *a: shutil.copy(build / "kernel.so", a[6] / a[1]))
     (tmp_path / "here").mkdir(0o700)
     monkeypatch.chdir(tmp_path / "here")
     used = 0
@@ -153,7 +157,7 @@ def test_a_compile_in_a_folder_with_metacharacters(link: bool, tmp_path: Path) -
         folder.parent.mkdir()
         folder.symlink_to(tmp_path / "real")
     script = (
-        "import numpy as np\nfrom cunorm import cpu\ny = np.zeros(32, np.float32)\n"
+        "import numpy as np\nfrom cunorm.executors.cpu import executor as cpu\ny = np.zeros(32, np.float32)\n"
         """cpu.launch(cpu.compile('extern "C" __global__ void one(float* y) { y[0] = 1.0f; }', 'one'), 1, 32, 0, """
         "[y.ctypes.data])\nprint(y[0])"
     )

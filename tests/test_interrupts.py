@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from cunorm import compilers, locks
+from cunorm.core import locks
+from cunorm.jit import cxx
 
 CHILD = Path(__file__).with_name("interrupted.py")
 SECONDS = 300  # that a child has, on a busy machine
@@ -127,7 +128,7 @@ def slow_compiler(tmp_path: Path) -> dict[str, str]:
     """The environment of a process with an empty cache whose compiler says that it runs, and then takes a while."""
     compiler = tmp_path / "slow c++"
     started = tmp_path / "started"
-    command = shlex.join(compilers.chosen().command)
+    command = shlex.join(cxx.chosen().command)
     slowly = f'case "$*" in *kernel.cpp*) : > {shlex.quote(str(started))}; sleep 1;; esac'
     compiler.write_text(f'#!/bin/sh\n{slowly}\nexec {command} "$@"\n')
     compiler.chmod(0o700)

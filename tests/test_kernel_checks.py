@@ -10,7 +10,7 @@ import re
 import pytest
 from kernel_checks import CHECKS, KERNELS, ORDERS
 
-from cunorm.errors import KernelFault
+from cunorm.core.errors import KernelFault
 
 
 def text_of(stem: str) -> str:

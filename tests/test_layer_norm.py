@@ -12,9 +12,11 @@ from helpers import forget_calls, shifted
 from tolerance import assert_within, layer_backward, layer_forward
 
 import cunorm
-from cunorm import launch, reference, strategy_common
-from cunorm.arrays import DTYPES, NAMES
-from cunorm.problem import accumulator
+from cunorm import reference
+from cunorm.core.arrays import DTYPES, NAMES
+from cunorm.core.problem import accumulator
+from cunorm.ops.common import building_blocks
+from cunorm.runtime import plans
 
 # (rows, length): one row, one column, and lengths that leave every tail of a 16-byte access; more rows than the owners
 # of a tile take in one turn, so that sums of columns are kept over several rows.
@@ -223,7 +225,7 @@ def test_parameter_sums_are_spread_over_many_blocks(device: str) -> None:
         plan = cunorm.plan(
             "layer_norm_backward", shape=(rows, length), dtype="bfloat16", normalized_shape=length, device=device
         )
-        sums = [launch for launch in plan.launches if launch.entry == "parameter_sums"]
+        sums = [plans for plans in plan.launches if plans.entry == "parameter_sums"]
         # Few partial rows are few enough for one block, and for none.
         many = plan.launches[0].grid // plan.launches[0].cluster > 128
         assert not many or sums[0].grid >= 8, (rows, length, sums)
@@ -304,8 +306,8 @@ def test_a_grid_smaller_than_the_work(
     strategy: str, dtype: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
-    monkeypatch.setattr(strategy_common, "MAX_GRID", 3)
-    launch._plans.clear()
+    monkeypatch.setattr(building_blocks, "MAX_GRID", 3)
+    plans._plans.clear()
     forget_calls()
     try:
         for rows, length in ((90, 130), (90, 33), (7, 257)):
@@ -314,10 +316,10 @@ def test_a_grid_smaller_than_the_work(
                 for order in ("ascending", "descending", "random:1"):
                     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
                     assert run(case, strategy, direction, executor)
-        assert launch._plans
-        assert all(one.grid <= 3 for plan in launch._plans.values() for one in plan.launches)
+        assert plans._plans
+        assert all(one.grid <= 3 for plan in plans._plans.values() for one in plan.launches)
     finally:
-        launch._plans.clear()
+        plans._plans.clear()
         forget_calls()
 
 
@@ -328,7 +330,7 @@ def test_parameter_sums_in_slices(executor: Executor, monkeypatch: pytest.Monkey
     plan = cunorm.plan(
         "layer_norm_backward", shape=(700, 3), dtype="float32", normalized_shape=3, tile=tile, device="cpu"
     )
-    assert [launch.entry for launch in plan.launches].count("parameter_sums") == 2
+    assert [plans.entry for plans in plan.launches].count("parameter_sums") == 2
     assert plan.launches[1].grid > 1
     for order in ("ascending", "descending", "random:1"):
         monkeypatch.setenv("CUNORM_CPU_ORDER", order)

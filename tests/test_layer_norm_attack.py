@@ -16,13 +16,15 @@ from helpers import forget_calls
 from test_layer_norm import STRATEGIES, Case, run, tile_of
 
 import cunorm
-from cunorm import launch, reference, strategy_common
-from cunorm.devices import KNOWN
-from cunorm.layer_norm_grid import MOST_TURNS
-from cunorm.layer_norm_strategies import FORWARD
-from cunorm.problem import Problem
-from cunorm.sources import kernel_text
-from cunorm.strategy import Tile
+from cunorm import reference
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.jit.sources import kernel_text
+from cunorm.ops.common import building_blocks
+from cunorm.ops.layer_norm.grid import MOST_TURNS
+from cunorm.ops.layer_norm.strategies import FORWARD
+from cunorm.runtime import plans
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -104,8 +106,8 @@ def test_a_row_of_x_that_is_not_finite(value: float, strategy: str, executor: Ex
 
 def test_rows_that_walk_on_with_more_strips_than_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every warp of the fold of strips has something to say, and its scratch is taken over from the row before."""
-    monkeypatch.setattr(strategy_common, "MAX_GRID", 1)
-    launch._plans.clear()
+    monkeypatch.setattr(building_blocks, "MAX_GRID", 1)
+    plans._plans.clear()
     forget_calls()
     try:
         for order in ("ascending", "descending", "random:1"):
@@ -113,7 +115,7 @@ def test_rows_that_walk_on_with_more_strips_than_lanes(monkeypatch: pytest.Monke
             tile = {"strategy": "split", "threads": 128, "packs": 1, "rows": 2}
             Case(4, 128 * 100, "float32").check_backward(Executor("cpu"), tile=tile)
     finally:
-        launch._plans.clear()
+        plans._plans.clear()
         forget_calls()
 
 

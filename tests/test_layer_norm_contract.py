@@ -47,7 +47,7 @@ from test_layer_norm import STRATEGIES
 from test_layer_norm import tile_of as tile_fields
 
 import cunorm
-from cunorm.arrays import DTYPES
+from cunorm.core.arrays import DTYPES
 
 FORWARD, BACKWARD = "layer_norm", "layer_norm_backward"
 NAMED = {FORWARD: ("y", "mean", "rstd"), BACKWARD: ("dx", "dgamma", "dbeta")}

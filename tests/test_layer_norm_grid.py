@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import cunorm
-from cunorm import costmodel
-from cunorm.devices import KNOWN, known
-from cunorm.layer_norm_grid import reach
+from cunorm.core.devices import KNOWN, known
+from cunorm.ops.layer_norm.grid import reach
+from cunorm.tiling import costmodel
 
 H200 = known("H200")
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -12,10 +12,10 @@ from test_layer_norm import STRATEGIES, Case, run, tile_of
 
 import cunorm
 from cunorm import reference
-from cunorm.arrays import DTYPES
-from cunorm.devices import KNOWN
-from cunorm.layer_norm_strategies import FORWARD
-from cunorm.problem import Problem
+from cunorm.core.arrays import DTYPES
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.ops.layer_norm.strategies import FORWARD
 
 BOTH = pytest.mark.parametrize("direction", ["forward", "backward"])
 EACH = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -102,7 +102,7 @@ def test_more_than_2_to_the_31_elements(strategy: str, monkeypatch: pytest.Monke
 
     The tensors are sparse memory: only what is touched exists. 32-bit offsets would land 2^32 elements lower.
     """
-    from cunorm import cpu
+    from cunorm.executors.cpu import executor as cpu
 
     length = 1000
     rows = 2**31 // length + 4096
@@ -142,7 +142,7 @@ def test_grid_takes_no_more_than_half_the_cache_and_what_blocks_keep(rows: int, 
 
 def test_a_row_of_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     """`split` has no longest row: both ends of one of 2^31 + 2^12 elements, from whose start an int cannot count."""
-    from cunorm import cpu
+    from cunorm.executors.cpu import executor as cpu
 
     length = 2**31 + 2**12
     x, y = (sparse(length, DTYPES["bfloat16"]) for _ in range(2))

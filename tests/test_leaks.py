@@ -38,7 +38,7 @@ def test_calls_leave_nothing_behind(count: int) -> None:
     assert {name: left for name, (before, after) in found.items() if (left := left_behind(before, after))} == {}
     for name in ("calls of new shapes", "plans of new shapes"):
         _, after = found[name]
-        assert 0 < after["caches"]["cunorm.launch._plans"] <= KEPT
+        assert 0 < after["caches"]["cunorm.runtime.plans._plans"] <= KEPT
     assert 1 < found["calls of new shapes"][1]["caches"]["group_norm.calls"] <= KEPT
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import cunorm
-from cunorm import costmodel
-from cunorm.devices import known
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
+from cunorm.core.devices import known
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
+from cunorm.tiling import costmodel
 
 H200 = known("H200")
 

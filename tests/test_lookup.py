@@ -18,11 +18,13 @@ import pytest
 from helpers import arrays, forget_calls
 
 import cunorm
-from cunorm import TableWarning, Tile, costmodel, lookup, sources, table
-from cunorm.devices import KNOWN
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.table_entry import MEASURED, MODEL, Entry
+from cunorm import TableWarning, Tile
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.jit import sources
+from cunorm.ops.registry import OPS
+from cunorm.tiling import costmodel, lookup, table
+from cunorm.tiling.table_entry import MEASURED, MODEL, Entry
 
 H200 = KNOWN["H200"]
 OP = "group_norm_backward"
@@ -136,7 +138,7 @@ def test_the_order_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
 def test_the_places_of_tables(tmp_path: Path) -> None:
     """As the README has them; in a process of its own, where the tests have not put anything in their place."""
     script = (
-        "from cunorm import lookup; from cunorm.devices import KNOWN\n"
+        "from cunorm.tiling import lookup; from cunorm.core.devices import KNOWN\n"
         "for one in lookup.places(KNOWN['H200']): print(one.path, one.named, one.shipped)"
     )
     environment = {**os.environ, "CUNORM_CACHE_DIR": str(tmp_path), "CUNORM_TILING_TABLE": "mine.json"}
@@ -311,7 +313,7 @@ def test_a_bad_entry_is_one_warning(change: dict[str, Any], words: str, named: C
 
 
 def test_a_stale_entry_is_used_while_legal_and_marked(named: Callable[..., Path], capsys: Any) -> None:
-    from cunorm.cli import main
+    from cunorm.cli.main import main
 
     named(replace(entry(), kernel="of_another_day"))
     made = plan()

@@ -8,7 +8,7 @@ from mutants import KINDS, Mutant, blanked, mutants
 from mutation_coverage import with_probes
 from mutation_survivors import SURVIVORS
 
-from cunorm import sources
+from cunorm.jit import sources
 
 
 def changes(text: str, kind: str | None = None) -> list[str]:

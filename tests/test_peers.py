@@ -23,10 +23,10 @@ from cunorm.tuning.inputs import Inputs, inputs_of
 from cunorm.tuning.oracle import expected
 from cunorm.tuning.peers import PEERS, NotOffered, Peer
 
-from cunorm.arrays import DTYPES
-from cunorm.devices import KNOWN
-from cunorm.problem import Problem
-from cunorm.traffic_problem import array_facts
+from cunorm.core.arrays import DTYPES
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.traffic.sampling import array_facts
 
 FORWARD, GRADIENTS = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
 LAYER = Problem("layer_norm", "float32", "float32", "float32", "float32", "NCHW", 6, 40, 1, 1, FORWARD)

@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 from conftest import Executor
 from cunorm.tuning import workloads
-from helpers import TILES, Arrays, arrays, cunorm_module, fake_cupy, forget_calls
+from helpers import TILES, Arrays, arrays, fake_cupy, forget_calls
 
 import cunorm
-from cunorm import Tile, costmodel
-from cunorm.devices import KNOWN, known
-from cunorm.group_norm_strategies import BACKWARD, FORWARD
-from cunorm.ops import OPS as ALL_OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Strategy
+from cunorm import Tile
+from cunorm.core.devices import KNOWN, known
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Strategy
+from cunorm.ops import registry
+from cunorm.ops.group_norm.strategies import BACKWARD, FORWARD
+from cunorm.ops.registry import OPS as ALL_OPS
+from cunorm.tiling import costmodel
 
 OPS = ("group_norm", "group_norm_backward")
 MASKED = (False, True, True)
@@ -206,7 +208,7 @@ def test_wrong_plans(name: str, value: object, errors: Any) -> None:
 
 
 def test_a_gpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cunorm_module("ops"), "gpu_present", lambda: False)
+    monkeypatch.setattr("cunorm.ops.registry.gpu_present", lambda: False)
     for ordinal in (0, 3, -1):
         with pytest.raises(ValueError, match=rf"^device: GPU {ordinal}\b.*cunorm doctor"):
             plan(device=ordinal)
@@ -214,15 +216,15 @@ def test_a_gpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_cupy_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    ops = cunorm_module("ops")
+    real = registry.executor
 
     def executor(kind: str) -> Any:
         if kind == "gpu":
             raise ImportError("no CuPy")
-        return cunorm_module(kind)
+        return real(kind)
 
-    monkeypatch.setattr(ops, "executor", executor)
-    assert ops.gpu_present() is False
+    monkeypatch.setattr(registry, "executor", executor)
+    assert registry.gpu_present() is False
     assert plan(device=None).place.kind == "cpu"
 
 
@@ -330,7 +332,7 @@ def test_wrong_arrays_for_a_plan(
         rest = (2, value.shape[1]) if value.ndim > 1 else (2, 2)
         a.gamma = np.ones(rest[1], np.float32 if value.dtype == np.float16 else value.dtype)
         a.mean = a.rstd = np.ones((value.shape[0], 2), np.float64 if value.dtype == np.float64 else np.float32)
-    monkeypatch.setattr(cunorm_module("cpu"), "launch", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr("cunorm.executors.cpu.executor.launch", lambda *_: pytest.fail("launched"))
     given = (a.x, a.gamma) if op == OPS[0] else (a.dy, a.x, a.mean, a.rstd, a.gamma)
     with pytest.raises((TypeError, ValueError), match=r"^(x|gamma|dy)\b"):
         made(*given)
@@ -383,13 +385,13 @@ def test_plans_of_the_same_arrays_do_not_share_calls() -> None:
 
 def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is new for all of them: calls, plan, kernels."""
-    launch, count = cunorm_module("launch"), 8
+    count = 8
     a = arrays((2, 8, 3, 5))
     results: list[Any] = [None] * count
     for tile in (TILES["block"], TILES["split"]):
         forget_calls()
-        monkeypatch.setattr(launch, "_plans", {})
-        monkeypatch.setattr(cunorm_module("cpu_kernel"), "_kernels", {})
+        monkeypatch.setattr("cunorm.runtime.plans._plans", {})
+        monkeypatch.setattr("cunorm.executors.cpu.kernel._kernels", {})
         shared = plan(shape=(2, 8, 3, 5), tile=tile)
         barrier = threading.Barrier(count)
 

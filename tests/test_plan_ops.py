@@ -15,7 +15,6 @@ from helpers import (
     TILES,
     arrays,
     batch_arrays,
-    cunorm_module,
     fake_cupy,
     forget_calls,
     laid_out,
@@ -25,8 +24,8 @@ from test_batch_norm import tile_of as batch_tile
 from test_layer_norm import tile_of as layer_tile
 
 import cunorm
-from cunorm.devices import KNOWN
-from cunorm.ops import OPS
+from cunorm.core.devices import KNOWN
+from cunorm.ops.registry import OPS
 
 if TYPE_CHECKING:
     from fake_gpu import Driver
@@ -312,7 +311,7 @@ def test_wrong_arrays_for_a_plan(op: str, change: Callable[[Any], Any], state: s
     forget_calls()
     if state == "warm":
         made(*given)
-    monkeypatch.setattr(cunorm_module("cpu"), "launch", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr("cunorm.executors.cpu.executor.launch", lambda *_: pytest.fail("launched"))
     with pytest.raises((TypeError, ValueError), match=r"^(x|gamma)\b"):
         made(change(given[0]), *given[1:])
 

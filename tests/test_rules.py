@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from kernel_checks import KERNELS, ORDERS, compiled, launch, random
 
-from cunorm.cpu import Kernel
-from cunorm.errors import KernelFault
+from cunorm.core.errors import KernelFault
+from cunorm.executors.cpu.executor import Kernel
 
 TEXT = {stem: (KERNELS / f"{stem}.cu").read_text(encoding="utf-8") for stem in ("rules", "async_rules")}
 #: Dynamic shared memory of a block of async_rules.cu.

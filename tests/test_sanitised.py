@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import sanitised
 
-from cunorm import compilers
-from cunorm.errors import KernelFault
-from cunorm.ops import OPS
+from cunorm.core.errors import KernelFault
+from cunorm.jit import cxx
+from cunorm.ops.registry import OPS
 
 TEXT = (Path(__file__).with_name("kernels") / "sanitised_faults.cu").read_text()
 LENGTH, SHARED_BYTES = 40, 64
@@ -119,7 +119,7 @@ def test_a_child_that_dies_or_hangs_is_an_exception() -> None:
 
 def test_why_there_is_no_sanitised_build(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(name: str, *command: str) -> None:
-        monkeypatch.setattr(compilers, "chosen", lambda: compilers.Compiler(name, command, f"{name} 1.0"))
+        monkeypatch.setattr(cxx, "chosen", lambda: cxx.Compiler(name, command, f"{name} 1.0"))
 
     chosen("zig", "python", "-m", "ziglang", "c++")
     assert sanitised.missing() == "zig: its sanitiser's library cannot be loaded first; g++ is needed"

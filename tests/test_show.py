@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from cunorm import cli, shapes
-from cunorm.errors import KernelFault
-from cunorm.launch import Plan
-from cunorm.ops import OPS, plan
+from cunorm.cli import main as cli
+from cunorm.core.errors import KernelFault
+from cunorm.ops import shapes
+from cunorm.ops.registry import OPS, plan
+from cunorm.runtime.plans import Plan
 
 SMALL = ("group_norm_backward", "--shape", "2,8,9,4")
 

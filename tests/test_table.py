@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from cunorm.tuning.workloads import problems
 
-from cunorm import TableError, Tile, table, table_file
-from cunorm.devices import KNOWN
-from cunorm.ops import OPS, plan
-from cunorm.problem import Problem
-from cunorm.table_entry import MEASURED, MODEL, Entry, entry_of, key_of, problem_of, raw_of
+from cunorm import TableError, Tile
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.ops.registry import OPS, plan
+from cunorm.tiling import table, table_file
+from cunorm.tiling.table_entry import MEASURED, MODEL, Entry, entry_of, key_of, problem_of, raw_of
 
 H200, A100 = KNOWN["H200"], KNOWN["A100"]
 SUMS = ("dx", "dgamma", "dbeta")

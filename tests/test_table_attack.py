@@ -19,11 +19,13 @@ from test_lookup import OP, PROBLEM, STRATEGIES, TUNED, entry, plan
 from test_table import every_problem
 
 import cunorm
-from cunorm import TableError, TableWarning, lookup, table, table_entry, table_file, table_index, tables
-from cunorm.cli import main
-from cunorm.devices import KNOWN
-from cunorm.problem import Problem
-from cunorm.table_entry import Entry, entry_of, place_of, raw_of, raw_place
+from cunorm import TableError, TableWarning
+from cunorm.cli import tables
+from cunorm.cli.main import main
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.tiling import lookup, table, table_entry, table_file, table_index
+from cunorm.tiling.table_entry import Entry, entry_of, place_of, raw_of, raw_place
 
 H200 = KNOWN["H200"]
 ESCAPE = "\x1b[2J\x1b]0;owned\x07\u202e\nsecond line"

@@ -16,12 +16,13 @@ from cunorm.tuning.workloads import problems
 from helpers import BATCH_OPS, arrays, batch_arrays, forget_calls, layer_arrays
 
 import cunorm
-from cunorm import TraceError, tracing
-from cunorm.arrays import DTYPES
-from cunorm.cli import main
-from cunorm.launch import Plan
-from cunorm.ops import OPS, fault_of
-from cunorm.problem import accumulator
+from cunorm import TraceError
+from cunorm.cli.main import main
+from cunorm.core.arrays import DTYPES
+from cunorm.core.problem import accumulator
+from cunorm.ops.registry import OPS, fault_of
+from cunorm.runtime.plans import Plan
+from cunorm.tiling import tracing
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07\u202e\nsecond line"
 SIZES = {"N": 2, "C": 8, "HxW": 9}

@@ -16,8 +16,9 @@ import pytest
 from helpers import arrays
 
 import cunorm
-from cunorm import TraceError, tracing
-from cunorm.problem import Problem
+from cunorm import TraceError
+from cunorm.core.problem import Problem
+from cunorm.tiling import tracing
 
 
 def run(a: Any, times: int = 1) -> None:
@@ -170,14 +171,14 @@ def test_what_is_no_regular_file_is_no_trace(tmp_path: Path, monkeypatch: pytest
         "        with cunorm.trace(path): raise AssertionError(path)\n"
         "    except OSError as error:\n"
         "        assert 'no regular file' in str(error), (path, error)\n"
-        "assert not cunorm.tracing.active()"
+        "assert not cunorm.tiling.tracing.active()"
     )
     finished("", body)
 
 
 def test_a_variable_that_names_a_pipe(tmp_path: Path) -> None:
     """Nobody waits for a reader: one warning, and calls are as ever."""
-    words = finished(no_file("pipe", tmp_path), "cunorm.group_norm(x, 2)\nassert not cunorm.tracing.active()")
+    words = finished(no_file("pipe", tmp_path), "cunorm.group_norm(x, 2)\nassert not cunorm.tiling.tracing.active()")
     assert words.count("RuntimeWarning") == 1
     assert f"CUNORM_TRACE: {tmp_path}/pipe: no regular file; nothing is traced" in words
 
@@ -230,7 +231,7 @@ def test_a_fork_while_another_thread_records(tmp_path: Path) -> None:
     """The lock that this thread holds is nobody's in the child; what it was about to write is the parent's."""
     body = (
         "import threading\n"
-        "from cunorm import tracing\n"
+        "from cunorm.tiling import tracing\n"
         "one, = tracing._traces\n"
         "cunorm.group_norm(x, 2)\n"
         "held, over = threading.Event(), threading.Event()\n"
@@ -256,7 +257,7 @@ def test_a_fork_while_another_thread_records(tmp_path: Path) -> None:
 
 def test_a_signal_handler_that_calls_while_a_call_is_recorded(tmp_path: Path) -> None:
     body = (
-        "from cunorm import tracing\n"
+        "from cunorm.tiling import tracing\n"
         "one, = tracing._traces\n"
         "def handler(*_): cunorm.group_norm(x, 4)\n"
         "signal.signal(signal.SIGUSR1, handler)\n"

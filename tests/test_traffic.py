@@ -14,14 +14,15 @@ from kernel_checks import compiled, launch
 from traffic_table import EDGE, EFFICIENT, ROWS, SPLIT_BACKWARD, Row
 
 import cunorm
-from cunorm import group_norm_grid, reuse, traffic, traffic_problem
-from cunorm.cpu_checked import TRACE
-from cunorm.cpu_memory import PARAMETER, ROLES, TENSOR, WORKSPACE
-from cunorm.devices import KNOWN, known
-from cunorm.errors import KernelFault
-from cunorm.launch import Place
-from cunorm.ops import OPS
-from cunorm.traffic import Moves, Traffic
+from cunorm.core.devices import KNOWN, known
+from cunorm.core.errors import KernelFault
+from cunorm.executors.cpu.checked import TRACE
+from cunorm.executors.cpu.memory import PARAMETER, ROLES, TENSOR, WORKSPACE
+from cunorm.ops.group_norm import grid
+from cunorm.ops.registry import OPS
+from cunorm.runtime.plans import Place
+from cunorm.traffic import reuse, sampling, traffic
+from cunorm.traffic.traffic import Moves, Traffic
 
 STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.strategies]
 #: Of LayerNorm's backward `split` the formula counts a strip that lies across no boundary of a pack as if it did.
@@ -142,7 +143,7 @@ def test_grid_reads_again_from_the_cache_what_split_reads_from_memory(
     tile = {"strategy": "grid", "threads": 128, "chunk": chunk, "groups": slab, "lead": lead if slab == 1 else 1}
     found = _second_reads(op, tile, shape, groups, layout)
     assert found.reuse.within(small.l2_bytes // 2) >= 0.95
-    assert found.reuse.at(0.95) <= group_norm_grid.reach(found.problem, cunorm.Tile.of(tile), small)
+    assert found.reuse.at(0.95) <= grid.reach(found.problem, cunorm.Tile.of(tile), small)
     other = _second_reads(op, {"strategy": "split", "threads": 128, "chunk": chunk}, shape, groups, layout)
     assert other.reuse.within(small.l2_bytes // 2) < 0.95
 
@@ -187,7 +188,7 @@ def test_a_sample_counts_what_the_whole_does(op: str, strategy: str, N: int, mon
     row = _first(op, strategy)
     whole = measured(row, N)
     for limit in ("WHOLE", "LARGEST"):  # the latter where blocks take turns
-        monkeypatch.setattr(traffic_problem, limit, 2**18)
+        monkeypatch.setattr(sampling, limit, 2**18)
     part: Traffic = row.plan(N).traffic()
     assert part.sample is not None
     assert part.sample.total == N > part.sample.many == 2 * part.sample.few
@@ -207,12 +208,12 @@ def test_a_sample_may_be_larger_than_what_is_counted_whole(monkeypatch: pytest.M
     row = dataclasses.replace(_first("batch_norm_stats", "column"), sizes=(1024, 64, 24))
     row = dataclasses.replace(row, tile=row.tile | {"chunk": 256})
     whole = measured(row)
-    monkeypatch.setattr(traffic_problem, "WHOLE", 2**15)
-    monkeypatch.setattr(traffic_problem, "LARGEST", 2**20)
+    monkeypatch.setattr(sampling, "WHOLE", 2**15)
+    monkeypatch.setattr(sampling, "LARGEST", 2**20)
     part: Traffic = row.plan().traffic()
     assert part.sample is not None and part.sample.many * 24 * 64 > 2**15
     assert part.of(TENSOR) == whole.of(TENSOR)
-    monkeypatch.setattr(traffic_problem, "LARGEST", 2**21)  # which the problem is not larger than
+    monkeypatch.setattr(sampling, "LARGEST", 2**21)  # which the problem is not larger than
     assert row.plan().traffic().sample is None
 
 
@@ -220,8 +221,8 @@ def test_a_sample_has_a_workspace_where_the_problem_has_one(monkeypatch: pytest.
     """A range of 8 samples is one row of results, which need no workspace: no line leads from there to many rows."""
     row = _first("batch_norm_stats", "block")
     whole = measured(row, 64)
-    monkeypatch.setattr(traffic_problem, "WHOLE", 2**19)  # 16 samples
-    monkeypatch.setattr(traffic_problem, "LARGEST", 2**20)
+    monkeypatch.setattr(sampling, "WHOLE", 2**19)  # 16 samples
+    monkeypatch.setattr(sampling, "LARGEST", 2**20)
     part: Traffic = row.plan(64).traffic()
     assert part.sample is not None and part.sample.few == 2 * row.tile["samples"]
     assert part.of(WORKSPACE) == whole.of(WORKSPACE)
@@ -230,15 +231,15 @@ def test_a_sample_has_a_workspace_where_the_problem_has_one(monkeypatch: pytest.
 def test_one_sample_is_cut_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     row = dataclasses.replace(_first("group_norm_backward", "block"), sizes=(1, 64, 1024, 16))
     whole = measured(row)
-    monkeypatch.setattr(traffic_problem, "WHOLE", 2**17)
+    monkeypatch.setattr(sampling, "WHOLE", 2**17)
     part: Traffic = row.plan().traffic()
     assert part.sample is not None and part.sample.axis == "group"
     assert part.of(TENSOR) == whole.of(TENSOR)
 
 
 def test_what_is_too_large_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic_problem, "WHOLE", 2**10)
-    monkeypatch.setattr(traffic_problem, "LARGEST", 2**12)
+    monkeypatch.setattr(sampling, "WHOLE", 2**10)
+    monkeypatch.setattr(sampling, "LARGEST", 2**12)
     plan = cunorm.plan("layer_norm", shape=(1, 8192), dtype="float32", normalized_shape=8192, device="cpu")
     with pytest.raises(
         ValueError, match=r"rows=1 length=8192.* has 16384 elements .* counts up to 4096.* cannot be cut"

@@ -18,10 +18,10 @@ import pytest
 from cunorm.tuning import command, workloads
 
 import cunorm
-from cunorm import table
-from cunorm.cli import main
-from cunorm.devices import KNOWN
-from cunorm.table_entry import MEASURED, Entry
+from cunorm.cli.main import main
+from cunorm.core.devices import KNOWN
+from cunorm.tiling import table
+from cunorm.tiling.table_entry import MEASURED, Entry
 
 OP = "group_norm_backward"
 SMALL = (OP, "--shape", "2,8,9,2")

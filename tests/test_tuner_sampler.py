@@ -19,9 +19,9 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from cunorm.devices import KNOWN
-from cunorm.ops import OPS
-from cunorm.strategy import Tile
+from cunorm.core.devices import KNOWN
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
 from tuning.result import MORE
 from tuning.sampler import BEST, FAILURE, PRIOR, SWEPT, ValidSetSampler, params_of, tile_of
 from tuning.space import Space

@@ -10,7 +10,7 @@ from conftest import gpu_missing
 from cunorm.tuning.clock import FEWEST, MOST, SAMPLE_SECONDS, WARM_SECONDS, GraphClock
 
 from cunorm import Tile
-from cunorm.devices import KNOWN
+from cunorm.core.devices import KNOWN
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
 TILE = Tile("split", threads=128, chunk=64)
@@ -194,7 +194,7 @@ def test_on_a_gpu(tmp_path: Any) -> None:
     path = tmp_path / "t.json"
     script = (
         "import sys, cunorm, cupy\n"
-        "from cunorm.cli import main\n"
+        "from cunorm.cli.main import main\n"
         "code = main(['tune', 'group_norm_backward', '--shape', '2,320,4096,32', '--dtype', 'bfloat16',"
         f" '--trials', '12', '--table', {str(path)!r}])\n"
         "context = cupy.cuda.driver.ctxGetCurrent()\n"

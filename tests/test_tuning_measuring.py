@@ -16,11 +16,11 @@ from cunorm.tuning.study import ProblemStudy
 from cunorm.tuning.trouble import Failed, Lost, Stopped
 
 from cunorm import Tile
-from cunorm.devices import KNOWN
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.table_entry import entry_of, raw_of
-from cunorm.traffic_problem import floor_bytes
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.ops.registry import OPS
+from cunorm.tiling.table_entry import entry_of, raw_of
+from cunorm.traffic.sampling import floor_bytes
 
 DEVICE = KNOWN["H200"]
 SMALL = Problem(

@@ -15,7 +15,7 @@ from cunorm.tuning.race import ControlFailedError, Race, Timing, winner
 from cunorm.tuning.trouble import Failed, Lost
 
 from cunorm import Tile
-from cunorm.devices import KNOWN
+from cunorm.core.devices import KNOWN
 
 
 def tile(number: int) -> Tile:

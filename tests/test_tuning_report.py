@@ -15,10 +15,10 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from cunorm.devices import KNOWN
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
 from tuning import entries, report, report_figures
 from tuning.race import Timing
 from tuning.result import Result, Trial

@@ -9,11 +9,11 @@ import pytest
 from cunorm.tuning import verify, workloads
 from cunorm.tuning.inputs import HOSTILE, OUTLIER
 
-from cunorm import costmodel
-from cunorm.devices import known
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile, main_launch
+from cunorm.core.devices import known
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile, main_launch
+from cunorm.ops.registry import OPS
+from cunorm.tiling import costmodel
 
 DEVICE = known("H200")
 

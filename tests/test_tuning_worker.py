@@ -26,9 +26,10 @@ from cunorm.tuning.trouble import Failed, Lost, Stopped
 from cunorm.tuning.tuner import Events, Options, tune
 from cunorm.tuning.worker import Worker
 
-from cunorm import Tile, table
-from cunorm.ops import OPS
-from cunorm.problem import Problem
+from cunorm import Tile
+from cunorm.core.problem import Problem
+from cunorm.ops.registry import OPS
+from cunorm.tiling import table
 
 DEADLINES = Deadlines(open=60, compile=60, verify=4, sample=4)
 SHORT = Deadlines(open=60, compile=60, verify=2, sample=2)

@@ -26,11 +26,11 @@ from test_layer_norm import tile_of as layer_tile
 
 import cunorm
 from cunorm import UnsupportedTile
-from cunorm.arrays import DTYPES
-from cunorm.op import Request
-from cunorm.ops import OPS
-from cunorm.problem import ITEMSIZE, Problem, accumulator
-from cunorm.traffic_problem import array_facts
+from cunorm.core.arrays import DTYPES
+from cunorm.core.problem import ITEMSIZE, Problem, accumulator
+from cunorm.ops.registry import OPS
+from cunorm.runtime.op import Request
+from cunorm.traffic.sampling import array_facts
 
 #: One or odd, primes, and beside a power of two.
 SIZES = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 33, 64, 65, 127, 128, 131)

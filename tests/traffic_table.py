@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cunorm
-from cunorm.launch import Plan
-from cunorm.ops import OPS
+from cunorm.ops.registry import OPS
+from cunorm.runtime.plans import Plan
 
 __all__ = ["EDGE", "EFFICIENT", "ROWS", "SPLIT_BACKWARD", "Row"]
 

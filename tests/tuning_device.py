@@ -17,11 +17,11 @@ from typing import Any
 
 from cunorm.tuning.stand import Spec
 
-from cunorm import sources
-from cunorm.devices import KNOWN, Device
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Launch, Strategy, Tile
+from cunorm.core.devices import KNOWN, Device
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Launch, Strategy, Tile
+from cunorm.jit import sources
+from cunorm.ops.registry import OPS
 
 OP = "batch_norm_elemt"
 #: A size that no other test uses: only there is the strategy legal.

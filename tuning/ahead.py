@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from cunorm import sources
-from cunorm.strategy import Tile
+from cunorm.core.strategy import Tile
+from cunorm.jit import sources
 
 from .space import Space
 from .stand import Spec

@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from cunorm import costmodel, findings, launch, lookup
-from cunorm.arrays import DTYPES, pointer
-from cunorm.launch import Place, executor
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
-from cunorm.traffic_problem import array_facts
+from cunorm.cli import findings
+from cunorm.core.arrays import DTYPES, pointer
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
+from cunorm.runtime import plans
+from cunorm.runtime.plans import Place, executor
+from cunorm.tiling import costmodel, lookup
+from cunorm.traffic.sampling import array_facts
 
 from .bench_calls import Sets, public_call
 from .bench_clock import BenchClock
@@ -63,7 +65,7 @@ class _Entrant:
 
 def _own(name: str, tile: Tile | None, place: Place, problem: Problem, sets: Sets) -> _Entrant:
     op = OPS[problem.op]
-    plan = launch.plan_for(problem, op.strategies, op.names, place, tile).compile()
+    plan = plans.plan_for(problem, op.strategies, op.names, place, tile).compile()
     numbers, names = numbers_of(problem), [name for name in op.names if name not in numbers_of(problem)]
     xp: Any = np if sets.kind == "cpu" else executor("gpu").cupy
     workspace = Guarded(xp, plan.workspace_nbytes)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 import cunorm
-from cunorm.arrays import DTYPES
-from cunorm.cpu_memory import TENSORS
-from cunorm.launch import executor
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
-from cunorm.traffic_problem import array_facts
+from cunorm.core.arrays import DTYPES
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.executors.cpu.memory import TENSORS
+from cunorm.ops.registry import OPS
+from cunorm.runtime.plans import executor
+from cunorm.traffic.sampling import array_facts
 
 from .inputs import Inputs, numbers_of
 from .verify import UNWRITTEN, Guarded, array_bytes, raw

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from cunorm.devices import Device
+from cunorm.core.devices import Device
 
 from .clock import GraphClock, lasting, sets_of
 

@@ -17,11 +17,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cunorm import findings
-from cunorm.errors import TraceError
-from cunorm.launch import Place, executor
-from cunorm.ops import OPS, gpu_present
-from cunorm.problem import Problem
+from cunorm.cli import findings
+from cunorm.core.errors import TraceError
+from cunorm.core.problem import Problem
+from cunorm.ops.registry import OPS, gpu_present
+from cunorm.runtime.plans import Place, executor
 
 from .bench import ROUNDS, bench_problem
 from .bench_clock import BenchClock, GpuClock, RehearsalClock

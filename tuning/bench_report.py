@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cunorm.traffic_problem import floor_bytes
+from cunorm.traffic.sampling import floor_bytes
 
 from .bench_result import DEFAULT, TABLE, Outcome
 from .clock import L2_TIMES

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from cunorm.problem import Problem
+from cunorm.core.problem import Problem
 
 __all__ = ["DEFAULT", "TABLE", "Contender", "DeviceLostError", "Outcome", "Spread"]
 

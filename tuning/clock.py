@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cunorm.devices import Device
-from cunorm.strategy import Tile
+from cunorm.core.devices import Device
+from cunorm.core.strategy import Tile
 
 __all__ = ["Clock", "GraphClock", "lasting", "sets_of"]
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from optuna.exceptions import OptunaError
 
-from cunorm import cache, lookup, settings, table_file
-from cunorm.devices import Device, known
-from cunorm.errors import CompileError, TableError, TraceError
-from cunorm.launch import executor
-from cunorm.ops import gpu_present
-from cunorm.table_entry import MEASURED, Entry
+from cunorm.core import cache, settings
+from cunorm.core.devices import Device, known
+from cunorm.core.errors import CompileError, TableError, TraceError
+from cunorm.ops.registry import gpu_present
+from cunorm.runtime.plans import executor
+from cunorm.tiling import lookup, table_file
+from cunorm.tiling.table_entry import MEASURED, Entry
 
 from .clock import GraphClock
 from .progress import Progress

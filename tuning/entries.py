@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cunorm.strategy import Tile
-from cunorm.table_entry import MEASURED, MODEL, Entry
-from cunorm.traffic_problem import floor_bytes
+from cunorm.core.strategy import Tile
+from cunorm.tiling.table_entry import MEASURED, MODEL, Entry
+from cunorm.traffic.sampling import floor_bytes
 
 from .race import Timing
 from .space import Space

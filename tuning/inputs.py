@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cunorm.arrays import DTYPES
-from cunorm.problem import Problem
-from cunorm.traffic_problem import array_facts
+from cunorm.core.arrays import DTYPES
+from cunorm.core.problem import Problem
+from cunorm.traffic.sampling import array_facts
 
 __all__ = [
     "CONSTANT", "EPS", "HOSTILE", "KINDS", "MOMENTUM", "OFFSET", "OUTLIER", "WIDTH", "Inputs", "Kind", "Values",

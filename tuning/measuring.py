@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cunorm.strategy import Tile
+from cunorm.core.strategy import Tile
 
 from . import entries
 from .problem_tuner import GENERATION, NotOpenedError, ProblemTuner

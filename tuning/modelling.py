@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cunorm.strategy import Tile
-from cunorm.table_entry import sizes_text
+from cunorm.core.strategy import Tile
+from cunorm.tiling.table_entry import sizes_text
 
 from . import entries
 from .problem_tuner import GENERATION, NotOpenedError, ProblemTuner

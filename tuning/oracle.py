@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cunorm import reference, reference_activation, settings
-from cunorm.problem import Problem
-from cunorm.traffic_problem import array_facts
+from cunorm import reference, reference_activation
+from cunorm.core import settings
+from cunorm.core.problem import Problem
+from cunorm.traffic.sampling import array_facts
 
 from . import tolerance
 from .inputs import EPS, MOMENTUM, Inputs, Values, channels_second, numbers_of

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cunorm.cpu_memory import TENSORS
-from cunorm.problem import Problem
-from cunorm.traffic_problem import array_facts
+from cunorm.core.problem import Problem
+from cunorm.executors.cpu.memory import TENSORS
+from cunorm.traffic.sampling import array_facts
 
 from .inputs import EPS, numbers_of
 

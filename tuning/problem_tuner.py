@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cunorm.strategy import Tile
+from cunorm.core.strategy import Tile
 
 from .ahead import Ahead
 from .result import Budget, Deadlines, Result, Trial

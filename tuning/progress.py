@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
-from cunorm.table_entry import MEASURED, Entry
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.tiling.table_entry import MEASURED, Entry
 
 from .result import Result, Trial
 from .space import Space

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from cunorm.strategy import Tile
+from cunorm.core.strategy import Tile
 
 from .trouble import Trouble
 

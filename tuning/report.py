@@ -15,8 +15,8 @@ from pathlib import Path
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
-from cunorm import costmodel
-from cunorm.strategy import Tile
+from cunorm.core.strategy import Tile
+from cunorm.tiling import costmodel
 
 from . import report_figures as figures
 from .files import write_whole

@@ -20,10 +20,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from cunorm import costmodel
-from cunorm.strategy import Tile
-from cunorm.table_entry import sizes_text
-from cunorm.traffic_problem import floor_bytes
+from cunorm.core.strategy import Tile
+from cunorm.tiling import costmodel
+from cunorm.tiling.table_entry import sizes_text
+from cunorm.traffic.sampling import floor_bytes
 
 from .result import Result, Trial
 

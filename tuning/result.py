@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from cunorm.strategy import Tile
-from cunorm.table_entry import Entry
+from cunorm.core.strategy import Tile
+from cunorm.tiling.table_entry import Entry
 
 from .race import Timing
 from .sampler import SWEPT

@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from cunorm.strategy import Tile
+from cunorm.core.strategy import Tile
 
 __all__ = ["FAILURE", "SWEPT", "ValidSetSampler", "distributions_of", "params_of", "tile_of", "tried"]
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cunorm import costmodel, sources
-from cunorm.devices import Device
-from cunorm.problem import Problem
-from cunorm.strategy import Strategy, Tile
-from cunorm.table_entry import key_of
+from cunorm.core.devices import Device
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Strategy, Tile
+from cunorm.jit import sources
+from cunorm.tiling import costmodel
+from cunorm.tiling.table_entry import key_of
 
 __all__ = ["Candidate", "Space"]
 

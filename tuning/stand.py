@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cunorm import __version__, launch
-from cunorm.devices import Device
-from cunorm.launch import Place, Plan, executor
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
+from cunorm import __version__
+from cunorm.core.devices import Device
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
+from cunorm.runtime import plans
+from cunorm.runtime.plans import Place, Plan, executor
 
 from .clock import Clock
 from .inputs import Inputs, numbers_of
@@ -87,7 +88,7 @@ class Stand:
     def _plan(self, tile: Tile) -> Plan:
         assert self._verifier is not None, "a problem that was opened"
         op = OPS[self._verifier.problem.op]
-        return launch.plan_for(self._verifier.problem, op.strategies, op.names, self.place, tile)
+        return plans.plan_for(self._verifier.problem, op.strategies, op.names, self.place, tile)
 
     def compile(self, tile: Tile) -> None:
         """Compile a tile's kernels; CompileError, UnsupportedTile."""

@@ -14,7 +14,7 @@ import optuna
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-from cunorm import cache
+from cunorm.core import cache
 
 __all__ = ["journal", "shown", "storage_of", "without_secrets"]
 

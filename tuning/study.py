@@ -22,7 +22,7 @@ from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from cunorm.strategy import Tile
+from cunorm.core.strategy import Tile
 
 from .sampler import FAILURE, ValidSetSampler, tile_of, tried
 from .space import Space

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cunorm.problem import accumulator
+from cunorm.core.problem import accumulator
 from cunorm.reference_activation import before
 
 __all__ = [

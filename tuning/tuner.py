@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cunorm import lookup, settings, table, table_file
-from cunorm.devices import Device
-from cunorm.errors import TableError
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
-from cunorm.table_entry import MEASURED, Entry, entry_of, raw_of, shown
+from cunorm.core import settings
+from cunorm.core.devices import Device
+from cunorm.core.errors import TableError
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
+from cunorm.tiling import lookup, table, table_file
+from cunorm.tiling.table_entry import MEASURED, Entry, entry_of, raw_of, shown
 
 from .ahead import MOST, Ahead
 from .measuring import Measuring

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cunorm.arrays import DTYPES, pointer
-from cunorm.devices import Device
-from cunorm.launch import Plan, executor
-from cunorm.problem import Problem
-from cunorm.strategy import Launch, Strategy, Tile, main_launch
-from cunorm.traffic_problem import array_facts, smaller
+from cunorm.core.arrays import DTYPES, pointer
+from cunorm.core.devices import Device
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Launch, Strategy, Tile, main_launch
+from cunorm.runtime.plans import Plan, executor
+from cunorm.traffic.sampling import array_facts, smaller
 
 from .inputs import HOSTILE, Inputs, inputs_of, numbers_of, slices_of
 from .oracle import Expected, expected

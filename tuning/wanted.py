@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from cunorm import tracing
-from cunorm.arrays import dtype_named
-from cunorm.ops import OPS, fault_of, plan
-from cunorm.problem import Problem
-from cunorm.shapes import plan_options
+from cunorm.core.arrays import dtype_named
+from cunorm.core.problem import Problem
+from cunorm.ops.registry import OPS, fault_of, plan
+from cunorm.ops.shapes import plan_options
+from cunorm.tiling import tracing
 
 from .workloads import WORKLOADS, problems
 

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from cunorm.errors import CompileError, KernelFault, NoCompilerError, UnsupportedTile
-from cunorm.launch import executor
-from cunorm.problem import Problem
+from cunorm.core.errors import CompileError, KernelFault, NoCompilerError, UnsupportedTile
+from cunorm.core.problem import Problem
+from cunorm.runtime.plans import executor
 
 from .stand import Spec, Stand, software
 from .trouble import NO_COMPILER, Failed, Lost, Stopped

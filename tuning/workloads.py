@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cunorm.batch_norm_strategies import SUMS
-from cunorm.problem import LAYOUTS, Problem, accumulator
+from cunorm.core.problem import LAYOUTS, Problem, accumulator
+from cunorm.ops.batch_norm.strategies import SUMS
 
 __all__ = ["BATCH_NORM", "GROUP_NORM", "LAYER_NORM", "WORKLOADS", "GroupNormShape", "problems"]
 

@@ -1,5 +1,5 @@
 // Asynchronous copies, mbarriers, thread-block clusters, and words that blocks tell each other: every wrapper of inline
-// PTX that moves or orders memory, each with its plain C++ twin for the CPU executor (cunorm/cpu_async.h).
+// PTX that moves or orders memory, each with its plain C++ twin for the CPU executor (cunorm/executors/cpu/include/async.h).
 //
 // The CPU executor is the adverse one of the two: there a copy poisons its destination when it is issued and lands only at
 // the wait that covers it, and a store to the workspace stays unseen by other blocks until a fence publishes it.
