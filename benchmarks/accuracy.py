@@ -26,14 +26,14 @@ from typing import Any
 import numpy as np
 from accuracy_others import numpy_results, torch_results
 from accuracy_page import ACTIVE, DEVICE, DTYPES_SHOWN, GOAL, KINDS_SHOWN, LENGTHS, beside_numpy, draw, page
-from cunorm.tuning.files import write_whole
-from cunorm.tuning.inputs import inputs_of
-from cunorm.tuning.oracle import Expected, expected
-from cunorm.tuning.tolerance import UNIT, stored
-from cunorm.tuning.verify import Verifier
+from cunorm.tuning.verify.inputs import inputs_of
+from cunorm.tuning.verify.oracle import Expected, expected
+from cunorm.tuning.verify.tolerance import UNIT, stored
+from cunorm.tuning.verify.verifier import Verifier
 
 from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import known
+from cunorm.core.files import write_whole
 from cunorm.core.problem import Problem, accumulator
 from cunorm.core.strategy import Strategy, Tile, main_launch
 from cunorm.ops.registry import OPS

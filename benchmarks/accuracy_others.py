@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from cunorm.tuning.inputs import EPS, Inputs, channels_second, numbers_of
+from cunorm.tuning.verify.inputs import EPS, Inputs, channels_second, numbers_of
 
 from cunorm.core.problem import Problem
 

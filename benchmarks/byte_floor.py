@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cunorm.tuning.workloads import WORKLOADS, problems
+from cunorm.tuning.problems.workloads import WORKLOADS, problems
 
 from cunorm.core import settings
 from cunorm.core.devices import known

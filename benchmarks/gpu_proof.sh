@@ -4,7 +4,7 @@
 #   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads "NAME ..."] [--dry-run]
 #
 # Part 1: the tests that need a GPU, then a few of them under compute-sanitizer's memcheck and racecheck, where it is there.
-# Part 2: what a call costs the host, then the tiling table, tuned for the workloads in turn, into tuning/, and `cunorm bench`
+# Part 2: what a call costs the host, then the tiling table, tuned for the workloads in turn, into tuning/tables/, and `cunorm bench`
 # of each, into benchmarks/results/; docs/speed.md from these, for which some seconds are kept.
 #
 # Without --part it runs both. A step that the minutes (9 by default, for each part) do not reach is named at the end, and
@@ -32,13 +32,12 @@ while [ $# -gt 0 ]; do
   shift
 done
 page_seconds=20
-dtype=bfloat16 results=benchmarks/results tables=tuning
+dtype=bfloat16 results=benchmarks/results tables=tuning/tables
 failed="" unreached=""
 if [ -n "$dry" ]; then
   box=$(mktemp -d)
   trap 'rm -rf "$box"' EXIT
   results=$box/results tables=$box/tuning workloads=quick
-  mkdir -p "$results" "$tables"
   export CUNORM_CACHE_DIR="${CUNORM_CACHE_DIR:-$box/cache}"
 else
   python -c "import sys; from cunorm.ops.registry import gpu_present; sys.exit(0 if gpu_present() else 3)" || {
@@ -46,6 +45,8 @@ else
     exit 3
   }
 fi
+
+mkdir -p "$results" "$tables"
 
 # step NAME COMMAND...: within what is left of the part's minutes. Whoever is out of time is interrupted as by Ctrl-C, upon
 # which the tuner and the bench keep what they have.

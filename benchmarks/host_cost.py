@@ -21,9 +21,9 @@ from statistics import quantiles
 from typing import Any
 
 import numpy as np
-from cunorm.tuning.bench_calls import Sets, public_call
-from cunorm.tuning.inputs import inputs_of, numbers_of
-from cunorm.tuning.stand import software
+from cunorm.tuning.bench.arrays import Sets, public_call
+from cunorm.tuning.measure.stand import software
+from cunorm.tuning.verify.inputs import inputs_of, numbers_of
 
 import cunorm
 from cunorm.core.arrays import pointer

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import reference
+from cunorm import reference
 
 __all__ = ["before", "group_norm", "group_norm_backward", "silu", "silu_gradient"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cunorm.tuning.inputs import KINDS, Inputs, Kind, inputs_of, slices_of
-from cunorm.tuning.oracle import WHOLE, expected
-from cunorm.tuning.verify import Verifier
+from cunorm.tuning.verify.inputs import KINDS, Inputs, Kind, inputs_of, slices_of
+from cunorm.tuning.verify.oracle import WHOLE, expected
+from cunorm.tuning.verify.verifier import Verifier
 
 from cunorm.core.devices import known
 from cunorm.core.problem import Problem

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cunorm.tuning import bench, bench_command, bench_figure, bench_report
-from cunorm.tuning.bench import WRONG, bench_problem
-from cunorm.tuning.bench_clock import RehearsalClock
-from cunorm.tuning.bench_result import DEFAULT, TABLE, Contender, DeviceLostError, Outcome, Spread
-from cunorm.tuning.inputs import inputs_of
-from cunorm.tuning.oracle import expected
-from cunorm.tuning.peers import PEERS, NotOffered, Peer
+from cunorm.tuning.bench import bench, command, figure, report
+from cunorm.tuning.bench.bench import WRONG, bench_problem
+from cunorm.tuning.bench.clock import RehearsalClock
+from cunorm.tuning.bench.peers import PEERS, NotOffered, Peer
+from cunorm.tuning.bench.result import DEFAULT, TABLE, Contender, DeviceLostError, Outcome, Spread
+from cunorm.tuning.verify.inputs import inputs_of
+from cunorm.tuning.verify.oracle import expected
 
 from cunorm.cli import main as cli
 from cunorm.cli import parser as cli_parser
@@ -301,7 +301,7 @@ def document(results: Any, **others: Any) -> dict[str, Any]:
         "problems": 3,
     } | others
     device = {"name": "NVIDIA H200", "l2_bytes": 50e6}
-    made = bench_report.document(results, device=device, software={"cunorm": "0.1.0"}, **facts)
+    made = report.document(results, device=device, software={"cunorm": "0.1.0"}, **facts)
     return {**made, "interrupted": False, "lost": None}
 
 
@@ -315,9 +315,9 @@ def test_a_fraction_is_of_the_copy_of_the_same_run() -> None:
     found = document([Outcome(big, [timed(DEFAULT, 100), timed("torch", 200)], 10**9)])
     result = json.loads(json.dumps(found))["results"][0]
     assert result["floor_bytes"] == 2 * 16384 * 4096 * 2
-    assert bench_report.fraction(found, result, result["contenders"][0]) == pytest.approx(268435456 / 1e-4 / 4e12)
-    assert bench_report.speedups(found, "torch") == {"layer_norm": [2.0]}
-    lines = "\n".join(bench_report.text(found))
+    assert report.fraction(found, result, result["contenders"][0]) == pytest.approx(268435456 / 1e-4 / 4e12)
+    assert report.speedups(found, "torch") == {"layer_norm": [2.0]}
+    lines = "\n".join(report.text(found))
     assert "67.1% of copy" in lines and "kernels     100.0 (90.0 to 120.0) us" in lines
     assert "layer_norm: 2.00x torch in the geometric mean of 1 shapes, 2.00x at least" in lines
 
@@ -328,14 +328,14 @@ def test_a_speedup_is_of_the_tables_tile_where_there_is_one() -> None:
               [timed(DEFAULT, 4), Contender(TABLE, "missing", ""), timed("torch", 2)],
               [timed(DEFAULT, 4), Contender("torch", "failed", "")]]  # fmt: skip
     found = document([Outcome(PROBLEM, contenders, 10**9) for contenders in shapes])
-    assert bench_report.speedups(found, "torch") == {"layer_norm": [4.0, 0.5]}
-    assert bench_report.geometric_mean([4.0, 0.5]) == pytest.approx(2**0.5)
+    assert report.speedups(found, "torch") == {"layer_norm": [4.0, 0.5]}
+    assert report.geometric_mean([4.0, 0.5]) == pytest.approx(2**0.5)
 
 
 def test_a_shape_too_small_for_a_cold_cache_is_marked() -> None:
     found = document([Outcome(PROBLEM, [timed(DEFAULT, 4)], walked) for walked in (150_000_000, 149_999_999)])
-    assert [bench_report.cold(found, result) for result in found["results"]] == [True, False]
-    heads = [line for line in bench_report.text(found) if line.startswith("\nlayer_norm float32")]
+    assert [report.cold(found, result) for result in found["results"]] == [True, False]
+    heads = [line for line in report.text(found) if line.startswith("\nlayer_norm float32")]
     assert not heads[0].endswith("MB") and heads[1].endswith("; in the L2, of 150 MB")
 
 
@@ -362,9 +362,9 @@ def test_a_rehearsal_has_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert own["error"] < 0.01
     told = capsys.readouterr().out
     assert "no times" in told and " us" not in told and "of copy" not in told
-    assert bench_report.refusal(found) == "it was rehearsed, not measured on a GPU: no times of kernels"
+    assert report.refusal(found) == "it was rehearsed, not measured on a GPU: no times of kernels"
     with pytest.raises(ValueError, match="no figure: it was rehearsed"):
-        bench_figure.figure(found, tmp_path / "found.png")
+        figure.figure(found, tmp_path / "found.png")
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
 
 
@@ -372,9 +372,9 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
     """Whatever a clock says of itself."""
     file = tmp_path / "found.json"
     given = ["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--peers", "", "--json", str(file), "--quiet"]
-    assert bench_command.run(cli_parser.parser().parse_args(given), clock=Planted()) == 0
+    assert command.run(cli_parser.parser().parse_args(given), clock=Planted()) == 0
     assert json.loads(file.read_text(encoding="utf-8"))["source"] == "rehearsed"
-    assert "kernels" not in "".join(bench_report.text(json.loads(file.read_text(encoding="utf-8"))))
+    assert "kernels" not in "".join(report.text(json.loads(file.read_text(encoding="utf-8"))))
 
 
 @pytest.mark.parametrize(("given", "sentence"), [
@@ -402,7 +402,7 @@ def test_wrong_arguments(given: list[str], sentence: str, capsys: pytest.Capture
 def test_without_a_gpu_it_says_what_can_be_had(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_command, "gpu_present", lambda: False)
+    monkeypatch.setattr(command, "gpu_present", lambda: False)
     assert cli.main(["bench"]) == 3
     assert "sees no GPU here" in (told := capsys.readouterr().err) and "--rehearse" in told
 
@@ -418,7 +418,7 @@ def test_what_was_measured_before_ctrl_c_is_written(
             raise KeyboardInterrupt
         return Outcome(problem, [Contender(DEFAULT, "rehearsed", "", 0.0)], 10**9)
 
-    monkeypatch.setattr(bench_command, "bench_problem", once)
+    monkeypatch.setattr(command, "bench_problem", once)
     file = tmp_path / "found.json"
     assert cli.main(["bench", "--rehearse", "--json", str(file), "--quiet"]) == 130
     found = json.loads(file.read_text(encoding="utf-8"))
@@ -436,7 +436,7 @@ def test_a_problem_that_does_not_fit_leaves_the_next_its_turn(tmp_path: Path, mo
             raise MemoryError("3 TB")
         return Outcome(problem, [Contender(DEFAULT, "rehearsed", "", 0.0)], 10**9)
 
-    monkeypatch.setattr(bench_command, "bench_problem", once)
+    monkeypatch.setattr(command, "bench_problem", once)
     given = ["bench", "--workload", "mlp", "--rehearse", "--peers", "torch", "--json", str(file), "--quiet"]
     assert cli.main(given) == 1
     found = json.loads(file.read_text(encoding="utf-8"))
@@ -449,7 +449,7 @@ def test_a_problem_that_does_not_fit_leaves_the_next_its_turn(tmp_path: Path, mo
 @pytest.mark.parametrize(("raised", "code"), [("wrong", 1), ("failed", 1), ("timed", 0)])
 def test_the_exit_code_is_cunorms_own(raised: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     came = [Contender(DEFAULT, raised, "", 0.0), Contender("torch", "failed", "")]
-    monkeypatch.setattr(bench_command, "bench_problem", lambda problem, *_, **__: Outcome(problem, came, 10**9))
+    monkeypatch.setattr(command, "bench_problem", lambda problem, *_, **__: Outcome(problem, came, 10**9))
     assert cli.main(["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--quiet"]) == code
 
 
@@ -459,7 +459,7 @@ def test_a_lost_device_is_told(
     def lost(*_: Any, **__: Any) -> Outcome:
         raise DeviceLostError("apex left the GPU unusable: an illegal memory access")
 
-    monkeypatch.setattr(bench_command, "bench_problem", lost)
+    monkeypatch.setattr(command, "bench_problem", lost)
     assert cli.main(["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--quiet"]) == 1
     assert "apex left the GPU unusable: an illegal memory access; 1 problems were not run" in capsys.readouterr().err
 
@@ -482,12 +482,12 @@ def shown() -> dict[str, Any]:
 
 def test_a_figure_of_what_was_measured(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    bench_figure.figure(shown(), tmp_path / "found.png")
+    figure.figure(shown(), tmp_path / "found.png")
     assert (tmp_path / "found.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_every_peer_has_a_colour() -> None:
-    assert set(bench_figure.COLOURS) == {DEFAULT, TABLE, *PEERS}
+    assert set(figure.COLOURS) == {DEFAULT, TABLE, *PEERS}
 
 
 # ---- imports --------------------------------------------------------------------------------------------------------
@@ -495,7 +495,8 @@ def test_every_peer_has_a_colour() -> None:
 
 def test_neither_optuna_nor_torch_is_imported() -> None:
     """Nor matplotlib: the bench, the clocks and the workloads run where none of them is installed."""
-    names = ("bench", "bench_command", "bench_report", "bench_figure", "bench_clock", "peers", "clock", "workloads")
+    names = ["measure.clock", "problems.workloads"]
+    names += [f"bench.{name}" for name in ("bench", "command", "report", "figure", "clock", "peers")]
     code = "import sys\n" + "".join(f"import cunorm.tuning.{name}\n" for name in names)
     code += "print([name for name in ('optuna', 'torch', 'matplotlib', 'cupy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

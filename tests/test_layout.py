@@ -148,17 +148,43 @@ def test_the_names_of_kernel_files_are_unique() -> None:
     assert len(names) == len(set(names))
 
 
-def test_only_the_tuner_imports_optuna() -> None:
-    for path in ROOT.glob("tuning/*.py"):
-        for name, _ in imports(path.read_text(), path.stem):
-            assert (
-                path.stem in ("study", "sampler", "report", "command", "storage") or name.split(".")[0] != "optuna"
-            ), path
+#: The rooms of the tuner from the top down; "" are the files that are in none.
+TUNING_ROOMS = [{""}, {"report", "bench"}, {"measure"}, {"search", "verify", "problems"}]
+
+
+def room_of(path: Path) -> str:
+    """The folder of a file of the tuner."""
+    parent = path.relative_to(ROOT / "tuning").parent.as_posix()
+    return "" if parent == "." else parent
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tuning").rglob("*.py")), ids=lambda path: path.stem)
+def test_the_tuner_imports_downwards(path: Path) -> None:
+    """And Optuna in search alone."""
+    package = ["tuning", *path.relative_to(ROOT / "tuning").parts[:-1]]
+    folders = {folder for names in TUNING_ROOMS for folder in names}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            source = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")][1:]
+            whence = source[0] if source[0] in folders else ""
+            assert below(TUNING_ROOMS, room_of(path), whence), f"imports {node.module}"
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+            assert room_of(path) == "search" or not any(name.split(".")[0] == "optuna" for name in names)
+            assert not any(name.split(".")[0] == "tuning" for name in names), "expected cunorm.tuning: one module, once"
 
 
 def test_what_measures_needs_no_optuna() -> None:
     """Workers, clocks and workloads are also used where nobody tunes."""
-    modules = ("clock", "workloads", "worker", "verify", "race", "ahead")
+    modules = (
+        "problems.workloads",
+        "measure.clock",
+        "measure.worker",
+        "measure.race",
+        "measure.result",
+        "verify.verifier",
+    )
+    modules += ("measure.precompile", "bench.command")
     code = (
         f"import sys; {'; '.join(f'import cunorm.tuning.{one}' for one in modules)}; sys.exit('optuna' in sys.modules)"
     )

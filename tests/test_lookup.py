@@ -121,7 +121,7 @@ def test_what_makes_another_problem(change: dict[str, Any], named: Callable[...,
 def test_the_order_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: Callable[..., Path]) -> None:
     """Named, then the user's, then the package's; nearest only where none of them has the problem."""
     tiles = [Tile("split", threads=threads, chunk=16384) for threads in (128, 256, 512)]
-    shipped = tmp_path / "package" / "tuning" / f"{table.slug(H200)}.json"
+    shipped = tmp_path / "package" / "tuning" / "tables" / f"{table.slug(H200)}.json"
     table.update(shipped, H200, {}, [entry(tile=tiles[2])])
     monkeypatch.setattr(cunorm, "__path__", [*cunorm.__path__, str(tmp_path / "package")])
     assert plan().tile == tiles[2]
@@ -146,7 +146,7 @@ def test_the_places_of_tables(tmp_path: Path) -> None:
     first, second, *shipped = done.stdout.splitlines()
     assert first == "mine.json True False"
     assert second == f"{tmp_path / 'tiling' / 'nvidia_h200_sm_90_132.json'} False False"
-    assert all(line.endswith("tuning/nvidia_h200_sm_90_132.json False True") for line in shipped)
+    assert all(line.endswith("tuning/tables/nvidia_h200_sm_90_132.json False True") for line in shipped)
     assert shipped
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cunorm.tuning.bench import WRONG
-from cunorm.tuning.bench_calls import Sets
-from cunorm.tuning.bench_clock import CYCLES, MOST_HELD, GpuClock
-from cunorm.tuning.inputs import Inputs, inputs_of
-from cunorm.tuning.oracle import expected
-from cunorm.tuning.peers import PEERS, NotOffered, Peer
+from cunorm.tuning.bench.arrays import Sets
+from cunorm.tuning.bench.bench import WRONG
+from cunorm.tuning.bench.clock import CYCLES, MOST_HELD, GpuClock
+from cunorm.tuning.bench.peers import PEERS, NotOffered, Peer
+from cunorm.tuning.verify.inputs import Inputs, inputs_of
+from cunorm.tuning.verify.oracle import expected
 
 from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import KNOWN

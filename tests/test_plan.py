@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Executor
-from cunorm.tuning import workloads
+from cunorm.tuning.problems import workloads
 from helpers import TILES, Arrays, arrays, fake_cupy, forget_calls
 
 import cunorm

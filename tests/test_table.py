@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cunorm.tuning.workloads import problems
+from cunorm.tuning.problems.workloads import problems
 
 from cunorm import TableError, Tile
 from cunorm.core.devices import KNOWN

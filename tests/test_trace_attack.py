@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cunorm.tuning.wanted import problems_of
-from cunorm.tuning.workloads import problems
+from cunorm.tuning.problems.requested import problems_of
+from cunorm.tuning.problems.workloads import problems
 from helpers import BATCH_OPS, arrays, batch_arrays, forget_calls, layer_arrays
 
 import cunorm

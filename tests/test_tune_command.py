@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cunorm.tuning import command, workloads
+from cunorm.tuning import command
+from cunorm.tuning.problems import workloads
 
 import cunorm
 from cunorm.cli.main import main
@@ -282,7 +283,7 @@ def test_a_measured_entry_stays(capsys: Any, tmp_path: Path) -> None:
 )
 def test_no_password_is_printed(url: str, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with the URL, and not in what a database's driver says of it."""
-    from cunorm.tuning import storage
+    from cunorm.tuning.search import storage
 
     monkeypatch.setattr(storage, "PAUSES", ())
     assert secret not in storage.shown(url)
@@ -309,7 +310,7 @@ def test_a_password_that_is_quoted(capsys: Any, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_file_is_named_as_it_is() -> None:
-    from cunorm.tuning.storage import shown
+    from cunorm.tuning.search.storage import shown
 
     for name in ("study.journal", "journal:study.journal", "/a b/c@d", "sqlite:///study.db"):
         assert shown(name) == name

@@ -17,14 +17,14 @@ from typing import Any
 
 import optuna
 import pytest
+from cunorm.tuning.measure.result import MORE
+from cunorm.tuning.search.sampler import BEST, FAILURE, PRIOR, ValidSetSampler, params_of, tile_of
+from cunorm.tuning.search.space import SWEPT, Space
 from optuna.trial import TrialState
 
 from cunorm.core.devices import KNOWN
 from cunorm.core.strategy import Tile
 from cunorm.ops.registry import OPS
-from tuning.result import MORE
-from tuning.sampler import BEST, FAILURE, PRIOR, SWEPT, ValidSetSampler, params_of, tile_of
-from tuning.space import Space
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "benchmarks" / "results" / "tuner_sampler.json"

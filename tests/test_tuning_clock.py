@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import gpu_missing
-from cunorm.tuning.clock import FEWEST, MOST, SAMPLE_SECONDS, WARM_SECONDS, GraphClock
+from cunorm.tuning.measure.clock import FEWEST, MOST, SAMPLE_SECONDS, WARM_SECONDS, GraphClock
 
 from cunorm import Tile
 from cunorm.core.devices import KNOWN

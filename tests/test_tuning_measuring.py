@@ -7,13 +7,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from cunorm.tuning.measure.errors import Failed, Lost, Stopped
+from cunorm.tuning.measure.result import MORE, Budget, Result
 from cunorm.tuning.measuring import GAIN, Measuring
 from cunorm.tuning.modelling import Modelling
-from cunorm.tuning.result import MORE, Budget, Result
-from cunorm.tuning.sampler import SWEPT
-from cunorm.tuning.space import Space
-from cunorm.tuning.study import ProblemStudy
-from cunorm.tuning.trouble import Failed, Lost, Stopped
+from cunorm.tuning.search.space import SWEPT, Space
+from cunorm.tuning.search.study import ProblemStudy
 
 from cunorm import Tile
 from cunorm.core.devices import KNOWN

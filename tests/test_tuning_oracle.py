@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cunorm.tuning import oracle
-from cunorm.tuning.inputs import inputs_of
+from cunorm.tuning.verify import oracle
+from cunorm.tuning.verify.inputs import inputs_of
 
 from cunorm import plan
 from cunorm.ops.shapes import plan_options

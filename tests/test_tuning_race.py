@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cunorm.tuning import race as racing
-from cunorm.tuning.clock import sets_of
-from cunorm.tuning.race import ControlFailedError, Race, Timing, winner
-from cunorm.tuning.trouble import Failed, Lost
+from cunorm.tuning.measure import race as racing
+from cunorm.tuning.measure.clock import sets_of
+from cunorm.tuning.measure.errors import Failed, Lost
+from cunorm.tuning.measure.race import ControlFailedError, Race, Timing, winner
 
 from cunorm import Tile
 from cunorm.core.devices import KNOWN

@@ -14,15 +14,18 @@ from pathlib import Path
 
 import matplotlib.image
 import pytest
+from cunorm.tuning.measure import entries
+from cunorm.tuning.measure.race import Timing
+from cunorm.tuning.measure.result import Result, Trial
+from cunorm.tuning.report import figures
+from cunorm.tuning.report import page as report
+from cunorm.tuning.search.importance import importances
+from cunorm.tuning.search.space import Space
 
 from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.ops.registry import OPS
-from tuning import entries, report, report_figures
-from tuning.race import Timing
-from tuning.result import Result, Trial
-from tuning.space import Space
 
 DEVICE = KNOWN["H200"]
 
@@ -190,7 +193,7 @@ def test_importances_find_the_parameter_that_matters() -> None:
     assert len({tile.threads for tile in tiles}) > 1
     assert len({tile.rows for tile in tiles}) > 2
     result.trials = [Trial(tile, 1e-6 * (1 + tile.rows)) for tile in tiles]
-    found = report.importances(result)
+    found = importances(tiles, [(trial.tile, trial.seconds or math.nan) for trial in result.trials])
     assert isinstance(found, dict)
     assert max(found, key=lambda name: found[name]) == "rows"
     assert found["rows"] > 0.6
@@ -213,16 +216,16 @@ def test_all_failed(tmp_path: Path) -> None:
 def test_a_tile_that_fails_later_counts_for_nothing() -> None:
     result = measured()
     fastest = min(result.trials, key=lambda trial: trial.seconds or math.inf).tile
-    count = len(report_figures.timed(result))
+    count = len(figures.timed(result))
     result.trials.append(Trial(fastest, None, "wrong", "later"))
-    assert len(report_figures.timed(result)) == count - 1
-    assert fastest not in {trial.tile for trial in report_figures.timed(result)}
+    assert len(figures.timed(result)) == count - 1
+    assert fastest not in {trial.tile for trial in figures.timed(result)}
 
 
 def test_many_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = pictures(page([measured(10)], tmp_path))
     for name in ("history", "strategies", "importance"):  # which are drawn above; 40 times are too long for a test
-        monkeypatch.setattr(report_figures, name, lambda *_: few[1])
+        monkeypatch.setattr(figures, name, lambda *_: few[1])
     results = [measured(10, rows, seed=rows) for rows in range(100, 140)]
     text = page(results, tmp_path)
     plain = words(text)
@@ -245,7 +248,7 @@ def test_a_page_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monke
     def broken(*_: object) -> bytes:
         raise RuntimeError("no figure")
 
-    monkeypatch.setattr(report_figures, "strategies", broken)
+    monkeypatch.setattr(figures, "strategies", broken)
     with pytest.raises(RuntimeError, match="no figure"):
         report.write([modelled()], tmp_path, title="the third")
     assert (tmp_path / "index.html").read_text(encoding="utf-8") == text
@@ -272,9 +275,9 @@ def test_pages_can_be_written_by_threads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("span", [1.0, 1.001, 1.3, 4.0, 30.0, 1e3, 1e6])
 def test_a_log_axis_has_a_few_ticks(span: float) -> None:
-    figure, axes = report_figures._new(6.4, 3.7, "a title")
+    figure, axes = figures._new(6.4, 3.7, "a title")
     axes.plot([1, 2], [7.0, 7.0 * span], "o")
-    report_figures._log_axis(axes, "y", [7.0, 7.0 * span])
+    figures._log_axis(axes, "y", [7.0, 7.0 * span])
     figure.draw_without_rendering()
     low, high = axes.get_ylim()
     inside = [
@@ -286,19 +289,19 @@ def test_a_log_axis_has_a_few_ticks(span: float) -> None:
 
 def test_pictures_have_something_in_them(tmp_path: Path) -> None:
     path = tmp_path / "one.png"
-    path.write_bytes(report_figures.history(measured(), "time"))
+    path.write_bytes(figures.history(measured(), "time"))
     pixels = matplotlib.image.imread(path)
     assert pixels[..., :3].std() > 0.05
 
 
 def test_the_tuner_does_not_import_the_report() -> None:
-    code = "import sys, tuning.tuner; print('matplotlib' in sys.modules, 'tuning.report' in sys.modules)"
+    code = "import sys, cunorm.tuning.tuner; print('matplotlib' in sys.modules, 'cunorm.tuning.report' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 
 
 def test_the_report_leaves_pyplot_alone() -> None:
-    code = "import sys, tuning.report; print('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, cunorm.tuning.report.page; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

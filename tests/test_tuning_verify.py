@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from cunorm.tuning import verify, workloads
-from cunorm.tuning.inputs import HOSTILE, OUTLIER
+from cunorm.tuning.problems import workloads
+from cunorm.tuning.verify import verifier
+from cunorm.tuning.verify.inputs import HOSTILE, OUTLIER
 
 from cunorm.core.devices import known
 from cunorm.core.problem import Problem
@@ -19,7 +20,7 @@ DEVICE = known("H200")
 
 
 def cut_of(problem: Problem, tile: Tile) -> Problem:
-    return verify.cut_down(problem, OPS[problem.op].strategies[tile.strategy], tile, DEVICE)
+    return verifier.cut_down(problem, OPS[problem.op].strategies[tile.strategy], tile, DEVICE)
 
 
 def work(problem: Problem, tile: Tile) -> float:
@@ -83,7 +84,7 @@ def test_where_samples_are_the_chain_channels_are_cut() -> None:
 def test_every_kind_of_slice_has_its_turn(rows: int, cases: int) -> None:
     outputs = ("y", "mean", "rstd")
     problem = Problem("layer_norm", "float32", None, None, "float32", "NCHW", rows, 600, 1, 1, outputs)
-    made = verify.Verifier(problem, "cpu").cases
+    made = verifier.Verifier(problem, "cpu").cases
     assert len(made) == cases
     slices = np.concatenate([given["x"].reshape(rows, 600) for given, _ in made])
     far, wide = np.abs(slices.mean(axis=1)) > 900, slices.std(axis=1) > 900

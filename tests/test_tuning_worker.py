@@ -14,17 +14,17 @@ from typing import Any
 import optuna
 import pytest
 import tuning_device as device
-from cunorm.tuning import entries
+from cunorm.tuning.measure import entries
+from cunorm.tuning.measure.errors import Failed, Lost, Stopped
+from cunorm.tuning.measure.result import Budget, Deadlines, Result
+from cunorm.tuning.measure.worker import Worker
 from cunorm.tuning.measuring import Measuring
 from cunorm.tuning.modelling import Modelling
-from cunorm.tuning.result import Budget, Deadlines, Result
-from cunorm.tuning.sampler import tried
-from cunorm.tuning.space import Candidate, Space
-from cunorm.tuning.storage import storage_of
-from cunorm.tuning.study import ProblemStudy
-from cunorm.tuning.trouble import Failed, Lost, Stopped
+from cunorm.tuning.search.sampler import tried
+from cunorm.tuning.search.space import Candidate, Space
+from cunorm.tuning.search.storage import storage_of
+from cunorm.tuning.search.study import ProblemStudy
 from cunorm.tuning.tuner import Events, Options, tune
-from cunorm.tuning.worker import Worker
 
 from cunorm import Tile
 from cunorm.core.problem import Problem
@@ -137,7 +137,7 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
 
     script = (
         "import tuning_device as d, sys\n"
-        "from cunorm.tuning.worker import Worker\n"
+        "from cunorm.tuning.measure.worker import Worker\n"
         "from cunorm import Tile\n"
         "w = Worker(d.spec()); w.open(d.PROBLEM, 60)\n"
         "print(w._process.pid, flush=True)\n"
@@ -385,16 +385,16 @@ def test_a_claim_ends_with_its_process_or_its_lease(
     left_running = first.propose(3)
     second = ProblemStudy(space, storage, [], 0)
     assert not second.claim()
-    monkeypatch.setattr("cunorm.tuning.study._alive", lambda owner: False)
+    monkeypatch.setattr("cunorm.tuning.search.study._alive", lambda owner: False)
     assert second.claim()
     assert second.count == 0  # what was running may be proposed again
     assert second.propose(3) == left_running
     monkeypatch.undo()
     third = ProblemStudy(space, storage, [], 0)
     assert not third.claim()  # this process lives: no matter how old its claim
-    monkeypatch.setattr("cunorm.tuning.study._alive", lambda owner: None)  # another host's
+    monkeypatch.setattr("cunorm.tuning.search.study._alive", lambda owner: None)  # another host's
     assert not third.claim()
-    monkeypatch.setattr("cunorm.tuning.study.LEASE_SECONDS", -1)
+    monkeypatch.setattr("cunorm.tuning.search.study.LEASE_SECONDS", -1)
     assert third.claim()
     # Who took its claim for dead has ended its trials; it goes on without a word.
     first.tell(left_running[0], 1e-5)
@@ -411,7 +411,7 @@ def test_a_claim_that_says_nothing(kinds: Any, tmp_path: Path, monkeypatch: pyte
     study = ProblemStudy(space, storage, [], 0)
     optuna.create_study(storage=storage, study_name=f"{study.name} claim 1")
     assert not study.claim()
-    monkeypatch.setattr("cunorm.tuning.study.BARE_SECONDS", 0)
+    monkeypatch.setattr("cunorm.tuning.search.study.BARE_SECONDS", 0)
     assert study.claim()
     study.release()
 

@@ -13,9 +13,9 @@ from unittest import mock
 import hypothesis
 import numpy as np
 import pytest
-from cunorm.tuning import inputs
-from cunorm.tuning.inputs import EPS, MOMENTUM, Inputs, Kind, inputs_of, numbers_of
-from cunorm.tuning.oracle import expected
+from cunorm.tuning.verify import inputs
+from cunorm.tuning.verify.inputs import EPS, MOMENTUM, Inputs, Kind, inputs_of, numbers_of
+from cunorm.tuning.verify.oracle import expected
 from helpers import LAYOUTS, laid_out
 from hypothesis import strategies as st
 from test_batch_norm import GATHER, REDUCING, STREAMING

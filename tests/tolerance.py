@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cunorm.tuning.tolerance import *  # noqa: F403  # the table, by the names of its functions
-from cunorm.tuning.tolerance import fault
+from cunorm.tuning.verify.tolerance import *  # noqa: F403  # the table, by the names of its functions
+from cunorm.tuning.verify.tolerance import fault
 
 
 def assert_within(name: str, came: Any, exact: np.ndarray, bound: np.ndarray, dtype: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cunorm.tuning.stand import Spec
+from cunorm.tuning.measure.stand import Spec
 
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.problem import Problem

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from cunorm.core.strategy import Tile
 
-from . import entries
+from .measure import entries
+from .measure.errors import Stopped, Trouble
+from .measure.race import ControlFailedError, Race, Timing, winner
+from .measure.result import Result
 from .problem_tuner import GENERATION, NotOpenedError, ProblemTuner
-from .race import ControlFailedError, Race, Timing, winner
-from .result import Result
-from .trouble import Stopped, Trouble
 
 __all__ = ["Measuring"]
 

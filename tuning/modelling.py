@@ -5,12 +5,12 @@ from __future__ import annotations
 from cunorm.core.strategy import Tile
 from cunorm.tiling.table_entry import sizes_text
 
-from . import entries
+from .measure import entries
+from .measure.errors import NO_COMPILER, Stopped
+from .measure.race import Timing, winner
+from .measure.result import Result, Trial
 from .problem_tuner import GENERATION, NotOpenedError, ProblemTuner
-from .race import Timing, winner
-from .result import Result, Trial
-from .trouble import NO_COMPILER, Stopped
-from .verify import cut_down
+from .verify.verifier import cut_down
 
 __all__ = ["Modelling"]
 

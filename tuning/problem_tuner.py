@@ -7,12 +7,12 @@ from typing import Any
 
 from cunorm.core.strategy import Tile
 
-from .ahead import Ahead
-from .result import Budget, Deadlines, Result, Trial
-from .space import Space
-from .study import ProblemStudy
-from .trouble import Trouble
-from .worker import Worker
+from .measure.errors import Trouble
+from .measure.precompile import Ahead
+from .measure.result import Budget, Deadlines, Result, Trial
+from .measure.worker import Worker
+from .search.space import Space
+from .search.study import ProblemStudy
 
 __all__ = ["GENERATION", "NotOpenedError", "ProblemTuner"]
 

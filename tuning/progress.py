@@ -9,8 +9,8 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.tiling.table_entry import MEASURED, Entry
 
-from .result import Result, Trial
-from .space import Space
+from .measure.result import Result, Trial
+from .search.space import Space
 from .tuner import Events, Options
 
 __all__ = ["Progress", "tile_text"]

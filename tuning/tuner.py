@@ -19,15 +19,15 @@ from cunorm.ops.registry import OPS
 from cunorm.tiling import lookup, table, table_file
 from cunorm.tiling.table_entry import MEASURED, Entry, entry_of, raw_of, shown
 
-from .ahead import MOST, Ahead
+from .measure.errors import Stopped, Trouble
+from .measure.precompile import MOST, Ahead
+from .measure.result import Budget, Deadlines, Result, Trial
+from .measure.stand import Spec, software
+from .measure.worker import Worker
 from .measuring import Measuring
 from .modelling import Modelling
-from .result import Budget, Deadlines, Result, Trial
-from .space import Space
-from .stand import Spec, software
-from .study import ProblemStudy
-from .trouble import Stopped, Trouble
-from .worker import Worker
+from .search.space import Space
+from .search.study import ProblemStudy
 
 __all__ = ["Events", "Options", "check_table", "tune"]
 
@@ -48,7 +48,7 @@ class Options:
         One for each worker.
     table : Path
     storage : object
-        From `tuning.storage.storage_of`; None: in memory.
+        From `cunorm.tuning.search.storage.storage_of`; None: in memory.
     trials : int or None
         Tiles to try of each problem; None: as many as its space asks for.
     seconds : float or None

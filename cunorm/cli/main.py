@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if asked.command == "tune":
             return _tune(asked)
         if asked.command == "bench":
-            return int(importlib.import_module("cunorm.tuning.bench_command").run(asked))
+            return int(importlib.import_module("cunorm.tuning.bench.command").run(asked))
         if asked.command == "merge":
             from . import tables
 

@@ -88,7 +88,8 @@ def places(device: Device) -> list[Place]:
 @functools.lru_cache(maxsize=64)
 def _shipped(device: Device, *entries: str) -> tuple[Place, ...]:
     """The places in the package, which has these entries in its path; paths are slow to make."""
-    return tuple(Place(Path(entry) / "tuning" / f"{table.slug(device)}.json", False, True) for entry in entries)
+    name = f"{table.slug(device)}.json"
+    return tuple(Place(Path(entry) / "tuning" / "tables" / name, False, True) for entry in entries)
 
 
 def _stamp(path: Path) -> Stamp:

@@ -19,18 +19,18 @@ from typing import Any
 
 from cunorm.cli import findings
 from cunorm.core.errors import TraceError
+from cunorm.core.files import write_whole
 from cunorm.core.problem import Problem
 from cunorm.ops.registry import OPS, gpu_present
 from cunorm.runtime.plans import Place, executor
 
+from ..measure.stand import software
+from ..problems.requested import problems_of
 from .bench import ROUNDS, bench_problem
-from .bench_clock import BenchClock, GpuClock, RehearsalClock
-from .bench_report import MEASURED, REHEARSED, document, text
-from .bench_result import DeviceLostError, Outcome
-from .files import write_whole
+from .clock import BenchClock, GpuClock, RehearsalClock
 from .peers import PEERS
-from .stand import software
-from .wanted import problems_of
+from .report import MEASURED, REHEARSED, document, text
+from .result import DeviceLostError, Outcome
 
 __all__ = ["run"]
 
@@ -244,7 +244,7 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
     found = record.document()
     print("\n".join(text(found)))
     if to_plot is not None and record.results:
-        from .bench_figure import figure
+        from .figure import figure
 
         figure(found, to_plot)
     if record.lost:

@@ -22,8 +22,8 @@ from cunorm.core.errors import CompileError, KernelFault, NoCompilerError, Unsup
 from cunorm.core.problem import Problem
 from cunorm.runtime.plans import executor
 
+from .errors import NO_COMPILER, Failed, Lost, Stopped
 from .stand import Spec, Stand, software
-from .trouble import NO_COMPILER, Failed, Lost, Stopped
 
 __all__ = ["Worker", "main"]
 
@@ -145,7 +145,7 @@ class Worker:
             environment["CUDA_VISIBLE_DEVICES"] = self.spec.visible
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
         # Not -m, which would look for modules in the current folder first.
-        start = "import sys; sys.path[0] or sys.path.pop(0); from cunorm.tuning.worker import main; main()"
+        start = "import sys; sys.path[0] or sys.path.pop(0); from cunorm.tuning.measure.worker import main; main()"
         command = [sys.executable, "-c", start, str(theirs.fileno())]
         # A session of its own: Ctrl-C is the parent's to handle, and the whole group can be killed.
         self._process = subprocess.Popen(

@@ -15,7 +15,7 @@ from statistics import median, quantiles
 
 from cunorm.core.strategy import Tile
 
-from .trouble import Trouble
+from .errors import Trouble
 
 __all__ = ["ControlFailedError", "Race", "Timing", "winner"]
 

@@ -22,7 +22,7 @@ from cunorm.core.problem import Problem
 from cunorm.executors.cpu.memory import TENSORS
 from cunorm.traffic.sampling import array_facts
 
-from .inputs import EPS, numbers_of
+from ..verify.inputs import EPS, numbers_of
 
 __all__ = ["PEERS", "NotOffered", "Peer", "Results", "torch_arrays", "torch_flat"]
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from cunorm.core.strategy import Tile
 from cunorm.jit import sources
 
-from .space import Space
+from ..search.space import Space
 from .stand import Spec
 from .worker import Worker
 

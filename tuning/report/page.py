@@ -8,25 +8,19 @@ from __future__ import annotations
 import base64
 import datetime
 import html
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import optuna
-from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-
+from cunorm.core.files import write_whole
 from cunorm.core.strategy import Tile
 from cunorm.tiling import costmodel
 
-from . import report_figures as figures
-from .files import write_whole
-from .result import Result, Trial
-from .sampler import distributions_of, params_of
+from ..measure.result import Result, Trial
+from ..search.importance import fastest, importances
+from . import figures as figures
 
-__all__ = ["importances", "write"]
+__all__ = ["write"]
 
-LEAST_TRIALS = 8  # with a time, for importances
-TENTH = 0.1  # of the trials, which importances set apart from the others
 LONG = 12  # failures that are listed openly; more are folded away
 #: By where the times come from: the word, the noun, what the reader must know.
 SOURCES = {
@@ -92,33 +86,6 @@ def _name(tile: Tile) -> str:
 def _sorted(results: Sequence[Result]) -> list[Result]:
     """The largest gain first, last those without a winner."""
     return sorted(results, key=lambda result: (-(figures.gain(result) or 0.0), result.space.problem.describe()))
-
-
-def fastest(result: Result) -> int:
-    """How many trials the importances set apart from the others: a tenth, and what ties with these."""
-    times = sorted(trial.seconds or 0.0 for trial in figures.timed(result))
-    return sum(time <= times[math.ceil(TENTH * len(times)) - 1] for time in times)
-
-
-def importances(result: Result) -> dict[str, float] | str:
-    """Each parameter's share by PED-ANOVA, or a sentence why there is none."""
-    timed = figures.timed(result)
-    if len(timed) < LEAST_TRIALS:
-        return f"No importance of parameters: {len(timed)} trials have a time, it takes {LEAST_TRIALS}."
-    distributions = distributions_of(result.space.tiles)
-    names = [name for name in distributions if name != "strategy"]
-    params = [params_of(trial.tile, names) for trial in timed]
-    varied = [name for name in distributions if len({one[name] for one in params}) > 1]
-    if not varied:
-        return "No importance of parameters: each had one value in all trials."
-    if fastest(result) == len(timed):
-        return "No importance of parameters: all trials took the same time."
-    study = optuna.create_study()
-    for trial, one in zip(timed, params, strict=True):
-        value = math.log(trial.seconds or math.nan)
-        study.add_trial(optuna.trial.create_trial(params=one, distributions=distributions, value=value))
-    evaluator = PedAnovaImportanceEvaluator(target_quantile=TENTH)
-    return dict(get_param_importances(study, evaluator=evaluator, params=varied))
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -210,11 +177,12 @@ def _section(result: Result, at: int) -> Iterable[str]:
     yield f'<div class="figures">{_image(figures.history(result, noun), f"{noun} of each trial")}'
     if figures.timed(result):
         yield _image(figures.strategies(result, noun), f"{noun} by strategy")
-    shares = importances(result)
+    timed = [(trial.tile, trial.seconds) for trial in figures.timed(result) if trial.seconds is not None]
+    shares = importances(result.space.tiles, timed)
     if isinstance(shares, str):
         yield f"</div><p>{_e(shares)}</p>"
     else:
-        apart = f"fastest {fastest(result)} of {len(figures.timed(result))} tiles"
+        apart = f"fastest {fastest([seconds for _, seconds in timed])} of {len(timed)} tiles"
         yield f"{_image(figures.importance(shares, apart), 'importance of the parameters')}</div>"
 
 

@@ -9,9 +9,8 @@ from typing import Any
 from cunorm.core.strategy import Tile
 from cunorm.tiling.table_entry import Entry
 
+from ..search.space import SWEPT, Space
 from .race import Timing
-from .sampler import SWEPT
-from .space import Space
 
 __all__ = ["Budget", "Deadlines", "Result", "Trial"]
 

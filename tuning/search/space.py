@@ -15,7 +15,10 @@ from cunorm.jit import sources
 from cunorm.tiling import costmodel
 from cunorm.tiling.table_entry import key_of
 
-__all__ = ["Candidate", "Space"]
+__all__ = ["SWEPT", "Candidate", "Space"]
+
+#: Spaces up to this size are tried whole.
+SWEPT = 200
 
 
 @dataclass(frozen=True)

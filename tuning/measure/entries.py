@@ -9,8 +9,8 @@ from cunorm.core.strategy import Tile
 from cunorm.tiling.table_entry import MEASURED, MODEL, Entry
 from cunorm.traffic.sampling import floor_bytes
 
+from ..search.space import Space
 from .race import Timing
-from .space import Space
 
 __all__ = ["measured", "modelled"]
 

@@ -26,13 +26,13 @@ from cunorm.runtime.plans import Place, executor
 from cunorm.tiling import costmodel, lookup
 from cunorm.traffic.sampling import array_facts
 
-from .bench_calls import Sets, public_call
-from .bench_clock import BenchClock
-from .bench_result import DEFAULT, TABLE, Contender, DeviceLostError, Outcome, Spread
-from .inputs import inputs_of, numbers_of
-from .oracle import Expected, expected
+from ..verify.inputs import inputs_of, numbers_of
+from ..verify.oracle import Expected, expected
+from ..verify.verifier import Guarded
+from .arrays import Sets, public_call
+from .clock import BenchClock
 from .peers import PEERS, NotOffered
-from .verify import Guarded
+from .result import DEFAULT, TABLE, Contender, DeviceLostError, Outcome, Spread
 
 __all__ = ["ROUNDS", "WRONG", "bench_problem"]
 

@@ -83,7 +83,7 @@ class ProblemStudy:
     ----------
     space : Space
     storage : optional
-        From `tuning.storage.storage_of`.
+        From `cunorm.tuning.search.storage.storage_of`.
     first : sequence of Tile
         Proposed before all others.
     seed : int

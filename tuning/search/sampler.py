@@ -20,10 +20,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cunorm.core.strategy import Tile
 
-__all__ = ["FAILURE", "SWEPT", "ValidSetSampler", "distributions_of", "params_of", "tile_of", "tried"]
+from .space import SWEPT
 
-#: Spaces up to this size are tried whole.
-SWEPT = 200
+__all__ = ["FAILURE", "ValidSetSampler", "distributions_of", "params_of", "tile_of", "tried"]
+
 #: What a pruned trial is marked with whose tile failed. Without the mark its run broke off: it may be proposed again.
 FAILURE = "failure"
 PRIOR = 20  # proposals in the model's order, in larger ones

@@ -16,8 +16,8 @@ from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import executor
 from cunorm.traffic.sampling import array_facts
 
-from .inputs import Inputs, numbers_of
-from .verify import UNWRITTEN, Guarded, array_bytes, raw
+from ..verify.inputs import Inputs, numbers_of
+from ..verify.verifier import UNWRITTEN, Guarded, array_bytes, raw
 
 __all__ = ["Arrays", "Sets", "public_call"]
 

@@ -25,7 +25,7 @@ from cunorm.tiling import costmodel
 from cunorm.tiling.table_entry import sizes_text
 from cunorm.traffic.sampling import floor_bytes
 
-from .result import Result, Trial
+from ..measure.result import Result, Trial
 
 __all__ = ["floor", "gain", "history", "importance", "label", "seconds", "strategies", "summary", "timed"]
 

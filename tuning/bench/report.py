@@ -10,8 +10,8 @@ from typing import Any
 
 from cunorm.traffic.sampling import floor_bytes
 
-from .bench_result import DEFAULT, TABLE, Outcome
-from .clock import L2_TIMES
+from ..measure.clock import L2_TIMES
+from .result import DEFAULT, TABLE, Outcome
 
 __all__ = [
     "MEASURED",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .bench_report import cold, fraction, refusal
+from .report import cold, fraction, refusal
 
 __all__ = ["figure"]
 

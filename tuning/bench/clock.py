@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from cunorm.core.devices import Device
 
-from .clock import GraphClock, lasting, sets_of
+from ..measure.clock import GraphClock, lasting, sets_of
 
 __all__ = ["BenchClock", "GpuClock", "RehearsalClock"]
 

@@ -16,8 +16,10 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from cunorm.core import cache
 
-__all__ = ["journal", "shown", "storage_of", "without_secrets"]
+__all__ = ["StorageError", "journal", "shown", "storage_of", "without_secrets"]
 
+#: What Optuna raises of a storage: of a database that has gone away, say.
+StorageError = optuna.exceptions.OptunaError
 PAUSES = (0.2, 0.5, 1.0)  # between attempts to open a database, in seconds
 HEAD = b'{"op_code"'  # of a journal
 SHORTEST_SECRET = 3  # that is looked for in what others say: a shorter one would be found in any text

@@ -16,9 +16,9 @@ from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Place, Plan, executor
 
+from ..verify.inputs import Inputs, numbers_of
+from ..verify.verifier import Guarded, Verifier, array_bytes, raw
 from .clock import Clock
-from .inputs import Inputs, numbers_of
-from .verify import Guarded, Verifier, array_bytes, raw
 
 __all__ = ["Spec", "Stand", "software"]
 
