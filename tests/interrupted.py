@@ -1,6 +1,7 @@
 """What tests/test_interrupts.py runs in a child process: calls that are interrupted, forked from, or made at the end.
 
-Each function prints what came of it, as JSON on the last line; a crash of the process is the parent's to see.
+Each function prints what came of it, as JSON on the last line; a crash of the process is the parent's to see. The
+executor is imported by functions that need it: in the others the first call is the first to need it.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 import cunorm
 from cunorm.core.errors import KernelFault
-from cunorm.executors.cpu import executor
 
 ROWS, WIDTH = 1600, 4096
 SPIN = """extern "C" __global__ void spin(int* word, long long from) {
@@ -112,6 +115,8 @@ def storm(op: str, calls: str, seconds: str, size: str) -> None:
 
 def spin(start: str, build: str) -> None:
     """A kernel whose blocks from ``start`` on never end: an alarm ends the launch."""
+    from cunorm.executors.cpu import executor
+
     signal.signal(signal.SIGALRM, ring)
     executor.SPREAD_SECONDS = 0.0
     words = np.zeros(9, np.int32)
@@ -198,6 +203,8 @@ def leaving_handler() -> None:
 
 def late() -> None:
     """A helper waits for ever, while others come too late to begin: a fault in every launch."""
+    from cunorm.executors.cpu import executor
+
     executor.SPREAD_SECONDS = 0.0
     kernel, word, faults = executor.compile(WAIT, "wait_in"), np.zeros(1, np.int32), 0
     for i in range(200):
@@ -228,6 +235,8 @@ def daemons() -> None:
 
 def few(what: str) -> None:
     """The system makes no more threads, or gives no more memory: the same results, and one warning."""
+    from cunorm.executors.cpu import executor
+
     x = rows(64)
     os.environ["CUNORM_CPU_CORES"] = "1"
     expected = cunorm.layer_norm(x, WIDTH)
@@ -269,12 +278,16 @@ def first_call() -> None:
 
 def at_exit() -> None:
     """The first call is made by an atexit handler."""
+    from cunorm.executors.cpu import executor
+
     executor.SPREAD_SECONDS = 0.0
     atexit.register(first_call)
 
 
 def outlive() -> None:
     """The first call is made by a thread that outlives the main thread."""
+    from cunorm.executors.cpu import executor
+
     executor.SPREAD_SECONDS = 0.0
     main = threading.main_thread()
 
@@ -323,6 +336,93 @@ def fork_compiles() -> None:
     status = os.waitpid(child, 0)[1]
     thread.join()
     say(child=status, threads=len(found))
+
+
+def first_call_at(moments: Iterable[int], then: Callable[[], None]) -> int:
+    """The first call of a process; at its so-manieth calls of a Python function something else comes first.
+
+    Returns how many calls of Python functions there were.
+    """
+    count, awaited = 0, set(moments)
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        if event == "call":
+            count += 1
+            if count in awaited:
+                sys.setprofile(None)
+                then()
+                sys.setprofile(profile)
+
+    x = rows(4)
+    sys.setprofile(profile)
+    try:
+        y = cunorm.layer_norm(x, WIDTH)[0]
+    finally:
+        sys.setprofile(None)
+    assert np.isfinite(y).all()
+    return count
+
+
+def in_child(work: Callable[[], Any], seconds: int = 60) -> int:
+    """Run in a forked child; 0 if it came to its end, else the signal that ended it, or 1 for an exception."""
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            faulthandler.dump_traceback()
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1]
+
+
+def call_once() -> None:
+    assert np.isfinite(cunorm.layer_norm(rows(4), WIDTH)[0]).all()
+
+
+def moments(number: str) -> list[int]:
+    """That many moments of a first call: half of them evenly spread, half of them close together at its beginning."""
+    command = [sys.executable, __file__, "counted"]
+    total = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["calls"]
+    half = int(number) // 2
+    shares = [(one + 1) / half for one in range(half)]
+    return sorted({int(total * share) for share in shares} | {int(total**share) for share in shares})
+
+
+def counted() -> None:
+    """How many calls of Python functions a first call makes."""
+    say(calls=first_call_at((), lambda: None))
+
+
+def early_fork(number: str) -> None:
+    """A child is forked while another thread is in its first call, at many moments; the child makes its own."""
+    reached, go, codes = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def pause() -> None:
+        reached.release()
+        go.acquire()
+
+    planned = moments(number)
+    thread = threading.Thread(target=first_call_at, args=(planned, pause))
+    thread.start()
+    for _ in planned:
+        if reached.acquire(timeout=60):
+            codes.append(in_child(call_once, 20))
+            go.release()
+    thread.join(60)
+    say(children=len(codes), failed=sum(code != 0 for code in codes), threads=threading.active_count())
+
+
+def early_handler(number: str) -> None:
+    """A handler calls while its own thread is in its first call, at many moments, each in a child of its own."""
+    planned = moments(number)
+    codes = [in_child(functools.partial(first_call_at, (at,), call_once)) for at in planned]
+    say(children=len(codes), failed=sum(code != 0 for code in codes))
 
 
 if __name__ == "__main__":

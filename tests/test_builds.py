@@ -108,6 +108,11 @@ def a_folder(path: Path) -> None:
     path.mkdir()
 
 
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def a_folder_in_the_place_of_the_build(path: Path) -> None:
     shutil.rmtree(path.parent)
     (path.parent / "full").mkdir(parents=True)
@@ -129,6 +134,7 @@ DAMAGES: tuple[Callable[[Path], None], ...] = (
     emptied,
     flipped,
     a_folder,
+    a_pipe,
     a_folder_in_the_place_of_the_build,
     a_file_in_the_place_of_the_build,
     a_link_to_nothing,

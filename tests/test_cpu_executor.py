@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cunorm.cli.main import main
 from cunorm.core import devices
-from cunorm.core.errors import CompileError, KernelFault
+from cunorm.core.errors import CompileError, KernelFault, NoCompilerError
 from cunorm.executors.cpu import executor, scratch
 from cunorm.executors.cpu import kernel as cpu_kernel
 from cunorm.jit import cxx
@@ -571,6 +572,36 @@ def test_a_compiler_whose_interpreter_has_gone(tmp_path: Path, monkeypatch: pyte
         CompileError, match=r"alone: the compiler .*c\+\+ does not run: .*the interpreter .*; install a C"
     ):
         executor.compile('extern "C" __global__ void alone(float* gone) {}', "alone")
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("asked", [None, "g++ -march=native"])
+def test_a_compiler_that_cannot_be_started_just_now(
+    number: int, asked: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not called missing, and the next call finds it; a compile that cannot begin says the same."""
+    if asked is not None:
+        monkeypatch.setenv("CUNORM_CXX", asked)
+    found = cxx.chosen()
+
+    def run(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    text = f'extern "C" __global__ void alone(float* busy) {{}}  // {number} {asked}'
+    with monkeypatch.context() as patched:
+        patched.setattr(cxx.subprocess, "run", run)
+        with pytest.raises(CompileError, match=r"^alone: the compiler g\+\+.* cannot be started now: .*; call again"):
+            executor.compile(text, "alone", compiler=found)
+        cxx._version.cache_clear()
+        with pytest.raises(
+            CompileError, match=r"^the compiler .*g\+\+ cannot be started now: .*; call again"
+        ) as caught:
+            executor.compile(text, "alone")
+        assert not isinstance(caught.value, NoCompilerError)
+        assert main(["doctor"]) in (0, 1)
+        assert "cannot be started now" in " ".join(capsys.readouterr().out.split())
+    assert cxx.chosen() == found
+    executor.compile(text, "alone")
 
 
 def test_the_compiler_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

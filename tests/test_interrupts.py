@@ -146,6 +146,14 @@ def test_a_child_is_forked_while_a_thread_compiles(slow_compiler: dict[str, str]
     assert facts("fork_compiles", **slow_compiler) == {"child": 0, "threads": 1}
 
 
+@pytest.mark.parametrize("what", ["early_fork", "early_handler"])
+def test_nothing_waits_for_a_first_call(what: str) -> None:
+    """Neither a forked child nor a handler, wherever in its first call the thread is: no lock, no half a module."""
+    found = facts(what, "24")
+    assert found["children"] > 16
+    assert found["failed"] == 0
+
+
 def test_a_forked_child_finds_every_lock_free() -> None:
     """Also the lock that the forking thread itself holds, which both processes then release."""
     lock = locks.Lock()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cunorm.core.arrays import Array, addresses, integer, namespace, pointer, same_place
+from cunorm.core.locks import lazy
 from cunorm.core.strides import in_one_piece, overlap, plain, same_elements, span, view_as
 from cunorm.runtime.call import CAPTURED, WORKSPACE_ALIGNMENT
 from cunorm.runtime.plans import Plan, capturing, executor
@@ -47,17 +47,17 @@ class Operand:
     dtype: np.dtype[Any]
     axes: tuple[int, ...]
 
-    @functools.cached_property
+    @lazy
     def seen(self) -> Array | None:
         """The caller's memory in that shape; None where that takes a copy."""
         return view_as(self.array, self.shape)
 
-    @functools.cached_property
+    @lazy
     def span(self) -> tuple[int, int]:
         """The addresses that it lies between."""
         return span(self.array)
 
-    @functools.cached_property
+    @lazy
     def copied(self) -> str | None:
         """Why kernels cannot use it as it lies, or None."""
         if self.array.dtype != self.dtype:

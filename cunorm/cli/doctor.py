@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cunorm.core import devices, settings
+from cunorm.core.errors import CompileError, NoCompilerError
 from cunorm.jit import cxx
 
 from . import folders
@@ -157,11 +158,15 @@ def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[Finding]:
 
 def _cpu() -> Iterator[Finding]:
     group = "CPU executor"
-    found = cxx.present()
+    found: list[cxx.Compiler] = []
+    with contextlib.suppress(CompileError):  # which is said below
+        found = cxx.present()
     try:
         used = cxx.chosen()
     except Exception as error:
         advice = "unset CUNORM_CXX" if settings.cxx() is not None and found else "pip install 'cunorm[cpu]'"
+        if isinstance(error, CompileError) and not isinstance(error, NoCompilerError):  # there may well be one
+            advice = "cunorm doctor"
         state = "missing" if settings.cxx() is None else "fault"
         yield Finding(group, "C++ compiler", state, str(error).partition(";")[0], advice)
         used = None

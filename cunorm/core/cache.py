@@ -8,7 +8,9 @@ import errno
 import functools
 import os
 import shlex
+import shutil
 import stat
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -102,9 +104,6 @@ def _advice(path: Path) -> str:
 @functools.cache
 def _temporary(path: Path, sentence: str, process: int) -> Path:
     """A private folder for one process, deleted at its end, in the place of one that is not safe."""
-    import shutil
-    import tempfile
-
     made = Path(tempfile.mkdtemp(prefix="cunorm-"))
 
     def delete() -> None:

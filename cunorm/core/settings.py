@@ -17,6 +17,7 @@ variable                 meaning                                                
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import platformdirs
@@ -71,8 +72,6 @@ def cache_dir() -> Path:
         found = ""
     if os.path.isabs(found):
         return Path(found)
-    import tempfile  # here, because its import takes a while
-
     return Path(tempfile.gettempdir()) / f"cunorm-{os.getuid()}"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from cunorm.core.locks import lazy
 
 from .devices import Device
 from .problem import Problem
@@ -210,7 +211,7 @@ class Strategy:
         sentence = self.legality(problem, tile, device)
         return None if sentence is None else f"{self.name}: {sentence}"
 
-    @functools.cached_property
+    @lazy
     def _tiles(self) -> tuple[Tile, ...]:
         every = itertools.product(*self.space.values())
         return tuple(Tile(self.name, **dict(zip(self.space, values, strict=True))) for values in every)

@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -99,6 +100,8 @@ def _whole(folder: Path) -> bool:
     try:
         if cache.distrust(os.stat(folder)) is not None:
             return False
+        if not stat.S_ISREG(os.stat(folder / OBJECT).st_mode):
+            return False  # a pipe would be waited for
         with (folder / OBJECT).open("rb") as file:
             if cache.distrust(os.fstat(file.fileno())) is not None:
                 return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
+import errno
 import importlib.util
 import os
 import platform
@@ -22,6 +22,8 @@ __all__ = ["Compiler", "chosen", "flags", "present", "processor", "shared_object
 
 INSTALL = "install a C++ compiler: pip install 'cunorm[cpu]', or a system g++ or clang++, or set CUNORM_CXX"
 LOG_LINES = 40
+#: Errors of a system that has no process, memory or file to spare; the next call may find one.
+BUSY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 #: Of the sanitised build, which runs only where their libraries have been loaded first.
 SANITISERS = (
     "-fsanitize=address,undefined,float-cast-overflow",
@@ -49,12 +51,26 @@ class Compiler:
     version: str
 
 
+def _busy(name: str, error: OSError) -> str:
+    return f"the compiler {name} cannot be started now: {error.strerror}; call again when fewer processes run"
+
+
 @cache
 def _version(command: tuple[str, ...]) -> str | None:
-    """First line of ``--version``, or None if the command does not run."""
+    """First line of ``--version``, or None if the command does not run.
+
+    Raises
+    ------
+    CompileError
+        If nothing could be started just now; that is not kept.
+    """
     try:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
-    except (OSError, subprocess.SubprocessError):
+    except OSError as error:
+        if error.errno in BUSY:
+            raise CompileError(_busy(command[0], error)) from error
+        return None
+    except subprocess.SubprocessError:
         return None
     return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else None
 
@@ -74,12 +90,12 @@ def _find(name: str, words: list[str]) -> Compiler | None:
 
 
 def _find_zig() -> Compiler | None:
-    if importlib.util.find_spec("ziglang") is None:
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None:
         return None
-    try:
-        version = importlib.metadata.version("ziglang")
-    except importlib.metadata.PackageNotFoundError:
-        version = "of unknown version"
+    # importlib.metadata would take as long to import as the rest of this executor.
+    found = sorted(Path(spec.origin or "").parent.parent.glob("ziglang-*.dist-info"))
+    version = found[-1].name.removeprefix("ziglang-").removesuffix(".dist-info") if found else "of unknown version"
     return Compiler("zig", (sys.executable, "-m", "ziglang", "c++"), f"zig {version}")
 
 
@@ -104,6 +120,8 @@ def chosen() -> Compiler:
 
     Raises
     ------
+    CompileError
+        If none can be started just now.
     NoCompilerError
         If there is none, or the one that ``CUNORM_CXX`` names does not run; the text says what to do.
     """
@@ -240,6 +258,8 @@ def _run(compiler: Compiler, options: tuple[str, ...], folder: Path, entry: str,
     except OSError as error:
         if not folder.is_dir():
             raise
+        if error.errno in BUSY:
+            raise CompileError(f"{entry}: {_busy(compiler.name, error)}") from error
         # Of a script without its interpreter the system says that the script is not there.
         raise CompileError(
             f"{entry}: the compiler {compiler.name} does not run: {compiler.command[0]}, or the interpreter that it "

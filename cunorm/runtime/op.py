@@ -12,6 +12,7 @@ import numpy as np
 
 from cunorm.core import settings
 from cunorm.core.arrays import Array, kind_of, place_of, same_place
+from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Strategy, Tile
 from cunorm.tiling import tracing
@@ -109,30 +110,30 @@ class Op:
     caller: Callable[..., Any] | None = None
     calls: Calls = field(default_factory=Calls, repr=False)
 
-    @functools.cached_property
+    @lazy
     def names(self) -> tuple[str, ...]:
         """What a launch may name, in the order in which `Plan.run` takes it."""
         return (*self.inputs, *self.results, "workspace", *self.numbers)
 
-    @functools.cached_property
+    @lazy
     def labels(self) -> tuple[str, ...]:
         """What a user calls the arrays that are written, result by result."""
         if len(self.results) == 1:
             return ("out",)
         return tuple(name if name in self.updated else f"out[{name}]" for name in self.results)
 
-    @functools.cached_property
+    @lazy
     def defaults(self) -> tuple[float, ...] | None:
         """The numbers where none is given; None if one has to be."""
         found = [default for default, _ in self.numbers.values()]
         return None if None in found else tuple(found)  # type: ignore[arg-type]
 
-    @functools.cached_property
+    @lazy
     def least(self) -> int:
         """How many arrays a call has at least: those behind may be None."""
         return 1 + max(index for index, name in enumerate(self.inputs) if name not in self.optional)
 
-    @functools.cached_property
+    @lazy
     def signature(self) -> inspect.Signature:
         """Of a plan's call."""
         free, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY

@@ -16,6 +16,7 @@ from cunorm.core.errors import UnsupportedTile
 from cunorm.core.locks import Lock
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile
+from cunorm.executors.cpu import executor as cpu
 from cunorm.jit import sources
 from cunorm.tiling import costmodel, lookup
 from cunorm.tiling.table_entry import sizes_text
@@ -43,7 +44,9 @@ class Place:
 @functools.cache
 def executor(kind: str) -> Any:
     """The module that compiles and launches for a kind of array, ``"cpu"`` or ``"gpu"``."""
-    return importlib.import_module({"cpu": "cunorm.executors.cpu.executor", "gpu": "cunorm.executors.gpu"}[kind])
+    if kind == "cpu":  # which is imported with cunorm: a fork, or a signal's handler, would find half a module
+        return cpu
+    return importlib.import_module("cunorm.executors.gpu")
 
 
 def on(kind: str, ordinal: int) -> AbstractContextManager[Any]:

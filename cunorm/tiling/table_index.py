@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 from cunorm.core.errors import TableWarning
+from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 
 from . import table
@@ -50,7 +51,7 @@ class Indexed:
                 continue
             self.kinds.setdefault(kind, {}).setdefault(sizes, []).append(number)
 
-    @functools.cached_property
+    @lazy
     def table(self) -> Table:
         """The whole table, every entry checked."""
         found = table.checked(self._loaded)

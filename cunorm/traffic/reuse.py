@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cunorm.core import settings
+from cunorm.jit import builds, cxx
 
 __all__ = ["LEVELS", "SECTOR_BYTES", "Replay", "Reuse", "by_ticket", "replay"]
 
@@ -99,8 +100,6 @@ class Replay:
 
 @cache
 def _library(folder: Path) -> Any:
-    from cunorm.jit import builds, cxx
-
     source = Path(__file__).with_name("reuse.cpp").read_text(encoding="utf-8")
     compiler = cxx.chosen()
     library, _ = builds.load(source, "reuse.cpp", compiler, cxx.flags(compiler))

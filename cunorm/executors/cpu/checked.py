@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cunorm.core.errors import KernelFault
 
@@ -112,7 +111,7 @@ class Count:
     moved: dict[str, Moved]
     roles: dict[str, str]
     starts: dict[str, int]
-    trace: NDArray[Any] = field(repr=False)
+    trace: np.ndarray[Any, Any] = field(repr=False)
 
 
 def _count(found: _Counters, name: str, grid: int, threads: int, memory: Sequence[Region]) -> Count:
