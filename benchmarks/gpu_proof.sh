@@ -70,7 +70,7 @@ step() {
 part_1() {
   step "doctor" cunorm doctor
   if [ -n "$dry" ]; then
-    step "tests" python -m pytest -q -p no:cacheprovider tests/test_tuning_clock.py
+    step "tests" python -m pytest -q -p no:cacheprovider tests/tuning/test_tuning_clock.py
   else
     step "tests" python -m pytest -q -n 4 --gpu -m gpu
   fi
@@ -80,7 +80,7 @@ part_1() {
   fi
   for tool in memcheck racecheck; do
     step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      python -m pytest -q --gpu tests/test_gpu_executor.py -k "oracle or strides"
+      python -m pytest -q --gpu tests/executors/test_gpu_executor.py -k "oracle or strides"
   done
 }
 

@@ -15,8 +15,8 @@ import cunorm
 import cunorm.reference
 from cunorm.core import settings
 from cunorm.ops.registry import OPS
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -48,7 +48,7 @@ VARIABLES = (
     "CUNORM_CPU_CORES",
     "CUNORM_CPU_BUILD",
 )
-#: How the CPU executor compiles kernels; `sanitised` is for child processes of the tests, see tests/sanitised.py.
+#: How the CPU executor compiles kernels; `sanitised` is for child processes, see tests/executors/sanitised.py.
 BUILDS = ("plain", "checked", "sanitised")
 
 
