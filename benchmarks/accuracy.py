@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from accuracy_others import numpy_results, torch_results
-from accuracy_page import ACTIVE, DEVICE, DTYPES_SHOWN, GOAL, KINDS_SHOWN, LENGTHS, beside_numpy, draw, page
+from accuracy_page import ACTIVE, DEVICE, DTYPES_SHOWN, KINDS_SHOWN, LENGTHS, draw, page
 from cunorm.tuning.verify.inputs import inputs_of
 from cunorm.tuning.verify.oracle import Expected, expected
 from cunorm.tuning.verify.tolerance import UNIT, stored
@@ -39,11 +39,6 @@ from cunorm.core.strategy import Strategy, Tile, main_launch
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Place, plan_for
 from cunorm.tiling import costmodel
-
-__all__ = [
-    "ACTIVE", "GOAL", "PAGE", "PICTURE", "RESULTS", "UNIT", "beside_numpy", "errors", "main", "numpy_results", "page",
-    "problem_of", "tiles_of", "works",
-]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"

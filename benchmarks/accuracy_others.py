@@ -11,8 +11,6 @@ from cunorm.tuning.verify.inputs import EPS, Inputs, channels_second, numbers_of
 
 from cunorm.core.problem import Problem
 
-__all__ = ["numpy_results", "torch_results"]
-
 Values = np.ndarray[Any, Any]
 
 

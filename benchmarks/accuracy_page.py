@@ -10,10 +10,6 @@ from cunorm.tuning.verify.inputs import CONSTANT, OFFSET, OUTLIER, WIDTH
 
 from cunorm.ops.registry import OPS
 
-__all__ = [
-    "ACTIVE", "DEVICE", "DTYPES_SHOWN", "GOAL", "KINDS_SHOWN", "LENGTHS", "beside_numpy", "draw", "page",
-]  # fmt: skip
-
 DEVICE = "H200"
 DTYPES_SHOWN = ("float32", "bfloat16")
 KINDS_SHOWN = ("plain", "far from zero", "outlier first", "outlier second", "wide", "constant")

@@ -27,7 +27,7 @@ from cunorm.core.strategy import main_launch
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Place, Plan, plan_for
 from cunorm.tiling import costmodel
-from cunorm.tiling.table_entry import sizes_text
+from cunorm.tiling.table import sizes_text
 from cunorm.traffic import sampling
 from cunorm.traffic.traffic import measure
 

@@ -12,8 +12,13 @@ if not (Path(__path__[0]) / "kernels_cu").is_dir():
 from . import ascend
 from .core.errors import CacheWarning, CompileError, KernelFault, TableError, TableWarning, TraceError, UnsupportedTile
 from .core.strategy import Tile
-from .ops.batch_norm.api import batch_norm_elemt, batch_norm_gather_stats, batch_norm_stats
-from .ops.batch_norm.api_backward import batch_norm_backward_elemt, batch_norm_backward_reduce
+from .ops.batch_norm.api import (
+    batch_norm_backward_elemt,
+    batch_norm_backward_reduce,
+    batch_norm_elemt,
+    batch_norm_gather_stats,
+    batch_norm_stats,
+)
 from .ops.group_norm.api import group_norm, group_norm_backward
 from .ops.layer_norm.api import layer_norm, layer_norm_backward
 from .ops.registry import plan

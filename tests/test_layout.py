@@ -31,7 +31,6 @@ ROOMS = [
     {"executors", "tiling"},
     {"jit"},
     {"core"},
-    {"reference_activation"},
     {"reference"},
 ]
 #: Within ops: an op imports what all share, the registry imports the ops.
@@ -232,6 +231,31 @@ def test_lines_of_code_are_counted(tmp_path: Path) -> None:
     for name, text, lines in (("a.py", python, 5), ("a.cuh", kernel, 3)):
         (tmp_path / name).write_text(text)
         assert lines_of_code(tmp_path / name) == lines, name
+
+
+#: Files of fewer lines are part of the one file that imports them.
+CRUMB = 60
+
+
+def test_no_file_is_a_crumb_of_another() -> None:
+    modules = {}
+    for folder, prefix in (("cunorm", ""), ("tuning", "cunorm."), ("tests", ""), ("benchmarks", ""), ("examples", "")):
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            modules[prefix + ".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    users: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                above = package[: len(package) - node.level + 1] if node.level else []
+                source = ".".join([*above, *([node.module] if node.module else [])])
+                for imported in {source, *(f"{source}.{alias.name}" for alias in node.names)} & {*modules}:
+                    users[imported].add(name)
+    small = {name for name, path in modules.items() if len(path.read_text().splitlines()) < CRUMB}
+    whole = {name for name, path in modules.items() if path.stem in ("__init__", "__main__") or "test_" in path.stem}
+    assert {name: users[name] for name in small - whole if len(users[name]) == 1} == {}
+    assert len(users["cunorm.core.errors"]) > 10
 
 
 # ---- kernels --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from cunorm.core.errors import CompileError, TableError, TraceError
 from cunorm.ops.registry import gpu_present
 from cunorm.runtime.plans import executor
 from cunorm.tiling import lookup, table_file
-from cunorm.tiling.table_entry import MEASURED, Entry
+from cunorm.tiling.table import MEASURED, Entry
 
 from .measure.clock import GraphClock
 from .measure.result import Result
@@ -26,8 +26,6 @@ from .problems.requested import problems_of
 from .progress import Progress
 from .search.storage import StorageError, journal, storage_of, without_secrets
 from .tuner import Options, check_table, tune
-
-__all__ = ["run"]
 
 MOST_WORKERS = 256  # each is a process
 OK, UNTUNED, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130

@@ -7,13 +7,11 @@ from typing import Any
 
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
-from cunorm.tiling.table_entry import MEASURED, Entry
+from cunorm.tiling.table import MEASURED, Entry
 
 from .measure.result import Result, Trial
 from .search.space import Space
 from .tuner import Events, Options
-
-__all__ = ["Progress", "tile_text"]
 
 WORDS = {"measured": "measured", "model": "modelled, not measured", "rehearsed": "rehearsed, no GPU's times"}
 

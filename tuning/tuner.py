@@ -17,19 +17,16 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.ops.registry import OPS
 from cunorm.tiling import lookup, table, table_file
-from cunorm.tiling.table_entry import MEASURED, Entry, entry_of, raw_of, shown
+from cunorm.tiling.table import MEASURED, Entry, entry_of, raw_of, shown
 
 from .measure.errors import Stopped, Trouble
 from .measure.precompile import MOST, Ahead
 from .measure.result import Budget, Deadlines, Result, Trial
 from .measure.stand import Spec, software
 from .measure.worker import Worker
-from .measuring import Measuring
-from .modelling import Modelling
+from .problem_tuner import Measuring, Modelling
 from .search.space import Space
 from .search.study import ProblemStudy
-
-__all__ = ["Events", "Options", "check_table", "tune"]
 
 WARM_STARTS = 3  # neighbours' tiles that a study tries early
 WAIT_SECONDS = 2.0  # between looks at problems that somebody else is tuning

@@ -24,18 +24,15 @@ from cunorm.core.arrays import (
     same_place,
     shape_of,
     sized,
+    view_as,
 )
-from cunorm.core.strides import view_as
-from cunorm.ops.batch_norm.api_backward import batch_norm_backward_reduce
+from cunorm.ops.batch_norm.api import batch_norm_backward_reduce
 from cunorm.ops.group_norm.api import group_norm_backward
 from cunorm.ops.registry import plan
 from cunorm.runtime.call import OVERLAPS
-from cunorm.runtime.checks import check_rank, check_size, direct_layout
-from cunorm.runtime.results import memory_order, writable
+from cunorm.runtime.checks import check_rank, check_size, direct_layout, memory_order, writable
 
 from .executor import AclOpExecutor, NullPointer, Operand
-
-__all__ = ["CHANNELS_IN_A_GROUP", "batch_norm_reduce", "group_norm"]
 
 #: The dtypes of these interfaces; float64 is for cunorm's own functions.
 DATA = ("float16", "bfloat16", "float32")
@@ -43,6 +40,11 @@ DATA = ("float16", "bfloat16", "float32")
 CHANNELS_IN_A_GROUP = 8000
 
 Named = tuple[str, Array]  # what the caller calls it
+
+
+def _all_sized(named: Sequence[Named], size: int, what: str) -> None:
+    for name, array in named:
+        _sized(name, array, size, what)
 
 
 def group_norm(
@@ -95,12 +97,9 @@ def group_norm(
         raise ValueError(
             f"C / group: {C // groups}, expected at most {CHANNELS_IN_A_GROUP}: a limit that strict_limits asks for"
         )
-    for name, array in tensors:
-        _sized(name, array, N * C * HxW, "N * C * HxW")
-    for name, array in statistics:
-        _sized(name, array, N * groups, "N * group")
-    for name, array in [*scale, *gradients]:
-        _sized(name, array, C, "C")
+    _all_sized(tensors, N * C * HxW, "N * C * HxW")
+    _all_sized(statistics, N * groups, "N * group")
+    _all_sized([*scale, *gradients], C, "C")
     if wanted[0]:
         shape_of("gradInput", gradInput, input.shape, ", the shape of input")
     for name, array in gradients if scale else ():  # without gamma, in any shape

@@ -9,14 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from cunorm.core.arrays import Array, addresses, integer, namespace, pointer, same_place
+from cunorm.core.arrays import (
+    Array,
+    addresses,
+    in_one_piece,
+    integer,
+    namespace,
+    overlap,
+    plain,
+    pointer,
+    same_elements,
+    same_place,
+    span,
+    view_as,
+)
 from cunorm.core.locks import lazy
-from cunorm.core.strides import in_one_piece, overlap, plain, same_elements, span, view_as
 from cunorm.runtime.call import CAPTURED, WORKSPACE_ALIGNMENT
+from cunorm.runtime.checks import Result, is_direct
 from cunorm.runtime.plans import Plan, capturing, executor
-from cunorm.runtime.results import Result, is_direct
-
-__all__ = ["AclOpExecutor", "NullPointer", "Operand"]
 
 #: What of an array may not change between two phases.
 _FACTS = ("address", "shape", "strides", "dtype", "writeable")

@@ -29,8 +29,6 @@ from cunorm.runtime.checks import check_rank, like, parameter
 from cunorm.runtime.op import EVERY
 from cunorm.runtime.plans import capturing, on
 
-__all__ = ["GroupNormGrad", "LayerNormGrad"]
-
 Three = tuple[Array | None, Array | None, Array | None]
 
 

@@ -13,16 +13,6 @@ from cunorm.core.arrays import Array, flag
 from . import checks
 from .executor import AclOpExecutor, NullPointer
 
-__all__ = [
-    "AclnnStatus",
-    "aclGetRecentErrMsg",
-    "aclnnBatchNormReduceBackward",
-    "aclnnBatchNormReduceBackwardGetWorkspaceSize",
-    "aclnnGroupNormBackward",
-    "aclnnGroupNormBackwardGetWorkspaceSize",
-    "strict_limits",
-]
-
 
 class AclnnStatus(enum.IntEnum):
     """What the two-phase functions return: the documented names and numbers."""

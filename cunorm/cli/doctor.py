@@ -12,20 +12,145 @@ import io
 import os
 import platform
 import re
+import shlex
 import sys
+import tempfile
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cunorm.core import devices, settings
-from cunorm.core.errors import CompileError, NoCompilerError
+from cunorm.core import cache, devices, settings
+from cunorm.core.errors import CacheWarning, CompileError, NoCompilerError, sentence
 from cunorm.jit import cxx
 
-from . import folders
-from .findings import Finding, sentence, size
+GROUP = "Cache folders"
 
-__all__ = ["DEMO", "TUNE", "examine"]
+
+def _fault(name: str, folder: Path, text: str, advice: str) -> Finding:
+    return Finding(GROUP, name, "fault", text, advice, {"path": str(folder), "writable": False, "bytes": 0})
+
+
+def _folder(name: str, folder: Path, variable: str) -> Finding:
+    facts: dict[str, Any] = {"path": str(folder), "writable": True, "bytes": 0}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        text = f"{folder} cannot be written: {error.strerror or error}"
+        return _fault(name, folder, text, f'export {variable}="$(mktemp -d)"')
+    for directory, _, files in os.walk(folder):
+        for file in files:
+            with contextlib.suppress(OSError):
+                facts["bytes"] += os.lstat(os.path.join(directory, file)).st_size
+    return Finding(GROUP, name, "ok", f"{folder}, writable, {size(facts['bytes'])}", facts=facts)
+
+
+def _own() -> Finding:
+    """cunorm's: code is loaded from it, so nobody else may write to it."""
+    folder = settings.cache_dir().absolute()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CacheWarning)  # it is a finding
+            used = cache.root()
+    except CompileError as error:
+        text, _, command = str(error).partition("; type: ")
+        return _fault("cunorm", folder, text, command)
+    except OSError:  # in which way it cannot be written
+        return _folder("cunorm", folder, "CUNORM_CACHE_DIR")
+    if used != folder:
+        text = f"{folder} may hold what somebody else has put there; each process uses a temporary one"
+        return _fault("cunorm", folder, text, f"sudo rm -r {shlex.quote(str(folder))}")
+    return _folder("cunorm", folder, "CUNORM_CACHE_DIR")
+
+
+def cache_folders() -> Iterator[Finding]:
+    """The cache folders of cunorm and, if it is installed, of CuPy."""
+    yield _own()
+    if importlib.util.find_spec("cupy") is not None:
+        chosen = os.environ.get("CUPY_CACHE_DIR")
+        yield _folder("CuPy", Path(chosen) if chosen else Path.home() / ".cupy" / "kernel_cache", "CUPY_CACHE_DIR")
+
+
+WIDTH = 80
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    group, name : str
+    state : str
+        ``"ok"``, ``"missing"`` or ``"fault"``.
+    text : str
+        What was found.
+    advice : str or None
+        What to type about it, commands with ``&&`` between them; None where it is ok.
+    facts : dict
+        The same for programs.
+    """
+
+    group: str
+    name: str
+    state: str
+    text: str
+    advice: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def works(findings: list[Finding], kind: str) -> bool:
+    """Whether an executor ran the check."""
+    return any(finding.facts.get("executor") == kind and finding.facts["works"] for finding in findings)
+
+
+def document(findings: list[Finding]) -> dict[str, Any]:
+    """The findings for programs."""
+    executors = {kind: works(findings, kind) for kind in ("cpu", "gpu")}
+    facts = [asdict(finding) for finding in findings]
+    return {"schema": "cunorm-doctor/1", "ok": any(executors.values()), "executors": executors, "findings": facts}
+
+
+def report(findings: list[Finding]) -> str:
+    """The findings for people, in 80 columns."""
+    lines: list[str] = []
+    group = ""
+    wide = min(20, max(len(finding.name) for finding in findings))
+    indent = " " * (2 + 7 + 2 + wide + 2)
+    for finding in findings:
+        if finding.group != group:
+            group = finding.group
+            lines += ["", group]
+        head = f"  {finding.state:7s}  {finding.name:{wide}s}  "
+        lines += textwrap.wrap(
+            finding.text,
+            WIDTH,
+            initial_indent=head,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        if finding.advice is not None:
+            lines += [f"{indent}type: {command}" for command in finding.advice.split(" && ")]
+    usable = [name for kind, name in (("gpu", "GPU executor"), ("cpu", "CPU executor")) if works(findings, kind)]
+    wrong = sum(finding.state != "ok" for finding in findings)
+    rest = f"; {wrong} finding{'s' if wrong > 1 else ''} with something to type" if wrong else ""
+    lines += ["", f"cunorm runs on: {', '.join(usable) or 'nothing yet'}{rest}."]
+    return "\n".join(lines[1:])
+
 
 #: CuPy under its names on the package index; a machine has one of them.
 WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
@@ -272,7 +397,7 @@ def _guarded(group: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]
 def examine() -> list[Finding]:
     """Look at everything. Never raises, prints nothing."""
     looks = {"Packages": _packages, "GPU executor": _cupy, "CPU executor": _cpu}
-    looks |= {"Cache folders": folders.examine, "Settings": _variables}
+    looks |= {"Cache folders": cache_folders, "Settings": _variables}
     extras = (("Demo", "demo", DEMO), ("Tuner", "tune", TUNE))
     looks |= {group: functools.partial(_extras, group, extra, needed) for group, extra, needed in extras}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():

@@ -13,14 +13,11 @@ from collections.abc import Sequence
 
 from .parser import parser
 
-__all__ = ["main"]
-
 INSTALL_DEMO, INSTALL_TUNE = "pip install 'cunorm[demo]'", "pip install 'cunorm[tune]'"
 
 
 def _doctor(as_json: bool) -> int:
-    from .doctor import examine
-    from .findings import document, report
+    from .doctor import document, examine, report
 
     found = examine()
     facts = document(found)

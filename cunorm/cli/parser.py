@@ -6,8 +6,6 @@ import argparse
 
 from cunorm import __version__
 
-__all__ = ["parser"]
-
 _RAW = argparse.RawDescriptionHelpFormatter
 _DEVICES = "A100, RTX4090, H100, H200, B200, RTX5090"
 

@@ -20,8 +20,6 @@ from cunorm.traffic.traffic import Traffic
 
 from . import tables
 
-__all__ = ["run"]
-
 TITLES = (
     "strategy", "launches", "bytes/floor", "fetched", "workspace", "parameters", "sectors 16B", "all", "read again",
     "in L2/2", "in L2", "banks",

@@ -11,9 +11,7 @@ from cunorm.core.devices import Device, known
 from cunorm.core.errors import TableError
 from cunorm.ops.registry import OPS, place_named
 from cunorm.tiling import lookup, table
-from cunorm.tiling.table_entry import MEASURED, Entry, microseconds, order_of, raw_of, shown, sizes_text
-
-__all__ = ["listing", "merge", "run"]
+from cunorm.tiling.table import MEASURED, Entry, microseconds, order_of, raw_of, shown, sizes_text
 
 TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "state")
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from . import settings
 from .errors import CacheWarning, CompileError
 
-__all__ = ["distrust", "folder", "make", "root"]
-
 PRIVATE = 0o700
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["KNOWN", "Device", "known"]
-
 
 @dataclass(frozen=True)
 class Device:

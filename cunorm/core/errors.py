@@ -1,17 +1,6 @@
-"""The exceptions of cunorm that are not plain ``TypeError`` or ``ValueError``."""
+"""The exceptions of cunorm that are not plain ``TypeError`` or ``ValueError``; any exception in a sentence."""
 
 from __future__ import annotations
-
-__all__ = [
-    "CacheWarning",
-    "CompileError",
-    "KernelFault",
-    "NoCompilerError",
-    "TableError",
-    "TableWarning",
-    "TraceError",
-    "UnsupportedTile",
-]
 
 
 class CompileError(RuntimeError):
@@ -44,3 +33,9 @@ class TableWarning(UserWarning):
 
 class TraceError(ValueError):
     """A file is no trace of problems; the text names file and line."""
+
+
+def sentence(error: BaseException) -> str:
+    """The first line of an exception, and which kind it is."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -7,8 +7,6 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["write_whole"]
-
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file beside its place, then put it there: who reads it sees the old one or the new one.

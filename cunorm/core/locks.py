@@ -9,8 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Lock", "lazy"]
-
 Value = TypeVar("Value")
 
 

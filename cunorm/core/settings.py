@@ -22,21 +22,6 @@ from pathlib import Path
 
 import platformdirs
 
-__all__ = [
-    "VARIABLES",
-    "cache_dir",
-    "cache_dir_named",
-    "cores",
-    "cpu_build",
-    "cpu_cores",
-    "cpu_device",
-    "cpu_order",
-    "cxx",
-    "tiling_table",
-    "trace",
-]
-
-
 #: The names of them all: another CUNORM_ name in the environment is a slip.
 VARIABLES = (
     "CUNORM_CACHE_DIR",

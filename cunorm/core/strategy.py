@@ -12,8 +12,6 @@ from cunorm.core.locks import lazy
 from .devices import Device
 from .problem import Problem
 
-__all__ = ["MAX_GRID", "Launch", "Strategy", "Tile", "ceil_div", "main_launch", "refuses_threads"]
-
 #: Most blocks in the x direction of a grid.
 MAX_GRID = 2**31 - 1
 

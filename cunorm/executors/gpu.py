@@ -15,21 +15,6 @@ from cunorm.core.devices import KNOWN, Device
 from cunorm.core.errors import CompileError
 from cunorm.core.locks import Lock
 
-__all__ = [
-    "Kernel",
-    "allocation_forbidden",
-    "allow_cluster",
-    "compile",
-    "count",
-    "current",
-    "launch",
-    "limits",
-    "on",
-    "on_stream",
-    "present",
-    "synchronise",
-]
-
 #: The same for every kernel: each distinct tuple costs CuPy one more compile.
 OPTIONS = ("--std=c++17",)
 #: Blocks of a thread-block cluster up to which every GPU with clusters takes it, and CUfunction_attribute's

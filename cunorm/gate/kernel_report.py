@@ -12,8 +12,6 @@ from cunorm.jit.nvrtc import ARCHITECTURES, INSTALL, OPTIONS, SUPPORTED
 
 from .gate import TILES, Result
 
-__all__ = ["Row", "document", "missing", "report", "resident", "rows"]
-
 #: Threads and blocks of a multiprocessor, and that each of its four parts has 16,384 registers, which warps get by 256
 #: (CUDA C++ programming guide, "technical specifications per compute capability"; CUDA occupancy calculator).
 _RESIDENT = {"sm_80": (2048, 32), "sm_89": (1536, 24), "sm_90": (2048, 32), "sm_100": (2048, 32), "sm_120": (1536, 24)}

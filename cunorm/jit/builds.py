@@ -25,8 +25,6 @@ from cunorm.core.errors import CompileError
 
 from . import cxx
 
-__all__ = ["load"]
-
 OBJECT, SOURCE, SEAL = "kernel.so", "kernel.cpp", "kernel.sha256"
 WORK = ".build-"  # begins the name of a folder in which somebody compiles
 ABANDONED_SECONDS = 24 * 3600.0  # after which a work folder counts as left behind where folders cannot be locked

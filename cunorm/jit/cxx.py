@@ -18,8 +18,6 @@ from pathlib import Path
 from cunorm.core import settings
 from cunorm.core.errors import CompileError, NoCompilerError
 
-__all__ = ["Compiler", "chosen", "flags", "present", "processor", "shared_object"]
-
 INSTALL = "install a C++ compiler: pip install 'cunorm[cpu]', or a system g++ or clang++, or set CUNORM_CXX"
 LOG_LINES = 40
 #: Errors of a system that has no process, memory or file to spare; the next call may find one.

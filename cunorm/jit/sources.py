@@ -16,8 +16,6 @@ from pathlib import Path
 from cunorm.core.problem import Problem, accumulator
 from cunorm.core.strategy import Launch, Strategy, Tile
 
-__all__ = ["folder", "kernel_digest", "kernel_text", "place_of"]
-
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 # A string, which may hold slashes, or a comment.
 _STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

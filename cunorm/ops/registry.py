@@ -10,21 +10,20 @@ from cunorm.core.arrays import dtype_named, integer
 from cunorm.core.devices import known
 from cunorm.core.problem import ITEMSIZE, Problem, accumulator
 from cunorm.core.strategy import Tile
-from cunorm.ops.batch_norm.gather import BATCH_NORM_GATHER_STATS, COUNTS
 from cunorm.ops.batch_norm.op import (
     BATCH_NORM_BACKWARD_ELEMT,
     BATCH_NORM_BACKWARD_REDUCE,
     BATCH_NORM_ELEMT,
+    BATCH_NORM_GATHER_STATS,
     BATCH_NORM_STATS,
+    COUNTS,
 )
 from cunorm.ops.group_norm.op import GROUP_NORM, GROUP_NORM_BACKWARD
 from cunorm.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BACKWARD
 from cunorm.runtime.checks import place_for
 from cunorm.runtime.op import Op, Request, plan_of
 from cunorm.runtime.plans import Place, Plan, executor
-from cunorm.tiling.table_entry import shown
-
-__all__ = ["OPS", "fault_of", "gpu_present", "place_named", "plan"]
+from cunorm.tiling.table import shown
 
 #: Every op by its function's name.
 OPS: dict[str, Op] = {

@@ -13,8 +13,6 @@ from cunorm.ops.batch_norm.strategies import SUMS
 
 from .registry import OPS
 
-__all__ = ["OUTPUTS", "names_of", "plan_options", "shape_text", "tile_of"]
-
 #: The outputs that a problem may go without.
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "group_norm_backward": ("dx", "dgamma", "dbeta"),

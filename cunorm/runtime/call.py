@@ -12,14 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from cunorm.core.arrays import Array, addresses, kind_of, namespace, place_of, pointer
-from cunorm.core.strides import extent, overlap, same_elements
+from cunorm.core.arrays import Array, addresses, extent, kind_of, namespace, overlap, place_of, pointer, same_elements
 from cunorm.tiling import tracing
 
+from .checks import Result, dense_copy, is_direct
 from .plans import Plan, capturing, on
-from .results import Result, dense_copy, is_direct
-
-__all__ = ["CAPTURED", "OVERLAPS", "WORKSPACE_ALIGNMENT", "Call", "Calls", "signature"]
 
 #: Signatures kept for each op.
 KEPT_CALLS = 4096
@@ -155,19 +152,11 @@ class Call:
             for index in self.allocated:
                 found[index] = self.results[index].allocate(xp)  # type: ignore[union-attr]
             if not self.plan.launches:
-                for result, array in zip(self.results, found, strict=True):
-                    if result is not None and array is not None and not result.updated:
-                        array.fill(result.when_empty)
+                self._fill(found)
                 return tuple(found)
-            read, written = list(inputs), list(found)
+            read, written = list(inputs), self._stage(found, xp)
             for index, axes in self.copied:
                 read[index] = dense_copy(inputs[index], axes, xp)
-            for index in self.staged:
-                result = self.results[index]
-                assert result is not None
-                written[index] = result.allocate(xp)
-                if result.updated:
-                    written[index][...] = found[index]  # type: ignore[index]
             sizes: list[int] = []
             if self.kind == "cpu":  # which checks bounds by them
                 sizes = [0 if array is None else array.nbytes for array in (*read, *written)] + [self.needs]
@@ -175,6 +164,23 @@ class Call:
             for index in self.staged:
                 found[index][...] = written[index]  # type: ignore[index]
         return tuple(found)
+
+    def _fill(self, found: Sequence[Array | None]) -> None:
+        """Give the results what they are without any elements to sum."""
+        for result, array in zip(self.results, found, strict=True):
+            if result is not None and array is not None and not result.updated:
+                array.fill(result.when_empty)
+
+    def _stage(self, found: Sequence[Array | None], xp: Any) -> list[Array | None]:
+        """What kernels write: the results, or arrays in their place that are copied to them afterwards."""
+        written = list(found)
+        for index in self.staged:
+            result = self.results[index]
+            assert result is not None
+            written[index] = result.allocate(xp)
+            if result.updated:
+                written[index][...] = found[index]  # type: ignore[index]
+        return written
 
     def _device(self) -> AbstractContextManager[Any]:
         """Where this call allocates, copies and fills: on the GPU of its arrays, whichever is current."""

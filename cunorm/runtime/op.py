@@ -18,11 +18,8 @@ from cunorm.core.strategy import Strategy, Tile
 from cunorm.tiling import tracing
 
 from .call import Call, Calls, signature
-from .checks import check_out, place_for
+from .checks import Result, check_out, place_for
 from .plans import Place, Plan, plan_for
-from .results import Result
-
-__all__ = ["EVERY", "Checked", "Op", "Request", "perform", "plan_of", "typed"]
 
 Validator = Callable[[Any], float]
 #: The default mask, told by identity: 1 == True, but a mask of ints is an error.
@@ -179,7 +176,7 @@ def perform(
     )
 
 
-def _run(
+def _run(  # noqa: PLR0913  # of every call: an object that holds them would cost a microsecond
     op: Op,
     kind: Any,
     arrays: tuple[Array | None, ...],

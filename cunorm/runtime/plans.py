@@ -19,9 +19,7 @@ from cunorm.core.strategy import Launch, Strategy, Tile
 from cunorm.executors.cpu import executor as cpu
 from cunorm.jit import sources
 from cunorm.tiling import costmodel, lookup
-from cunorm.tiling.table_entry import sizes_text
-
-__all__ = ["Place", "Plan", "capturing", "executor", "on", "plan_for", "resolve"]
+from cunorm.tiling.table import sizes_text
 
 #: A launch as executors take it: kernel, blocks, threads, bytes of shared memory, what picks its arguments, blocks of a
 #: cluster, and how many are resident at once where blocks wait for each other (0: they do not).

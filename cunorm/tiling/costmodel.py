@@ -16,8 +16,6 @@ from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, main_launch
 
-__all__ = ["Choice", "busy", "choose", "launch_seconds", "legal", "predict", "ranked", "resident_blocks"]
-
 LAUNCH_SECONDS = 2.5e-6  # start of one kernel behind another on a stream
 ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy reaches
 LATENCY_SECONDS = 0.8e-6  # one load from DRAM

@@ -24,21 +24,8 @@ from cunorm.core.strategy import Strategy, Tile
 from cunorm.jit import sources
 
 from . import table
-from .table_entry import MEASURED, Entry, Sizes, place_of, shown
+from .table import MEASURED, Entry, Sizes, place_of, shown
 from .table_index import Indexed, Stamp, warn
-
-__all__ = [
-    "Found",
-    "Place",
-    "exact",
-    "is_stale",
-    "nearest",
-    "places",
-    "stamp",
-    "state",
-    "tables",
-    "user_table",
-]
 
 
 @dataclass(frozen=True)

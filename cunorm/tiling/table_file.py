@@ -11,8 +11,6 @@ from pathlib import Path
 from cunorm.core import cache
 from cunorm.core.errors import TableError
 
-__all__ = ["MOST_BYTES", "check_writable", "contents", "locked", "target", "write"]
-
 LOCK_SECONDS = 60  # that a writer waits for another
 #: Of a table's file: some 150,000 entries. A larger one is read in no call.
 MOST_BYTES = 64 << 20

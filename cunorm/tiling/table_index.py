@@ -11,10 +11,7 @@ from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 
 from . import table
-from .table import Table
-from .table_entry import Entry, Kind, Sizes, entry_of, is_unknown, raw_place
-
-__all__ = ["Indexed", "Stamp", "warn"]
+from .table import Entry, Kind, Sizes, Table, entry_of, is_unknown, raw_place
 
 #: Path, time of the last change in nanoseconds, size.
 Stamp = tuple[Path, int, int]

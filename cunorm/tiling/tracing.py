@@ -27,9 +27,7 @@ from cunorm.core import settings
 from cunorm.core.errors import TraceError
 from cunorm.core.problem import Problem
 
-from .table_entry import key_of, problem_of, shown
-
-__all__ = ["active", "read", "record", "trace"]
+from .table import key_of, problem_of, shown
 
 #: Of a number in a trace: the largest size has 19.
 MOST_DIGITS = 20

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from cunorm.core import settings
 from cunorm.jit import builds, cxx
 
-__all__ = ["LEVELS", "SECTOR_BYTES", "Replay", "Reuse", "by_ticket", "replay"]
-
 SECTOR_BYTES = 32
 #: At which shares of the second reads `Reuse` keeps a distance.
 LEVELS: NDArray[Any] = np.linspace(0.0, 1.0, 201)

@@ -18,20 +18,6 @@ from cunorm.tiling import costmodel
 
 from .reuse import SECTOR_BYTES
 
-__all__ = [
-    "LARGEST",
-    "WHOLE",
-    "Sample",
-    "array_facts",
-    "array_wanted",
-    "arrays_of",
-    "floor_bytes",
-    "moves_tensors",
-    "sample_of",
-    "smaller",
-    "tensors_moved",
-]
-
 #: Elements of all tensors up to which a problem is counted whole, and up to which at all: some 10 s, and a minute.
 WHOLE, LARGEST = 2**25, 2**28
 WAVES = 2  # of blocks, that a sample has at least

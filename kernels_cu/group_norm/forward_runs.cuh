@@ -1,7 +1,8 @@
 // GroupNorm forward of groups that a team holds in registers: what the strategies `warp` (several teams a block) and
 // `block` (one) share. x, y (N, C, HxW); gamma, beta (C) or null; mean, rstd (N, groups).
 #include "common/activation.cuh"
-#include "partition/run_write.cuh"
+#include "common/parameters.cuh"
+#include "partition/team.cuh"
 
 // Every byte of x is read once, and before the team writes y, so y may be x.
 template <int lanes>

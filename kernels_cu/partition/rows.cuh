@@ -8,7 +8,8 @@
 // GroupNorm with HxW = 1 is the same thing: N * groups rows of the channels of a group, whose parameters are those of row
 // `row % groups`. `teams` is a multiple of `groups` then, so that all rows of a team are of one group. One group else.
 #include "common/activation.cuh"
-#include "partition/run_write.cuh"
+#include "common/parameters.cuh"
+#include "partition/team.cuh"
 
 // Whether a row is read while the one before it is worked on: of so many tensors the packs of a lane have to fit into its
 // registers twice.

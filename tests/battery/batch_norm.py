@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from tests.battery.case import ALL_OFF, FAR, MIXED, NO_PARAMETERS, SAME_OFF, Case, Named, masked
 
-__all__ = ["batch_norm_cases", "gather_cases"]
-
 BATCH_SLABS: Named = {
     "a short last slab and range": {"shape": (5, 7, 9), "shifts": SAME_OFF},
     "several parts a channel, every array elsewhere": {"shape": (3, 5, 9), "channels": 2, "shifts": ALL_OFF},

@@ -20,11 +20,6 @@ from cunorm.runtime.plans import Plan
 from tests.battery.run import RUNS
 from tests.support import problems
 
-__all__ = [
-    *("ALL_OFF", "FAR", "INFINITE", "MASKS", "MIXED", "NO_PARAMETERS", "ORDERS", "SAME_OFF"),
-    *("Case", "Named", "files_of", "forget", "masked"),
-]
-
 #: The orders of threads that a result must not depend on.
 ORDERS = ("ascending", "descending", "random:3")
 

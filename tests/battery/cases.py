@@ -8,11 +8,9 @@ groups, partial rows enough that their fold takes several rounds, and grids smal
 from __future__ import annotations
 
 from tests.battery.batch_norm import batch_norm_cases, gather_cases
-from tests.battery.case import ORDERS, Case
+from tests.battery.case import Case
 from tests.battery.group_norm import group_norm_cases
 from tests.battery.layer_norm import layer_norm_cases
-
-__all__ = ["CASES", "ORDERS", "Case", "cases"]
 
 CASES: tuple[Case, ...] = (
     *group_norm_cases("group_norm"),

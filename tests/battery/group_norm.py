@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from tests.battery.case import ALL_OFF, FAR, INFINITE, MASKS, MIXED, NO_PARAMETERS, SAME_OFF, Case, Named, masked
-
-__all__ = ["group_norm_cases"]
 
 GROUP_WARP: Named = {
     "one-element groups": {"shape": (2, 2), "groups": 2},
@@ -161,22 +160,18 @@ GROUP_GRID_LAST: Named = {
 }
 
 
-def group_norm_cases(op: str) -> Iterator[Case]:
-    backward = op.endswith("backward")
+def _made(op: str, strategy: str, named: Named, **tile: int) -> Iterator[Case]:
+    for label, facts in named.items():
+        own = dict(facts)
+        fields = {"groups": own.pop("slab", 1)} if strategy in ("block", "cluster", "grid") else {}
+        fields |= {"chunk": own.pop("chunk", 16)} if strategy in ("split", "grid") else {}
+        fields |= {"lead": own.pop("lead", 1)} if strategy == "grid" else {}
+        yield Case(op, label, {"strategy": strategy, **tile, **fields}, **own)
 
-    def made(strategy: str, named: Named, **tile: int) -> Iterator[Case]:
-        for label, facts in named.items():
-            own = dict(facts)
-            fields = {"groups": own.pop("slab", 1)} if strategy in ("block", "cluster", "grid") else {}
-            fields |= {"chunk": own.pop("chunk", 16)} if strategy in ("split", "grid") else {}
-            fields |= {"lead": own.pop("lead", 1)} if strategy == "grid" else {}
-            yield Case(op, label, {"strategy": strategy, **tile, **fields}, **own)
 
-    def layout(named: Named, label: str) -> Named:
-        return {f"{label}: {name}": {"last": True, **facts} for name, facts in named.items()}
-
+def _warp_cases(op: str) -> Iterator[Case]:
     warp: Named = dict(GROUP_WARP)
-    if backward:
+    if op.endswith("backward"):
         warp["an infinite mean"] = {"shape": (3, 3, 21), "groups": 3, **INFINITE}
         warp["an infinite mean of small channels"] = {"shape": (3, 6, 3), "groups": 2, **INFINITE}
         warp |= masked(
@@ -189,11 +184,22 @@ def group_norm_cases(op: str) -> Iterator[Case]:
             for label, facts in GROUP_ROWS.items()
             if facts["groups"] in (1, 2, 5, 8) and "in place" not in label
         }
-        yield from made("warp", in_memory, threads=64, lanes=8, packs=16, samples=2)
+        yield from _made(op, "warp", in_memory, threads=64, lanes=8, packs=16, samples=2)
     else:
         many = dict(GROUP_ROWS)
-    yield from made("warp", warp, threads=64, lanes=8, packs=2, samples=1)
-    yield from made("warp", many, threads=64, lanes=8, packs=2, samples=2)
+    yield from _made(op, "warp", warp, threads=64, lanes=8, packs=2, samples=1)
+    yield from _made(op, "warp", many, threads=64, lanes=8, packs=2, samples=2)
+
+
+def group_norm_cases(op: str) -> Iterator[Case]:
+    backward = op.endswith("backward")
+
+    made = functools.partial(_made, op)
+
+    def layout(named: Named, label: str) -> Named:
+        return {f"{label}: {name}": {"last": True, **facts} for name, facts in named.items()}
+
+    yield from _warp_cases(op)
     block = GROUP_BLOCK | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
     block |= layout(GROUP_BLOCK_LAST, "NHWC")
     split = GROUP_SPLIT | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from tests.battery.case import ALL_OFF, FAR, INFINITE, MASKS, MIXED, NO_PARAMETERS, SAME_OFF, Case, Named, masked
-
-__all__ = ["layer_norm_cases"]
 
 LAYER: Named = {
     "one element": {"shape": (1, 1)},
@@ -113,16 +112,29 @@ LAYER_GRID: Named = {
 }
 
 
+def _made(op: str, strategy: str, named: Named, **tile: int) -> Iterator[Case]:
+    for label, facts in named.items():
+        own = dict(facts)
+        fields = tile | {name: own.pop(name) for name in tile if name in own}
+        yield Case(op, label, {"strategy": strategy, **fields}, **own)
+
+
+def _grid_cases(op: str) -> Iterator[Case]:
+    grid = dict(LAYER_GRID)
+    if op.endswith("backward"):
+        grid["slabs of an infinite mean"] = {"shape": (5, 300), **INFINITE}
+        grid["slabs, dx alone"] = grid["slabs and a short one"] | MASKS["dx alone"]
+    yield from _made(op, "grid", grid, threads=128, lanes=32, packs=1, slabs=3, keeps=64)
+    wide = {f"teams of two warps: {label}": grid[label] for label in OF_WIDE_TEAMS}
+    wide["teams of two warps: rows that are not kept, misaligned"] = {"shape": (131, 101), "shifts": SAME_OFF}
+    yield from _made(op, "grid", wide, threads=256, lanes=64, packs=2, slabs=2, keeps=136)
+
+
 def layer_norm_cases(op: str) -> Iterator[Case]:
     backward = op.endswith("backward")
     rows = {"rows": 4}
 
-    def made(strategy: str, named: Named, **tile: int) -> Iterator[Case]:
-        for label, facts in named.items():
-            own = dict(facts)
-            fields = tile | {name: own.pop(name) for name in tile if name in own}
-            yield Case(op, label, {"strategy": strategy, **fields}, **own)
-
+    made = functools.partial(_made, op)
     warp, block, split, cluster = dict(LAYER), LAYER | LAYER_LONG, LAYER | LAYER_SPLIT, dict(LAYER_CLUSTER)
     one = {"cluster": 1} if backward else {}
     alone, pair = {"block_teams": 1}, {"block_teams": 2}
@@ -166,14 +178,7 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
     yield from made("block", four, threads=256, packs=2 if backward else 4, block_teams=4, **one, **rows)
     yield from made("cluster", cluster, threads=64, packs=1, cluster=2, **alone, **rows)
     yield from made("cluster", cluster_teams, threads=128, packs=1, cluster=2, **pair, **rows)
-    grid = dict(LAYER_GRID)
-    if backward:
-        grid["slabs of an infinite mean"] = {"shape": (5, 300), **INFINITE}
-        grid["slabs, dx alone"] = grid["slabs and a short one"] | MASKS["dx alone"]
-    yield from made("grid", grid, threads=128, lanes=32, packs=1, slabs=3, keeps=64)
-    wide = {f"teams of two warps: {label}": grid[label] for label in OF_WIDE_TEAMS}
-    wide["teams of two warps: rows that are not kept, misaligned"] = {"shape": (131, 101), "shifts": SAME_OFF}
-    yield from made("grid", wide, threads=256, lanes=64, packs=2, slabs=2, keeps=136)
+    yield from _grid_cases(op)
     last = {
         "a last slice of one element": {"shape": (9, 49)},
         "slices of many packs": {"shape": (9, 49), "shifts": ALL_OFF},

@@ -17,8 +17,6 @@ from tests.support.tolerance import assert_within
 if TYPE_CHECKING:
     from tests.battery.case import Case
 
-__all__ = ["RUNS"]
-
 #: Added to x: what is read or counted outside a slice then shows, where zeros would be as good as values about 0.
 OFFSET = 3.0
 #: An element that far is no shift for the others: relative to it their squares cancel.

@@ -6,7 +6,7 @@ import pytest
 
 from cunorm.ops.registry import OPS
 from tests.battery import cases as battery
-from tests.battery.case import forget, kernel_files
+from tests.battery.case import ORDERS, forget, kernel_files
 from tests.mutation import run as mutation
 
 
@@ -23,7 +23,7 @@ def test_every_order_gives_the_right_and_the_same_bits(
     op: str, strategy: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
     """Two orders; with --long all of them."""
-    orders = battery.ORDERS if pytestconfig.getoption("--long") else battery.ORDERS[::2]
+    orders = ORDERS if pytestconfig.getoption("--long") else ORDERS[::2]
     found = battery.cases(op, strategy)
     assert found, f"{op}, strategy {strategy}: no cases in cases.py"
     for case in found:

@@ -20,11 +20,10 @@ import cunorm
 from cunorm.cli import doctor
 from cunorm.cli import main as cli
 from cunorm.cli import parser as cli_parser
-from cunorm.cli.findings import Finding, report
+from cunorm.cli.doctor import Finding, report
 from cunorm.gate import gate
 from cunorm.jit import cxx, nvrtc
-from cunorm.jit.nvrtc import Nvrtc
-from cunorm.jit.ptxas import Usage
+from cunorm.jit.nvrtc import Nvrtc, Usage
 
 GROUPS = ["Packages", "GPU executor", "CPU executor", "Cache folders", "Settings", "Demo", "Tuner", "Check"]
 

@@ -15,12 +15,12 @@ import platformdirs
 import pytest
 
 from cunorm import CacheWarning
-from cunorm.cli import folders
+from cunorm.cli.doctor import cache_folders
 from cunorm.core import cache, settings
 from cunorm.core.devices import KNOWN
 from cunorm.core.errors import CompileError
 from cunorm.jit import nvrtc
-from cunorm.jit.ptxas import Usage
+from cunorm.jit.nvrtc import Usage
 from cunorm.tiling import lookup
 
 STRANGER = 54321  # a user that this machine does not have
@@ -313,7 +313,7 @@ def test_the_folder_of_tables_is_made_for_its_owner_alone(named: Path, monkeypat
 
 def test_the_doctor_says_who_may_write(named: Path) -> None:
     made(named, 0o777)
-    finding = next(iter(folders.examine()))
+    finding = next(iter(cache_folders()))
     assert (finding.state, finding.name) == ("fault", "cunorm")
     assert "may be written by other users (mode 0777)" in finding.text
     assert finding.advice == f"chmod go-w {named}"
@@ -322,6 +322,6 @@ def test_the_doctor_says_who_may_write(named: Path) -> None:
 def test_the_doctor_sees_a_default_folder_of_somebody_else(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(default)
     given_away(default, monkeypatch)
-    finding = next(iter(folders.examine()))
+    finding = next(iter(cache_folders()))
     assert finding.state == "fault"
     assert str(default) in finding.text

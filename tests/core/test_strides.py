@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cunorm.core.strides import in_one_piece, same_elements, span, view_as
+from cunorm.core.arrays import in_one_piece, same_elements, span, view_as
 
 BASE = np.zeros((3, 4, 5), np.float32)
 #: Name -> an array, and whether its memory is in one piece.

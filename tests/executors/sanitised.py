@@ -27,8 +27,6 @@ from cunorm.executors.cpu.memory import TENSOR, Region
 from cunorm.jit import cxx
 from tests.support.paths import environment
 
-__all__ = ["ChildFailed", "call", "fault_in", "launched", "missing", "run_cases"]
-
 LIBRARY = "libasan.so"
 OPTIONS = {
     # Leaks of the interpreter are its own affair, and so are its allocations of no bytes. A fiber's frames lie on its

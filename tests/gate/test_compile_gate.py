@@ -23,8 +23,7 @@ from cunorm.core.strategy import Tile
 from cunorm.gate import gate, kernel_report
 from cunorm.gate.gate import Build, Case, Result
 from cunorm.jit import nvrtc
-from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc
-from cunorm.jit.ptxas import Usage, usages_in
+from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages_in
 from cunorm.ops.registry import OPS
 from tests.kernels.kernel_checks import expanded
 from tests.support.paths import KERNELS as TEST_KERNELS

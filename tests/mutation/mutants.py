@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "Mutant", "mutants"]
-
 #: barrier: a statement that waits, announces or orders is left out. guard: a comparison that keeps an index in its
 #: range is made true, or false where it decides on leaving early; a loop goes one further. owner: what one thread of
 #: many does, all do. parity: what turns with every use stays.

@@ -32,8 +32,6 @@ from tests.mutation.survivors import SURVIVORS
 from tests.support.paths import KERNELS as TEST_KERNELS
 from tests.support.paths import environment
 
-__all__ = ["Outcome", "all_mutants", "checks_of", "judge", "run_mutant"]
-
 #: How a process ends by its own fault; SIGTERM and SIGKILL come from outside, and say nothing about a mutant.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 

@@ -6,8 +6,6 @@ no longer there, fails the run: so does a survivor without an entry.
 
 from __future__ import annotations
 
-__all__ = ["SURVIVORS"]
-
 Key = tuple[str, str, str, int]  # file, the line stripped, kind, which of those in lines of that text
 
 NO_ELEMENT_LEFT = "Speed only: left_over() finds no element for an item past the last."

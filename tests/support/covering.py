@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["pairwise"]
-
 
 def pairwise(*axes: Sequence[Hashable], legal: Callable[[tuple[Any, ...]], bool] = lambda row: True) -> list[Any]:
     """Every legal row of a product, for ``pytest.mark.parametrize``; those that a pairwise covering spares are long.

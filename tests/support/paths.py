@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["KERNELS", "ROOT", "environment"]
-
 ROOT = Path(__file__).resolve().parents[2]
 #: The kernels of the tests.
 KERNELS = ROOT / "tests" / "kernels"

@@ -23,7 +23,7 @@ from cunorm.core.problem import Problem
 from cunorm.jit import sources
 from cunorm.ops.registry import OPS
 from cunorm.tiling import costmodel, lookup, table
-from cunorm.tiling.table_entry import MEASURED, MODEL, Entry
+from cunorm.tiling.table import MEASURED, MODEL, Entry
 from tests.support.problems import arrays, forget_calls
 
 H200 = KNOWN["H200"]

@@ -21,7 +21,7 @@ from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
 from cunorm.ops.registry import OPS, plan
 from cunorm.tiling import table, table_file
-from cunorm.tiling.table_entry import MEASURED, MODEL, Entry, entry_of, key_of, problem_of, raw_of
+from cunorm.tiling.table import MEASURED, MODEL, Entry, entry_of, key_of, problem_of, raw_of
 from tests.support.paths import ROOT
 
 H200, A100 = KNOWN["H200"], KNOWN["A100"]

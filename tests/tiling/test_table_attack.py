@@ -22,8 +22,8 @@ from cunorm.cli import tables
 from cunorm.cli.main import main
 from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
-from cunorm.tiling import lookup, table, table_entry, table_file, table_index
-from cunorm.tiling.table_entry import Entry, entry_of, place_of, raw_of, raw_place
+from cunorm.tiling import lookup, table, table_file, table_index
+from cunorm.tiling.table import Entry, entry_of, place_of, raw_of, raw_place
 from tests.support.paths import ROOT
 from tests.tiling.test_lookup import OP, PROBLEM, STRATEGIES, TUNED, entry, plan
 from tests.tiling.test_table import every_problem
@@ -114,8 +114,8 @@ def test_an_entry_is_found_where_its_problem_is_looked_for() -> None:
     """The cheap look at a raw entry and the whole one agree."""
     for problem in every_problem():
         raw = raw_of(Entry(problem.canonical(), TUNED, "model", "x"))
-        assert raw_place(raw) == place_of(table_entry.problem_of(raw))
-        assert raw_place(raw | {"layout": "NHWC"}) == place_of(table_entry.problem_of(raw | {"layout": "NHWC"}))
+        assert raw_place(raw) == place_of(table.problem_of(raw))
+        assert raw_place(raw | {"layout": "NHWC"}) == place_of(table.problem_of(raw | {"layout": "NHWC"}))
         assert raw_place(raw | {"outputs": f",{raw['outputs']},"}) == raw_place(raw)
 
 

@@ -14,8 +14,6 @@ import cunorm
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Plan
 
-__all__ = ["EDGE", "EFFICIENT", "ROWS", "SPLIT_BACKWARD", "Row"]
-
 #: A strategy that reads and writes every byte once, and one whose slices begin or end within a 32-byte sector.
 ONCE, EDGE = 1.02, 1.05
 #: Two sweeps: dy and x twice, and dx; x twice, and y.

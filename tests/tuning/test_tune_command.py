@@ -22,7 +22,7 @@ import cunorm
 from cunorm.cli.main import main
 from cunorm.core.devices import KNOWN
 from cunorm.tiling import table
-from cunorm.tiling.table_entry import MEASURED, Entry
+from cunorm.tiling.table import MEASURED, Entry
 
 OP = "group_norm_backward"
 SMALL = (OP, "--shape", "2,8,9,2")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from cunorm.tuning.measure.errors import Failed, Lost, Stopped
 from cunorm.tuning.measure.result import MORE, Budget, Result
-from cunorm.tuning.measuring import GAIN, Measuring
-from cunorm.tuning.modelling import Modelling
+from cunorm.tuning.problem_tuner import GAIN, Measuring, Modelling
 from cunorm.tuning.search.space import SWEPT, Space
 from cunorm.tuning.search.study import ProblemStudy
 
@@ -18,7 +17,7 @@ from cunorm import Tile
 from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
 from cunorm.ops.registry import OPS
-from cunorm.tiling.table_entry import entry_of, raw_of
+from cunorm.tiling.table import entry_of, raw_of
 from cunorm.traffic.sampling import floor_bytes
 
 DEVICE = KNOWN["H200"]

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import matplotlib.image
 import pytest
-from cunorm.tuning.measure import entries
 from cunorm.tuning.measure.race import Timing
-from cunorm.tuning.measure.result import Result, Trial
+from cunorm.tuning.measure.result import Result, Trial, measured_entry, modelled_entry
 from cunorm.tuning.report import figures
 from cunorm.tuning.report import page as report
 from cunorm.tuning.search.importance import importances
@@ -50,14 +49,14 @@ def measured(count: int = 20, rows: int = 267, seed: int = 0) -> Result:
     trials = [Trial(tile, seconds) for tile, seconds in times.items()]
     timings = {tile: timing(times[tile]) for tile in (winner, space.default)}
     facts = {"measures": True, "bandwidth": 4e12, "trials": count, "default": winner == space.default}
-    entry = entries.measured(space, winner, timings, **facts)  # type: ignore[arg-type]
+    entry = measured_entry(space, winner, timings, **facts)  # type: ignore[arg-type]
     return Result(space, "measured", winner, entry, timings, trials, bandwidth=4e12, software={"driver": 13000})
 
 
 def modelled(count: int = 20) -> Result:
     space = space_of()
     trials = [Trial(tile, space.predicted(tile)) for tile in space.tiles[:count]]
-    entry = entries.modelled(space, space.default, trials=count, verified="cpu executor, rows=267 length=513")
+    entry = modelled_entry(space, space.default, trials=count, verified="cpu executor, rows=267 length=513")
     seconds = space.predicted(space.default)
     timings = {space.default: Timing(seconds, seconds, seconds, 1)}
     return Result(space, "model", space.default, entry, timings, trials)

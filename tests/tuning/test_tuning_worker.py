@@ -13,12 +13,10 @@ from typing import Any
 
 import optuna
 import pytest
-from cunorm.tuning.measure import entries
 from cunorm.tuning.measure.errors import Failed, Lost, Stopped
-from cunorm.tuning.measure.result import Budget, Deadlines, Result
+from cunorm.tuning.measure.result import Budget, Deadlines, Result, measured_entry
 from cunorm.tuning.measure.worker import Worker
-from cunorm.tuning.measuring import Measuring
-from cunorm.tuning.modelling import Modelling
+from cunorm.tuning.problem_tuner import Measuring, Modelling
 from cunorm.tuning.search.sampler import tried
 from cunorm.tuning.search.space import Candidate, Space
 from cunorm.tuning.search.storage import storage_of
@@ -203,7 +201,7 @@ def test_rehearsed_times_are_never_stored_as_measured(kinds: Any) -> None:
     assert result.winner == tile(device.RIGHT)
     assert result.entry is None
     with pytest.raises(ValueError, match="never stored as measured"):
-        entries.measured(space, result.winner, result.timings, measures=False, bandwidth=1e12, trials=3, default=False)
+        measured_entry(space, result.winner, result.timings, measures=False, bandwidth=1e12, trials=3, default=False)
 
 
 def test_poison_is_remembered(kinds: Any, tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ from cunorm.traffic.sampling import array_facts
 from ..verify.inputs import Inputs, numbers_of
 from ..verify.verifier import UNWRITTEN, Guarded, array_bytes, raw
 
-__all__ = ["Arrays", "Sets", "public_call"]
-
 Arrays = Mapping[str, Any]
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from cunorm.cli import findings
 from cunorm.core.arrays import DTYPES, pointer
+from cunorm.core.errors import sentence as sentence_of
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.ops.registry import OPS
@@ -33,8 +33,6 @@ from .arrays import Sets, public_call
 from .clock import BenchClock
 from .peers import PEERS, NotOffered
 from .result import DEFAULT, TABLE, Contender, DeviceLostError, Outcome, Spread
-
-__all__ = ["ROUNDS", "WRONG", "bench_problem"]
 
 #: Samples of each contender.
 ROUNDS = 21
@@ -192,7 +190,7 @@ class _Run:
 
     def _fail(self, contender: Contender, error: Exception) -> None:
         """Tell an error in one line; DeviceLostError if nobody can run after it."""
-        contender.state, contender.sentence = "failed", findings.sentence(error)
+        contender.state, contender.sentence = "failed", sentence_of(error)
         if not self.clock.sound():
             raise DeviceLostError(f"{contender.name} left the GPU unusable: {contender.sentence}") from error
 

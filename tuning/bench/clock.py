@@ -20,8 +20,6 @@ from cunorm.core.devices import Device
 
 from ..measure.clock import GraphClock, lasting, sets_of
 
-__all__ = ["BenchClock", "GpuClock", "RehearsalClock"]
-
 #: For calls that cannot be captured, a kernel that only waits holds the queue: as many times as long as the host took
 #: for such calls, at most so many seconds, at so many clock cycles a second, which no GPU of today exceeds.
 HELD, MOST_HELD, CYCLES = 2, 0.2, 3e9

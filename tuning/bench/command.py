@@ -17,8 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cunorm.cli import findings
 from cunorm.core.errors import TraceError
+from cunorm.core.errors import sentence as sentence_of
 from cunorm.core.files import write_whole
 from cunorm.core.problem import Problem
 from cunorm.ops.registry import OPS, gpu_present
@@ -29,10 +29,7 @@ from ..problems.requested import problems_of
 from .bench import ROUNDS, bench_problem
 from .clock import BenchClock, GpuClock, RehearsalClock
 from .peers import PEERS
-from .report import MEASURED, REHEARSED, document, text
-from .result import DeviceLostError, Outcome
-
-__all__ = ["run"]
+from .result import MEASURED, REHEARSED, DeviceLostError, Outcome, document, text
 
 OK, WRONG, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130
 WORKLOAD, DTYPE = "quick", "bfloat16"  # of those who name none
@@ -167,7 +164,7 @@ class _Record:
         except DeviceLostError:
             raise
         except Exception as error:
-            sentence = findings.sentence(error)
+            sentence = sentence_of(error)
             if not self.clock.sound():
                 raise DeviceLostError(f"the GPU is unusable: {sentence}") from error
             self.results.append(Outcome.failed(problem, peers, sentence))

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .report import cold, fraction, refusal
-
-__all__ = ["figure"]
+from .result import cold, fraction, refusal
 
 #: cunorm's bars and the peers', told apart without colours too: light to dark, cunorm's outlined.
 COLOURS = {

@@ -24,8 +24,6 @@ from cunorm.traffic.sampling import array_facts
 
 from ..verify.inputs import EPS, numbers_of
 
-__all__ = ["PEERS", "NotOffered", "Peer", "Results", "torch_arrays", "torch_flat"]
-
 #: Results by name -> tensors.
 Results = Mapping[str, Any]
 

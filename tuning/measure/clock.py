@@ -14,8 +14,6 @@ from typing import Any, Protocol
 from cunorm.core.devices import Device
 from cunorm.core.strategy import Tile
 
-__all__ = ["Clock", "GraphClock", "lasting", "sets_of"]
-
 #: Times the L2 that the sets of arrays hold together, so that no launch finds its own in it.
 L2_TIMES = 3
 MOST_SETS = 256

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NO_COMPILER", "Failed", "Lost", "Stopped", "Trouble"]
-
 #: No candidate's fault.
 NO_COMPILER = "no compiler"
 

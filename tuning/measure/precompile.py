@@ -19,8 +19,6 @@ from ..search.space import Space
 from .stand import Spec
 from .worker import Worker
 
-__all__ = ["MOST", "Ahead"]
-
 MOST = 4  # processes that are worth their memory on a GPU
 SECONDS = 180  # for one text
 

@@ -17,8 +17,6 @@ from cunorm.core.strategy import Tile
 
 from .errors import Trouble
 
-__all__ = ["ControlFailedError", "Race", "Timing", "winner"]
-
 #: (samples more, how many times the best median a survivor may take): of every generation, and of the finalists.
 SCREENING: tuple[tuple[int, float], ...] = ((2, 1.15), (3, 1.05))
 FINAL: tuple[tuple[int, float], ...] = ((6, 1.02), (12, 1.02))

@@ -20,8 +20,6 @@ from ..verify.inputs import Inputs, numbers_of
 from ..verify.verifier import Guarded, Verifier, array_bytes, raw
 from .clock import Clock
 
-__all__ = ["Spec", "Stand", "software"]
-
 
 @dataclass(frozen=True)
 class Spec:

@@ -25,8 +25,6 @@ from cunorm.runtime.plans import executor
 from .errors import NO_COMPILER, Failed, Lost, Stopped
 from .stand import Spec, Stand, software
 
-__all__ = ["Worker", "main"]
-
 POLL_SECONDS = 0.05
 START_SECONDS = 120  # for imports and a CUDA context
 PR_SET_PDEATHSIG = 1

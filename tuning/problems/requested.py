@@ -12,8 +12,6 @@ from cunorm.tiling import tracing
 
 from .workloads import WORKLOADS, problems
 
-__all__ = ["problems_of"]
-
 
 def problems_of(asked: argparse.Namespace) -> list[Problem]:
     """The problems of a command's arguments: one shape, a workload or a trace, less what OP and --layout leave out.

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from cunorm.core.problem import LAYOUTS, Problem, accumulator
 from cunorm.ops.batch_norm.strategies import SUMS
 
-__all__ = ["BATCH_NORM", "GROUP_NORM", "LAYER_NORM", "WORKLOADS", "GroupNormShape", "problems"]
-
 
 @dataclass(frozen=True)
 class GroupNormShape:

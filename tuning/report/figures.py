@@ -22,12 +22,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from cunorm.core.strategy import Tile
 from cunorm.tiling import costmodel
-from cunorm.tiling.table_entry import sizes_text
+from cunorm.tiling.table import sizes_text
 from cunorm.traffic.sampling import floor_bytes
 
 from ..measure.result import Result, Trial
-
-__all__ = ["floor", "gain", "history", "importance", "label", "seconds", "strategies", "summary", "timed"]
 
 BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#666666"
 DPI, SIZE = 110, (6.4, 3.7)  # of a problem's figures, in inches

@@ -19,8 +19,6 @@ from ..measure.result import Result, Trial
 from ..search.importance import fastest, importances
 from . import figures as figures
 
-__all__ = ["write"]
-
 LONG = 12  # failures that are listed openly; more are folded away
 #: By where the times come from: the word, the noun, what the reader must know.
 SOURCES = {

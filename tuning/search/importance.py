@@ -12,8 +12,6 @@ from cunorm.core.strategy import Tile
 
 from .sampler import distributions_of, params_of
 
-__all__ = ["TENTH", "fastest", "importances"]
-
 LEAST_TRIALS = 8
 TENTH = 0.1  # of the trials, which importances set apart from the others
 

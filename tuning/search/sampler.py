@@ -22,8 +22,6 @@ from cunorm.core.strategy import Tile
 
 from .space import SWEPT
 
-__all__ = ["FAILURE", "ValidSetSampler", "distributions_of", "params_of", "tile_of", "tried"]
-
 #: What a pruned trial is marked with whose tile failed. Without the mark its run broke off: it may be proposed again.
 FAILURE = "failure"
 PRIOR = 20  # proposals in the model's order, in larger ones

@@ -13,9 +13,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Strategy, Tile
 from cunorm.jit import sources
 from cunorm.tiling import costmodel
-from cunorm.tiling.table_entry import key_of
-
-__all__ = ["SWEPT", "Candidate", "Space"]
+from cunorm.tiling.table import key_of
 
 #: Spaces up to this size are tried whole.
 SWEPT = 200

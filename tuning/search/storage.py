@@ -16,8 +16,6 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from cunorm.core import cache
 
-__all__ = ["StorageError", "journal", "shown", "storage_of", "without_secrets"]
-
 #: What Optuna raises of a storage: of a database that has gone away, say.
 StorageError = optuna.exceptions.OptunaError
 PAUSES = (0.2, 0.5, 1.0)  # between attempts to open a database, in seconds

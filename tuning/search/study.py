@@ -27,8 +27,6 @@ from cunorm.core.strategy import Tile
 from .sampler import FAILURE, ValidSetSampler, tile_of, tried
 from .space import Space
 
-__all__ = ["LEASE_SECONDS", "ProblemStudy"]
-
 #: After which a claim of another host that nobody has renewed counts for nothing.
 LEASE_SECONDS = 600
 #: After which a claim that does not say whose it is counts for nothing; and when this process first saw such ones.

@@ -15,11 +15,6 @@ from cunorm.core.arrays import DTYPES
 from cunorm.core.problem import Problem
 from cunorm.traffic.sampling import array_facts
 
-__all__ = [
-    "CONSTANT", "EPS", "HOSTILE", "KINDS", "MOMENTUM", "OFFSET", "OUTLIER", "WIDTH", "Inputs", "Kind", "Values",
-    "channels_second", "inputs_of", "numbers_of", "slices_of",
-]  # fmt: skip
-
 EPS, MOMENTUM = 1e-5, 0.1
 DY_SEED = 1000  # how far dy's seed is from x's
 OFFSET, CONSTANT, WIDTH, OUTLIER = 1e3, 100.1, 1e3, 1e4

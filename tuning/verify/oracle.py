@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cunorm import reference, reference_activation
+from cunorm import reference
 from cunorm.core import settings
 from cunorm.core.problem import Problem
 from cunorm.traffic.sampling import array_facts
 
 from . import tolerance
 from .inputs import EPS, MOMENTUM, Inputs, Values, channels_second, numbers_of
-
-__all__ = ["Expected", "expected"]
 
 #: Elements of x up to which the oracle looks at all groups, channels or rows; of a larger problem, at some of them.
 WHOLE = 2**24
@@ -128,8 +126,7 @@ def _group(problem: Problem, given: Inputs, dtype: str) -> Iterator[tuple[str, t
     of_tensor, of_groups, of_channels = (slice(None), channels), (slice(None), groups), (channels,)
     if problem.op == "group_norm":
         plain = problem.activation is None
-        oracle = reference.group_norm if plain else reference_activation.group_norm
-        exact = oracle(x, len(groups), gamma, beta, eps=EPS)
+        exact = reference.group_norm(x, len(groups), gamma, beta, eps=EPS, activation=problem.activation)
         bounded = tolerance.forward if plain else tolerance.silu_forward
         bounds = bounded(x, len(groups), gamma, beta, *exact[1:], dtype, "NCHW")
         yield "y", whole, of_tensor, exact[0], bounds[0]
@@ -138,13 +135,12 @@ def _group(problem: Problem, given: Inputs, dtype: str) -> Iterator[tuple[str, t
         return
     dy = channels_second(problem, given["dy"])[:, channels]
     mean, rstd = (given[name].reshape(statistics)[:, groups] for name in ("mean", "rstd"))
+    options: dict[str, Any] = {"num_groups": len(groups), "beta": beta, "activation": problem.activation}
+    exact = reference.group_norm_backward(dy, x, mean, rstd, gamma, **options)
     if problem.activation is None:
-        exact = reference.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=len(groups))
         bounds = tolerance.backward(dy, x, mean, rstd, gamma, len(groups), dtype, "NCHW")
     else:
-        six = (dy, x, mean, rstd, gamma, beta)
-        exact = reference_activation.group_norm_backward(*six, num_groups=len(groups))
-        bounds = tolerance.silu_backward(*six, len(groups), dtype, "NCHW")
+        bounds = tolerance.silu_backward(dy, x, mean, rstd, gamma, beta, len(groups), dtype, "NCHW")
     yield "dx", whole, of_tensor, exact[0], bounds[0]
     for index, name in ((1, "dgamma"), (2, "dbeta")):
         yield name, (problem.C,), of_channels, exact[index], bounds[index]

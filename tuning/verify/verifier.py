@@ -21,8 +21,6 @@ from cunorm.traffic.sampling import array_facts, smaller
 from .inputs import HOSTILE, Inputs, inputs_of, numbers_of, slices_of
 from .oracle import Expected, expected
 
-__all__ = ["UNWRITTEN", "Guarded", "Verifier", "array_bytes", "cut_down", "raw"]
-
 GUARD_BYTES, ALIGNMENT = 512, 512  # on either side of an array; what CUDA's allocators align to
 GUARD, UNWRITTEN = 0xA5, 0xFF  # in the zones; in outputs and the workspace, where it is NaN in every format
 OTHER_KERNELS = 1e-6  # what a cut problem counts for that launches other kernels

@@ -17,8 +17,6 @@ from cunorm.core.errors import KernelFault
 
 from .memory import Guarded, Region
 
-__all__ = ["Count", "Moved", "checked", "located", "run"]
-
 MOST_ARRAYS = 24
 OTHER_POISON = 0x00
 #: Files whose functions only pass on what a kernel does.

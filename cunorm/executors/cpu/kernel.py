@@ -17,8 +17,6 @@ from pathlib import Path
 from cunorm.core import settings
 from cunorm.jit import builds, cxx
 
-__all__ = ["HEADERS", "INTERPRETER", "LAUNCH_WORDS", "Addresses", "Kernel", "compile"]
-
 #: Where the compiler's messages say that the runtime's headers are, and the headers in their order.
 INCLUDE = "cunorm/executors/cpu/include"
 HEADERS = (

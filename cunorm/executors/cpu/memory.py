@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["PARAMETER", "ROLES", "TENSOR", "WORKSPACE", "Guarded", "Region", "regions_of", "role_of"]
-
 #: enum Role in runtime.h.
 TENSOR, PARAMETER, WORKSPACE = ROLES = ("tensor", "parameter", "workspace")
 #: The arrays that have an element for each of the problem's; every other one but the workspace holds parameters.

@@ -13,8 +13,6 @@ from cunorm.core import settings
 
 from .kernel import Addresses
 
-__all__ = ["FAULT_BYTES", "Scratch", "give_back", "lent", "take"]
-
 STACK_BYTES = 65536  # stack_bytes in runtime.h
 FAULT_BYTES = 2048
 

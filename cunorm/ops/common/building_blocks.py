@@ -8,29 +8,6 @@ from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import MAX_GRID, Launch, Tile, ceil_div
 
-__all__ = [
-    "RESIDENT_REGISTERS",
-    "SECTOR_PACKS",
-    "WARP",
-    "blocks_for",
-    "fold_launches",
-    "fold_rows",
-    "gradient_registers",
-    "is_backward",
-    "moments_bytes",
-    "pair_bytes",
-    "parameter_launches",
-    "parameter_workspace",
-    "part_bytes",
-    "refuses_cluster_size",
-    "refuses_registers",
-    "refuses_resident",
-    "refuses_shared",
-    "round_up",
-    "tensors_read",
-    "written_and_read",
-]
-
 WARP = 32
 #: 16-byte packs of a 32-byte sector: Run::sector_packs in team.cuh.
 SECTOR_PACKS = 2
@@ -197,3 +174,29 @@ def refuses_registers(registers: int, tile: Tile, device: Device) -> str | None:
     if registers > limit:
         return f"needs up to {registers} registers a thread, {tile.threads} threads have {limit}"
     return None
+
+
+WORD = 4  # bytes of a counter
+LINE_WORDS = 32  # the tickets have a line of the L2 cache to themselves: ticket_words in turns.cuh
+CLEAR_THREADS = 256
+
+
+def words_at(pairs: int, pair_bytes: int) -> int:
+    """The pair of the workspace from which the words stand, behind ``pairs`` others."""
+    return round_up(pairs, LINE_WORDS * WORD // pair_bytes)
+
+
+def clear_launch(at: int, words: int) -> Launch:
+    """The launch that zeroes them."""
+    return Launch(
+        "clear_words",
+        "clear_words",
+        blocks_for(ceil_div(words, CLEAR_THREADS)),
+        CLEAR_THREADS,
+        ("workspace", at, words),
+        traffic=words * WORD,
+        registers=32,
+        takes_tile=False,
+        layout="NCHW",  # which it does not look at
+        prepares=True,
+    )

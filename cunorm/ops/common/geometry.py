@@ -18,18 +18,6 @@ from .building_blocks import (
     refuses_shared,
 )
 
-__all__ = [
-    "LARGEST_CHUNK",
-    "groups_asked",
-    "piece_packs",
-    "refuses_chunk",
-    "refuses_sweep",
-    "slab_packs",
-    "slab_partials",
-    "sweep_blocks",
-    "sweep_shared",
-]
-
 #: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
 LARGEST_CHUNK = 2**20
 #: line_packs and slots_at_once in slab.cuh.

@@ -10,26 +10,6 @@ from cunorm.core.strategy import Tile, ceil_div
 
 from .building_blocks import SECTOR_PACKS, WARP, is_backward, pair_bytes, round_up, tensors_read
 
-__all__ = [
-    "ACCESS_BYTES",
-    "PACKS_IN_FLIGHT",
-    "columns_of",
-    "lanes_of",
-    "merged_of",
-    "most_packs_ahead",
-    "parameters_given",
-    "reads_ahead",
-    "refuses_capacity",
-    "resident",
-    "row_phases",
-    "row_registers",
-    "row_streams",
-    "row_sums_shared",
-    "slices_of",
-    "sums_in_registers",
-    "teams_of_block",
-]
-
 ACCESS_BYTES = 16
 SIDE_BY_SIDE = 64  # bytes that DRAM gives at a time
 PACKS_IN_FLIGHT = 4  # of a stream, as the cost model counts them

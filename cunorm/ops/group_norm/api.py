@@ -10,8 +10,6 @@ from cunorm.runtime.op import EVERY, perform, typed
 
 from .op import GROUP_NORM, GROUP_NORM_BACKWARD
 
-__all__ = ["group_norm", "group_norm_backward"]
-
 
 def group_norm(
     x: Array,

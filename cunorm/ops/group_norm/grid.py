@@ -6,9 +6,12 @@ from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Tile, ceil_div
 from cunorm.ops.common.building_blocks import (
+    LINE_WORDS,
     RESIDENT_REGISTERS,
     WARP,
+    WORD,
     blocks_for,
+    clear_launch,
     gradient_registers,
     is_backward,
     pair_bytes,
@@ -18,11 +21,9 @@ from cunorm.ops.common.building_blocks import (
     refuses_shared,
     round_up,
     tensors_read,
+    words_at,
 )
 from cunorm.ops.common.geometry import groups_asked, refuses_sweep, sweep_shared
-from cunorm.ops.common.tickets import LINE_WORDS, WORD, clear_launch, words_at
-
-__all__ = ["GRID_SPACE", "grid_launches", "grid_workspace", "grid_workspace_traffic", "reach", "refuses_grid"]
 
 #: Of equals the model takes the first: two blocks of 256 threads on a multiprocessor wait less for each other than one,
 #: and keep to the order of tickets more closely than four, so that more comes back from the cache.
@@ -80,6 +81,21 @@ def reach(problem: Problem, tile: Tile, device: Device) -> int:
     return min(found, both * _teams(problem, tile))
 
 
+def _refuses_team(problem: Problem, tile: Tile) -> str | None:
+    """Why a team cannot have so many groups, or None."""
+    team = _team(problem, tile)
+    if problem.layout == "NCHW":
+        return "channels-first, a group is a team of its own: groups is 1" if tile.groups > 1 else None
+    if team < problem.C:
+        if team % problem.pack:
+            return f"rows of {team} channels do not lie on 16-byte boundaries"
+        if team * problem.itemsize < NARROWEST:
+            return f"rows of {team * problem.itemsize} bytes are narrower than {NARROWEST}"
+    if ceil_div(team, problem.pack) > tile.threads:
+        return f"rows of {team} channels are more packs than {tile.threads} threads"
+    return None
+
+
 def refuses_grid(problem: Problem, tile: Tile, device: Device) -> str | None:
     """Why the tile is not legal, or None."""
     if (sentence := refuses_sweep(problem.layout, problem, tile, device)) is not None:
@@ -90,18 +106,8 @@ def refuses_grid(problem: Problem, tile: Tile, device: Device) -> str | None:
         return "with HxW = 1 a warp would own one element"
     if problem.group % tile.groups:
         return f"teams of {tile.groups} groups do not divide {problem.group} groups"
-    team = _team(problem, tile)
-    if problem.layout == "NCHW":
-        if tile.groups > 1:
-            return "channels-first, a group is a team of its own: groups is 1"
-    elif team < problem.C:
-        if team % problem.pack:
-            return f"rows of {team} channels do not lie on 16-byte boundaries"
-        if team * problem.itemsize < NARROWEST:
-            return f"rows of {team * problem.itemsize} bytes are narrower than {NARROWEST}"
-    if problem.layout == "NHWC" and ceil_div(team, problem.pack) > tile.threads:
-        return f"rows of {team} channels are more packs than {tile.threads} threads"
-    if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
+    sentence = _refuses_team(problem, tile) or refuses_shared(_shared(problem, tile), device)
+    if sentence is not None:
         return sentence
     tiles, teams = _tiles(problem, tile), _teams(problem, tile)
     if 2 * tiles * teams + tile.lead > MOST_TICKETS:

@@ -10,10 +10,12 @@ from cunorm.core.problem import ACTIVATIONS, Problem, accumulator
 from cunorm.runtime.checks import (
     GRADIENTS,
     NAN,
+    Result,
     chosen,
     direct_layout,
     gradients,
     like,
+    memory_order,
     parameter,
     parameter_named,
     split_axes,
@@ -21,11 +23,8 @@ from cunorm.runtime.checks import (
     vector,
 )
 from cunorm.runtime.op import Checked, Op, Request
-from cunorm.runtime.results import Result, memory_order
 
 from .strategies import BACKWARD, FORWARD
-
-__all__ = ["GROUP_NORM", "GROUP_NORM_BACKWARD"]
 
 
 def _sizes(

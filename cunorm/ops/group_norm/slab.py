@@ -25,11 +25,6 @@ from cunorm.ops.common.building_blocks import (
 from cunorm.ops.common.geometry import piece_packs, slab_partials
 from cunorm.ops.common.rows import parameters_given
 
-__all__ = [
-    "BLOCK_SPACE", "CLUSTER_SPACE", "IN_REGISTERS", "SLAB_PHASES", "one_sweep", "refuses_block", "refuses_cluster",
-    "slab_launches", "slab_workspace",
-]  # fmt: skip
-
 SECTOR_BYTES = 32  # what DRAM and L2 move at least
 MOST_CHUNKS = 8
 BY_THREADS, BY_BULK = 1, 2  # Tile::engine in stage.cuh

@@ -21,8 +21,6 @@ from cunorm.ops.common.building_blocks import (
 )
 from cunorm.ops.common.geometry import groups_asked, refuses_sweep, sweep_blocks, sweep_shared
 
-__all__ = ["refuses_split", "split_launches", "split_workspace", "split_workspace_traffic"]
-
 
 def _chunks(problem: Problem, tile: Tile) -> int:
     return ceil_div(problem.HxW, tile.chunk)

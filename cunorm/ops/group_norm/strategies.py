@@ -10,8 +10,6 @@ from .runs import WARP_SPACE, block_launches, block_worth, refuses_block, refuse
 from .slab import BLOCK_SPACE, CLUSTER_SPACE, refuses_cluster, slab_launches, slab_workspace
 from .split import refuses_split, split_launches, split_workspace, split_workspace_traffic
 
-__all__ = ["BACKWARD", "FORWARD"]
-
 _SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (16, 64, 256, 1024, 4096, 16384, 65536)}
 
 

@@ -10,8 +10,6 @@ from cunorm.runtime.op import EVERY, perform, typed
 
 from .op import LAYER_NORM, LAYER_NORM_BACKWARD
 
-__all__ = ["layer_norm", "layer_norm_backward"]
-
 
 def layer_norm(
     x: Array,

@@ -6,9 +6,12 @@ from cunorm.core.devices import Device
 from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import Launch, Tile, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (
+    LINE_WORDS,
     SECTOR_PACKS,
     WARP,
+    WORD,
     blocks_for,
+    clear_launch,
     is_backward,
     pair_bytes,
     part_bytes,
@@ -16,22 +19,11 @@ from cunorm.ops.common.building_blocks import (
     refuses_shared,
     round_up,
     tensors_read,
+    words_at,
 )
 from cunorm.ops.common.rows import ACCESS_BYTES, PACKS_IN_FLIGHT, parameters_given
-from cunorm.ops.common.tickets import LINE_WORDS, WORD, clear_launch, words_at
 
 from .split import gradient_arguments
-
-__all__ = [
-    "GRID_SPACE",
-    "MOST_TURNS",
-    "grid_launches",
-    "grid_workspace",
-    "grid_workspace_traffic",
-    "reach",
-    "refuses_grid",
-    "worth_trying",
-]
 
 #: Slabs: as many as the multiprocessors of some device, or somewhat fewer, so that nearly all have one. Keeps: KiB of a
 #: block's shared memory for rows, what large, middle and small devices have beside what else a block needs.

@@ -11,6 +11,7 @@ from cunorm.core.problem import Problem, accumulator
 from cunorm.runtime.checks import (
     GRADIENTS,
     NAN,
+    Result,
     check_rank,
     check_size,
     chosen,
@@ -22,11 +23,8 @@ from cunorm.runtime.checks import (
     vector,
 )
 from cunorm.runtime.op import Checked, Op, Request
-from cunorm.runtime.results import Result
 
 from .strategies import BACKWARD, FORWARD
-
-__all__ = ["LAYER_NORM", "LAYER_NORM_BACKWARD"]
 
 
 def _sizes(shape: tuple[int, ...], normalized_shape: object) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -41,9 +41,6 @@ from cunorm.ops.common.rows import (  # fmt: skip
 
 from .split import gradient_arguments, owners
 
-__all__ = ["refuses_block", "refuses_cluster", "refuses_warp", "rows_launches", "rows_workspace", "worth_trying"]
-
-
 # ---- teams ----------------------------------------------------------------------------------------------------------
 
 

@@ -24,15 +24,6 @@ from cunorm.ops.common.building_blocks import (
 )
 from cunorm.ops.common.geometry import refuses_chunk
 
-__all__ = [
-    "gradient_arguments",
-    "owners",
-    "refuses_split",
-    "split_launches",
-    "split_workspace",
-    "split_workspace_traffic",
-]
-
 
 def gradient_arguments(problem: Problem) -> tuple[str | int, ...]:
     """What every sweep of a backward reads."""

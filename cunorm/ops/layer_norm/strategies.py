@@ -15,8 +15,6 @@ from .grid import worth_trying as worth_trying_grid
 from .rows import refuses_block, refuses_cluster, refuses_warp, rows_launches, rows_workspace, worth_trying
 from .split import refuses_split, split_launches, split_workspace, split_workspace_traffic
 
-__all__ = ["BACKWARD", "FORWARD"]
-
 #: Rows an owner takes in turn. It adds them one after another, so more of them would cost digits of dgamma and dbeta.
 _ROWS = {"rows": (1, 2, 4, 8, 16, 32, 64)}
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.

@@ -68,7 +68,7 @@ def tile_of(strategy: str) -> dict[str, Any]:
 class Case:
     """Arrays of one problem, rounded to its dtype, as NumPy arrays."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # a problem's sizes and kinds
         self,
         N: int,
         C: int,

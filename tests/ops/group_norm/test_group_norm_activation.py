@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import cunorm
-from cunorm import reference, reference_activation
+from cunorm import reference
 from cunorm.core.arrays import DTYPES
 from cunorm.core.errors import UnsupportedTile
 from cunorm.core.problem import accumulator
-from cunorm.tiling.table_entry import key_of, problem_of
+from cunorm.tiling.table import key_of, problem_of
 from tests.conftest import Executor
 from tests.ops.group_norm.test_group_norm import PARTIAL, PLACES, tile_of
 from tests.support.tolerance import assert_within, silu_backward, silu_forward
@@ -20,6 +20,11 @@ from tests.support.tolerance import assert_within, silu_backward, silu_forward
 #: (N, C, spatial, groups).
 SHAPES = [(2, 6, (35,), 2), (3, 64, (7, 7), 4), (1, 8, (130,), 8), (17, 64, (), 8), (2, 4, (600,), 1)]
 DTYPE_NAMES = tuple(DTYPES)
+
+
+def gradients_of(dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """The oracle's, behind SiLU."""
+    return reference.group_norm_backward(dy, x, mean, rstd, gamma, beta=beta, activation="silu", **options)
 
 
 class Arrays:
@@ -39,7 +44,7 @@ class Arrays:
         affine = (self.gamma, self.beta)
         given = map(put, affine)
         found = cunorm.group_norm(put(self.x), self.groups, *given, tile=tiles.get("forward"), **options)
-        exact = reference_activation.group_norm(self.x, self.groups, *affine, data_format=self.data_format)
+        exact = reference.group_norm(self.x, self.groups, *affine, data_format=self.data_format, activation="silu")
         bounds = silu_forward(self.x, self.groups, *affine, *exact[1:], self.dtype, self.data_format)
         sums = accumulator(self.dtype)
         for came, want, bound, dtype in zip(found, exact, bounds, (self.dtype, sums, sums), strict=True):
@@ -48,9 +53,7 @@ class Arrays:
         five, beta = [put(one) for one in arrays[:5]], put(self.beta)
         options |= {"num_groups": self.groups, "beta": beta, "tile": tiles.get("backward")}
         gradients = cunorm.group_norm_backward(*five, **options)
-        exact = reference_activation.group_norm_backward(
-            *arrays, num_groups=self.groups, data_format=self.data_format
-        )  # fmt: skip
+        exact = gradients_of(*arrays, num_groups=self.groups, data_format=self.data_format)
         bounds = silu_backward(*arrays, self.groups, self.dtype, self.data_format)
         for name, came, want, bound in zip(("dx", "dgamma", "dbeta"), gradients, exact, bounds, strict=True):
             assert_within(name, get(came), want, bound, self.dtype)
@@ -59,13 +62,13 @@ class Arrays:
 def test_the_oracle_is_the_derivative() -> None:
     """dx, dgamma and dbeta against central differences of the forward."""
     a = Arrays((2, 6, (5,), 2), "float64", "NCHW")
-    exact = reference_activation.group_norm_backward(a.dy, a.x, a.mean, a.rstd, a.gamma, a.beta, num_groups=2)
+    exact = gradients_of(a.dy, a.x, a.mean, a.rstd, a.gamma, a.beta, num_groups=2)
     for array, gradient in zip((a.x, a.gamma, a.beta), exact, strict=True):
         for index in np.ndindex(array.shape):
             kept, ends = array[index], []
             for step in (1e-6, -1e-6):
                 array[index] = kept + step
-                ends.append((reference_activation.group_norm(a.x, 2, a.gamma, a.beta)[0] * a.dy).sum())
+                ends.append((reference.group_norm(a.x, 2, a.gamma, a.beta, activation="silu")[0] * a.dy).sum())
             array[index] = kept
             # eps moves x's derivative by its share of the variance; the statistics are the forward's.
             assert gradient[index] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-7)
@@ -134,7 +137,7 @@ def test_masks(strategy: str, mask: tuple[bool, ...], executor: Executor) -> Non
     options: dict[str, Any] = {"num_groups": a.groups, "beta": executor.put(a.beta), "activation": "silu"}
     given = [executor.put(one) for one in arrays]
     found = cunorm.group_norm_backward(*given, output_mask=mask, tile=tile_of(strategy), **options)
-    exact = reference_activation.group_norm_backward(*arrays, a.beta, num_groups=a.groups)
+    exact = gradients_of(*arrays, a.beta, num_groups=a.groups)
     bounds = silu_backward(*arrays, a.beta, a.groups, "float32", "NCHW")
     for wanted, came, want, bound in zip(mask, found, exact, bounds, strict=True):
         assert (came is not None) == wanted
@@ -150,11 +153,11 @@ def test_large_z_neither_overflows_nor_loses_its_sign(executor: Executor) -> Non
 def test_without_parameters(executor: Executor) -> None:
     a = Arrays((2, 6, (35,), 2), "float32", "NCHW")
     y, *_ = cunorm.group_norm(executor.put(a.x), 2, activation="silu")
-    exact = reference_activation.group_norm(a.x, 2)
+    exact = reference.group_norm(a.x, 2, activation="silu")
     assert np.abs(executor.get(y) - exact[0]).max() < 1e-5
     given = [executor.put(one) for one in (a.dy, a.x, a.mean, a.rstd)]
     dx, dgamma, dbeta = cunorm.group_norm_backward(*given, num_groups=2, activation="silu")
-    want = reference_activation.group_norm_backward(a.dy, a.x, a.mean, a.rstd, num_groups=2)
+    want = gradients_of(a.dy, a.x, a.mean, a.rstd, num_groups=2)
     for came, expected in zip((dx, dgamma, dbeta), want, strict=True):
         assert np.abs(executor.get(came) - expected).max() < 1e-4
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cunorm.tuning.bench import bench, command, figure, report
+from cunorm.tuning.bench import bench, command, figure
+from cunorm.tuning.bench import result as report
 from cunorm.tuning.bench.bench import WRONG, bench_problem
 from cunorm.tuning.bench.clock import RehearsalClock
 from cunorm.tuning.bench.peers import PEERS, NotOffered, Peer
@@ -496,7 +497,7 @@ def test_every_peer_has_a_colour() -> None:
 def test_neither_optuna_nor_torch_is_imported() -> None:
     """Nor matplotlib: the bench, the clocks and the workloads run where none of them is installed."""
     names = ["measure.clock", "problems.workloads"]
-    names += [f"bench.{name}" for name in ("bench", "command", "report", "figure", "clock", "peers")]
+    names += [f"bench.{name}" for name in ("bench", "command", "result", "figure", "clock", "peers")]
     code = "import sys\n" + "".join(f"import cunorm.tuning.{name}\n" for name in names)
     code += "print([name for name in ('optuna', 'torch', 'matplotlib', 'cupy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

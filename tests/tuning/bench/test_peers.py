@@ -161,7 +161,7 @@ class OutOfMemory(RuntimeError):
 class Torch(ModuleType):
     """A GPU's time as torch would see it: what runs, in a graph or not, takes two microseconds."""
 
-    def __init__(self, captures: bool) -> None:
+    def __init__(self, captures: bool) -> None:  # noqa: C901  # torch's classes, in one place
         super().__init__("torch")
         self.now, self.on, self.capturing, self.runs, self.emptied = 0.0, None, False, 0, 0
         self.slept: list[int] = []
