@@ -87,9 +87,9 @@ part_1() {
 part_2() {
   local device workload date
   device=$(python -c "
-from cunorm.runtime import plans
+from cunorm.executors import choose
 from cunorm.tiling import table
-print(table.slug(plans.executor('${dry:+cpu}' or 'gpu').limits()))")
+print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
   local table="$tables/$device.json" until=$deadline
   date=$(date -u +%F)
   if [ -n "$dry" ]; then

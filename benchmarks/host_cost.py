@@ -27,9 +27,9 @@ from cunorm.tuning.verify.inputs import inputs_of, numbers_of
 
 import cunorm
 from cunorm.core.arrays import pointer
+from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS, gpu_present
 from cunorm.ops.shapes import plan_options
-from cunorm.runtime.plans import executor
 
 SHAPES = {"group": "2,320,16x16,32", "layer": "512,320", "batch": "2,320,16x16"}
 DTYPE = "float32"

@@ -35,10 +35,10 @@ import numpy as np
 import cunorm
 from cunorm.core import arrays as array_tools
 from cunorm.core import devices, settings
+from cunorm.executors import choose
 from cunorm.ops.group_norm.op import GROUP_NORM_BACKWARD
 from cunorm.ops.registry import OPS
 from cunorm.runtime import call as calls
-from cunorm.runtime import plans
 
 SHAPE, GROUPS, DTYPE = (2, 320, 16, 16), 32, "float32"
 WORKSPACE = 1 << 20
@@ -119,7 +119,7 @@ def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[
         return kept
 
     with (
-        mock.patch.multiple(plans.executor(kind).__name__, **stubs),
+        mock.patch.multiple(choose.executor(kind).__name__, **stubs),
         mock.patch("cunorm.runtime.call.Call._new_workspace", no_allocation),
     ):
         yield

@@ -14,8 +14,8 @@ from typing import Any
 from cunorm.core import cache, settings
 from cunorm.core.devices import Device, known
 from cunorm.core.errors import CompileError, TableError, TraceError
+from cunorm.executors.choose import executor
 from cunorm.ops.registry import gpu_present
-from cunorm.runtime.plans import executor
 from cunorm.tiling import lookup, table_file
 from cunorm.tiling.table import MEASURED, Entry
 

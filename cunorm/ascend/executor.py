@@ -24,9 +24,10 @@ from cunorm.core.arrays import (
     view_as,
 )
 from cunorm.core.locks import lazy
+from cunorm.executors.choose import capturing, executor
 from cunorm.runtime.call import CAPTURED, WORKSPACE_ALIGNMENT
 from cunorm.runtime.checks import Result, is_direct
-from cunorm.runtime.plans import Plan, capturing, executor
+from cunorm.runtime.plans import Plan
 
 #: What of an array may not change between two phases.
 _FACTS = ("address", "shape", "strides", "dtype", "writeable")

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, *, mode: int = 0o644, lasting: bool = False) -> None:
     """Write a file beside its place, then put it there: who reads it sees the old one or the new one.
 
     Parameters
@@ -16,12 +16,19 @@ def write_whole(path: Path, text: str) -> None:
     path : Path
         In a folder that is there.
     text : str
+    mode : int
+        Of the file, whatever the umask says.
+    lasting : bool
+        Whether its bytes reach the disk before its name does.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(name, 0o644)
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
+        os.chmod(name, mode)
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):

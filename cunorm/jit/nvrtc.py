@@ -17,7 +17,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 
 from cunorm.core import cache
 from cunorm.core.errors import CompileError
+from cunorm.core.files import write_whole
 
 _COPY = r"cp\.async\.(?:cg\.shared\.global \[[^;]*, 16;|bulk\.shared::cluster\.global\b)"
 _LOAD = re.compile(rf"\bld\.global(?:\.\w+)*\.(?:v4\.[ufb]32|v2\.[ufb]64)\b|\b{_COPY}")
@@ -292,12 +292,4 @@ def _write(file: Path, kept: list[Usage]) -> None:
     """Keep a result: written apart, then renamed, so that nobody reads half. An unwritable folder is no fault."""
     facts = [asdict(usage) for usage in kept]
     with contextlib.suppress(OSError):
-        handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=file.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump({"sealed": _sealed(facts), "usages": facts}, stream)
-            os.replace(name, file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        write_whole(file, json.dumps({"sealed": _sealed(facts), "usages": facts}), mode=0o600)

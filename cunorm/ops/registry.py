@@ -10,6 +10,7 @@ from cunorm.core.arrays import dtype_named, integer
 from cunorm.core.devices import known
 from cunorm.core.problem import ITEMSIZE, Problem, accumulator
 from cunorm.core.strategy import Tile
+from cunorm.executors.choose import executor
 from cunorm.ops.batch_norm.op import (
     BATCH_NORM_BACKWARD_ELEMT,
     BATCH_NORM_BACKWARD_REDUCE,
@@ -22,7 +23,7 @@ from cunorm.ops.group_norm.op import GROUP_NORM, GROUP_NORM_BACKWARD
 from cunorm.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BACKWARD
 from cunorm.runtime.checks import place_for
 from cunorm.runtime.op import Op, Request, plan_of
-from cunorm.runtime.plans import Place, Plan, executor
+from cunorm.runtime.plans import Place, Plan
 from cunorm.tiling.table import shown
 
 #: Every op by its function's name.

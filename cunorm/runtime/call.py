@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from cunorm.core.arrays import Array, addresses, extent, kind_of, namespace, overlap, place_of, pointer, same_elements
+from cunorm.executors.choose import capturing, on
 from cunorm.tiling import tracing
 
 from .checks import Result, dense_copy, is_direct
-from .plans import Plan, capturing, on
+from .plans import Plan
 
 #: Signatures kept for each op.
 KEPT_CALLS = 4096

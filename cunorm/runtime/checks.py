@@ -24,8 +24,9 @@ from cunorm.core.arrays import (
 )
 from cunorm.core.devices import known
 from cunorm.core.problem import LAYOUTS, accumulator
+from cunorm.executors.choose import executor
 
-from .plans import Place, executor
+from .plans import Place
 
 
 def memory_order(rank: int, data_format: str, layout: str) -> tuple[int, ...]:

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cunorm.core.arrays import Array
 from cunorm.core.devices import Device
-from cunorm.core.errors import UnsupportedTile
 from cunorm.core.locks import Lock
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile
-from cunorm.executors.cpu import executor as cpu
+from cunorm.executors.choose import executor
 from cunorm.jit import sources
 from cunorm.tiling import costmodel, lookup
-from cunorm.tiling.table import sizes_text
 
 #: A launch as executors take it: kernel, blocks, threads, bytes of shared memory, what picks its arguments, blocks of a
 #: cluster, and how many are resident at once where blocks wait for each other (0: they do not).
 Step = tuple[Any, int, int, int, Callable[[Any], Any], int, int]
-#: A nearest entry is taken if it is predicted no slower than this many times the cost model's own choice.
-NEAREST = 1.02
 #: Plans kept; an application meets few problems, a fuzzer many.
 KEPT_PLANS = 4096
 
@@ -37,67 +31,6 @@ class Place:
     kind: str
     ordinal: int
     device: Device
-
-
-@functools.cache
-def executor(kind: str) -> Any:
-    """The module that compiles and launches for a kind of array, ``"cpu"`` or ``"gpu"``."""
-    if kind == "cpu":  # which is imported with cunorm: a fork, or a signal's handler, would find half a module
-        return cpu
-    return importlib.import_module("cunorm.executors.gpu")
-
-
-def on(kind: str, ordinal: int) -> AbstractContextManager[Any]:
-    """Makes a GPU the current one, for what is allocated, copied and filled there; nothing to do on the CPU."""
-    if kind == "cpu":
-        return nullcontext()
-    device: AbstractContextManager[Any] = executor("gpu").on(ordinal)
-    return device
-
-
-def capturing(kind: str, ordinal: int) -> bool:
-    """Whether the current stream there is being captured into a graph, where nothing may be allocated."""
-    return kind == "gpu" and bool(executor("gpu").allocation_forbidden(ordinal))
-
-
-def resolve(
-    problem: Problem, strategies: Mapping[str, Strategy], device: Device, tile: Tile | None
-) -> tuple[Strategy, Tile, str]:
-    """The tile chain, with a sentence that says which link answered and why.
-
-    The explicit tile; the problem's entry in the user's tables, then in the shipped ones; the nearest problem's, if the
-    cost model thinks it as good as its own; the cost model.
-
-    Raises
-    ------
-    ValueError
-        If ``tile`` names an unknown strategy.
-    UnsupportedTile
-        If it is not legal for this problem on this device.
-    """
-    if tile is not None:
-        strategy = strategies.get(tile.strategy)
-        if strategy is None:
-            raise ValueError(f"tile: strategy {tile.strategy!r}, expected one of {', '.join(strategies)}")
-        if (sentence := strategy.refuses(problem, tile, device)) is not None:
-            raise UnsupportedTile(f"tile: {sentence}")
-        return strategy, tile, "the tile= that was given"
-    if (tuned := lookup.exact(problem, strategies, device)) is not None:
-        reason = f"its entry in {tuned.path}: {lookup.state(tuned.entry, strategies)}"
-        if tuned.entry.problem != problem:
-            reason += f"; tuned with {', '.join(map(' '.join, tuned.entry.problem.parameters))}"
-        return tuned.strategy, tuned.tile, reason
-    found = costmodel.choose(problem, strategies.values(), device)
-    predicted = f"predicted {found.seconds * 1e6:.1f} us on {device.name}, not measured"
-    near = lookup.nearest(problem, strategies, device)
-    if near is None:
-        return found.strategy, found.tile, f"the cost model: no tiling table has an entry; {predicted}"
-    seconds = costmodel.predict(problem, near.strategy, near.tile, device)
-    where = f"the nearest entry in {near.path}, {sizes_text(near.entry.problem)} at a distance of {near.distance:.2f}"
-    if seconds > NEAREST * found.seconds:
-        return found.strategy, found.tile, f"the cost model: {predicted}; {where}, is predicted {seconds * 1e6:.1f} us"
-    reason = f"{where}: {lookup.state(near.entry, strategies)}; here predicted {seconds * 1e6:.1f} us"
-    return near.strategy, near.tile, f"{reason}, the cost model's own choice {found.seconds * 1e6:.1f} us"
 
 
 @dataclass(eq=False)  # a plan is itself: a key of calls
@@ -271,7 +204,7 @@ def plan_for(
     Raises
     ------
     ValueError, UnsupportedTile
-        As `resolve`.
+        As `cunorm.tiling.lookup.resolve`.
     """
     problem = problem.canonical()
     # What tables say takes part in the choice of a tile; a plan that exists keeps its own.
@@ -282,10 +215,10 @@ def plan_for(
             why = "no output is wanted" if not problem.outputs else "there are no elements; results are filled"
             if tile is not None:  # a wrong tile is wrong whatever the sizes
                 N, C, HxW = max(1, problem.N), problem.C or problem.group, max(1, problem.HxW)
-                resolve(replace(problem, N=N, C=C, HxW=HxW), strategies, place.device, tile)
+                lookup.resolve(replace(problem, N=N, C=C, HxW=HxW), strategies, place.device, tile)
             plan = Plan(problem, place, None, None, why, (), 0, names)
         else:
-            strategy, chosen, reason = resolve(problem, strategies, place.device, tile)
+            strategy, chosen, reason = lookup.resolve(problem, strategies, place.device, tile)
             launches = strategy.launches(problem, chosen)
             workspace = strategy.workspace(problem, chosen)
             plan = Plan(problem, place, strategy, chosen, reason, launches, workspace, names)

@@ -1,4 +1,4 @@
-"""Which tables a call asks, and what they answer: an entry of its problem, or of the nearest one.
+"""Which tile a problem gets: the chain, which tables it asks, and what they answer.
 
 The tables, in order: the one that ``CUNORM_TILING_TABLE`` names, the device's in the user's cache folder, the device's
 in the package. They are read when a plan is first made and again when a file has changed; a plan that exists keeps its
@@ -18,14 +18,17 @@ from pathlib import Path
 
 from cunorm.core import cache, settings
 from cunorm.core.devices import Device
-from cunorm.core.errors import TableError
+from cunorm.core.errors import TableError, UnsupportedTile
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Strategy, Tile
 from cunorm.jit import sources
 
-from . import table
-from .table import MEASURED, Entry, Sizes, place_of, shown
+from . import costmodel, table
+from .table import MEASURED, Entry, Sizes, place_of, shown, sizes_text
 from .table_index import Indexed, Stamp, warn
+
+#: A nearest entry is taken if it is predicted no slower than this many times the cost model's own choice.
+NEAREST = 1.02
 
 
 @dataclass(frozen=True)
@@ -233,3 +236,46 @@ def state(entry: Entry, strategies: Mapping[str, Strategy]) -> str:
     if is_stale(entry, strategies):
         text += "; stale: its kernels have changed since"
     return text
+
+
+# ---- the tile chain -------------------------------------------------------------------------------------------------
+
+
+def resolve(
+    problem: Problem, strategies: Mapping[str, Strategy], device: Device, tile: Tile | None
+) -> tuple[Strategy, Tile, str]:
+    """The tile chain, with a sentence that says which link answered and why.
+
+    The explicit tile; the problem's entry in the user's tables, then in the shipped ones; the nearest problem's, if the
+    cost model thinks it as good as its own; the cost model.
+
+    Raises
+    ------
+    ValueError
+        If ``tile`` names an unknown strategy.
+    UnsupportedTile
+        If it is not legal for this problem on this device.
+    """
+    if tile is not None:
+        strategy = strategies.get(tile.strategy)
+        if strategy is None:
+            raise ValueError(f"tile: strategy {tile.strategy!r}, expected one of {', '.join(strategies)}")
+        if (sentence := strategy.refuses(problem, tile, device)) is not None:
+            raise UnsupportedTile(f"tile: {sentence}")
+        return strategy, tile, "the tile= that was given"
+    if (tuned := exact(problem, strategies, device)) is not None:
+        reason = f"its entry in {tuned.path}: {state(tuned.entry, strategies)}"
+        if tuned.entry.problem != problem:
+            reason += f"; tuned with {', '.join(map(' '.join, tuned.entry.problem.parameters))}"
+        return tuned.strategy, tuned.tile, reason
+    found = costmodel.choose(problem, strategies.values(), device)
+    predicted = f"predicted {found.seconds * 1e6:.1f} us on {device.name}, not measured"
+    near = nearest(problem, strategies, device)
+    if near is None:
+        return found.strategy, found.tile, f"the cost model: no tiling table has an entry; {predicted}"
+    seconds = costmodel.predict(problem, near.strategy, near.tile, device)
+    where = f"the nearest entry in {near.path}, {sizes_text(near.entry.problem)} at a distance of {near.distance:.2f}"
+    if seconds > NEAREST * found.seconds:
+        return found.strategy, found.tile, f"the cost model: {predicted}; {where}, is predicted {seconds * 1e6:.1f} us"
+    reason = f"{where}: {state(near.entry, strategies)}; here predicted {seconds * 1e6:.1f} us"
+    return near.strategy, near.tile, f"{reason}, the cost model's own choice {found.seconds * 1e6:.1f} us"

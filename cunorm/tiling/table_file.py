@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cunorm.core import cache
 from cunorm.core.errors import TableError
+from cunorm.core.files import write_whole
 
 LOCK_SECONDS = 60  # that a writer waits for another
 #: Of a table's file: some 150,000 entries. A larger one is read in no call.
@@ -93,25 +94,13 @@ def write(path: Path, lines: Iterable[str]) -> None:
         If it would be larger than `MOST_BYTES`: nothing would read it.
     """
     import glob  # here, as filelock below: whoever only reads tables need not wait for them
-    import tempfile
 
     text = "\n".join(lines) + "\n"
     if len(text) > MOST_BYTES:
         raise TableError(f"{path}: would have {len(text) / 2**20:.0f} MiB, expected at most {MOST_BYTES >> 20}")
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a writer that was killed
         left.unlink(missing_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    write_whole(path, text, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644, lasting=True)
 
 
 @contextlib.contextmanager

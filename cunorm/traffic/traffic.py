@@ -10,8 +10,9 @@ from typing import Any
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch
+from cunorm.executors.choose import executor
 from cunorm.executors.cpu.memory import ROLES, TENSOR
-from cunorm.runtime.plans import Plan, executor
+from cunorm.runtime.plans import Plan
 from cunorm.tiling import costmodel
 
 from .reuse import SECTOR_BYTES, Reuse, by_ticket, replay

@@ -14,14 +14,6 @@ struct GroupMoments {
 
     __device__ __forceinline__ long long group_channels() const { return cut.C / groups; }
 
-    // Stores the moments of the sweep's channels where they stand in a workspace [N * chunks, C]. `partials` is shared,
-    // pack_size moments a thread where a thread has several channels. The whole block calls.
-    __device__ __forceinline__ void moments(const sweep_t& sweep, Moments* partials, Pair* workspace) const {
-        gather_moments(sweep, partials, sweep_moments(sweep, x), [&](long long channel, Moments whole) {
-            store_moments(workspace, cut.part(sweep.n, sweep.chunk, channel), whole);
-        });
-    }
-
     // Writes the sweep's y.
     __device__ __forceinline__ void apply(const sweep_t& sweep, const acc_t* mean, const acc_t* rstd, data_t* y) const {
         Affine of[sweep_t::slots] = {};

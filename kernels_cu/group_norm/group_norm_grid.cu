@@ -31,7 +31,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     Moments* totals = shared_array<Moments>(offset, channels);
     take_turns(
         turns, drawn,
-        [&](long long own, long long tile) { of.moments(sweep_t(x, of.cut, own, tile), partials, workspace); },
+        [&](long long own, long long tile) {
+            store_sweep_moments(sweep_t(x, of.cut, own, tile), x, of.cut, partials, workspace);
+        },
         [&](long long own) {
             const long long n = own / (C / team), first_channel = (own - n * (C / team)) * team;
             fold_wide(

@@ -140,3 +140,12 @@ __device__ __forceinline__ void gather_moments(const sweep_t& sweep, Moments* pa
         partials, [&](int slot) { return found.at(slot); }, [](Moments value) { return lanes_merge(value, warp_size); },
         [](Moments a, Moments b) { return merge(a, b); }, give);
 }
+
+// Stores the moments of the sweep's channels where they stand in a workspace [N * chunks, C]. `partials` is shared,
+// pack_size moments a thread where a thread has several channels. The whole block calls.
+__device__ __forceinline__ void store_sweep_moments(const sweep_t& sweep, const data_t* x, const Chunking& cut,
+                                                    Moments* partials, Pair* workspace) {
+    gather_moments(sweep, partials, sweep_moments(sweep, x), [&](long long channel, Moments whole) {
+        store_moments(workspace, cut.part(sweep.n, sweep.chunk, channel), whole);
+    });
+}

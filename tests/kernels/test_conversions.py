@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cunorm.core.arrays import DTYPES, addresses
+from cunorm.executors import choose
 from cunorm.jit import sources
-from cunorm.runtime import plans
 from tests.conftest import Executor
 from tests.support.paths import KERNELS
 
@@ -47,7 +47,7 @@ def test_conversions_are_exact(dtype: str, executor: Executor) -> None:
         wide, exact = wide[kept], exact[kept]
     stored = np.resize(np.arange(65536, dtype=np.uint16).view(DTYPES[dtype]), wide.shape)
     arrays = [executor.put(a) for a in (wide, np.zeros_like(exact), stored, np.zeros_like(wide))]
-    made = plans.executor(executor.name)
+    made = choose.executor(executor.name)
     kernel = made.compile(text_of(dtype), "conversions")
     made.launch(kernel, 64, THREADS, 0, (*addresses(executor.name, arrays), wide.size))
     rounded, widened = (executor.get(arrays[i]) for i in (1, 3))

@@ -11,9 +11,9 @@ import cunorm
 from cunorm.core.arrays import DTYPES
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
+from cunorm.executors.choose import executor
 from cunorm.executors.cpu.memory import TENSORS
 from cunorm.ops.registry import OPS
-from cunorm.runtime.plans import executor
 from cunorm.traffic.sampling import array_facts
 
 from ..verify.inputs import Inputs, numbers_of

@@ -20,9 +20,10 @@ from cunorm.core.arrays import DTYPES, pointer
 from cunorm.core.errors import sentence as sentence_of
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
+from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
-from cunorm.runtime.plans import Place, executor
+from cunorm.runtime.plans import Place
 from cunorm.tiling import costmodel, lookup
 from cunorm.traffic.sampling import array_facts
 

@@ -21,8 +21,9 @@ from cunorm.core.errors import TraceError
 from cunorm.core.errors import sentence as sentence_of
 from cunorm.core.files import write_whole
 from cunorm.core.problem import Problem
+from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS, gpu_present
-from cunorm.runtime.plans import Place, executor
+from cunorm.runtime.plans import Place
 
 from ..measure.stand import software
 from ..problems.requested import problems_of

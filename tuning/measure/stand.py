@@ -12,9 +12,10 @@ from cunorm import __version__
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
+from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
-from cunorm.runtime.plans import Place, Plan, executor
+from cunorm.runtime.plans import Place, Plan
 
 from ..verify.inputs import Inputs, numbers_of
 from ..verify.verifier import Guarded, Verifier, array_bytes, raw

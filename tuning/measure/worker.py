@@ -20,7 +20,7 @@ from typing import Any
 
 from cunorm.core.errors import CompileError, KernelFault, NoCompilerError, UnsupportedTile
 from cunorm.core.problem import Problem
-from cunorm.runtime.plans import executor
+from cunorm.executors.choose import executor
 
 from .errors import NO_COMPILER, Failed, Lost, Stopped
 from .stand import Spec, Stand, software

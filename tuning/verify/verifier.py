@@ -15,7 +15,8 @@ from cunorm.core.arrays import DTYPES, pointer
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, main_launch
-from cunorm.runtime.plans import Plan, executor
+from cunorm.executors.choose import executor
+from cunorm.runtime.plans import Plan
 from cunorm.traffic.sampling import array_facts, smaller
 
 from .inputs import HOSTILE, Inputs, inputs_of, numbers_of, slices_of

@@ -20,6 +20,7 @@ from cunorm.core.arrays import (
     shape_of,
 )
 from cunorm.core.problem import Problem, accumulator
+from cunorm.executors.choose import executor
 from cunorm.runtime.checks import (
     NAN,
     Result,
@@ -34,7 +35,7 @@ from cunorm.runtime.checks import (
     vector,
 )
 from cunorm.runtime.op import Checked, Op, Request, call_planned
-from cunorm.runtime.plans import Plan, executor
+from cunorm.runtime.plans import Plan
 
 from .strategies import BACKWARD_ELEMT, BACKWARD_REDUCE, ELEMT, GATHER_STATS, STATS, SUMS
 

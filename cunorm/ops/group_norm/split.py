@@ -12,14 +12,13 @@ from cunorm.ops.common.building_blocks import (
     fold_rows,
     gradient_registers,
     is_backward,
-    moments_bytes,
     pair_bytes,
     parameter_launches,
     part_bytes,
-    round_up,
     tensors_read,
 )
 from cunorm.ops.common.geometry import groups_asked, refuses_sweep, sweep_blocks, sweep_shared
+from cunorm.ops.common.split_moments import moments_launches
 
 
 def _chunks(problem: Problem, tile: Tile) -> int:
@@ -100,30 +99,15 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             streams=tensors_read(problem),
         )
 
-    # A block folds a group: its threads wait for one part after another.
-    parts = problem.group_channels * chunks
-    fold_grid, fold_phases = blocks_for(problem.N * problem.group), 1 + parts // tile.threads
     if not is_backward(problem):
-        moments = moments_bytes(problem)
         return (
-            launch(
-                "moments",
-                grid,
-                ("x", "workspace", *cut),
-                tensor + workspace,
-                sweep_shared(layout, problem, tile, moments),
-            ),
-            launch(
-                "fold",
-                fold_grid,
-                ("workspace", "mean", "rstd", *cut, "eps"),
-                workspace,
-                round_up(tile.threads // WARP * moments, 16),
-                fold_phases,
-            ),
+            *moments_launches(problem, tile, cut, layout, grid),
             launch("apply", grid, ("x", "gamma", "beta", "y", "mean", "rstd", *cut), 2 * tensor),
         )
 
+    # A block folds a group: its threads wait for one part after another.
+    parts = problem.group_channels * chunks
+    fold_grid, fold_phases = blocks_for(problem.N * problem.group), 1 + parts // tile.threads
     given = ("dy", "x" if problem.reads_x else 0, "mean", "rstd")
     activated = problem.activation is not None
     behind, pair = ("gamma", "beta" if activated else 0), pair_bytes(problem)

@@ -23,6 +23,7 @@ from cunorm.ops.common.building_blocks import (
     tensors_read,
 )
 from cunorm.ops.common.geometry import refuses_chunk
+from cunorm.ops.common.split_moments import moments_launches
 
 
 def gradient_arguments(problem: Problem) -> tuple[str | int, ...]:
@@ -109,40 +110,17 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 def _forward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     rows, length = problem.N, problem.C
     chunks, bands = ceil_div(length, tile.chunk), _bands(problem, tile)
-    # GroupNorm's first sweep, with a row as a sample of one channel: its statistics are the same.
-    cut = (rows, 1, length, 1, tile.chunk, chunks)
-    moments, warps = moments_bytes(problem), tile.threads // WARP
-    parts = rows * chunks * moments
-    shape = (rows, length, bands)
+    warps, shape = tile.threads // WARP, (rows, length, bands)
     grid = blocks_for(ceil_div(bands * _strips(problem, tile), warps))
-    statistics: dict[str, Any] = {"registers": RESIDENT_REGISTERS, "layout": "NCHW", "takes_tile": False}
-    stem, threads = "group_norm_split", tile.threads
+    # A row is a sample of one channel.
+    slices = (rows, 1, length, 1, tile.chunk, chunks)
     return (
-        Launch(
-            stem,
-            f"{stem}_moments",
-            blocks_for(ceil_div(rows * chunks, warps)),
-            threads,
-            ("x", "workspace", *cut),
-            traffic=problem.nbytes + parts,
-            **statistics,
-        ),
-        Launch(
-            stem,
-            f"{stem}_fold",
-            blocks_for(rows),
-            threads,
-            ("workspace", "mean", "rstd", *cut, "eps"),
-            shared_bytes=round_up(warps * moments, 16),
-            traffic=parts,
-            phases=1 + chunks // threads,
-            **statistics,
-        ),
+        *moments_launches(problem, tile, slices, "NCHW", blocks_for(ceil_div(rows * chunks, warps))),
         Launch(
             "layer_norm_split",
             "layer_norm_split_apply",
             grid,
-            threads,
+            tile.threads,
             ("x", "gamma", "beta", "y", "mean", "rstd", *shape),
             traffic=2 * problem.nbytes,
             registers=_split_registers(problem, tile),
