@@ -25,25 +25,20 @@ from typing import Any
 
 import numpy as np
 from accuracy_others import numpy_results, torch_results
-from accuracy_page import ACTIVE, DEVICE, DTYPES_SHOWN, GOAL, KINDS_SHOWN, LENGTHS, beside_numpy, draw, page
-from cunorm.tuning.files import write_whole
-from cunorm.tuning.inputs import inputs_of
-from cunorm.tuning.oracle import Expected, expected
-from cunorm.tuning.tolerance import UNIT, stored
-from cunorm.tuning.verify import Verifier
+from accuracy_page import ACTIVE, DEVICE, DTYPES_SHOWN, KINDS_SHOWN, LENGTHS, draw, page
+from cunorm.tuning.verify.inputs import inputs_of
+from cunorm.tuning.verify.oracle import Expected, expected
+from cunorm.tuning.verify.tolerance import UNIT, stored
+from cunorm.tuning.verify.verifier import Verifier
 
-from cunorm import costmodel
-from cunorm.arrays import DTYPES
-from cunorm.devices import known
-from cunorm.launch import Place, plan_for
-from cunorm.ops import OPS
-from cunorm.problem import Problem, accumulator
-from cunorm.strategy import Strategy, Tile, main_launch
-
-__all__ = [
-    "ACTIVE", "GOAL", "PAGE", "PICTURE", "RESULTS", "UNIT", "beside_numpy", "errors", "main", "numpy_results", "page",
-    "problem_of", "tiles_of", "works",
-]  # fmt: skip
+from cunorm.core.arrays import DTYPES
+from cunorm.core.devices import known
+from cunorm.core.files import write_whole
+from cunorm.core.problem import Problem, accumulator
+from cunorm.core.strategy import Strategy, Tile, main_launch
+from cunorm.ops.registry import OPS
+from cunorm.runtime.plans import Place, plan_for
+from cunorm.tiling import costmodel
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from cunorm.tuning.inputs import EPS, Inputs, channels_second, numbers_of
+from cunorm.tuning.verify.inputs import EPS, Inputs, channels_second, numbers_of
 
-from cunorm.problem import Problem
-
-__all__ = ["numpy_results", "torch_results"]
+from cunorm.core.problem import Problem
 
 Values = np.ndarray[Any, Any]
 

@@ -5,7 +5,7 @@ Example: ``python benchmarks/byte_floor.py`` counts on all cores (an hour on two
 the other results.
 
 Nothing here is timed. Each problem is planned for an H200 in bfloat16, and counted on the CPU executor; one that is too
-large for that is counted on two smaller ones (`cunorm.traffic`), which the tests show to be exact.
+large for that is counted on two smaller ones (`cunorm.traffic.traffic`), which the tests show to be exact.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cunorm.tuning.workloads import WORKLOADS, problems
+from cunorm.tuning.problems.workloads import WORKLOADS, problems
 
-from cunorm import costmodel, settings, traffic_problem
-from cunorm.devices import known
-from cunorm.launch import Place, Plan, plan_for
-from cunorm.ops import OPS
-from cunorm.problem import ITEMSIZE, Problem
-from cunorm.strategy import main_launch
-from cunorm.table_entry import sizes_text
-from cunorm.traffic import measure
+from cunorm.core import settings
+from cunorm.core.devices import known
+from cunorm.core.problem import ITEMSIZE, Problem
+from cunorm.core.strategy import main_launch
+from cunorm.ops.registry import OPS
+from cunorm.runtime.plans import Place, Plan, plan_for
+from cunorm.tiling import costmodel
+from cunorm.tiling.table import sizes_text
+from cunorm.traffic import sampling
+from cunorm.traffic.traffic import measure
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "byte_floor.json", ROOT / "docs" / "byte-floor.md"
@@ -91,12 +93,12 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
     row: dict[str, Any] = {
         "strategy": plan.strategy.name,
         "tile": plan.tile.as_dict(),
-        "floor_bytes": traffic_problem.floor_bytes(problem),
+        "floor_bytes": sampling.floor_bytes(problem),
         "statistics": statistics_share(problem),
         "busy": min(main.grid, plan.place.device.multiprocessors),
     }
     found = None
-    for traffic_problem.WHOLE in SAMPLED[plan.strategy.name == "grid" :]:
+    for sampling.WHOLE in SAMPLED[plan.strategy.name == "grid" :]:
         try:
             found = measure(plan)
             break
@@ -120,7 +122,7 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
 def statistics_share(problem: Problem) -> float:
     """mean and rstd of a problem, each once, over its floor."""
     slices = problem.C if problem.op.startswith("batch_norm") else problem.N * problem.group
-    return round(2 * slices * ITEMSIZE[problem.stats_dtype] / traffic_problem.floor_bytes(problem), 4)
+    return round(2 * slices * ITEMSIZE[problem.stats_dtype] / sampling.floor_bytes(problem), 4)
 
 
 def page(rows: dict[str, dict[str, Any]]) -> str:

@@ -32,7 +32,8 @@ import numpy as np
 from host_overhead import cpu_model
 
 import cunorm
-from cunorm import compilers, cpu, sources
+from cunorm.executors.cpu import executor
+from cunorm.jit import cxx, sources
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDS = ("plain", "checked")
@@ -58,18 +59,18 @@ COMPILED: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
 )
 
 
-_run = cpu.run
+_run = executor.run
 
 
 def use(mode: str) -> None:
     """The build of the launches from here on, and whether they are traced."""
     os.environ["CUNORM_CPU_BUILD"] = "plain" if mode == "plain" else "checked"
-    cpu.run = functools.partial(_run, record=[]) if mode == "traced" else _run
+    executor.run = functools.partial(_run, record=[]) if mode == "traced" else _run
 
 
 def machine() -> dict[str, Any]:
     """What the numbers depend on."""
-    compiler = compilers.chosen()
+    compiler = cxx.chosen()
     load = os.getloadavg() if hasattr(os, "getloadavg") else ()
     return {
         "date": datetime.date.today().isoformat(),
@@ -117,10 +118,10 @@ def directly(rows: int) -> tuple[Callable[[], None], np.ndarray, str]:
     x = np.random.default_rng(0).standard_normal((rows, LENGTH)).astype(DTYPE)
     y = np.empty_like(x)
     text = (ROOT / "tests" / "kernels" / "layer_norm.cu").read_text(encoding="utf-8")
-    kernel = cpu.compile(text, "layer_norm", build="plain")
+    kernel = executor.compile(text, "layer_norm", build="plain")
 
     def call() -> None:
-        cpu.launch(kernel, rows, 256, 1024, (x.ctypes.data, y.ctypes.data, LENGTH, 1e-5))
+        executor.launch(kernel, rows, 256, 1024, (x.ctypes.data, y.ctypes.data, LENGTH, 1e-5))
 
     return call, y, "tests/kernels/layer_norm.cu"
 
@@ -197,7 +198,7 @@ def compilations(most: int) -> dict[str, dict[str, dict[str, float]]]:
         for entry, text in texts(most).items():
             for build in BUILDS:
                 wall, own = time.perf_counter(), children()
-                cpu.compile(text, entry, build=build)
+                executor.compile(text, entry, build=build)
                 found[build][entry] = {
                     "wall": round(time.perf_counter() - wall, 3),
                     "cpu": round(children() - own, 3),

@@ -4,7 +4,7 @@
 #   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads "NAME ..."] [--dry-run]
 #
 # Part 1: the tests that need a GPU, then a few of them under compute-sanitizer's memcheck and racecheck, where it is there.
-# Part 2: what a call costs the host, then the tiling table, tuned for the workloads in turn, into tuning/, and `cunorm bench`
+# Part 2: what a call costs the host, then the tiling table, tuned for the workloads in turn, into tuning/tables/, and `cunorm bench`
 # of each, into benchmarks/results/; docs/speed.md from these, for which some seconds are kept.
 #
 # Without --part it runs both. A step that the minutes (9 by default, for each part) do not reach is named at the end, and
@@ -32,20 +32,21 @@ while [ $# -gt 0 ]; do
   shift
 done
 page_seconds=20
-dtype=bfloat16 results=benchmarks/results tables=tuning
+dtype=bfloat16 results=benchmarks/results tables=tuning/tables
 failed="" unreached=""
 if [ -n "$dry" ]; then
   box=$(mktemp -d)
   trap 'rm -rf "$box"' EXIT
   results=$box/results tables=$box/tuning workloads=quick
-  mkdir -p "$results" "$tables"
   export CUNORM_CACHE_DIR="${CUNORM_CACHE_DIR:-$box/cache}"
 else
-  python -c "import sys; from cunorm.ops import gpu_present; sys.exit(0 if gpu_present() else 3)" || {
+  python -c "import sys; from cunorm.ops.registry import gpu_present; sys.exit(0 if gpu_present() else 3)" || {
     echo "gpu_proof: CuPy sees no GPU here; see \`cunorm doctor\`, or --dry-run" >&2
     exit 3
   }
 fi
+
+mkdir -p "$results" "$tables"
 
 # step NAME COMMAND...: within what is left of the part's minutes. Whoever is out of time is interrupted as by Ctrl-C, upon
 # which the tuner and the bench keep what they have.
@@ -69,7 +70,7 @@ step() {
 part_1() {
   step "doctor" cunorm doctor
   if [ -n "$dry" ]; then
-    step "tests" python -m pytest -q -p no:cacheprovider tests/test_tuning_clock.py
+    step "tests" python -m pytest -q -p no:cacheprovider tests/tuning/test_tuning_clock.py
   else
     step "tests" python -m pytest -q -n 4 --gpu -m gpu
   fi
@@ -79,15 +80,16 @@ part_1() {
   fi
   for tool in memcheck racecheck; do
     step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      python -m pytest -q --gpu tests/test_gpu_executor.py -k "oracle or strides"
+      python -m pytest -q --gpu tests/executors/test_gpu_executor.py -k "oracle or strides"
   done
 }
 
 part_2() {
   local device workload date
   device=$(python -c "
-from cunorm import launch, table
-print(table.slug(launch.executor('${dry:+cpu}' or 'gpu').limits()))")
+from cunorm.executors import choose
+from cunorm.tiling import table
+print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
   local table="$tables/$device.json" until=$deadline
   date=$(date -u +%F)
   if [ -n "$dry" ]; then

@@ -21,15 +21,15 @@ from statistics import quantiles
 from typing import Any
 
 import numpy as np
-from cunorm.tuning.bench_calls import Sets, public_call
-from cunorm.tuning.inputs import inputs_of, numbers_of
-from cunorm.tuning.stand import software
+from cunorm.tuning.bench.arrays import Sets, public_call
+from cunorm.tuning.measure.stand import software
+from cunorm.tuning.verify.inputs import inputs_of, numbers_of
 
 import cunorm
-from cunorm.arrays import pointer
-from cunorm.launch import executor
-from cunorm.ops import OPS, gpu_present
-from cunorm.shapes import plan_options
+from cunorm.core.arrays import pointer
+from cunorm.executors.choose import executor
+from cunorm.ops.registry import OPS, gpu_present
+from cunorm.ops.shapes import plan_options
 
 SHAPES = {"group": "2,320,16x16,32", "layer": "512,320", "batch": "2,320,16x16"}
 DTYPE = "float32"

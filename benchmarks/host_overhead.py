@@ -33,11 +33,12 @@ from unittest import mock
 import numpy as np
 
 import cunorm
-from cunorm import arrays as array_tools
-from cunorm import call as calls
-from cunorm import devices, settings
-from cunorm.group_norm_op import GROUP_NORM_BACKWARD
-from cunorm.ops import OPS
+from cunorm.core import arrays as array_tools
+from cunorm.core import devices, settings
+from cunorm.executors import choose
+from cunorm.ops.group_norm.op import GROUP_NORM_BACKWARD
+from cunorm.ops.registry import OPS
+from cunorm.runtime import call as calls
 
 SHAPE, GROUPS, DTYPE = (2, 320, 16, 16), 32, "float32"
 WORKSPACE = 1 << 20
@@ -117,7 +118,10 @@ def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[
     def no_allocation(_: object) -> Any:
         return kept
 
-    with mock.patch.multiple(f"cunorm.{kind}", **stubs), mock.patch("cunorm.call.Call._new_workspace", no_allocation):
+    with (
+        mock.patch.multiple(choose.executor(kind).__name__, **stubs),
+        mock.patch("cunorm.runtime.call.Call._new_workspace", no_allocation),
+    ):
         yield
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cunorm.tuning.bench_report import cold, complete, fraction, geometric_mean, refusal, speedups
+from cunorm.tuning.bench.result import cold, complete, fraction, geometric_mean, refusal, speedups
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"

@@ -32,19 +32,19 @@ from typing import Any
 
 import numpy as np
 import optuna
+from cunorm.tuning.measure.result import MORE
+from cunorm.tuning.problems import workloads
+from cunorm.tuning.search.sampler import PRIOR, ValidSetSampler, tile_of
+from cunorm.tuning.search.space import SWEPT, Space
 from host_overhead import cpu_model
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
 import cunorm
-from cunorm.devices import KNOWN
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
-from tuning import workloads
-from tuning.result import MORE
-from tuning.sampler import PRIOR, SWEPT, ValidSetSampler, tile_of
-from tuning.space import Space
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
 
 SYNTHETIC = "synthetic: the cost model's predictions times a hidden factor; no kernel was timed on a GPU"
 DEVICE = "H200"

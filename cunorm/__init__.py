@@ -10,15 +10,20 @@ if not (Path(__path__[0]) / "kernels_cu").is_dir():
     __path__.append(str(Path(__path__[0]).parent))
 
 from . import ascend
-from .batch_norm import batch_norm_elemt, batch_norm_gather_stats, batch_norm_stats
-from .batch_norm_backward import batch_norm_backward_elemt, batch_norm_backward_reduce
-from .errors import CacheWarning, CompileError, KernelFault, TableError, TableWarning, TraceError, UnsupportedTile
-from .group_norm import group_norm, group_norm_backward
-from .launch import Plan
-from .layer_norm import layer_norm, layer_norm_backward
-from .ops import plan
-from .strategy import Tile
-from .tracing import trace
+from .core.errors import CacheWarning, CompileError, KernelFault, TableError, TableWarning, TraceError, UnsupportedTile
+from .core.strategy import Tile
+from .ops.batch_norm.api import (
+    batch_norm_backward_elemt,
+    batch_norm_backward_reduce,
+    batch_norm_elemt,
+    batch_norm_gather_stats,
+    batch_norm_stats,
+)
+from .ops.group_norm.api import group_norm, group_norm_backward
+from .ops.layer_norm.api import layer_norm, layer_norm_backward
+from .ops.registry import plan
+from .runtime.plans import Plan
+from .tiling.tracing import trace
 
 __all__ = [
     "CacheWarning",

@@ -40,7 +40,14 @@ _quiet = np.errstate(divide="ignore", invalid="ignore", over="ignore")
 
 @_quiet
 def group_norm(
-    x: Array, num_groups: int, gamma: Maybe = None, beta: Maybe = None, *, eps: float = 1e-5, data_format: str = "NCHW"
+    x: Array,
+    num_groups: int,
+    gamma: Maybe = None,
+    beta: Maybe = None,
+    *,
+    eps: float = 1e-5,
+    data_format: str = "NCHW",
+    activation: str | None = None,
 ) -> tuple[Float64, Float64, Float64]:
     r"""Group normalisation.
 
@@ -61,6 +68,8 @@ def group_norm(
         Added to the variance.
     data_format : {"NCHW", "NHWC"}
         Where the channels are.
+    activation : {None, "silu"}
+        What is applied to y.
 
     Returns
     -------
@@ -73,14 +82,22 @@ def group_norm(
     samples, channels, positions = values.shape
     grouped = values.reshape(samples, num_groups, _group_size(channels, num_groups) * positions)
     mean, rstd = _moments(grouped, eps)
-    y = ((grouped - mean) * rstd).reshape(values.shape) * _given(gamma, (channels, 1), "gamma", 1.0)
-    y += _given(beta, (channels, 1), "beta", 0.0)
-    return _like(y, x, data_format), mean[:, :, 0], rstd[:, :, 0]
+    z = before(x, mean, rstd, gamma, beta, num_groups, data_format)
+    return z if activation is None else silu(z), mean[:, :, 0], rstd[:, :, 0]
 
 
 @_quiet
 def group_norm_backward(
-    dy: Array, x: Array, mean: Array, rstd: Array, gamma: Maybe = None, *, num_groups: int, data_format: str = "NCHW"
+    dy: Array,
+    x: Array,
+    mean: Array,
+    rstd: Array,
+    gamma: Maybe = None,
+    *,
+    num_groups: int,
+    beta: Maybe = None,
+    data_format: str = "NCHW",
+    activation: str | None = None,
 ) -> tuple[Float64, Float64, Float64]:
     r"""Gradients of group normalisation, from the statistics that the forward saved.
 
@@ -97,8 +114,11 @@ def group_norm_backward(
         The gradient of y, and the forward's input; one shape, (N, C, *) or (N, *, C).
     mean, rstd : array_like
         N*G elements each, used as given (rounded ones included).
-    gamma, num_groups, data_format
-        As in the forward.
+    gamma, num_groups, data_format, activation
+        As in the forward. With an activation the gradients are those for silu'(z) * dy in place of dy, z being the
+        forward's y before it.
+    beta : array_like, optional
+        Used only with an activation.
 
     Returns
     -------
@@ -107,7 +127,10 @@ def group_norm_backward(
     dgamma, dbeta : ndarray
         Float64, (C,). Zeros where there is nothing to sum.
     """
-    values, grads = _slices(x, data_format), _slices(_shaped_as(dy, x), data_format)
+    dy = _shaped_as(dy, x)
+    if activation is not None:
+        dy = silu_gradient(before(x, mean, rstd, gamma, beta, num_groups, data_format), dy)
+    values, grads = _slices(x, data_format), _slices(dy, data_format)
     samples, channels, positions = values.shape
     shape = (samples, num_groups, _group_size(channels, num_groups) * positions)
     scale = _given(rstd, (samples, num_groups, 1), "rstd")
@@ -116,6 +139,35 @@ def group_norm_backward(
     dx = scale * (dxhat - _mean(dxhat) - xhat * _mean(dxhat * xhat))
     dgamma, dbeta = _by_channel(grads * xhat.reshape(values.shape)).sum(axis=1), _by_channel(grads).sum(axis=1)
     return _like(dx.reshape(values.shape), x, data_format), dgamma, dbeta
+
+
+@_quiet
+def before(x: Array, mean: Array, rstd: Array, gamma: Maybe, beta: Maybe, num_groups: int, data_format: str) -> Float64:
+    """z = gamma * (x - mean) * rstd + beta, GroupNorm's y before an activation, from given statistics."""
+    values = _slices(x, data_format)
+    samples, channels, positions = values.shape
+    grouped = values.reshape(samples, num_groups, _group_size(channels, num_groups) * positions)
+    centre, scale = (_given(one, (samples, num_groups, 1), name) for one, name in ((mean, "mean"), (rstd, "rstd")))
+    z = ((grouped - centre) * scale).reshape(values.shape) * _given(gamma, (channels, 1), "gamma", 1.0)
+    z += _given(beta, (channels, 1), "beta", 0.0)
+    return _like(z, x, data_format)
+
+
+@_quiet
+def silu(z: Array) -> Float64:
+    """z / (1 + exp(-z)) (Elfwing, Uchibe and Doya, 2018)."""
+    values = np.asarray(z, np.float64)
+    found: Float64 = values * _sigmoid(values)
+    return found
+
+
+@_quiet
+def silu_gradient(z: Array, dy: Array) -> Float64:
+    """dy * s * (1 + z * (1 - s)) with s = 1 / (1 + exp(-z))."""
+    values = np.asarray(z, np.float64)
+    s = _sigmoid(values)
+    found: Float64 = np.asarray(dy, np.float64) * (s * (1 + values * (1 - s)))
+    return found
 
 
 def layer_norm(
@@ -221,6 +273,11 @@ def batch_norm_backward_elemt(
     a, b = (_given(s, column, n) / np.float64(count) for s, n in ((sum_dy, "sum_dy"), (sum_dy_xmu, "sum_dy_xmu")))
     dx = (grads - a - (values - _given(mean, column, "mean")) * scale**2 * b) * scale
     return _like(dx * _given(gamma, column, "gamma", 1.0), x)
+
+
+def _sigmoid(z: Float64) -> Float64:
+    found: Float64 = 1 / (1 + np.exp(-z))
+    return found
 
 
 def _slices(x: Array, data_format: str = "NCHW") -> Float64:

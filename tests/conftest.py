@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cunorm import lookup, settings
+from cunorm.core import settings
+from cunorm.tiling import lookup
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,7 +88,7 @@ def executor(request: pytest.FixtureRequest) -> Executor:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """CuPy with a driver below it that takes notes and does nothing."""
     pytest.importorskip("cupy", reason="CuPy is not installed")
-    from fake_gpu import pretended
+    from tests.support.fake_gpu import pretended
 
     with pretended(monkeypatch) as notes:
         yield notes

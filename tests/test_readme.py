@@ -13,10 +13,10 @@ import pytest
 
 import cunorm
 import cunorm.reference
-from cunorm import settings
-from cunorm.ops import OPS
+from cunorm.core import settings
+from cunorm.ops.registry import OPS
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

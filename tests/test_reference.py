@@ -9,9 +9,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tolerance import assert_within, batch_elemt, batch_input, batch_reduce, batch_stats, layer_backward, layer_forward
 
 from cunorm import reference
+from tests.support.tolerance import (
+    assert_within,
+    batch_elemt,
+    batch_input,
+    batch_reduce,
+    batch_stats,
+    layer_backward,
+    layer_forward,
+)
 
 EPS = 1e-3
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import cunorm
-from cunorm import cli, reference
+from cunorm import reference
+from cunorm.cli import main as cli
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 network = importlib.import_module("digits_network")

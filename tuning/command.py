@@ -11,24 +11,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from optuna.exceptions import OptunaError
+from cunorm.core import cache, settings
+from cunorm.core.devices import Device, known
+from cunorm.core.errors import CompileError, TableError, TraceError
+from cunorm.executors.choose import executor
+from cunorm.ops.registry import gpu_present
+from cunorm.tiling import lookup, table_file
+from cunorm.tiling.table import MEASURED, Entry
 
-from cunorm import cache, lookup, settings, table_file
-from cunorm.devices import Device, known
-from cunorm.errors import CompileError, TableError, TraceError
-from cunorm.launch import executor
-from cunorm.ops import gpu_present
-from cunorm.table_entry import MEASURED, Entry
-
-from .clock import GraphClock
+from .measure.clock import GraphClock
+from .measure.result import Result
+from .measure.stand import Spec
+from .problems.requested import problems_of
 from .progress import Progress
-from .result import Result
-from .stand import Spec
-from .storage import journal, storage_of, without_secrets
+from .search.storage import StorageError, journal, storage_of, without_secrets
 from .tuner import Options, check_table, tune
-from .wanted import problems_of
-
-__all__ = ["run"]
 
 MOST_WORKERS = 256  # each is a process
 OK, UNTUNED, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130
@@ -162,7 +159,7 @@ def run(asked: argparse.Namespace) -> int:
     except (OSError, TableError) as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return USAGE
-    except OptunaError as error:  # a database that has gone away, say
+    except StorageError as error:
         said = without_secrets(str(error).partition("\n")[0], asked.storage or "")
         print(f"cunorm tune: the storage of studies: {said}", file=sys.stderr)
         return UNTUNED
@@ -176,7 +173,7 @@ def run(asked: argparse.Namespace) -> int:
     for sentence in failed:
         print(f"cunorm tune: {sentence}", file=sys.stderr)
     if report is not None:
-        from .report import write
+        from .report.page import write
 
         page = write(results, report, title=f"cunorm tune on {options.device.name}")
         if not asked.json:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
-from cunorm.table_entry import MEASURED, Entry
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.tiling.table import MEASURED, Entry
 
-from .result import Result, Trial
-from .space import Space
+from .measure.result import Result, Trial
+from .search.space import Space
 from .tuner import Events, Options
-
-__all__ = ["Progress", "tile_text"]
 
 WORDS = {"measured": "measured", "model": "modelled, not measured", "rehearsed": "rehearsed, no GPU's times"}
 

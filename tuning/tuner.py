@@ -10,25 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cunorm import lookup, settings, table, table_file
-from cunorm.devices import Device
-from cunorm.errors import TableError
-from cunorm.ops import OPS
-from cunorm.problem import Problem
-from cunorm.strategy import Tile
-from cunorm.table_entry import MEASURED, Entry, entry_of, raw_of, shown
+from cunorm.core import settings
+from cunorm.core.devices import Device
+from cunorm.core.errors import TableError
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
+from cunorm.tiling import lookup, table, table_file
+from cunorm.tiling.table import MEASURED, Entry, entry_of, raw_of, shown
 
-from .ahead import MOST, Ahead
-from .measuring import Measuring
-from .modelling import Modelling
-from .result import Budget, Deadlines, Result, Trial
-from .space import Space
-from .stand import Spec, software
-from .study import ProblemStudy
-from .trouble import Stopped, Trouble
-from .worker import Worker
-
-__all__ = ["Events", "Options", "check_table", "tune"]
+from .measure.errors import Stopped, Trouble
+from .measure.precompile import MOST, Ahead
+from .measure.result import Budget, Deadlines, Result, Trial
+from .measure.stand import Spec, software
+from .measure.worker import Worker
+from .problem_tuner import Measuring, Modelling
+from .search.space import Space
+from .search.study import ProblemStudy
 
 WARM_STARTS = 3  # neighbours' tiles that a study tries early
 WAIT_SECONDS = 2.0  # between looks at problems that somebody else is tuning
@@ -47,7 +45,7 @@ class Options:
         One for each worker.
     table : Path
     storage : object
-        From `tuning.storage.storage_of`; None: in memory.
+        From `cunorm.tuning.search.storage.storage_of`; None: in memory.
     trials : int or None
         Tiles to try of each problem; None: as many as its space asks for.
     seconds : float or None

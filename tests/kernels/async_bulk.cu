@@ -1,7 +1,7 @@
 // gate: sm_90
 // y = 2 x by a pipeline: warp 0 brings tiles in by bulk copies and mbarriers, the other warps double them in place, and
 // one thread sends each tile out by a bulk store. full: the tile has landed. empty: all have read it, it has gone out.
-#include "async.cuh"
+#include "common/async.cuh"
 
 constexpr int stages = 2;
 

@@ -2,7 +2,7 @@
 // y = 2 x for rows of tiles, each tile copied to shared memory while the one before is worked on: two stages. A thread
 // reads packs that another thread's copy has brought, so a barrier stands behind each wait, and one before the stage is
 // filled again.
-#include "async.cuh"
+#include "common/async.cuh"
 
 constexpr int stages = 2;
 

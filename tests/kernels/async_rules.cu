@@ -2,7 +2,7 @@
 // One rule per `kind` of what clusters, copies and words between threads need, broken by block 1 where `broken` is 1 and
 // kept where it is 0. x, y: 64 floats a block; clusters of two blocks; `bytes` of dynamic shared memory, a multiple of the
 // guard's. The test finds the lines by the words "rule <kind>".
-#include "async.cuh"
+#include "common/async.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
     async_rules(const float* x, float* y, unsigned* flag, const float* absent, long long kind, long long broken,

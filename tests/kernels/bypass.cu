@@ -1,5 +1,5 @@
 // Copies through load and store, but for one element.
-#include "types.cuh"
+#include "common/types.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads) bypass(const data_t* x, data_t* y, long long raw) {
     const int at = threadIdx.x;

@@ -1,7 +1,7 @@
 // gate: sm_90
 // Sums of clusters of blocks: each block sums its part, every block adds all parts out of the others' shared memory in
 // the same order, and writes the sum where its own number says. Then each tells its right neighbour its rank.
-#include "async.cuh"
+#include "common/async.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads)
     cluster_sum(const float* x, float* sums, float* neighbours, long long length) {

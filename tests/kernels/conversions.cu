@@ -1,5 +1,5 @@
 // Every element of `wide` rounded to data_t, and every element of `stored` widened: types.cuh and nothing else.
-#include "types.cuh"
+#include "common/types.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
     conversions(const float* wide, data_t* rounded, const data_t* stored, float* widened, long long count) {

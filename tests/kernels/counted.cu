@@ -1,5 +1,5 @@
 // Accesses whose counts anybody can work out: `kind` says which, `step` how far apart lanes are. x, y: plenty of floats.
-#include "types.cuh"
+#include "common/types.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
     counted(const float* x, float* y, float* workspace, long long kind, long long step) {

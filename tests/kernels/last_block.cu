@@ -1,6 +1,6 @@
 // gate: sm_80
 // Every block writes its threads' values to the workspace; the block that comes last adds them up.
-#include "async.cuh"
+#include "common/async.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
     last_block(const float* x, float* total, float* workspace, unsigned* ticket) {

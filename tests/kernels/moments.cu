@@ -1,5 +1,5 @@
 // Pairs of sets of elements merged: thread i writes the merge of a[i] and b[i], four numbers each.
-#include "moments.cuh"
+#include "common/moments.cuh"
 
 __device__ __forceinline__ Moments load_set(const float* from, long long set) {
     return Moments{load(from, 4 * set), load(from, 4 * set + 1), load(from, 4 * set + 2), load(from, 4 * set + 3)};

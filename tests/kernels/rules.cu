@@ -1,6 +1,6 @@
 // One rule per `kind`, broken by block 1 where `broken` is 1 and kept where it is 0. x, y, workspace: 64 floats a block;
 // 64 floats of dynamic shared memory. The test finds the lines by the words "rule <kind>".
-#include "async.cuh"
+#include "common/async.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
     rules(const float* x, float* y, float* workspace, unsigned* flag, long long kind, long long broken) {

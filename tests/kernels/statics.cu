@@ -1,5 +1,5 @@
 // Turns every block's values round through static shared memory, then through a second variable.
-#include "types.cuh"
+#include "common/types.cuh"
 
 extern "C" __global__ void statics(const float* x, float* y) {
     __shared__ float turned[64];

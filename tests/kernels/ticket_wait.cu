@@ -1,7 +1,7 @@
 // gate: sm_80
 // A running total over blocks: a block draws a ticket, writes its part to the workspace, waits for the ticket before it,
 // and adds. Whoever waits, waits for an earlier ticket, so no number of resident blocks is too small.
-#include "async.cuh"
+#include "common/async.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
     ticket_wait(const float* x, float* totals, float* workspace, unsigned* ticket, unsigned* flags) {

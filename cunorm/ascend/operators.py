@@ -1,0 +1,168 @@
+"""The operators GroupNormGrad and LayerNormGrad under Ascend's names: cunorm's gradients, allocated and returned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cunorm.core.arrays import (
+    DTYPES,
+    Array,
+    dtype_name,
+    flag,
+    kind_of,
+    mask,
+    namespace,
+    one_dtype,
+    place_of,
+    same_place,
+    sized,
+)
+from cunorm.core.arrays import epsilon as check_epsilon
+from cunorm.core.problem import ITEMSIZE, accumulator
+from cunorm.executors.choose import capturing, on
+from cunorm.ops.group_norm.api import group_norm_backward
+from cunorm.ops.layer_norm.api import layer_norm_backward
+from cunorm.runtime.call import CAPTURED
+from cunorm.runtime.checks import check_rank, like, parameter
+from cunorm.runtime.op import EVERY
+
+Three = tuple[Array | None, Array | None, Array | None]
+
+
+def GroupNormGrad(
+    dy: Array,
+    mean: Array,
+    rstd: Array,
+    x: Array,
+    gamma: Array | None,
+    num_groups: int,
+    data_format: str = "NCHW",
+    dx_is_require: bool = True,
+    dgamma_is_require: bool = True,
+    dbeta_is_require: bool = True,
+) -> Three:
+    r"""Gradients of GroupNorm: `cunorm.group_norm_backward` under the operator's name and argument order.
+
+    The operator's documents print dx with a term ``mean * rstd * gamma[...]``, which the gradient does not have: a slip
+    there. What is computed stands at `cunorm.group_norm_backward`.
+
+    Parameters
+    ----------
+    dy, x : cupy.ndarray or numpy.ndarray
+        (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``; 2 to 8 dimensions; the same shape and dtype: float16,
+        bfloat16, float32 or float64.
+    mean, rstd : array of shape (N, num_groups)
+        Or any shape with that many elements; float32 (float64 for float64 x) or x's dtype.
+    gamma : array of shape (C,) or None
+        Of mean's dtype; None stands for ones.
+    num_groups : int
+        Divides C.
+    data_format : {"NCHW", "NHWC"}
+    dx_is_require, dgamma_is_require, dbeta_is_require : bool
+        Which results are wanted. The work of the others is not done.
+
+    Returns
+    -------
+    dx : array or None
+        As x.
+    dgamma, dbeta : array of shape (C,) or None
+        Of mean's dtype.
+
+    Raises
+    ------
+    TypeError, ValueError, CompileError
+        As `cunorm.group_norm_backward`.
+    """
+    required = {
+        "dx_is_require": dx_is_require,
+        "dgamma_is_require": dgamma_is_require,
+        "dbeta_is_require": dbeta_is_require,
+    }
+    wanted = tuple([flag(name, value) for name, value in required.items()])
+    if gamma is not None:
+        kind_of("mean", mean)
+        kind_of("gamma", gamma)
+        one_dtype(("mean", mean), ("gamma", gamma))
+    _not_capturing("cunorm.group_norm_backward", x)
+    return group_norm_backward(
+        dy, x, mean, rstd, gamma, num_groups=num_groups, output_mask=wanted, data_format=data_format
+    )
+
+
+def LayerNormGrad(
+    dy: Array,
+    x: Array,
+    variance: Array,
+    mean: Array,
+    gamma: Array,
+    output_mask: Sequence[bool] = EVERY,
+    *,
+    epsilon: float = 1e-5,
+) -> Three:
+    """Gradients of LayerNorm from a saved variance: `cunorm.layer_norm_backward` for ``1 / sqrt(variance + epsilon)``.
+
+    The operator's own page gives rstd as ``1 / (variance + epsilon)``; that it omits the square root is a slip there.
+    Here rstd is computed in float64. Both statistics are rounded once, to float32 (float64 for float64 x).
+
+    Parameters
+    ----------
+    dy, x : cupy.ndarray or numpy.ndarray
+        (A1..Ai, R1..Rj), rank 1 to 8; the same shape and dtype: float16, bfloat16, float32 or float64.
+    variance, mean : array of shape (A1..Ai, 1..1)
+        Or any shape with an element a row; a dtype no narrower than x's.
+    gamma : array of shape (R1..Rj)
+        Of x's dtype or float32 (float64 for float64 x). Its shape says what a row is.
+    output_mask : sequence of 3 bools
+        Which of pd_x, pd_gamma, pd_beta are wanted. The work of the others is not done.
+    epsilon : float
+        That of the forward; not negative.
+
+    Returns
+    -------
+    pd_x : array or None
+        As x.
+    pd_gamma, pd_beta : array of gamma's shape and dtype, or None
+
+    Raises
+    ------
+    TypeError, ValueError, CompileError
+        As `cunorm.layer_norm_backward`.
+    """
+    named = [("dy", dy), ("x", x), ("variance", variance), ("mean", mean), ("gamma", gamma)]
+    for name, array in named:
+        kind_of(name, array)
+    kind, ordinal = same_place([named[1], *named])
+    wanted = mask("output_mask", output_mask, ("pd_x", "pd_gamma", "pd_beta"))
+    eps = check_epsilon(epsilon, "epsilon")
+    dtype = dtype_name("x", x)
+    like("dy", dy, x)
+    wide = [name for name, itemsize in ITEMSIZE.items() if itemsize >= ITEMSIZE[dtype]]
+    for name, array in named[2:4]:
+        dtype_name(name, array, wide, f", no narrower than the {dtype} of x")
+    check_rank(x.shape, 1)
+    row = gamma.shape
+    if 0 in row or not row or x.shape[-len(row) :] != row:
+        raise ValueError(f"gamma: shape {row}, expected the last sizes of x with shape {x.shape}, none of them 0")
+    parameter("gamma", gamma, row, dtype)
+    outer = x.shape[: -len(row)]
+    rows, saved = math.prod(outer), (*outer, *(1,) * len(row))
+    for name, array in named[2:4]:
+        sized(name, array, rows, f"{saved}, or any shape of {rows} elements")
+    _not_capturing("cunorm.layer_norm_backward", x)
+    xp = namespace(kind)
+    with on(kind, ordinal), np.errstate(all="ignore"):
+        # asarray: a subclass of NumPy's has an arithmetic of its own.
+        spread, centre = (xp.asarray(array).reshape(saved) for array in (variance, mean))
+        rstd = 1 / xp.sqrt(spread.astype(np.float64) + eps)
+        centre, rstd = (each.astype(DTYPES[accumulator(dtype)], copy=False) for each in (centre, rstd))
+    return layer_norm_backward(dy, x, row, centre, rstd, gamma, output_mask=wanted)
+
+
+def _not_capturing(instead: str, x: Array) -> None:
+    """These operators allocate, which is forbidden while a graph is captured (ValueError)."""
+    kind_of("x", x)
+    if capturing(*place_of(x)):
+        raise ValueError(f"x: {CAPTURED}; call {instead} with out= and workspace=")

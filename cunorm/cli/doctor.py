@@ -1,0 +1,409 @@
+"""`cunorm doctor`: what is installed, what works, and what to type about the rest. A broken part is a finding."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import os
+import platform
+import re
+import shlex
+import sys
+import tempfile
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cunorm.core import cache, devices, settings
+from cunorm.core.errors import CacheWarning, CompileError, NoCompilerError, sentence
+from cunorm.jit import cxx
+
+GROUP = "Cache folders"
+
+
+def _fault(name: str, folder: Path, text: str, advice: str) -> Finding:
+    return Finding(GROUP, name, "fault", text, advice, {"path": str(folder), "writable": False, "bytes": 0})
+
+
+def _folder(name: str, folder: Path, variable: str) -> Finding:
+    facts: dict[str, Any] = {"path": str(folder), "writable": True, "bytes": 0}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        text = f"{folder} cannot be written: {error.strerror or error}"
+        return _fault(name, folder, text, f'export {variable}="$(mktemp -d)"')
+    for directory, _, files in os.walk(folder):
+        for file in files:
+            with contextlib.suppress(OSError):
+                facts["bytes"] += os.lstat(os.path.join(directory, file)).st_size
+    return Finding(GROUP, name, "ok", f"{folder}, writable, {size(facts['bytes'])}", facts=facts)
+
+
+def _own() -> Finding:
+    """cunorm's: code is loaded from it, so nobody else may write to it."""
+    folder = settings.cache_dir().absolute()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CacheWarning)  # it is a finding
+            used = cache.root()
+    except CompileError as error:
+        text, _, command = str(error).partition("; type: ")
+        return _fault("cunorm", folder, text, command)
+    except OSError:  # in which way it cannot be written
+        return _folder("cunorm", folder, "CUNORM_CACHE_DIR")
+    if used != folder:
+        text = f"{folder} may hold what somebody else has put there; each process uses a temporary one"
+        return _fault("cunorm", folder, text, f"sudo rm -r {shlex.quote(str(folder))}")
+    return _folder("cunorm", folder, "CUNORM_CACHE_DIR")
+
+
+def cache_folders() -> Iterator[Finding]:
+    """The cache folders of cunorm and, if it is installed, of CuPy."""
+    yield _own()
+    if importlib.util.find_spec("cupy") is not None:
+        chosen = os.environ.get("CUPY_CACHE_DIR")
+        yield _folder("CuPy", Path(chosen) if chosen else Path.home() / ".cupy" / "kernel_cache", "CUPY_CACHE_DIR")
+
+
+WIDTH = 80
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    group, name : str
+    state : str
+        ``"ok"``, ``"missing"`` or ``"fault"``.
+    text : str
+        What was found.
+    advice : str or None
+        What to type about it, commands with ``&&`` between them; None where it is ok.
+    facts : dict
+        The same for programs.
+    """
+
+    group: str
+    name: str
+    state: str
+    text: str
+    advice: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def works(findings: list[Finding], kind: str) -> bool:
+    """Whether an executor ran the check."""
+    return any(finding.facts.get("executor") == kind and finding.facts["works"] for finding in findings)
+
+
+def document(findings: list[Finding]) -> dict[str, Any]:
+    """The findings for programs."""
+    executors = {kind: works(findings, kind) for kind in ("cpu", "gpu")}
+    facts = [asdict(finding) for finding in findings]
+    return {"schema": "cunorm-doctor/1", "ok": any(executors.values()), "executors": executors, "findings": facts}
+
+
+def report(findings: list[Finding]) -> str:
+    """The findings for people, in 80 columns."""
+    lines: list[str] = []
+    group = ""
+    wide = min(20, max(len(finding.name) for finding in findings))
+    indent = " " * (2 + 7 + 2 + wide + 2)
+    for finding in findings:
+        if finding.group != group:
+            group = finding.group
+            lines += ["", group]
+        head = f"  {finding.state:7s}  {finding.name:{wide}s}  "
+        lines += textwrap.wrap(
+            finding.text,
+            WIDTH,
+            initial_indent=head,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        if finding.advice is not None:
+            lines += [f"{indent}type: {command}" for command in finding.advice.split(" && ")]
+    usable = [name for kind, name in (("gpu", "GPU executor"), ("cpu", "CPU executor")) if works(findings, kind)]
+    wrong = sum(finding.state != "ok" for finding in findings)
+    rest = f"; {wrong} finding{'s' if wrong > 1 else ''} with something to type" if wrong else ""
+    lines += ["", f"cunorm runs on: {', '.join(usable) or 'nothing yet'}{rest}."]
+    return "\n".join(lines[1:])
+
+
+#: CuPy under its names on the package index; a machine has one of them.
+WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
+#: What `cunorm demo` and `cunorm tune` import beside cunorm: module and distribution.
+DEMO = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "tqdm": "tqdm"}
+TUNE = {"optuna": "optuna", "matplotlib": "matplotlib", "tqdm": "tqdm"}
+TOLERANCE = 1e-4
+CACHE = 'export CUNORM_CACHE_DIR="$(mktemp -d)"'
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# ---- packages -------------------------------------------------------------------------------------------------------
+
+
+def _packages() -> Iterator[Finding]:
+    import cunorm
+    from cunorm.jit import sources
+
+    group = "Packages"
+    yield Finding(group, "Python", "ok", f"{platform.python_version()}, {sys.executable}")
+    for name in ("numpy", "ml_dtypes"):
+        version = str(importlib.import_module(name).__version__)
+        yield Finding(group, name, "ok", version, facts={"version": version})
+    facts = {"version": cunorm.__version__, "package": str(Path(cunorm.__file__).parent)}
+    yield Finding(group, "cunorm", "ok", f"{cunorm.__version__}, {facts['package']}", facts=facts)
+    try:
+        kernels = sources.folder()
+    except FileNotFoundError as error:
+        yield Finding(group, "kernels_cu", "fault", str(error), "pip install --force-reinstall --no-deps cunorm")
+        return
+    count = len(list(kernels.rglob("*.cu")))
+    yield Finding(group, "kernels_cu", "ok", f"{count} kernel files, {kernels}", facts={"folder": str(kernels)})
+
+
+def _import_cupy() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it warns of, for instance two wheels at once, is a finding
+        return importlib.import_module("cupy")
+
+
+def _driver_version() -> str | None:
+    """The version of the loaded kernel driver."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(errors="replace")
+    except OSError:
+        return None
+    return next(iter(re.findall(r"\b\d{3}\.\d+(?:\.\d+)*\b", text)), None)
+
+
+def _extra() -> str:
+    """The extra for this machine's driver; CUDA 12 runs on all that CUDA 13 runs on."""
+    driver = _driver_version()
+    return "cuda13" if driver is not None and int(driver.partition(".")[0]) >= 580 else "cuda12"
+
+
+def _cupy() -> Iterator[Finding]:
+    group, install = "GPU executor", f"pip install 'cunorm[{_extra()}]'"
+    wheels = {name: version for name in WHEELS if (version := _version_of(name)) is not None}
+    named = ", ".join(f"{name} {version}" for name, version in wheels.items())
+    if len(wheels) > 1:
+        advice = f"pip uninstall -y {' '.join(wheels)} && {install}"
+        yield Finding(group, "CuPy wheels", "fault", f"more than one: {named}", advice, {"wheels": wheels})
+    if not wheels and importlib.util.find_spec("cupy") is None:
+        yield Finding(group, "CuPy", "missing", "not installed; needed only for an NVIDIA GPU", install)
+        return
+    try:
+        cupy = _import_cupy()
+        version = str(cupy.__version__)
+    except (Exception, SystemExit) as error:
+        again = f"pip install --force-reinstall 'cunorm[{_extra()}]'"
+        yield Finding(group, "CuPy", "fault", f"{named}: import fails: {sentence(error)}", again, {"wheels": wheels})
+        return
+    facts = {"version": version, "wheels": wheels}
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (14, 2):
+        yield Finding(group, "CuPy", "fault", f"{version}, expected 14.2 or newer", f"{install} --upgrade", facts)
+    else:
+        yield Finding(group, "CuPy", "ok", f"{version} ({named or 'built from source'})", facts=facts)
+    yield from _cuda(group, cupy, "nvidia-cuda-nvrtc" if "cupy-cuda13x" in wheels else "nvidia-cuda-nvrtc-cu12")
+
+
+def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[Finding]:
+    try:
+        nvrtc = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
+        yield Finding(group, "NVRTC", "ok", nvrtc, facts={"version": nvrtc})
+    except Exception as error:
+        yield Finding(group, "NVRTC", "missing", sentence(error), f"pip install {nvrtc_wheel}")
+    runtime = cupy.cuda.runtime
+    kernel, number, failed = _driver_version(), 0, ""
+    try:
+        number = int(runtime.driverGetVersion())
+    except Exception as error:
+        failed = f" ({sentence(error)})"
+    if number == 0:
+        rest = f", but version {kernel} is loaded" if kernel else "; needed only for a GPU"
+        text = f"none that CuPy can use{failed}{rest}"
+        yield Finding(group, "driver", "missing", text, "nvidia-smi   (fails? install NVIDIA's driver)")
+        return
+    level = f"{number // 1000}.{number % 1000 // 10}"
+    text = f"for CUDA {level}" + (f", version {kernel}" if kernel else "")
+    yield Finding(group, "driver", "ok", text, facts={"cuda": level, "version": kernel})
+    try:
+        count = int(runtime.getDeviceCount())
+    except Exception as error:
+        yield Finding(group, "GPUs", "fault", sentence(error), "nvidia-smi")
+        return
+    if count == 0:
+        advice = "unset CUDA_VISIBLE_DEVICES && nvidia-smi"
+        yield Finding(group, "GPUs", "missing", "the driver shows none to this process", advice)
+    for ordinal in range(count):
+        properties = runtime.getDeviceProperties(ordinal)
+        facts = {
+            "name": properties["name"].decode(),
+            "compute_capability": [int(properties["major"]), int(properties["minor"])],
+            "memory_bytes": int(properties["totalGlobalMem"]),
+            "multiprocessors": int(properties["multiProcessorCount"]),
+        }
+        text = "{name}, compute capability {compute_capability[0]}.{compute_capability[1]}, ".format(**facts)
+        text += f"{size(facts['memory_bytes'])}, {facts['multiprocessors']} multiprocessors"
+        yield Finding(group, f"GPU {ordinal}", "ok", text, facts=facts)
+
+
+# ---- the CPU executor, settings, the demo ---------------------------------------------------------------------------
+
+
+def _cpu() -> Iterator[Finding]:
+    group = "CPU executor"
+    found: list[cxx.Compiler] = []
+    with contextlib.suppress(CompileError):  # which is said below
+        found = cxx.present()
+    try:
+        used = cxx.chosen()
+    except Exception as error:
+        advice = "unset CUNORM_CXX" if settings.cxx() is not None and found else "pip install 'cunorm[cpu]'"
+        if isinstance(error, CompileError) and not isinstance(error, NoCompilerError):  # there may well be one
+            advice = "cunorm doctor"
+        state = "missing" if settings.cxx() is None else "fault"
+        yield Finding(group, "C++ compiler", state, str(error).partition(";")[0], advice)
+        used = None
+    for compiler in found:
+        facts = {"command": list(compiler.command), "version": compiler.version, "used": compiler == used}
+        text = f"{compiler.version}{' (the one in use)' if facts['used'] else ''}"
+        yield Finding(group, compiler.name, "ok", text, facts=facts)
+    try:
+        device = devices.known(settings.cpu_device(), "CUNORM_CPU_DEVICE")
+    except ValueError as error:
+        yield Finding(group, "poses as", "fault", str(error), "unset CUNORM_CPU_DEVICE")
+    else:
+        yield Finding(group, "poses as", "ok", f"{device.name}; exact, not fast", facts={"device": device.name})
+
+
+def _variables() -> Iterator[Finding]:
+    group = "Settings"
+    known = settings.VARIABLES
+    names = sorted(name for name in os.environ if name.startswith("CUNORM_"))
+    for name in names:
+        facts = {"value": os.environ[name]}
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+            yield Finding(group, name, "fault", f"cunorm knows no such variable{meant}", f"unset {name}", facts)
+            continue
+        try:
+            if name == "CUNORM_CPU_CORES":
+                settings.cpu_cores()
+            yield Finding(group, name, "ok", facts["value"] or "empty: the default", facts=facts)
+        except ValueError as error:
+            yield Finding(group, name, "fault", str(error), f"unset {name}", facts)
+    if not names:
+        yield Finding(group, "CUNORM_*", "ok", "none is set: defaults everywhere")
+
+
+def _extras(group: str, extra: str, needed: Mapping[str, str]) -> Iterator[Finding]:
+    missing = "missing", f"`cunorm {extra}` needs it", f"pip install 'cunorm[{extra}]'"
+    for module, name in needed.items():
+        found = importlib.util.find_spec(module) is not None
+        yield Finding(group, name, *(("ok", _version_of(name) or "of unknown version") if found else missing))
+
+
+# ---- the proof ------------------------------------------------------------------------------------------------------
+
+
+def _differences(xp: Any) -> float:
+    """The worst error of a tiny gradient over the size of that gradient; compiles, launches, compares."""
+    import numpy as np
+
+    from cunorm import group_norm_backward, reference
+
+    random = np.random.default_rng(0)
+    x, dy = (random.standard_normal((2, 6, 5)).astype(np.float32) for _ in range(2))
+    gamma = random.standard_normal(6).astype(np.float32)
+    _, mean, rstd = reference.group_norm(x, 3)
+    mean, rstd = mean.astype(np.float32), rstd.astype(np.float32)
+    expected = reference.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=3)
+    arrays = [xp.asarray(array) for array in (dy, x, mean, rstd, gamma)]
+    found = group_norm_backward(*arrays, num_groups=3)
+    host = [np.asarray(array) if xp is np else np.asarray(xp.asnumpy(array)) for array in found]
+    return max(float(abs(a - b).max() / abs(b).max()) for a, b in zip(host, expected, strict=True))
+
+
+def _remedy(text: str) -> str:
+    """What to type about an exception of cunorm: mostly its text says it."""
+    if "CUNORM_CACHE_DIR" in text:
+        return CACHE
+    if (needed := re.search(r"pip install '[^']+'", text)) is not None:
+        return needed[0]
+    named = re.match(r"CUNORM_[A-Z_]+", text.replace("device:", "CUNORM_CPU_DEVICE:", 1))
+    suspects = [named[0]] if named else sorted(name for name in os.environ if name.startswith("CUNORM_"))
+    return " && ".join(f"unset {name}" for name in suspects) or "pip install --force-reinstall cunorm"
+
+
+def _proof(name: str, kind: str, xp: Callable[[], Any], ordinal: int | None = None) -> Finding:
+    facts: dict[str, Any] = {"executor": kind, "works": False}
+    try:
+        module = xp()
+        with contextlib.nullcontext() if ordinal is None else module.cuda.Device(ordinal):
+            error = _differences(module)
+    except (Exception, SystemExit) as problem:
+        return Finding("Check", name, "fault", sentence(problem), _remedy(str(problem)), facts)
+    facts["worst_relative_error"] = error
+    if not error <= TOLERANCE:
+        text = f"group_norm_backward is wrong: relative error {error:.1e}, expected at most {TOLERANCE:.0e}"
+        return Finding("Check", name, "fault", text, f"{CACHE} && cunorm doctor", facts)
+    facts["works"] = True
+    text = f"group_norm_backward compiled, ran and agrees with the reference (error {error:.0e})"
+    return Finding("Check", name, "ok", text, facts=facts)
+
+
+def _guarded(group: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """All findings of a group; an exception becomes the last of them."""
+    found: list[Finding] = []
+    try:
+        found.extend(look())
+    except (Exception, SystemExit) as error:
+        found.append(Finding(group, "looking", "fault", sentence(error), _remedy(str(error))))
+    return found
+
+
+def examine() -> list[Finding]:
+    """Look at everything. Never raises, prints nothing."""
+    looks = {"Packages": _packages, "GPU executor": _cupy, "CPU executor": _cpu}
+    looks |= {"Cache folders": cache_folders, "Settings": _variables}
+    extras = (("Demo", "demo", DEMO), ("Tuner", "tune", TUNE))
+    looks |= {group: functools.partial(_extras, group, extra, needed) for group, extra, needed in extras}
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [finding for group, look in looks.items() for finding in _guarded(group, look)]
+        found.append(_proof("CPU executor", "cpu", lambda: importlib.import_module("numpy")))
+        for finding in [finding for finding in found if re.fullmatch(r"GPU \d+", finding.name)]:
+            found.append(_proof(finding.name, "gpu", _import_cupy, int(finding.name.split()[1])))
+    return found

@@ -1,0 +1,179 @@
+"""``cunorm show``: what would run for a problem, and what it would move."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from cunorm.core.errors import CompileError, KernelFault, UnsupportedTile
+from cunorm.executors.cpu.memory import PARAMETER, TENSOR, WORKSPACE
+from cunorm.ops.registry import OPS, plan
+from cunorm.ops.shapes import names_of, plan_options, tile_of
+from cunorm.runtime.plans import Plan
+from cunorm.tiling import costmodel
+from cunorm.traffic.traffic import Traffic
+
+from . import tables
+
+TITLES = (
+    "strategy", "launches", "bytes/floor", "fetched", "workspace", "parameters", "sectors 16B", "all", "read again",
+    "in L2/2", "in L2", "banks",
+)  # fmt: skip
+LEGEND = """\
+bytes/floor  bytes of tensors that warps ask for, over the fewest that the problem has to move
+fetched      sectors of tensors that blocks touch, once a block, over the same; workspace and parameters as bytes/floor
+sectors      bytes asked for over those of the 32-byte sectors touched, of 16-byte accesses and of all, to tensors
+read again   share of the tensors' loads that come back to a sector; of those, the share within half of L2, within L2
+banks        turns of shared memory's banks, over the fewest that there could be"""
+
+
+def _refusal(strategy: Any, problem: Any, device: Any) -> str:
+    """Why no tile of a strategy is legal: the sentence of the last one worth trying, whose numbers are the largest."""
+    worthy = [tile for tile in strategy.tiles() if strategy.worth(problem, tile)]
+    sentence = strategy.refuses(problem, worthy[-1], device) if worthy else None
+    return sentence or f"{strategy.name}: no tile is worth trying for so little"
+
+
+def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
+    """The plans that were asked for, and why there is none of other strategies."""
+    if asked.shape is None:
+        raise ValueError(f"--shape: missing, expected {','.join(names_of(asked.op))} for {asked.op}")
+    typed = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs)
+    options = typed | {"device": asked.device}
+    if asked.tile is not None and asked.strategy in (None, "all"):
+        raise ValueError("--tile: goes with --strategy and the name of one")
+    if asked.tile is not None:
+        return [plan(asked.op, tile=tile_of(asked.op, asked.strategy, asked.tile), **options)], []
+    chosen = plan(asked.op, **options)
+    if asked.strategy is None:
+        return [chosen], []
+    known, problem, device = OPS[asked.op].strategies, chosen.problem, chosen.place.device
+    if asked.strategy != "all" and asked.strategy not in known:
+        raise ValueError(f"--strategy: {asked.strategy!r}, expected all or one of {', '.join(known)} for {asked.op}")
+    made, refused = [], []
+    for name in known if asked.strategy == "all" else (asked.strategy,):
+        strategy = known[name]
+        if any(costmodel.legal(problem, [strategy], device)):
+            best = costmodel.choose(problem, [strategy], device)
+            why = f"--strategy; its best tile by the cost model: predicted {best.seconds * 1e6:.1f} us, not measured"
+            made.append(replace(plan(asked.op, tile=best.tile, **options), reason=why))
+        else:
+            refused.append(_refusal(strategy, problem, device))
+    if not made:
+        raise ValueError(f"--strategy: no tile is legal; {refused[0]}")
+    return made, refused
+
+
+def _traffics(plans: list[Plan], refused: list[str]) -> list[Traffic]:
+    """Of each plan; of several, those that cannot be counted go over to the refused."""
+    found = []
+    for made in tuple(plans):
+        try:
+            found.append(made.traffic())
+        except ValueError as error:
+            if len(plans) == 1:
+                raise
+            plans.remove(made)
+            refused.append(f"{made.strategy.name if made.strategy else 'none'}: {error}")
+    return found
+
+
+def _row(found: Traffic) -> Iterator[str]:
+    tensor, l2, reads = found.of(TENSOR), found.device.l2_bytes, found.reuse.reads
+    again = found.reuse.again
+    yield found.choice.partition(" ")[0]
+    yield str(len(found.launches))
+    yield f"{found.tensor_ratio:.3f}"
+    yield f"{found.fetched_ratio:.3f}"
+    for role in (WORKSPACE, PARAMETER):
+        yield f"{found.over_floor(found.of(role).nbytes):.4f}"
+    yield f"{tensor.wide_efficiency:.3f}" if tensor.wide_sectors else "-"
+    yield f"{tensor.efficiency:.3f}"
+    yield f"{again / reads:.3f}" if reads else "-"
+    for nbytes in (l2 // 2, l2):
+        yield f"{found.reuse.within(nbytes):.2f}" if again else "-"
+    yield f"{found.bank_conflicts:.2f}"
+
+
+def table(found: Sequence[Traffic], refused: Sequence[str] = ()) -> str:
+    """The traffic of several plans of one problem, a line each.
+
+    Parameters
+    ----------
+    found : sequence of Traffic
+    refused : sequence of str
+        Sentences of strategies that are not legal.
+    """
+    first = found[0]
+    rows = [TITLES, *(tuple(_row(one)) for one in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        first.problem.describe(),
+        f"cpu executor: counted, not timed; posing as {first.device.name}, L2 {first.device.l2_bytes >> 20} MiB",
+        f"floor: {first.floor_bytes:,} bytes of tensors",
+        "",
+    ]
+    lines += [
+        "  ".join(f"{cell:{'>' if i else '<'}{width}}" for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    lines.append("")
+    lines += [f"tile       {one.choice}{f'; {one.sample}' if one.sample else ''}" for one in found]
+    lines += [f"refused    {sentence}" for sentence in refused]
+    return "\n".join([*lines, "", LEGEND])
+
+
+def _document(made: Plan) -> dict[str, Any]:
+    """A plan for JSON."""
+    return {
+        "problem": asdict(made.problem),
+        "device": made.place.device.name,
+        "executor": made.place.kind,
+        "strategy": None if made.strategy is None else made.strategy.name,
+        "tile": None if made.tile is None else made.tile.as_dict(),
+        "reason": made.reason,
+        "workspace_nbytes": made.workspace_nbytes,
+        "launches": [asdict(launch) for launch in made.launches],
+    }
+
+
+def run(asked: argparse.Namespace) -> int:
+    """The command, from its parsed arguments; returns the exit code."""
+    before = os.environ.get("CUNORM_TILING_TABLE")
+    if asked.table is not None:
+        os.environ["CUNORM_TILING_TABLE"] = asked.table
+    try:
+        return _run(asked)
+    finally:
+        if asked.table is not None:
+            os.environ.pop("CUNORM_TILING_TABLE")
+            os.environ.update({} if before is None else {"CUNORM_TILING_TABLE": before})
+
+
+def _run(asked: argparse.Namespace) -> int:
+    if asked.op is None and asked.shape is None:
+        return tables.run(asked)
+    try:
+        if asked.op is None:
+            raise ValueError("OP: missing, expected the name of a function before --shape: group_norm_backward")
+        plans, refused = _plans(asked)
+        found = _traffics(plans, refused) if asked.traffic else []
+    except (CompileError, KernelFault, MemoryError, TypeError, UnsupportedTile, ValueError) as error:
+        print(f"cunorm show: {str(error) or 'not enough memory'}", file=sys.stderr)
+        return 1 if isinstance(error, (CompileError, KernelFault, MemoryError)) else 2
+    if asked.json:
+        documents = [_document(made) for made in plans]
+        for document, one in zip(documents, found, strict=False):
+            document["traffic"] = one.as_dict()
+        print(json.dumps({"schema": "cunorm-show/1", "plans": documents, "refused": refused}, indent=1))
+    elif found:
+        print(table(found, refused))
+    else:
+        print("\n\n".join(made.explain() for made in plans))
+        print("\n".join(f"refused    {sentence}" for sentence in refused), end="\n" if refused else "")
+    return 0

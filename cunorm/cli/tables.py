@@ -1,0 +1,112 @@
+"""``cunorm show`` without a problem, and ``cunorm merge``: tiling tables, for people."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from cunorm.core.devices import Device, known
+from cunorm.core.errors import TableError
+from cunorm.ops.registry import OPS, place_named
+from cunorm.tiling import lookup, table
+from cunorm.tiling.table import MEASURED, Entry, microseconds, order_of, raw_of, shown, sizes_text
+
+TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "state")
+
+
+def _stale(entry: Entry) -> bool:
+    op = OPS.get(entry.problem.op)
+    return op is None or lookup.is_stale(entry, op.strategies)
+
+
+def _legal(entry: Entry, device: Device) -> bool:
+    op = OPS.get(entry.problem.op)
+    strategy = None if op is None else op.strategies.get(entry.tile.strategy)
+    return strategy is not None and strategy.refuses(entry.problem, entry.tile, device) is None
+
+
+def _state(entry: Entry, device: Device) -> str:
+    words = [entry.source if entry.source == MEASURED else "modelled, not measured"]
+    words += ["NOT VERIFIED"] if entry.facts.get("verified") is False else []
+    words += ["no tile beat the default"] if entry.facts.get("default") is True else []
+    if not _legal(entry, device):
+        words.append("not legal here, never used")
+    elif _stale(entry):
+        words.append("STALE: its kernels have changed since")
+    return "; ".join(words)
+
+
+def _row(entry: Entry, device: Device) -> tuple[str, ...]:
+    one, default = entry.problem, microseconds(entry.facts.get("default_us"))
+    fields = ",".join(f"{name}={value}" for name, value in entry.tile.fields)
+    return (
+        one.op,
+        one.dtype,
+        "" if one.op.startswith("layer_norm") else one.layout,
+        sizes_text(one),
+        ",".join(one.outputs),
+        f"{entry.tile.strategy} {fields}",
+        "-" if entry.microseconds is None else f"{entry.microseconds:.1f}",
+        "-" if default is None else f"{default:.1f}",
+        _state(entry, device),
+    )
+
+
+def listing(device: Device) -> str:
+    """The entries of a device's tables."""
+    lines = [f"device     {device.name}"]
+    for path, read in lookup.tables(device):
+        entries = sorted(read.table.entries.values(), key=order_of)
+        lines += ["", f"{path}: {len(entries)} entries"]
+        if not entries:
+            continue
+        rows = [TITLES, *(_row(entry, device) for entry in entries)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    if len(lines) == 1:
+        looked = "\n  ".join(str(place.path) for place in lookup.places(device))
+        lines += ["", f"no tiling table; looked for\n  {looked}\n`cunorm tune` writes one"]
+    return "\n".join(lines)
+
+
+def _document(device: Device) -> dict[str, Any]:
+    found = []
+    for path, read in lookup.tables(device):
+        entries = [
+            raw_of(entry) | {"stale": _stale(entry), "legal": _legal(entry, device)}
+            for entry in sorted(read.table.entries.values(), key=order_of)
+        ]
+        found.append({"path": str(path), "entries": entries})
+    return {"schema": "cunorm-tables/1", "device": device.name, "tables": found}
+
+
+def run(asked: argparse.Namespace) -> int:
+    """``cunorm show`` without a problem; returns the exit code."""
+    try:
+        device = place_named(None).device if asked.device is None else known(asked.device, "--device")
+    except ValueError as error:
+        print(f"cunorm show: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(_document(device), indent=1) if asked.json else listing(device))
+    return 0
+
+
+def merge(asked: argparse.Namespace) -> int:
+    """``cunorm merge``; returns the exit code."""
+    try:
+        made, count = table.merge_files(asked.tables, asked.output, _stale)
+    except (OSError, TableError) as error:
+        print(f"cunorm merge: {error}", file=sys.stderr)
+        return 2
+    for fault in made.faults:
+        print(f"cunorm merge: kept as it is: {fault}", file=sys.stderr)
+    measured = sum(entry.source == MEASURED for entry in made.entries.values())
+    both = count - len(made.entries)
+    print(
+        f"{asked.output}: {len(made.entries)} entries, {measured} measured, of {shown(made.device.get('name'))}; "
+        f"{both} were in more than one table, and the better was kept"
+    )
+    return 0

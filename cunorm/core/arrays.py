@@ -1,0 +1,344 @@
+"""Arrays of both kinds: checks with their sentences, once, and where an array's elements lie in memory.
+
+A kind is ``"cpu"`` (numpy.ndarray) or ``"gpu"`` (cupy.ndarray). CuPy is never imported here: an array of it can only
+come from a process that has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Array = Any  # numpy.ndarray or cupy.ndarray; the latter has no types to name
+
+#: The supported dtypes by name. bfloat16 is told by identity, never by ``kind``.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+#: Kernels take sizes in 64 bits.
+LARGEST_SIZE = 2**63 - 1
+#: Letters of a value in a sentence.
+LONGEST_WORDS = 80
+NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def kind_of(name: str, array: object) -> str:
+    """``"cpu"`` or ``"gpu"``.
+
+    Raises
+    ------
+    TypeError
+        If it is no array of either; says how to make one. A masked array is none: kernels see no masks.
+    """
+    if isinstance(array, np.ndarray):
+        if isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
+            raise TypeError(
+                f"{name}: a numpy.ma.MaskedArray, expected an array without a mask, which would be lost; "
+                f"pass {name}.filled(value), or {name}.data if masked elements are to count"
+            )
+        return "cpu"
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return "gpu"
+    came = f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}".removeprefix("builtins.")
+    advice = f"; use cupy.from_dlpack({name})" if hasattr(array, "__dlpack__") else ""
+    raise TypeError(f"{name}: {came}, expected a cupy.ndarray or a numpy.ndarray{advice}")
+
+
+def namespace(kind: str) -> Any:
+    """The module that makes arrays of that kind."""
+    return np if kind == "cpu" else sys.modules["cupy"]
+
+
+def place_of(array: Array) -> tuple[str, int]:
+    """The kind of an array and the ordinal of its GPU (0 for numpy)."""
+    return ("cpu", 0) if isinstance(array, np.ndarray) else ("gpu", int(array.data.device_id))
+
+
+def same_place(arrays: Iterable[tuple[str, Array | None]]) -> tuple[str, int]:
+    """Where all of these arrays live; Nones are passed over.
+
+    Raises
+    ------
+    TypeError
+        If one is no array, or NumPy and CuPy arrays are mixed.
+    ValueError
+        If they live on different GPUs.
+    """
+    first: tuple[str, tuple[str, int]] | None = None
+    for name, array in arrays:
+        if array is None:
+            continue
+        kind_of(name, array)
+        place = place_of(array)
+        if first is None:
+            first = name, place
+        elif place[0] != first[1][0]:
+            kinds = {"cpu": "numpy.ndarray", "gpu": "cupy.ndarray"}
+            raise TypeError(f"{name}: a {kinds[place[0]]}, but {first[0]} is a {kinds[first[1][0]]}; expected one kind")
+        elif place != first[1]:
+            raise ValueError(f"{name}: on GPU {place[1]}, but {first[0]} is on GPU {first[1][1]}; expected one GPU")
+    assert first is not None
+    return first[1]
+
+
+def dtype_name(name: str, array: Array, allowed: Sequence[str] = tuple(DTYPES), why: str = "") -> str:
+    """The name of an array's dtype.
+
+    Raises
+    ------
+    TypeError
+        If it is not among those allowed.
+    """
+    found = NAMES.get(array.dtype)
+    if found is None or found not in allowed:
+        came = found or str(array.dtype)
+        raise TypeError(f"{name}: dtype {came}, expected {' or '.join(dict.fromkeys(allowed))}{why}")
+    return found
+
+
+def dtype_named(name: str, value: object, allowed: Sequence[str] = tuple(DTYPES)) -> str:
+    """The name of a dtype given as a name or a dtype object (TypeError)."""
+    try:
+        known = value is not None  # which numpy.dtype would take for float64
+        found = value if value in DTYPES else NAMES.get(np.dtype(value)) if known else None  # type: ignore[call-overload]
+    except TypeError:
+        found = None
+    if not isinstance(found, str) or found not in allowed:
+        raise TypeError(f"{name}: {value!r}, expected {' or '.join(dict.fromkeys(allowed))}")
+    return found
+
+
+def one_dtype(first: tuple[str, Array], second: tuple[str, Array]) -> None:
+    """Check that two arrays have the same dtype (TypeError)."""
+    if first[1].dtype != second[1].dtype:
+        raise TypeError(f"{second[0]}: dtype {second[1].dtype}, expected {first[1].dtype}, the dtype of {first[0]}")
+
+
+def shape_of(name: str, array: Array, expected: tuple[int, ...], why: str = "") -> None:
+    """Check an array's shape (ValueError)."""
+    if array.shape != expected:
+        raise ValueError(f"{name}: shape {array.shape}, expected {expected}{why}")
+
+
+def sized(name: str, array: Array, size: int, expected: str) -> None:
+    """Check an array's number of elements (ValueError)."""
+    if array.size != size:
+        raise ValueError(f"{name}: shape {array.shape}, expected {expected}")
+
+
+def _is_array(value: object) -> bool:
+    """Whether it is an array of any library, and not a scalar of NumPy's."""
+    return hasattr(value, "ndim") and not isinstance(value, np.generic)
+
+
+def said(value: object) -> str:
+    """A wrong value in a sentence; an array by its type alone, for one on a GPU would have to be waited for."""
+    if _is_array(value):
+        return type(value).__name__
+    try:
+        words = repr(value)
+    except Exception:  # such as an int of more digits than Python prints
+        return f"one {type(value).__name__}"
+    return words if len(words) <= LONGEST_WORDS else f"{words[:LONGEST_WORDS]}..."
+
+
+def integer(name: str, value: object, least: int = 1) -> int:
+    """A whole number of at least ``least`` that fits in 64 bits, as kernels take it; bool is not one."""
+    try:
+        number = operator.index(None if isinstance(value, (bool, np.bool_)) else value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name}: {said(value)}, expected an int") from None
+    if number < least:
+        raise ValueError(f"{name}: {said(number)}, expected at least {least}")
+    if number > LARGEST_SIZE:
+        raise ValueError(f"{name}: {said(number)}, expected at most 2**63 - 1")
+    return number
+
+
+def number(name: str, value: object) -> float:
+    """A number as a float; infinite where it is too large for one. bool is not a number, nor is an array of one.
+
+    A number that lives on a GPU would have to be waited for.
+    """
+    if _is_array(value) or isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
+        raise TypeError(f"{name}: {said(value)}, expected a number")
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: {said(value)}, expected a number") from None
+    except OverflowError:
+        return float("inf")
+
+
+def epsilon(value: object, name: str = "eps") -> float:
+    """eps as a float: finite and not negative."""
+    if value.__class__ is float and 0 <= value < float("inf"):
+        return value  # a plain float: calls are many
+    found = number(name, value)
+    if not 0 <= found < float("inf"):
+        raise ValueError(f"{name}: {found}, expected a finite number of at least 0")
+    return found
+
+
+def flag(name: str, value: object) -> bool:
+    """A bool; an int is not one (TypeError)."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: {said(value)}, expected a bool")
+    return bool(value)
+
+
+def choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Check that a value is one of a few (ValueError)."""
+    if not any(isinstance(value, one.__class__) and value == one for one in allowed):
+        raise ValueError(f"{name}: {said(value)}, expected {' or '.join(map(repr, allowed))}")
+
+
+def mask(name: str, value: object, names: Sequence[str]) -> tuple[bool, ...]:
+    """A flag for each result, from a sequence or a NumPy array of bools."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
+        raise TypeError(f"{name}: {said(value)}, expected a tuple of {len(names)} bools for {', '.join(names)}")
+    if len(value) != len(names):
+        raise ValueError(f"{name}: {len(value)} flags, expected {len(names)} for {', '.join(names)}")
+    for wanted in value:
+        if not isinstance(wanted, (bool, np.bool_)):
+            raise TypeError(f"{name}: {said(wanted)} in it, expected bools")
+    return tuple(bool(wanted) for wanted in value)
+
+
+def pointer(array: Array) -> int:
+    """The address of the first element."""
+    if not isinstance(array, np.ndarray):
+        return int(array.data.ptr)
+    return _word(array) if _DATA_FIRST else _asked(array)
+
+
+def addresses(kind: str, arrays: Iterable[Array | None]) -> tuple[int, ...]:
+    """The addresses of the first elements, 0 for an absent array."""
+    if kind == "gpu":
+        return tuple([0 if array is None else array.data.ptr for array in arrays])
+    if _DATA_FIRST:
+        return tuple([0 if array is None else _word_at(id(array) + _HEAD).value or 0 for array in arrays])
+    return tuple([0 if array is None else _asked(array) for array in arrays])
+
+
+# NumPy makes a dictionary or an object to tell an address, which for nine arrays costs as much as all else in a call.
+# In its C interface, fixed for decades, the address stands first behind the object's head; where it does not, it asks.
+def _asked(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _word(array: np.ndarray) -> int:
+    return _word_at(id(array) + _HEAD).value or 0
+
+
+_word_at, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
+_probe = np.empty(1)
+_DATA_FIRST = sys.implementation.name == "cpython" and _word(_probe) == _asked(_probe)
+
+
+#: Candidates that NumPy may try to tell whether two strided arrays share an element; after that they count as sharing.
+SHARING_WORK = 10**6
+
+
+def elements_apart(array: Array) -> bool:
+    """Whether no two elements of an array share memory, told from its strides: each steps over all smaller ones."""
+    reach = array.dtype.itemsize
+    steps = sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True) if size > 1)
+    for stride, size in steps:
+        if stride < reach and array.size:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+class _Shadow:
+    """An array's address, shape and strides without its memory: NumPy computes with it, and never reads there."""
+
+    def __init__(self, array: Array) -> None:
+        self.__array_interface__ = {
+            "data": (pointer(array), False),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.dtype.itemsize}",
+            "version": 3,
+        }
+
+
+def _shadow(array: Array) -> np.ndarray:
+    """A NumPy array that lies as this one does, on a GPU too: to compute with its strides, never to be read."""
+    return np.asarray(_Shadow(array))
+
+
+def share_elements(a: Array, b: Array) -> bool:
+    """Whether two arrays of either kind have a byte in common; two halves of one tensor have none."""
+    try:
+        return np.shares_memory(_shadow(a), _shadow(b), max_work=SHARING_WORK)  # type: ignore[arg-type]  # the stubs know two of its values
+    except np.exceptions.TooHardError:
+        return True
+
+
+def overlap(a: Array, a_span: tuple[int, int], b: Array, b_span: tuple[int, int]) -> bool:
+    """Whether two arrays of these spans have a byte in common; asked of their strides only where the spans meet."""
+    return a_span[0] < b_span[1] and b_span[0] < a_span[1] and share_elements(a, b)
+
+
+def same_elements(a: Array, b: Array) -> bool:
+    """Whether two arrays of one shape and dtype have each element in the same place; one of size 1 takes no step."""
+    steps = [[stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1] for array in (a, b)]
+    return bool(a.shape == b.shape and steps[0] == steps[1] and pointer(a) == pointer(b))
+
+
+def span(array: Array) -> tuple[int, int]:
+    """The addresses that an array's elements lie between: [low, high)."""
+    start, (before, behind) = pointer(array), extent(array)
+    return start - before, start + behind
+
+
+def extent(array: Array) -> tuple[int, int]:
+    """The bytes before and behind the first element that an array's elements reach: [pointer - low, pointer + high)."""
+    if array.size == 0:
+        return 0, 0
+    reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    return -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + array.dtype.itemsize
+
+
+def plain(array: Array) -> Array:
+    """The array; of a subclass of NumPy's its memory, for a matrix has ideas of its own about shapes."""
+    return np.asarray(array) if isinstance(array, np.ndarray) else array
+
+
+def view_as(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """The same elements, in C order, in another shape of as many, without a copy; None where it would take one."""
+    if isinstance(array, np.ndarray):
+        try:
+            return np.asarray(array).reshape(shape, copy=False)
+        except ValueError:
+            return None
+    if array.size == 0:
+        return array.reshape(shape)
+    try:
+        strides = _shadow(array).reshape(shape, copy=False).strides
+    except ValueError:
+        return None
+    return namespace("gpu").ndarray(shape, array.dtype, array.data, strides)
+
+
+def in_one_piece(array: Array) -> Array | None:
+    """The memory of an array as bytes, in a row; None where there are gaps in it, or elements share it."""
+    flat = plain(array)
+    flat = flat.reshape(1) if flat.ndim == 0 else flat
+    flat = flat[tuple([slice(None, None, -1 if stride < 0 else 1) for stride in flat.strides])]
+    flat = flat.transpose(sorted(range(flat.ndim), key=lambda axis: -flat.strides[axis]))
+    return flat.reshape(-1).view(np.uint8) if flat.flags.c_contiguous else None

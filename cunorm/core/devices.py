@@ -1,0 +1,147 @@
+"""What a GPU is to cunorm: the few facts that legality and the cost model ask for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """Facts of one GPU.
+
+    Attributes
+    ----------
+    name : str
+        Marketing name, as the driver prints it.
+    compute_capability : tuple of int
+        (major, minor), for instance (9, 0).
+    multiprocessors : int
+    l2_bytes : int
+        Size of the level-2 cache, bytes.
+    bandwidth : float
+        Peak DRAM bandwidth, bytes per second (memory clock times bus width).
+    shared_memory_per_block : int
+        Largest dynamic shared memory of one block after opting in, bytes.
+    shared_memory_per_multiprocessor : int
+        Bytes; the driver keeps ``shared_memory_reserved`` of them for each resident block.
+    shared_memory_reserved : int
+    registers_per_multiprocessor : int
+        32-bit registers.
+    threads_per_multiprocessor, blocks_per_multiprocessor : int
+        Most that can be resident.
+    largest_cluster : int
+        Blocks in the largest thread-block cluster; 1 where there are none. More than 8 is not portable: a GPU with
+        few multiprocessors in a cluster of them may refuse the launch.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    l2_bytes: int
+    bandwidth: float
+    shared_memory_per_block: int
+    shared_memory_per_multiprocessor: int
+    shared_memory_reserved: int = 1024
+    registers_per_multiprocessor: int = 65536
+    threads_per_multiprocessor: int = 2048
+    blocks_per_multiprocessor: int = 32
+    largest_cluster: int = 1
+
+    @property
+    def architecture(self) -> str:
+        """The compiler's name of it, for instance ``sm_90``."""
+        return "sm_{}{}".format(*self.compute_capability)
+
+
+KIB, MIB = 1024, 1024 * 1024
+
+# Sources: CUDA C++ programming guide, table "technical specifications per compute capability"; the vendor's data
+# sheets for multiprocessors, bandwidth and L2 (A100: the 80 GB SXM module; H100: the SXM module). The L2 of a B200 is
+# what its driver reports.
+KNOWN: dict[str, Device] = {
+    "A100": Device(
+        name="NVIDIA A100-SXM4-80GB",
+        compute_capability=(8, 0),
+        multiprocessors=108,
+        l2_bytes=40 * MIB,
+        bandwidth=2.039e12,
+        shared_memory_per_block=163 * KIB,
+        shared_memory_per_multiprocessor=164 * KIB,
+    ),
+    "RTX 4090": Device(
+        name="NVIDIA GeForce RTX 4090",
+        compute_capability=(8, 9),
+        multiprocessors=128,
+        l2_bytes=72 * MIB,
+        bandwidth=1.008e12,
+        shared_memory_per_block=99 * KIB,
+        shared_memory_per_multiprocessor=100 * KIB,
+        threads_per_multiprocessor=1536,
+        blocks_per_multiprocessor=24,
+    ),
+    "H100": Device(
+        name="NVIDIA H100 80GB HBM3",
+        compute_capability=(9, 0),
+        multiprocessors=132,
+        l2_bytes=50 * MIB,
+        bandwidth=3.352e12,
+        shared_memory_per_block=227 * KIB,
+        shared_memory_per_multiprocessor=228 * KIB,
+        largest_cluster=16,
+    ),
+    "H200": Device(
+        name="NVIDIA H200",
+        compute_capability=(9, 0),
+        multiprocessors=132,
+        l2_bytes=60 * MIB,
+        bandwidth=4.8e12,
+        shared_memory_per_block=227 * KIB,
+        shared_memory_per_multiprocessor=228 * KIB,
+        largest_cluster=16,
+    ),
+    "B200": Device(
+        name="NVIDIA B200",
+        compute_capability=(10, 0),
+        multiprocessors=148,
+        l2_bytes=132_644_864,
+        bandwidth=8.0e12,
+        shared_memory_per_block=227 * KIB,
+        shared_memory_per_multiprocessor=228 * KIB,
+        largest_cluster=16,
+    ),
+    "RTX 5090": Device(
+        name="NVIDIA GeForce RTX 5090",
+        compute_capability=(12, 0),
+        multiprocessors=170,
+        l2_bytes=96 * MIB,
+        bandwidth=1.792e12,
+        shared_memory_per_block=99 * KIB,
+        shared_memory_per_multiprocessor=100 * KIB,
+        threads_per_multiprocessor=1536,
+        blocks_per_multiprocessor=24,
+        largest_cluster=8,
+    ),
+}
+
+
+def known(name: str, asked_by: str = "device") -> Device:
+    """The device of that short name.
+
+    Parameters
+    ----------
+    name : str
+        In any case, with or without its spaces: ``"rtx4090"``.
+    asked_by : str
+        The argument or variable that holds it, for the error.
+
+    Raises
+    ------
+    ValueError
+        If no such device is known; the text lists those that are.
+    """
+    plain = re.sub(r"[-_ ]", "", name).upper()
+    for short, device in KNOWN.items():
+        if plain == short.replace(" ", ""):
+            return device
+    raise ValueError(f"{asked_by}: {name!r}, expected one of {', '.join(KNOWN)}")

@@ -1,0 +1,110 @@
+"""Every environment variable that cunorm reads, once.
+
+=======================  ==================================================================  =================
+variable                 meaning                                                             default
+=======================  ==================================================================  =================
+``CUNORM_CACHE_DIR``     folder for CPU builds, what NVRTC said of kernels, tiling tables    user cache dir
+``CUNORM_TILING_TABLE``  a tiling table that is asked before all others                      none
+``CUNORM_TRACE``         a file that takes down the problems that run, for cunorm tune       none
+``CUNORM_CPU_DEVICE``    the GPU whose limits and tiles the CPU executor takes on            ``H200``
+``CUNORM_CXX``           the C++ compiler of the CPU executor                                g++, clang++, zig
+``CUNORM_CPU_ORDER``     order of the CPU executor's threads: ascending, descending, random  ``ascending``
+``CUNORM_CPU_CORES``     operating-system threads that the CPU executor spreads blocks over  all cores
+``CUNORM_CPU_BUILD``     plain: for use; checked: every access is checked and counted        ``plain``
+=======================  ==================================================================  =================
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+#: The names of them all: another CUNORM_ name in the environment is a slip.
+VARIABLES = (
+    "CUNORM_CACHE_DIR",
+    "CUNORM_TILING_TABLE",
+    "CUNORM_TRACE",
+    "CUNORM_CPU_DEVICE",
+    "CUNORM_CXX",
+    "CUNORM_CPU_ORDER",
+    "CUNORM_CPU_CORES",
+    "CUNORM_CPU_BUILD",
+)
+#: How the CPU executor compiles kernels; `sanitised` is for child processes, see tests/executors/sanitised.py.
+BUILDS = ("plain", "checked", "sanitised")
+
+
+def cache_dir_named() -> bool:
+    """Whether ``CUNORM_CACHE_DIR`` names the cache folder."""
+    return bool(os.environ.get("CUNORM_CACHE_DIR"))
+
+
+def cache_dir() -> Path:
+    """The folder for builds, tables and studies; not made here, see `cunorm.core.cache`.
+
+    Without ``CUNORM_CACHE_DIR`` the user's cache folder; of a user who has no home, ``cunorm-UID`` in the folder for
+    temporary files.
+    """
+    chosen = os.environ.get("CUNORM_CACHE_DIR")
+    if chosen:
+        return Path(os.path.expanduser(chosen))
+    try:
+        found = platformdirs.user_cache_dir("cunorm", appauthor=False)
+    except RuntimeError:  # platformdirs knows no home
+        found = ""
+    if os.path.isabs(found):
+        return Path(found)
+    return Path(tempfile.gettempdir()) / f"cunorm-{os.getuid()}"
+
+
+def cpu_device() -> str:
+    """Name of the device that the CPU executor poses as."""
+    return os.environ.get("CUNORM_CPU_DEVICE") or "H200"
+
+
+def tiling_table() -> Path | None:
+    """The tiling table that is asked before all others, or None."""
+    chosen = os.environ.get("CUNORM_TILING_TABLE")
+    return Path(chosen) if chosen else None
+
+
+def trace() -> Path | None:
+    """The file that takes down the problems that run, or None."""
+    chosen = os.environ.get("CUNORM_TRACE")
+    return Path(chosen) if chosen else None
+
+
+def cxx() -> str | None:
+    """The C++ compiler asked for, or None."""
+    return os.environ.get("CUNORM_CXX") or None
+
+
+def cpu_order() -> str:
+    """The order in which the CPU executor resumes the threads of a block."""
+    return os.environ.get("CUNORM_CPU_ORDER") or "ascending"
+
+
+def cpu_build() -> str:
+    """Which of `BUILDS` the CPU executor runs."""
+    build = os.environ.get("CUNORM_CPU_BUILD") or "plain"
+    if build not in BUILDS:
+        raise ValueError(f"CUNORM_CPU_BUILD: {build!r}, expected plain or checked")
+    return build
+
+
+def cores() -> int:
+    """The cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_cores() -> int:
+    """Operating-system threads over which the CPU executor spreads blocks."""
+    text = os.environ.get("CUNORM_CPU_CORES")
+    if text is None or text == "":
+        return cores()
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
+        raise ValueError(f"CUNORM_CPU_CORES: {text!r}, expected a whole number from 1 up")
+    return int(text)

@@ -1,0 +1,231 @@
+"""Strategy and Tile: who owns one slice of statistics, with which numbers, and whether that is legal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cunorm.core.locks import lazy
+
+from .devices import Device
+from .problem import Problem
+
+#: Most blocks in the x direction of a grid.
+MAX_GRID = 2**31 - 1
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+class Tile:
+    """The numbers of one strategy, by name: ``Tile("block", threads=256, groups=1)``.
+
+    Parameters
+    ----------
+    strategy : str
+    **fields : int
+        As the strategy's search space names them; also attributes of the tile.
+    """
+
+    __slots__ = ("_hash", "_values", "fields", "strategy")
+    strategy: str
+    fields: tuple[tuple[str, int], ...]
+
+    def __init__(self, strategy: str, **fields: int) -> None:
+        if not isinstance(strategy, str):
+            raise TypeError(f"tile: strategy {strategy!r}, expected the name of one")
+        for name, value in fields.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"tile: {name}={value!r}, expected a whole number from 1 up")
+        self.strategy = strategy
+        self.fields = tuple(sorted(fields.items()))
+        self._values = fields
+        self._hash = hash((strategy, self.fields))
+
+    @classmethod
+    def of(cls, given: Tile | Mapping[str, object]) -> Tile:
+        """A tile from a tile or from ``{"strategy": "block", "threads": 256, ...}``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is neither, or names no strategy.
+        """
+        if isinstance(given, Tile):
+            return given
+        if not isinstance(given, Mapping):
+            raise TypeError(f"tile: a {type(given).__name__}, expected a cunorm.Tile, a mapping or None")
+        fields: dict[Any, Any] = dict(given)
+        if not all(isinstance(name, str) for name in fields):
+            raise TypeError(f"tile: {fields!r}, expected names of fields as keys")
+        strategy = fields.pop("strategy", None)
+        if not isinstance(strategy, str):
+            raise ValueError(f'tile: {dict(given)!r}, expected a "strategy" in it')
+        return cls(strategy, **fields)
+
+    def as_dict(self) -> dict[str, int]:
+        """The fields, without the strategy."""
+        return dict(self.fields)
+
+    def __getattr__(self, name: str) -> int:
+        if name not in Tile.__slots__ and name in self._values:  # slots are missing while a copy is being made
+            return self._values[name]
+        raise AttributeError(f"a tile has no {name}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.strategy, self.as_dict())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tile) and (self.strategy, self.fields) == (other.strategy, other.fields)
+
+    def __repr__(self) -> str:
+        return f"Tile({self.strategy!r}{''.join(f', {name}={value}' for name, value in self.fields)})"
+
+
+def _rebuild(strategy: str, fields: dict[str, int]) -> Tile:
+    return Tile(strategy, **fields)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a plan.
+
+    Attributes
+    ----------
+    kernel : str
+        Name of the file in a folder of ``kernels_cu``, without its ending.
+    entry : str
+        Name of the kernel in it.
+    grid : int
+        Blocks.
+    threads : int
+        In a block.
+    arguments : tuple
+        In the kernel's order: a name stands for the array or number that the call brings, an int or a float for itself.
+    shared_bytes : int
+        Dynamic shared memory of a block.
+    traffic : int
+        Bytes of global memory it reads and writes, for the cost model.
+    registers : int
+        32-bit registers a thread holds, an upper estimate.
+    phases : int
+        How often a block waits for memory with nothing else to do: 1 for a stream, more where sums lie between.
+    streams : float
+        Tensors whose loads a thread has in flight side by side, four packs of each.
+    cached : int
+        Bytes that it reads besides, but from the L2 cache.
+    layout : str or None
+        The layout that the kernel is compiled for; None: the problem's.
+    takes_tile : bool
+        Whether the kernel knows the tile's constants; False for one that serves all strategies and knows its threads.
+    cluster : int
+        Blocks of a thread-block cluster.
+    abreast : int
+        Pieces of work that keep step although each is its own: teams that pass a block's barriers together, blocks of a
+        cluster that only put their results together.
+    prepares : bool
+        Whether it only makes the workspace ready for the next launch: where that runs, so does this.
+    roams : bool
+        Whether warps of a block go on without each other between two reads of the same memory, as far as they like.
+    tickets : int or None
+        Where blocks draw tickets, and wait for others with earlier ones: at which byte of the workspace.
+    """
+
+    kernel: str
+    entry: str
+    grid: int
+    threads: int
+    arguments: tuple[str | int | float, ...]
+    shared_bytes: int = 0
+    traffic: int = 0
+    registers: int = 64
+    phases: int = 1
+    streams: float = 1
+    cached: int = 0
+    layout: str | None = None
+    takes_tile: bool = True
+    cluster: int = 1
+    abreast: int = 1
+    prepares: bool = False
+    roams: bool = False
+    tickets: int | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether blocks wait for what other blocks do."""
+        return self.tickets is not None
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to solve an op: kernels, their numbers, their legality.
+
+    Attributes
+    ----------
+    name : str
+        From the vocabulary of strategies: warp, block, cluster, grid, split, column.
+    op : str
+    space : mapping of str to tuple of int
+        The values that are worth trying for each field of the tile.
+    constants : tuple of str
+        The fields that the kernel knows at compile time, in ``struct Tile``.
+    legality : callable
+        ``(problem, tile, device)`` -> a sentence, or None. Call `refuses`, which also checks the names.
+    launches : callable
+        ``(problem, tile)`` -> the launches, in order.
+    workspace : callable
+        ``(problem, tile)`` -> bytes.
+    workspace_traffic : callable
+        ``(problem, tile)`` -> bytes of the workspace that the launches of a call read and write at most, counted as
+        warps ask for them: what all lanes read from one place counts once.
+    worth : callable
+        ``(problem, tile)`` -> whether a legal tile of the space is worth trying: not where another does the same with
+        less.
+    """
+
+    name: str
+    op: str
+    space: Mapping[str, tuple[int, ...]]
+    constants: tuple[str, ...]
+    legality: Callable[[Problem, Tile, Device], str | None]
+    launches: Callable[[Problem, Tile], tuple[Launch, ...]]
+    workspace: Callable[[Problem, Tile], int]
+    workspace_traffic: Callable[[Problem, Tile], int]
+    in_place: bool = field(default=True)
+    worth: Callable[[Problem, Tile], bool] = field(default=lambda problem, tile: True)
+
+    def refuses(self, problem: Problem, tile: Tile, device: Device) -> str | None:
+        """Why this tile cannot solve this problem on this device; None if it can. The only legality text."""
+        names = {name for name, _ in tile.fields}
+        if names != set(self.space):
+            return f"{self.name}: a tile has {', '.join(sorted(self.space))}; came {', '.join(sorted(names)) or 'none'}"
+        sentence = self.legality(problem, tile, device)
+        return None if sentence is None else f"{self.name}: {sentence}"
+
+    @lazy
+    def _tiles(self) -> tuple[Tile, ...]:
+        every = itertools.product(*self.space.values())
+        return tuple(Tile(self.name, **dict(zip(self.space, values, strict=True))) for values in every)
+
+    def tiles(self) -> Iterator[Tile]:
+        """Every tile of the search space, legal or not."""
+        return iter(self._tiles)
+
+
+def main_launch(launches: Iterable[Launch]) -> Launch:
+    """The launch that moves most."""
+    return max(launches, key=lambda launch: launch.traffic)
+
+
+def refuses_threads(tile: Tile) -> str | None:
+    """The legality that every strategy shares: whole warps, and no more than a block may have."""
+    if tile.threads % 32 or tile.threads > 1024:
+        return f"threads is {tile.threads}, expected a multiple of 32 up to 1024"
+    return None

@@ -1,0 +1,249 @@
+"""The checked build at work: arrays between guard zones, poison told from data, counters, faults with their places."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cunorm.core.errors import KernelFault
+
+from .memory import Guarded, Region
+
+MOST_ARRAYS = 24
+OTHER_POISON = 0x00
+#: Files whose functions only pass on what a kernel does.
+DOORS = re.compile(r"^(common/types\.cuh|common/async\.cuh|cunorm/executors/cpu/include/[\w/]+\.h)$")
+TRACE = np.dtype([("sector", "u8"), ("block", "u4"), ("region", "u2"), ("bytes", "u2")])
+
+
+@dataclass
+class Moved:
+    """What one array gave and took in a launch.
+
+    Attributes
+    ----------
+    loaded, stored : int
+        Bytes that lanes asked for through load and store, and by atomics and asynchronous copies.
+    raw_loaded, raw_stored : int
+        The same as the compiler's hooks saw it.
+    load_requests, store_requests : int
+        Of warps.
+    load_sectors, store_sectors : int
+        32-byte sectors that those requests touch.
+    wide_bytes, wide_sectors : int
+        Bytes and sectors of 16-byte accesses alone.
+    """
+
+    loaded: int = 0
+    stored: int = 0
+    raw_loaded: int = 0
+    raw_stored: int = 0
+    load_requests: int = 0
+    store_requests: int = 0
+    load_sectors: int = 0
+    store_sectors: int = 0
+    wide_bytes: int = 0
+    wide_sectors: int = 0
+
+
+class _Moved(ctypes.Structure):
+    _fields_ = [(each.name, ctypes.c_uint64) for each in fields(Moved)]
+
+
+class _Counters(ctypes.Structure):
+    """struct Counters in counters.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("barriers", "meetings")),
+        *((f"shared_{name}", ctypes.c_uint64) for name in ("requests", "wavefronts", "ideal")),
+        *((f"unwritten{name}", ctypes.c_uint64) for name in ("", "_thread", "_block", "_site", "_byte")),
+        ("traced", ctypes.c_uint64),
+        ("trace", ctypes.c_void_p),
+        ("trace_count", ctypes.c_uint64),
+        ("trace_capacity", ctypes.c_uint64),
+        ("moved", _Moved * MOST_ARRAYS),
+    ]
+
+
+@dataclass
+class Count:
+    """What one launch did.
+
+    Attributes
+    ----------
+    kernel : str
+    blocks, threads : int
+        Of the grid, and of a block.
+    barriers : int
+        ``__syncthreads`` of all blocks.
+    shuffles : int
+        Shuffles, votes and ``__syncwarp`` of all warps.
+    shared_requests, shared_wavefronts, shared_ideal : int
+        Requests of warps to shared memory; turns of its banks that they take; the fewest that they could.
+    moved : dict of str to Moved
+        By array.
+    roles : dict of str to str
+    starts : dict of str to int
+        Addresses of the arrays.
+    trace : numpy.ndarray
+        The sectors of all requests in the order in which each block made them: sector, block, 2 * array + is_store, and
+        the bytes in the sector that the request asks for.
+    """
+
+    kernel: str
+    blocks: int
+    threads: int
+    barriers: int
+    shuffles: int
+    shared_requests: int
+    shared_wavefronts: int
+    shared_ideal: int
+    moved: dict[str, Moved]
+    roles: dict[str, str]
+    starts: dict[str, int]
+    trace: np.ndarray[Any, Any] = field(repr=False)
+
+
+def _count(found: _Counters, name: str, grid: int, threads: int, memory: Sequence[Region]) -> Count:
+    trace = np.empty(found.trace_count, TRACE)
+    if found.trace:
+        ctypes.memmove(trace.ctypes.data, found.trace, trace.nbytes)
+    moved = {
+        region.name: Moved(*(getattr(found.moved[i], each.name) for each in fields(Moved)))
+        for i, region in enumerate(memory)
+    }
+    roles = {region.name: region.role for region in memory}
+    starts = {region.name: region.address for region in memory}
+    shared = (found.shared_requests, found.shared_wavefronts, found.shared_ideal)
+    return Count(name, grid, threads, found.barriers, found.meetings, *shared, moved, roles, starts, trace)
+
+
+def run(
+    launch: Callable[..., None],
+    steps: Sequence[Any],
+    values: Sequence[int | float],
+    sizes: Sequence[int],
+    memory: Sequence[Region],
+    record: list[Count] | None,
+) -> None:
+    """Run the launches of a plan in the checked build, on copies of its arrays between guard zones.
+
+    Parameters
+    ----------
+    launch : callable
+        `cunorm.executors.cpu.executor.launch`.
+    steps, values, sizes
+        As `cunorm.executors.cpu.executor.run`.
+    memory : sequence of Region
+        The arrays.
+    record : list, optional
+        Takes a `Count` of each launch, with a trace.
+
+    Raises
+    ------
+    KernelFault
+        If a kernel broke a rule. What it had written stays written.
+    """
+    guarded = Guarded(memory)
+    places: list[int | float] = list(values)
+    places[: len(sizes)] = [guarded.moved(int(address), size) for address, size in zip(values, sizes, strict=False)]
+    try:
+        for kernel, grid, threads, shared_bytes, pick, together in steps:
+            checked(launch, kernel, grid, threads, shared_bytes, pick(places), guarded, record, **together)
+    finally:
+        guarded.give_back()
+
+
+def checked(
+    launch: Callable[..., None],
+    kernel: Any,
+    grid: int,
+    threads: int,
+    shared_bytes: int,
+    arguments: Sequence[int | float],
+    guarded: Guarded,
+    record: list[Count] | None = None,
+    **options: Any,
+) -> None:
+    """One launch of `run`.
+
+    Parameters
+    ----------
+    launch : callable
+        `cunorm.executors.cpu.executor.launch`.
+    kernel : Kernel
+        In any build.
+    grid, threads, shared_bytes, arguments
+        As `cunorm.executors.cpu.executor.launch`; addresses are those of the copies.
+    guarded : Guarded
+        The copies.
+    record : list, optional
+        Takes a `Count`, with a trace.
+    **options
+        Others of `cunorm.executors.cpu.executor.launch`.
+
+    Raises
+    ------
+    KernelFault
+    """
+    kernel = kernel.built("checked")
+    before = guarded.contents() if shared_bytes or kernel.static_bytes else []
+    counters = _Counters(traced=record is not None)
+    place = ctypes.addressof(counters)
+    try:
+        launch(kernel, grid, threads, shared_bytes, arguments, memory=guarded.memory, counters=place, **options)
+        if record is not None:
+            record.append(_count(counters, kernel.name, grid, threads, guarded.memory))
+    finally:
+        kernel._free(counters.trace)
+    if counters.unwritten and before:
+        # Somebody read shared memory that nobody had written. A fault only if a result depends on what it held.
+        after = guarded.contents()
+        guarded.fill(before)
+        launch(kernel, grid, threads, shared_bytes, arguments, memory=guarded.memory, poison=OTHER_POISON, **options)
+        if guarded.contents() != after:
+            sentence = (
+                f"kernel {kernel.name}, block {counters.unwritten_block}: thread {counters.unwritten_thread}: reads "
+                f"byte {counters.unwritten_byte} of shared memory at @{{{counters.unwritten_site:x}}}, which nobody "
+                "wrote, and results depend on such reads"
+            )
+            raise KernelFault(located(sentence, kernel.path, guarded.memory))
+
+
+# ---- places ---------------------------------------------------------------------------------------------------------
+
+
+def located(sentence: str, library: Path, memory: Sequence[Region]) -> str:
+    """A fault's sentence with the names of arrays in the place of #{number}, and file:line in that of @{address}.
+
+    Parameters
+    ----------
+    sentence : str
+        As the runtime wrote it.
+    library : Path
+        The kernel's shared object.
+    memory : sequence of Region
+        The arrays by number.
+    """
+    sentence = re.sub(r"#\{(\d+)\}", lambda found: memory[int(found[1])].name, sentence)
+    return re.sub(r"@\{([0-9a-f]+)\}", lambda found: _line(library, int(found[1], 16)), sentence)
+
+
+def _line(library: Path, address: int) -> str:
+    """``file:line`` of the kernel's own code at an address: behind the functions that only pass an access on."""
+    tool = shutil.which("addr2line")
+    if tool is None or address == 0:
+        return "an unknown place (CUNORM_CPU_BUILD=checked and binutils tell)"
+    done = subprocess.run([tool, "-i", "-e", str(library), hex(address)], capture_output=True, text=True, timeout=60)
+    places = [line.partition(" (")[0] for line in done.stdout.splitlines() if not line.startswith("??")]
+    places = [re.sub(r"^.*/\.build-[^/]*/", "", place) for place in places]  # where the compiler ran
+    own = [place for place in places if not DOORS.match(place.rpartition(":")[0])]
+    return (own or places or ["an unknown place"])[0]

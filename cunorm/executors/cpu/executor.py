@@ -1,0 +1,286 @@
+"""The CPU executor: the same CUDA C, compiled as C++ behind a small runtime and run on fibers. Exact, not fast.
+
+``runtime.h`` says how a block runs, ``kernel.py`` compiles. This file launches, and spreads the blocks of a
+launch over operating-system threads where they do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cunorm.core import devices, settings
+from cunorm.core.errors import KernelFault
+
+from . import checked as cpu_checked
+from . import scratch as cpu_scratch
+from .kernel import INTERPRETER, Addresses, Kernel
+from .kernel import compile as compile  # what an executor offers
+from .memory import GUARD_BYTES, Region, regions_of
+from .scratch import FAULT_BYTES, Scratch
+
+WARP = 32
+MOST_THREADS = 1024
+MOST_BLOCKS = 1024  # alive at a time in one operating-system thread
+LARGEST_CLUSTER = 16
+MOST_WORKERS = 1024  # operating-system threads of a launch
+POISON = 0xFF  # shared memory at a block's start: NaN in every floating-point type
+SPREAD_SECONDS = 200e-6  # a launch is spread over cores if about this much work is left after its first block
+LAST, WORKERS, MISSING, NEXT = 5, 12, 15, 24  # words of struct Launch
+FAULTED, FORKED = 1, 3  # how a worker ended, in runtime.h
+ORDERS = {"ascending": 0, "descending": 1, "random": 2}
+LETTERS = {"P": "pointer", "q": "long long", "d": "double"}
+
+
+def limits(ordinal: int = 0) -> devices.Device:
+    """The device that the CPU executor poses as (``CUNORM_CPU_DEVICE``)."""
+    if ordinal != 0:
+        raise ValueError(f"ordinal: {ordinal}, expected 0: the CPU executor is one device")
+    return devices.known(settings.cpu_device(), "CUNORM_CPU_DEVICE")
+
+
+def synchronise(ordinal: int = 0) -> None:
+    """Nothing to wait for: a launch returns when the kernel has run."""
+
+
+# ---- launching ------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _order(text: str) -> tuple[int, int]:
+    name, colon, seed = text.partition(":")
+    # Of 18 digits, as CUNORM_CPU_CORES: they fit the kernel's 64 bits.
+    if name not in ORDERS or (colon and (name != "random" or not seed.isdecimal() or len(seed) > 18)):
+        words = "expected ascending, descending, random or random:SEED, SEED of up to 18 digits"
+        raise ValueError(f"CUNORM_CPU_ORDER: {text[:80]!r}, {words}")
+    return ORDERS[name], int(seed or 0)
+
+
+@functools.cache  # once in a process
+def _warn_of_few() -> None:
+    warnings.warn(
+        "the system starts no more threads, or has no memory for their stacks: kernels run on fewer cores than "
+        "CUNORM_CPU_CORES says; raise the limit (ulimit -u, ulimit -v, the container's), or set CUNORM_CPU_CORES lower",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _add(scratches: list[Scratch], count: int, cores: int, size: tuple[int, int, int]) -> None:
+    """Take memory for threads of a launch, up to the count.
+
+    Fewer if the system has not enough memory, or if other launches of the process use the cores.
+    """
+    try:
+        while len(scratches) < count and cpu_scratch.lent() < cores:
+            scratches.append(cpu_scratch.take(*size))
+    except MemoryError:
+        _warn_of_few()
+
+
+def _run(kernel: Kernel, buffer: ctypes.Array[ctypes.c_int64], scratches: list[Scratch], arena: int) -> str | None:
+    """Run a launch on as many operating-system threads as there are scratches; the fault's sentence if there is one.
+
+    No thread of it runs when this returns or raises: all that they do lies in one call of the library.
+    """
+    # A handler's own launch would overwrite the static shared memory.
+    watched = kernel.static_bytes == 0 and threading.get_ident() == threading.main_thread().ident
+    count = len(scratches)
+    buffer[WORKERS] = count
+    array = (Addresses * count)(*[scratch.addresses for scratch in scratches]) if count > 1 else scratches[0].addresses
+    here, interpreter = ctypes.addressof(array), ctypes.addressof(INTERPRETER)
+    status = kernel._run(ctypes.addressof(buffer), here, count, arena, FAULT_BYTES, interpreter, watched)
+    if status == FORKED:
+        raise RuntimeError(f"kernel {kernel.name}: a signal handler forked while it ran; its results are lost here")
+    if buffer[MISSING]:
+        _warn_of_few()
+    return next(filter(None, (scratch.fault() for scratch in scratches))) if status == FAULTED else None
+
+
+def _spread(
+    kernel: Kernel,
+    buffer: ctypes.Array[ctypes.c_int64],
+    scratches: list[Scratch],
+    size: tuple[int, int, int],
+    arena: int,
+    blocks: tuple[int, int],
+    cluster: int,
+    cores: int,
+) -> str | None:
+    """Run a launch, on more threads than one if it is worth them; adds their scratches to the list."""
+    (first, last), clusters = blocks, (blocks[1] - blocks[0]) // cluster
+    if min(cores, clusters) > 1:  # one cluster alone, to see whether the others are worth more threads
+        buffer[LAST] = first + cluster
+        began = time.perf_counter()
+        fault = _run(kernel, buffer, scratches, arena)
+        seconds = (time.perf_counter() - began) * (clusters - 1)
+        if fault is not None:
+            return fault
+        if seconds > SPREAD_SECONDS:
+            _add(scratches, min(cores, clusters - 1), cores, size)
+        buffer[LAST], buffer[NEXT] = last, first + cluster
+    return _run(kernel, buffer, scratches, arena)
+
+
+def _check(
+    grid: int, threads: int, shared_bytes: int, blocks: tuple[int, int], cluster: int, resident: int, most: int
+) -> None:
+    """Whether a launch is legal; ValueError if not."""
+    if not 1 <= grid < 2**31:
+        raise ValueError(f"grid: {grid} blocks, expected 1 to 2^31 - 1")
+    if not WARP <= threads <= MOST_THREADS or threads % WARP != 0:
+        raise ValueError(f"threads: {threads}, expected whole warps of {WARP}, up to {MOST_THREADS}")
+    if not 0 <= shared_bytes <= most:
+        raise ValueError(f"shared_bytes: {shared_bytes}, expected 0 to {most}, what a block of the device may have")
+    if not 1 <= cluster <= LARGEST_CLUSTER or grid % cluster:
+        raise ValueError(f"cluster: {cluster} blocks, expected 1 to {LARGEST_CLUSTER}, dividing the grid's {grid}")
+    first, last = blocks
+    if not 0 <= first <= last <= grid or first % cluster or last % cluster:
+        raise ValueError(f"blocks: {blocks}, expected a part of the grid's {grid}, in whole clusters")
+    if resident < 1:
+        raise ValueError(f"resident: {resident} clusters, expected at least 1")
+    if resident * cluster > MOST_BLOCKS:
+        raise ValueError(f"resident: {resident} clusters of {cluster} blocks, expected at most {MOST_BLOCKS} blocks")
+
+
+def launch(  # noqa: PLR0913  # the executor's face; what is seldom said comes by keyword
+    kernel: Kernel,
+    grid: int,
+    threads: int,
+    shared_bytes: int,
+    arguments: Sequence[int | float],
+    *,
+    blocks: tuple[int, int] | None = None,
+    cluster: int = 1,
+    resident: int | None = None,
+    memory: Sequence[Region] = (),
+    poison: int = POISON,
+    counters: int = 0,
+    device: devices.Device | None = None,
+    order: str | None = None,
+) -> None:
+    """Run a kernel to its end.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    grid, threads : int
+        Blocks, and threads of each: whole warps.
+    shared_bytes : int
+        Dynamic shared memory of a block.
+    arguments : sequence of int or float
+        Addresses, ints and floats, as the kernel's parameters ask.
+    blocks : tuple of int, optional
+        Run only the blocks [first, last) of the grid.
+    cluster : int
+        Blocks of a thread-block cluster.
+    resident : int, optional
+        How many clusters live at a time, on one core: what kernels need whose blocks wait for each other. None: blocks
+        run one after another on each of several cores.
+    memory : sequence of Region
+        The arrays that the kernel may touch; empty: unknown, and no bounds are checked.
+    poison : int
+        The byte that shared memory is filled with before a block starts.
+    counters : int
+        Address of the checked build's counters; 0 for none.
+    device : Device, optional
+        Whose limits hold; None: the one that ``CUNORM_CPU_DEVICE`` names.
+    order : str, optional
+        Of threads; None: as ``CUNORM_CPU_ORDER`` says.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the launch itself is not legal.
+    KernelFault
+        If the kernel broke a rule; the text names kernel, block and thread, and file and line where they can be had.
+        What it had written stays written.
+    """
+    first, last = blocks if blocks is not None else (0, grid)
+    waiting, resident = resident is not None, 1 if resident is None else resident  # blocks may wait for each other
+    most = (device or limits()).shared_memory_per_block
+    _check(grid, threads, shared_bytes, (first, last), cluster, resident, most)
+    if len(memory) > cpu_checked.MOST_ARRAYS:
+        raise ValueError(f"memory: {len(memory)} arrays, expected at most {cpu_checked.MOST_ARRAYS}")
+    turns, seed = _order(order or settings.cpu_order())
+    table = (ctypes.c_int64 * (3 * len(memory)))(*[word for region in memory for word in region.words])
+    known = (len(memory), ctypes.addressof(table) if memory else 0)
+    numbers = (grid, threads, shared_bytes, turns, seed, last, cluster, resident, poison, *known, counters, 1, 0, 0, 0)
+    buffer = kernel._buffer()
+    try:
+        kernel._packer.pack_into(buffer, 0, *numbers, first, *arguments)
+    except struct.error as error:
+        wanted = ", ".join(LETTERS[letter] for letter in kernel.signature)
+        raise TypeError(f"arguments: {tuple(arguments)}, {kernel.name} takes ({wanted}): {error}") from None
+    arena = (-(-shared_bytes // GUARD_BYTES) + 1) * GUARD_BYTES  # one more, so that an overrun is nobody's
+
+    slots = resident * cluster
+    size = (slots * threads, slots * arena, kernel._worker_bytes(slots, threads))
+    # The checks see one operating-system thread; static shared memory is there but once.
+    alone = waiting or kernel.build == "checked" or kernel.static_bytes > 0
+    cores = 1 if alone else min(settings.cpu_cores(), MOST_WORKERS)
+    scratches = [cpu_scratch.take(*size)]
+    try:
+        fault = _spread(kernel, buffer, scratches, size, arena, (first, last), cluster, cores)
+    finally:  # none of the launch's threads runs any more, whatever was raised
+        while scratches:
+            cpu_scratch.give_back(scratches.pop())
+    if fault is not None:
+        raise KernelFault(cpu_checked.located(fault, kernel.path, memory))
+
+
+Step = tuple[Kernel, int, int, int, Callable[[Any], Any], int, int]
+#: Blocks of a launch that live at a time where blocks wait for each other; counting takes as many as the device has.
+WAITING_BLOCKS = 4
+
+
+def together(cluster: int, resident: int, most: int) -> dict[str, Any]:
+    """The options of a launch: blocks of a cluster, and how many of at most so many blocks live at a time."""
+    return {"cluster": cluster, "resident": min(resident, most) if resident else None}
+
+
+def run(
+    steps: Sequence[Step],
+    values: Sequence[int | float],
+    names: Sequence[str],
+    sizes: Sequence[int],
+    record: list[cpu_checked.Count] | None = None,
+    device: devices.Device | None = None,
+    order: str | None = None,
+) -> None:
+    """Run the launches of a plan.
+
+    Parameters
+    ----------
+    steps : sequence of (kernel, grid, threads, shared_bytes, pick, cluster, resident)
+        ``pick`` takes a launch's arguments from ``values``; ``resident`` is how many blocks the device runs at once
+        where they wait for each other, else 0.
+    values : sequence of int or float
+        Addresses of arrays, then numbers.
+    names : sequence of str
+        Of the values.
+    sizes : sequence of int
+        Bytes behind each address; 0: no array.
+    record : list, optional
+        Takes what each launch moved, and has the checked build run whatever ``CUNORM_CPU_BUILD`` says.
+    device : Device, optional
+        Whose limits hold.
+    order : str, optional
+        Of threads; None: as ``CUNORM_CPU_ORDER`` says.
+    """
+    build = settings.cpu_build() if record is None else "checked"
+    memory = regions_of(names, values, sizes)
+    if build == "checked":
+        most = WAITING_BLOCKS if record is None else MOST_BLOCKS
+        moved = [(*step[:5], together(*step[5:], most)) for step in steps]
+        cpu_checked.run(functools.partial(launch, device=device, order=order), moved, values, sizes, memory, record)
+        return
+    for kernel, grid, threads, shared_bytes, pick, cluster, resident in steps:
+        options = together(cluster, resident, WAITING_BLOCKS) | {"device": device, "order": order}
+        launch(kernel.built(build), grid, threads, shared_bytes, pick(values), memory=memory, **options)

@@ -1,0 +1,266 @@
+// What a kernel really moved: bytes, requests, sectors, bank conflicts, and a trace of sectors for reuse distances.
+// Checked build only.
+//
+// A request is what a warp asks for at one place in the kernel: accesses of its lanes are grouped by place and by how
+// often the lane has been there, since all lanes last met. Lanes run one after another here, so a warp keeps a log until
+// they meet.
+
+#ifdef CUNORM_CPU_CHECKED
+namespace cunorm_cpu {
+
+constexpr unsigned most_regions = 24;
+constexpr unsigned sector_bytes = 32, banks = 32, bank_bytes = 4;
+
+// Of one array. Raw: as the compiler's hooks saw it, in whatever pieces.
+struct Moved {
+    uint64_t loaded, stored, raw_loaded, raw_stored;
+    uint64_t load_requests, store_requests, load_sectors, store_sectors;
+    uint64_t wide_bytes, wide_sectors;  // of 16-byte accesses, both ways
+};
+
+struct Trace {
+    uint64_t sector;
+    uint32_t block;
+    uint16_t region;  // its number times two, plus one for a store
+    uint16_t bytes;   // that the request asks for in the sector, whatever the number of lanes that do
+};
+
+// _Counters in cunorm/executors/cpu/checked.py.
+struct Counters {
+    uint64_t barriers, meetings;
+    uint64_t shared_requests, shared_wavefronts, shared_ideal;
+    uint64_t unwritten, unwritten_thread, unwritten_block, unwritten_site, unwritten_byte;
+    uint64_t traced;         // whether a trace is wanted
+    Trace* trace;
+    uint64_t trace_count, trace_capacity;
+    Moved moved[most_regions];
+};
+
+struct Entry {
+    uint64_t address;
+    uint32_t site;
+    uint8_t bytes, lane, region;
+    bool store : 1, shared : 1;
+};
+
+struct Log {
+    Entry* entries;
+    uint64_t count, capacity;
+};
+
+struct Request {
+    uint64_t address[lanes];
+    uint32_t mask, next;  // the next request of the same place, from 1
+    uint8_t bytes, region;
+    bool store, shared;
+};
+
+// A place in the kernel: its first and last request of this flush, and the one that each lane came to last.
+struct Place {
+    uint64_t key;
+    uint32_t turn, first, last, at[lanes];
+};
+
+constexpr unsigned places = 8192;
+
+struct Recorder {
+    Place place[places];
+    uint32_t turn;
+    Request* requests;
+    uint64_t count, capacity;
+    Log* logs;
+};
+
+CUNORM_CPU_RUNTIME void begin_recorder(Worker& worker) {
+    Recorder* recorder = static_cast<Recorder*>(calloc(1, sizeof(Recorder)));
+    worker.checks->recorder = recorder;
+    recorder->logs = static_cast<Log*>(calloc(size_t(worker.slots) * lanes, sizeof(Log)));
+    for (unsigned slot = 0; slot < worker.slots; ++slot) {
+        for (unsigned i = 0; i < lanes; ++i) {
+            worker.block[slot].warp[i].log = &recorder->logs[slot * lanes + i];
+        }
+    }
+}
+
+CUNORM_CPU_RUNTIME void end_recorder(Worker& worker) {
+    Recorder* recorder = worker.checks->recorder;
+    for (unsigned i = 0; i < worker.slots * lanes; ++i) {
+        free(recorder->logs[i].entries);
+    }
+    free(recorder->logs);
+    free(recorder->requests);
+    free(recorder);
+}
+
+CUNORM_CPU_RUNTIME void log_access(Stack* stack, uint64_t address, unsigned bytes, bool store, bool shared,
+                                   unsigned region, uint32_t site) {
+    if (stack->worker->launch->counters == nullptr) {
+        return;
+    }
+    Log& log = *stack->warp->log;
+    make_room(log.entries, log.count, log.capacity);
+    Entry& entry = log.entries[log.count++];
+    entry.address = address;
+    entry.site = site;
+    entry.bytes = uint8_t(bytes);
+    entry.lane = uint8_t(stack->lane);
+    entry.region = uint8_t(region);
+    entry.store = store;
+    entry.shared = shared;
+}
+
+// ---- a request's sectors and banks ------------------------------------------------------------------------------------
+
+// The sectors of a request, and a bit for each byte in them that it asks for.
+CUNORM_CPU_RUNTIME unsigned sectors_of(const Request& request, uint64_t* sectors, uint32_t* asked) {
+    unsigned count = 0;
+    for (uint32_t rest = request.mask; rest != 0; rest &= rest - 1) {
+        const uint64_t address = request.address[__builtin_ctz(rest)];
+        for (uint64_t sector = address / sector_bytes; sector <= (address + request.bytes - 1) / sector_bytes; ++sector) {
+            unsigned i = count;  // mostly the last one, or a new one
+            while (i > 0 && sectors[i - 1] != sector) {
+                --i;
+            }
+            if (i == 0) {
+                asked[count] = 0;
+                sectors[count++] = sector;
+                i = count;
+            }
+            const uint64_t base = sector * sector_bytes, end = address + request.bytes;
+            const unsigned from = address > base ? unsigned(address - base) : 0;
+            const unsigned to = end - base < sector_bytes ? unsigned(end - base) : sector_bytes;
+            asked[i - 1] |= (to - from < sector_bytes ? (1u << (to - from)) - 1 : ~0u) << from;
+        }
+    }
+    return count;
+}
+
+// Turns that the banks take for a request: lanes go together as far as their bytes fill the banks once, and a bank gives
+// one word a turn, to as many lanes as want it.
+CUNORM_CPU_RUNTIME void count_banks(const Request& request, Counters& counters) {
+    const unsigned words = request.bytes > bank_bytes ? request.bytes / bank_bytes : 1;
+    const unsigned together = lanes / words;
+    for (unsigned first = 0; first < unsigned(lanes); first += together) {
+        uint64_t wanted[lanes];
+        unsigned count = 0, turns = 0;
+        uint8_t of_bank[banks] = {};
+        for (unsigned lane = first; lane < first + together && lane < unsigned(lanes); ++lane) {
+            if ((request.mask >> lane & 1) == 0) {
+                continue;
+            }
+            for (unsigned i = 0; i < words; ++i) {
+                const uint64_t word = request.address[lane] / bank_bytes + i;
+                const unsigned bank = unsigned(word % banks);
+                unsigned k = of_bank[bank] == 0 ? 0 : count;
+                while (k > 0 && wanted[k - 1] != word) {
+                    --k;
+                }
+                if (k == 0) {
+                    wanted[count++] = word;
+                    turns = ++of_bank[bank] > turns ? of_bank[bank] : turns;
+                }
+            }
+        }
+        counters.shared_wavefronts += turns;
+        counters.shared_ideal += turns != 0;
+    }
+    ++counters.shared_requests;
+}
+
+CUNORM_CPU_RUNTIME void count_request(Worker& worker, const Block& block, const Request& request) {
+    Counters& counters = *worker.launch->counters;
+    if (request.shared) {
+        count_banks(request, counters);
+        return;
+    }
+    uint64_t sectors[2 * lanes];
+    uint32_t asked[2 * lanes];
+    const unsigned count = sectors_of(request, sectors, asked);
+    Moved& moved = counters.moved[request.region];
+    (request.store ? moved.store_requests : moved.load_requests) += 1;
+    (request.store ? moved.store_sectors : moved.load_sectors) += count;
+    if (request.bytes == widest_access) {
+        moved.wide_bytes += widest_access * unsigned(__builtin_popcount(request.mask));
+        moved.wide_sectors += count;
+    }
+    for (unsigned i = 0; i < count && counters.traced != 0; ++i) {
+        make_room(counters.trace, counters.trace_count, counters.trace_capacity);
+        counters.trace[counters.trace_count++] =
+            Trace{sectors[i], block.index, uint16_t(request.region * 2u + request.store),
+                  uint16_t(__builtin_popcount(asked[i]))};
+    }
+}
+
+CUNORM_CPU_RUNTIME Place& place_of(Recorder& recorder, const Entry& entry) {
+    const uint64_t key = uint64_t(entry.site) << 2 | unsigned(entry.store) << 1 | unsigned(entry.shared);
+    unsigned i = unsigned(key * 0x9e3779b97f4a7c15u >> 51) % places;
+    for (unsigned tried = 0; tried < places; ++tried, i = (i + 1) % places) {
+        Place& place = recorder.place[i];
+        if (place.turn != recorder.turn) {
+            memset(static_cast<void*>(&place), 0, sizeof place);
+            place.turn = recorder.turn;
+            place.key = key;
+            return place;
+        }
+        if (place.key == key) {
+            return place;
+        }
+    }
+    fault("more than %u places that access memory", places);
+}
+
+// The lanes of a warp have met, or it has ended: its log as requests.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void flush(Worker& worker, Block& block, Warp& warp) {
+    Log& log = *warp.log;
+    if (log.count == 0) {
+        return;
+    }
+    Recorder& recorder = *worker.checks->recorder;
+    ++recorder.turn;
+    recorder.count = 0;
+    for (uint64_t i = 0; i < log.count; ++i) {
+        const Entry& entry = log.entries[i];
+        Place& place = place_of(recorder, entry);
+        uint32_t number = place.at[entry.lane];
+        number = number == 0 ? place.first : recorder.requests[number - 1].next;
+        if (number == 0) {
+            make_room(recorder.requests, recorder.count, recorder.capacity);
+            number = uint32_t(++recorder.count);
+            Request& fresh = recorder.requests[number - 1];
+            fresh.mask = fresh.next = 0;
+            fresh.bytes = entry.bytes;
+            fresh.region = entry.region;
+            fresh.store = entry.store;
+            fresh.shared = entry.shared;
+            (place.first == 0 ? place.first : recorder.requests[place.last - 1].next) = number;
+            place.last = number;
+        }
+        place.at[entry.lane] = number;
+        Request& request = recorder.requests[number - 1];
+        request.address[entry.lane] = entry.address;
+        request.mask |= 1u << entry.lane;
+    }
+    for (uint64_t i = 0; i < recorder.count; ++i) {
+        count_request(worker, block, recorder.requests[i]);
+    }
+    log.count = 0;
+}
+
+CUNORM_CPU_RUNTIME void count_meeting(Worker& worker, bool of_block) {
+    if (worker.launch->counters != nullptr) {
+        ++(of_block ? worker.launch->counters->barriers : worker.launch->counters->meetings);
+    }
+}
+
+CUNORM_CPU_RUNTIME void unwritten(Stack* stack, uint64_t offset, uint32_t site) {
+    Counters* counters = stack->worker->launch->counters;
+    if (counters != nullptr && counters->unwritten++ == 0) {
+        counters->unwritten_thread = stack->thread;
+        counters->unwritten_block = stack->block;
+        counters->unwritten_site = site;
+        counters->unwritten_byte = offset;
+    }
+}
+
+}  // namespace cunorm_cpu
+#endif

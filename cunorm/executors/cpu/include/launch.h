@@ -1,0 +1,261 @@
+// The CPU executor's launches: how blocks begin and end, and what the host calls.
+
+namespace cunorm_cpu {
+
+// ---- a launch -------------------------------------------------------------------------------------------------------
+
+CUNORM_CPU_RUNTIME void begin_block(Worker& worker, Gang& gang, Block& block, unsigned index, unsigned rank) {
+    const Launch& launch = *worker.launch;
+    const unsigned warps = unsigned(launch.threads) / lanes;
+    block.index = index;
+    block.rank = rank;
+    block.warps = warps;
+    block.ready_warps = ~0u >> (lanes - warps);
+    block.polling_warps = 0;
+    block.pending = 0;
+    block.live = unsigned(launch.threads);
+    block.at_barrier = block.counted = 0;
+    block.random = uint64_t(launch.seed) * 0xd1342543de82ef95u + index;  // not dependent on who runs the block
+    block.gang = &gang;
+    for (unsigned i = 0; i < warps; ++i) {
+        Warp& warp = block.warp[i];
+        warp.ready = warp.live = ~0u;
+        warp.arrived = warp.polling = 0;
+        memset(warp.stack, 0, sizeof warp.stack);
+    }
+    // What shared memory holds at first is nobody's business.
+    memset(block.arena, int(launch.poison), size_t(launch.shared_bytes));
+    if (block.statics != nullptr) {
+        memset(block.statics, int(launch.poison), size_t(static_bytes()));
+    }
+    block.current = choose(worker.order, block.random, block.ready_warps);
+    ++worker.progress;
+}
+
+// Starts clusters in the places of those that have ended, while there are any. False when all is done.
+CUNORM_CPU_RUNTIME bool refill(Worker& worker) {
+    Launch& launch = *worker.launch;
+    const unsigned cluster = unsigned(launch.cluster);
+    bool alive = false;
+    for (unsigned i = 0; i < worker.slots / cluster; ++i) {
+        Gang& gang = worker.gang[i];
+        Block* blocks = worker.block + i * cluster;
+        if (gang.alive != 0) {
+            alive = true;
+            continue;
+        }
+        if (__atomic_load_n(&launch.stop, __ATOMIC_RELAXED) != 0) {
+            continue;
+        }
+        const long long first = __atomic_fetch_add(&launch.next, cluster, __ATOMIC_RELAXED);
+        if (first >= launch.last) {
+            continue;
+        }
+        alive = true;
+        gang.alive = cluster;
+        gang.arrived = gang.generation = 0;
+        begin_gang(worker, gang);
+        for (unsigned rank = 0; rank < cluster; ++rank) {
+            begin_block(worker, gang, blocks[rank], unsigned(first) + rank, rank);
+        }
+        if (worker.running == nullptr) {
+            worker.running = blocks;
+        }
+        if (worker.running >= blocks && worker.running < blocks + cluster) {
+            enter_block(worker, *worker.running);
+        }
+    }
+    return alive;
+}
+
+// Memory of one operating-system thread of a launch (cunorm/executors/cpu/scratch.py).
+struct Scratch {
+    Worker* worker;
+    char* stacks;
+    char* arenas;
+    char* text;  // of its fault
+};
+
+// What all operating-system threads of a launch run.
+struct Task {
+    const char* kernel;
+    void (*call)(const uint64_t* arguments);
+    Launch* launch;
+    long long arena_bytes;
+    int text_size;
+};
+
+bool look(Watch* watch, unsigned& status);
+
+// Runs the fibers from a stack on, with looks at signals, until all have ended or the launch stops.
+CUNORM_CPU_RUNTIME void run_fibers(Worker& worker, Stack* stack) {
+    for (;;) {
+        switch_context(&worker.host, &stack->context);
+        if (worker.status != looking) {
+            return;
+        }
+        worker.status = done;
+        if (!look(worker.watch, worker.status)) {
+            return;
+        }
+        stack = worker.paused;
+    }
+}
+
+// Runs blocks of the launch until none is left. The scratch is this operating-system thread's alone.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned work(const Task& task, const Scratch& scratch, Watch* watch) {
+    Launch* const launch = task.launch;
+    Worker* const worker = scratch.worker;
+    char* const arenas = scratch.arenas;
+    const long long arena_bytes = task.arena_bytes;
+    const unsigned slots = unsigned(launch->cluster * launch->resident);
+    char* behind = reinterpret_cast<char*>(worker) + rounded(sizeof(Worker));
+    memset(static_cast<void*>(worker), 0, sizeof(Worker));
+    worker->launch = launch;
+    worker->arguments = launch->arguments;
+    worker->call = task.call;
+    worker->kernel = task.kernel;
+    worker->order = launch->order;
+    worker->stacks = scratch.stacks;
+    worker->arenas = arenas;
+    worker->arena_bytes = uint64_t(arena_bytes);
+    worker->text = scratch.text;
+    worker->text_size = task.text_size;
+    worker->status = done;
+    worker->watch = watch;
+    worker->slots = slots;
+    worker->random = uint64_t(launch->seed);
+    worker->last_region = launch->region;
+    worker->block = reinterpret_cast<Block*>(behind);
+    worker->gang = reinterpret_cast<Gang*>(behind + rounded(sizeof(Block) * slots));
+    worker->idle_stack =
+        reinterpret_cast<Stack**>(behind + rounded(sizeof(Block) * slots) + rounded(sizeof(Gang) * slots));
+    for (unsigned i = 0; i < slots; ++i) {
+        Block& block = worker->block[i];
+        block.slot = i;
+        block.live = 0;
+        block.arena = arenas + uint64_t(arena_bytes) * i;
+#ifdef __SANITIZE_ADDRESS__
+        __asan_poison_memory_region(block.arena + launch->shared_bytes, size_t(arena_bytes - launch->shared_bytes));
+#endif
+        block.statics = static_bytes() != 0 ? static_cast<char*>(malloc(size_t(static_bytes()))) : nullptr;
+        memset(static_cast<void*>(&worker->gang[i]), 0, sizeof(Gang));
+    }
+    begin_checks(*worker);
+    while (refill(*worker)) {
+        unsigned lane;
+        if (!pick(*worker, lane)) {
+            word_deadlock(*worker);
+            worker->status = faulted;
+            __atomic_store_n(&launch->stop, 1, __ATOMIC_RELAXED);
+            break;
+        }
+        run_fibers(*worker, next_stack(*worker, lane));
+        if (worker->status != done || (due(watch) && !look(watch, worker->status))) {
+            break;
+        }
+        for (unsigned i = 0; i < slots / unsigned(launch->cluster); ++i) {
+            if (worker->gang[i].alive == 0) {
+                end_gang(*worker, worker->gang[i], worker->block + i * unsigned(launch->cluster));
+            }
+        }
+    }
+    for (unsigned i = 0; i < slots / unsigned(launch->cluster); ++i) {
+        end_gang(*worker, worker->gang[i], worker->block + i * unsigned(launch->cluster));
+    }
+    end_checks(*worker);
+    for (unsigned i = 0; i < slots; ++i) {
+        free(worker->block[i].statics);
+    }
+#ifdef __SANITIZE_ADDRESS__
+    // Fibers stay in the middle of their frames, whose red zones would outlive them.
+    __asan_unpoison_memory_region(worker->stacks, worker->fresh * stack_bytes);
+    __asan_unpoison_memory_region(arenas, size_t(arena_bytes) * slots);
+#endif
+    __atomic_fetch_sub(&launch->workers, 1, __ATOMIC_SEQ_CST);
+    if (worker->stalls != 0) {
+        __atomic_fetch_sub(&launch->stalled, 1, __ATOMIC_SEQ_CST);
+    }
+    return worker->status;
+}
+
+// Kernel parameters from 8-byte slots. Their letters tell the host how to pack them.
+template <typename T>
+struct Parameter {
+    static_assert(sizeof(T) == 0, "kernel parameters are pointers, long long and double only");
+};
+template <typename T>
+struct Parameter<T*> {
+    static constexpr char letter = 'P';
+};
+template <>
+struct Parameter<long long> {
+    static constexpr char letter = 'q';
+};
+template <>
+struct Parameter<double> {
+    static constexpr char letter = 'd';
+};
+
+template <typename T>
+__forceinline__ T argument(const uint64_t* slot) {
+    static_assert(sizeof(T) == sizeof *slot, "64-bit pointers");
+    T value;
+    memcpy(&value, slot, sizeof value);
+    return value;
+}
+
+template <int... index>
+struct Indices {};
+template <int count, int... index>
+struct IndicesUpTo : IndicesUpTo<count - 1, count - 1, index...> {};
+template <int... index>
+struct IndicesUpTo<0, index...> {
+    typedef Indices<index...> type;
+};
+
+template <typename... T, int... index>
+__forceinline__ void call(void (*kernel)(T...), const uint64_t* arguments, Indices<index...>) {
+    (void)arguments;  // of a kernel without parameters
+    kernel(argument<T>(arguments + index)...);
+}
+template <typename... T>
+__forceinline__ void call(void (*kernel)(T...), const uint64_t* arguments) {
+    call(kernel, arguments, typename IndicesUpTo<int(sizeof...(T))>::type{});
+}
+template <typename... T>
+const char* signature(void (*)(T...)) {
+    static const char letters[] = {Parameter<T>::letter..., '\0'};
+    return letters;
+}
+
+struct Index {
+    unsigned x;
+    static constexpr unsigned y = 0, z = 0;
+};
+struct Extent {
+    unsigned x;
+    static constexpr unsigned y = 1, z = 1;
+};
+
+}  // namespace cunorm_cpu
+
+// The host writes CUNORM_CPU_ENTRY(name) below the text for each of its kernels, so that they share one build.
+#define CUNORM_CPU_EXPORT extern "C" __attribute__((visibility("default")))
+#define CUNORM_CPU_ENTRY(name) \
+    CUNORM_CPU_RUNTIME void cunorm_cpu_call_##name(const uint64_t* arguments) { \
+        cunorm_cpu::call(&::name, arguments); \
+    } \
+    CUNORM_CPU_EXPORT const char* cunorm_cpu_signature_##name() { return cunorm_cpu::signature(&::name); } \
+    CUNORM_CPU_EXPORT int cunorm_cpu_run_##name(cunorm_cpu::Launch* launch, const cunorm_cpu::Scratch* scratches, int count, \
+                                                long long arena_bytes, int text_size, \
+                                                const cunorm_cpu::Interpreter* interpreter, int watched) { \
+        const cunorm_cpu::Task task = {#name, cunorm_cpu_call_##name, launch, arena_bytes, text_size}; \
+        return cunorm_cpu::run(task, scratches, count, *interpreter, watched != 0); \
+    }
+
+CUNORM_CPU_EXPORT long long cunorm_cpu_worker_bytes(long long slots, long long threads) {
+    return cunorm_cpu::worker_bytes(slots, threads);
+}
+CUNORM_CPU_EXPORT long long cunorm_cpu_static_bytes() { return cunorm_cpu::static_bytes(); }
+CUNORM_CPU_EXPORT void cunorm_cpu_free(void* memory) { free(memory); }

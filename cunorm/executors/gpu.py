@@ -1,0 +1,173 @@
+"""The GPU executor: cupy.RawKernel over one text. The only module of cunorm that imports CuPy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+from cupy.cuda import compiler, driver, runtime
+
+from cunorm.core.devices import KNOWN, Device
+from cunorm.core.errors import CompileError
+from cunorm.core.locks import Lock
+
+#: The same for every kernel: each distinct tuple costs CuPy one more compile.
+OPTIONS = ("--std=c++17",)
+#: Blocks of a thread-block cluster up to which every GPU with clusters takes it, and CUfunction_attribute's
+#: NON_PORTABLE_CLUSTER_SIZE_ALLOWED, which larger ones need.
+PORTABLE_CLUSTER, NON_PORTABLE = 8, 14
+#: Dynamic shared memory that a kernel may use without asking for more.
+DEFAULT_SHARED_BYTES = 48 * 1024
+LOG_LINES = 40
+
+_lock = Lock()
+
+
+@dataclass
+class Kernel:
+    """A compiled kernel on one GPU."""
+
+    raw: Any
+    entry: str
+    ordinal: int
+    shared_bytes: int = DEFAULT_SHARED_BYTES
+
+
+@functools.cache
+def limits(ordinal: int = 0) -> Device:
+    """The facts of a GPU, read from the driver.
+
+    Parameters
+    ----------
+    ordinal : int
+        CuPy's number of the GPU.
+    """
+    facts = runtime.getDeviceProperties(ordinal)
+    name = facts["name"].decode()
+    capability = (int(facts["major"]), int(facts["minor"]))
+    # The driver's clock and width; newer ones report no clock, then the data sheet of a known device, else H200's.
+    clock = int(facts.get("memoryClockRate") or 0)
+    bandwidth = 2.0 * clock * 1e3 * int(facts["memoryBusWidth"]) / 8
+    if bandwidth == 0:
+        bandwidth = next((known.bandwidth for known in KNOWN.values() if known.name == name), KNOWN["H200"].bandwidth)
+    return Device(
+        name=name,
+        compute_capability=capability,
+        multiprocessors=int(facts["multiProcessorCount"]),
+        l2_bytes=int(facts["l2CacheSize"]),
+        bandwidth=bandwidth,
+        shared_memory_per_block=int(facts["sharedMemPerBlockOptin"]),
+        shared_memory_per_multiprocessor=int(facts["sharedMemPerMultiprocessor"]),
+        shared_memory_reserved=int(facts.get("reservedSharedMemPerBlock", 1024)),
+        registers_per_multiprocessor=int(facts["regsPerMultiprocessor"]),
+        threads_per_multiprocessor=int(facts["maxThreadsPerMultiProcessor"]),
+        blocks_per_multiprocessor=int(facts.get("maxBlocksPerMultiProcessor", 32)),
+        largest_cluster=16 if capability in ((9, 0), (10, 0), (10, 3)) else 8 if capability >= (9, 0) else 1,
+    )
+
+
+@functools.cache
+def _compile(text: str, entry: str, ordinal: int) -> Kernel:
+    with cupy.cuda.Device(ordinal):
+        raw = cupy.RawKernel(text, entry, options=OPTIONS)
+        try:
+            raw.compile()
+        except compiler.CompileException as error:
+            log = "\n".join(error.get_message().splitlines()[:LOG_LINES])
+            architecture = limits(ordinal).architecture
+            raise CompileError(f"{entry} for {architecture} with {' '.join(OPTIONS)}:\n{log}") from error
+    return Kernel(raw, entry, ordinal)
+
+
+def compile(text: str, entry: str, ordinal: int = 0) -> Kernel:
+    """The kernel ``entry`` of a text for one GPU, compiled once in this process (and kept on disk by CuPy).
+
+    Raises
+    ------
+    CompileError
+        With the first lines of NVRTC's log.
+    """
+    with _lock.held:
+        return _compile(text, entry, ordinal)
+
+
+def allow_cluster(kernel: Kernel, blocks: int) -> None:
+    """Let a kernel be launched in clusters of that many blocks."""
+    if blocks > PORTABLE_CLUSTER:
+        with cupy.cuda.Device(kernel.ordinal):
+            driver.funcSetAttribute(kernel.raw.kernel.ptr, NON_PORTABLE, 1)
+
+
+def launch(kernel: Kernel, grid: int, threads: int, shared_bytes: int, arguments: Sequence[int | float]) -> None:
+    """Launch on CuPy's current stream, on the kernel's GPU; does not wait.
+
+    Parameters
+    ----------
+    grid, threads, shared_bytes : int
+        Blocks, threads in a block, bytes of dynamic shared memory.
+    arguments : sequence of int or float
+        Addresses and sizes as int (64 bits), numbers as float (64 bits).
+    """
+    if shared_bytes > kernel.shared_bytes:
+        # The cap, not an amount: raised once to all that a block may have, so that threads cannot lower each other's.
+        cap = limits(kernel.ordinal).shared_memory_per_block
+        with cupy.cuda.Device(kernel.ordinal):
+            kernel.raw.max_dynamic_shared_size_bytes = cap
+        kernel.shared_bytes = cap
+    with on(kernel.ordinal):
+        kernel.raw((grid,), (threads,), tuple(arguments), shared_mem=shared_bytes)
+
+
+def synchronise(ordinal: int = 0) -> None:
+    """Wait for everything that was launched on a GPU."""
+    with cupy.cuda.Device(ordinal) as device:
+        device.synchronize()
+
+
+def present() -> bool:
+    """Whether the driver sees a GPU."""
+    return bool(cupy.cuda.is_available())
+
+
+def on(ordinal: int) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one; nothing to do where it is."""
+    return nullcontext() if runtime.getDevice() == ordinal else cupy.cuda.Device(ordinal)
+
+
+@contextmanager
+def on_stream(ordinal: int, stream: Any) -> Iterator[None]:
+    """Makes a GPU the current one, and there a stream of CuPy's; None leaves that GPU's current stream.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no stream, or one of another GPU.
+    """
+    if stream is not None and not (hasattr(stream, "ptr") and hasattr(type(stream), "__enter__")):
+        advice = "a cupy.cuda.Stream (Stream.from_external takes others'), or None for the current one"
+        raise TypeError(f"stream: {type(stream).__name__}, expected {advice}")
+    home = getattr(stream, "device_id", None)  # -1: of every GPU, as the default streams are
+    if home not in (None, -1, ordinal):
+        raise ValueError(f"stream: of GPU {home}, but the arrays are on GPU {ordinal}")
+    with on(ordinal), nullcontext() if stream is None else stream:  # in this order: a stream is current on its GPU
+        yield
+
+
+def count() -> int:
+    """How many GPUs CuPy sees."""
+    return int(runtime.getDeviceCount())
+
+
+def current() -> int:
+    """CuPy's number of the current GPU."""
+    return int(runtime.getDevice())
+
+
+def allocation_forbidden(ordinal: int) -> bool:
+    """Whether the current stream is being captured into a graph, where memory of the pool must not be taken."""
+    with cupy.cuda.Device(ordinal):
+        return bool(cupy.cuda.get_current_stream().is_capturing())

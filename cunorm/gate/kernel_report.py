@@ -1,0 +1,193 @@
+"""`cunorm doctor --kernels`: what the compile gate found, a line for each kernel and dtype, for people and programs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cunorm.core.strategy import ceil_div
+from cunorm.jit.nvrtc import ARCHITECTURES, INSTALL, OPTIONS, SUPPORTED
+
+from .gate import TILES, Result
+
+#: Threads and blocks of a multiprocessor, and that each of its four parts has 16,384 registers, which warps get by 256
+#: (CUDA C++ programming guide, "technical specifications per compute capability"; CUDA occupancy calculator).
+_RESIDENT = {"sm_80": (2048, 32), "sm_89": (1536, 24), "sm_90": (2048, 32), "sm_100": (2048, 32), "sm_120": (1536, 24)}
+_PARTS, _PART_REGISTERS, _WARP_REGISTERS = 4, 16384, 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel of one dtype for one architecture with one NVRTC, over the tiles that were compiled.
+
+    Attributes
+    ----------
+    kernel, dtype, architecture, nvrtc : str
+    ops : tuple of str
+        Those that launch it, each with its strategy.
+    tiles : int
+        Texts of the kernel that were compiled.
+    registers, threads : tuple of (int, int)
+        Least and most, of a thread and in a block.
+    spill_bytes, stack_bytes, shared_bytes : int
+        The most of any tile; the shared memory is the static part.
+    resident : float
+        The least share of a multiprocessor's threads that registers and the size of blocks leave room for.
+    """
+
+    kernel: str
+    dtype: str
+    architecture: str
+    nvrtc: str
+    ops: tuple[str, ...]
+    tiles: int
+    registers: tuple[int, int]
+    threads: tuple[int, int]
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+    resident: float
+
+
+def resident(registers: int, threads: int, architecture: str) -> float:
+    """The share of a multiprocessor's threads that may be resident, as far as registers and blocks' sizes limit it.
+
+    Parameters
+    ----------
+    registers : int
+        Of a thread.
+    threads : int
+        Of a block.
+    architecture : str
+        One of `cunorm.jit.nvrtc.ARCHITECTURES`.
+    """
+    most, most_blocks = _RESIDENT[architecture]
+    warps = ceil_div(threads, 32)
+    per_part = _PART_REGISTERS // (ceil_div(max(registers, 1) * 32, _WARP_REGISTERS) * _WARP_REGISTERS)
+    blocks = min(_PARTS * per_part // warps, most_blocks, most // (32 * warps))
+    return blocks * 32 * warps / most
+
+
+def rows(results: Iterable[Result]) -> list[Row]:
+    """The results by kernel, dtype, architecture and NVRTC, in the order in which they first come."""
+    found: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+    for result in results:
+        build = result.build
+        for usage in result.usages:
+            key = (usage.entry, build.case.dtype, build.architecture, build.nvrtc.version)
+            kept = found.setdefault(key, {"uses": {}, "ops": {}})
+            kept["uses"][build.text] = (usage, build.threads)
+            kept["ops"][f"{build.case.op} {build.case.strategy}"] = None
+    made = []
+    for key, kept in found.items():
+        uses = [usage for usage, _ in kept["uses"].values()]
+        sizes = [threads for _, threads in kept["uses"].values()]
+        registers = [usage.registers for usage in uses]
+        made.append(
+            Row(
+                *key,
+                ops=tuple(kept["ops"]),
+                tiles=len(uses),
+                registers=(min(registers), max(registers)),
+                threads=(min(sizes), max(sizes)),
+                spill_bytes=max(usage.spill_bytes for usage in uses),
+                stack_bytes=max(usage.stack_bytes for usage in uses),
+                shared_bytes=max(usage.shared_bytes for usage in uses),
+                resident=min(resident(usage.registers, threads, key[2]) for usage, threads in kept["uses"].values()),
+            )
+        )
+    return made
+
+
+def missing(versions: Sequence[str]) -> str | None:
+    """What to type for the ends of the supported versions that are not there, or None."""
+    oldest, before = SUPPORTED
+    has_oldest = any(tuple(map(int, version.split(".")[:2])) == oldest for version in versions)
+    has_newest = any(int(version.partition(".")[0]) == before[0] - 1 for version in versions)
+    lacking = [wheel for wheel, there in zip(INSTALL, (has_oldest, has_newest), strict=True) if not there]
+    if not lacking:
+        return None
+    # In a folder of its own: CuPy for CUDA 12 would load an NVRTC 13 that lies in its own site-packages.
+    commands = [f"pip install --no-deps --target nvrtc_{number} '{wheel}'" for number, wheel in enumerate(lacking, 1)]
+    path = ":".join(f"nvrtc_{number}" for number, _ in enumerate(lacking, 1))
+    return " && ".join([*commands, f"PYTHONPATH={path} cunorm doctor --kernels"])
+
+
+def document(results: Sequence[Result], versions: Sequence[str], tiles: str) -> dict[str, Any]:
+    """The table for programs."""
+    faults = list(dict.fromkeys(fault for result in results for fault in result.faults()))
+    return {
+        "schema": "cunorm-kernels/1",
+        "ok": bool(results) and not faults,
+        "nvrtc": list(versions),
+        "options": list(OPTIONS),
+        "tiles": tiles,
+        "missing": missing(versions),
+        "faults": faults,
+        "kernels": [asdict(row) for row in rows(results)],
+    }
+
+
+# ---- for people -----------------------------------------------------------------------------------------------------
+
+
+def _range(values: Iterable[tuple[int, int]]) -> str:
+    both = [value for pair in values for value in pair]
+    return "" if not both else f"{min(both)}" if min(both) == max(both) else f"{min(both)}-{max(both)}"
+
+
+def _columns(dtype: str, builds: str, threads: str, cells: Iterable[str], rest: Sequence[str]) -> str:
+    registers = "".join(f"{cell:>8s}" for cell in cells)
+    return f" {dtype:8s}{builds:>6s}{threads:>8s}{registers}{rest[0]:>6s}{rest[1]:>6s}{rest[2]:>5s}"
+
+
+def _line(dtype: str, here: Sequence[Row], versions: Sequence[str]) -> str:
+    cells = []
+    for architecture in ARCHITECTURES:
+        for version in versions:
+            met = [row.registers for row in here if (row.architecture, row.nvrtc) == (architecture, version)]
+            cells.append(_range(met) or ".")
+    local = str(max(row.spill_bytes for row in here)), str(max(row.stack_bytes for row in here))
+    rest = (*local, f"{min(row.resident for row in here):.0%}")
+    return _columns(dtype, str(sum(row.tiles for row in here)), _range(row.threads for row in here), cells, rest)
+
+
+def report(results: Sequence[Result], versions: Sequence[str], tiles: str) -> str:
+    """The table for people, in 120 columns."""
+    found = rows(results)
+    numbers = [".".join(version.split(".")[:2]) for version in versions]
+    above = [name for architecture in ARCHITECTURES for name in [architecture, *[""] * (len(versions) - 1)]]
+    lines = [
+        f"Registers of a thread, least-most over the tiles, by architecture and NVRTC ({', '.join(versions)}).",
+        TILES[tiles],
+        "builds: texts, once for each pair of these; spill, stack: most bytes of a thread; occ: least share of a",
+        "multiprocessor's threads that registers and the size of blocks leave room for.",
+        "",
+        _columns("", "", "", above, ("", "", "")).rstrip(),
+        _columns("", "builds", "threads", numbers * len(ARCHITECTURES), ("spill", "stack", "occ")),
+    ]
+    kernels = dict.fromkeys(row.kernel for row in found)
+    for kernel in kernels:
+        of_kernel = [row for row in found if row.kernel == kernel]
+        ops = dict.fromkeys(op for row in of_kernel for op in row.ops)
+        told = "" if len(ops) == 1 else f"   (of {', '.join(dict.fromkeys(op.split()[0] for op in ops))})"
+        static = max(row.shared_bytes for row in of_kernel)
+        lines.append(kernel + told + (f"   {static} bytes of static shared memory" if static else ""))
+        for dtype in dict.fromkeys(row.dtype for row in of_kernel):
+            lines.append(_line(dtype, [row for row in of_kernel if row.dtype == dtype], versions))
+    faults = list(dict.fromkeys(fault for result in results for fault in result.faults()))
+    lines.append("")
+    for fault in faults:
+        first, *log = fault.splitlines()
+        lines += [*textwrap.wrap(f"fault: {first}", 120, subsequent_indent="  ", break_on_hyphens=False), *log]
+    if (advice := missing(versions)) is not None:
+        lines.append("An end of the supported NVRTC versions is missing; type:")
+        lines += [f"  {command}" for command in advice.split(" && ")]
+    count = len({(result.build.text, result.build.architecture, result.build.nvrtc) for result in results})
+    sentence = (
+        f"{len(faults)} fault{'s' if len(faults) > 1 else ''}" if faults else "no spill, no stack, all launchable"
+    )
+    lines.append(f"{len(kernels)} kernels, {count} builds: {sentence}.")
+    return "\n".join(lines)

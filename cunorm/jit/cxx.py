@@ -1,0 +1,272 @@
+"""Finds the C++ compiler of the CPU executor and runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from cunorm.core import settings
+from cunorm.core.errors import CompileError, NoCompilerError
+
+INSTALL = "install a C++ compiler: pip install 'cunorm[cpu]', or a system g++ or clang++, or set CUNORM_CXX"
+LOG_LINES = 40
+#: Errors of a system that has no process, memory or file to spare; the next call may find one.
+BUSY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+#: Of the sanitised build, which runs only where their libraries have been loaded first.
+SANITISERS = (
+    "-fsanitize=address,undefined,float-cast-overflow",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler that works on this machine.
+
+    Attributes
+    ----------
+    name : str
+        What a user calls it: ``g++``, ``clang++``, ``zig``, or the text of ``CUNORM_CXX``.
+    command : tuple of str
+        What starts it; the first word is an absolute path.
+    version : str
+        The first line that it prints about itself.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    version: str
+
+
+def _busy(name: str, error: OSError) -> str:
+    return f"the compiler {name} cannot be started now: {error.strerror}; call again when fewer processes run"
+
+
+@cache
+def _version(command: tuple[str, ...]) -> str | None:
+    """First line of ``--version``, or None if the command does not run.
+
+    Raises
+    ------
+    CompileError
+        If nothing could be started just now; that is not kept.
+    """
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
+    except OSError as error:
+        if error.errno in BUSY:
+            raise CompileError(_busy(command[0], error)) from error
+        return None
+    except subprocess.SubprocessError:
+        return None
+    return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else None
+
+
+def _asked(text: str) -> Compiler | None:
+    """The compiler that ``CUNORM_CXX`` names, if it runs; ValueError if the text is no command."""
+    return _find(text, shlex.split(text))
+
+
+def _find(name: str, words: list[str]) -> Compiler | None:
+    path = shutil.which(words[0]) if words else None
+    if path is None:
+        return None
+    command = (os.path.abspath(path), *words[1:])
+    version = _version(command)
+    return None if version is None else Compiler(name, command, version)
+
+
+def _find_zig() -> Compiler | None:
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None:
+        return None
+    # importlib.metadata would take as long to import as the rest of this executor.
+    found = sorted(Path(spec.origin or "").parent.parent.glob("ziglang-*.dist-info"))
+    version = found[-1].name.removeprefix("ziglang-").removesuffix(".dist-info") if found else "of unknown version"
+    return Compiler("zig", (sys.executable, "-m", "ziglang", "c++"), f"zig {version}")
+
+
+def present() -> list[Compiler]:
+    """Every compiler found, the one that would be used first.
+
+    Returns
+    -------
+    list of Compiler
+        ``CUNORM_CXX``, g++, clang++ and zig, as far as they are there.
+    """
+    asked, found = settings.cxx(), []
+    if asked is not None:
+        with contextlib.suppress(ValueError):
+            found.append(_asked(asked))
+    found += [_find("g++", ["g++"]), _find("clang++", ["clang++"]), _find_zig()]
+    return [compiler for compiler in found if compiler is not None]
+
+
+def chosen() -> Compiler:
+    """The compiler to use.
+
+    Raises
+    ------
+    CompileError
+        If none can be started just now.
+    NoCompilerError
+        If there is none, or the one that ``CUNORM_CXX`` names does not run; the text says what to do.
+    """
+    asked = settings.cxx()
+    if asked is not None:
+        try:
+            compiler = _asked(asked)
+        except ValueError as error:
+            why = str(error)[:1].lower() + str(error)[1:]
+            raise NoCompilerError(f"CUNORM_CXX: {asked!r} is no command: {why}; unset it, or {INSTALL}") from None
+        if compiler is None:
+            raise NoCompilerError(f"CUNORM_CXX: {asked!r} does not run; unset it, or {INSTALL}")
+        return compiler
+    compiler = _find("g++", ["g++"]) or _find("clang++", ["clang++"]) or _find_zig()
+    if compiler is None:
+        raise NoCompilerError(f"the CPU executor needs a C++ compiler and found none of g++, clang++, zig; {INSTALL}")
+    return compiler
+
+
+def flags(compiler: Compiler, build: str = "plain") -> tuple[str, ...]:
+    """Compiler options: fast, and the same bits from every compiler and in every build.
+
+    ``-O1``: a build takes half the time of ``-O2``, and most are used for a few small calls.
+
+    No contraction of a * b + c, which compilers do differently, and no fast-math. Without ``errno`` and floating-point
+    traps, which nothing here reads, square roots and selections are single instructions. ``-nostdinc++`` holds the
+    runtime and the kernels to C headers. A frame that could overrun a fiber's stack does not compile.
+
+    The checked build has the compiler call the runtime before every access to memory: the thread sanitiser's calls
+    without its library. Whole structs are moved whole there (``-fno-tree-sra``), as a GPU moves them. The sanitised
+    build is not optimised: it compiles in half the time, and nothing undefined is optimised away before it is seen.
+    """
+    clang = compiler.name == "zig" or "clang" in compiler.version.lower()
+    machine = platform.machine().lower()
+    native = {"x86_64": ("-march=native", "-fcf-protection=none"), "aarch64": ("-mcpu=native",)}
+    hooks: tuple[str, ...] = ("-O1", "-g1", "-fsanitize=thread", "-fsanitize=alignment,integer-divide-by-zero")
+    hooks += ("-mllvm", "-tsan-instrument-func-entry-exit=0") if clang else ("-fno-tree-sra",)
+    frame = ("-Wframe-larger-than=32768", "-Werror=frame-larger-than=" + ("" if clang else "32768"))
+    return (
+        "-std=c++17",
+        *{"plain": ("-O1",), "checked": hooks, "sanitised": ("-O0", "-g1", *SANITISERS)}[build],
+        *native.get("x86_64" if machine == "amd64" else machine, ()),
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-nostdinc++",
+        "-fno-strict-aliasing",
+        "-U_FORTIFY_SOURCE",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-Wno-unknown-pragmas",
+        "-Wno-attributes",
+        *frame,
+    )
+
+
+@cache
+def processor() -> str:
+    """What ``-march=native`` depends on: the CPU's model and its features."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+    facts = dict.fromkeys(line for line in lines if line.startswith(wanted))
+    return "\n".join([platform.machine(), *facts])
+
+
+def shared_object(
+    source: str,
+    target: str,
+    entry: str,
+    compiler: Compiler,
+    options: tuple[str, ...],
+    libraries: tuple[str, ...],
+    folder: Path,
+    zig_cache: Path,
+) -> None:
+    """Compile and link a file.
+
+    Parameters
+    ----------
+    source, target : str
+        Names of files in ``folder``: what is there, and what is made.
+    entry : str
+        What is compiled, for the error.
+    compiler : Compiler
+    options, libraries : tuple of str
+        Of the compiler, and of its linking.
+    folder, zig_cache : Path
+        Where to work, and where zig keeps what it has made of its own libraries.
+
+    Raises
+    ------
+    CompileError
+        If it does not compile, or the compiler does not run.
+    OSError
+        If the folder cannot be written.
+    """
+    _run(compiler, (*options, "-c", source, "-o", "kernel.o"), folder, entry, zig_cache)
+    # Linked by itself: the hooks of the checked build are the runtime's own, not a library's.
+    link = ("-shared", "-O2", "-Wl,--no-gc-sections", "kernel.o", "-o", target, *libraries, "-lm")
+    _run(_linker(compiler), link, folder, entry, zig_cache)
+    if not (folder / target).is_file():
+        raise CompileError(
+            f"{entry}: {compiler.name} ({compiler.version}) made no file and said nothing; is it a C++ compiler? unset "
+            f"CUNORM_CXX, or {INSTALL}"
+        )
+    (folder / "kernel.o").unlink(missing_ok=True)
+
+
+def _linker(compiler: Compiler) -> Compiler:
+    """What links: zig as a C++ compiler would first build a C++ library, for a minute."""
+    return replace(compiler, command=(*compiler.command[:-1], "cc")) if compiler.name == "zig" else compiler
+
+
+def _run(compiler: Compiler, options: tuple[str, ...], folder: Path, entry: str, zig_cache: Path) -> None:
+    environment = dict(os.environ, LC_ALL="C")
+    environment.setdefault("ZIG_GLOBAL_CACHE_DIR", str(zig_cache))  # its default may be a home that cannot be written
+    environment.setdefault("ZIG_LOCAL_CACHE_DIR", str(zig_cache))
+    try:
+        done = subprocess.run(
+            [*compiler.command, *options],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        if not folder.is_dir():
+            raise
+        if error.errno in BUSY:
+            raise CompileError(f"{entry}: {_busy(compiler.name, error)}") from error
+        # Of a script without its interpreter the system says that the script is not there.
+        raise CompileError(
+            f"{entry}: the compiler {compiler.name} does not run: {compiler.command[0]}, or the interpreter that it "
+            f"names: {error.strerror or error}; {INSTALL}"
+        ) from error
+    if done.returncode == 0:
+        return
+    lines = done.stdout.splitlines()
+    head = "\n".join(lines[:LOG_LINES]) or f"no word from it, exit status {done.returncode}"
+    more = f"\n... {len(lines) - LOG_LINES} more lines" if len(lines) > LOG_LINES else ""
+    hint = "; its folder is full: set CUNORM_CACHE_DIR or TMPDIR" if "No space left" in done.stdout else ""
+    raise CompileError(f"{entry} does not compile with {compiler.name} ({compiler.version}){hint}\n{head}{more}")

@@ -1,0 +1,367 @@
+"""BatchNorm's ops on tensors: from the arguments of a call, or of a plan, to a problem and results, or a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cunorm.core.arrays import (
+    Array,
+    dtype_name,
+    epsilon,
+    flag,
+    kind_of,
+    mask,
+    namespace,
+    number,
+    one_dtype,
+    same_place,
+    shape_of,
+)
+from cunorm.core.problem import Problem, accumulator
+from cunorm.executors.choose import executor
+from cunorm.runtime.checks import (
+    NAN,
+    Result,
+    chosen,
+    direct_layout,
+    like,
+    memory_order,
+    parameter,
+    parameter_named,
+    split_axes,
+    statistics,
+    vector,
+)
+from cunorm.runtime.op import Checked, Op, Request, call_planned
+from cunorm.runtime.plans import Plan
+
+from .strategies import BACKWARD_ELEMT, BACKWARD_REDUCE, ELEMT, GATHER_STATS, STATS, SUMS
+
+FLAGS = ("input_g", "gamma_g", "beta_g")
+
+
+def element_count(value: object) -> float:
+    """count as a float: finite and more than 0."""
+    found = number("count", value)
+    if not 0 < found < float("inf"):
+        raise ValueError(f"count: {found}, expected a finite number of more than 0")
+    return found
+
+
+def _tensor(x: Array) -> tuple[str, str, tuple[int, ...], tuple[int, int, int]]:
+    """dtype, layout, axes and N, C, HxW of x (N, C, *)."""
+    dtype = dtype_name("x", x)
+    sizes = split_axes(x.shape, "NCHW")
+    layout = direct_layout(x, "NCHW")
+    return dtype, layout, memory_order(x.ndim, "NCHW", layout), sizes
+
+
+def _saved(mean: Array, invstd: Array, dtype: str, C: int) -> str:
+    """The dtype of mean and invstd (C,)."""
+    found = statistics(("mean", mean), ("invstd", invstd), dtype, C, f"({C},)")
+    for name, array in (("mean", mean), ("invstd", invstd)):
+        shape_of(name, array, (C,), ", one element a channel")
+    return found
+
+
+# ---- stats ----------------------------------------------------------------------------------------------------------
+
+
+def _check_stats(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Checked:
+    (x,) = arrays
+    dtype, layout, axes, (N, C, HxW) = _tensor(x)
+    sums = accumulator(dtype)
+    problem = Problem("batch_norm_stats", dtype, None, None, sums, layout, N, C, HxW, max(1, C), ("mean", "invstd"))
+    return Checked(problem, (axes,), (vector("mean", (C,), sums, NAN), vector("invstd", (C,), sums, NAN)))
+
+
+def _request_stats(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
+    N, C, HxW = split_axes(asked.shape, asked.data_format)
+    sizes = (asked.data_format, N, C, HxW, max(1, C))
+    sums = accumulator(asked.dtype)
+    return Problem("batch_norm_stats", asked.dtype, None, None, sums, *sizes, ("mean", "invstd")), ()
+
+
+# ---- elemt ----------------------------------------------------------------------------------------------------------
+
+
+def _check_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Checked:
+    x, mean, invstd, gamma, beta = arrays
+    dtype, layout, axes, (N, C, HxW) = _tensor(x)
+    stats_dtype = _saved(mean, invstd, dtype, C)
+    gamma_dtype, beta_dtype = parameter("gamma", gamma, (C,), dtype), parameter("beta", beta, (C,), dtype)
+    sizes = (layout, N, C, HxW, max(1, C))
+    problem = Problem("batch_norm_elemt", dtype, gamma_dtype, beta_dtype, stats_dtype, *sizes, ("y",))
+    return Checked(problem, (axes, *[(0,)] * 4), (Result("y", x.shape, x.dtype, axes),))
+
+
+def _request_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
+    N, C, HxW = split_axes(asked.shape, asked.data_format)
+    gamma, beta = (parameter_named(name, getattr(asked, name), asked.dtype) for name in ("gamma_dtype", "beta_dtype"))
+    sizes = (asked.data_format, N, C, HxW, max(1, C))
+    sums = accumulator(asked.dtype)
+    return Problem("batch_norm_elemt", asked.dtype, gamma, beta, sums, *sizes, ("y",)), ()
+
+
+# ---- backward_reduce ------------------------------------------------------------------------------------------------
+
+
+def _wanted_sums(flags: object) -> tuple[bool, ...]:
+    """Which of SUMS are wanted; input_g stands for the first two."""
+    inputs, *parameters = mask("output_mask", flags, FLAGS)
+    return inputs, inputs, *parameters
+
+
+def _check_reduce(arrays: tuple[Any, ...], flags: tuple[Any, ...], out: Any) -> Checked:
+    dy, x, mean, invstd, gamma = arrays
+    wanted = _wanted_sums([flag(name, value) for name, value in zip(FLAGS, flags, strict=True)])
+    dtype, layout, axes, (N, C, HxW) = _tensor(x)
+    like("dy", dy, x)
+    stats_dtype = _saved(mean, invstd, dtype, C)
+    gamma_dtype = parameter("gamma", gamma, (C,), dtype)
+    # A given output may have any supported dtype: its sums are rounded to it once.
+    plain = (stats_dtype, stats_dtype, gamma_dtype or stats_dtype, gamma_dtype or stats_dtype)
+    given = out if isinstance(out, tuple) and len(out) == len(SUMS) else (None,) * len(SUMS)
+    dtypes = [
+        default if array is None or not kept else dtype_name(f"out[{name}]", array)
+        for name, default, array, kept in zip(SUMS, plain, given, wanted, strict=True)
+    ]
+    results = [
+        vector(name, (C,), dtype) if kept else None for name, dtype, kept in zip(SUMS, dtypes, wanted, strict=True)
+    ]
+    outputs = chosen(SUMS, wanted)
+    others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, dtypes, strict=True))
+    # gamma is not read: only its dtype counts, as that of dgamma and dbeta.
+    problem = Problem(
+        "batch_norm_backward_reduce", dtype, gamma_dtype, None, stats_dtype, layout, N, C, HxW, max(1, C), outputs,
+        others,
+    )  # fmt: skip
+    return Checked(problem, (axes, axes, (0,), (0,), (0,)), results)
+
+
+def _request_reduce(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
+    N, C, HxW = split_axes(asked.shape, asked.data_format)
+    gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
+    sums = accumulator(asked.dtype)
+    wanted = _wanted_sums(asked.output_mask)
+    outputs = chosen(SUMS, wanted)
+    plain = (sums, sums, gamma or sums, gamma or sums)
+    others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, plain, strict=True))
+    sizes = (asked.data_format, N, C, HxW, max(1, C))
+    problem = Problem("batch_norm_backward_reduce", asked.dtype, gamma, None, sums, *sizes, outputs, others)
+    return problem, mask("output_mask", asked.output_mask, FLAGS)
+
+
+# ---- backward_elemt -------------------------------------------------------------------------------------------------
+
+
+def _check_backward_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Checked:
+    dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu = arrays
+    dtype, layout, axes, (N, C, HxW) = _tensor(x)
+    like("dy", dy, x)
+    stats_dtype = _saved(mean, invstd, dtype, C)
+    gamma_dtype = parameter("gamma", gamma, (C,), dtype)
+    sum_dtype = dtype_name("sum_dy", sum_dy)
+    one_dtype(("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu))
+    for name, array in (("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu)):
+        shape_of(name, array, (C,), ", one element a channel")
+    problem = Problem(
+        "batch_norm_backward_elemt", dtype, gamma_dtype, None, stats_dtype, layout, N, C, HxW, max(1, C), ("dx",),
+        (("sum_t", sum_dtype),),
+    )  # fmt: skip
+    result = Result("dx", x.shape, x.dtype, axes)
+    return Checked(problem, (axes, axes, *[(0,)] * 5), (result,))
+
+
+def _request_backward_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
+    N, C, HxW = split_axes(asked.shape, asked.data_format)
+    gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
+    sums = accumulator(asked.dtype)
+    sizes = (asked.data_format, N, C, HxW, max(1, C))
+    others = (("sum_t", sums),)
+    return Problem("batch_norm_backward_elemt", asked.dtype, gamma, None, sums, *sizes, ("dx",), others), ()
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+BATCH_NORM_STATS = Op(
+    name="batch_norm_stats",
+    inputs=("x",),
+    optional=(),
+    results=("mean", "invstd"),
+    strategies=STATS,
+    check=_check_stats,
+    request=_request_stats,
+    numbers={"eps": (1e-5, epsilon)},
+    takes=("data_format",),
+)
+BATCH_NORM_ELEMT = Op(
+    name="batch_norm_elemt",
+    inputs=("x", "mean", "invstd", "gamma", "beta"),
+    optional=("gamma", "beta"),
+    results=("y",),
+    strategies=ELEMT,
+    check=_check_elemt,
+    request=_request_elemt,
+    in_place=("y", "x"),
+    takes=("gamma_dtype", "beta_dtype", "data_format"),
+)
+BATCH_NORM_BACKWARD_REDUCE = Op(
+    name="batch_norm_backward_reduce",
+    inputs=("dy", "x", "mean", "invstd", "gamma"),
+    optional=("gamma",),
+    results=SUMS,
+    strategies=BACKWARD_REDUCE,
+    check=_check_reduce,
+    request=_request_reduce,
+    takes=("gamma_dtype", "output_mask", "data_format"),
+    types=tuple(f"{name}_t" for name in SUMS),
+)
+BATCH_NORM_BACKWARD_ELEMT = Op(
+    name="batch_norm_backward_elemt",
+    inputs=("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu"),
+    optional=("gamma",),
+    results=("dx",),
+    strategies=BACKWARD_ELEMT,
+    check=_check_backward_elemt,
+    request=_request_backward_elemt,
+    numbers={"count": (None, element_count)},
+    in_place=("dx", "dy"),
+    takes=("gamma_dtype", "data_format"),
+    types=("sum_t",),
+)
+
+
+RUNNING = ("running_mean", "running_var")
+#: Dtypes that counts may have.
+COUNTS = ("int32", "int64", "float32", "float64")
+
+
+def momentum_number(value: object) -> float:
+    """momentum as a float from 0 to 1."""
+    found = number("momentum", value)
+    if not 0 <= found <= 1:
+        raise ValueError(f"momentum: {found}, expected a number from 0 to 1")
+    return found
+
+
+def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
+    """The counts as an array where the means are. Host numbers are looked at: finite, not negative, not all 0.
+
+    Counts that live on a GPU are not: that would have to wait for it.
+    """
+    if isinstance(counts, (list, tuple)):
+        if not all(isinstance(c, (int, float, np.integer, np.floating)) and not isinstance(c, bool) for c in counts):
+            raise TypeError(f"counts: {counts!r}, expected numbers")
+        whole = all(isinstance(count, (int, np.integer)) for count in counts)
+        try:
+            counts = np.array(counts, np.int64 if whole else np.float64)
+        except OverflowError:
+            raise ValueError(f"counts: {counts!r}, expected numbers that fit 64 bits") from None
+    if not isinstance(counts, np.ndarray):
+        return counts
+    kind_of("counts", counts)
+    on_gpu = kind_of("means", means) == "gpu"
+    if on_gpu:  # what is wrong is said before anything is allocated there
+        kind_of("invstds", invstds)
+        written = zip(BATCH_NORM_GATHER_STATS.labels, out or (), strict=False)
+        same_place([("means", means), ("invstds", invstds), *written])
+        _check_gather((means, invstds, counts), (), out)
+    if counts.dtype.kind in "iuf":
+        if not np.all(np.isfinite(counts) & (counts >= 0)):
+            raise ValueError(f"counts: {counts}, expected finite numbers of at least 0")
+        if not np.any(counts > 0):
+            raise ValueError(f"counts: {counts}, expected at least one count of more than 0")
+    if not on_gpu:
+        return counts
+    ordinal = int(means.data.device_id)
+    if executor("gpu").allocation_forbidden(ordinal):
+        raise ValueError("counts: the stream is being captured into a graph; pass a cupy.ndarray and keep it alive")
+    with executor("gpu").on(ordinal):
+        return namespace("gpu").asarray(counts)
+
+
+def with_running(out: Any, running_mean: Array | None, running_var: Array | None) -> Any:
+    """The arrays that are written, result by result: those of ``out``, and the running statistics."""
+    if out is not None and (not isinstance(out, tuple) or len(out) != 2):
+        raise TypeError(f"out: {type(out).__name__}, expected a tuple of mean, invstd (None: allocate)")
+    if out is None and running_mean is None and running_var is None:
+        return None
+    return (*(out or (None, None)), running_mean, running_var)
+
+
+def _check_gather(arrays: tuple[Any, ...], _: tuple[Any, ...], out: Any) -> Checked:
+    means, invstds, counts = arrays
+    dtype = dtype_name("means", means)
+    if means.ndim != 2:
+        raise ValueError(f"means: shape {means.shape}, expected (world, C)")
+    world, C = means.shape
+    like_means = ", the shape of means"
+    one_dtype(("means", means), ("invstds", invstds))
+    shape_of("invstds", invstds, means.shape, like_means)
+    if str(counts.dtype) not in COUNTS:
+        raise TypeError(f"counts: dtype {counts.dtype}, expected {' or '.join(COUNTS)}")
+    shape_of("counts", counts, (world,), ", one count a rank")
+    sums = accumulator(dtype)
+    others = [("count_t", str(counts.dtype))]
+    kept: list[Result | None] = []
+    for name, array in zip(RUNNING, out[2:] if out is not None else (None, None), strict=True):
+        found = sums if array is None else dtype_name(name, array)
+        others.append((f"{name}_t", found))
+        kept.append(None if array is None else vector(name, (C,), found))
+    results = (vector("mean", (C,), sums, NAN), vector("invstd", (C,), sums, NAN), *kept)
+    return Checked(_gathered(dtype, world, C, tuple(others)), ((0, 1), (0, 1), (0,)), results)
+
+
+def _gathered(dtype: str, world: int, C: int, others: tuple[tuple[str, str], ...]) -> Problem:
+    """The problem of a gather; running statistics that are not there are null in it."""
+    sizes = ("NCHW", world, C, 1, max(1, C))
+    outputs = ("mean", "invstd", *RUNNING)
+    return Problem("batch_norm_gather_stats", dtype, None, None, accumulator(dtype), *sizes, outputs, others)
+
+
+def _request_gather(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
+    if len(asked.shape) != 2:
+        raise ValueError(f"shape: {asked.shape}, expected (world, C)")
+    world, C, _ = split_axes(asked.shape, "NCHW")
+    others = [("count_t", "int64"), *((f"{name}_t", accumulator(asked.dtype)) for name in RUNNING)]
+    return _gathered(asked.dtype, world, C, tuple(others)), ()
+
+
+def _call_gather(  # noqa: PLR0913  # the public function's arguments
+    options: tuple[Any, ...],
+    plan: Plan,
+    means: Array,
+    invstds: Array,
+    counts: Any,
+    *,
+    eps: float = 1e-5,
+    running_mean: Array | None = None,
+    running_var: Array | None = None,
+    momentum: float = 0.1,
+    out: Any = None,
+    workspace: Array | None = None,
+) -> Any:
+    """What a plan of batch_norm_gather_stats does when it is called."""
+    numbers = {"eps": epsilon(eps), "momentum": momentum_number(momentum)}
+    written = with_running(out, running_mean, running_var)
+    arrays = (means, invstds, rank_counts(means, invstds, counts, written))
+    op = BATCH_NORM_GATHER_STATS
+    return call_planned(op, options, plan, *arrays, out=written, workspace=workspace, **numbers)[:2]
+
+
+BATCH_NORM_GATHER_STATS = Op(
+    name="batch_norm_gather_stats",
+    inputs=("means", "invstds", "counts"),
+    optional=(),
+    results=("mean", "invstd", *RUNNING),
+    strategies=GATHER_STATS,
+    check=_check_gather,
+    request=_request_gather,
+    numbers={"eps": (1e-5, epsilon), "momentum": (0.1, momentum_number)},
+    updated=RUNNING,
+    types=("count_t", *(f"{name}_t" for name in RUNNING)),
+    caller=_call_gather,
+)

@@ -1,0 +1,154 @@
+"""Problems as people type them: ``cunorm show OP --shape N,C,HxW,GROUP``, and what is wrong with what they typed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from cunorm.core.problem import LAYOUTS, Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.batch_norm.strategies import SUMS
+
+from .registry import OPS
+
+#: The outputs that a problem may go without.
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "group_norm_backward": ("dx", "dgamma", "dbeta"),
+    "layer_norm_backward": ("dx", "dgamma", "dbeta"),
+    "batch_norm_backward_reduce": SUMS,
+}
+
+
+def names_of(op: str) -> tuple[str, ...]:
+    """What the numbers of an op's shape are.
+
+    Raises
+    ------
+    ValueError
+        If there is no such op.
+    """
+    if op not in OPS:
+        near = [name for name in OPS if re.sub(r"[-_ ]", "", op).lower() in name.replace("_", "")]
+        raise ValueError(f"op: {op!r}, expected {'' if near else 'one of '}{' or '.join(near) or ', '.join(OPS)}")
+    if op.startswith("layer_norm"):
+        return "ROWS", "LENGTH"
+    if op == "batch_norm_gather_stats":
+        return "WORLD", "C"
+    return ("N", "C", "HxW", "GROUP") if op.startswith("group_norm") else ("N", "C", "HxW")
+
+
+def _numbers(op: str, text: str) -> list[int]:
+    names = names_of(op)
+    wanted = f"for {op} expected {','.join(names)}"
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != len(names):
+        raise ValueError(f"--shape: {text!r} has {len(parts)} numbers, {wanted}")
+    found = []
+    for name, part in zip(names, parts, strict=True):
+        if name == "HxW":  # which may be typed by its sides: 64x64, 64 X 64
+            part = re.sub(r"\s*[xX×]\s*", "x", part)
+        if not re.fullmatch(r"\d+(x\d+)*" if name == "HxW" else r"\d+", part):
+            raise ValueError(f"--shape: {name} is {part!r}, expected a whole number; {wanted}")
+        found.append(math.prod(map(int, part.split("x"))))
+        if found[-1] == 0:
+            raise ValueError(f"--shape: {name} is 0, expected at least 1")
+    return found
+
+
+def _mask(op: str, outputs: str | None) -> dict[str, Any]:
+    """The option of `cunorm.plan` for the outputs that are wanted; none for all."""
+    if outputs is None:
+        return {}
+    names = OUTPUTS.get(op)
+    if names is None:
+        raise ValueError(f"--outputs: {outputs!r}, but {op} always gives all of its results")
+    wanted = [name.strip() for name in outputs.split(",")]
+    for name in wanted:
+        if name not in names:
+            raise ValueError(f"--outputs: {name!r}, expected some of {','.join(names)}")
+    flags = [name in wanted for name in names]
+    if names == SUMS:
+        if flags[0] != flags[1]:
+            raise ValueError(f"--outputs: {outputs!r}, but sum_dy and sum_dy_xmu come together")
+        flags = flags[1:]
+    return {"output_mask": tuple(flags)}
+
+
+def plan_options(
+    op: str, shape: str, dtype: str, layout: str | None = None, outputs: str | None = None
+) -> dict[str, Any]:
+    """The options of `cunorm.plan` for a problem as it was typed. gamma and beta have x's dtype.
+
+    Parameters
+    ----------
+    op : str
+    shape : str
+        N,C,HxW,GROUP for GroupNorm; ROWS,LENGTH for LayerNorm; N,C,HxW for BatchNorm; WORLD,C for gathered statistics.
+        HxW may be typed as 64x64.
+    dtype : str
+    layout : {"NCHW", "NHWC"}, optional
+        The order in memory.
+    outputs : str, optional
+        Names with commas between them; None: all.
+
+    Raises
+    ------
+    ValueError
+        In one sentence, what is wrong.
+    """
+    numbers = _numbers(op, shape)
+    if layout is not None and layout.upper() not in LAYOUTS:
+        raise ValueError(f"--layout: {layout!r}, expected {' or '.join(LAYOUTS)}")
+    takes = OPS[op].takes
+    options: dict[str, Any] = {"dtype": dtype, **_mask(op, outputs)}
+    options |= {name: dtype for name in ("gamma_dtype", "beta_dtype") if name in takes}
+    if op.endswith("backward"):
+        options.pop("beta_dtype", None)  # of which a gradient needs nothing
+    if "data_format" not in takes:
+        if layout is not None and layout.upper() != "NCHW":
+            raise ValueError(f"--layout: {layout!r}, but {op} has no channels and positions")
+        normalised = {"normalized_shape": numbers[1]} if "normalized_shape" in takes else {}
+        return {"shape": tuple(numbers), **normalised, **options}
+    N, C, HxW = numbers[:3]
+    if "num_groups" in takes:
+        if C % numbers[3]:
+            raise ValueError(f"--shape: GROUP is {numbers[3]}, expected a divisor of C, which is {C}")
+        options["num_groups"] = numbers[3]
+    data_format = "NCHW" if layout is None else layout.upper()
+    sizes = (N, C, HxW) if data_format == "NCHW" else (N, HxW, C)
+    return {"shape": sizes, "data_format": data_format, **options}
+
+
+def tile_of(op: str, strategy: str, text: str) -> Tile:
+    """A tile of a strategy as it was typed, ``threads=256,chunk=1024``.
+
+    Raises
+    ------
+    ValueError
+        In one sentence, what is wrong; whether the tile is legal for a problem is not looked at.
+    """
+    known = OPS[op].strategies
+    if strategy not in known:
+        raise ValueError(f"--strategy: {strategy!r}, expected one of {', '.join(known)} for {op}")
+    fields: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value.isdecimal() or int(value) == 0:
+            raise ValueError(f"--tile: {part.strip()!r}, expected field=number, with a number from 1 up")
+        if name not in known[strategy].space:
+            raise ValueError(f"--tile: no field {name!r}, {strategy} has {', '.join(known[strategy].space)}")
+        if name in fields:
+            raise ValueError(f"--tile: {name} comes twice")
+        fields[name] = int(value)
+    missing = [name for name in known[strategy].space if name not in fields]
+    if missing:
+        raise ValueError(f"--tile: {', '.join(missing)} missing, {strategy} has {', '.join(known[strategy].space)}")
+    return Tile(strategy, **fields)
+
+
+def shape_text(problem: Problem) -> str:
+    """A problem's shape as people type it."""
+    sizes: Sequence[int] = (problem.N, problem.C, problem.HxW, problem.group)
+    return ",".join(map(str, sizes[: len(names_of(problem.op))]))

@@ -1,0 +1,271 @@
+"""A checked call: the plan of one signature of arrays, and how to bring its arrays to the kernels and back.
+
+All checks of shapes, dtypes and places happen when a signature is first met; a later call with the same signature pays
+for a look-up, for the addresses, and for what cannot be known from a signature: whether arrays overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from cunorm.core.arrays import Array, addresses, extent, kind_of, namespace, overlap, place_of, pointer, same_elements
+from cunorm.executors.choose import capturing, on
+from cunorm.tiling import tracing
+
+from .checks import Result, dense_copy, is_direct
+from .plans import Plan
+
+#: Signatures kept for each op.
+KEPT_CALLS = 4096
+#: Bytes; kernels access a workspace in packs of 16.
+WORKSPACE_ALIGNMENT = 16
+MISALIGNED = (
+    f"workspace: its address is not a multiple of {WORKSPACE_ALIGNMENT}; pass a whole array, not a slice of one"
+)
+OVERLAPS = "{}: overlaps {} in memory; pass separate arrays"
+CAPTURED = "the stream is being captured into a graph, where nothing may be allocated"
+
+
+def signature(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
+    """What the checks of a call can see of its arrays: type, shape, strides, dtype, GPU. Cheap to make and to hash."""
+    return tuple(
+        [
+            None
+            if a is None
+            else (np.ndarray, a.shape, a.strides, a.dtype, a.flags.num)
+            if a.__class__ is np.ndarray
+            else (a.__class__, a.shape, a.strides, a.dtype, a.flags.num)
+            if isinstance(a, np.ndarray)
+            else (a.__class__, a.shape, a.strides, a.dtype, a.data.device_id)
+            for a in arrays
+        ]
+    )
+
+
+class Call:
+    """A call whose signature has been checked.
+
+    Parameters
+    ----------
+    plan : Plan
+    inputs : sequence of (name, array or None, axes)
+        The arrays in the order of the plan's names, with their axes in the memory order that the kernels read.
+    results : sequence of Result or None
+        In result order; None where an output is not wanted.
+    out : sequence of array or None, optional
+        The given outputs, already checked.
+    in_place : (str, str) or None
+        A result, and the input that it may exactly be.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        inputs: Sequence[tuple[str, Array | None, tuple[int, ...]]],
+        results: Sequence[Result | None],
+        out: Sequence[Array | None] | None,
+        in_place: tuple[str, str] | None,
+        workspace: Array | None = None,
+    ) -> None:
+        self.plan = plan
+        self.kind = plan.place.kind
+        self.results = tuple(results)
+        self.names = tuple(name for name, _, _ in inputs)
+        self.in_place = in_place
+        #: Inputs that the kernels cannot read where they are: (index, axes). Each call copies them once.
+        self.copied = tuple(
+            (index, axes)
+            for index, (_, array, axes) in enumerate(inputs)
+            if array is not None and not is_direct(array, axes)
+        )
+        given: Sequence[Array | None] = out if out is not None else [None] * len(self.results)
+        wanted = [(index, result, given[index]) for index, result in enumerate(self.results) if result is not None]
+        self.extents = [extent(array) if array is not None else None for _, array, _ in inputs]
+        self.out_extents = [
+            None if array is None or result is None else extent(array)
+            for array, result in zip(given, self.results, strict=True)
+        ]
+        #: Outputs that the kernels write elsewhere first, and that this call allocates.
+        self.staged = tuple(i for i, result, array in wanted if array is not None and not is_direct(array, result.axes))
+        self.allocated = tuple(i for i, _, array in wanted if array is None)
+        self.needs = plan.workspace_nbytes
+        if workspace is not None:
+            self._check_workspace(workspace)
+        #: Nothing to allocate, to copy or to leave out: with a workspace, a call is addresses, a sweep and launches.
+        self.direct = bool(plan.launches) and not (self.allocated or self.copied or self.staged or None in self.results)
+        #: Bytes at each address of a direct call; the same where the output lies on the input that it may lie on.
+        self.sizes = [0 if a is None else a.nbytes for a in (*(a for _, a, _ in inputs), *given, workspace)]
+        #: Bytes that kernels may touch there.
+        self.touched = (*self.sizes[:-1], self.needs)
+        self.sizes_in_place = list(self.sizes)
+        self.written = self.source = 0
+        if in_place is not None and self.direct and plan.strategy is not None and plan.strategy.in_place:
+            names = [*self.names, *(result.name for result in self.results if result is not None)]
+            self.written, self.source = map(names.index, in_place)
+            self.sizes_in_place[self.written] = 0
+
+    def __call__(
+        self,
+        inputs: tuple[Array | None, ...],
+        out: tuple[Array | None, ...] | None,
+        workspace: Array | None,
+        numbers: tuple[float, ...] = (),
+    ) -> Any:
+        """Run on arrays of the checked signature; returns the results in order, None where not wanted."""
+        if not self.direct or out is None:
+            return self._general(inputs, out, workspace, numbers)
+        values = addresses(self.kind, (*inputs, *out, workspace))
+        if not self._apart(values):
+            self._check_overlap(inputs, out, workspace)
+        if self.needs:
+            if workspace is None:
+                workspace = self._new_workspace()
+                values = values[:-1] + addresses(self.kind, (workspace,))
+            elif values[-1] % WORKSPACE_ALIGNMENT:
+                raise ValueError(MISALIGNED)
+        self.plan.run((*values, *numbers) if numbers else values, self.touched)
+        return out
+
+    def _general(
+        self,
+        inputs: tuple[Array | None, ...],
+        out: tuple[Array | None, ...] | None,
+        workspace: Array | None,
+        numbers: tuple[float, ...],
+    ) -> tuple[Array | None, ...]:
+        """A call that allocates, copies, leaves results out, or has nothing to launch."""
+        given = out if out is not None else (None,) * len(self.results)
+        found = [array if result else None for array, result in zip(given, self.results, strict=True)]
+        if workspace is not None and self.needs and pointer(workspace) % WORKSPACE_ALIGNMENT:
+            raise ValueError(MISALIGNED)
+        if out is not None or workspace is not None:
+            self._check_overlap(inputs, found, workspace)
+        xp = namespace(self.kind)
+        with self._device():
+            if self.allocated or self.copied or self.staged:
+                self._check_capture(workspace)
+            if self.needs and workspace is None:
+                workspace = self._new_workspace()
+            for index in self.allocated:
+                found[index] = self.results[index].allocate(xp)  # type: ignore[union-attr]
+            if not self.plan.launches:
+                self._fill(found)
+                return tuple(found)
+            read, written = list(inputs), self._stage(found, xp)
+            for index, axes in self.copied:
+                read[index] = dense_copy(inputs[index], axes, xp)
+            sizes: list[int] = []
+            if self.kind == "cpu":  # which checks bounds by them
+                sizes = [0 if array is None else array.nbytes for array in (*read, *written)] + [self.needs]
+            self.plan.run((*addresses(self.kind, (*read, *written, workspace)), *numbers), sizes)
+            for index in self.staged:
+                found[index][...] = written[index]  # type: ignore[index]
+        return tuple(found)
+
+    def _fill(self, found: Sequence[Array | None]) -> None:
+        """Give the results what they are without any elements to sum."""
+        for result, array in zip(self.results, found, strict=True):
+            if result is not None and array is not None and not result.updated:
+                array.fill(result.when_empty)
+
+    def _stage(self, found: Sequence[Array | None], xp: Any) -> list[Array | None]:
+        """What kernels write: the results, or arrays in their place that are copied to them afterwards."""
+        written = list(found)
+        for index in self.staged:
+            result = self.results[index]
+            assert result is not None
+            written[index] = result.allocate(xp)
+            if result.updated:
+                written[index][...] = found[index]  # type: ignore[index]
+        return written
+
+    def _device(self) -> AbstractContextManager[Any]:
+        """Where this call allocates, copies and fills: on the GPU of its arrays, whichever is current."""
+        return on(self.kind, self.plan.place.ordinal)
+
+    def _new_workspace(self) -> Array:
+        with self._device():
+            self._check_capture(None)
+            return namespace(self.kind).empty(self.needs, np.uint8)
+
+    def _apart(self, values: tuple[int, ...]) -> bool:
+        """Whether no two arrays of a direct call touch; False leaves it to `_check_overlap`, which also words it."""
+        sizes = self.sizes if values[self.written] != values[self.source] else self.sizes_in_place
+        end = 0
+        for start, size in sorted(zip(values, sizes)):  # noqa: B905  # of one length, and strict costs time here
+            if start < end:
+                return False
+            end = start + size
+        return True
+
+    def _check_workspace(self, workspace: Array) -> None:
+        kind = kind_of("workspace", workspace)
+        place = place_of(workspace)
+        if place != (self.kind, self.plan.place.ordinal):
+            raise ValueError(f"workspace: on {place}, expected {(self.kind, self.plan.place.ordinal)}")
+        if not workspace.flags.c_contiguous or (kind == "cpu" and not workspace.flags.writeable):
+            raise ValueError("workspace: expected a contiguous array that can be written")
+        if workspace.nbytes < self.needs:
+            raise ValueError(f"workspace: {workspace.nbytes} bytes, expected at least {self.needs}")
+
+    def _check_overlap(
+        self, inputs: Sequence[Array | None], found: Sequence[Array | None], workspace: Array | None
+    ) -> None:
+        read = []
+        for name, array, extent_ in zip(self.names, inputs, self.extents, strict=True):
+            if array is not None and extent_ is not None:
+                start = pointer(array)
+                read.append(((start - extent_[0], start + extent_[1]), name, array))
+        written = []
+        for result, array, extent_ in zip(self.results, found, self.out_extents, strict=True):
+            if result is not None and array is not None and extent_ is not None:
+                start = pointer(array)
+                written.append(((start - extent_[0], start + extent_[1]), result.name, array))
+        if workspace is not None:
+            start = pointer(workspace)
+            written.append(((start, start + workspace.nbytes), "workspace", workspace))
+        for position, (span, name, array) in enumerate(written):
+            for other_span, other, source in read:
+                if overlap(array, span, source, other_span) and not self._in_place(name, array, other, source):
+                    raise ValueError(OVERLAPS.format(self._labels[name], other))
+            for other_span, other, target in written[:position]:
+                if overlap(array, span, target, other_span):
+                    raise ValueError(f"{self._labels[name]}: overlaps {self._labels[other]} in memory")
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        """What a user calls the arrays that are written, by their names."""
+        return {"workspace": "workspace", **{r.name: r.label for r in self.results if r is not None}}
+
+    def _in_place(self, name: str, array: Array, other: str, source: Array) -> bool:
+        """Whether an output lies exactly on the input that it may lie on, and the strategy allows it."""
+        allowed = self.plan.strategy is None or self.plan.strategy.in_place
+        return (name, other) == self.in_place and allowed and same_elements(array, source)
+
+    def _check_capture(self, workspace: Array | None) -> None:
+        if capturing(self.kind, self.plan.place.ordinal):
+            missing = [r.label for i, r in enumerate(self.results) if r is not None and i in self.allocated]
+            missing += ["workspace"] if self.needs and workspace is None else []
+            missing += [f"a contiguous {self.names[index]}" for index, _ in self.copied]
+            missing += [f"a contiguous {r.label}" for i, r in enumerate(self.results) if r and i in self.staged]
+            raise ValueError(f"out: {CAPTURED}; pass {', '.join(missing)} and keep them alive as long as the graph")
+
+
+class Calls(dict[Any, Call]):
+    """The checked calls of one op by signature, bounded; none is kept while problems are traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tracing.on_begin.append(self.clear)
+
+    def keep(self, key: Any, call: Call) -> None:
+        """Remember a call; forget all when there are too many."""
+        if tracing.active():
+            return
+        if len(self) >= KEPT_CALLS:
+            self.clear()
+        self[key] = call

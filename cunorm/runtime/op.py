@@ -1,0 +1,286 @@
+"""Op: what an operator is, and the one path from the arguments of a call, or of a plan's call, to its kernels."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cunorm.core import settings
+from cunorm.core.arrays import Array, kind_of, place_of, same_place
+from cunorm.core.locks import lazy
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Strategy, Tile
+from cunorm.tiling import tracing
+
+from .call import Call, Calls, signature
+from .checks import Result, check_out, place_for
+from .plans import Place, Plan, plan_for
+
+Validator = Callable[[Any], float]
+#: The default mask, told by identity: 1 == True, but a mask of ints is an error.
+EVERY = (True, True, True)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What an op's checks make of the arrays of a call.
+
+    Attributes
+    ----------
+    problem : Problem
+    orders : sequence of tuple of int
+        For each input, its axes in the memory order that the kernels read.
+    results : sequence of Result or None
+        In result order; None where an output is not wanted.
+    """
+
+    problem: Problem
+    orders: Sequence[tuple[int, ...]]
+    results: Sequence[Result | None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `cunorm.plan` was asked for, in place of arrays; names as in `cunorm.plan`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_groups: Any
+    normalized_shape: Any
+    gamma_dtype: Any
+    beta_dtype: Any
+    output_mask: Any
+    data_format: Any
+    activation: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """An operator.
+
+    Attributes
+    ----------
+    name : str
+    inputs : tuple of str
+        The arrays in the order of a call.
+    optional : tuple of str
+        Those that may be None.
+    results : tuple of str
+    strategies : mapping of str to Strategy
+    check : callable
+        (arrays, options, out) -> Checked; raises the sentences of wrong arrays. Most ops do not look at out.
+    request : callable
+        Request -> (problem, options), for arrays that are contiguous in the request's format.
+    numbers : mapping of str to (default, validator)
+        What kernels get besides arrays and sizes.
+    in_place : (str, str) or None
+        A result, and the input that it may exactly be.
+    takes : tuple of str
+        The fields of a request that are this op's own.
+    updated : tuple of str
+        Results that arrays of that name bring, and not ``out``: their old content is read.
+    types : tuple of str
+        The names in `Problem.others`.
+    caller : callable or None
+        What a plan does when it is called; None: `call_planned`.
+    calls : Calls
+        The checked calls of this op.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    optional: tuple[str, ...]
+    results: tuple[str, ...]
+    strategies: Mapping[str, Strategy]
+    check: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Checked]
+    request: Callable[[Request], tuple[Problem, tuple[Any, ...]]]
+    numbers: Mapping[str, tuple[float | None, Validator]] = field(default_factory=dict)
+    in_place: tuple[str, str] | None = None
+    takes: tuple[str, ...] = ()
+    updated: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    caller: Callable[..., Any] | None = None
+    calls: Calls = field(default_factory=Calls, repr=False)
+
+    @lazy
+    def names(self) -> tuple[str, ...]:
+        """What a launch may name, in the order in which `Plan.run` takes it."""
+        return (*self.inputs, *self.results, "workspace", *self.numbers)
+
+    @lazy
+    def labels(self) -> tuple[str, ...]:
+        """What a user calls the arrays that are written, result by result."""
+        if len(self.results) == 1:
+            return ("out",)
+        return tuple(name if name in self.updated else f"out[{name}]" for name in self.results)
+
+    @lazy
+    def defaults(self) -> tuple[float, ...] | None:
+        """The numbers where none is given; None if one has to be."""
+        found = [default for default, _ in self.numbers.values()]
+        return None if None in found else tuple(found)  # type: ignore[arg-type]
+
+    @lazy
+    def least(self) -> int:
+        """How many arrays a call has at least: those behind may be None."""
+        return 1 + max(index for index, name in enumerate(self.inputs) if name not in self.optional)
+
+    @lazy
+    def signature(self) -> inspect.Signature:
+        """Of a plan's call."""
+        free, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        absent = inspect.Parameter.empty
+        arrays = [
+            inspect.Parameter(name, free, default=None if i >= self.least else absent)
+            for i, name in enumerate(self.inputs)
+        ]
+        numbers = [
+            inspect.Parameter(name, free) if default is None else inspect.Parameter(name, named, default=default)
+            for name, (default, _) in self.numbers.items()
+        ]
+        return inspect.Signature([*arrays, *numbers])
+
+
+def typed(values: Any) -> Any:
+    """A key for flags or sizes that tells True from 1; what cannot be one is left to the checks."""
+    try:
+        return (values, *map(type, values))
+    except TypeError:
+        return values, type(values)
+
+
+def perform(
+    op: Op,
+    arrays: tuple[Array | None, ...],
+    options: tuple[Any, ...],
+    out: Any,
+    tile: Any,
+    workspace: Array | None,
+    numbers: tuple[float, ...] = (),
+    key: Any = None,
+) -> Any:
+    """Run an op on arrays: the one path of every public function.
+
+    ``options`` go to the op's checks; ``key`` stands for them in the memory of checked calls where they alone would
+    take one call for another. Returns the results in order, None where not wanted.
+    """
+    # The device that the CPU executor poses as takes part in the choice of a tile.
+    posing = settings.cpu_device() if isinstance(arrays[0], np.ndarray) else None
+    return _run(
+        op, (options if key is None else key, tile, posing), arrays, options, out, tile, None, workspace, numbers
+    )
+
+
+def _run(  # noqa: PLR0913  # of every call: an object that holds them would cost a microsecond
+    op: Op,
+    kind: Any,
+    arrays: tuple[Array | None, ...],
+    options: tuple[Any, ...],
+    out: Any,
+    tile: Any,
+    plan: Plan | None,
+    workspace: Array | None,
+    numbers: tuple[float, ...],
+) -> Any:
+    """Look a call up, or check it and remember it; then run it. ``kind`` is what its key has besides the arrays."""
+    key: Any
+    try:
+        key = (kind, signature((*arrays, workspace) if out is None else (*arrays, workspace, *out)), out.__class__)
+        call = op.calls.get(key)
+    except (AttributeError, TypeError):  # no array, or nothing that can be looked up: the checks say what
+        key, call = None, None
+    if call is None:
+        call = _checked(op, arrays, options, out, tile, plan, workspace)
+        if key is not None:
+            op.calls.keep(key, call)
+    return call(arrays, out, workspace, numbers)
+
+
+def _checked(
+    op: Op,
+    arrays: tuple[Array | None, ...],
+    options: tuple[Any, ...],
+    out: Any,
+    tile: Any,
+    plan: Plan | None,
+    workspace: Any,
+) -> Call:
+    """The checked call of these arguments; of that plan, if there is one."""
+    given = list(zip(op.inputs, arrays, strict=True))
+    for name, array in given:
+        if name not in op.optional:
+            kind_of(name, array)
+    # x is what the others are compared with, wherever it stands.
+    leader = ("x", dict(given)["x"]) if "x" in op.inputs else given[0]
+    outputs = list(zip(op.labels, out, strict=False)) if isinstance(out, tuple) else []
+    same_place([leader, *given, *outputs])
+    checked = op.check(arrays, options, out)
+    results = [
+        None if result is None else replace(result, label=label, updated=result.name in op.updated)
+        for result, label in zip(checked.results, op.labels, strict=True)
+    ]
+    check_out(out, results, op.results)
+    plan = _plan(op, checked.problem, leader, tile, plan)
+    inputs = [(name, array, order) for (name, array), order in zip(given, checked.orders, strict=True)]
+    made = Call(plan, inputs, results, out, op.in_place, workspace)
+    if tracing.active() and plan.launches:
+        tracing.record(plan.problem)
+    return made
+
+
+def _plan(op: Op, problem: Problem, leader: tuple[str, Any], tile: Any, plan: Plan | None) -> Plan:
+    """The plan of a problem; where a plan was made before, that one, if the arrays are of its problem and place."""
+    name, array = leader
+    kind, ordinal = place_of(array)
+    if plan is None:
+        chosen = None if tile is None else Tile.of(tile)
+        return plan_for(problem, op.strategies, op.names, place_for(kind, ordinal), chosen)
+    if (kind, ordinal) != (plan.place.kind, plan.place.ordinal):
+        raise ValueError(f"{name}: on {kind} {ordinal}, but the plan is for {plan.place.kind} {plan.place.ordinal}")
+    # A plan that was made without saying what gamma and beta are takes what comes, and any statistics that the op
+    # takes: none of them changes the tile.
+    loose = {
+        name: getattr(problem, name) for name in ("gamma_dtype", "beta_dtype") if getattr(plan.problem, name) is None
+    }
+    expected = replace(plan.problem, stats_dtype=problem.stats_dtype, others=problem.others, **loose)
+    if problem.canonical() != expected:
+        came = problem.canonical().describe()
+        raise ValueError(f"{name}: the plan is for {expected.describe()}, the arrays are {came}")
+    return plan if expected == plan.problem else plan_for(expected, op.strategies, op.names, plan.place, plan.tile)
+
+
+def plan_of(op: Op, request: Request, place: Place, tile: Tile | None) -> Plan:
+    """The plan of a request, ready to be called with arrays."""
+    problem, options = op.request(request)
+    made = plan_for(problem, op.strategies, op.names, place, tile)
+    caller = op.caller or functools.partial(call_planned, op)
+    return replace(made, caller=functools.partial(caller, options))
+
+
+def call_planned(
+    op: Op,
+    options: tuple[Any, ...],
+    plan: Plan,
+    *arrays: Array | None,
+    out: Any = None,
+    workspace: Array | None = None,
+    **named: Any,
+) -> Any:
+    """What a plan does when it is called."""
+    if not named and op.defaults is not None and op.least <= len(arrays) <= len(op.inputs):
+        arrays, numbers = (*arrays, *(None,) * (len(op.inputs) - len(arrays))), op.defaults
+    else:
+        bound = op.signature.bind(*arrays, **named)
+        bound.apply_defaults()
+        arrays = tuple(bound.arguments[name] for name in op.inputs)
+        numbers = tuple(validate(bound.arguments[name]) for name, (_, validate) in op.numbers.items())
+    single = len(op.results) == 1
+    if single and out is not None:
+        out = (out,)
+    results = _run(op, plan, arrays, options, out, None, plan, workspace, numbers)
+    return results[0] if single else results

@@ -1,0 +1,133 @@
+"""Analytic time of (problem, strategy, tile, device): the default tile of what nobody has tuned.
+
+A normalisation kernel waits for memory. A launch takes a start-up time, then the longest of three: its bytes at what
+the DRAM gives; the busiest multiprocessor's bytes at its largest share of that; and its waves of blocks, each of which
+takes its latencies and its own bytes at what it keeps in flight. The numbers below that are not device facts are
+estimates; the tuner measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from cunorm.core.devices import Device
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, main_launch
+
+LAUNCH_SECONDS = 2.5e-6  # start of one kernel behind another on a stream
+ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy reaches
+LATENCY_SECONDS = 0.8e-6  # one load from DRAM
+BYTES_IN_FLIGHT = 64  # of a tensor, that a thread of these kernels asks for at a time: four packs
+CACHE_SPEED = 1.5  # bytes a second from the L2 cache over those from DRAM
+SOLO_SHARE = 1.25  # how far above its even share of the bandwidth a multiprocessor gets when others are idle
+PHASED = 1.3  # time of a lone resident block that does not load while it stores, against one that does
+NONPORTABLE = 4.0  # factor on clusters that not every GPU takes: for the tuner to try, not by default
+PORTABLE_CLUSTER = 8
+NEAR_TIE = 1.1  # predictions that differ by less are one to the model: what is counted decides, and not estimated
+BUSY_ENOUGH = 0.9  # share of the multiprocessors from which none counts as idle
+LEAN_ENOUGH = 0.05  # share of the time that bytes take at the bandwidth, from the L2 cache too: so much is no more
+ABREAST = 1.02  # factor for each doubling of what keeps step: blocks that need places at one time, teams at a barrier
+CLUSTER_SECONDS = 0.3e-6  # a barrier of a cluster, and what its blocks read of each other
+REGISTER_STEP, WARP = 8, 32
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A strategy, its tile, and the predicted time in seconds."""
+
+    strategy: Strategy
+    tile: Tile
+    seconds: float
+
+
+def resident_blocks(launch: Launch, device: Device) -> int:
+    """Blocks of this launch that fit on one multiprocessor at a time; at least 1."""
+    registers = ceil_div(launch.registers, REGISTER_STEP) * REGISTER_STEP
+    warps = ceil_div(launch.threads, WARP)
+    limits = [
+        device.blocks_per_multiprocessor,
+        device.threads_per_multiprocessor // launch.threads,
+        device.registers_per_multiprocessor // (registers * WARP * warps),
+        device.shared_memory_per_multiprocessor // (launch.shared_bytes + device.shared_memory_reserved),
+    ]
+    return max(1, min(limits))
+
+
+def launch_seconds(launch: Launch, device: Device) -> float:
+    """Predicted time of one launch, seconds."""
+    resident = resident_blocks(launch, device)
+    bandwidth = ACHIEVABLE * device.bandwidth
+    moved = launch.traffic + launch.cached
+    # Blocks that take their work by ticket are as many as are resident at once, and share it out evenly.
+    grid = min(launch.grid, resident * device.multiprocessors) if launch.waits else launch.grid
+    of_block, phases = moved / grid, launch.phases * launch.grid / grid
+    # A block takes a latency for each of its phases, and its bytes at the rate of what it keeps in flight.
+    in_flight = launch.threads * launch.streams * BYTES_IN_FLIGHT
+    block = phases * LATENCY_SECONDS + of_block * LATENCY_SECONDS / in_flight
+    block += CLUSTER_SECONDS * (launch.cluster > 1)
+    waves = max(1.0, grid / (resident * device.multiprocessors))
+    # The busiest multiprocessor has its blocks' bytes to move, at no more than its largest share of the bandwidth.
+    even = 1 / min(grid, device.multiprocessors)
+    busiest = launch.traffic * (even if launch.waits else ceil_div(grid, device.multiprocessors) / grid)
+    share = SOLO_SHARE * bandwidth / device.multiprocessors
+    if launch.phases > 1 and resident == 1 and launch.grid > device.multiprocessors:
+        busiest *= PHASED
+    transfers = max(launch.traffic, moved / CACHE_SPEED) / bandwidth
+    seconds = max(transfers, busiest / share, waves * block)
+    seconds *= math.pow(ABREAST, math.log2(launch.abreast))
+    return LAUNCH_SECONDS + seconds * (NONPORTABLE if launch.cluster > PORTABLE_CLUSTER else 1.0)
+
+
+def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> float:
+    """Predicted time of a whole call, seconds."""
+    return sum(launch_seconds(launch, device) for launch in strategy.launches(problem, tile))
+
+
+def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Iterator[Choice]:
+    """Every legal tile of the strategies' search spaces that is worth trying, with its predicted time."""
+    for strategy in strategies:
+        for tile in strategy.tiles():
+            if strategy.worth(problem, tile) and strategy.refuses(problem, tile, device) is None:
+                yield Choice(strategy, tile, predict(problem, strategy, tile, device))
+
+
+def busy(choice: Choice, problem: Problem, device: Device) -> int:
+    """Multiprocessors that the launch which moves most has a block for."""
+    main = main_launch(choice.strategy.launches(problem, choice.tile))
+    return min(main.grid, device.multiprocessors)
+
+
+def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> list[Choice]:
+    """Every legal tile, the default first, then by predicted time; equals in the order of strategies and spaces.
+
+    The default is the predicted fastest; of those within `NEAR_TIE` of it, the fastest that leaves no multiprocessors
+    idle, or as few as any, and of these moves no more bytes than any.
+
+    Raises
+    ------
+    RuntimeError
+        If no strategy takes the problem: a fault of cunorm, since every op has one for each layout that takes all.
+    """
+    # Rounded, so that equals by arithmetic are equals in order.
+    found = sorted(legal(problem, strategies, device), key=lambda choice: float(f"{choice.seconds:.9g}"))
+    if not found:
+        raise RuntimeError(f"no strategy takes {problem.describe()} on {device.name}; please report this")
+    near = [choice for choice in found if choice.seconds <= NEAR_TIE * found[0].seconds]
+    enough = int(BUSY_ENOUGH * device.multiprocessors)
+    at_work = [min(busy(choice, problem, device), enough) for choice in near]
+    near = [choice for choice, count in zip(near, at_work, strict=True) if count == max(at_work)]
+    moved = [
+        sum(launch.traffic + launch.cached for launch in choice.strategy.launches(problem, choice.tile))
+        for choice in near
+    ]
+    spare = LEAN_ENOUGH * near[0].seconds * ACHIEVABLE * device.bandwidth
+    default = next(choice for choice, count in zip(near, moved, strict=True) if count <= min(moved) + spare)
+    found.remove(default)
+    return [default, *found]
+
+
+def choose(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Choice:
+    """The default of a problem that nobody has tuned: the first of `ranked`."""
+    return ranked(problem, strategies, device)[0]

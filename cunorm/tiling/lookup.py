@@ -1,0 +1,281 @@
+"""Which tile a problem gets: the chain, which tables it asks, and what they answer.
+
+The tables, in order: the one that ``CUNORM_TILING_TABLE`` names, the device's in the user's cache folder, the device's
+in the package. They are read when a plan is first made and again when a file has changed; a plan that exists keeps its
+tile. What is wrong with a table is said once, as a `TableWarning`, and the call goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cunorm.core import cache, settings
+from cunorm.core.devices import Device
+from cunorm.core.errors import TableError, UnsupportedTile
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Strategy, Tile
+from cunorm.jit import sources
+
+from . import costmodel, table
+from .table import MEASURED, Entry, Sizes, place_of, shown, sizes_text
+from .table_index import Indexed, Stamp, warn
+
+#: A nearest entry is taken if it is predicted no slower than this many times the cost model's own choice.
+NEAREST = 1.02
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a table answers.
+
+    Attributes
+    ----------
+    strategy : Strategy
+    tile : Tile
+    entry : Entry
+    path : Path
+        Of the table.
+    distance : float
+        From the problem that was asked for, see `nearest`; 0 for the same sizes.
+    """
+
+    strategy: Strategy
+    tile: Tile
+    entry: Entry
+    path: Path
+    distance: float = 0.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a table may lie, and whether somebody named it."""
+
+    path: Path
+    named: bool
+    shipped: bool
+
+
+def user_table(device: Device) -> Path:
+    """The device's table in the user's cache folder, which the tuner writes when none is named."""
+    return settings.cache_dir() / "tiling" / f"{table.slug(device)}.json"
+
+
+def places(device: Device) -> list[Place]:
+    """Where the tables of a device may lie, in the order in which they are asked."""
+    named = settings.tiling_table()
+    found = [] if named is None else [Place(named, True, False)]
+    found.append(Place(user_table(device), False, False))
+    return [*found, *_shipped(device, *sys.modules["cunorm"].__path__)]
+
+
+@functools.lru_cache(maxsize=64)
+def _shipped(device: Device, *entries: str) -> tuple[Place, ...]:
+    """The places in the package, which has these entries in its path; paths are slow to make."""
+    name = f"{table.slug(device)}.json"
+    return tuple(Place(Path(entry) / "tuning" / "tables" / name, False, True) for entry in entries)
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return path, -1, -1
+    return path, facts.st_mtime_ns, facts.st_size
+
+
+def stamp(device: Device) -> tuple[Stamp, ...]:
+    """What changes when a table does: part of a plan's key."""
+    return tuple(_stamp(place.path) for place in places(device))
+
+
+def _distrust(path: Path) -> str | None:
+    """Why a table in the cache folder is not believed; None if only this user, or root, can have written it."""
+    try:
+        return cache.distrust(os.stat(path))
+    except OSError:
+        return None  # reading it will say
+
+
+@functools.lru_cache(maxsize=16)
+def _read(stamped: Stamp, place: Place) -> Indexed | None:
+    path = stamped[0]
+    try:
+        if not (place.named or place.shipped) and (sentence := _distrust(path)) is not None:
+            raise TableError(f"{path}: {sentence}")
+        return Indexed(stamped, table.load(path))
+    except FileNotFoundError:
+        if place.named:
+            warn(stamped, f"CUNORM_TILING_TABLE: {path}: no such file")
+    except OSError as error:
+        warn(stamped, f"{path}: cannot be read: {error.strerror or error}")
+    except TableError as error:
+        warn(stamped, str(error))
+    return None
+
+
+def tables(device: Device, shipped: bool | None = None) -> Iterator[tuple[Path, Indexed]]:
+    """The readable tables of a device, in the order in which they are asked.
+
+    Parameters
+    ----------
+    device : Device
+    shipped : bool, optional
+        Only those of the package, or only the user's.
+    """
+    for place in places(device):
+        if shipped is not None and place.shipped != shipped:
+            continue
+        stamped = _stamp(place.path)
+        found = _read(stamped, place)
+        if found is None:
+            continue
+        if not table.for_device(found, device):
+            name = shown(found.device.get("name"))
+            warn(stamped, f"{place.path}: a table of {name}, not used on {device.name}")
+            continue
+        yield place.path, found
+
+
+def is_stale(entry: Entry, strategies: Mapping[str, Strategy]) -> bool:
+    """Whether the kernels of an entry have changed since it was made; True also where they no longer exist."""
+    strategy = strategies.get(entry.tile.strategy)
+    if strategy is None or {name for name, _ in entry.tile.fields} != set(strategy.space):
+        return True
+    return sources.kernel_digest(entry.problem, strategy, entry.tile) != entry.kernel
+
+
+def _legal(
+    entry: Entry, path: Path, problem: Problem, strategies: Mapping[str, Strategy], device: Device
+) -> Strategy | None:
+    """The strategy of an entry that may run the problem; None, with a word if it is the entry's own fault."""
+    strategy = strategies.get(entry.tile.strategy)
+    if strategy is None:
+        sentence: str | None = f"strategy {entry.tile.strategy!r}, expected one of {', '.join(strategies)}"
+    else:
+        sentence = strategy.refuses(problem, entry.tile, device)
+    if sentence is None:
+        return strategy
+    if place_of(problem) == place_of(entry.problem):
+        warn(_stamp(path), f"{path}: the entry of {entry.problem.describe()}: {sentence}")
+    return None
+
+
+def exact(problem: Problem, strategies: Mapping[str, Strategy], device: Device) -> Found | None:
+    """The entry of a problem in the first table that has a legal one; None if there is none.
+
+    An entry of the same sizes with other dtypes of gamma, beta, statistics or sums serves too, after one of the same.
+    """
+    for shipped in (False, True):
+        for path, read in tables(device, shipped):
+            same = read.entries(*place_of(problem))
+            for entry in sorted(same, key=lambda entry: (entry.problem != problem, entry.source != MEASURED)):
+                if (strategy := _legal(entry, path, problem, strategies, device)) is not None:
+                    return Found(strategy, entry.tile, entry, path)
+    return None
+
+
+def _far(one: Sizes, other: Sizes) -> float:
+    (N, C, HxW, group), (N_, C_, HxW_, group_) = one, other
+    pairs = ((N, N_), (C // group, C_ // group_), (HxW, HxW_), (group, group_))
+    return math.hypot(*(math.log2(a / b) for a, b in pairs))
+
+
+def distance(one: Problem, other: Problem) -> float:
+    """How far two problems lie apart: Euclid's, in the logarithms to base 2 of N, C/group, HxW and group."""
+    return _far(place_of(one)[1], place_of(other)[1])
+
+
+def alike(one: Problem, other: Problem) -> bool:
+    """Whether two problems differ in sizes and dtypes of parameters alone."""
+    return place_of(one)[0] == place_of(other)[0]
+
+
+def nearest(problem: Problem, strategies: Mapping[str, Strategy], device: Device) -> Found | None:
+    """The legal entry of the same op, dtype, layout and outputs whose sizes are nearest; None if there is none.
+
+    See `distance`: 1 is twice as much of one size.
+    """
+    kind, asked = place_of(problem)
+    asking = list(tables(device))
+    near = [
+        (_far(asked, sizes), order, sizes)
+        for order, (_, read) in enumerate(asking)
+        for sizes in read.kinds.get(kind, {})
+    ]
+    heapq.heapify(near)  # most are never looked at
+    while near:
+        far, tied = near[0][0], []
+        while near and near[0][0] == far:
+            _, order, sizes = heapq.heappop(near)
+            tied += [
+                (entry.source != MEASURED, order, str(entry.problem), entry)
+                for entry in asking[order][1].entries(kind, sizes)
+            ]
+        for _, order, _, entry in sorted(tied, key=lambda one: one[:3]) if far > 0 else ():
+            path = asking[order][0]
+            if (strategy := _legal(entry, path, problem, strategies, device)) is not None:
+                return Found(strategy, entry.tile, entry, path, far)
+    return None
+
+
+def state(entry: Entry, strategies: Mapping[str, Strategy]) -> str:
+    """What an entry rests on, for people."""
+    time = "" if entry.microseconds is None else f" {entry.microseconds:.1f} us"
+    text = f"measured{time}" if entry.source == MEASURED else f"modelled, not measured: predicted{time}"
+    if entry.facts.get("verified") is False:
+        text += "; NOT VERIFIED"
+    if entry.facts.get("default") is True:
+        text += "; no tile beat the default"
+    if is_stale(entry, strategies):
+        text += "; stale: its kernels have changed since"
+    return text
+
+
+# ---- the tile chain -------------------------------------------------------------------------------------------------
+
+
+def resolve(
+    problem: Problem, strategies: Mapping[str, Strategy], device: Device, tile: Tile | None
+) -> tuple[Strategy, Tile, str]:
+    """The tile chain, with a sentence that says which link answered and why.
+
+    The explicit tile; the problem's entry in the user's tables, then in the shipped ones; the nearest problem's, if the
+    cost model thinks it as good as its own; the cost model.
+
+    Raises
+    ------
+    ValueError
+        If ``tile`` names an unknown strategy.
+    UnsupportedTile
+        If it is not legal for this problem on this device.
+    """
+    if tile is not None:
+        strategy = strategies.get(tile.strategy)
+        if strategy is None:
+            raise ValueError(f"tile: strategy {tile.strategy!r}, expected one of {', '.join(strategies)}")
+        if (sentence := strategy.refuses(problem, tile, device)) is not None:
+            raise UnsupportedTile(f"tile: {sentence}")
+        return strategy, tile, "the tile= that was given"
+    if (tuned := exact(problem, strategies, device)) is not None:
+        reason = f"its entry in {tuned.path}: {state(tuned.entry, strategies)}"
+        if tuned.entry.problem != problem:
+            reason += f"; tuned with {', '.join(map(' '.join, tuned.entry.problem.parameters))}"
+        return tuned.strategy, tuned.tile, reason
+    found = costmodel.choose(problem, strategies.values(), device)
+    predicted = f"predicted {found.seconds * 1e6:.1f} us on {device.name}, not measured"
+    near = nearest(problem, strategies, device)
+    if near is None:
+        return found.strategy, found.tile, f"the cost model: no tiling table has an entry; {predicted}"
+    seconds = costmodel.predict(problem, near.strategy, near.tile, device)
+    where = f"the nearest entry in {near.path}, {sizes_text(near.entry.problem)} at a distance of {near.distance:.2f}"
+    if seconds > NEAREST * found.seconds:
+        return found.strategy, found.tile, f"the cost model: {predicted}; {where}, is predicted {seconds * 1e6:.1f} us"
+    reason = f"{where}: {state(near.entry, strategies)}; here predicted {seconds * 1e6:.1f} us"
+    return near.strategy, near.tile, f"{reason}, the cost model's own choice {found.seconds * 1e6:.1f} us"

@@ -1,0 +1,179 @@
+"""How far apart a kernel's accesses to the same memory lie: whether a second read can still find it in a cache."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cunorm.core import settings
+from cunorm.jit import builds, cxx
+
+SECTOR_BYTES = 32
+#: At which shares of the second reads `Reuse` keeps a distance.
+LEVELS: NDArray[Any] = np.linspace(0.0, 1.0, 201)
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Second reads of tensors: loads of a 32-byte sector that was loaded or stored before.
+
+    The distance of one is the bytes of all other sectors touched in between (the stack distance of Mattson et al.,
+    "Evaluation techniques for storage hierarchies", IBM Systems Journal 9, 1970): a cache of that size that throws out
+    what was used longest ago still holds the sector.
+
+    Attributes
+    ----------
+    reads : int
+        Sectors that loads of tensors ask for.
+    again : int
+        Those among them that were touched before.
+    distances : tuple of float
+        Bytes, at the shares `LEVELS` of the second reads; empty if there are none.
+    """
+
+    reads: int
+    again: int
+    distances: tuple[float, ...]
+
+    @classmethod
+    def of(cls, reads: int, sectors: NDArray[Any]) -> Reuse:
+        """From the distances of all second reads, in sectors."""
+        if not len(sectors):
+            return cls(reads, 0, ())
+        found = np.quantile(sectors, LEVELS) * SECTOR_BYTES
+        return cls(reads, len(sectors), tuple(found.tolist()))
+
+    def extended(
+        self, other: Reuse, line: Callable[[Any, Any], Any], apart: Callable[[Any, Any], Any] | None = None
+    ) -> Reuse:
+        """Of a larger problem: all continued as lines from this one through the other, each distance by its share; or
+        the distances otherwise.
+        """
+        again = round(line(self.again, other.again))
+        few, many = (np.asarray(one.distances or (0.0,) * len(LEVELS)) for one in (self, other))
+        distances = np.maximum.accumulate(np.maximum((apart or line)(few, many), 0.0))
+        return Reuse(round(line(self.reads, other.reads)), again, tuple(distances.tolist()) if again else ())
+
+    def within(self, nbytes: int) -> float:
+        """The share of the second reads whose distance is at most that; 1 if there are none."""
+        found = np.asarray(self.distances)
+        below = int(np.searchsorted(found, nbytes, side="right"))
+        if below == len(found):
+            return 1.0
+        if below == 0:
+            return 0.0
+        between = (nbytes - found[below - 1]) / (found[below] - found[below - 1])
+        return float(LEVELS[below - 1] + between * (LEVELS[below] - LEVELS[below - 1]))
+
+    def at(self, share: float) -> float:
+        """The distance that this share of the second reads does not exceed, bytes; 0 if there are none."""
+        return float(np.interp(share, LEVELS, self.distances)) if self.distances else 0.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the traces of a plan's launches tell.
+
+    Attributes
+    ----------
+    fetched : list of numpy.ndarray
+        Of each launch, by 2 * array + is_store: sectors that blocks touch, each counted once a block.
+    asked : list of numpy.ndarray
+        The same way, bytes that requests ask for, each counted once a request.
+    distances : numpy.ndarray
+        Of the second reads, in order, in sectors.
+    """
+
+    fetched: list[NDArray[Any]]
+    asked: list[NDArray[Any]]
+    distances: NDArray[Any]
+
+
+@cache
+def _library(folder: Path) -> Any:
+    source = Path(__file__).with_name("reuse.cpp").read_text(encoding="utf-8")
+    compiler = cxx.chosen()
+    library, _ = builds.load(source, "reuse.cpp", compiler, cxx.flags(compiler))
+    library.cunorm_reuse_new.restype = ctypes.c_void_p
+    library.cunorm_reuse_free.argtypes = [ctypes.c_void_p]
+    library.cunorm_reuse_launch.restype = ctypes.c_int64
+    pointer, count = ctypes.c_void_p, ctypes.c_uint64
+    library.cunorm_reuse_launch.argtypes = [pointer, pointer, *[count] * 3, *[pointer] * 4]
+    return library
+
+
+def by_ticket(trace: NDArray[Any], sector: int) -> NDArray[Any]:
+    """A trace of blocks that draw tickets, as if each ticket's work were a block: numbered by tickets.
+
+    A block draws the next ticket before it begins with the last; between two draws lies the work of the ticket that was
+    drawn before the first of them.
+
+    Parameters
+    ----------
+    trace : numpy.ndarray
+        As `cpu_checked.Count.trace`.
+    sector : int
+        The one to which drawing a ticket stores.
+    """
+    order = np.argsort(trace["block"], kind="stable")
+    found = trace[order]
+    drawn = (trace["sector"] == sector) & (trace["region"] % 2 == 1)
+    number = (np.cumsum(drawn) - 1)[order]  # of the ticket, at its draw
+    draws = np.flatnonzero(drawn[order])
+    held = np.searchsorted(draws, np.arange(len(found)), side="right") - 2  # the draw before the latest
+    first = np.searchsorted(found["block"], found["block"])  # where the access's block begins
+    held = np.maximum(held, np.searchsorted(draws, first))  # of its first ticket, what comes before the second draw
+    found["block"] = number[draws[held]]
+    return found[np.argsort(found["block"], kind="stable")]
+
+
+def replay(traces: Sequence[NDArray[Any]], resident: Sequence[int], wanted: Sequence[bool]) -> Replay:
+    """Replay the traces of launches, one behind the other, as if a device ran that many of their blocks at a time.
+
+    Parameters
+    ----------
+    traces : sequence of numpy.ndarray
+        As `cpu_checked.Count.trace`.
+    resident : sequence of int
+        Blocks of each launch that run at a time: each makes an access in turn, and the next block takes the place of
+        one that ends.
+    wanted : sequence of bool
+        By array, whether its second reads count.
+
+    Raises
+    ------
+    CompileError
+        If there is no C++ compiler, or the cache folder cannot be used.
+    MemoryError
+    """
+    library = _library(settings.cache_dir())
+    flags = np.repeat(np.asarray(wanted, np.uint8), 2)
+    made = Replay([], [], np.empty(0, np.uint32))
+    found = []
+    state = library.cunorm_reuse_new()
+    try:
+        for trace, alive in zip(traces, resident, strict=True):
+            trace = np.ascontiguousarray(trace)
+            fetched, asked = np.zeros((2, len(flags)), np.uint64)
+            distances = np.empty(len(trace), np.uint32)
+            blocks = int(trace["block"].max()) + 1 if len(trace) else 0
+            arrays = [array.ctypes.data for array in (fetched, asked, flags, distances)]
+            count = -1
+            if state is not None:
+                size = len(trace)
+                count = library.cunorm_reuse_launch(state, trace.ctypes.data, size, blocks, min(alive, blocks), *arrays)
+            if count < 0:
+                raise MemoryError(f"no memory for the reuse distances of {len(trace)} sectors")
+            made.fetched.append(fetched)
+            made.asked.append(asked)
+            found.append(distances[:count].copy())
+    finally:
+        library.cunorm_reuse_free(state)
+    return replace(made, distances=np.concatenate([made.distances, *found]))

@@ -1,0 +1,353 @@
+"""What a plan really moves: counted on the CPU executor, beside the fewest bytes that its problem has to move."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from cunorm.core.devices import Device
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Launch
+from cunorm.executors.choose import executor
+from cunorm.executors.cpu.memory import ROLES, TENSOR
+from cunorm.runtime.plans import Plan
+from cunorm.tiling import costmodel
+
+from .reuse import SECTOR_BYTES, Reuse, by_ticket, replay
+from .sampling import Sample, arrays_of, floor_bytes, moves_tensors, sample_of, smaller
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What kernels asked of global memory.
+
+    Attributes
+    ----------
+    loaded, stored : int
+        Bytes that warps ask for, each counted once a request: what all lanes load from one place counts once.
+    lane_loaded, lane_stored : int
+        Bytes that lanes ask for through load and store.
+    raw_loaded, raw_stored : int
+        The same as the compiler's hooks saw it.
+    load_requests, store_requests : int
+        Of warps.
+    load_sectors, store_sectors : int
+        32-byte sectors that those requests touch.
+    wide_bytes, wide_sectors : int
+        Bytes and sectors of 16-byte accesses alone.
+    load_fetched, store_fetched : int
+        32-byte sectors that blocks touch, each counted once a block and direction.
+    """
+
+    loaded: int = 0
+    stored: int = 0
+    lane_loaded: int = 0
+    lane_stored: int = 0
+    raw_loaded: int = 0
+    raw_stored: int = 0
+    load_requests: int = 0
+    store_requests: int = 0
+    load_sectors: int = 0
+    store_sectors: int = 0
+    wide_bytes: int = 0
+    wide_sectors: int = 0
+    load_fetched: int = 0
+    store_fetched: int = 0
+
+    def __add__(self, other: Moves) -> Moves:
+        return Moves(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Moves)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that warps ask for, both ways."""
+        return self.loaded + self.stored
+
+    @property
+    def lane_nbytes(self) -> int:
+        """Bytes that lanes ask for, both ways."""
+        return self.lane_loaded + self.lane_stored
+
+    @property
+    def raw_nbytes(self) -> int:
+        """Bytes that the compiler's hooks saw, both ways."""
+        return self.raw_loaded + self.raw_stored
+
+    @property
+    def fetched_nbytes(self) -> int:
+        """Bytes of the sectors that blocks touch, each once a block and direction."""
+        return SECTOR_BYTES * (self.load_fetched + self.store_fetched)
+
+    @property
+    def efficiency(self) -> float:
+        """Bytes asked for, over those of the sectors that requests touch; 1 if there are none."""
+        sectors = self.load_sectors + self.store_sectors
+        return self.nbytes / (SECTOR_BYTES * sectors) if sectors else 1.0
+
+    @property
+    def wide_efficiency(self) -> float:
+        """Bytes of 16-byte accesses, over those of the sectors that they touch; 1 if there are none."""
+        return self.wide_bytes / (SECTOR_BYTES * self.wide_sectors) if self.wide_sectors else 1.0
+
+
+@dataclass(frozen=True)
+class LaunchTraffic:
+    """What one launch did.
+
+    Attributes
+    ----------
+    entry : str
+        The kernel.
+    blocks, threads, resident : int
+        Of the grid; of a block; blocks that run at a time on the whole device.
+    roles : dict of str to Moves
+        By tensor, parameter, workspace.
+    barriers : int
+        ``__syncthreads`` of all blocks.
+    shuffles : int
+        Shuffles, votes and ``__syncwarp`` of all warps.
+    shared_requests, shared_wavefronts, shared_ideal : int
+        Requests of warps to shared memory; turns of its banks that they take; the fewest that they could.
+    """
+
+    entry: str
+    blocks: int
+    threads: int
+    resident: int
+    roles: dict[str, Moves]
+    barriers: int
+    shuffles: int
+    shared_requests: int
+    shared_wavefronts: int
+    shared_ideal: int
+
+    @property
+    def barriers_per_block(self) -> float:
+        """Barriers of a block, on average."""
+        return self.barriers / self.blocks
+
+    @property
+    def shuffles_per_block(self) -> float:
+        """Shuffles of all warps of a block, on average."""
+        return self.shuffles / self.blocks
+
+
+#: The counters of a launch beside its moves.
+COUNTED = ("barriers", "shuffles", "shared_requests", "shared_wavefronts", "shared_ideal")
+
+
+#: The numbers of a call; none of them changes what is moved.
+NUMBERS = {"eps": 1e-5, "momentum": 0.1, "count": 1e3}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a plan moves: counted, not timed.
+
+    Attributes
+    ----------
+    problem : Problem
+    device : Device
+        Decides how many blocks run at a time.
+    choice : str
+        The strategy and its tile.
+    floor_bytes : int
+        The fewest bytes of tensors that the problem has to move.
+    launches : tuple of LaunchTraffic
+    reuse : Reuse
+        Second reads of tensors.
+    sample : Sample or None
+        What was counted in place of a problem too large for that.
+    """
+
+    problem: Problem
+    device: Device
+    choice: str
+    floor_bytes: int
+    launches: tuple[LaunchTraffic, ...]
+    reuse: Reuse
+    sample: Sample | None = field(default=None)
+
+    def of(self, role: str) -> Moves:
+        """What all launches moved of tensors, parameters or the workspace."""
+        return sum((launch.roles[role] for launch in self.launches), Moves())
+
+    @property
+    def total(self) -> Moves:
+        """What all launches moved."""
+        return sum(map(self.of, ROLES), Moves())
+
+    def over_floor(self, nbytes: int) -> float:
+        """Bytes over the floor; 0 where nothing has to move."""
+        return nbytes / self.floor_bytes if self.floor_bytes else 0.0
+
+    @property
+    def tensor_ratio(self) -> float:
+        """Bytes of tensors that warps ask for, each counted once a request, over the floor."""
+        return self.over_floor(self.of(TENSOR).nbytes)
+
+    @property
+    def fetched_ratio(self) -> float:
+        """Bytes of the sectors of tensors that blocks touch, each once a block and direction, over the floor."""
+        return self.over_floor(self.of(TENSOR).fetched_nbytes)
+
+    @property
+    def bank_conflicts(self) -> float:
+        """Turns that the banks of shared memory take, over the fewest that they could; 1 without shared memory."""
+        ideal = sum(launch.shared_ideal for launch in self.launches)
+        return sum(launch.shared_wavefronts for launch in self.launches) / ideal if ideal else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        ratios = ("tensor_ratio", "fetched_ratio", "bank_conflicts")
+        l2 = self.device.l2_bytes
+        return {
+            "schema": "cunorm-traffic/1",
+            "executor": "cpu executor: counted, not timed",
+            "problem": asdict(self.problem),
+            "device": asdict(self.device),
+            "choice": self.choice,
+            "sample": None if self.sample is None else asdict(self.sample),
+            "floor_bytes": self.floor_bytes,
+            **{name: getattr(self, name) for name in ratios},
+            "wide_efficiency": self.of(TENSOR).wide_efficiency,
+            "efficiency": {role: self.of(role).efficiency for role in ROLES},
+            "roles": {role: asdict(self.of(role)) for role in ROLES},
+            "reuse": {
+                "reads": self.reuse.reads,
+                "again": self.reuse.again,
+                "within_half_l2": self.reuse.within(l2 // 2),
+                "within_l2": self.reuse.within(l2),
+                "distance": {f"{share:g}": self.reuse.at(share) for share in (0, 0.25, 0.5, 0.75, 0.9, 1)},
+            },
+            "launches": [
+                asdict(launch) | {name: getattr(launch, name) for name in ("barriers_per_block", "shuffles_per_block")}
+                for launch in self.launches
+            ],
+        }
+
+    def __str__(self) -> str:
+        head = [self.problem.describe(), f"{self.choice}; cpu executor: counted, not timed"]
+        head += [] if self.sample is None else [str(self.sample)]
+        rows: list[tuple[str, ...]] = [
+            ("kernel", "of", "loaded", "stored", "/floor", "fetched/floor", "efficiency", "16 bytes")
+        ]
+        for launch in self.launches:
+            for role, moves in launch.roles.items():
+                if moves.nbytes:
+                    ratios = [f"{self.over_floor(nbytes):.3f}" for nbytes in (moves.nbytes, moves.fetched_nbytes)]
+                    wide = f"{moves.wide_efficiency:.2f}" if moves.wide_sectors else "-"
+                    sizes = (f"{moves.loaded:,}", f"{moves.stored:,}", *ratios, f"{moves.efficiency:.2f}", wide)
+                    rows.append((launch.entry, role, *sizes))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        sides = "<<>>>>>>"
+        table = [
+            "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
+            for row in rows
+        ]
+        return "\n".join([*head, *table])
+
+
+# ---- counting -------------------------------------------------------------------------------------------------------
+
+
+def _by_tickets(count: Any, launch: Launch) -> Any:
+    """The trace of a launch; of blocks that draw tickets, with each ticket's work as a block of its own.
+
+    Which blocks draw which, a GPU decides anew each time, but never in which order: as a block ends, the next ticket is
+    drawn.
+    """
+    if launch.tickets is None:
+        return count.trace
+    return by_ticket(count.trace, (count.starts["workspace"] + launch.tickets) // SECTOR_BYTES)
+
+
+def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
+    """What the launches of a plan do, on arrays made for its problem."""
+    cpu, device = executor("cpu"), plan.place.device
+    names = [name for name in plan.names if name not in NUMBERS]
+    arrays = arrays_of(plan.problem, plan.workspace_nbytes, names, plan.launches)
+    values: list[int | float] = [0 if array is None else array.ctypes.data for array in arrays]
+    values += [NUMBERS[name] for name in plan.names if name in NUMBERS]
+    sizes = [0 if array is None else array.nbytes for array in arrays]
+    steps, constants = plan.steps(functools.partial(cpu.compile, build="checked"))
+    counts: list[Any] = []
+    # Warps run one after another, each as far as it can, but for a random order: then what lies between two reads is
+    # what lies there where warps run side by side.
+    order = "random:0" if any(launch.roams for launch in plan.launches) else None
+    cpu.run(steps, (*values, *constants), plan.names, sizes, counts, device, order)
+    resident = [costmodel.resident_blocks(launch, device) * device.multiprocessors for launch in plan.launches]
+    known = counts[0].roles
+    traces = [_by_tickets(count, launch) for count, launch in zip(counts, plan.launches, strict=True)]
+    replayed = replay(traces, resident, [role == TENSOR for role in known.values()])
+    launches = []
+    for count, alive, fetched, asked in zip(counts, resident, replayed.fetched, replayed.asked, strict=True):
+        roles = dict.fromkeys(ROLES, Moves())
+        for index, (name, moved) in enumerate(count.moved.items()):
+            seen = asdict(moved) | {"lane_loaded": moved.loaded, "lane_stored": moved.stored}
+            for way, value in zip(("load", "store"), (2 * index, 2 * index + 1), strict=True):
+                seen |= {f"{way}_fetched": int(fetched[value]), f"{way.rstrip('e')}ed": int(asked[value])}
+            roles[known[name]] += Moves(**seen)
+        numbers = {name: getattr(count, name) for name in COUNTED}
+        launches.append(LaunchTraffic(count.kernel, count.blocks, count.threads, alive, roles, **numbers))
+    reads = sum(launch.roles[TENSOR].load_sectors for launch in launches)
+    return launches, Reuse.of(reads, replayed.distances)
+
+
+def _extended(sample: Sample, launch: Launch, few: LaunchTraffic, many: LaunchTraffic) -> LaunchTraffic:
+    """A launch from those of two smaller problems."""
+
+    def line(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:
+        return {name: round(sample.extend(getattr(a, name), getattr(b, name))) for name in names}
+
+    moved = [one.name for one in fields(Moves)]
+    roles = {role: Moves(**line(few.roles[role], many.roles[role], moved)) for role in ROLES}
+    return replace(many, blocks=launch.grid, roles=roles, **line(few, many, COUNTED))
+
+
+def _sampled(plan: Plan, sample: Sample) -> tuple[list[LaunchTraffic], Reuse]:
+    """What the launches of a plan do: those on tensors from a sample, the others counted whole."""
+    assert plan.strategy is not None and plan.tile is not None
+    found = []
+    for size in (sample.few, sample.many):
+        problem = smaller(plan.problem, sample.axis, size)
+        launches = tuple(filter(moves_tensors, plan.strategy.launches(problem, plan.tile)))
+        workspace = plan.strategy.workspace(problem, plan.tile)
+        found.append(_counted(replace(plan, problem=problem, launches=launches, workspace_nbytes=workspace)))
+    (few, near), (many, far) = found
+    pairs = zip(few, many, strict=True)
+    rest = tuple(launch for launch in plan.launches if not moves_tensors(launch))
+    others = iter(_counted(replace(plan, launches=rest))[0] if rest else ())
+    whole = [_extended(sample, one, *next(pairs)) if moves_tensors(one) else next(others) for one in plan.launches]
+    # Blocks that take turns read a team's data again before the next team's: more teams are no further apart, once what
+    # lies between two reads is less than there is.
+    turns = sample.axis != "HxW" and any(launch.waits for launch in plan.launches)
+    settled = turns and near.at(0.95) <= floor_bytes(smaller(plan.problem, sample.axis, sample.few)) / 2
+    return whole, near.extended(far, sample.extend, sample.settle if settled else None)
+
+
+def measure(plan: Plan) -> Traffic:
+    """Count what a plan moves: on the CPU executor, whatever its place, posing as the plan's device.
+
+    Parameters
+    ----------
+    plan : Plan
+
+    Raises
+    ------
+    CompileError
+        If there is no C++ compiler.
+    KernelFault
+        If a kernel breaks a rule.
+    ValueError
+        If the problem is too large, and cannot be cut.
+    """
+    problem, device = plan.problem, plan.place.device
+    if plan.strategy is None or plan.tile is None:
+        return Traffic(problem, device, f"nothing to launch: {plan.reason}", 0, (), Reuse(0, 0, ()))
+    tile = ", ".join(f"{name}={value}" for name, value in plan.tile.fields)
+    sample = sample_of(problem, plan.strategy, plan.tile, device)
+    launches, reuse = _counted(plan) if sample is None else _sampled(plan, sample)
+    choice = f"{plan.strategy.name} ({tile})"
+    return Traffic(problem, device, choice, floor_bytes(problem), tuple(launches), reuse, sample)

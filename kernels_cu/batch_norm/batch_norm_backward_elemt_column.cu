@@ -1,0 +1,38 @@
+// BatchNorm input gradient with given sums, strategy `column`: channels-last, and HxW = 1.
+//
+//   dy, x, dx: rows of C channels, several of them a wide row (wide_rows.cuh)
+//   mean, invstd, gamma (may be null), sum_dy, sum_dy_xmu (C); count: elements of a channel in the whole batch
+//   grid: a block for each chunk of wide rows and its columns; then the rows left over
+//
+// A thread keeps what it knows of its channels in registers. Items are taken from the tensor's end: what the kernel
+// that computed the sums read last is still in the L2 cache. An element of dx is written by the thread that has read
+// the same elements of dy and x: dx may be dy.
+#include "batch_norm/channel_coefficients.cuh"
+#include "batch_norm/wide_rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+    batch_norm_backward_elemt_column(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,
+                                     const gamma_t* gamma, const sum_t* sum_dy, const sum_t* sum_dy_xmu, data_t* dx,
+                                     long long N, long long columns, long long HxW, long long chunk, long long chunks,
+                                     long long C, long long left, long long most_columns, double count) {
+    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
+    const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, count};
+    for (long long turn = blockIdx.x; turn < batch.items(); turn += gridDim.x) {
+        const long long item = batch.items() - 1 - turn;
+        if (item >= batch.sweeps()) {
+            left_over(batch, item, [&](long long at, long long channel) {
+                const acc_t gradient = widen(load(dy, batch.swept() + at));
+                const acc_t value = widen(load(x, batch.swept() + at));
+                const acc_t found = input_gradient(gradient, value, channels.of(channel));
+                store(dx, batch.swept() + at, narrow<data_t>(found));
+            });
+            continue;
+        }
+        const sweep_t sweep(dy, batch.cut, item);
+        Coefficients of[sweep_t::slots] = {};
+        each_channel(sweep, C, [&](int slot, long long channel) { of[slot] = channels.of(channel); });
+        const data_t* const from[2] = {dy, x};
+        sweep_write(sweep, from, dx,
+                    [&](int slot, const acc_t(&v)[2]) { return input_gradient(v[0], v[1], of[slot]); });
+    }
+}

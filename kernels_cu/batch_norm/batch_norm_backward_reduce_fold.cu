@@ -1,0 +1,23 @@
+// The last kernel of BatchNorm backward sums that left several rows of sums in a workspace.
+//
+//   workspace: at pair `from`, [rows, C] pairs of parts of the batch; at pair `to`, room for the slices
+//   invstd (C); sum_dy, sum_dy_xmu, dgamma, dbeta (C), null where not wanted
+//   grid: slabs of columns x slices of rows (columns.cuh); shared memory: a pair a thread
+//
+// With one slice the sums are the results; with several they go to workspace rows that a second launch sums.
+#include "batch_norm/sums_out.cuh"
+#include "common/columns.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads)
+    batch_norm_backward_reduce_fold(const stat_t* invstd, Pair* workspace, sum_dy_t* sum_dy, sum_dy_xmu_t* sum_dy_xmu,
+                                    dgamma_t* dgamma, dbeta_t* dbeta, long long rows, long long C, long long columns,
+                                    long long slices, long long from, long long to) {
+    const Columns shape = {rows, C, columns, slices};
+    int offset = 0;
+    Pair* scratch = shared_array<Pair>(offset, Tile::threads);
+    const GivenSums results = {slices > 1 ? workspace : nullptr, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
+    fold_columns(
+        shape, scratch, [&](long long row, long long column) { return load(workspace, from + row * C + column); },
+        [](Pair a, Pair b) { return a + b; },
+        [&](long long slice, long long column, Pair whole) { results.give(to + slice * C + column, column, whole); });
+}

@@ -1,0 +1,45 @@
+// BatchNorm backward sums, strategies `split` (channels-first) and `column` (channels-last, and HxW = 1): a sweep.
+//
+//   dy, x (N, C, HxW), or rows of C channels, several of them a wide row (wide_rows.cuh); mean, invstd (C)
+//   x is null where only dbeta is wanted
+//   workspace [rows, C] pairs: sum dy and sum dy * (x - mean) over one chunk of a plane or of wide rows, or of one row
+//   left over
+//   sum_dy, sum_dy_xmu, dgamma, dbeta (C), null where not wanted
+//   grid: chunks, a warp each (channels-first) or a block for each and its columns (channels-last); then rows left over
+//   shared memory: channels-last, a pair for each thread and element of its pack
+//
+// dy and x are read once, 16 bytes at a time, by as many blocks as there are chunks, however few the channels. Where
+// there are several rows, batch_norm_backward_reduce_fold follows; with one row its sums are the results. Takes any
+// size.
+#include "batch_norm/wide_rows.cuh"
+#include "batch_norm/sums_out.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+    batch_norm_backward_reduce_sweep(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,
+                                     Pair* workspace, sum_dy_t* sum_dy, sum_dy_xmu_t* sum_dy_xmu, dgamma_t* dgamma,
+                                     dbeta_t* dbeta, long long N, long long columns, long long HxW, long long chunk,
+                                     long long chunks, long long C, long long left, long long most_columns) {
+    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
+    const GivenSums results = {workspace, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
+    int offset = 0;
+    Pair* partials = shared_array<Pair>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
+    for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {
+        if (item >= batch.sweeps()) {
+            left_over(batch, item, [&](long long at, long long channel) {
+                const acc_t gradient = widen(load(dy, batch.swept() + at));
+                const acc_t value = x == nullptr ? acc_t(0) : acc_t(widen(load(x, batch.swept() + at)));
+                const acc_t deviation = value - acc_t(widen(load(mean, channel)));
+                results.give(batch.swept_parts() + at, channel, Pair{gradient, gradient * deviation});
+            });
+            continue;
+        }
+        const sweep_t sweep(dy, batch.cut, item);
+        acc_t mean_of[sweep_t::slots] = {};
+        each_channel(sweep, C, [&](int slot, long long channel) { mean_of[slot] = widen(load(mean, channel)); });
+        Pair sums[sweep_t::slots] = {};
+        sweep_gradient_sums(sweep, dy, x, mean_of, sums);
+        gather_sums(sweep, partials, sums, [&](long long column, Pair whole) {
+            results.give(batch.cut.part(sweep.n, sweep.chunk, column), column, whole);
+        });
+    }
+}

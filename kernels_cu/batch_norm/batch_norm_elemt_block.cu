@@ -1,0 +1,34 @@
+// BatchNorm forward with given statistics, strategy `block`: a block per run of consecutive elements.
+//
+//   x, y (N, C, HxW), `elements` of them; mean, invstd, gamma, beta (C), the last two may be null
+//   grid: runs of `chunk` elements, the last of which may be shorter
+//   shared memory: mean, scale and offset for each plane that a run touches
+//
+// Accesses are 16 bytes whatever HxW is. Runs are taken from the tensor's end: what a kernel that computed the
+// statistics read last is still in the L2 cache. An element of y is written by the thread that has read it: y may be x.
+#include "batch_norm/channel_affine.cuh"
+#include "batch_norm/flat_runs.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+    batch_norm_elemt_block(const data_t* x, const stat_t* mean, const stat_t* invstd, const gamma_t* gamma,
+                           const beta_t* beta, data_t* y, long long elements, long long C, long long HxW,
+                           long long chunk) {
+    const ChannelAffine channels = {mean, invstd, gamma, beta};
+    const long long runs = (elements + chunk - 1) / chunk;
+    for (long long item = blockIdx.x; item < runs; item += gridDim.x) {
+        const FlatRun run(x, elements, HxW, chunk, runs - 1 - item);
+        int offset = 0;
+        Affine* known = shared_array<Affine>(offset, run.planes());
+        stage_channels(run, C, known, [&](long long channel) { return channels.of(channel); });
+        const data_t* const from[1] = {x};
+        stream(run, from, [&](const Place& where, Pack<data_t>(&held)[1]) {
+            Pack<data_t> out = {};
+            run.each(
+                where, [&](int plane) { return known[plane]; },
+                [&](int i, const Affine& k) { out.set(i, narrow<data_t>(normalised(widen(held[0].get(i)), k))); },
+                held[0], out);
+            store_pack(y + where.row, where.first, where.length, out);
+        });
+        __syncthreads();  // the next run takes over the shared memory
+    }
+}

@@ -1,0 +1,34 @@
+// BatchNorm forward with given statistics, strategy `column`: channels-last, and HxW = 1.
+//
+//   x, y: rows of C channels, several of them a wide row (wide_rows.cuh); mean, invstd, gamma, beta (C), the last
+//   two may be null
+//   grid: a block for each chunk of wide rows and its columns; then the rows left over
+//
+// A thread keeps what it knows of its channels in registers. Items are taken from the tensor's end: what a kernel that
+// computed the statistics read last is still in the L2 cache. An element of y is written by the thread that has read
+// it: y may be x.
+#include "batch_norm/channel_affine.cuh"
+#include "batch_norm/wide_rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+    batch_norm_elemt_column(const data_t* x, const stat_t* mean, const stat_t* invstd, const gamma_t* gamma,
+                            const beta_t* beta, data_t* y, long long N, long long columns, long long HxW,
+                            long long chunk, long long chunks, long long C, long long left, long long most_columns) {
+    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
+    const ChannelAffine channels = {mean, invstd, gamma, beta};
+    for (long long turn = blockIdx.x; turn < batch.items(); turn += gridDim.x) {
+        const long long item = batch.items() - 1 - turn;
+        if (item >= batch.sweeps()) {
+            left_over(batch, item, [&](long long at, long long channel) {
+                const acc_t value = widen(load(x, batch.swept() + at));
+                store(y, batch.swept() + at, narrow<data_t>(normalised(value, channels.of(channel))));
+            });
+            continue;
+        }
+        const sweep_t sweep(x, batch.cut, item);
+        Affine of[sweep_t::slots] = {};
+        each_channel(sweep, C, [&](int slot, long long channel) { of[slot] = channels.of(channel); });
+        const data_t* const from[1] = {x};
+        sweep_write(sweep, from, y, [&](int slot, const acc_t(&v)[1]) { return normalised(v[0], of[slot]); });
+    }
+}

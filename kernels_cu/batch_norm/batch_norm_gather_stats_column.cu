@@ -1,0 +1,82 @@
+// BatchNorm statistics of several ranks made one, strategy `column`: a thread a channel.
+//
+//   means, invstds (world, C), counts (world): a rank's statistics, and its elements of a channel
+//   mean, invstd (C); running_mean, running_var (C) or null, read and written
+//   eps: the one that the statistics were made with; momentum: the share of the new in the running statistics
+//
+// Chan's formula in float64, rank after rank. A rank whose count is not more than 0 is absent, whatever it holds.
+// Without any, mean and invstd are NaN and the running statistics stay as they are.
+#include "common/types.cuh"
+
+__device__ __forceinline__ double widen(int value) { return value; }
+__device__ __forceinline__ double widen(long long value) { return static_cast<double>(value); }
+
+// To a float on the way to 16 bits, with its last bit set where anything was lost: then the second rounding knows on
+// which side of a middle the value lies, and the two round as one.
+__device__ __forceinline__ float round_to_odd(double value) {
+    const float near = static_cast<float>(value);
+    const double whole = value < 0 ? -value : value;
+    const double kept = value < 0 ? -static_cast<double>(near) : near;  // by the sign of value: near may be -0
+    unsigned bits;
+    memcpy(&bits, &near, sizeof bits);
+    if (bits % 2 == 0 && (whole < kept || whole > kept)) {
+        bits = whole < kept ? bits - 1 : bits + 1;
+    }
+    float odd;
+    memcpy(&odd, &bits, sizeof odd);
+    return odd;
+}
+
+template <typename T>
+struct Rounded {
+    static __device__ __forceinline__ T of(double value) { return narrow<T>(acc_t(round_to_odd(value))); }
+};
+template <>
+struct Rounded<float> {
+    static __device__ __forceinline__ float of(double value) { return static_cast<float>(value); }
+};
+template <>
+struct Rounded<double> {
+    static __device__ __forceinline__ double of(double value) { return value; }
+};
+
+// running = (1 - momentum) * running + momentum * found, where there is one.
+template <typename T>
+__device__ __forceinline__ void follow(T* running, long long channel, double found, double momentum) {
+    if (running != nullptr) {
+        const double old = widen(load(running, channel));
+        store(running, channel, Rounded<T>::of((1.0 - momentum) * old + momentum * found));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(Tile::threads)
+    batch_norm_gather_stats_column(const data_t* means, const data_t* invstds, const count_t* counts, acc_t* mean,
+                                   acc_t* invstd, running_mean_t* running_mean, running_var_t* running_var,
+                                   long long world, long long C, double eps, double momentum) {
+    for (long long channel = static_cast<long long>(blockIdx.x) * Tile::threads + threadIdx.x; channel < C;
+         channel += static_cast<long long>(gridDim.x) * Tile::threads) {
+        double total = 0.0, centre = 0.0, m2 = 0.0;
+#pragma unroll 4
+        for (long long rank = 0; rank < world; ++rank) {
+            const double count = widen(load(counts, rank));
+            const double of_rank = widen(load(means, rank * C + channel));
+            const double reciprocal = widen(load(invstds, rank * C + channel));
+            if (count > 0.0) {
+                const double variance = 1.0 / (reciprocal * reciprocal) - eps;
+                const double share = count / (total + count), delta = of_rank - centre;
+                // An infinite mean stays what it is; infinity minus itself would make it NaN.
+                centre = delta - delta == 0.0 ? centre + delta * share : centre + of_rank;
+                m2 += (variance < 0.0 ? 0.0 : variance) * count + delta * total * share * delta;
+                total += count;
+            }
+        }
+        const double nothing = centre - centre;  // NaN where the mean is not finite: then there is no variance
+        const double variance = m2 / total + nothing;
+        store(mean, channel, acc_t(total > 0.0 ? centre : variance));
+        store(invstd, channel, acc_t(1.0 / sqrt(variance + eps)));
+        if (total > 0.0) {
+            follow(running_mean, channel, centre, momentum);
+            follow(running_var, channel, total > 1.0 ? variance * (total / (total - 1.0)) : variance, momentum);
+        }
+    }
+}

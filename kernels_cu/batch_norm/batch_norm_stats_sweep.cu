@@ -1,0 +1,38 @@
+// BatchNorm statistics, strategies `split` (channels-first) and `column` (channels-last, and HxW = 1): a sweep over x.
+//
+//   x (N, C, HxW), or rows of C channels, several of them a wide row (wide_rows.cuh); mean, invstd (C)
+//   workspace [rows, C]: the moments of a channel (moments.cuh) over one chunk of a plane or of wide rows, or in
+//   one row left over
+//   grid: chunks, a warp each (channels-first) or a block for each and its columns (channels-last); then rows left over
+//   shared memory: channels-last, moments for each thread and element of its pack
+//
+// x is read once, 16 bytes at a time, by as many blocks as there are chunks, however few the channels. Where there are
+// several rows, batch_norm_stats_fold follows; with one row its moments are the results. Moments of what a thread holds
+// in registers are taken in two passes and merged by Chan's formula in a fixed order. Takes any size.
+#include "batch_norm/wide_rows.cuh"
+#include "batch_norm/moments_out.cuh"
+#include "partition/sweep_moments.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+    batch_norm_stats_sweep(const data_t* x, Pair* workspace, acc_t* mean, acc_t* invstd, long long N, long long columns,
+                           long long HxW, long long chunk, long long chunks, long long C, long long left,
+                           long long most_columns, double eps) {
+    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
+    const GivenMoments results = {workspace, mean, invstd, eps};
+    int offset = 0;
+    Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
+    for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {
+        if (item >= batch.sweeps()) {
+            left_over(batch, item, [&](long long at, long long channel) {
+                const acc_t value = widen(load(x, batch.swept() + at)), shift = usable_shift(value);
+                const acc_t d = value - shift;  // 0, or what is not finite
+                results.give(batch.swept_parts() + at, channel, Moments{acc_t(1), shift, d, d - d});
+            });
+            continue;
+        }
+        const sweep_t sweep(x, batch.cut, item);
+        gather_moments(sweep, partials, sweep_moments(sweep, x), [&](long long column, Moments whole) {
+            results.give(batch.cut.part(sweep.n, sweep.chunk, column), column, whole);
+        });
+    }
+}

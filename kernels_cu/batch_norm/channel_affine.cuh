@@ -1,0 +1,13 @@
+// BatchNorm's forward, given statistics: what y = (x - mean) * invstd * gamma + beta needs of a channel.
+#include "common/parameters.cuh"
+
+struct ChannelAffine {
+    const stat_t* mean;
+    const stat_t* invstd;
+    const gamma_t* gamma;
+    const beta_t* beta;
+
+    __device__ __forceinline__ Affine of(long long channel) const {
+        return affine_of(gamma, beta, channel, widen(load(mean, channel)), widen(load(invstd, channel)));
+    }
+};

@@ -1,0 +1,74 @@
+// Runs: a channels-first tensor cut into runs of `chunk` consecutive elements, whatever HxW is.
+//
+// Packs are whole but at the ends of a run. A run may start and end in the middle of a plane. What the block knows of
+// the channels of the planes that it touches lies in shared memory, plane by plane.
+#include "partition/slab.cuh"
+
+struct FlatRun {
+    long long start;  // elements from the tensor's start
+    long long plane;  // that the run starts in, counted over samples
+    int length;
+    int shift;   // elements between the 16-byte boundary and the run's start
+    int HxW;     // no more than a run can see: a plane may have more elements than an int
+    int before;  // elements of the first plane before the run, in planes of that size
+
+    __device__ __forceinline__ FlatRun(const data_t* tensor, long long elements, long long HxW_, long long chunk,
+                                       long long item)
+        : start(item * chunk), plane(start / HxW_) {
+        const long long left_in_plane = (plane + 1) * HxW_ - start;
+        length = static_cast<int>(elements - start < chunk ? elements - start : chunk);
+        shift = misalignment(tensor + start);
+        HxW = static_cast<int>(HxW_ < chunk ? HxW_ : chunk);
+        before = HxW - static_cast<int>(left_in_plane < chunk ? left_in_plane : chunk);
+    }
+    __device__ __forceinline__ int planes() const { return ceil_div(before + length, HxW); }
+    __device__ __forceinline__ int packs() const { return ceil_div(shift + length, pack_size); }
+    __device__ __forceinline__ Place place(int j) const { return Place{start, j * pack_size - shift, length}; }
+
+    // Calls use(i, value) for the elements of the pack at `where`, i being their place in `packs`; value = of(plane of the
+    // run). Elements outside the run, which nobody stores, may be among them.
+    template <typename Of, typename Use, typename... Packs>
+    __device__ __forceinline__ void each(const Place& where, Of of, Use use, Packs&... packs) const {
+        const Place in_planes = {where.row, before + where.first, before + length};
+        each_in_channels(
+            in_planes, ChannelWalk(in_planes.first, HxW), HxW,
+            [&](int of_run, bool there) { return of(there ? of_run : 0); }, use, packs...);
+    }
+};
+
+// known[plane of the run] = of(channel). Ends with a barrier.
+template <typename T, typename Of>
+__device__ __forceinline__ void stage_channels(const FlatRun& run, long long C, T* known, Of of) {
+    for (int plane = threadIdx.x; plane < run.planes(); plane += Tile::threads) {
+        known[plane] = of((run.plane + plane) % C);
+    }
+    __syncthreads();
+}
+
+// Calls use(where, held) for the thread's packs of a run, held[t] of each tensor; several packs are asked for before
+// the first is used.
+template <int tensors, typename Use>
+__device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (&from)[tensors], Use use) {
+    const int packs = run.packs();
+    for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {
+        Pack<data_t> held[loads_in_flight][tensors];
+#pragma unroll
+        for (int k = 0; k < loads_in_flight; ++k) {
+            const int j = base + k * Tile::threads;
+            if (j < packs) {
+                const Place where = run.place(j);
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    held[k][t] = load_pack(from[t] + where.row, where.first, where.length);
+                }
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < loads_in_flight; ++k) {
+            const int j = base + k * Tile::threads;
+            if (j < packs) {
+                use(run.place(j), held[k]);
+            }
+        }
+    }
+}

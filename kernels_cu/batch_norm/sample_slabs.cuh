@@ -1,0 +1,71 @@
+// How the blocks of BatchNorm's `block` kernels share out a channels-first tensor: slabs of neighbouring channels, and
+// ranges of samples. The last slab may have fewer channels, the last range fewer samples. And a slab's way into shared
+// memory, through registers.
+#include "partition/slab.cuh"
+
+struct SlabRange {
+    long long range;       // the row of a workspace [ranges, C]
+    long long first;       // channel
+    long long begin, end;  // samples
+    int own;               // channels
+
+    static __device__ __forceinline__ long long items(long long N, long long C, long long channels, long long samples) {
+        return (C + channels - 1) / channels * ((N + samples - 1) / samples);
+    }
+    __device__ __forceinline__ SlabRange(long long N, long long C, long long channels, long long samples,
+                                         long long item) {
+        const long long slabs = (C + channels - 1) / channels;
+        range = item / slabs;
+        first = (item - range * slabs) * channels;
+        begin = range * samples;
+        end = begin + samples < N ? begin + samples : N;
+        own = static_cast<int>(C - first < channels ? C - first : channels);
+    }
+};
+
+// Copies slabs of several tensors into shared memory, their loads side by side; a null tensor is left out. No barrier.
+template <int tensors>
+__device__ __forceinline__ void stage(const slab_t& slab, const data_t* const (&from)[tensors],
+                                      Pack<data_t>* const (&staged)[tensors]) {
+    const int packs = slab.packs();
+    for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {
+        Pack<data_t> held[tensors][loads_in_flight];
+#pragma unroll
+        for (int k = 0; k < loads_in_flight; ++k) {
+            const int j = base + k * Tile::threads;
+            if (j < packs) {
+                const Place where = slab.place(j);
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    if (from[t] != nullptr) {
+                        held[t][k] = load_pack(from[t] + where.row, where.first, where.length);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < loads_in_flight; ++k) {
+            const int j = base + k * Tile::threads;
+            if (j < packs) {
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    if (from[t] != nullptr) {
+                        staged[t][j] = held[t][k];
+                    }
+                }
+            }
+        }
+    }
+}
+
+// totals[channel] = the sum of terms over the channel's elements. The terms know what the block wrote to shared memory
+// before the call; behind it nobody looks at that any more.
+template <typename Terms>
+__device__ __forceinline__ void channel_totals(const slab_t& slab, Pair* partials, Pair* totals, Terms terms) {
+    for (int channel = threadIdx.x; channel < slab.channels; channel += Tile::threads) {
+        totals[channel] = Pair{};
+    }
+    __syncthreads();
+    slab.add_sums(0, slab.packs(), partials, totals, terms);
+    __syncthreads();
+}

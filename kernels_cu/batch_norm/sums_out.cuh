@@ -1,0 +1,32 @@
+// The sums of BatchNorm's backward: where sum dy (first) and sum dy * (x - mean) (second) of a channel go.
+#include "common/norm.cuh"
+
+// To a place in a workspace [rows, C] that a second kernel sums, or, where there is only one row, to the results, each
+// of its own storage type and null where it is not wanted.
+struct GivenSums {
+    Pair* workspace;
+    const stat_t* invstd;
+    sum_dy_t* sum_dy;
+    sum_dy_xmu_t* sum_dy_xmu;
+    dgamma_t* dgamma;
+    dbeta_t* dbeta;
+
+    __device__ __forceinline__ void give(long long part, long long channel, Pair sums) const {
+        if (workspace != nullptr) {
+            store(workspace, part, sums);
+            return;
+        }
+        if (sum_dy != nullptr) {
+            store(sum_dy, channel, narrow<sum_dy_t>(sums.first));
+        }
+        if (sum_dy_xmu != nullptr) {
+            store(sum_dy_xmu, channel, narrow<sum_dy_xmu_t>(sums.second));
+        }
+        if (dgamma != nullptr) {
+            store(dgamma, channel, narrow<dgamma_t>(sums.second * acc_t(widen(load(invstd, channel)))));
+        }
+        if (dbeta != nullptr) {
+            store(dbeta, channel, narrow<dbeta_t>(sums.first));
+        }
+    }
+};

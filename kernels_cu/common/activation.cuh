@@ -1,0 +1,51 @@
+// What may lie behind a normalisation, fused: y = apply(z), and the gradient that comes back through it, slope(z) * dy.
+//
+// The host chooses activation_t. z is not stored: a backward makes it again from x, the statistics and the parameters.
+#include "common/norm.cuh"
+
+__device__ __forceinline__ acc_t exponential(acc_t value) {
+    return sizeof(acc_t) == sizeof(double) ? acc_t(exp(double(value))) : acc_t(expf(float(value)));
+}
+
+// 1 / value of a value from 1 up, infinity included, rounded almost always as a division rounds: an approximation and one
+// step of Newton's. A division has a slow way besides, for values that are none of these: a call in the code of every
+// element.
+__device__ __forceinline__ float reciprocal(float value) {
+#ifdef CUNORM_CPU
+    return 1.0f / value;
+#else
+    constexpr float largest = 0x1p126f;  // with a reciprocal that is no denormal
+    float found;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(value));
+    return value < largest ? fmaf(found, fmaf(-value, found, 1.0f), found) : found;
+#endif
+}
+__device__ __forceinline__ double reciprocal(double value) { return 1.0 / value; }
+
+struct Identity {
+    static constexpr bool identity = true;
+    static __device__ __forceinline__ acc_t apply(acc_t z) { return z; }
+    static __device__ __forceinline__ acc_t gradient(acc_t, acc_t dy) { return dy; }
+};
+
+// silu(z) = z * s with s = 1 / (1 + exp(-z)); silu'(z) = s * (1 + z * (1 - s)).
+struct Silu {
+    static constexpr bool identity = false;
+    static __device__ __forceinline__ acc_t sigmoid(acc_t z) { return reciprocal(acc_t(1) + exponential(-z)); }
+    static __device__ __forceinline__ acc_t apply(acc_t z) { return z * sigmoid(z); }
+    static __device__ __forceinline__ acc_t gradient(acc_t z, acc_t dy) {
+        const acc_t s = sigmoid(z);
+        return dy * (s * (acc_t(1) + z * (acc_t(1) - s)));
+    }
+};
+
+constexpr bool is_identity = activation_t::identity;  // then nobody needs z
+
+// The gradient that reaches the normalised values of a channel (norm.cuh's `through`).
+struct Through {
+    Affine z;
+
+    __device__ __forceinline__ acc_t operator()(acc_t dy, acc_t x) const {
+        return activation_t::gradient(normalised(x, z), dy);
+    }
+};

@@ -1,0 +1,22 @@
+// The last kernel of every GroupNorm and LayerNorm backward that left sums in a workspace: dgamma and dbeta.
+//
+//   workspace: at pair `from`, [rows, C] pairs (dbeta, dgamma) of parts of the batch; at pair `to`, room for the slices
+//   dgamma, dbeta (C), null where not wanted
+//   grid: slabs of columns x slices of rows (columns.cuh); shared memory: a pair a thread
+//
+// With one slice the sums are the results; with several they go to workspace rows that a second launch sums.
+#include "common/columns.cuh"
+#include "common/parameters.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads)
+    parameter_sums(Pair* workspace, gamma_t* dgamma, gamma_t* dbeta, long long rows, long long C, long long columns,
+                   long long slices, long long from, long long to) {
+    const Columns shape = {rows, C, columns, slices};
+    int offset = 0;
+    Pair* scratch = shared_array<Pair>(offset, Tile::threads);
+    const ParameterGradients results = {slices > 1 ? workspace + to : nullptr, dgamma, dbeta, C};
+    fold_columns(
+        shape, scratch, [&](long long row, long long column) { return load(workspace, from + row * C + column); },
+        [](Pair a, Pair b) { return a + b; },
+        [&](long long slice, long long column, Pair whole) { results.give(slice, column, whole); });
+}

@@ -1,0 +1,99 @@
+// Parameters that may be absent, and the gradients of those per channel.
+#include "common/norm.cuh"
+
+// array[index], or `absent` where there is no array, or no such index. In one condition, for a load with a predicate: a
+// branch around it would keep the next one waiting.
+template <typename T>
+__device__ __forceinline__ acc_t parameter(const T* array, long long index, acc_t absent, bool there = true) {
+    return there && array != nullptr ? acc_t(widen(load(array, index))) : absent;
+}
+
+// An array from an index on, or null.
+template <typename T>
+__device__ __forceinline__ const T* from_index(const T* array, long long index) {
+    return array == nullptr ? nullptr : array + index;
+}
+
+// y of a channel with these statistics.
+template <typename G, typename B>
+__device__ __forceinline__ Affine affine_of(const G* gamma, const B* beta, long long channel, acc_t mean, acc_t rstd,
+                                            bool there = true) {
+    return Affine{mean, rstd * parameter(gamma, channel, acc_t(1), there), parameter(beta, channel, acc_t(0), there)};
+}
+
+// The parameters of a pack's elements, as they are stored: they stay in registers at their own width.
+template <typename T>
+struct ParameterPack {
+    static constexpr int size = Pack<T>::size < pack_size ? Pack<T>::size : pack_size;
+    static_assert(size == Pack<T>::size, "parameters are of x's dtype, or wider");
+    Pack<T> part[pack_size / size];
+
+    // Of [first, first + pack_size) of array[0, length), `absent` where there is no array. Elements outside read as
+    // zero. Each 16 bytes are one access where the address allows it.
+    __device__ __forceinline__ void load_from(const T* array, int first, int length, acc_t absent) {
+#pragma unroll
+        for (int at = 0; at < pack_size; at += size) {
+            Pack<T>& here = part[at / size];
+            if (array != nullptr) {
+                here = load_pack(array, first + at, length);
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < size; ++i) {
+                here.set(i, narrow<T>(absent));
+            }
+        }
+    }
+    // The same of packs in shared memory.
+    __device__ __forceinline__ void load_from(const Pack<T>* packs, int first, int length) {
+#pragma unroll
+        for (int at = 0; at < pack_size; at += size) {
+            Pack<T>& here = part[at / size];
+            const int from = first + at;
+            if (from >= 0 && from < length && from % size == 0) {
+                here = packs[from / size];
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < size; ++i) {
+                const int column = from + i;
+                const bool there = column >= 0 && column < length;
+                here.set(i, there ? packs[column / size].get(column % size) : narrow<T>(acc_t(0)));
+            }
+        }
+    }
+    __device__ __forceinline__ acc_t of(int i) const { return widen(part[i / size].get(i % size)); }
+};
+
+// As load_from.
+template <typename T>
+__device__ __forceinline__ ParameterPack<T> parameters_of(const T* array, int first, int length, acc_t absent) {
+    ParameterPack<T> found;
+    found.load_from(array, first, length, absent);
+    return found;
+}
+
+// Where dbeta (first) and dgamma (second) of a channel go: a row of the workspace [rows, C] that a second kernel sums,
+// or, where there is only one row, straight to the result.
+struct ParameterGradients {
+    Pair* workspace;
+    gamma_t* dgamma;
+    gamma_t* dbeta;
+    long long C;
+
+    __device__ __forceinline__ bool wanted() const {
+        return workspace != nullptr || dgamma != nullptr || dbeta != nullptr;
+    }
+    __device__ __forceinline__ void give(long long row, long long channel, Pair sums) const {
+        if (workspace != nullptr) {
+            store(workspace, row * C + channel, sums);
+            return;
+        }
+        if (dbeta != nullptr) {
+            store(dbeta, channel, narrow<gamma_t>(sums.first));
+        }
+        if (dgamma != nullptr) {
+            store(dgamma, channel, narrow<gamma_t>(sums.second));
+        }
+    }
+};

@@ -1,0 +1,185 @@
+// GroupNorm backward with a slab of whole groups on chip: by a block (`block`), or by the blocks of a cluster, a piece
+// each (`cluster`). Every byte of dy and x is read once, and before any of the slab's dx is written, so dx may be dy or x.
+#include "common/activation.cuh"
+#include "common/parameters.cuh"
+#include "partition/stage.cuh"
+
+// Channels of a thread at a time, and resident threads that a launch bound asks for: fewer where each has the z of eight
+// channels to make again, as in backward_sweep.cuh.
+template <typename Layout>
+constexpr int thread_channels = 1;
+template <>
+constexpr int thread_channels<ChannelsLast> = pack_size;
+constexpr int slab_threads = is_identity || thread_channels<layout_t> < 8 ? 512 : 384;
+
+// What a block knows of a channel and of a group of its slab: one access to shared memory each.
+struct alignas(16) SlabChannel {
+    acc_t gamma;
+    acc_t beta;
+    int group;
+};
+struct alignas(16) SlabGroup {
+    acc_t mean;
+    acc_t rstd;
+    acc_t a;
+    acc_t b;
+};
+
+__device__ __forceinline__ Through through_of(const SlabChannel& c, const SlabGroup& g) {
+    return Through{Affine{g.mean, g.rstd * c.gamma, c.beta}};
+}
+
+// What a sum needs of a channel.
+struct SummedChannel {
+    acc_t mean;
+    Through through;
+};
+
+struct GradientTerms {
+    const Pack<data_t>* dy;
+    const Pack<data_t>* x;
+    const SlabChannel* channels;
+    const SlabGroup* groups;
+
+    __device__ __forceinline__ SummedChannel of(int channel) const {
+        const SlabChannel k = channels[channel];
+        const SlabGroup g = groups[k.group];
+        return SummedChannel{g.mean, through_of(k, g)};
+    }
+    __device__ __forceinline__ Pack<data_t> value(int j) const { return x == nullptr ? Pack<data_t>{} : x[j]; }
+    template <typename Use>
+    __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
+        const SummedChannel k = of(channel);
+        const Pack<data_t> held_dy = dy[j], held_x = value(j);  // in one access each
+        return gradient_sums(held_dy, held_x, k.mean, use, k.through);
+    }
+    __device__ __forceinline__ void add(int j, const SummedChannel (&known)[pack_size], Pair (&sums)[pack_size]) const {
+        const Pack<data_t> held_dy = dy[j], held_x = value(j);
+#pragma unroll
+        for (int i = 0; i < pack_size; ++i) {
+            const acc_t v = widen(held_x.get(i)), gradient = known[i].through(widen(held_dy.get(i)), v);
+            sums[i] = sums[i] + Pair{gradient, gradient * (v - known[i].mean)};
+        }
+    }
+};
+
+// Coefficients of a channel, and what lies behind it.
+struct WrittenChannel {
+    Coefficients k;
+    Through through;
+};
+
+struct HeldPacks {
+    Pack<data_t> dy;
+    Pack<data_t> x;
+
+    __device__ __forceinline__ void turn() {
+        dy.turn();
+        x.turn();
+    }
+};
+
+// The arrays and sizes of a launch.
+struct GroupSlabs {
+    const data_t* dy;
+    const data_t* x;
+    const stat_t* mean;
+    const stat_t* rstd;
+    const gamma_t* gamma;
+    const beta_t* beta;
+    data_t* dx;
+    ParameterGradients parameters;
+    long long N, C, HxW, groups, slab_groups;
+    long long piece_packs;  // that a block has room for
+
+    // With a cluster's blocks for a slab; `pieces` is 1 where there is no cluster.
+    template <int pieces>
+    __device__ __forceinline__ void run() const {
+        const int group_channels = static_cast<int>(C / groups), own_groups = static_cast<int>(slab_groups);
+        const int channels = own_groups * group_channels;
+        const acc_t length = acc_t(group_channels) * acc_t(HxW);
+        const long long slabs = groups / slab_groups;
+        constexpr bool clustered = pieces > 1;
+        const int rank = clustered ? static_cast<int>(cluster_rank()) : 0;
+        int offset = 0;
+        mbarrier_t* const barriers = Stage<2>::shared_barriers(offset);
+        Pair* const totals = shared_array<Pair>(offset, channels);
+        Pair* const whole = clustered ? shared_array<Pair>(offset, channels) : totals;
+        SlabChannel* const of_channel = shared_array<SlabChannel>(offset, channels);
+        SlabGroup* const of_group = shared_array<SlabGroup>(offset, own_groups);
+        Pack<data_t>* const staged_dy = shared_array<Pack<data_t>>(offset, static_cast<int>(piece_packs));
+        Pack<data_t>* const staged_x =
+            x == nullptr ? nullptr : shared_array<Pack<data_t>>(offset, static_cast<int>(piece_packs));
+        Pair* const partials =
+            shared_array<Pair>(offset, slab_t(dy, 0, C, 0, channels, static_cast<int>(HxW)).partial_sums());
+        __syncthreads();  // the mbarriers are there
+        unsigned parity = 0;
+        for (long long item = blockIdx.x / pieces; item < N * slabs; item += gridDim.x / pieces) {
+            const long long n = item / slabs, first_group = (item - n * slabs) * slab_groups;
+            const long long first_channel = first_group * group_channels;
+            const slab_t slab(dy, n, C, first_channel, channels, static_cast<int>(HxW), rank, pieces);
+            const Stage<2> stage = {{dy, x}, {staged_dy, staged_x}, barriers, parity};
+            stage.issue(slab);
+            parity ^= 1;
+            for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
+                of_channel[channel] =
+                    SlabChannel{parameter(gamma, first_channel + channel, acc_t(1)),
+                                parameter(beta, first_channel + channel, acc_t(0)), channel / group_channels};
+                totals[channel] = Pair{};
+            }
+            for (int group = threadIdx.x; group < own_groups; group += Tile::threads) {
+                const long long at = n * groups + first_group + group;
+                of_group[group] = SlabGroup{widen(load(mean, at)), widen(load(rstd, at)), acc_t(0), acc_t(0)};
+            }
+            const GradientTerms terms = {staged_dy, staged_x, of_channel, of_group};
+            each_chunk(stage, slab, [&](int begin, int end) { slab.add_sums(begin, end, partials, totals, terms); });
+
+            if (clustered) {
+                cluster_arrive();
+                cluster_wait();  // every block's totals are there
+            } else {
+                __syncthreads();
+            }
+            for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
+                Pair sums = {};
+                for (int piece = 0; piece < pieces; ++piece) {
+                    sums = sums + (clustered ? *cluster_map(totals + channel, piece) : totals[channel]);
+                }
+                const SlabChannel k = of_channel[channel];
+                sums.second *= of_group[k.group].rstd;
+                if (rank == 0) {
+                    parameters.give(n, first_channel + channel, sums);
+                }
+                whole[channel] = Pair{k.gamma * sums.first, k.gamma * sums.second};
+            }
+            if (clustered) {
+                cluster_arrive();  // this block has read the others' totals
+            }
+            if (dx != nullptr) {
+                __syncthreads();
+                group_sums(whole, own_groups, group_channels, [&](int group, Pair sums) {
+                    if (threadIdx.x % warp_size == 0) {
+                        of_group[group].a = sums.first / length;
+                        of_group[group].b = sums.second / length;
+                    }
+                });
+                __syncthreads();
+                const auto coefficients = [&](int channel) {
+                    const SlabChannel c = of_channel[channel];
+                    const SlabGroup g = of_group[c.group];
+                    return WrittenChannel{Coefficients{c.gamma, g.mean, g.rstd, g.a, g.b}, through_of(c, g)};
+                };
+                slab.write(
+                    dx, [&](int j) { return HeldPacks{staged_dy[j], staged_x[j]}; }, coefficients,
+                    [](const HeldPacks& held, int i, const WrittenChannel& of) {
+                        const acc_t v = widen(held.x.get(i));
+                        return input_gradient(of.through(widen(held.dy.get(i)), v), v, of.k);
+                    });
+            }
+            if (clustered) {
+                cluster_wait();  // the others have read this block's totals
+            }
+            staged_is_free();
+        }
+    }
+};

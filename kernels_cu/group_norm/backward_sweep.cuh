@@ -1,0 +1,76 @@
+// GroupNorm backward over a sweep's part of the tensors: the sums of its channels, and its dx. `split` has a kernel for
+// each, `grid` one for both.
+#include "common/activation.cuh"
+#include "common/parameters.cuh"
+#include "partition/sweep.cuh"
+
+// Resident threads that a launch bound asks for: fewer where each has the z of eight channels to make again.
+constexpr int gradient_threads = is_identity || sweep_t::slots < 8 ? 512 : 384;
+
+// The arrays of a call, and how it is cut.
+struct GroupGradients {
+    const data_t* dy;
+    const data_t* x;
+    const stat_t* mean;
+    const stat_t* rstd;
+    const gamma_t* gamma;
+    const beta_t* beta;
+    Chunking cut;
+    long long groups;
+
+    __device__ __forceinline__ long long group_channels() const { return cut.C / groups; }
+
+    __device__ __forceinline__ Statistics statistics(long long n, long long group, bool with_rstd) const {
+        const long long at = n * groups + group;
+        return Statistics{widen(load(mean, at)), with_rstd ? acc_t(widen(load(rstd, at))) : acc_t(0)};
+    }
+
+    // Stores sum g and sum g * xhat of the sweep's channels, g being the gradient in front of the activation, where they
+    // stand in a workspace [N * chunks, C]. `partials` is shared, pack_size pairs a thread where a thread has several
+    // channels. The whole block calls.
+    __device__ __forceinline__ void sums(const sweep_t& sweep, Pair* partials, Pair* workspace) const {
+        acc_t mean_of[sweep_t::slots] = {};
+        Through through[sweep_t::slots] = {};
+        const auto of_group = [&](long long group) { return statistics(sweep.n, group, !is_identity); };
+        each_slot(sweep, group_channels(), of_group, [&](int slot, long long channel, Statistics of) {
+            mean_of[slot] = of.mean;
+            if (!is_identity) {
+                through[slot] = Through{affine_of(gamma, beta, channel, of.mean, of.rstd)};
+            }
+        });
+        Pair found[sweep_t::slots] = {};
+        sweep_gradient_sums(sweep, dy, x, mean_of, through, found);
+        const auto rstd_of = [&](long long group) { return acc_t(widen(load(rstd, sweep.n * groups + group))); };
+        each_slot(sweep, group_channels(), rstd_of, [&](int slot, long long, acc_t of) { found[slot].second *= of; });
+        gather_sums(sweep, partials, found, [&](long long channel, Pair whole) {
+            store(workspace, cut.part(sweep.n, sweep.chunk, channel), whole);
+        });
+    }
+
+    // Where A / L and B / L of a group stand: its first part, once that has been read.
+    __device__ __forceinline__ long long means_of(long long n, long long group) const {
+        return cut.part(n, 0, group * group_channels());
+    }
+
+    // Writes the sweep's dx.
+    __device__ __forceinline__ void input(const sweep_t& sweep, const Pair* workspace, data_t* dx) const {
+        Coefficients of[sweep_t::slots] = {};
+        Through through[sweep_t::slots] = {};
+        const auto of_group = [&](long long group) {
+            const Statistics found = statistics(sweep.n, group, true);
+            const Pair means = load(workspace, means_of(sweep.n, group));
+            return Coefficients{acc_t(1), found.mean, found.rstd, means.first, means.second};
+        };
+        each_slot(sweep, group_channels(), of_group, [&](int slot, long long channel, Coefficients found) {
+            found.gamma = parameter(gamma, channel, acc_t(1));
+            of[slot] = found;
+            if (!is_identity) {
+                through[slot] = Through{affine_of(gamma, beta, channel, found.mean, found.rstd)};
+            }
+        });
+        const data_t* const from[2] = {dy, x};
+        sweep_write(sweep, from, dx, [&](int slot, const acc_t(&v)[2]) {
+            return input_gradient(through[slot](v[0], v[1]), v[1], of[slot]);
+        });
+    }
+};

@@ -1,0 +1,62 @@
+// GroupNorm forward of groups that a team holds in registers: what the strategies `warp` (several teams a block) and
+// `block` (one) share. x, y (N, C, HxW); gamma, beta (C) or null; mean, rstd (N, groups).
+#include "common/activation.cuh"
+#include "common/parameters.cuh"
+#include "partition/team.cuh"
+
+// Every byte of x is read once, and before the team writes y, so y may be x.
+template <int lanes>
+__device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y,
+                                                 acc_t* mean, acc_t* rstd, long long N, long long C, long long HxW,
+                                                 long long groups, acc_t eps) {
+    const int channels = static_cast<int>(C / groups);
+    const int length = channels * static_cast<int>(HxW);
+    int offset = 0;
+    Team<lanes> team = {Team<lanes>::shared_scratch(offset)};
+    const ChannelStride stride = Run<lanes>::stride(static_cast<int>(HxW));
+    for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;
+         first += static_cast<long long>(gridDim.x) * team.count) {
+        const long long item = first + team.index();
+        Run<lanes> run(x, item, length, item < N * groups, true);
+        Pack<data_t> held[Tile::packs];
+        run.load_from(x, held);
+        const long long first_channel = item % groups * channels;  // a long division, while the data is on its way
+        const gamma_t* const own_gamma = from_index(gamma, first_channel);
+        const beta_t* const own_beta = from_index(beta, first_channel);
+        const Statistics found = run_statistics(team, run, run.centre(x), held, length, eps);
+        if (run.length == 0) {
+            continue;
+        }
+        if (team.lane() == 0) {
+            store(mean, item, found.mean);
+            store(rstd, item, found.rstd);
+        }
+        if (HxW == 1) {  // neighbours are channels, and their parameters lie side by side
+            const auto packs_of = [&](const auto* array, int k, acc_t absent) {
+                return parameters_of(array, run.first(k), run.length, absent);
+            };
+            forget(run.shift);  // the predicates of its elements do not fit beside their parameters
+            write_run(
+                y, run, held, found, [&](int k) { return packs_of(own_gamma, k, acc_t(1)); },
+                [&](int k) { return packs_of(own_beta, k, acc_t(0)); },
+                [](acc_t value) { return activation_t::apply(value); });
+            continue;
+        }
+        ChannelWalk walk = run.walk(static_cast<int>(HxW));
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            Pack<data_t> out = {};
+            run.each(
+                k, walk, static_cast<int>(HxW),
+                [&](int channel, bool there) {
+                    return affine_of(own_gamma, own_beta, channel, found.mean, found.rstd, there);
+                },
+                [&](int i, const Affine& affine) {
+                    out.set(i, narrow<data_t>(activation_t::apply(normalised(widen(held[k].get(i)), affine))));
+                },
+                held[k], out);
+            store_pack(y + run.start, run.first(k), run.length, out);
+            stride.advance(walk, static_cast<int>(HxW));
+        }
+    }
+}

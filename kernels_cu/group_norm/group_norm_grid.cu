@@ -1,0 +1,60 @@
+// GroupNorm forward, strategy `grid`: persistent blocks take tiles by ticket, the moments of a team of tiles first, y
+// while x is still in the L2 cache.
+//
+//   x, y (N, C, HxW) or (N, HxW, C); gamma, beta (C) or null; mean, rstd (N, groups)
+//   a team: `team` channels, whole groups of one sample (channels-first: one group); its tiles: block_warps chunks of
+//   planes of a block of warps (channels-first), or a chunk of rows (channels-last)
+//   workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample; from pair `words` the
+//   counters of turns.cuh, all 0
+//   grid: any number of blocks; lead: tiles that moments run ahead of outputs
+//   shared memory: moments of a channels-last tile; of a team moments of each thread and channel; the turns' words
+//
+// x is asked for twice and comes from DRAM once. An element of y is written by the thread that has read the same element
+// of x, when the statistics are complete: y may be x. Wins where a group is too large for the shared memory of a cluster
+// and small against the L2 cache, and where groups are fewer than multiprocessors.
+#include "common/columns.cuh"
+#include "group_norm/forward_sweep.cuh"
+#include "partition/turns.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+    group_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
+                    Pair* workspace, long long N, long long C, long long HxW, long long groups, long long chunk,
+                    long long chunks, long long team, long long lead, long long words, double eps) {
+    const GroupMoments of = {x, gamma, beta, {N, C, HxW, chunk, chunks, team}, groups};
+    const Turns turns = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
+                         static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(lead)};
+    const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
+    int offset = 0;
+    unsigned* drawn = shared_array<unsigned>(offset, 4);
+    Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
+    Moments* scratch = shared_array<Moments>(offset, Tile::threads);
+    Moments* totals = shared_array<Moments>(offset, channels);
+    take_turns(
+        turns, drawn,
+        [&](long long own, long long tile) {
+            store_sweep_moments(sweep_t(x, of.cut, own, tile), x, of.cut, partials, workspace);
+        },
+        [&](long long own) {
+            const long long n = own / (C / team), first_channel = (own - n * (C / team)) * team;
+            fold_wide(
+                channels, chunks, scratch,
+                [&](long long row, int channel) {
+                    return load_moments(workspace, of.cut.part(n, row, first_channel + channel));
+                },
+                [](Moments a, Moments b) { return merge(a, b); },
+                [&](int channel, Moments whole) { totals[channel] = whole; });
+            __syncthreads();
+            const int lane = threadIdx.x % warp_size;
+            for (int group = threadIdx.x / warp_size; group < channels / group_channels; group += block_warps) {
+                Moments found = {};
+                for (int c = lane; c < group_channels; c += warp_size) {
+                    found = merge(found, totals[group * group_channels + c]);
+                }
+                found = lanes_merge(found, warp_size);
+                if (lane == 0) {
+                    of.give_statistics(mean, rstd, n, first_channel / group_channels + group, found, acc_t(eps));
+                }
+            }
+        },
+        [&](long long own, long long tile) { of.apply(sweep_t(x, of.cut, own, tile), mean, rstd, y); });
+}

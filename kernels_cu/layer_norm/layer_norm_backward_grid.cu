@@ -1,0 +1,149 @@
+// LayerNorm backward, strategy `grid`: a block takes a slab of columns of all rows by ticket (row_slabs.cuh), sums first,
+// dx from what it has kept of dy and x when the sums of whole rows are there.
+//
+//   dy, x, dx (rows, length); mean, rstd (rows); gamma (length) or null; dgamma, dbeta (length), or null
+//   columns: of a slab, whole sectors, that the registers of a team hold; kept: turns of the teams that shared memory has
+//   room for, at most all
+//   workspace: [rows, slabs] pairs: sum gamma * dy and sum gamma * dy * xhat of a row's part in a slab, the first of a row
+//   to become A / L and B / L; from pair `words` the ticket and the count of row_slabs.cuh, all 0
+//   grid: any number of blocks, best as many as slabs, all of them resident
+//   shared memory: the slabs drawn; [rows, warps of a team] sums, then [rows] A / L and B / L; [rows] statistics; gamma of
+//   a slab; its (dbeta, dgamma), where they are wanted; dy and x kept
+//
+// dy, x and gamma are asked for once by as many blocks as slabs; what of dy and x there was no room for is asked for
+// again, the latest first, from the L2 cache. All rows of a column are one block's: dgamma and dbeta need no partial rows.
+// An element of dx is written by the thread that has read the same elements of dy and x, after all of them have been read:
+// dx may be dy or x. Wins where rows are so few, and so long, that blocks with rows of their own would each ask for all of
+// gamma and leave sums of all columns, or be fewer than multiprocessors.
+#include "partition/column_sums.cuh"
+#include "layer_norm/row_slabs.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
+    layer_norm_backward_grid(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
+                             const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
+                             long long rows, long long length, long long columns, long long kept, long long words) {
+    const RowSlabs cut(rows, length, columns);
+    const ParameterGradients parameters = {nullptr, dgamma, dbeta, length};
+    const int count = static_cast<int>(rows);
+    int offset = 0;
+    const DrawnSlabs drawn(words_at(workspace, words), cut.slabs, offset);
+    Pair* const row_sums = shared_array<Pair>(offset, count * TeamSlab::warps);
+    Pair* const statistics = shared_array<Pair>(offset, count);
+    SlabParameter<gamma_t> weight(gamma, cut, acc_t(1), offset);
+    const int summed = parameters.wanted() ? static_cast<int>(columns) : 0;
+    const ColumnSums column_sums(shared_array<Pair>(offset, ColumnSums::size(summed)), summed);
+    const TurnSlots<2> slots({dy, x}, cut, kept, offset);
+    take_slabs(
+        drawn,
+        [&](unsigned index, auto tell) {
+            TeamSlab slab(dy, cut, index);
+            begin_slab(slab, slots);
+            for (int row = threadIdx.x; row < count; row += Tile::threads) {
+                statistics[row] = Pair{widen(load(mean, row)), widen(load(rstd, row))};
+            }
+            weight.share(slab);
+            __syncthreads();
+            weight.keep(slab);
+            Pair sums[Tile::packs][pack_size] = {};
+            sweep_slab(slab, slots, [&](long long row, Pack<data_t>(&held)[2][Tile::packs]) {
+                const Pair of_row = statistics[row];
+                Pair total = {};
+#pragma unroll
+                for (int k = 0; k < Tile::packs; ++k) {
+                    Pair of_pack = {};
+#pragma unroll
+                    for (int i = 0; i < pack_size; ++i) {
+                        if (slab.holds(k, i)) {
+                            const acc_t gradient = widen(held[0][k].get(i));
+                            const acc_t xhat = (acc_t(widen(held[1][k].get(i))) - of_row.first) * of_row.second;
+                            const Pair terms = {gradient, gradient * xhat};
+                            sums[k][i] = sums[k][i] + terms;
+                            const acc_t gamma_here = weight.held[k].of(i);
+                            of_pack = of_pack + Pair{gamma_here * terms.first, gamma_here * terms.second};
+                        }
+                    }
+                    total = total + of_pack;
+                }
+                total = warp_sum(total);
+                if (threadIdx.x % warp_size == 0) {
+                    row_sums[row * TeamSlab::warps + slab.warp()] = total;
+                }
+            });
+            __syncthreads();
+            for (int row = threadIdx.x; row < count; row += Tile::threads) {
+                Pair total = {};
+                for (int warp = 0; warp < TeamSlab::warps; ++warp) {
+                    total = total + row_sums[row * TeamSlab::warps + warp];
+                }
+                store(workspace, cut.part(row, index), total);
+            }
+            tell();
+            if (!parameters.wanted()) {
+                return;
+            }
+            for (int team = 0; team < TeamSlab::teams; ++team) {  // one after another, in one row of sums
+#pragma unroll
+                for (int k = 0; team == TeamSlab::team() && k < Tile::packs; ++k) {
+                    Pair before[pack_size] = {};
+#pragma unroll
+                    for (int i = 0; i < pack_size; ++i) {
+                        if (team > 0 && slab.holds(k, i)) {
+                            before[i] = column_sums.of(slab.first(k) + i);
+                        }
+                    }
+#pragma unroll
+                    for (int i = 0; i < pack_size; ++i) {
+                        if (slab.holds(k, i)) {
+                            column_sums.of(slab.first(k) + i) = before[i] + sums[k][i];
+                        }
+                    }
+                }
+                __syncthreads();
+            }
+            for (int column = threadIdx.x; column < slab.columns; column += Tile::threads) {
+                parameters.give(0, slab.column + column, column_sums.of(column));
+            }
+        },
+        [&] {
+            fold_rows_of_slabs<Pair>(
+                cut, [&](int row, int slab) { return load(workspace, cut.part(row, slab)); },
+                [&](int row, const Pair(&parts)[lane_parts]) {
+                    Pair total = {};
+#pragma unroll
+                    for (int i = 0; i < lane_parts; ++i) {
+                        total = total + parts[i];
+                    }
+                    total = warp_sum(total);
+                    if (threadIdx.x % warp_size == 0) {  // behind the sum of what all lanes have read
+                        const acc_t all = acc_t(length);
+                        store(workspace, cut.part(row, 0), Pair{total.first / all, total.second / all});
+                    }
+                });
+        },
+        [&](unsigned index, bool latest) {
+            TeamSlab slab(dy, cut, index);
+            if (!latest) {
+                weight.share(slab);
+            }
+            for (int row = threadIdx.x; row < count; row += Tile::threads) {
+                row_sums[row] = load(workspace, cut.part(row, 0));
+            }
+            __syncthreads();
+            weight.keep(slab);
+            sweep_slab_back(slab, slots, latest, [&](long long row, Pack<data_t>(&held)[2][Tile::packs]) {
+                const Pair of_row = statistics[row], means = row_sums[row];
+                Coefficients of = {acc_t(1), of_row.first, of_row.second, means.first, means.second};
+#pragma unroll
+                for (int k = 0; k < Tile::packs; ++k) {
+                    Pack<data_t> out = {};
+#pragma unroll
+                    for (int i = 0; i < pack_size; ++i) {
+                        of.gamma = weight.held[k].of(i);
+                        out.set(i,
+                                narrow<data_t>(input_gradient(widen(held[0][k].get(i)), widen(held[1][k].get(i)), of)));
+                    }
+                    store_pack(dx + slab.start(row), slab.first(k), slab.columns, out);
+                }
+            });
+        });
+}

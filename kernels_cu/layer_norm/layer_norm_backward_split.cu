@@ -1,0 +1,124 @@
+// LayerNorm backward, strategy `split`: sums first, dx in a second sweep. Any length: the fallback.
+//
+//   dy, x, dx (rows, length); mean, rstd (rows); gamma (length) or null; x is null where only dbeta is wanted
+//   workspace: [rows, strips] pairs, the sums of gamma * dy and gamma * dy * xhat over a strip of a row, where dx is
+//   wanted; behind them, at pair `bands_at`, [bands, length] pairs of (dbeta, dgamma), where those are, or, for one band,
+//   dgamma and dbeta themselves
+//
+//   layer_norm_backward_split_sums   a warp per strip and band of rows (strips.cuh) reads dy and x, writes both
+//   (dgamma, dbeta wanted)           parameter_sums sums the bands
+//   layer_norm_backward_split_fold   a block per row: A / L and B / L from the row's strips, into the first
+//   layer_norm_backward_split_input  reads dy, x and those, writes dx; both only where dx is wanted
+//
+// dy and x are read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache.
+// An element of dx is written by the thread that has read the same elements of dy and x: dx may be dy or x.
+#include "layer_norm/strips.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
+    layer_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
+                                   const gamma_t* gamma, Pair* row_sums, Pair* workspace, gamma_t* dgamma,
+                                   gamma_t* dbeta, long long rows, long long length, long long bands,
+                                   long long bands_at) {
+    const Strips cut = {rows, length, bands};
+    const ParameterGradients parameters = {workspace == nullptr ? nullptr : workspace + bands_at, dgamma, dbeta,
+                                           length};
+    for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
+        const Strip strip(cut, dy, item);
+        ParameterPack<gamma_t> weight[Tile::packs];
+        strip.parameters(gamma, acc_t(1), weight);
+        Pair kept[Tile::packs][pack_size] = {};
+#pragma unroll 1
+        for (long long row = strip.band; row < rows && strip.live; row += bands) {
+            Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
+            const long long at = strip.start(cut, row);
+            strip.load_from(dy, at, held_dy);
+            strip.load_from(x, at, held_x);
+            const acc_t mean_of_row = widen(load(mean, row)), rstd_of_row = widen(load(rstd, row));
+            Pair sums = {};
+#pragma unroll
+            for (int k = 0; k < Tile::packs; ++k) {
+                Pair of_pack = {};
+#pragma unroll
+                for (int i = 0; i < pack_size; ++i) {
+                    if (strip.holds(k, i)) {
+                        const acc_t gradient = widen(held_dy[k].get(i));
+                        const acc_t xhat =
+                            x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].get(i))) - mean_of_row) * rstd_of_row;
+                        const Pair terms = {gradient, gradient * xhat};
+                        kept[k][i] = kept[k][i] + terms;
+                        of_pack = of_pack + Pair{weight[k].of(i) * terms.first, weight[k].of(i) * terms.second};
+                    }
+                }
+                sums = sums + of_pack;
+            }
+            if (row_sums != nullptr) {
+                sums = warp_sum(sums);
+                if (threadIdx.x % warp_size == 0) {
+                    store(row_sums, row * cut.of_row() + strip.strip, sums);
+                }
+            }
+        }
+        if (!parameters.wanted()) {
+            continue;
+        }
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                if (strip.holds(k, i)) {
+                    parameters.give(strip.band, strip.column + strip.first(k) + i, kept[k][i]);
+                }
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(Tile::threads)
+    layer_norm_backward_split_fold(Pair* row_sums, long long rows, long long length, long long bands) {
+    const Strips cut = {rows, length, bands};
+    int offset = 0;
+    Pair* scratch = shared_array<Pair>(offset, block_warps);
+    for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
+        Pair* const parts = row_sums + row * cut.of_row();
+        Pair sums = {};
+        for (long long strip = threadIdx.x; strip < cut.of_row(); strip += Tile::threads) {
+            sums = sums + load(parts, strip);
+        }
+        sums = block_fold(sums, scratch, [](Pair value) { return warp_sum(value); });
+        if (threadIdx.x == 0) {  // the barrier of the fold lies behind every thread's reading of the parts
+            store(parts, 0, Pair{sums.first / acc_t(length), sums.second / acc_t(length)});
+        }
+        __syncthreads();  // scratch is taken over by the next row
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
+    layer_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
+                                    const gamma_t* gamma, data_t* dx, const Pair* row_sums, long long rows,
+                                    long long length, long long bands) {
+    const Strips cut = {rows, length, bands};
+    for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
+        const Strip strip(cut, dy, cut.items() - 1 - item);
+        ParameterPack<gamma_t> weight[Tile::packs];
+        strip.parameters(gamma, acc_t(1), weight);
+#pragma unroll 1
+        for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {
+            Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
+            const long long at = strip.start(cut, row);
+            strip.load_from(dy, at, held_dy);
+            strip.load_from(x, at, held_x);
+            const Pair means = load(row_sums, row * cut.of_row());
+            Coefficients of = {acc_t(1), widen(load(mean, row)), widen(load(rstd, row)), means.first, means.second};
+#pragma unroll
+            for (int k = 0; k < Tile::packs; ++k) {
+                Pack<data_t> out = {};
+#pragma unroll
+                for (int i = 0; i < pack_size; ++i) {
+                    of.gamma = weight[k].of(i);
+                    out.set(i, narrow<data_t>(input_gradient(widen(held_dy[k].get(i)), widen(held_x[k].get(i)), of)));
+                }
+                store_pack(dx + at, strip.first(k), strip.length, out);
+            }
+        }
+    }
+}

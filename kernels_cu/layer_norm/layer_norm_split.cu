@@ -1,0 +1,41 @@
+// LayerNorm forward, strategy `split`, the second sweep: y from statistics. Any length: the fallback.
+//
+//   x, y (rows, length); gamma, beta (length) or null; mean, rstd (rows)
+//
+//   group_norm_split_moments  with a row for a sample of one channel: moments of the chunks of each row
+//   group_norm_split_fold     mean and rstd of each row
+//   layer_norm_split_apply    reads x, mean and rstd, writes y
+//
+// x is read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache. An
+// element of y is written by the thread that has read the same element of x: y may be x.
+#include "layer_norm/strips.cuh"
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+    layer_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, const acc_t* mean,
+                           const acc_t* rstd, long long rows, long long length, long long bands) {
+    const Strips cut = {rows, length, bands};
+    for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
+        const Strip strip(cut, x, cut.items() - 1 - item);
+        ParameterPack<gamma_t> scale[Tile::packs];
+        ParameterPack<beta_t> offset_of[Tile::packs];
+        strip.parameters(gamma, acc_t(1), scale);
+        strip.parameters(beta, acc_t(0), offset_of);
+#pragma unroll 1
+        for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {
+            Pack<data_t> held[Tile::packs];
+            const long long at = strip.start(cut, row);
+            strip.load_from(x, at, held);
+            const acc_t mean_of_row = load(mean, row), rstd_of_row = load(rstd, row);
+#pragma unroll
+            for (int k = 0; k < Tile::packs; ++k) {
+                Pack<data_t> out = {};
+#pragma unroll
+                for (int i = 0; i < pack_size; ++i) {
+                    const Affine affine = {mean_of_row, rstd_of_row * scale[k].of(i), offset_of[k].of(i)};
+                    out.set(i, narrow<data_t>(normalised(widen(held[k].get(i)), affine)));
+                }
+                store_pack(y + at, strip.first(k), strip.length, out);
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+// How the warps of LayerNorm's `split` kernels share out rows of any length: a warp takes one strip of columns, and every
+// bands-th row. What it knows of its columns, gamma and the sums for dgamma and dbeta, stays in registers.
+//
+// A strip is `span` elements of a row, counted from the 16-byte boundary at or before the row's start. That boundary
+// may lie elsewhere in each row, but a warp's columns must not move: rows that are covered from the boundary are
+// `bands` apart with bands * length a multiple of a pack, else all are covered from their start.
+#include "common/parameters.cuh"
+#include "partition/slab.cuh"
+
+struct Strips {
+    static constexpr int span = warp_size * Tile::packs * pack_size;
+    long long rows, length, bands;
+
+    __device__ __forceinline__ bool may_shift() const { return bands >= rows || bands * length % pack_size == 0; }
+    __device__ __forceinline__ long long of_row() const { return (length + pack_size - 1 + span - 1) / span; }
+    __device__ __forceinline__ long long warps() const { return bands * of_row(); }
+    __device__ __forceinline__ long long items() const { return (warps() + block_warps - 1) / block_warps; }
+};
+
+// The strip of this warp in the `item`-th block's worth; a warp past the end has none.
+struct Strip {
+    long long band, strip;
+    long long column;  // of the strip's first element
+    int ahead;         // elements between the boundary and a row's start, for the first strip of a row
+    int length;        // elements of the strip
+    bool live;
+
+    __device__ __forceinline__ Strip(const Strips& cut, const data_t* tensor, long long item) {
+        const long long own = item * block_warps + threadIdx.x / warp_size;
+        live = own < cut.warps();
+        band = live ? own / cut.of_row() : 0;
+        strip = live ? own - band * cut.of_row() : 0;
+        const int shift = cut.may_shift() ? misalignment(tensor + band * cut.length) : 0;
+        ahead = strip == 0 ? shift : 0;
+        column = strip == 0 ? 0 : strip * Strips::span - shift;
+        const long long left = cut.length - column;
+        length = live && left > 0 ? static_cast<int>(left < Strips::span - ahead ? left : Strips::span - ahead) : 0;
+    }
+    // First element of this lane's k-th pack, counted from the strip's.
+    __device__ __forceinline__ int first(int k) const {
+        return (k * warp_size + static_cast<int>(threadIdx.x % warp_size)) * pack_size - ahead;
+    }
+    __device__ __forceinline__ bool holds(int k, int i) const { return first(k) + i >= 0 && first(k) + i < length; }
+    // Of the band, for sweeps in reverse.
+    __device__ __forceinline__ long long last_row(const Strips& cut) const {
+        return band + (cut.rows - 1 - band) / cut.bands * cut.bands;
+    }
+    // The strip's start in a row of a tensor.
+    __device__ __forceinline__ long long start(const Strips& cut, long long row) const {
+        return row * cut.length + column;
+    }
+    __device__ __forceinline__ void load_from(const data_t* tensor, long long at,
+                                              Pack<data_t> (&held)[Tile::packs]) const {
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            held[k] = tensor == nullptr ? Pack<data_t>{} : load_pack(tensor + at, first(k), length);
+        }
+    }
+    // The parameters of the warp's columns, `absent` where there is no array.
+    template <typename T>
+    __device__ __forceinline__ void parameters(const T* array, acc_t absent,
+                                               ParameterPack<T> (&values)[Tile::packs]) const {
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            values[k].load_from(array == nullptr ? nullptr : array + column, first(k), length, absent);
+        }
+    }
+};

@@ -1,0 +1,130 @@
+// A pack of elements of a run or a row: where it lies, and which channels its elements are of.
+#include "common/norm.cuh"
+
+struct Place {
+    long long row;  // elements from the tensor's start to the run or row
+    int first;      // the pack's first element in the run, or column in the row; negative before a run's start
+    int length;     // of the run or row
+
+    __device__ __forceinline__ bool holds(int i) const { return within(first + i, length); }
+    __device__ __forceinline__ int count() const {
+        const int begin = first < 0 ? 0 : first, end = first + pack_size < length ? first + pack_size : length;
+        return end > begin ? end - begin : 0;
+    }
+    __device__ __forceinline__ bool whole() const { return first >= 0 && first + pack_size <= length; }
+};
+
+// For an element's place that is known to hold it.
+struct Always {
+    __device__ __forceinline__ bool operator()(int) const { return true; }
+};
+
+__device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// The channels of consecutive elements of a channels-first run. What lies before it is of channels below 0.
+struct ChannelWalk {
+    int channel;
+    int left;  // elements left in the channel, the current one included
+
+    __device__ __forceinline__ ChannelWalk(int element, int HxW) {
+        channel = (element < 0 ? element - HxW + 1 : element) / HxW;
+        left = HxW - (element - channel * HxW);
+    }
+    // True where the next element starts a new channel.
+    __device__ __forceinline__ bool step(int HxW) {
+        if (--left > 0) {
+            return false;
+        }
+        left = HxW;
+        ++channel;
+        return true;
+    }
+};
+
+// From a pack to the one so many elements on, without another division.
+struct ChannelStride {
+    int channels;
+    int rest;
+
+    __device__ __forceinline__ ChannelStride(int elements, int HxW)
+        : channels(elements / HxW), rest(elements - channels * HxW) {}
+    __device__ __forceinline__ void advance(ChannelWalk& walk, int HxW) const {
+        walk.channel += channels;
+        walk.left -= rest;
+        if (walk.left <= 0) {
+            walk.left += HxW;
+            ++walk.channel;
+        }
+    }
+};
+
+// Calls give(channel, known, sums) for the channels that a pack of a channels-first run has elements of, in order: known is
+// of(channel, true), and sums that of the Pairs terms(i, known) of these elements, i being their place in `packs`. The lanes
+// of a warp go apart in here: nobody may shuffle.
+//
+// Where a channel has as many elements as a pack, the pack is of one or two: what is known of both is asked for at once,
+// of(channel, false) where there is none, which is to load nothing; and each element takes its own. The outermost elements
+// may be of none of the run's channels, and their sums go nowhere. Smaller channels
+// are rare: they are taken element by element in one body for all, for which the packs turn, since they lie in registers,
+// whose numbers are known when the kernel is compiled. Unrolled it would be most of the kernel's code.
+template <typename Of, typename Terms, typename Give, typename... Packs>
+__device__ __forceinline__ void sums_in_channels(const Place& where, const ChannelWalk& from, int HxW, Of of,
+                                                 Terms terms, Give give, Packs&... packs) {
+    if (where.first >= where.length) {
+        return;
+    }
+    if (HxW >= pack_size) {
+        const int channel = from.channel, next = from.left;
+        const bool here = channel >= 0, both = next < pack_size && where.first + next < where.length;
+        const auto first = of(channel, here);
+        const auto second = of(channel + 1, both);
+        Pair of_first = {}, of_second = {};
+#pragma unroll
+        for (int i = 0; i < pack_size; ++i) {
+            const auto known = i < next ? first : second;
+            const Pair term = terms(i, known);
+            of_first = i < next ? of_first + term : of_first;
+            of_second = i < next ? of_second : of_second + term;
+        }
+        if (here) {
+            give(channel, first, of_first);
+        }
+        if (both) {
+            give(channel + 1, second, of_second);
+        }
+        return;
+    }
+    ChannelWalk walk = from;
+    auto known = of(walk.channel, walk.channel >= 0);
+    Pair sums = {};
+#pragma unroll 1
+    for (int i = 0; i < pack_size; ++i) {
+        const bool held = where.holds(i);
+        if (held) {
+            sums = sums + terms(0, known);
+        }
+        (packs.turn(), ...);
+        const int channel = walk.channel;
+        const bool last = walk.step(HxW);
+        if (held && (last || i + 1 == pack_size)) {
+            give(channel, known, sums);
+            sums = Pair{};
+        }
+        if (last && i + 1 < pack_size && where.holds(i + 1)) {
+            known = of(walk.channel, true);
+        }
+    }
+}
+
+// The same for its elements alone: calls use(i, known). Of elements outside the run it may be called too.
+template <typename Of, typename Use, typename... Packs>
+__device__ __forceinline__ void each_in_channels(const Place& where, const ChannelWalk& from, int HxW, Of of, Use use,
+                                                 Packs&... packs) {
+    sums_in_channels(
+        where, from, HxW, of,
+        [&](int i, const auto& known) {
+            use(i, known);
+            return Pair{};
+        },
+        [](int, const auto&, Pair) {}, packs...);
+}

@@ -1,0 +1,303 @@
+// LayerNorm backward of rows that a team holds in registers (rows.cuh): dx, and the sums of the team's columns over all
+// its rows.
+#include "partition/column_sums.cuh"
+#include "partition/rows.cuh"
+
+// Whether the sums of a lane's columns fit into its registers beside its part of dy and x.
+template <int lanes>
+constexpr bool sums_in_registers =
+    Tile::packs * pack_size * static_cast<int>(sizeof(Pair)) <= (lanes > warp_size ? 128 : 256);
+
+// Where a block's teams keep the sums of their columns: in registers, and then the upper half of the teams hands its sums
+// to the lower half until the first has them all; or in a row of shared memory for each team.
+template <int lanes, int blocks, bool in_registers>
+struct KeptSums {
+    typedef Run<lanes, blocks> run_t;
+    static constexpr int teams = Tile::threads / lanes;
+    Pair* shared;  // [rows, ColumnSums::size(length)]
+    int length;    // of the block's slice of a row, at most
+    Pair sums[in_registers ? Tile::packs : 1][pack_size];
+
+    // Rows of shared memory, where so many neighbouring teams have columns of their own.
+    static __device__ __forceinline__ int rows_for(int kinds) {
+        return !in_registers ? teams : kinds < teams ? teams / 2 : 0;
+    }
+    __device__ __forceinline__ ColumnSums row(int index) const {
+        return ColumnSums(shared + index * ColumnSums::size(length), length);
+    }
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int k = 0; in_registers && k < Tile::packs; ++k) {
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                sums[k][i] = Pair{};
+            }
+        }
+        if (!in_registers) {
+            for (int at = threadIdx.x; at < teams * ColumnSums::size(length); at += Tile::threads) {
+                shared[at] = Pair{};
+            }
+            __syncthreads();
+        }
+    }
+    // Of the i-th element of the lane's k-th pack.
+    __device__ __forceinline__ void add(const run_t& run, int k, int i, Pair terms) {
+        const int column = run.first(k) + i;
+        if (in_registers) {
+            sums[in_registers ? k : 0][i] = sums[in_registers ? k : 0][i] + terms;
+        } else if (column >= 0 && column < run.length) {
+            Pair& kept = row(Team<lanes>::index()).of(column);
+            kept = kept + terms;
+        }
+    }
+    // Calls use(column, sums) for the columns of this lane.
+    template <typename Use>
+    __device__ __forceinline__ void each(const run_t& run, Use use) {
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            const int at = run.first(k);
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                if (at + i >= 0 && at + i < run.columns) {
+                    use(at + i, sums[in_registers ? k : 0][i]);
+                }
+            }
+        }
+    }
+    // give(team, column, sums), in one thread for each column of the first `kinds` teams: sums over these and all teams a
+    // multiple of that behind them, which have the same columns. The whole block calls.
+    template <typename Give>
+    __device__ __forceinline__ void gather(const run_t& run, int kinds, Give give) {
+        if (!in_registers) {
+            __syncthreads();
+            for (int kind = 0; kind < kinds; ++kind) {
+                for (int column = threadIdx.x; column < run.columns; column += Tile::threads) {
+                    Pair sum = row(kind).of(column);
+                    for (int team = kind + kinds; team < teams; team += kinds) {
+                        sum = sum + row(team).of(column);
+                    }
+                    give(kind, column, sum);
+                }
+            }
+            __syncthreads();  // the next item takes over the rows
+            return;
+        }
+#pragma unroll 1
+        for (int half = teams / 2; half >= kinds; half /= 2) {
+            const int team = Team<lanes>::index();
+            run_t own = run;
+            if (lanes > warp_size) {
+                forget(own.shift);  // the places of all its columns do not fit beside their sums
+            }
+            if (team >= half && team < 2 * half) {
+                const ColumnSums handed = row(team - half);
+                each(own, [&](int column, Pair& sum) { handed.of(column) = sum; });
+            }
+            __syncthreads();
+            if (team < half) {
+                const ColumnSums handed = row(team);
+                each(own, [&](int column, Pair& sum) { sum = sum + handed.of(column); });
+            }
+            __syncthreads();
+        }
+        const int team = Team<lanes>::index();
+        if (team < kinds) {
+            each(run, [&](int column, Pair& sum) { give(team, column, sum); });
+        }
+    }
+};
+
+// A row of dy and x on its way.
+template <int lanes, int blocks>
+struct RowOfBoth {
+    Pack<data_t> dy[Tile::packs], x[Tile::packs];
+    stat_t mean, rstd;  // as they are stored: nobody waits for them here
+
+    __device__ __forceinline__ void load_from(const data_t* dy_, const data_t* x_, const stat_t* mean_,
+                                              const stat_t* rstd_, long long row, const Run<lanes, blocks>& run) {
+        run.load_both(dy_, x_, dy, x);
+        mean = run.live ? load(mean_, row) : stat_t{};
+        rstd = run.live ? load(rstd_, row) : stat_t{};
+    }
+};
+
+// The arrays and sizes of a launch. dx is null where it is not wanted, x where only dbeta is.
+struct RowGradients {
+    const data_t* dy;
+    const data_t* x;
+    const stat_t* mean;
+    const stat_t* rstd;
+    const gamma_t* gamma;
+    const beta_t* beta;  // only an activation asks for it
+    data_t* dx;
+    ParameterGradients parameters;
+    long long rows;
+    int length;
+    long long teams;
+    long long groups;
+
+    // With teams of `lanes` lanes of `blocks` blocks; those of `merged` blocks of a cluster put their sums together.
+    // Every byte of dy and x is read once, before dx is written: dx may be dy or x.
+    template <int lanes, int blocks, int merged, bool grouped = false>
+    __device__ __forceinline__ void run() const {
+        typedef Team<lanes, blocks> team_t;
+        typedef Run<lanes, blocks> run_t;
+        static_assert(blocks == 1 || merged == 1, "the blocks of a cluster share a row, or have rows of their own");
+        const bool wanted = parameters.wanted();
+        const int columns = blocks > 1 ? run_t::slice(length + pack_size - 1) : length;
+        int offset = 0;
+        team_t team = {team_t::shared_scratch(offset)};
+        typedef KeptSums<lanes, blocks, sums_in_registers<lanes>> kept_t;
+        // Teams of a block with the same columns are `kinds` apart, where their number goes into the block's.
+        const int kinds = !grouped ? 1 : team.count % groups == 0 ? static_cast<int>(groups) : team.count;
+        const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;
+        kept_t kept;
+        kept.length = columns;
+        kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
+        const run_t first_row(dy, 0, length, true, rows_may_shift(rows, teams, length));  // as in the forward
+        const Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
+        if (teams_share<lanes, blocks, grouped>) {
+            __syncthreads();
+        }
+        for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
+            const long long own = item * team.count + team.index();
+            if (wanted) {
+                kept.clear();
+            }
+            int asked_again = length;
+            forget(asked_again);  // or whether rows may shift would take a register from item to item
+            run_t run(dy, own, length, own < rows, rows_may_shift(rows, teams, asked_again));
+            const long long group = grouped ? own % groups : 0;
+            RowParameters<gamma_t, lanes, blocks, grouped> weights(gamma, group, shared_gamma, acc_t(1), run);
+            RowParameters<beta_t, lanes, blocks, grouped> offsets(is_identity ? nullptr : beta, group, nullptr,
+                                                                  acc_t(0), run);
+            RowOfBoth<lanes, blocks> held, next;
+            held.load_from(dy, x, mean, rstd, own, run);
+#pragma unroll 1
+            for (long long first = 0; first < rows; first += teams) {
+                const long long row = first + own;
+                forget(run.shift);
+                const run_t run_behind = run.behind(teams * length, row + teams < rows);
+                if (reads_ahead<lanes, 2>) {
+                    next.load_from(dy, x, mean, rstd, row + teams, run_behind);
+                }
+                one_row(team, run, held, weights, offsets, [&](int k, int i, Pair terms) {
+                    if (wanted) {
+                        kept.add(run, k, i, terms);
+                    }
+                });
+                run = run_behind;
+                if (reads_ahead<lanes, 2>) {
+                    held = next;
+                } else {
+                    held.load_from(dy, x, mean, rstd, row + teams, run);
+                }
+            }
+            if (!wanted) {
+                continue;
+            }
+            if (lanes > warp_size && team.count > 1) {
+                forget(run.shift);
+            }
+            if (merged == 1) {
+                kept.gather(run, kinds, [&](int first, int column, Pair sums) {
+                    const long long giver = item * team.count + first, row = giver / groups * kinds / team.count;
+                    const long long head = grouped ? giver % groups * length : run.from;
+                    if (!grouped || giver < rows) {  // many groups make up whole blocks with teams that have no sample
+                        parameters.give(grouped ? row : item, head + column, sums);
+                    }
+                });
+                continue;
+            }
+            const ColumnSums of_block = kept.row(0);
+            kept.gather(run, 1, [&](int, int column, Pair& sums) { of_block.of(column) = sums; });
+            cluster_arrive();
+            cluster_wait();
+            for (int column = static_cast<int>(cluster_rank()) * Tile::threads + threadIdx.x; column < length;
+                 column += merged * Tile::threads) {
+                Pair sums = {};
+#pragma unroll
+                for (int rank = 0; rank < merged; ++rank) {
+                    sums = sums + *cluster_map(&of_block.of(column), rank);
+                }
+                parameters.give(item / merged, column, sums);
+            }
+            cluster_arrive_relaxed();
+            cluster_wait();  // the others have read this block's sums
+        }
+        team.leave();
+    }
+
+private:
+    // dx of a row, and keep(k, i, (dy, dy * xhat)) for each of its elements.
+    template <int lanes, int blocks, bool grouped, typename Keep>
+    __device__ __forceinline__ void one_row(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
+                                            RowOfBoth<lanes, blocks>& held,
+                                            RowParameters<gamma_t, lanes, blocks, grouped>& weights,
+                                            RowParameters<beta_t, lanes, blocks, grouped>& offsets, Keep keep) const {
+        const acc_t mean_of_row = widen(held.mean), rstd_of_row = widen(held.rstd);
+        // The gradient that comes through the activation of the i-th element of the k-th pack.
+        const auto through = [&](int k, int i, acc_t weight, acc_t offset) {
+            const Affine affine = {mean_of_row, rstd_of_row * weight, offset};
+            return Through{affine}(widen(held.dy[k].get(i)), widen(held.x[k].get(i)));
+        };
+        Pair sums = {};
+        weights.narrow_again();
+        if (!is_identity) {
+            offsets.narrow_again();
+        }
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            const ParameterPack<gamma_t> weight = weights.of(run, k);
+            const ParameterPack<beta_t> offset = offsets.of(run, k);
+            const auto holds = run.held(k);
+            Pair of_pack = {};
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                // Elements outside the row read as zeros: only an infinite mean would make something of them, or an
+                // activation of a mean that is infinite in units of rstd.
+                const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);
+                const acc_t xhat =
+                    x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
+                const Pair terms = {gradient, gradient * xhat};
+                of_pack = of_pack + Pair{weight.of(i) * terms.first, weight.of(i) * terms.second};
+                keep(k, i, terms);
+            }
+            sums = sums + of_pack;
+            if (!sums_in_registers<lanes> && lanes <= warp_size) {
+                __syncwarp();  // a compiler that asks for the columns' sums of all packs at once has no registers left
+            }
+        }
+        if (dx == nullptr) {
+            return;
+        }
+        sums = team.sum(sums);
+        forget(held.dy);
+        forget(held.x);
+        weights.narrow_again();
+        if (!is_identity) {
+            offsets.narrow_again();
+        }
+        Coefficients of_element = {acc_t(1), mean_of_row, rstd_of_row, sums.first / acc_t(length),
+                                   sums.second / acc_t(length)};
+        ParameterPack<gamma_t> next_weight = weights.of(run, 0);
+        ParameterPack<beta_t> next_offset = offsets.of(run, 0);
+#pragma unroll
+        for (int k = 0; k < Tile::packs; ++k) {
+            const ParameterPack<gamma_t> weight = next_weight;
+            const ParameterPack<beta_t> offset = next_offset;
+            if (k + 1 < Tile::packs) {  // before the store: no load passes that
+                next_weight = weights.of(run, k + 1);
+                next_offset = offsets.of(run, k + 1);
+            }
+            Pack<data_t> out = {};
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                of_element.gamma = weight.of(i);
+                const acc_t gradient = through(k, i, weight.of(i), offset.of(i));
+                out.set(i, narrow<data_t>(input_gradient(gradient, widen(held.x[k].get(i)), of_element)));
+            }
+            store_pack(dx + run.start, run.first(k), run.length, out);
+        }
+    }
+};

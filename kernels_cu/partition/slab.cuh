@@ -1,0 +1,274 @@
+// Where the elements of some channels of one sample lie, in global memory and staged in shared memory.
+//
+// A slab is `channels` consecutive channels of sample n (one group, or several whole groups). Channels-first (N, C,
+// HxW) it is one contiguous run; channels-last (N, HxW, C) it is HxW rows, `pitch` elements apart. The blocks of a
+// cluster have a piece of it each: a part of the run, or of the rows. Either way a piece is covered by packs, numbered
+// from 0: pack j stands at `place(j)` in a tensor and at index j of an array of packs in shared memory. A run is covered
+// from the 16-byte boundary at or before its first element, so that misaligned slices cost two ragged packs and not
+// every vector access; tensors that are aligned differently are read element by element.
+#include "partition/pack_channels.cuh"
+
+constexpr int line_packs = 8;  // of a line of the L2 cache: pieces of a run are cut there
+constexpr int slots_at_once =
+    pack_size < 4 ? pack_size : 4;  // sums of a thread's channels that are put together at a time
+
+// Lanes that sum a channel of a channels-first run together: a power of two, a pack or less for each, or a warp.
+__device__ __forceinline__ int unit_lanes(int HxW) {
+    int lanes = 1;
+    while (lanes < warp_size && lanes < HxW / pack_size + 2) {
+        lanes *= 2;
+    }
+    return lanes;
+}
+
+template <typename Layout>
+struct Slab;
+
+template <>
+struct Slab<ChannelsFirst> {
+    int channels;
+    int HxW;
+    int count;        // of the piece's packs
+    int shift;        // elements from the first of them to the run's start; negative in later pieces
+    long long start;  // of the run
+
+    __device__ __forceinline__ Slab(const data_t* x, long long n, long long C, long long first_channel, int channels_,
+                                    int HxW_, int piece = 0, int pieces = 1)
+        : channels(channels_), HxW(HxW_), start((n * C + first_channel) * HxW_) {
+        shift = misalignment(x + start);
+        count = ceil_div(shift + channels * HxW, pack_size);
+        if (pieces > 1) {
+            const int each = ceil_div(ceil_div(count, pieces), line_packs) * line_packs;
+            const int begin = piece * each;  // no further than the last pack's end: refuses_cluster() sees to it
+            count = count - begin < each ? count - begin : each;
+            shift -= begin * pack_size;
+        }
+    }
+    __device__ __forceinline__ int packs() const { return count; }
+    __device__ __forceinline__ int length() const { return channels * HxW; }
+    __device__ __forceinline__ Place place(int j) const { return Place{start, j * pack_size - shift, length()}; }
+    // The first pack of the n-th of several parts.
+    __device__ __forceinline__ int cut(int n, int parts) const {
+        return static_cast<int>((long long)count * n / parts);
+    }
+
+    // The elements [first, last) of the run that the packs [from, to) cover.
+    __device__ __forceinline__ int first_in(int from) const {
+        const int element = from * pack_size - shift;
+        return element < 0 ? 0 : element;
+    }
+    __device__ __forceinline__ int last_in(int to) const {
+        const int element = to * pack_size - shift;
+        return element < length() ? element : length();
+    }
+    // How many elements of a group of channels the piece has, and where in a tensor the first of them lies.
+    __device__ __forceinline__ int held(int group, int group_channels) const {
+        const int begin = group * group_channels * HxW, end = begin + group_channels * HxW;
+        const int first = first_in(0) < begin ? begin : first_in(0), last = last_in(count) < end ? last_in(count) : end;
+        return first < last ? last - first : 0;
+    }
+    __device__ __forceinline__ long long first_held(int group, int group_channels) const {
+        const int begin = group * group_channels * HxW;
+        return start + (first_in(0) < begin ? begin : first_in(0));
+    }
+    __device__ __forceinline__ acc_t first_of(const Pack<data_t>* staged, int channel) const {
+        const int at = shift + channel * HxW;
+        return widen(staged[at / pack_size].get(at % pack_size));
+    }
+
+    // Several units share a channel where there are more of them.
+    __device__ __forceinline__ int partial_sums() const { return Tile::threads / unit_lanes(HxW); }
+
+    // totals[channel] += the sum of terms.pack(j, channel, use) over the packs [from, to), for the channels that lie
+    // there. `partials` is shared, partial_sums() long. The whole block calls, with a barrier between two calls.
+    template <typename Terms>
+    __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
+        if (first_in(from) >= last_in(to)) {
+            return;
+        }
+        const int lanes = unit_lanes(HxW), units = Tile::threads / lanes;
+        const int unit = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+        const int first = first_in(from) / HxW, here = (last_in(to) - 1) / HxW - first + 1;
+        const int parts = units / here < 1 ? 1 : units / here;
+        for (int base = 0; base < here * parts; base += units) {
+            const int item = base + unit, channel = first + item / parts, part = item % parts;
+            const bool live = item < here * parts;  // the others come along for the shuffles
+            int begin = shift + channel * HxW, end = begin + HxW;
+            begin = begin < from * pack_size ? from * pack_size : begin;
+            end = live ? (end < to * pack_size ? end : to * pack_size) : 0;
+            Pair sums = {};
+            const int step = parts * lanes;
+            for (int j = begin / pack_size + part * lanes + lane; j * pack_size < end;) {
+                Pair latest = {};
+                for (const int past = j + chain * step; j < past && j * pack_size < end; j += step) {
+                    const int at = j * pack_size;
+                    if (at >= begin && at + pack_size <= end) {
+                        latest = latest + terms.pack(j, channel, Always());
+                    } else {
+                        latest =
+                            latest + terms.pack(j, channel, [&](int i) { return at + i >= begin && at + i < end; });
+                    }
+                }
+                sums = sums + latest;
+            }
+            sums = lanes_sum(sums, lanes);
+            if (live && lane == 0) {
+                (parts > 1 ? partials[item] : totals[channel]) = parts > 1 ? sums : totals[channel] + sums;
+            }
+        }
+        if (parts == 1) {
+            return;
+        }
+        __syncthreads();
+        for (int channel = threadIdx.x; channel < here; channel += Tile::threads) {
+            Pair total = totals[first + channel];
+            for (int part = 0; part < parts; ++part) {
+                total = total + partials[channel * parts + part];
+            }
+            totals[first + channel] = total;
+        }
+    }
+
+    // Writes to[...] = element(held(j), i, of(channel)) for the elements of the piece's packs; of is asked once a channel.
+    template <typename Held, typename Of, typename Element>
+    __device__ __forceinline__ void write(data_t* to, Held held, Of of, Element element) const {
+        const ChannelStride stride(Tile::threads * pack_size, HxW);
+        ChannelWalk walk(place(threadIdx.x).first, HxW);
+        for (int j = threadIdx.x; j < count; j += Tile::threads) {
+            const Place where = place(j);
+            auto packs = held(j);
+            Pack<data_t> out = {};
+            each_in_channels(
+                where, walk, HxW, [&](int channel, bool there) { return of(there ? channel : 0); },
+                [&](int i, const auto& known) { out.set(i, narrow<data_t>(element(packs, i, known))); }, packs, out);
+            store_pack(to + where.row, where.first, where.length, out);
+            stride.advance(walk, HxW);
+        }
+    }
+};
+
+template <>
+struct Slab<ChannelsLast> {
+    int channels;
+    int rows;  // of the piece
+    int row_packs;
+    long long start;
+    long long pitch;
+
+    __device__ __forceinline__ Slab(const data_t*, long long n, long long C, long long first_channel, int channels_,
+                                    int HxW, int piece = 0, int pieces = 1)
+        : channels(channels_), rows(HxW), start(n * C * HxW + first_channel), pitch(C) {
+        row_packs = ceil_div(channels, pack_size);
+        const int each = ceil_div(HxW, pieces), begin = piece * each;  // refuses_cluster(): each piece has rows
+        rows = HxW - begin < each ? HxW - begin : each;
+        start += begin * pitch;
+    }
+    __device__ __forceinline__ int packs() const { return rows * row_packs; }
+    __device__ __forceinline__ Place place(int j) const {
+        const int row = j / row_packs;
+        return Place{start + row * pitch, (j - row * row_packs) * pack_size, channels};
+    }
+    __device__ __forceinline__ int cut(int n, int parts) const {
+        return static_cast<int>((long long)rows * n / parts) * row_packs;
+    }
+    __device__ __forceinline__ int held(int, int group_channels) const { return rows * group_channels; }
+    __device__ __forceinline__ long long first_held(int group, int group_channels) const {
+        return start + group * group_channels;
+    }
+    __device__ __forceinline__ int partial_sums() const { return Tile::threads * slots_at_once; }
+
+    // Of packs, that the block has threads for at a time.
+    __device__ __forceinline__ int columns() const { return row_packs < Tile::threads ? row_packs : Tile::threads; }
+
+    // A thread has one column of packs and every parts-th row: calls use(first, column, part, parts, known), known[slot]
+    // being of(channel) of the column's channels. A thread without a column has part = parts.
+    template <typename Of, typename Use>
+    __device__ __forceinline__ void each_column(Of of, Use use) const {
+        const int columns = this->columns(), parts = Tile::threads / columns, part = threadIdx.x / columns;
+        for (int first = 0; first < row_packs; first += columns) {
+            const int column = first + threadIdx.x - part * columns;
+            decltype(of(0)) known[pack_size] = {};
+#pragma unroll
+            for (int slot = 0; slot < pack_size; ++slot) {
+                if (column * pack_size + slot < channels) {
+                    known[slot] = of(column * pack_size + slot);
+                }
+            }
+            use(first, column, column < row_packs ? part : parts, parts, known);
+        }
+    }
+
+    // As channels-first; from and to are `cut`s. terms.of(channel) is what terms.add(j, known, sums) wants of a channel.
+    template <typename Terms>
+    __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
+        const int begin = from / row_packs, end = to / row_packs, columns = this->columns();
+        each_column([&](int channel) { return terms.of(channel); },
+                    [&](int first, int column, int part, int parts, const auto& known) {
+                        Pair sums[pack_size] = {};
+                        if (part < parts) {
+                            for (int row = begin + part; row < end;) {
+                                Pair latest[pack_size] = {};
+                                for (const int past = row + chain * parts; row < past && row < end; row += parts) {
+                                    terms.add(row * row_packs + column, known, latest);
+                                }
+#pragma unroll
+                                for (int slot = 0; slot < pack_size; ++slot) {
+                                    sums[slot] = sums[slot] + latest[slot];
+                                }
+                            }
+                        }
+#pragma unroll
+                        for (int slot = 0; slot < pack_size; slot += slots_at_once) {
+                            if (part < parts) {
+#pragma unroll
+                                for (int i = 0; i < slots_at_once; ++i) {
+                                    partials[(i * parts + part) * columns + column - first] = sums[slot + i];
+                                }
+                            }
+                            __syncthreads();
+                            fold_parts<slots_at_once>(partials, parts, columns, part, column - first,
+                                                      [](Pair a, Pair b) { return a + b; });
+                            for (int at = threadIdx.x; at < columns * slots_at_once; at += Tile::threads) {
+                                const int i = at / columns, of_column = at - i * columns;
+                                const int channel = (first + of_column) * pack_size + slot + i;
+                                if (channel < channels) {
+                                    totals[channel] = totals[channel] + partials[i * parts * columns + of_column];
+                                }
+                            }
+                            __syncthreads();
+                        }
+                    });
+    }
+
+    template <typename Held, typename Of, typename Element>
+    __device__ __forceinline__ void write(data_t* to, Held held, Of of, Element element) const {
+        each_column(of, [&](int, int column, int part, int parts, const auto& known) {
+            for (int row = part; part < parts && row < rows; row += parts) {
+                const auto packs = held(row * row_packs + column);
+                Pack<data_t> out = {};
+#pragma unroll
+                for (int i = 0; i < pack_size; ++i) {
+                    out.set(i, narrow<data_t>(element(packs, i, known[i])));
+                }
+                store_pack(to + start + row * pitch, column * pack_size, channels, out);
+            }
+        });
+    }
+};
+
+typedef Slab<layout_t> slab_t;
+
+constexpr int loads_in_flight = 4;  // packs a thread asks for before it uses the first: hides DRAM latency
+
+// A warp for each group of a slab sums totals[channel] over the group's channels; all its lanes call give(group, sums).
+template <typename Give>
+__device__ __forceinline__ void group_sums(const Pair* totals, int groups, int group_channels, Give give) {
+    const int lane = threadIdx.x % warp_size;
+    for (int group = threadIdx.x / warp_size; group < groups; group += block_warps) {
+        Pair sums = {};
+        for (int c = lane; c < group_channels; c += warp_size) {
+            sums = sums + totals[group * group_channels + c];
+        }
+        give(group, warp_sum(sums));
+    }
+}

@@ -1,0 +1,335 @@
+// How the blocks of a `split` kernel share out a tensor of any size, channels-first or channels-last.
+//
+// HxW is cut into `chunks` of `chunk` positions. Along its sweep a thread meets the same channels in every pack: one
+// channel (channels-first: a warp per chunk of a plane) or one pack of neighbouring channels (channels-last: a block
+// per chunk of rows and some columns of packs, at most as many as it has threads, a thread per column and every
+// parts-th row). So what a thread knows of its channels, `slots` of them, stays in registers, and the sums of a chunk go
+// to row n * chunks + chunk of a workspace [rows, C].
+//
+// The blocks' parts are numbered as items, all alike; or, for those who have to know when some channels of a sample are
+// complete, as the tiles of a team: all chunks of `team` neighbouring channels.
+#include "partition/slab.cuh"
+
+struct Chunking {
+    long long N, C, HxW, chunk, chunks;
+    // Channels of a team; divides C. Channels-last whole packs, or C, and packs for at most a block.
+    long long team = 0;
+    // Columns of packs that a channels-last block takes, where there are as many; at most its threads.
+    long long most_columns = Tile::threads;
+
+    // Where a channel's part of a chunk stands in a workspace.
+    __device__ __forceinline__ long long part(long long n, long long of_chunk, long long channel) const {
+        return (n * chunks + of_chunk) * C + channel;
+    }
+};
+
+template <typename Layout>
+struct Sweep;
+
+template <>
+struct Sweep<ChannelsFirst> {
+    static constexpr int slots = 1;
+    long long n, chunk, start;
+    long long channel;
+    int length, shift;
+
+    static __device__ __forceinline__ long long items(const Chunking& cut) {
+        return (cut.N * cut.C * cut.chunks + block_warps - 1) / block_warps;
+    }
+    static __device__ __forceinline__ long long tiles(const Chunking& cut) {
+        return (cut.team * cut.chunks + block_warps - 1) / block_warps;
+    }
+    // `item` is the block's; a warp past the end has an empty sweep.
+    __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long item)
+        : Sweep(tensor, cut, 0, item * block_warps + threadIdx.x / warp_size, cut.N * cut.C * cut.chunks) {}
+    __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long team, long long tile)
+        : Sweep(tensor, cut, team * cut.team * cut.chunks, tile * block_warps + threadIdx.x / warp_size,
+                cut.team * cut.chunks) {}
+    // The warp's is chunk number first + own of all, if own is below count; else it has a place, and no length.
+    __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long first, long long own,
+                                     long long count) {
+        const bool live = own < count;
+        own += first;
+        const long long plane = own / cut.chunks;
+        chunk = own - plane * cut.chunks;
+        n = plane / cut.C;
+        channel = plane - n * cut.C;
+        const long long begin = chunk * cut.chunk;
+        start = plane * cut.HxW + begin;
+        length = live ? static_cast<int>(cut.HxW - begin < cut.chunk ? cut.HxW - begin : cut.chunk) : 0;
+        shift = misalignment(tensor + start);
+    }
+    __device__ __forceinline__ bool live() const { return length > 0; }
+    // Number of packs of this thread, and the step-th of them.
+    __device__ __forceinline__ int steps() const {
+        const int lane = threadIdx.x % warp_size;
+        return length == 0 ? 0 : (ceil_div(shift + length, pack_size) - lane + warp_size - 1) / warp_size;
+    }
+    __device__ __forceinline__ Place place(int step) const {
+        const int lane = threadIdx.x % warp_size;
+        return Place{start, (step * warp_size + lane) * pack_size - shift, length};
+    }
+    static __device__ __forceinline__ int slot(int) { return 0; }
+    // Elements of a pack that count for each slot, whether the i-th does, and whether all do.
+    static __device__ __forceinline__ int weight(const Place& where) { return where.count(); }
+    static __device__ __forceinline__ bool uses(const Place& where, int i) { return where.holds(i); }
+    static __device__ __forceinline__ bool full(const Place& where) { return where.whole(); }
+    __device__ __forceinline__ bool has(int) const { return live(); }
+    __device__ __forceinline__ long long channel_of(int) const { return channel; }
+
+    // What the threads found of each channel, put together: over_lanes(found(0)) of a warp; give(channel, whole).
+    template <typename T, typename Found, typename OverLanes, typename Merge, typename Give>
+    __device__ __forceinline__ void gather(T*, Found found, OverLanes over_lanes, Merge, Give give) const {
+        const T whole = over_lanes(found(0));
+        if (live() && threadIdx.x % warp_size == 0) {
+            give(channel, whole);
+        }
+    }
+};
+
+template <>
+struct Sweep<ChannelsLast> {
+    static constexpr int slots = pack_size;
+    long long n, chunk, start, pitch;
+    long long first_channel, C;
+    int column, columns, part, parts, rows;
+
+    static __device__ __forceinline__ long long columns_of(const Chunking& cut) {
+        return (cut.C + pack_size - 1) / pack_size;
+    }
+    static __device__ __forceinline__ int columns_of_block(const Chunking& cut) {
+        return static_cast<int>(columns_of(cut) < cut.most_columns ? columns_of(cut) : cut.most_columns);
+    }
+    static __device__ __forceinline__ long long column_blocks(const Chunking& cut) {
+        return (columns_of(cut) + columns_of_block(cut) - 1) / columns_of_block(cut);
+    }
+    static __device__ __forceinline__ long long items(const Chunking& cut) {
+        return cut.N * cut.chunks * column_blocks(cut);
+    }
+    static __device__ __forceinline__ long long tiles(const Chunking& cut) { return cut.chunks; }
+    __device__ __forceinline__ Sweep(const data_t*, const Chunking& cut, long long item) : pitch(cut.C), C(cut.C) {
+        const long long row = item / column_blocks(cut);
+        const long long column_block = item - row * column_blocks(cut);
+        n = row / cut.chunks;
+        chunk = row - n * cut.chunks;
+        columns = columns_of_block(cut);
+        settle(cut, column_block * columns * pack_size);
+    }
+    __device__ __forceinline__ Sweep(const data_t*, const Chunking& cut, long long team, long long tile)
+        : chunk(tile), pitch(cut.C), C(cut.C) {
+        const long long teams = cut.C / cut.team;
+        n = team / teams;
+        columns = static_cast<int>((cut.team + pack_size - 1) / pack_size);
+        settle(cut, (team - n * teams) * cut.team);
+    }
+    __device__ __forceinline__ void settle(const Chunking& cut, long long block_channel) {
+        parts = Tile::threads / columns;
+        part = threadIdx.x / columns;
+        column = threadIdx.x - part * columns;
+        first_channel = block_channel + column * pack_size;
+        const long long begin = chunk * cut.chunk;
+        start = (n * cut.HxW + begin) * cut.C;
+        rows = static_cast<int>(cut.HxW - begin < cut.chunk ? cut.HxW - begin : cut.chunk);
+    }
+    __device__ __forceinline__ bool live() const { return part < parts && first_channel < C; }
+    __device__ __forceinline__ int rows_of(int of_part) const {
+        return of_part < rows ? (rows - of_part + parts - 1) / parts : 0;
+    }
+    __device__ __forceinline__ int steps() const { return live() ? rows_of(part) : 0; }
+    __device__ __forceinline__ Place place(int step) const {
+        const long long left = C - first_channel;
+        const int length = left < pack_size ? static_cast<int>(left) : pack_size;
+        return Place{start + (part + static_cast<long long>(step) * parts) * pitch + first_channel, 0, length};
+    }
+    static __device__ __forceinline__ int slot(int i) { return i; }
+    // A row is there or not; slots past the last channel read zeros and are given to nobody.
+    static __device__ __forceinline__ int weight(const Place& where) { return where.length > 0 ? 1 : 0; }
+    static __device__ __forceinline__ bool uses(const Place& where, int) { return where.length > 0; }
+    static __device__ __forceinline__ bool full(const Place& where) { return where.length > 0; }
+    __device__ __forceinline__ bool has(int slot) const { return live() && first_channel + slot < C; }
+    __device__ __forceinline__ long long channel_of(int slot) const { return first_channel + slot; }
+
+    // What the threads found of each channel, put together: found(slot) of the parts merged by halves, by way of
+    // partials[slot][part][column], which is shared; give(channel, whole). The whole block calls; ends with a barrier.
+    template <typename T, typename Found, typename OverLanes, typename Merge, typename Give>
+    __device__ __forceinline__ void gather(T* partials, Found found, OverLanes, Merge merge, Give give) const {
+        if (part < parts) {
+#pragma unroll
+            for (int slot = 0; slot < pack_size; ++slot) {
+                partials[(slot * parts + part) * columns + column] = found(slot);
+            }
+        }
+        __syncthreads();
+        fold_parts<pack_size>(partials, parts, columns, part, column, merge);
+        const long long block_channel = first_channel - column * pack_size;
+        for (int at = threadIdx.x; at < columns * pack_size && block_channel + at < C; at += Tile::threads) {
+            give(block_channel + at, partials[at % pack_size * parts * columns + at / pack_size]);
+        }
+        __syncthreads();
+    }
+};
+
+typedef Sweep<layout_t> sweep_t;
+
+// Calls use(slot, channel, of(group)) for the channels that a thread meets: one division, then comparisons. Where a pack
+// has channels of two groups at most, each of these is asked once, side by side: neighbours would ask for the same.
+template <typename Of, typename Use>
+__device__ __forceinline__ void each_slot(const sweep_t& sweep, long long group_channels, Of of, Use use) {
+    const bool few = sweep_t::slots > 1 && group_channels >= sweep_t::slots;
+    const long long first = sweep.channel_of(0) / group_channels;
+    long long group = first, next = (first + 1) * group_channels;
+    const long long before = next - sweep.channel_of(0);  // channels of the first group
+    decltype(of(first)) here = {}, behind = {};
+    if (few && sweep.has(0)) {
+        here = of(first);
+    }
+    if (few && before < sweep_t::slots && sweep.has(static_cast<int>(before))) {
+        behind = of(first + 1);
+    }
+#pragma unroll
+    for (int slot = 0; slot < sweep_t::slots; ++slot) {
+        if (sweep.channel_of(slot) == next) {
+            ++group;
+            next += group_channels;
+        }
+        if (sweep.has(slot)) {
+            use(slot, sweep.channel_of(slot), few ? (group == first ? here : behind) : of(group));
+        }
+    }
+}
+
+// The (row, channel) pairs of a group in a workspace [rows, C], dealt out to the threads of a block in order.
+template <typename Use>
+__device__ __forceinline__ void each_part(long long rows, long long group_channels, Use use) {
+    const long long row_step = Tile::threads / group_channels, channel_step = Tile::threads % group_channels;
+    long long row = threadIdx.x / group_channels, channel = threadIdx.x % group_channels;
+    while (row < rows) {
+        use(row, channel);
+        row += row_step;
+        channel += channel_step;
+        if (channel >= group_channels) {
+            channel -= group_channels;
+            ++row;
+        }
+    }
+}
+
+// Packs of each tensor that a thread asks for at a time; fewer of two tensors where what it knows of its channels takes
+// up registers.
+template <int tensors>
+constexpr int sweep_loads = sweep_t::slots == 1 ? loads_in_flight : loads_in_flight / tensors;
+
+// Calls use(batch, places) for the thread's packs, sweep_loads of several tensors at a time: each tensor's packs are
+// all asked for before the first is used. A null tensor reads as zeros.
+template <int tensors, typename Use>
+__device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* const (&from)[tensors], Use use) {
+    constexpr int loads = sweep_loads<tensors>;
+    const int steps = sweep.steps();
+    for (int base = 0; base < steps; base += loads) {
+        Pack<data_t> batch[tensors][loads] = {};
+        Place places[loads];
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            places[k] = base + k < steps ? sweep.place(base + k) : Place{0, 0, 0};
+#pragma unroll
+            for (int t = 0; t < tensors; ++t) {
+                if (base + k < steps && from[t] != nullptr) {
+                    batch[t][k] = load_pack(from[t] + places[k].row, places[k].first, places[k].length);
+                }
+            }
+        }
+        use(batch, places);
+    }
+}
+
+// Writes to[...] = element(slot, values) for the elements of the thread's packs, values[t] being the tensors'. An element
+// is written by the thread that has read it, afterwards: `to` may be one of the tensors.
+template <int tensors, typename Element>
+__device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* const (&from)[tensors], data_t* to,
+                                            Element element) {
+    constexpr int loads = sweep_loads<tensors>;
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[tensors][loads], const Place(&places)[loads]) {
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            Pack<data_t> out = {};
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                acc_t values[tensors];
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    values[t] = widen(batch[t][k].get(i));
+                }
+                out.set(i, narrow<data_t>(element(sweep_t::slot(i), values)));
+            }
+            store_pack(to + places[k].row, places[k].first, places[k].length, out);
+        }
+    });
+}
+
+// ---- what a sweep finds -------------------------------------------------------------------------------------------
+
+// Add a pack's terms to the sums of a thread's channels: one channel (channels-first), or one an element.
+template <typename Use, typename Through>
+__device__ __forceinline__ void add_terms(Pair (&sums)[1], const Pack<data_t>& dy, const Pack<data_t>& x,
+                                          const acc_t (&mean)[1], Use use, const Through (&through)[1]) {
+    sums[0] = sums[0] + gradient_sums(dy, x, mean[0], use, through[0]);
+}
+
+template <typename Use, typename Through>
+__device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<data_t>& dy, const Pack<data_t>& x,
+                                          const acc_t (&mean)[pack_size], Use, const Through (&through)[pack_size]) {
+#pragma unroll
+    for (int i = 0; i < pack_size; ++i) {
+        const acc_t value = widen(x.get(i)), gradient = through[i](widen(dy.get(i)), value);
+        sums[i] = sums[i] + Pair{gradient, gradient * (value - mean[i])};
+    }
+}
+
+// sums[slot] of g and of g * (x - mean[slot]) over the thread's packs, with g = through[slot](dy, x).
+template <typename Through>
+__device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
+                                                    const acc_t (&mean)[sweep_t::slots],
+                                                    const Through (&through)[sweep_t::slots],
+                                                    Pair (&sums)[sweep_t::slots]) {
+    constexpr int loads = sweep_loads<2>;
+    const data_t* const from[2] = {dy, x};
+    Pair latest[sweep_t::slots] = {};
+    const auto join = [&] {
+#pragma unroll
+        for (int slot = 0; slot < sweep_t::slots; ++slot) {
+            sums[slot] = sums[slot] + latest[slot];
+            latest[slot] = Pair{};
+        }
+    };
+    int batches = 0;
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][loads], const Place(&places)[loads]) {
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            if (sweep_t::full(places[k])) {
+                add_terms(latest, batch[0][k], batch[1][k], mean, Always(), through);
+            } else if (sweep_t::slots == 1) {
+                const auto holds = [&](int i) { return places[k].holds(i); };
+                add_terms(latest, batch[0][k], batch[1][k], mean, holds, through);
+            }
+        }
+        if (++batches % chain == 0) {
+            join();
+        }
+    });
+    join();
+}
+
+__device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
+                                                    const acc_t (&mean)[sweep_t::slots], Pair (&sums)[sweep_t::slots]) {
+    const Untouched through[sweep_t::slots] = {};
+    sweep_gradient_sums(sweep, dy, x, mean, through, sums);
+}
+
+// give(channel, sums of the whole block or warp), in one thread a channel.
+template <typename Give>
+__device__ __forceinline__ void gather_sums(const sweep_t& sweep, Pair* partials, const Pair (&sums)[sweep_t::slots],
+                                            Give give) {
+    sweep.gather(
+        partials, [&](int slot) { return sums[slot]; }, [](Pair value) { return warp_sum(value); },
+        [](Pair a, Pair b) { return a + b; }, give);
+}

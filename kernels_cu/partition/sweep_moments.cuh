@@ -1,0 +1,151 @@
+// What a sweep (sweep.cuh) finds of a forward: the moments of its channels.
+//
+// A thread adds up d = x - centre and d^2 over batches of packs, the centre being the mean of what it has read before.
+// The centre moves after 1, 2, 4, ... and then every `chain` batches, so the elements behind it are always about as many
+// as those that are summed about it, and what an outlier costs goes with what the outlier adds to m2 itself. The first
+// batch, with nothing before it, has its own mean as the centre: its packs are in registers, and are summed twice.
+#include "common/moments.cuh"
+#include "partition/sweep.cuh"
+
+// The number of as few digits as data_t has that is next to a mean: with that as the centre, sums of 16-bit elements are
+// exact for long. With more digits all of them would round to the same side (on_grid in norm.cuh).
+__device__ __forceinline__ acc_t centre_near(acc_t mean) { return widen(narrow<data_t>(mean)); }
+
+// The moments of a thread's channels: all have one count.
+struct SweepMoments {
+    acc_t count;
+    Pair mean[sweep_t::slots];  // the centre, and the rest of the mean
+    acc_t m2[sweep_t::slots];
+
+    __device__ __forceinline__ Moments at(int slot) const {
+        return Moments{count, mean[slot].first, mean[slot].second, m2[slot]};
+    }
+};
+
+// A batch of packs of x that a thread has in registers, and which of their elements count.
+template <int loads>
+struct MomentsBatch {
+    const Pack<data_t> (&packs)[loads];
+    const Place (&places)[loads];
+
+    // Elements that count for each slot.
+    __device__ __forceinline__ int weight() const {
+        int found = 0;
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            found += sweep_t::weight(places[k]);
+        }
+        return found;
+    }
+    __device__ __forceinline__ bool full() const {
+        bool found = true;
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            found = found && sweep_t::full(places[k]);
+        }
+        return found;
+    }
+    // The sums of d = x - centre and of d^2 over the elements of a slot for which use(k, i) holds.
+    template <typename Use>
+    __device__ __forceinline__ Pair deviations_of(int slot, acc_t centre, Use use) const {
+        Pair sums = {};
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            if (sweep_t::slots == 1) {
+                sums = sums + deviations(packs[k], centre, [&](int i) { return use(k, i); });
+            } else {
+                const acc_t d = use(k, slot) ? acc_t(widen(packs[k].get(slot))) - centre : acc_t(0);
+                sums = sums + Pair{d, d * d};
+            }
+        }
+        return sums;
+    }
+    __device__ __forceinline__ Pair deviations_of(int slot, acc_t centre) const {
+        return deviations_of(slot, centre, [&](int k, int i) { return sweep_t::uses(places[k], i); });
+    }
+    // The mean of a slot's elements, or a finite number where there is none. It is found relative to the first of
+    // them, so that the mean of equal elements is one of them to the last bit.
+    __device__ __forceinline__ acc_t mean(int slot, acc_t inverse) const {
+        acc_t first = widen(packs[0].get(slot));
+        if (sweep_t::slots == 1) {  // the thread's first pack may begin before its run
+#pragma unroll
+            for (int i = pack_size - 1; i >= 0; --i) {
+                first = places[0].holds(i) ? acc_t(widen(packs[0].get(i))) : first;
+            }
+        }
+        first = usable_shift(first);
+        return usable_shift(first + deviations_of(slot, first).first * inverse);
+    }
+};
+
+__device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, const data_t* x) {
+    constexpr int loads = sweep_loads<1>;
+    const data_t* const from[1] = {x};
+    SweepMoments found = {};
+    Pair latest[sweep_t::slots] = {};  // the sums since the centre, found.mean[slot].first, has moved
+    acc_t latest_count = acc_t(0);
+    const auto join = [&] {
+        const acc_t count = found.count + latest_count, inverse = acc_t(1) / count;
+#pragma unroll
+        for (int slot = 0; slot < sweep_t::slots; ++slot) {
+            const Moments total = joined(found.at(slot), latest[slot], count, inverse);
+            const acc_t centre = centre_near(total.mean);
+            found.mean[slot] = Pair{centre, (total.mean - centre) + total.rest};
+            found.m2[slot] = total.m2;
+            latest[slot] = Pair{};
+        }
+        found.count = count;
+        latest_count = acc_t(0);
+    };
+    int batches = 0;
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&packs)[1][loads], const Place(&places)[loads]) {
+        const MomentsBatch<loads> batch = {packs[0], places};
+        const acc_t more = acc_t(batch.weight());
+        if (batches == 0) {
+            const acc_t inverse = acc_t(1) / more;
+#pragma unroll
+            for (int slot = 0; slot < sweep_t::slots; ++slot) {
+                found.mean[slot].first = centre_near(batch.mean(slot, inverse));
+            }
+        }
+        if (batch.full()) {
+#pragma unroll
+            for (int slot = 0; slot < sweep_t::slots; ++slot) {
+                latest[slot] =
+                    latest[slot] + batch.deviations_of(slot, found.mean[slot].first, [](int, int) { return true; });
+            }
+        } else {
+#pragma unroll
+            for (int slot = 0; slot < sweep_t::slots; ++slot) {
+                latest[slot] = latest[slot] + batch.deviations_of(slot, found.mean[slot].first);
+            }
+        }
+        latest_count += more;
+        ++batches;
+        if ((batches & (batches - 1)) == 0 || batches % chain == 0) {
+            join();
+        }
+    });
+    if (latest_count > acc_t(0)) {
+        join();
+    }
+    return found;
+}
+
+// give(channel, moments of the whole block or warp), in one thread a channel.
+template <typename Give>
+__device__ __forceinline__ void gather_moments(const sweep_t& sweep, Moments* partials, const SweepMoments& found,
+                                               Give give) {
+    sweep.gather(
+        partials, [&](int slot) { return found.at(slot); }, [](Moments value) { return lanes_merge(value, warp_size); },
+        [](Moments a, Moments b) { return merge(a, b); }, give);
+}
+
+// Stores the moments of the sweep's channels where they stand in a workspace [N * chunks, C]. `partials` is shared,
+// pack_size moments a thread where a thread has several channels. The whole block calls.
+__device__ __forceinline__ void store_sweep_moments(const sweep_t& sweep, const data_t* x, const Chunking& cut,
+                                                    Moments* partials, Pair* workspace) {
+    gather_moments(sweep, partials, sweep_moments(sweep, x), [&](long long channel, Moments whole) {
+        store_moments(workspace, cut.part(sweep.n, sweep.chunk, channel), whole);
+    });
+}

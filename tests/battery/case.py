@@ -1,0 +1,203 @@
+"""One hostile problem of one strategy: made, run, compared with the oracle. The problems are in cases.py."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import cunorm
+from cunorm.jit import sources
+from cunorm.ops.common import building_blocks
+from cunorm.runtime import plans
+from cunorm.runtime.plans import Plan
+from tests.battery.run import RUNS
+from tests.support import problems
+
+#: The orders of threads that a result must not depend on.
+ORDERS = ("ascending", "descending", "random:3")
+
+
+def kernel_files() -> list[str]:
+    """Every file of kernels_cu, by its place in that folder."""
+    folder = sources.folder()
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.cu*"))
+
+
+@cache
+def files_of(file: str) -> frozenset[str]:
+    """The files of kernels_cu that the text of one of them is made of."""
+    found: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name not in found:
+            found.add(name)
+            for included in re.findall(r'^#include "([^"]+)"$', (sources.folder() / name).read_text(), re.MULTILINE):
+                visit(included)
+
+    visit(file)
+    return frozenset(found)
+
+
+def forget() -> None:
+    """Empty the caches of plans and calls."""
+    plans._plans.clear()
+    problems.forget_calls()
+
+
+@contextlib.contextmanager
+def grid_of(blocks: int | None) -> Iterator[None]:
+    """Launches of at most so many blocks, which then walk on and take over their own shared memory."""
+    if blocks is None:
+        yield
+        return
+    with mock.patch.object(building_blocks, "MAX_GRID", blocks):
+        forget()
+        try:
+            yield
+        finally:
+            forget()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem with an explicit tile.
+
+    Attributes
+    ----------
+    op, label : str
+    tile : mapping
+        With its strategy.
+    shape : tuple of int
+        Of x; (world, C) for batch_norm_gather_stats.
+    dtype : str
+    groups : int
+        Of GroupNorm. LayerNorm normalises the last axis.
+    gamma, beta : str or None
+        Their dtypes; "same" is x's.
+    last : bool
+        Channels innermost: data_format NHWC for GroupNorm, where the shape says so too; strides for BatchNorm.
+    mask : tuple of bool
+    shifts : mapping
+        Elements by which arrays start past the start of their allocation, by name; out is y or dx.
+    grid : int, optional
+        Most blocks of a launch.
+    sums : tuple of str
+        Dtypes of the four results of batch_norm_backward_reduce, or of the two running statistics.
+    nan : tuple of int, optional
+        Where x is NaN.
+    infinite : bool
+        The first mean that a backward is given is -infinity, and dy positive: then the first sums are infinite too.
+    constant : float, optional
+        Every x.
+    flat : bool
+        Every x of a channel's plane is the same.
+    outlier : tuple of int, optional
+        Where x is far from all others.
+    in_place : bool
+        The result is written over x, in a backward over dy.
+    """
+
+    op: str
+    label: str
+    tile: Mapping[str, Any]
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    groups: int = 1
+    gamma: str | None = "same"
+    beta: str | None = "same"
+    last: bool = False
+    mask: tuple[bool, ...] = (True, True, True)
+    shifts: Mapping[str, int] = field(default_factory=dict)
+    grid: int | None = None
+    sums: tuple[str, ...] = ()
+    nan: tuple[int, ...] | None = None
+    infinite: bool = False
+    constant: float | None = None
+    flat: bool = False
+    outlier: tuple[int, ...] | None = None
+    in_place: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.strategy}: {self.label}"
+
+    @property
+    def strategy(self) -> str:
+        return str(self.tile["strategy"])
+
+    def plan(self) -> Plan:
+        """What will be launched."""
+        options: dict[str, Any] = {}
+        shape = self.shape
+        if self.op.startswith("group_norm"):
+            options = {"num_groups": self.groups, "data_format": "NHWC" if self.last else "NCHW"}
+        elif self.op.startswith("layer_norm"):
+            options = {"normalized_shape": shape[-1]}
+        elif self.last:
+            shape, options = (shape[0], *shape[2:], shape[1]), {"data_format": "NHWC"}
+        if self.op in ("group_norm_backward", "layer_norm_backward", "batch_norm_backward_reduce"):
+            options["output_mask"] = self.mask
+        with grid_of(self.grid):
+            return cunorm.plan(self.op, shape=shape, dtype=self.dtype, device="cpu", tile=self.tile, **options)
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        """Stems of the kernels that it runs."""
+        return frozenset(one.kernel for one in self.plan().launches)
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The files of kernels_cu that it runs."""
+        return frozenset[str]().union(*(files_of(sources.place_of(kernel)) for kernel in self.kernels))
+
+    def run(self) -> list[np.ndarray | None]:
+        """The results, compared with the oracle.
+
+        Raises
+        ------
+        AssertionError
+            If one is wrong.
+        KernelFault
+            If the CPU executor found a rule broken.
+        """
+        needed = self.plan().workspace_nbytes
+        workspace = np.empty(needed, np.uint8) if needed else None
+        if workspace is not None:
+            workspace.fill(0xFF)
+        with grid_of(self.grid), np.errstate(all="ignore"):
+            return RUNS[self.op](self, tile=self.tile, workspace=workspace)
+
+    def at(self, name: str) -> int:
+        """Elements by which that array starts past the start of its allocation."""
+        return self.shifts.get(name, 0)
+
+
+# ---- what problems have in common ------------------------------------------------------------------------------------
+
+Named = dict[str, dict[str, Any]]
+
+ALL_OFF = {"x": 1, "dy": 2, "out": 3, "gamma": 1, "beta": 2}
+SAME_OFF = {"x": 3, "dy": 3, "out": 3}
+MIXED = {"dtype": "bfloat16", "gamma": "float32", "beta": "float32"}
+NO_PARAMETERS = {"gamma": None, "beta": None}
+#: A term of 0 * infinity more makes NaN of an infinite sum.
+INFINITE = {"infinite": True, "shifts": SAME_OFF, **NO_PARAMETERS}
+#: Sums overflow where they are not taken relative to an element of the slice. A power of two: the oracle's are exact.
+FAR = {"constant": 2.0**123}
+MASKS: Named = {
+    "dx alone": {"mask": (True, False, False)},
+    "dgamma alone": {"mask": (False, True, False)},
+    "dbeta alone": {"mask": (False, False, True)},
+    "no dx": {"mask": (False, True, True)},
+}
+
+
+def masked(named: Named, *labels: str) -> Named:
+    """The problems of those labels under every mask."""
+    return {f"{label}, {mask}": named[label] | flags for label in labels for mask, flags in MASKS.items()}

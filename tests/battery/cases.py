@@ -1,0 +1,31 @@
+"""Hostile problems of every strategy of every op, which together reach every barrier, guard and branch of its kernels.
+
+Tiles are few, because a build takes a second; what a tile has besides its strategy's constants costs no build. Shapes
+are small: a warp and a half of work, tails of every kind, slices that start off 16-byte boundaries, one-element
+groups, partial rows enough that their fold takes several rounds, and grids smaller than the work.
+"""
+
+from __future__ import annotations
+
+from tests.battery.batch_norm import batch_norm_cases, gather_cases
+from tests.battery.case import Case
+from tests.battery.group_norm import group_norm_cases
+from tests.battery.layer_norm import layer_norm_cases
+
+CASES: tuple[Case, ...] = (
+    *group_norm_cases("group_norm"),
+    *group_norm_cases("group_norm_backward"),
+    *layer_norm_cases("layer_norm"),
+    *layer_norm_cases("layer_norm_backward"),
+    *gather_cases(),
+    *(
+        case
+        for kind in ("stats", "elemt", "backward_reduce", "backward_elemt")
+        for case in batch_norm_cases(f"batch_norm_{kind}")
+    ),
+)
+
+
+def cases(op: str, strategy: str) -> list[Case]:
+    """The cases of one strategy of one op."""
+    return [case for case in CASES if (case.op, case.strategy) == (op, strategy)]

@@ -1,0 +1,187 @@
+"""Hostile problems of LayerNorm's strategies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from tests.battery.case import ALL_OFF, FAR, INFINITE, MASKS, MIXED, NO_PARAMETERS, SAME_OFF, Case, Named, masked
+
+LAYER: Named = {
+    "one element": {"shape": (1, 1)},
+    "rows of one element": {"shape": (70, 1)},
+    "whole packs": {"shape": (5, 16)},
+    "every alignment": {"shape": (21, 21), "shifts": SAME_OFF},
+    "every array elsewhere": {"shape": (11, 30), "shifts": ALL_OFF},
+    "as many elements as a team of a warp holds, misaligned": {"shape": (9, 64), "shifts": SAME_OFF},
+    "two blocks for all": {"shape": (70, 7), "grid": 2},
+    "one block for all": {"shape": (45, 37), "grid": 1},
+    "in place": {"shape": (9, 30), "in_place": True},
+    "a constant far from zero": {"shape": (3, 63), **FAR},
+    "a constant whose sum is infinite": {"shape": (9, 2), "constant": 3e38},
+    "no parameters": {"shape": (3, 30), **NO_PARAMETERS},
+    "16 bits": {"shape": (11, 37), "shifts": ALL_OFF, **MIXED},
+}
+LAYER_LONG: Named = {
+    "as many elements as the block holds, misaligned": {"shape": (9, 512), "shifts": SAME_OFF},
+    "long rows": {"shape": (7, 333), "grid": 2},
+}
+LAYER_CLUSTER: Named = {
+    "slices of whole sectors": {"shape": (5, 32)},
+    "slices of every alignment": {"shape": (21, 21), "shifts": SAME_OFF},
+    "slices of arrays elsewhere": {"shape": (11, 30), "shifts": ALL_OFF},
+    "as many elements as the cluster holds, misaligned": {"shape": (9, 512), "shifts": SAME_OFF},
+    "two clusters for all": {"shape": (70, 21), "grid": 4},
+    "one cluster for all": {"shape": (45, 37), "grid": 2},
+    "slices in place": {"shape": (9, 30), "in_place": True},
+    "slices of a constant far from zero": {"shape": (3, 63), **FAR},
+    "slices without parameters": {"shape": (3, 30), **NO_PARAMETERS},
+    "slices of 16 bits": {"shape": (11, 75), "shifts": ALL_OFF, **MIXED},
+}
+#: What a block does otherwise that has more packs a thread: nothing ahead, and parameters and sums not in registers.
+OF_MANY_PACKS = (
+    "every alignment", "every array elsewhere", "two blocks for all", "in place", "no parameters", "16 bits",
+)  # fmt: skip
+#: What several teams of a block may do otherwise than one.
+OF_TEAMS = (
+    "one element", "rows of one element", "every alignment", "every array elsewhere", "two blocks for all",
+    "one block for all", "in place", "no parameters", "16 bits", "a constant far from zero",
+    "as many elements as the block holds, misaligned", "long rows",
+)  # fmt: skip
+#: Of blocks that put their sums together.
+OF_MERGED = (
+    "every alignment", "every array elsewhere", "in place", "no parameters", "16 bits", "whole packs",
+    "rows of one element", "an infinite mean",
+)  # fmt: skip
+#: What teams of slabs may do otherwise that have several warps, and lanes with several packs.
+OF_WIDE_TEAMS = (
+    "slabs and a short one", "every alignment of slabs", "one block for all slabs", "slabs in place",
+    "slabs of 16 bits", "slabs of a constant far from zero",
+)  # fmt: skip
+#: Of the clusters whose blocks have several teams: rows of whole packs.
+CLUSTER_TEAMS: Named = {
+    "teams with slices of whole sectors": {"shape": (5, 32)},
+    "teams with slices, misaligned": {"shape": (21, 44), "shifts": SAME_OFF},
+    "teams with slices of arrays elsewhere": {"shape": (11, 28), "shifts": ALL_OFF},
+    "as many elements as a team of the cluster holds": {"shape": (9, 508), "shifts": SAME_OFF},
+    "two clusters of teams for all": {"shape": (70, 40), "grid": 4},
+    "one cluster of teams for all": {"shape": (45, 36), "grid": 2},
+    "teams with slices in place": {"shape": (9, 28), "in_place": True},
+    "teams with slices of a constant far from zero": {"shape": (3, 60), **FAR},
+    "teams with slices without parameters": {"shape": (3, 28), **NO_PARAMETERS},
+    "teams with slices of 16 bits": {"shape": (11, 72), "shifts": ALL_OFF, **MIXED},
+}
+LAYER_SPLIT: Named = {
+    "strips and a tail": {"shape": (9, 300), "shifts": SAME_OFF},
+    "exactly a strip": {"shape": (3, 128)},
+    "strips without parameters": {"shape": (3, 300), **NO_PARAMETERS},
+    "strips in place": {"shape": (9, 130), "in_place": True},
+    "a strip that only misalignment makes": {"shape": (4, 126), "shifts": SAME_OFF},
+    "more strips than threads": {"shape": (1, 8600)},
+    "two blocks for long rows": {"shape": (9, 300), "grid": 2},
+    "one block for rows of many strips": {"shape": (3, 4400), "grid": 1},
+}
+#: Of slabs of rows: so many of them, and KiB in which a block keeps rows.
+LAYER_GRID: Named = {
+    "one slab": {"shape": (5, 100), "slabs": 1},
+    "slabs and a short one": {"shape": (5, 300), "shifts": SAME_OFF},
+    "every alignment of slabs": {"shape": (21, 301), "shifts": SAME_OFF},
+    "rows of a team begin elsewhere each": {"shape": (21, 301), "shifts": SAME_OFF, "threads": 64},
+    "slabs of arrays elsewhere": {"shape": (11, 300), "shifts": ALL_OFF},
+    "as many elements as a team holds": {"shape": (9, 256), "slabs": 2},
+    "as many elements as a team holds, misaligned": {"shape": (9, 256), "slabs": 2, "shifts": SAME_OFF},
+    "fewer rows than teams": {"shape": (1, 203), "shifts": SAME_OFF},
+    "more slabs than lanes, of a sector each": {"shape": (3, 320), "slabs": 40},
+    "more rows than threads": {"shape": (133, 20)},
+    "rows that are not kept": {"shape": (70, 100), "keeps": 40},
+    "rows that are not kept, nor any other": {"shape": (70, 100), "keeps": 32},
+    "rows that are not kept, misaligned": {"shape": (83, 101), "keeps": 40, "shifts": SAME_OFF},
+    "two blocks for three slabs": {"shape": (9, 300), "grid": 2},
+    "one block for all slabs": {"shape": (9, 301), "grid": 1, "shifts": SAME_OFF},
+    "one block for all slabs, whose rows are not kept": {"shape": (70, 100), "keeps": 40, "grid": 1},
+    "slabs in place": {"shape": (9, 301), "in_place": True},
+    "slabs in place, not kept": {"shape": (70, 101), "keeps": 32, "in_place": True, "grid": 2},
+    "slabs of a constant far from zero": {"shape": (3, 300), **FAR},
+    "slabs of a constant whose sum is infinite": {"shape": (9, 21), "constant": 3e38, "shifts": SAME_OFF},
+    "a slab of two elements of such a constant": {"shape": (9, 18), "constant": 3e38},
+    "as many slabs as have an order of their own": {"shape": (90, 320), "slabs": 40},
+    "slabs without parameters": {"shape": (3, 300), **NO_PARAMETERS},
+    "slabs of 16 bits": {"shape": (11, 301), "shifts": ALL_OFF, **MIXED},
+    "an outlier first in a slab": {"shape": (3, 300), "outlier": (1, 0)},
+    "NaN in another row": {"shape": (5, 300), "nan": (2, 170)},
+}
+
+
+def _made(op: str, strategy: str, named: Named, **tile: int) -> Iterator[Case]:
+    for label, facts in named.items():
+        own = dict(facts)
+        fields = tile | {name: own.pop(name) for name in tile if name in own}
+        yield Case(op, label, {"strategy": strategy, **fields}, **own)
+
+
+def _grid_cases(op: str) -> Iterator[Case]:
+    grid = dict(LAYER_GRID)
+    if op.endswith("backward"):
+        grid["slabs of an infinite mean"] = {"shape": (5, 300), **INFINITE}
+        grid["slabs, dx alone"] = grid["slabs and a short one"] | MASKS["dx alone"]
+    yield from _made(op, "grid", grid, threads=128, lanes=32, packs=1, slabs=3, keeps=64)
+    wide = {f"teams of two warps: {label}": grid[label] for label in OF_WIDE_TEAMS}
+    wide["teams of two warps: rows that are not kept, misaligned"] = {"shape": (131, 101), "shifts": SAME_OFF}
+    yield from _made(op, "grid", wide, threads=256, lanes=64, packs=2, slabs=2, keeps=136)
+
+
+def layer_norm_cases(op: str) -> Iterator[Case]:
+    backward = op.endswith("backward")
+    rows = {"rows": 4}
+
+    made = functools.partial(_made, op)
+    warp, block, split, cluster = dict(LAYER), LAYER | LAYER_LONG, LAYER | LAYER_SPLIT, dict(LAYER_CLUSTER)
+    one = {"cluster": 1} if backward else {}
+    alone, pair = {"block_teams": 1}, {"block_teams": 2}
+    teams = {f"teams: {label}": block[label] for label in OF_TEAMS}
+    cluster_teams = dict(CLUSTER_TEAMS)
+    if backward:
+        masks = masked(LAYER, "every alignment", "two blocks for all")
+        warp, block, split = (warp | masks, block | masks, split | masks | masked(split, "two blocks for long rows"))
+        cluster |= masked(cluster, "slices of every alignment")
+        teams |= masked(teams, "teams: every alignment")
+        cluster_teams |= masked(cluster_teams, "teams with slices, misaligned")
+        teams["teams: rows of sums in slices"] = {"shape": (133, 3), "rows": 1}
+        teams["teams: one row of results"] = {"shape": (5, 6), "rows": 100}
+        teams["teams: an infinite mean"] = {"shape": (5, 6), **INFINITE}
+        cluster_teams["teams of a cluster, one row of results"] = {"shape": (5, 28), "rows": 100}
+        cluster_teams["teams of a cluster, an infinite mean"] = {"shape": (5, 28), **INFINITE}
+        block["rows of sums in slices"] = {"shape": (133, 3), "rows": 1}
+        block["rows of sums in several rounds"] = {"shape": (200, 9), "rows": 1}
+        for named, length in ((warp, 6), (block, 6), (split, 6), (cluster, 26)):
+            named["one row of results"] = {"shape": (5, length), "rows": 100}
+            grid = 2 if named is cluster else 1
+            named["one block for many rows of sums"] = {"shape": (70, length + 1), "rows": 1, "grid": grid}
+            named["an infinite mean"] = {"shape": (5, length), **INFINITE}
+        in_memory = {label: facts for label, facts in warp.items() if "dtype" not in facts}
+        in_memory["as many elements as the team holds"] = {"shape": (9, 256), "shifts": SAME_OFF}
+        yield from made("warp", in_memory, threads=64, lanes=4, packs=16, **rows)
+        merged = {label: block[label] for label in OF_MERGED}
+        merged["one cluster for many rows of sums"] = {"shape": (70, 7), "rows": 1, "grid": 4}
+        merged["one row of results of a cluster"] = {"shape": (9, 6), "rows": 100}
+        yield from made("block", merged, threads=64, packs=2, cluster=4, **alone, **rows)
+        from_memory = {"merged from memory": block["every alignment"]}
+        yield from made("block", from_memory, threads=64, packs=6, cluster=2, **alone, **rows)
+        of_teams = {f"merged teams: {label}": block[label] for label in ("every alignment", "16 bits", "in place")}
+        yield from made("block", of_teams, threads=128, packs=2, cluster=2, **pair, **rows)
+    yield from made("warp", warp, threads=64, lanes=8, packs=2, **rows)
+    yield from made("block", block, threads=64, packs=2, **one, **alone, **rows)
+    many = {label: block[label] for label in OF_MANY_PACKS}
+    yield from made("block", many, threads=64, packs=6, **one, **alone, **rows)
+    yield from made("block", teams, threads=128, packs=2, **one, **pair, **rows)
+    four = {f"four teams: {label}": block[label] for label in OF_MANY_PACKS}
+    yield from made("block", four, threads=256, packs=2 if backward else 4, block_teams=4, **one, **rows)
+    yield from made("cluster", cluster, threads=64, packs=1, cluster=2, **alone, **rows)
+    yield from made("cluster", cluster_teams, threads=128, packs=1, cluster=2, **pair, **rows)
+    yield from _grid_cases(op)
+    last = {
+        "a last slice of one element": {"shape": (9, 49)},
+        "slices of many packs": {"shape": (9, 49), "shifts": ALL_OFF},
+    }
+    yield from made("cluster", last, threads=64, packs=6, cluster=4, **alone, **rows)
+    yield from made("split", split, threads=64, packs=1, **rows, **({} if backward else {"chunk": 64}))

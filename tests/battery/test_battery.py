@@ -1,0 +1,58 @@
+"""The battery of hostile problems: right, the same bits in every order of threads; nothing is without cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from cunorm.ops.registry import OPS
+from tests.battery import cases as battery
+from tests.battery.case import ORDERS, forget, kernel_files
+from tests.mutation import run as mutation
+
+
+@pytest.fixture(autouse=True)
+def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CPU_BUILD", "checked")
+
+
+STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.strategies]
+
+
+@pytest.mark.parametrize(("op", "strategy"), STRATEGIES, ids=[f"{op}-{strategy}" for op, strategy in STRATEGIES])
+def test_every_order_gives_the_right_and_the_same_bits(
+    op: str, strategy: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """Two orders; with --long all of them."""
+    orders = ORDERS if pytestconfig.getoption("--long") else ORDERS[::2]
+    found = battery.cases(op, strategy)
+    assert found, f"{op}, strategy {strategy}: no cases in cases.py"
+    for case in found:
+        seen = set()
+        for order in orders:
+            monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+            try:
+                results = case.run()
+            except AssertionError as error:
+                raise AssertionError(f"{case}, {order}: {error}") from None
+            seen.add(tuple(b"" if a is None else a.tobytes() for a in results))
+        assert len(seen) == 1, f"{case}: {len(seen)} different results of {len(orders)} orders"
+
+
+def test_every_kernel_file_is_reached() -> None:
+    """By a case, or by a test kernel where no kernel of the library uses it yet."""
+    forget()
+    files = set(kernel_files())
+    assert files == {file for file in files if mutation.checks_of(file)}
+    assert {name for name in files if name.endswith(".cu")} <= frozenset().union(*mutation.files_of_cases())
+
+
+def test_cases_are_told_apart_by_their_labels() -> None:
+    names = [f"{case} {dict(case.tile)}" for case in battery.CASES]
+    assert len(names) == len(set(names))
+
+
+def test_a_grid_is_as_small_as_asked() -> None:
+    limited = [case for case in battery.CASES if case.grid is not None]
+    assert {(case.op, case.strategy) for case in limited} == set(STRATEGIES)
+    for case in limited:
+        assert max(one.grid for one in case.plan().launches) == case.grid, case

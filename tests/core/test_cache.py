@@ -1,0 +1,327 @@
+"""The cache folder: made for its owner alone, refused where others may write to it, and there without a home."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import pytest
+
+from cunorm import CacheWarning
+from cunorm.cli.doctor import cache_folders
+from cunorm.core import cache, settings
+from cunorm.core.devices import KNOWN
+from cunorm.core.errors import CompileError
+from cunorm.jit import nvrtc
+from cunorm.jit.nvrtc import Usage
+from cunorm.tiling import lookup
+
+STRANGER = 54321  # a user that this machine does not have
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that CUNORM_CACHE_DIR names; not there yet."""
+    path = tmp_path / "named"
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(path))
+    return path
+
+
+@pytest.fixture
+def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The default folder of a user whose home is new."""
+    for name in ("CUNORM_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    cache._temporary.cache_clear()
+    return tmp_path / ".cache" / "cunorm"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def made(path: Path, mode: int = 0o700) -> Path:
+    path.mkdir(parents=True)
+    path.chmod(mode)
+    return path
+
+
+def given_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path belongs to somebody else; who is not root is told so by the system."""
+    if os.geteuid() == 0:
+        os.chown(path, STRANGER, -1, follow_symlinks=False)
+        return
+    for name in ("stat", "lstat") if not path.is_symlink() else ("lstat",):
+        real = getattr(os, name)
+
+        def look(where: Any, *more: Any, real: Any = real, **options: Any) -> os.stat_result:
+            facts = real(where, *more, **options)
+            return os.stat_result([*facts[:4], STRANGER, *facts[5:]]) if str(where) == str(path) else facts
+
+        monkeypatch.setattr(os, name, look)
+
+
+# ---- a folder that was named ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_folders_are_made_for_their_owner_alone(umask: int, named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(named / "a" / "b"))
+    before = os.umask(umask)
+    try:
+        assert cache.folder("cpu") == named / "a" / "b" / "cpu"
+    finally:
+        os.umask(before)
+    for path in (named, named / "a", named / "a" / "b", named / "a" / "b" / "cpu"):
+        assert mode(path) == 0o700
+
+
+@pytest.mark.parametrize("given", [0o777, 0o775, 0o757, 0o702])
+def test_a_named_folder_that_others_may_write_to(given: int, named: Path) -> None:
+    """One error, which says what to type; after that the folder is used."""
+    made(named, given)
+    with pytest.raises(
+        CompileError, match=rf"^CUNORM_CACHE_DIR: {named} may be written by other users \(mode 0"
+    ) as caught:
+        cache.folder("cpu")
+    assert mode(named) == given
+    assert [*named.iterdir()] == []
+    command = str(caught.value).partition("type: ")[2]
+    assert command == f"chmod go-w {named}"
+    subprocess.run(command, shell=True, check=True)
+    assert cache.folder("cpu") == named / "cpu"
+
+
+@pytest.mark.parametrize("given", [0o700, 0o755, 0o500])
+def test_a_named_folder_that_only_its_owner_may_write_to(given: int, named: Path) -> None:
+    made(named / "cpu")
+    named.chmod(given)
+    assert cache.folder("cpu") == named / "cpu"
+    assert mode(named) == given
+
+
+def test_a_named_folder_of_somebody_else(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(named)
+    given_away(named, monkeypatch)
+    with pytest.raises(
+        CompileError, match=r"^CUNORM_CACHE_DIR: .*named belongs to .*, not to .*; type: export CUNORM_"
+    ):
+        cache.folder("cpu")
+
+
+def test_a_folder_like_tmp_serves_until_somebody_takes_the_name(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody can replace what others have made, the folder inside counts."""
+    made(named, 0o1777)
+    assert mode(cache.folder("cpu")) == 0o700
+    given_away(named / "cpu", monkeypatch)
+    with pytest.raises(CompileError, match=r'named/cpu belongs to .*; type: export CUNORM_CACHE_DIR="\$\(mktemp -d'):
+        cache.folder("cpu")
+
+
+@pytest.mark.parametrize("where", ["named", "named/cpu"])
+def test_a_link_of_somebody_else(where: str, named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder like /tmp anybody can make one."""
+    target, link = made(named.parent / "target"), named.parent / where
+    if where == "named/cpu":
+        made(named, 0o1777)
+    link.symlink_to(target)
+    assert cache.folder("cpu") == named / "cpu"
+    given_away(link, monkeypatch)
+    with pytest.raises(CompileError, match=f"{link} belongs to"):
+        cache.folder("cpu")
+
+
+def test_what_was_made_under_another_umask_is_tightened(named: Path) -> None:
+    """A folder inside the cache is nobody's but cunorm's."""
+    made(named)
+    made(named / "cpu", 0o775)
+    assert mode(cache.folder("cpu")) == 0o755
+
+
+@pytest.mark.parametrize(
+    "name", ["with space", "-rf", "a'b\"c", "$(touch x)", "`x`;&|", "new\nline", "[a]*?", "ü", "%s{}", "\udcff"]
+)
+def test_metacharacters(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the path and in what an error says to type."""
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / name))
+    assert cache.folder("cpu") == tmp_path / name / "cpu"
+    (tmp_path / name).chmod(0o777)
+    with pytest.raises(CompileError) as caught:
+        cache.folder("cpu")
+    assert shlex.split(str(caught.value).partition("type: ")[2])[-1] == str(tmp_path / name)
+
+
+def test_a_home_that_the_shell_did_not_expand(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(named))
+    monkeypatch.setenv("CUNORM_CACHE_DIR", "~/builds")
+    assert cache.folder("cpu") == named / "builds" / "cpu"
+
+
+def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUNORM_CACHE_DIR", "here")
+    assert cache.folder("cpu") == tmp_path / "here" / "cpu"
+
+
+# ---- the default folder ---------------------------------------------------------------------------------------------
+
+
+def test_the_default_folder_is_taken_from_others(default: Path) -> None:
+    """Where an old umask left it open, it is this user's own; nobody is asked."""
+    made(default, 0o777)
+    assert cache.folder("cpu") == default / "cpu"
+    assert mode(default) == 0o755
+
+
+def test_a_default_folder_of_somebody_else(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning, and a private folder for this process."""
+    made(default)
+    given_away(default, monkeypatch)
+    with pytest.warns(CacheWarning, match=rf"the cache folder {default} belongs to .* set CUNORM_CACHE_DIR") as caught:
+        found = [cache.folder(name) for name in ("cpu", "nvrtc", "cpu")]
+    assert len(caught) == 1
+    assert found[0].parent == found[1].parent != default
+    assert mode(found[0].parent) == 0o700
+    assert [*default.iterdir()] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away to a child process")
+def test_a_private_folder_is_deleted_at_the_end(default: Path) -> None:
+    """Not by a forked child."""
+    made(default)
+    os.chown(default, STRANGER, -1)
+    script = (
+        "import os, sys, warnings; warnings.simplefilter('ignore'); from cunorm.core import cache\n"
+        "path = cache.folder('cpu')\n"
+        "if os.fork() == 0: sys.exit()\n"
+        "os.wait(); print(path, path.is_dir(), flush=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    path, there = done.stdout.split()
+    assert there == "True"
+    assert not Path(path).exists()
+
+
+def no_home(*_: Any, **__: Any) -> str:
+    raise RuntimeError("could not determine the home directory")
+
+
+@pytest.mark.parametrize("answer", [no_home, lambda *_, **__: "~/.cache/cunorm", lambda *_, **__: "cunorm"])
+def test_without_a_home(answer: Any, default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the README has it: a folder of the user's beside temporary files; nothing below the current folder."""
+    monkeypatch.setattr(platformdirs, "user_cache_dir", answer)
+    monkeypatch.chdir(made(default.parent / "current"))
+    path = default.parent.parent / f"cunorm-{os.getuid()}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.folder("cpu") == path / "cpu"
+    assert mode(path) == 0o700
+    assert [*Path.cwd().iterdir()] == []
+
+
+def test_without_a_home_and_the_name_taken(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platformdirs, "user_cache_dir", no_home)
+    default.parent.mkdir()
+    path = default.parent.parent / f"cunorm-{os.getuid()}"
+    path.symlink_to(made(default.parent / "elsewhere"))
+    given_away(path, monkeypatch)
+    with pytest.warns(CacheWarning, match="belongs to"):
+        assert cache.folder("cpu").is_relative_to(default.parent.parent)
+    assert [*(default.parent / "elsewhere").iterdir()] == []
+
+
+def test_this_platformdirs_knows_when_there_is_no_home() -> None:
+    """Older ones answer with a folder ``~`` below the current one; pyproject.toml bounds the version."""
+    script = (
+        "import os; os.environ.pop('HOME', None); os.environ.pop('XDG_CACHE_HOME', None); os.getuid = lambda: 54321\n"
+        "from cunorm.core import settings; print(settings.cache_dir().is_absolute(), settings.cache_dir().name)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "CUNORM_CACHE_DIR"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "cunorm-54321"]
+
+
+# ---- what cannot be reached -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["y" * 200] * 30), "loop/x", "file", "file/x", "dangling"])
+def test_a_folder_that_cannot_be_made(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cunorm.executors.cpu import executor
+
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "x")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / name))
+    with pytest.raises(CompileError, match=r"cannot write the cache folder .* \(.*\); set CUNORM_CACHE_DIR"):
+        executor.compile(f'extern "C" __global__ void never(long long n) {{ n = {len(name)}; }}', "never")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["dangling", "file", "loop"]
+
+
+def test_a_cache_that_nobody_may_enter(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cunorm.executors.cpu import executor
+
+    def denied(self: Path, *_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    with pytest.raises(CompileError, match=r"cannot write the cache folder .* \(Permission denied\); set CUNORM_CACHE"):
+        executor.compile('extern "C" __global__ void never(double x) { }', "never")
+
+
+# ---- what else is trusted -------------------------------------------------------------------------------------------
+
+
+def test_what_nvrtc_said_is_not_taken_from_somebody_else(named: Path) -> None:
+    usage = Usage("kernel", 1, 0, 0, 0, 0, 1, 1)
+    file = nvrtc._file("text", "sm_90", nvrtc.Nvrtc("12.8.93", "x"))
+    assert file is not None
+    nvrtc._write(file, [usage])
+    assert nvrtc._read(file) == [usage]
+    file.chmod(0o666)
+    assert nvrtc._read(file) is None
+    named.chmod(0o777)
+    with pytest.raises(CompileError, match="CUNORM_CACHE_DIR"):
+        nvrtc._file("text", "sm_90", nvrtc.Nvrtc("12.8.93", "x"))
+
+
+def test_the_folder_of_tables_is_made_for_its_owner_alone(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(named))
+    from cunorm.tiling import table
+
+    before = os.umask(0)
+    try:
+        table.update(lookup.user_table(KNOWN["H200"]), KNOWN["H200"], {}, [])
+    finally:
+        os.umask(before)
+    assert mode(named) == mode(named / "tiling") == 0o700
+    assert settings.cache_dir() == named
+
+
+# ---- the doctor -----------------------------------------------------------------------------------------------------
+
+
+def test_the_doctor_says_who_may_write(named: Path) -> None:
+    made(named, 0o777)
+    finding = next(iter(cache_folders()))
+    assert (finding.state, finding.name) == ("fault", "cunorm")
+    assert "may be written by other users (mode 0777)" in finding.text
+    assert finding.advice == f"chmod go-w {named}"
+
+
+def test_the_doctor_sees_a_default_folder_of_somebody_else(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(default)
+    given_away(default, monkeypatch)
+    finding = next(iter(cache_folders()))
+    assert finding.state == "fault"
+    assert str(default) in finding.text

@@ -1,0 +1,431 @@
+"""What test_interrupts.py runs in a child process: calls that are interrupted, forked from, or made at the end.
+
+Each function prints what came of it, as JSON on the last line; a crash of the process is the parent's to see. The
+executor is imported by functions that need it: in the others the first call is the first to need it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import functools
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+import cunorm
+from cunorm.core.errors import KernelFault
+
+ROWS, WIDTH = 1600, 4096
+SPIN = """extern "C" __global__ void spin(int* word, long long from) {
+    while (blockIdx.x >= from && *word == 0) __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(word + 1 + blockIdx.x, 1);
+}"""
+
+WAIT = """extern "C" __global__ void wait_in(int* word, long long block) {
+    while (blockIdx.x == block && threadIdx.x == 0 && atomicMax(word, 0) == 0) {
+    }
+}"""
+
+
+class Rang(BaseException):
+    """What the alarm's handler raises."""
+
+
+def ring(*_: Any) -> None:
+    raise Rang
+
+
+def say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def rows(count: int = ROWS) -> Any:
+    return np.random.default_rng(0).standard_normal((count, WIDTH), dtype=np.float32)
+
+
+def quietly(seconds: float) -> None:
+    """Stop the alarm, for good, whatever of it is still under way."""
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            time.sleep(seconds)
+            return
+        except Rang:
+            pass
+
+
+def interrupted(call: Any, after: float, again: float) -> bool:
+    """Whether an alarm ended the call; where ``again`` is not 0, alarms go on until somebody stops them."""
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after, again)
+            call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Rang:
+        quietly(0.0)
+        return True
+    return False
+
+
+def storm(op: str, calls: str, seconds: str, size: str) -> None:
+    """Calls with alarms at random times; what takes the place of an interrupted call's arrays must stay as it is."""
+    signal.signal(signal.SIGALRM, ring)
+    x, chance = rows(int(size)), random.Random(int(calls))
+    call = functools.partial(cunorm.layer_norm, x, WIDTH)
+    if op == "layer_norm_backward":
+        call = functools.partial(cunorm.layer_norm_backward, x[::-1].copy(), x, WIDTH, *call()[1:])
+    expected = call()
+    began = time.monotonic()
+    call()
+    usual = time.monotonic() - began
+    until = time.monotonic() + float(seconds)
+    done = ended = written = 0
+    while done < int(calls) and time.monotonic() < until:
+        given = {"out": tuple(map(np.empty_like, expected))} if done % 2 else {}
+        # Often while the launch begins, and at any time.
+        after = chance.uniform(1e-5, chance.choice([2e-3, 1.1 * usual]))
+        again = chance.choice([0.0, 5e-5, 3e-4, usual / 4])
+        stopped = interrupted(functools.partial(call, **given), after, again)
+        quietly(0.0)
+        if stopped:
+            ended += 1
+            victims = given["out"] if given else (np.empty_like(x),)  # where the call's own results were, mostly
+            for victim in victims:
+                victim.fill(7.0)
+            time.sleep(usual / 4)
+            written += sum(int((victim != 7.0).sum()) for victim in victims)
+        done += 1
+    same = all(np.array_equal(a, b) for a, b in zip(call(), expected, strict=True))
+    say(calls=done, interrupted=ended, written=written, same=same)
+
+
+def spin(start: str, build: str) -> None:
+    """A kernel whose blocks from ``start`` on never end: an alarm ends the launch."""
+    from cunorm.executors.cpu import executor
+
+    signal.signal(signal.SIGALRM, ring)
+    executor.SPREAD_SECONDS = 0.0
+    words = np.zeros(9, np.int32)
+    kernel = executor.compile(SPIN, "spin", build=build)
+    began = time.monotonic()
+    stopped = interrupted(lambda: executor.launch(kernel, 8, 64, 0, [words.ctypes.data, int(start)]), 0.4, 0.0)
+    seconds = time.monotonic() - began
+    words[:] = 1, *[0] * 8  # whoever still spins would go on from here
+    time.sleep(0.2)
+    late = int(words[1:].sum())
+    executor.launch(kernel, 8, 64, 0, [words.ctypes.data, 8])
+    say(stopped=stopped, seconds=seconds, late=late, after=words[1:].tolist())
+
+
+def handled() -> None:
+    """A handler that returns, and makes the very call that it interrupts, changes nothing."""
+    x, found = rows(200), []
+    _, mean, rstd = cunorm.layer_norm(x, WIDTH)
+    backward = functools.partial(cunorm.layer_norm_backward, x[::-1].copy(), x, WIDTH, mean, rstd)
+    expected = backward()
+
+    def call(*_: Any) -> None:
+        found.append(backward())
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+
+    signal.signal(signal.SIGALRM, call)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    results = [backward() for _ in range(3)]
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    same = all(np.array_equal(a, b) for each in results for a, b in zip(each, expected, strict=True))
+    inner = all(np.array_equal(a, b) for each in found for a, b in zip(each, expected, strict=True))
+    say(handlers=len(found), same=same, inner=inner)
+
+
+def forking_handler() -> None:
+    """A handler that forks while helpers run: an error in the child, the result in the parent."""
+    x, children = rows(), []
+    expected = cunorm.layer_norm(x, WIDTH)
+
+    def fork(*_: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        children.append(os.fork())
+
+    signal.signal(signal.SIGALRM, fork)
+    statuses, same = [], True
+    while len(statuses) < 20 and 2 not in statuses:  # on a busy machine an alarm may miss the launch
+        children.clear()
+        failed = ""
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        try:
+            results = cunorm.layer_norm(x, WIDTH)
+        except RuntimeError as error:
+            failed = str(error)
+        while not children:
+            time.sleep(0.01)
+        if children[0] == 0:  # the child, where a later call works
+            again = cunorm.layer_norm(x, WIDTH)
+            right = all(np.array_equal(a, b) for a, b in zip(again, expected, strict=True))
+            os._exit(1 if not right else 2 if "a signal handler forked" in failed else 0)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]))
+        same &= not failed and all(np.array_equal(a, b) for a, b in zip(results, expected, strict=True))
+    say(children=statuses, same=same)
+
+
+def leaving_handler() -> None:
+    """A handler that forks while helpers run, and whose child ends there as programs end."""
+    x, children = rows(), []
+    expected = cunorm.layer_norm(x, WIDTH)
+
+    def fork(*_: Any) -> None:
+        children.append(os.fork())
+        if children[-1] == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)  # ends a child that hangs
+            sys.exit(3)
+
+    signal.signal(signal.SIGALRM, fork)
+    same = True
+    for _ in range(3):
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        same &= all(np.array_equal(a, b) for a, b in zip(cunorm.layer_norm(x, WIDTH), expected, strict=True))
+    say(children=[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], same=same)
+
+
+def late() -> None:
+    """A helper waits for ever, while others come too late to begin: a fault in every launch."""
+    from cunorm.executors.cpu import executor
+
+    executor.SPREAD_SECONDS = 0.0
+    kernel, word, faults = executor.compile(WAIT, "wait_in"), np.zeros(1, np.int32), 0
+    for i in range(200):
+        try:
+            executor.launch(kernel, 200, 32, 0, [word.ctypes.data, 2 + i % 5])
+        except KernelFault as fault:
+            faults += "deadlock" in str(fault)
+    say(faults=faults)
+
+
+def daemons() -> None:
+    """The interpreter ends while daemon threads are in calls."""
+    x = rows()
+    cunorm.layer_norm(x, WIDTH)
+    begun = threading.Barrier(4)
+
+    def work() -> None:
+        begun.wait()
+        while True:
+            cunorm.layer_norm(x, WIDTH)
+
+    for _ in range(3):
+        threading.Thread(target=work, daemon=True).start()
+    begun.wait()
+    time.sleep(random.uniform(0.0, 0.4))
+    say(begun=True)
+
+
+def few(what: str) -> None:
+    """The system makes no more threads, or gives no more memory: the same results, and one warning."""
+    from cunorm.executors.cpu import executor
+
+    x = rows(64)
+    os.environ["CUNORM_CPU_CORES"] = "1"
+    expected = cunorm.layer_norm(x, WIDTH)
+    os.environ["CUNORM_CPU_CORES"] = "5"
+    executor.SPREAD_SECONDS = 0.0
+    missing = []
+    if what != "memory":
+        if os.geteuid() == 0:  # whom no limit of processes binds
+            os.setuid(54321)
+        most = int(what)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        genuine = executor._run
+
+        def run(kernel: Any, buffer: Any, scratches: Any, arena: int) -> str | None:
+            try:
+                return genuine(kernel, buffer, scratches, arena)
+            finally:
+                missing.append((len(scratches), buffer[executor.MISSING]))
+
+        executor._run = run
+    else:
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        most = used + 4 * 2**20  # enough for the results of a call; the stacks of no thread fit
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        same = True
+        for _ in range(20):
+            same &= all(np.array_equal(a, b) for a, b in zip(cunorm.layer_norm(x, WIDTH), expected, strict=True))
+    say(same=same, missing=missing, warnings=[f"{each.category.__name__}: {each.message}" for each in caught])
+
+
+def first_call() -> None:
+    x = rows(64)
+    y = cunorm.layer_norm(x, WIDTH)[0]
+    say(right=bool(np.allclose(y.mean(1), 0, atol=1e-5) and np.allclose(y.std(1), 1, atol=1e-3)))
+
+
+def at_exit() -> None:
+    """The first call is made by an atexit handler."""
+    from cunorm.executors.cpu import executor
+
+    executor.SPREAD_SECONDS = 0.0
+    atexit.register(first_call)
+
+
+def outlive() -> None:
+    """The first call is made by a thread that outlives the main thread."""
+    from cunorm.executors.cpu import executor
+
+    executor.SPREAD_SECONDS = 0.0
+    main = threading.main_thread()
+
+    def work() -> None:
+        main.join()
+        first_call()
+
+    threading.Thread(target=work).start()
+
+
+def compiling(seconds: float = 20.0) -> None:
+    """Wait until the compiler runs: it leaves a file behind (see the test)."""
+    until = time.monotonic() + seconds
+    while not os.path.exists(os.environ["COMPILING"]):
+        assert time.monotonic() < until, "nobody compiles"
+        time.sleep(0.01)
+
+
+def handler_compiles() -> None:
+    """A handler calls what the main thread is compiling."""
+    x, found = rows(4), []
+
+    def call(*_: Any) -> None:
+        if not os.path.exists(os.environ["COMPILING"]):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            return
+        found.append(cunorm.layer_norm(x, WIDTH)[0])
+
+    signal.signal(signal.SIGALRM, call)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    y = cunorm.layer_norm(x, WIDTH)[0]
+    say(handlers=len(found), same=all(np.array_equal(each, y) for each in found))
+
+
+def fork_compiles() -> None:
+    """A child forked while another thread compiles makes the same call."""
+    x, found = rows(4), []
+    thread = threading.Thread(target=lambda: found.append(cunorm.layer_norm(x, WIDTH)[0]))
+    thread.start()
+    compiling()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # ends a child that hangs
+        y = cunorm.layer_norm(x, WIDTH)[0]
+        os._exit(0 if np.allclose(y.mean(1), 0, atol=1e-5) else 1)
+    status = os.waitpid(child, 0)[1]
+    thread.join()
+    say(child=status, threads=len(found))
+
+
+def first_call_at(moments: Iterable[int], then: Callable[[], None]) -> int:
+    """The first call of a process; at its so-manieth calls of a Python function something else comes first.
+
+    Returns how many calls of Python functions there were.
+    """
+    count, awaited = 0, set(moments)
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        if event == "call":
+            count += 1
+            if count in awaited:
+                sys.setprofile(None)
+                then()
+                sys.setprofile(profile)
+
+    x = rows(4)
+    sys.setprofile(profile)
+    try:
+        y = cunorm.layer_norm(x, WIDTH)[0]
+    finally:
+        sys.setprofile(None)
+    assert np.isfinite(y).all()
+    return count
+
+
+def in_child(work: Callable[[], Any], seconds: int = 60) -> int:
+    """Run in a forked child; 0 if it came to its end, else the signal that ended it, or 1 for an exception."""
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            faulthandler.dump_traceback()
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1]
+
+
+def call_once() -> None:
+    assert np.isfinite(cunorm.layer_norm(rows(4), WIDTH)[0]).all()
+
+
+def moments(number: str) -> list[int]:
+    """That many moments of a first call: half of them evenly spread, half of them close together at its beginning."""
+    command = [sys.executable, __file__, "counted"]
+    total = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["calls"]
+    half = int(number) // 2
+    shares = [(one + 1) / half for one in range(half)]
+    return sorted({int(total * share) for share in shares} | {int(total**share) for share in shares})
+
+
+def counted() -> None:
+    """How many calls of Python functions a first call makes."""
+    say(calls=first_call_at((), lambda: None))
+
+
+def early_fork(number: str) -> None:
+    """A child is forked while another thread is in its first call, at many moments; the child makes its own."""
+    reached, go, codes = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def pause() -> None:
+        reached.release()
+        go.acquire()
+
+    planned = moments(number)
+    thread = threading.Thread(target=first_call_at, args=(planned, pause))
+    thread.start()
+    for _ in planned:
+        if reached.acquire(timeout=60):
+            codes.append(in_child(call_once, 20))
+            go.release()
+    thread.join(60)
+    say(children=len(codes), failed=sum(code != 0 for code in codes), threads=threading.active_count())
+
+
+def early_handler(number: str) -> None:
+    """A handler calls while its own thread is in its first call, at many moments, each in a child of its own."""
+    planned = moments(number)
+    codes = [in_child(functools.partial(first_call_at, (at,), call_once)) for at in planned]
+    say(children=len(codes), failed=sum(code != 0 for code in codes))
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # which fork is here for
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,202 @@
+"""The checked build behind the public functions: the bits of the plain one, the arrays as they were, no false alarm."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm.core import settings
+from cunorm.core.errors import KernelFault
+from cunorm.executors.cpu import executor
+from tests.kernels.kernel_checks import compiled, launch
+from tests.support.problems import arrays, laid_out, layer_arrays
+
+#: Tiles of the battery, whose builds these tests share.
+SPLIT = {"strategy": "split", "threads": 64, "chunk": 16}
+BLOCK = {"strategy": "block", "threads": 64, "groups": 1, "chunks": 2, "engine": 1, "packs": 1}
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CPU_BUILD", "checked")
+
+
+def backward(a: Any, **options: Any) -> Any:
+    given = (a.dy, a.x, a.mean, a.rstd, a.gamma)
+    return cunorm.group_norm_backward(*given, num_groups=a.groups, **options)
+
+
+def test_the_same_bits_as_the_plain_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = arrays((3, 12, 5, 7), 3)
+    bits = []
+    for build in ("plain", "checked"):
+        monkeypatch.setenv("CUNORM_CPU_BUILD", build)
+        bits.append([result.tobytes() for result in backward(a, tile=SPLIT)])
+    assert bits[0] == bits[1]
+
+
+@pytest.mark.usefixtures("checked")
+def test_arrays_in_place_of_each_other() -> None:
+    a = arrays((3, 12, 5, 7), 3)
+    expected = backward(a, tile=SPLIT)[0].copy()
+    out = a.dy
+    assert backward(a, tile=SPLIT, out=(out, None, None))[0] is out
+    assert np.array_equal(out, expected)
+    # gamma at the address of x, mean and rstd one array: nothing that a kernel reads has a place of its own.
+    x = np.abs(a.x)
+    cunorm.group_norm(x, 3, x.reshape(-1)[:12], tile=BLOCK)
+    same = np.ascontiguousarray(a.rstd)
+    cunorm.group_norm_backward(x, x, same, same, x.reshape(-1)[:12], num_groups=3, tile=BLOCK)
+
+
+@pytest.mark.usefixtures("checked")
+@pytest.mark.parametrize("layout", ["reversed", "channels last", "misaligned", "padded rows"])
+def test_inputs_stay_as_they_are_and_may_be_read_only(layout: str) -> None:
+    a = arrays((3, 12, 5, 7), 3)
+    a.x, a.dy = laid_out(np, a.x, layout), laid_out(np, a.dy, layout)
+    before = a.x.copy(), a.dy.copy()
+    a.x.flags.writeable = a.dy.flags.writeable = a.gamma.flags.writeable = False
+    a.check_backward(*backward(a, tile=BLOCK))
+    assert np.array_equal(a.x, before[0])
+    assert np.array_equal(a.dy, before[1])
+
+
+def test_one_plan_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = layer_arrays((9, 33), 33)
+    tile = {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "block_teams": 1}
+    plan = cunorm.plan("layer_norm", shape=(9, 33), dtype="float32", normalized_shape=33, device="cpu", tile=tile)
+    for build in ("plain", "checked", "plain"):
+        monkeypatch.setenv("CUNORM_CPU_BUILD", build)
+        a.check_forward(*plan(a.x, a.gamma, a.beta))
+
+
+@pytest.mark.usefixtures("checked")
+def test_several_threads_at_once() -> None:
+    a = arrays((3, 12, 5, 7), 3)
+    expected = [result.tobytes() for result in backward(a, tile=SPLIT)]
+    found: list[Any] = [None] * 4
+
+    def work(i: int) -> None:
+        found[i] = [result.tobytes() for result in backward(a, tile=SPLIT)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 4
+
+
+def test_an_unknown_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CPU_BUILD", "fast")
+    with pytest.raises(ValueError, match=r"CUNORM_CPU_BUILD: 'fast', expected plain or checked"):
+        settings.cpu_build()
+    with pytest.raises(ValueError, match="CUNORM_CPU_BUILD"):
+        cunorm.layer_norm(np.ones((3, 5), np.float32), 5)
+
+
+def test_the_sanitised_build_is_refused_where_it_would_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CPU_BUILD", "sanitised")
+    with pytest.raises(ValueError, match=r"'sanitised' needs the sanitiser's library .* pytest --sanitise"):
+        cunorm.layer_norm(np.ones((3, 5), np.float32), 5)
+
+
+def test_a_workspace_that_is_too_small_shows_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a strategy asks for is what its kernels may touch, however much more there is."""
+    a = arrays((3, 12, 5, 7), 3)
+    plan = cunorm.plan(
+        "group_norm_backward",
+        shape=(3, 12, 5, 7),
+        dtype="float32",
+        num_groups=3,
+        gamma_dtype="float32",
+        tile=SPLIT,
+        device="cpu",
+    )
+    assert plan.workspace_nbytes > 16
+    object.__setattr__(plan, "workspace_nbytes", plan.workspace_nbytes - 8)
+    for build in ("plain", "checked"):
+        monkeypatch.setenv("CUNORM_CPU_BUILD", build)
+        with pytest.raises(KernelFault, match=r"out-of-bounds 8-byte store at .* of workspace, which has \d+ bytes"):
+            plan(a.dy, a.x, a.mean, a.rstd, a.gamma, workspace=np.empty(1 << 16, np.uint8))
+
+
+@pytest.mark.parametrize("build", ["plain", "checked"])
+def test_a_plan_runs_with_the_limits_of_its_own_device(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More shared memory than the device has that the executor otherwise poses as."""
+    monkeypatch.setenv("CUNORM_CPU_BUILD", build)
+    monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
+    plan = cunorm.plan("group_norm", shape=(1, 1, 50000), dtype="float32", num_groups=1, device="H200", tile=BLOCK)
+    x = np.ones((1, 1, 50000), np.float32)
+    assert np.array_equal(plan(x)[0], np.zeros_like(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cluster": 3}, r"cluster: 3 blocks, expected 1 to 16, dividing the grid's 4"),
+        ({"cluster": 32}, r"cluster: 32 blocks"),
+        ({"cluster": 2, "blocks": (1, 4)}, r"blocks: \(1, 4\), expected a part of the grid's 4, in whole clusters"),
+        ({"resident": 0}, "resident: 0 clusters, expected at least 1"),
+        ({"resident": -1}, "resident: -1 clusters"),
+        ({"cluster": 2, "resident": 600}, "resident: 600 clusters of 2 blocks, expected at most 1024 blocks"),
+    ],
+)
+def test_illegal_clusters_and_residents(options: dict[str, Any], message: str) -> None:
+    kernel = executor.compile('extern "C" __global__ void idle(float*) {}', "idle")
+    options = {"resident": None, **options}
+    with pytest.raises(ValueError, match=message):
+        executor.launch(kernel, 4, 32, 0, [0], **options)
+
+
+@pytest.mark.parametrize("build", ["plain", "checked"])
+@pytest.mark.parametrize("order", ["ascending", "descending", "random:3"])
+def test_blocks_that_vote_at_a_barrier(build: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CPU_BUILD", build)
+    monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+    text = """#include "common/types.cuh"
+    extern "C" __global__ void counts(int* y) {
+        int sum = 0;
+        for (int i = 0; i < 5; ++i) {
+            sum = sum * 100 + __syncthreads_count(threadIdx.x % (i + 1) == 0);
+        }
+        const int any = __syncthreads_or(threadIdx.x == 9), all = __syncthreads_and(threadIdx.x != 9);
+        store(y, blockIdx.x * 64 + threadIdx.x, sum / 100 + any * 1000000000 - all);
+    }"""
+    y = np.zeros(2 * 64, np.int32)
+    launch(compiled(text, "counts"), 2, 64, 0, [y])
+    counts = [sum(t % (i + 1) == 0 for t in range(64)) for i in range(5)]
+    expected = np.int32(0)
+    with np.errstate(over="ignore"):
+        for found in counts:
+            expected = np.int32(expected * np.int32(100)) + np.int32(found)
+    assert (y == int(np.trunc(expected / 100)) + 1000000000).all()
+
+
+@pytest.mark.parametrize("build", ["plain", "checked"])
+def test_locks_that_nobody_opens(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spins on an atomic, and spins that sleep, are found out; a lock that is opened is none."""
+    monkeypatch.setenv("CUNORM_CPU_BUILD", build)
+    text = """extern "C" __global__ void locks(int* lock, long long opened) {
+        if (threadIdx.x % 2 == 0) {
+            while (atomicCAS(lock, 0, 1) != 0) {
+                __nanosleep(100);
+            }
+            if (opened) atomicExch(lock, 0);
+        }
+    }"""
+    kernel = executor.compile(text, "locks", build=build)
+    lock = np.zeros(1, np.int32)
+    executor.launch(kernel, 3, 64, 0, [lock.ctypes.data, 1], resident=2)
+    assert lock[0] == 0
+    with pytest.raises(
+        KernelFault, match=r"deadlock: thread \d+( of block \d)? waits at a polled word \(locks\.cu:\d\)"
+    ):
+        executor.launch(kernel, 3, 64, 0, [lock.ctypes.data, 0], resident=2)
+    lock[0] = 1
+    with pytest.raises(KernelFault, match="deadlock"):  # over several cores too
+        executor.launch(kernel, 50, 64, 0, [lock.ctypes.data, 0])

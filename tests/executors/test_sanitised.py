@@ -1,0 +1,163 @@
+"""The kernels under the compiler's sanitisers, in child processes; and that those see what they are there for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cunorm.core.errors import KernelFault
+from cunorm.jit import cxx
+from cunorm.ops.registry import OPS
+from tests.battery import cases as battery
+from tests.executors import sanitised
+from tests.support.paths import KERNELS
+
+TEXT = (KERNELS / "sanitised_faults.cu").read_text()
+LENGTH, SHARED_BYTES = 40, 64
+#: The word at its line, a harmless operand, one that is a fault, and what is said of that.
+FAULTS = [
+    ("read", 3, LENGTH + 2, "heap-buffer-overflow, 4-byte load"),
+    ("write", 3, LENGTH + 2, "heap-buffer-overflow, 4-byte store"),
+    ("index", 3, 4, r"index 4 out of bounds for type 'float \[4\]'"),
+    ("frame", 3, 4, "stack-buffer-overflow, 4-byte load"),
+    ("bool", 0, 1, "load of value 255, which is not a valid value for type 'bool'"),
+    ("shift", 3, 33, "shift exponent 33 is too large for 32-bit type 'int'"),
+    ("sum", 3, 41, r"signed integer overflow: .* cannot be represented in type 'int'"),
+    ("alignment", 4, 2, "load of misaligned address 0x[0-9a-f]+ for type 'const float', which requires 4 byte"),
+    ("division", 3, 0, "division by zero"),
+    ("shared", SHARED_BYTES // 4 - 1, SHARED_BYTES // 4, "use-after-poison, 4-byte store"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _sanitisers() -> None:
+    if (reason := sanitised.missing()) is not None:
+        pytest.skip(f"no sanitised build: {reason}")
+
+
+def line_of(word: str) -> int:
+    return next(number for number, line in enumerate(TEXT.splitlines(), 1) if line.endswith(f"// {word}"))
+
+
+def run_kernel(*runs: tuple[str, int]) -> list[float]:
+    """In the child: what the case of each word does to y with its operand."""
+    results = []
+    for word, operand in runs:
+        arrays = [np.arange(LENGTH, dtype=np.float32), np.zeros(LENGTH, np.float32)]
+        what = [fault[0] for fault in FAULTS].index(word)
+        _, y = sanitised.launched(TEXT, "sanitised_faults", arrays, [what, operand], SHARED_BYTES)
+        results.append(float(y.sum()))
+    return results
+
+
+def test_the_same_lines_without_a_fault() -> None:
+    found = sanitised.call(run_kernel, *((word, good) for word, good, _, _ in FAULTS))
+    assert found == [3.0, 1.0, 4.0, 4.0, 1.0, 8.0, float(np.float32(2147483610)), 1.0, 33.0, 7.0]
+
+
+@pytest.mark.parametrize(("word", "good", "bad", "sentence"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_report_becomes_a_kernel_fault(word: str, good: int, bad: int, sentence: str) -> None:
+    place = rf"sanitised_faults\.cu:{line_of(word)}\b"
+    with pytest.raises(KernelFault, match=f"^kernel sanitised_faults: {sentence}.* at {place}") as caught:
+        sanitised.call(run_kernel, (word, good), (word, bad))
+    assert "\n" not in str(caught.value)
+    if word in ("read", "write"):
+        assert re.search(rf", 8 bytes [a-z ]*{4 * LENGTH}-byte region$", str(caught.value))
+
+
+def run_after_a_fault() -> list[float]:
+    """In the child: the runtime's own fault leaves fibers in the middle, whose stacks the next launch uses."""
+    arrays = [np.zeros(LENGTH, np.float32)] * 2
+    for _ in range(2):
+        with pytest.raises(KernelFault, match="__trap"):
+            sanitised.launched(TEXT, "sanitised_faults", arrays, [len(FAULTS), 0], SHARED_BYTES)
+    return run_kernel(("frame", 3))
+
+
+def test_a_fault_of_the_runtime_is_no_report() -> None:
+    assert sanitised.call(run_after_a_fault) == [4.0]
+
+
+def test_the_place_is_the_kernels_own() -> None:
+    text = """#line 1 "common/types.cuh"
+    static __device__ void store(float* array, long long index, float value) {
+        array[index] = value;
+    }
+    #line 7 "through.cu"
+    extern "C" __global__ void through(float* y, long long index) {
+        store(y, index, 1.0f);
+    }"""
+    with pytest.raises(KernelFault, match=r"^kernel through: heap-buffer-overflow, 4-byte store at through\.cu:8, "):
+        sanitised.call(sanitised.launched, text, "through", [np.zeros(LENGTH, np.float32)], [-1])
+
+
+# ---- the child ------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_child_gives_and_raises() -> None:
+    assert sanitised.call(divmod, 7, 3) == (2, 1)
+    with pytest.raises(ValueError, match="invalid literal for int") as caught:
+        sanitised.call(int, "seven")
+    assert "in the child" in str(caught.value.__cause__)
+
+
+def test_a_child_that_dies_or_hangs_is_an_exception() -> None:
+    with pytest.raises(sanitised.ChildFailed, match=r"ended with exit status -6: "):
+        sanitised.call(os.abort)
+    with pytest.raises(sanitised.ChildFailed, match=r"ended with exit status 0: "):
+        sanitised.call(os._exit, 0)
+    with pytest.raises(sanitised.ChildFailed, match=r"no result after 3 s: sleep\(60,\)"):
+        sanitised.call(time.sleep, 60, seconds=3)
+    with pytest.raises(KernelFault, match=r"^outside of a kernel: SEGV$"):
+        sanitised.call(ctypes.string_at, 8, 8)
+
+
+def test_why_there_is_no_sanitised_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(name: str, *command: str) -> None:
+        monkeypatch.setattr(cxx, "chosen", lambda: cxx.Compiler(name, command, f"{name} 1.0"))
+
+    chosen("zig", "python", "-m", "ziglang", "c++")
+    assert sanitised.missing() == "zig: its sanitiser's library cannot be loaded first; g++ is needed"
+    chosen("g++", "echo")
+    assert sanitised.missing() == "g++ has no libasan.so"
+    monkeypatch.undo()
+    monkeypatch.setenv("CUNORM_CXX", "no-such-compiler")
+    assert re.match("CUNORM_CXX: 'no-such-compiler' does not run", sanitised.missing() or "")
+
+
+def test_a_library_that_does_not_load(tmp_path: Path) -> None:
+    library = tmp_path / "libasan.so"
+    library.write_text("no library")
+    assert "cannot be loaded first" in (sanitised._starts(library) or "")
+
+
+# ---- the kernels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "strategy", "labels"),
+    [
+        ("layer_norm", "block", ["long rows"]),
+        ("group_norm_backward", "warp", ["one channel a group, misaligned"]),
+        ("batch_norm_stats", "split", ["one block for all"]),
+    ],
+)
+def test_some_kernels(op: str, strategy: str, labels: list[str]) -> None:
+    assert sanitised.call(sanitised.run_cases, op, strategy, ["random:3"], labels) == len(labels)
+
+
+STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.strategies]
+
+
+@pytest.mark.sanitise
+@pytest.mark.parametrize(("op", "strategy"), STRATEGIES, ids=[f"{op}-{strategy}" for op, strategy in STRATEGIES])
+def test_every_kernel(op: str, strategy: str, pytestconfig: pytest.Config) -> None:
+    orders = ["ascending", "random:3"] if pytestconfig.getoption("--long") else ["random:3"]
+    count = sanitised.call(sanitised.run_cases, op, strategy, orders)
+    assert count == len(battery.cases(op, strategy)) > 0

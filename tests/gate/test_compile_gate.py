@@ -1,0 +1,515 @@
+"""The compile gate: kernels compile with NVRTC, without a GPU, for every gated architecture, and none spills.
+
+What refuses() accepts must not spill: a spill is a fault of the formula in refuses(). The quick gate takes the choice
+of tiles that `cunorm doctor --kernels` prints, with the oldest and the newest NVRTC installed; --long takes the spread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cunorm.core.errors import CompileError
+from cunorm.core.problem import ITEMSIZE
+from cunorm.core.strategy import Tile
+from cunorm.gate import gate, kernel_report
+from cunorm.gate.gate import Build, Case, Result
+from cunorm.jit import nvrtc
+from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages_in
+from cunorm.ops.registry import OPS
+from tests.kernels.kernel_checks import expanded
+from tests.support.paths import KERNELS as TEST_KERNELS
+
+NVRTCS = nvrtc.ends()
+#: Within a worker of pytest-xdist the other workers have the other cores.
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else None
+CASES = gate.cases()
+OLD, NEW = Nvrtc("12.8.1", "/nowhere"), Nvrtc("13.5.1", "/elsewhere")
+needs_nvrtc = pytest.mark.skipif(not NVRTCS, reason=f"needs NVRTC {nvrtc.supported()}: see `cunorm doctor --kernels`")
+
+#: Kernels that move tensors, by the strategy's name; the others move workspaces and parameters.
+TENSOR_KERNELS = re.compile(
+    r"(^|_)(warp|block|cluster|grid|sweep|column|split_sums|split_input|split_moments|split_apply)$"
+)
+#: Those of them that write no tensor.
+SUMS_ONLY = re.compile(r"(_sums|_moments|_sweep|(stats|reduce)_block)$")
+#: A kernel that cannot but spill: 200 live values, 1024 threads with 64 registers each.
+SPILLS = """
+extern "C" __global__ void __launch_bounds__(1024) spills(const float* x, float* y) {
+    float held[200];
+    #pragma unroll
+    for (int i = 0; i < 200; ++i) held[i] = x[i * 1024 + threadIdx.x];
+    __syncthreads();
+    #pragma unroll
+    for (int i = 0; i < 200; ++i) y[i * 1024 + threadIdx.x] = held[199 - i] * held[i];
+}
+"""
+#: One that has to keep an array in memory, because its index is only known later.
+STACK = """
+extern "C" __global__ void stack(const int* x, int* y) {
+    int held[64];
+    for (int i = 0; i < 64; ++i) held[i] = x[i];
+    for (int i = 0; i < 64; ++i) held[x[i] & 63] += i;
+    for (int i = 0; i < 64; ++i) y[i] = held[x[64 + i] & 63];
+}
+"""
+SMALL = 'extern "C" __global__ void small(float* x) { x[threadIdx.x] = 1; }'
+
+
+def build_of(text: str, architecture: str = "sm_90", threads: int = 128, version: Nvrtc | None = None) -> Build:
+    case, tile = (
+        Case("group_norm", "block", "float32", "NCHW"),
+        Tile("block", threads=threads, groups=1, chunks=2, engine=1, packs=1),
+    )
+    return Build(case, tile, "kernel", threads, text, architecture, version or NVRTCS[0])
+
+
+def faults(results: list[Result]) -> str:
+    return "\n".join(dict.fromkeys(fault for result in results for fault in result.faults()))
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
+    return tmp_path / "nvrtc"
+
+
+# ---- the kernels of cunorm ------------------------------------------------------------------------------------------
+
+
+def all_wide(case: Case, results: list[Result]) -> None:
+    """Tensors are moved 16 bytes at a time."""
+    seen: dict[str, set[str]] = {}
+    for result in results:
+        for usage in result.usages:
+            if TENSOR_KERNELS.search(usage.entry):
+                seen.setdefault(f"{result.build.tile} {result.build.architecture}", set()).add(usage.entry)
+                assert usage.loads_16 > 0, f"{usage.entry} {result.build.tile}: no 16-byte load"
+                assert usage.stores_16 > 0 or SUMS_ONLY.search(usage.entry), f"{usage.entry}: no 16-byte store"
+    kernels = 2 if case.strategy == "split" and not case.op.startswith("batch_norm") else 1
+    assert seen and {len(entries) for entries in seen.values()} == {kernels}
+
+
+#: float16 and bfloat16 have the same texts but for two conversions: the quick gate takes one of them.
+#: It leaves float64, which few use, to the long one.
+RARE = ("float16", "float64")
+QUICK = [pytest.param(case, id=str(case), marks=[pytest.mark.long] if case.dtype in RARE else []) for case in CASES]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("case", QUICK)
+def test_no_tile_of_the_choice_spills_or_moves_tensors_in_small_pieces(case: Case) -> None:
+    results = gate.run(gate.builds(NVRTCS, only=case), threads=THREADS)
+    assert faults(results) == ""
+    assert {result.build.case for result in results} == {case}
+    if case.op != "batch_norm_gather_stats":
+        all_wide(case, results)
+
+
+@needs_nvrtc
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_tile_of_the_spread_spills(case: Case) -> None:
+    """On every pair; `cunorm doctor --kernels --tiles all` takes the others."""
+    results = gate.run(gate.builds(NVRTCS, tiles="spread", only=case), threads=THREADS)
+    assert faults(results) == ""
+    met = {(result.build.architecture, result.build.nvrtc) for result in results}
+    assert met == {(architecture, version) for architecture in ARCHITECTURES for version in NVRTCS}
+
+
+def test_both_ends_of_the_supported_versions_are_installed() -> None:
+    versions = [version.version for version in NVRTCS]
+    if (advice := kernel_report.missing(versions)) is not None:
+        pytest.skip(f"only NVRTC {' and '.join(versions) or 'none'}; type: {advice}")
+    assert len(versions) == 2
+
+
+# ---- what the gate takes --------------------------------------------------------------------------------------------
+
+
+def test_every_strategy_has_cases() -> None:
+    """A case that nothing accepts is left out; a strategy without any would go unchecked."""
+    found = {(case.op, case.strategy, case.dtype) for case in CASES}
+    assert found == {(op.name, name, dtype) for op in OPS.values() for name in op.strategies for dtype in ITEMSIZE}
+
+
+def test_the_choice_meets_every_pair_with_every_strategy() -> None:
+    """And each layout and width of it two architectures and both NVRTCs with its most demanding tiles, whatever case it
+    is; every case takes its most demanding tile and another one.
+    """
+    chosen = gate.builds([OLD, NEW])
+    pairs = {(architecture, version) for architecture in ARCHITECTURES for version in (OLD, NEW)}
+    for op in OPS.values():
+        for name in op.strategies:
+            of_it = [build for build in chosen if (build.case.op, build.case.strategy) == (op.name, name)]
+            own = [case for case in CASES if (case.op, case.strategy) == (op.name, name)]
+            able = {one for one in pairs if any(gate.accepted(case, one[0]) for case in own)}
+            assert {(build.architecture, build.nvrtc) for build in of_it} == able
+            assert able == pairs or name == "cluster"
+    others = 0
+    met: dict[tuple[Any, ...], set[tuple[str, Nvrtc]]] = {}
+    for case in CASES:
+        of_it = [build for build in chosen if build.case == case]
+        able_here = [architecture for architecture in ARCHITECTURES if gate.accepted(case, architecture)]
+        worst = {architecture: gate.spread(case, architecture)[0][1] for architecture in able_here}
+        most = {(build.architecture, build.nvrtc) for build in of_it if build.tile == worst[build.architecture]}
+        assert most
+        met.setdefault((case.op, case.strategy, case.layout, ITEMSIZE[case.dtype]), set()).update(most)
+        others += len({build.tile for build in of_it} - set(worst.values()))
+        ranked = [gate.demand(case, *taken) for taken in gate.accepted(case, "sm_90")]
+        spread = [gate.demand(case, *taken) for taken in gate.spread(case, "sm_90")]
+        assert (spread[0], spread[-1]) == (max(ranked), min(ranked))
+        main = {gate._kernel(case, *taken) for taken in gate.accepted(case, "sm_90")}
+        assert main == {gate._kernel(case, *taken) for taken in gate.spread(case, "sm_90")}
+        assert min(5, len(ranked)) <= len(spread) <= 5 + len(main) - 1
+        assert main == {build.kernel for build in of_it if build.kernel in main}, case
+    for (_, strategy, *_), several in met.items():  # of a cluster's three architectures two dtypes may meet the same
+        assert len({architecture for architecture, _ in several}) >= (1 if strategy == "cluster" else gate.QUICK_PAIRS)
+        assert {version for _, version in several} == {OLD, NEW}
+    assert others > 0.8 * len(CASES)
+
+
+@pytest.mark.parametrize(("tiles", "several"), [("spread", gate.spread), ("all", gate.accepted)])
+@pytest.mark.parametrize("versions", [[OLD], [OLD, NEW]])
+def test_larger_gates_take_every_pair(versions: list[Nvrtc], tiles: str, several: Any) -> None:
+    case = Case("layer_norm", "block", "bfloat16", "NCHW")
+    found: dict[tuple[str, Nvrtc], Counter[Tile]] = {}
+    for build in gate.builds(versions, tiles=tiles, only=case):
+        found.setdefault((build.architecture, build.nvrtc), Counter())[build.tile] += 1
+    assert set(found) == {(name, version) for name in ARCHITECTURES for version in versions}
+    for (name, _), built in found.items():
+        assert set(built) == {tile for _, tile in several(case, name)}
+        assert set(built.values()) == {2}  # with parameters of the data's dtype, and with wide ones
+    assert len(gate.accepted(case, "sm_90")) >= 16
+
+
+def test_a_text_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: Counter[tuple[str, str, Nvrtc]] = Counter()
+
+    def usages(text: str, architecture: str, version: Nvrtc) -> list[Usage]:
+        compiled[text, architecture, version] += 1
+        return [Usage("kernel", 32, 0, 0, 0, 0, 1, 1)]
+
+    monkeypatch.setattr(gate, "usages", usages)
+    planned = gate.builds([OLD, NEW])
+    results = gate.run(planned)
+    assert [result.build for result in results] == planned
+    assert set(compiled.values()) == {1}
+    assert len(compiled) < len(planned)  # the sums of parameters serve many
+
+
+# ---- what the gate sees ---------------------------------------------------------------------------------------------
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("version", NVRTCS, ids=lambda version: version.version)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_gate_sees_spills_and_stacks(architecture: str, version: Nvrtc) -> None:
+    spills, stack, small = gate.run([build_of(text, architecture, 128, version) for text in (SPILLS, STACK, SMALL)])
+    assert spills.usages[0].spill_bytes > 0
+    assert re.match(r"spills: spills \d+ bytes.*: group_norm-block.* on " + architecture, spills.faults()[0])
+    assert stack.usages[0].spill_bytes == 0
+    assert stack.usages[0].stack_bytes == 256
+    assert "has a stack of 256 bytes" in stack.faults()[0]
+    assert small.faults() == []
+
+
+def test_the_gate_sees_what_cannot_be_launched() -> None:
+    for registers, threads, fits in [(64, 1024, True), (65, 1000, False), (65, 896, True), (255, 256, True)]:
+        usage = Usage("kernel", registers, 0, 0, 0, 0, 1, 1)
+        found = Result(build_of(SMALL, threads=threads, version=OLD), (usage,)).faults()
+        assert found == [] if fits else "cannot be launched" in found[0], (registers, threads)
+
+
+@needs_nvrtc
+def test_a_kernel_that_does_not_compile_is_a_fault(empty_cache: Path) -> None:
+    (result,) = gate.run([build_of("#error not yet\n" + SMALL)])
+    assert "does not compile" in result.faults()[0] and "not yet" in result.faults()[0]
+    assert not [*empty_cache.iterdir()]
+
+
+def test_the_log_is_read_to_the_end() -> None:
+    log = (
+        "ptxas info    : 48 bytes gmem\n"
+        "ptxas info    : Compiling entry function 'one' for 'sm_90'\n"
+        "ptxas         .     8 bytes stack frame, 16 bytes spill stores, 4 bytes spill loads\n"
+        "ptxas info    : Used 210 registers, used 2 barriers, 400 bytes smem\n"
+        "ptxas info    : Compiling entry function 'two' for 'sm_90'\n"
+        "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        "ptxas info    : Used 24 registers\n"
+    )
+    ptx = (
+        ".visible .entry one(\nld.global.nc.v4.u32 {\nld.global.v2.f32 {\n"
+        "\tld.global.v4.u32 \t{%r1, %r2, %r3, %r4}, [%rd1];\n\tmov.b32 \t{%rs1, %rs2}, %r4;\n"
+        "\tld.global.v4.u32 \t{%r5, %r6, %r7, %r8}, [%rd1];\n\tmov.b32 \t{%rs3, %rs4}, %r9;\n"
+        ".entry two(\nst.global.v4.b32 [%rd]\n"
+    )
+    one, two = usages_in(ptx, log)
+    assert one == Usage("one", 210, 20, 8, 400, 2, 3, 0, taken_apart=1)
+    assert two == Usage("two", 24, 0, 0, 0, 0, 0, 1)
+    for unknown in ("", log.replace("spill stores", "spilled"), log.replace("Used 24 registers", "")):
+        with pytest.raises(CompileError):
+            usages_in(ptx, unknown)
+
+
+# ---- the cache ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that NVRTC was given."""
+    seen: list[str] = []
+    compile = Nvrtc.compile
+
+    def noted(self: Nvrtc, text: str, architecture: str) -> tuple[str, str]:
+        seen.append(text)
+        return compile(self, text, architecture)
+
+    monkeypatch.setattr(Nvrtc, "compile", noted)
+    return seen
+
+
+@needs_nvrtc
+def test_results_are_kept_by_all_that_they_depend_on(
+    empty_cache: Path, compiles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
+    assert nvrtc.usages(SMALL, "sm_90", NVRTCS[0]) == first
+    assert len(compiles) == 1
+    nvrtc.usages(SMALL.replace("1", "2"), "sm_90", NVRTCS[0])  # an edited kernel
+    nvrtc.usages(SMALL, "sm_80", NVRTCS[0])
+    nvrtc.usages(SMALL, "sm_90", Nvrtc(NVRTCS[0].version + ".1", NVRTCS[0].path))
+    monkeypatch.setattr(nvrtc, "OPTIONS", (*nvrtc.OPTIONS, "--fmad=false"))
+    nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
+    monkeypatch.setattr(nvrtc, "_FORMAT", -1)
+    nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
+    assert len(compiles) == len(list(empty_cache.glob("*.json"))) == 6
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", "half", "digit", "field", "binary", "folder"])
+def test_a_damaged_entry_is_a_miss(empty_cache: Path, compiles: list[str], damage: str) -> None:
+    first = nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
+    (file,) = empty_cache.iterdir()
+    text = file.read_text()
+    damaged = {
+        "half": text[: len(text) // 2],
+        "digit": text.replace('"spill_bytes": 0', '"spill_bytes": 1'),
+        "field": text.replace("spill_bytes", "spilt_bytes"),
+    }.get(damage, damage)
+    assert damaged != text
+    if damage == "folder":
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes(b"\xff\xfe" if damage == "binary" else damaged.encode())
+    assert nvrtc.usages(SMALL, "sm_90", NVRTCS[0]) == first
+    assert len(compiles) == 2
+    assert damage == "folder" or file.read_text() == text
+
+
+@needs_nvrtc
+def test_an_unwritable_cache_is_no_fault(compiles: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "file"))  # root may write anywhere but there
+    assert nvrtc.usages(SMALL, "sm_90", NVRTCS[0]) == nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
+    assert len(compiles) == 2
+
+
+@needs_nvrtc
+def test_two_processes_at_once_lose_nothing(empty_cache: Path, compiles: list[str]) -> None:
+    program = (
+        "import sys; from cunorm.jit import nvrtc; version = nvrtc.ends()[0]\n"
+        "for number in range(12):\n"
+        "    text = sys.argv[1].replace('= 1', f'= {number}')\n"
+        "    print(nvrtc.usages(text, 'sm_90', version)[0].registers)\n"
+    )
+    command = [sys.executable, "-c", program, SMALL]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate()[0].split() for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert told[0] == told[1] and len(told[0]) == 12
+    assert len(list(empty_cache.glob("*.json"))) == len(list(empty_cache.iterdir())) == 12
+    for number in range(12):
+        nvrtc.usages(SMALL.replace("= 1", f"= {number}"), "sm_90", NVRTCS[0])
+    assert compiles == []
+
+
+# ---- finding NVRTC --------------------------------------------------------------------------------------------------
+
+
+def test_only_supported_versions_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    versions = {}
+    for number, version in enumerate(["12.6.85", "13.5.37", "12.10.3", "14.0.1", "12.8.93", "13.5.37"]):
+        folder = tmp_path / str(number) / "nvidia/cu13/lib"
+        folder.mkdir(parents=True)
+        (folder / "libnvrtc.so.13").touch()
+        (folder / "libnvrtc-builtins.so.13.0").touch()
+        versions[str(folder / "libnvrtc.so.13")] = version
+    broken = tmp_path / "broken/nvidia/cuda_nvrtc/lib"
+    broken.mkdir(parents=True)
+    (broken / "libnvrtc.so.12").write_text("no library")
+    opened = nvrtc._opened
+    monkeypatch.setattr(
+        nvrtc, "_opened", lambda path: Nvrtc(versions[path], path) if path in versions else opened(path)
+    )
+    monkeypatch.setattr(sys, "path", [str(folder) for folder in tmp_path.iterdir()])
+    monkeypatch.setattr(nvrtc, "_TOOLKITS", ())
+    assert [found.version for found in nvrtc.installed()] == ["12.8.93", "12.10.3", "13.5.37"]
+    assert [found.version for found in nvrtc.ends()] == ["12.8.93", "13.5.37"]
+
+
+def test_a_toolkit_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64/libnvrtc.so.12.9.86").touch()
+    (tmp_path / "lib64/libnvrtc.so.12").symlink_to("libnvrtc.so.12.9.86")
+    monkeypatch.setattr(nvrtc, "_opened", lambda path: Nvrtc("12.9.86", path))
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path))
+    assert nvrtc.installed()[0].path == str(tmp_path / "lib64/libnvrtc.so.12.9.86")
+
+
+def test_options_are_those_of_the_gpu_executor() -> None:
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    from cupy.cuda import compiler
+
+    from cunorm.executors import gpu
+
+    given: list[tuple[str, ...]] = []
+
+    class Program:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def compile(self, options: tuple[str, ...], *_: Any) -> Any:
+            given.append(options)
+            raise StopIteration
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "_NVRTCProgram", Program)
+        patch.setattr(compiler, "_preprocess", lambda *_, **__: "")
+        patch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda *_: ("-arch=sm_90", "cubin"))
+        patch.setenv("CUPY_CACHE_IN_MEMORY", "1")
+        with pytest.raises(StopIteration):
+            compiler._compile_with_cache_cuda(SMALL, gpu.OPTIONS, "90", cache_in_memory=True)
+    assert [option for option in given[0] if not option.startswith("-arch=")] == list(nvrtc.OPTIONS)
+
+
+# ---- test kernels ---------------------------------------------------------------------------------------------------
+
+HEAD = """
+struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast;
+typedef bfloat16 data_t; typedef float gamma_t; typedef float beta_t; typedef float stat_t;
+typedef ChannelsFirst layout_t;
+struct Tile { static constexpr int threads = 128, cluster = 2; };
+"""
+INCLUDE = re.compile(r'^#include "([\w/]+\.cuh)"$', re.MULTILINE)
+
+
+def gated(path: Path) -> list[str]:
+    """The architectures that a test kernel must compile for: ``// gate: sm_90`` on top means that one and above.
+
+    Without that line: all, if it includes a header of kernels_cu, else none, for it is the CPU executor's alone.
+    """
+    text = path.read_text(encoding="utf-8")
+    marked = re.match(r"// gate: (sm_\d+)\n", text)
+    if marked is not None:
+        return list(ARCHITECTURES[ARCHITECTURES.index(marked[1]) :])
+    return list(ARCHITECTURES) if INCLUDE.search(text) else []
+
+
+def compiles_for(path: Path, architecture: str) -> None:
+    """Compile a test kernel with every NVRTC, and look at it as at any kernel."""
+    text = HEAD + expanded(path.read_text(encoding="utf-8"), path.name)
+    results = gate.run([build_of(text, architecture, version=version) for version in NVRTCS], threads=THREADS)
+    assert faults(results) == ""
+
+
+KERNELS = [(path, name) for path in sorted(TEST_KERNELS.glob("*.cu")) for name in gated(path)]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("path", "architecture"), KERNELS, ids=[f"{path.stem}-{name}" for path, name in KERNELS])
+def test_test_kernels_compile(path: Path, architecture: str) -> None:
+    compiles_for(path, architecture)
+
+
+@needs_nvrtc
+def test_a_marked_test_kernel_is_compiled_from_its_architecture_on(tmp_path: Path) -> None:
+    assert ("conversions", "sm_80") in [(path.stem, name) for path, name in KERNELS]
+    path = tmp_path / "clusters.cu"
+    body = '#include "common/reduce.cuh"\n#include "common/types.cuh"\n' + SMALL.replace(
+        "x[threadIdx.x] = 1", 'asm volatile("barrier.cluster.arrive;" ::: "memory"); store(x, 0, widen(data_t()))'
+    )
+    path.write_text("// gate: sm_90\n" + body)
+    assert gated(path) == ["sm_90", "sm_100", "sm_120"]
+    compiles_for(path, "sm_90")
+    with pytest.raises(AssertionError, match="does not compile"):
+        compiles_for(path, "sm_80")
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def invented(build: Build, spill: int = 0) -> Result:
+    entry = build.kernel if build.kernel != "group_norm_split" else "group_norm_split_apply"
+    return Result(build, (Usage(entry, 40 + build.threads // 64, spill, 0, 0, 1, 4, 4),))
+
+
+@pytest.mark.parametrize("versions", [[NEW], [OLD, NEW]])
+def test_the_table_has_every_op_and_strategy(versions: list[Nvrtc]) -> None:
+    results = [invented(build) for build in gate.builds(versions)]
+    names = [version.version for version in versions]
+    document = kernel_report.document(results, names, "choice")
+    assert document["ok"] and document["faults"] == []
+    assert json.loads(json.dumps(document))["schema"] == "cunorm-kernels/1"
+    listed = {(op, row["dtype"]) for row in document["kernels"] for op in row["ops"]}
+    wanted = {f"{op.name} {name}" for op in OPS.values() for name in op.strategies}
+    assert listed == {(op, dtype) for op in wanted for dtype in ITEMSIZE}
+    lines = kernel_report.report(results, names, "choice").splitlines()
+    assert max(len(line) for line in lines if not line.startswith("  pip ")) <= 120
+    kernels = {row["kernel"] for row in document["kernels"]}
+    assert kernels <= {line.split()[0] for line in lines if line and line[0] != " "}
+    assert sum(line.startswith(" bfloat16 ") for line in lines) == len(kernels)
+
+
+def test_a_row_has_the_extremes() -> None:
+    uses = [(Usage("k", 32, 0, 0, 0, 1, 1, 1), 128), (Usage("k", 200, 8, 16, 400, 1, 1, 1), 256)]
+    results = [Result(build_of(f"{use}", "sm_90", threads, OLD), (use,)) for use, threads in uses]
+    (row,) = kernel_report.rows([*results, results[0]])
+    assert (row.tiles, row.registers, row.threads) == (2, (32, 200), (128, 256))
+    assert (row.spill_bytes, row.stack_bytes, row.shared_bytes) == (8, 16, 400)
+    assert row.resident == 256 / 2048
+    assert "fault: k: spills 8 bytes" in kernel_report.report(results, ["12.8.1"], "all")
+
+
+@pytest.mark.parametrize(
+    ("registers", "threads", "architecture", "share"),
+    [
+        (32, 256, "sm_90", 1.0),
+        (33, 256, "sm_90", 0.75),  # 40 registers: 12 warps a part
+        (64, 1024, "sm_90", 0.5),
+        (128, 512, "sm_90", 0.25),
+        (255, 256, "sm_90", 0.125),
+        (24, 32, "sm_90", 0.5),  # 32 blocks are the most
+        (40, 512, "sm_89", 1.0),
+        (40, 1024, "sm_120", 1024 / 1536),
+    ],
+)
+def test_resident_threads(registers: int, threads: int, architecture: str, share: float) -> None:
+    """Against NVIDIA's occupancy calculator."""
+    assert kernel_report.resident(registers, threads, architecture) == pytest.approx(share)
+
+
+def test_what_is_missing_is_said() -> None:
+    assert kernel_report.missing(["12.8.93", "13.5.37"]) is None
+    assert "nvidia-cuda-nvrtc>=13,<14" in str(kernel_report.missing(["12.8.93", "12.9.86"]))
+    assert "nvidia-cuda-nvrtc-cu12==12.8.*" in str(kernel_report.missing(["12.9.86", "13.5.37"]))
+    assert str(kernel_report.missing([])).count("pip install") == 2

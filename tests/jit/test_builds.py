@@ -1,0 +1,462 @@
+"""Builds on disk: damaged, planted by somebody else, half made by a killed process, made by several at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cunorm.core.errors import CompileError
+from cunorm.executors.cpu import executor
+from cunorm.executors.cpu import kernel as cpu_kernel
+from cunorm.jit import builds, cxx
+
+TEXT = 'extern "C" __global__ void ramp(float* y) { y[threadIdx.x] = threadIdx.x * 2.0f; }'
+OTHER = TEXT.replace("2.0f", "3.0f")
+EXPECTED = f"{[2.0 * lane for lane in range(32)]}\n"
+#: Compiles, runs and prints; the text is its first argument.
+CHILD = """
+import sys, numpy as np
+from cunorm.executors.cpu import executor as cpu
+y = np.zeros(32, np.float32)
+cpu.launch(cpu.compile(sys.argv[1], "ramp"), 1, 32, 0, [y.ctypes.data])
+print(y.tolist())
+"""
+#: Somebody else: no process here runs as this user.
+STRANGER = 54321
+SECONDS = 240  # that a child may take on a busy machine
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with one build in it; tests take copies."""
+    folder = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUNORM_CACHE_DIR", str(folder))
+        executor.compile(TEXT, "ramp")
+    return folder
+
+
+@pytest.fixture
+def kept(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the build in a cache of this test's own, which no process has loaded from."""
+    shutil.copytree(built, tmp_path / "cache", symlinks=True)
+    (tmp_path / "cache").chmod(0o700)
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "cache"))
+    (folder,) = (tmp_path / "cache" / "cpu").glob("ramp-*")
+    yield folder
+    assert [*(tmp_path / "cache").rglob(".build-*")] == []
+
+
+def child(text: str = TEXT, script: str = CHILD, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A new process that compiles and runs."""
+    return subprocess.run(
+        [sys.executable, "-c", script, text],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+
+def check(done: subprocess.CompletedProcess[str]) -> None:
+    assert (done.returncode, done.stdout) == (0, EXPECTED), done.stderr
+
+
+def no_compiler(*_: Any) -> None:
+    pytest.fail("compiled again")
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zeroed(path: Path) -> None:
+    size = path.stat().st_size
+    os.truncate(path, size // 3)
+    os.truncate(path, size)
+
+
+def emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_folder_in_the_place_of_the_build(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    (path.parent / "full").mkdir(parents=True)
+
+
+def a_file_in_the_place_of_the_build(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    path.parent.write_bytes(b"rubbish")
+
+
+def a_link_to_nothing(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    path.parent.symlink_to("nowhere")
+
+
+DAMAGES: tuple[Callable[[Path], None], ...] = (
+    truncated,
+    zeroed,
+    emptied,
+    flipped,
+    a_folder,
+    a_pipe,
+    a_folder_in_the_place_of_the_build,
+    a_file_in_the_place_of_the_build,
+    a_link_to_nothing,
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES[:2])
+def test_a_damaged_build_kills_no_process(damage: Callable[[Path], None], kept: Path) -> None:
+    """Loaded as it is, the first is SIGBUS and the second SIGSEGV, call after call."""
+    damage(kept / "kernel.so")
+    check(child())
+    assert builds._whole(kept)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_is_not_whole_and_is_replaced(
+    damage: Callable[[Path], None], kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a compiler that copies what was compiled before, so that this is quick."""
+    (whole,) = (built / "cpu").glob("ramp-*")
+
+    def copied(source: str, target: str, entry: str, *rest: Any) -> None:
+        shutil.copy(whole / "kernel.so", rest[3] / target)
+
+    assert builds._whole(kept)
+    damage(kept / "kernel.so")
+    assert not builds._whole(kept)
+    monkeypatch.setattr(cxx, "shared_object", copied)
+    cpu_kernel._kernels.clear()
+    y = np.zeros(32, np.float32)
+    executor.launch(executor.compile(TEXT, "ramp"), 1, 32, 0, [y.ctypes.data])
+    assert y.tolist() == [2.0 * lane for lane in range(32)]
+    assert builds._whole(kept)
+    monkeypatch.setattr(cxx, "shared_object", no_compiler)
+    cpu_kernel._kernels.clear()
+    executor.compile(TEXT, "ramp")
+
+
+@pytest.mark.parametrize("file", ["kernel.so", "kernel.sha256"])
+def test_any_flipped_bit_is_seen(file: str, kept: Path) -> None:
+    data = (kept / file).read_bytes()
+    for place in np.random.default_rng(5).integers(0, 8 * len(data), 40):
+        other = bytearray(data)
+        other[place // 8] ^= 1 << (place % 8)
+        (kept / file).write_bytes(other)
+        assert not builds._whole(kept), place
+    (kept / file).write_bytes(data)
+    assert builds._whole(kept)
+
+
+def test_the_build_of_another_text_is_not_loaded(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole build under a wrong name computes something else, in silence."""
+    cpu_kernel._kernels.clear()
+    other = executor.compile(OTHER, "ramp").path.parent
+    shutil.rmtree(kept)
+    shutil.copytree(other, kept)
+    check(child())
+    check(child())
+
+
+def test_a_build_is_read_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm call does not pay for the checksum, and a second process does not compile."""
+    monkeypatch.setattr(cxx, "shared_object", no_compiler)
+    genuine, looks = builds._whole, []
+    monkeypatch.setattr(builds, "_whole", lambda folder: (looks.append(folder), genuine(folder))[1])
+    cpu_kernel._kernels.clear()
+    for _ in range(3):
+        executor.compile(TEXT, "ramp")
+    assert looks == [kept]
+
+
+def test_the_build_that_counts_traffic_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
+    script = (
+        "from cunorm.core import settings; from cunorm.traffic import reuse\n"
+        "print(reuse._library(settings.cache_dir()).cunorm_reuse_new() > 0)"
+    )
+    first = child(script=script)
+    assert first.returncode == 0, first.stderr
+    (path,) = (tmp_path / "cpu").glob("reuse*/kernel.so")
+    zeroed(path)
+    assert child(script=script).stdout == first.stdout == "True\n"
+    assert builds._whole(path.parent)
+
+
+def test_what_is_written_is_on_the_disk_before_it_is_in_place(
+    kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,) = (built / "cpu").glob("ramp-*")
+    done: list[str] = []
+    genuine, rename = os.fsync, Path.rename
+    monkeypatch.setattr(cxx, "shared_object", lambda *a: shutil.copy(whole / "kernel.so", a[6] / a[1]))
+
+    def noted(handle: int) -> None:
+        done.append(os.readlink(f"/proc/self/fd/{handle}"))
+        genuine(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "rename", lambda self, to: (done.append("rename"), rename(self, to))[1])
+    shutil.rmtree(kept)
+    cpu_kernel._kernels.clear()
+    executor.compile(TEXT, "ramp")
+    assert [Path(one).name.partition("-")[0] for one in done] == ["kernel.so", "kernel.sha256", ".build", "rename"]
+
+
+# ---- somebody else's ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["kernel.so", "."])
+@pytest.mark.parametrize("how", ["another owner", "others may write"])
+def test_a_build_that_somebody_else_may_have_planted(
+    what: str, how: str, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, and of the right name: whoever plants a build can make its seal too."""
+    if how == "others may write":
+        (kept / what).chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(kept / what, STRANGER, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+        assert not builds._whole(kept)
+        return
+    assert not builds._whole(kept)
+
+
+def test_a_planted_build_does_not_run(kept: Path, tmp_path: Path) -> None:
+    """As an attacker plants it in a cache that was open to all when the build came."""
+    mark = tmp_path / "it ran"
+    evil = f'__attribute__((constructor)) static void run() {{ fclose(fopen("{mark}", "w")); }}'
+    (tmp_path / "evil.cpp").write_text(f"#include <stdio.h>\n{evil}\n")
+    compiler = cxx.chosen()
+    command = [*compiler.command, "-shared", "-fPIC", str(tmp_path / "evil.cpp"), "-o", str(kept / "kernel.so")]
+    subprocess.run(command, check=True)
+    seal = builds._seal(kept.name, (kept / "kernel.so").read_bytes())
+    (kept / "kernel.sha256").write_text(seal)
+    kept.chmod(0o777)
+    check(child())
+    assert not mark.exists()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o022])
+def test_modes_do_not_depend_on_the_umask(
+    umask: int, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,) = (built / "cpu").glob("ramp-*")
+    monkeypatch.setattr(cxx, "shared_object", lambda *a: shutil.copyfile(whole / "kernel.so", a[6] / a[1]))
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "a" / "b"))
+    cpu_kernel._kernels.clear()
+    before = os.umask(umask)
+    try:
+        path = executor.compile(TEXT, "ramp").path
+    finally:
+        os.umask(before)
+    modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in (path, *path.parents[:5], *path.parent.iterdir())}
+    assert modes.pop("kernel.sha256") == modes.pop("kernel.cpp") == 0o600
+    assert set(modes) == {"kernel.so", path.parent.name, "cpu", "b", "a", tmp_path.name}
+    assert set(modes.values()) == {0o700}
+
+
+# ---- killed, full, at once ------------------------------------------------------------------------------------------
+
+
+def test_what_killed_compiles_leave_is_cleared(kept: Path) -> None:
+    """But not a folder in which somebody compiles at this moment."""
+    folder = kept.parent
+    shutil.rmtree(kept)
+    for name in (".build-killed", ".build-x.old"):
+        (folder / name).mkdir()
+        (folder / name / "kernel.o").write_bytes(b"half")
+    with builds._working(folder) as work:
+        (work / "kernel.o").write_bytes(b"half")
+        check(child())
+        assert {one.name for one in folder.iterdir()} == {work.name, kept.name}
+        assert (work / "kernel.o").exists()
+
+
+def test_where_folders_have_no_locks_only_old_ones_are_cleared(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EBADF, "as NFS answers")
+
+    monkeypatch.setattr(builds.fcntl, "flock", refused)
+    new, old = kept.with_name(".build-new"), kept.with_name(".build-old")
+    for path in (new, old):
+        path.mkdir()
+    os.utime(old, (0, 0))
+    builds._sweep(kept.parent)
+    assert (new.exists(), old.exists()) == (True, False)
+    new.rmdir()
+
+
+def test_a_compile_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 while the compiler runs: nothing half made is taken for a build, and the next process clears up."""
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", CHILD, TEXT], start_new_session=True) as process:
+        limit = time.monotonic() + SECONDS
+        while not [*tmp_path.glob("cpu/.build-*/kernel.cpp")]:
+            assert time.monotonic() < limit
+            assert process.poll() is None
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert [one.name.partition("-")[0] for one in (tmp_path / "cpu").iterdir()] == [".build"]
+    check(child())
+    (only,) = (tmp_path / "cpu").iterdir()
+    assert builds._whole(only)
+
+
+def test_a_whole_build_stays_when_another_comes(kept: Path) -> None:
+    """Somebody may be loading it."""
+    before = (kept / "kernel.so").stat().st_ino
+    with builds._working(kept.parent) as work:
+        shutil.copytree(kept, work, dirs_exist_ok=True)
+        builds._publish(work, kept)
+    assert (kept / "kernel.so").stat().st_ino == before
+
+
+def test_threads_at_once(kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen with one empty cache, with a compiler that copies: none sees half a build, or clears another's folder."""
+    (whole,) = (built / "cpu").glob("ramp-*")
+    shutil.rmtree(kept)
+
+    def copied(*given: Any) -> None:
+        time.sleep(0.01)
+        shutil.copy(whole / "kernel.so", given[6] / given[1])
+
+    monkeypatch.setattr(cxx, "shared_object", copied)
+    cpu_kernel._kernels.clear()
+    gate, options = threading.Barrier(16), cxx.flags(cxx.chosen())
+
+    def load(_: int) -> Path:
+        gate.wait(SECONDS)
+        return builds.load("the same for all", "ramp", cxx.chosen(), options)[1]
+
+    with ThreadPoolExecutor(16) as pool:
+        paths = set(pool.map(load, range(16)))
+    assert len(paths) == 1
+    assert builds._whole(paths.pop().parent)
+
+
+def test_a_path_that_the_loader_rewrites(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = kept.parent.parent / "$ORIGIN"
+    shutil.copytree(kept.parent, folder / "cpu")
+    folder.chmod(0o700)
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(folder))
+    with pytest.raises(CompileError, match=r"replaces \$ORIGIN, .*; set CUNORM_CACHE_DIR to a path without them"):
+        executor.compile(TEXT, "ramp")
+
+
+@pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize("damaged", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_processes_at_once(number: int, damaged: bool, tmp_path: Path, built: Path) -> None:
+    """With one empty cache, or one whose build is damaged."""
+    if damaged:
+        shutil.copytree(built / "cpu", tmp_path / "cpu")
+        zeroed(*(tmp_path / "cpu").glob("ramp-*/kernel.so"))
+    command = [sys.executable, "-c", CHILD, TEXT]
+    environment = {**os.environ, "CUNORM_CACHE_DIR": str(tmp_path)}
+    pipe = subprocess.PIPE
+    children = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(number)]
+    for one in children:
+        out, err = one.communicate(timeout=SECONDS)
+        assert (one.returncode, out) == (0, EXPECTED), err
+    (only,) = (tmp_path / "cpu").iterdir()
+    assert builds._whole(only)
+
+
+#: Sixteen threads make their first call at the same moment.
+THREADS = """
+import threading, numpy as np, cunorm
+from cunorm import reference
+x = np.arange(64, dtype=np.float32).reshape(4, 16)
+exact = reference.layer_norm(x, 16)[0]
+gate, right = threading.Barrier(16), []
+def first_call():
+    gate.wait()
+    right.append(np.abs(cunorm.layer_norm(x, 16)[0] - exact).max() < 1e-5)
+threads = [threading.Thread(target=first_call) for _ in range(16)]
+for one in threads: one.start()
+for one in threads: one.join()
+print(right.count(True))
+"""
+
+
+@pytest.mark.parametrize("number", [1, pytest.param(8, marks=pytest.mark.long)])
+def test_first_calls_of_processes_with_sixteen_threads_each(number: int, tmp_path: Path) -> None:
+    """With one empty cache: every call is right, and whole builds alone are left."""
+    environment = {**os.environ, "CUNORM_CACHE_DIR": str(tmp_path)}
+    pipe, command = subprocess.PIPE, [sys.executable, "-c", THREADS]
+    children = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(number)]
+    for one in children:
+        out, err = one.communicate(timeout=2 * SECONDS)
+        assert (one.returncode, out) == (0, "16\n"), err
+    found = [*(tmp_path / "cpu").iterdir()]
+    assert [one.name.partition("-")[0] for one in found] == ["layer_norm_warp"]
+    assert builds._whole(found[0])
+
+
+def test_a_full_disk(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file can grow beyond a limit, as on a disk without room: one error, nothing half made, then all is well."""
+    shutil.rmtree(kept)
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)){CHILD}"
+    done = child(script=limited)
+    assert done.returncode == 1
+    assert "CompileError: ramp" in done.stderr
+    assert "CUNORM_CACHE_DIR" in done.stderr
+    assert [*kept.parent.iterdir()] == []
+
+
+@pytest.mark.parametrize("call", ["fsync", "chmod", "mkdir", "rename"])
+def test_a_disk_that_fails(call: str, kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each step; the error names the folder and what to do."""
+    (whole,) = (built / "cpu").glob("ramp-*")
+    monkeypatch.setattr(cxx, "shared_object", lambda *a: shutil.copy(whole / "kernel.so", a[6] / a[1]))
+    shutil.rmtree(kept.parent if call == "mkdir" else kept)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cpu_kernel._kernels.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(os if call == "fsync" else Path, call, full)
+        with pytest.raises(CompileError, match=r"ramp: cannot write .* \(No space left on device\); set CUNORM_CACHE"):
+            executor.compile(TEXT, "ramp")
+    assert not kept.exists()
+    executor.compile(TEXT, "ramp")

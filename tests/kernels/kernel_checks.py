@@ -1,0 +1,177 @@
+"""Runs the test kernels and says whether they are right: of what no kernel of the library uses yet, and of what no
+whole kernel's results would show.
+
+``check_<stem>(text)`` takes the text of ``kernels/<stem>.cu``, or of a mutant of it; AssertionError or KernelFault if
+it is wrong. The build is that of CUNORM_CPU_BUILD.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cunorm.core import settings
+from cunorm.executors.cpu import checked as cpu_checked
+from cunorm.executors.cpu import executor
+from cunorm.executors.cpu.memory import PARAMETER, WORKSPACE, Guarded, Region
+from cunorm.jit import sources
+
+ORDERS = ("ascending", "descending", "random:3")
+
+
+def expanded(text: str, name: str = "kernel.cu", seen: set[str] | None = None) -> str:
+    """The text of a file with each header of kernels_cu in the place of its first include."""
+    seen = set() if seen is None else seen
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.match(r'#include "([\w/]+\.cuh)"', line)
+        if found is None:
+            lines.append(line)
+        elif found[1] not in seen:
+            seen.add(found[1])
+            body = expanded((sources.folder() / found[1]).read_text(encoding="utf-8"), found[1], seen)
+            lines += [f'#line 1 "{found[1]}"', body, f'#line {number + 1} "{name}"']
+        else:
+            lines.append("")
+    return "\n".join(lines)
+
+
+def compiled(text: str, entry: str, dtype: str = "float", **constants: int) -> executor.Kernel:
+    """A test kernel behind what the host writes on top of a kernel."""
+    fields = " ".join(f"static constexpr int {name} = {value};" for name, value in constants.items())
+    head = (
+        "struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast;\n"
+        f'typedef {dtype} data_t;\nstruct Tile {{ {fields} }};\n#line 1 "{entry}.cu"\n'
+    )
+    return executor.compile(head + expanded(text, f"{entry}.cu"), entry)
+
+
+def launch(
+    kernel: executor.Kernel,
+    grid: int,
+    threads: int,
+    shared_bytes: int,
+    arrays: Sequence[np.ndarray],
+    numbers: Sequence[int | float] = (),
+    *,
+    workspace: Sequence[int] = (),
+    record: list[cpu_checked.Count] | None = None,
+    **options: Any,
+) -> None:
+    """Launch on arrays, which the executor then knows; those numbered in ``workspace`` are workspaces."""
+    memory = [
+        Region(f"array{i}", int(a.ctypes.data), a.nbytes, WORKSPACE if i in workspace else PARAMETER)
+        for i, a in enumerate(arrays)
+    ]
+    arguments = [*(region.address for region in memory), *numbers]
+    if settings.cpu_build() != "checked" and record is None:
+        executor.launch(kernel, grid, threads, shared_bytes, arguments, memory=memory, **options)
+        return
+    guarded = Guarded(memory)
+    places = [*(guarded.moved(region.address, region.nbytes) for region in memory), *numbers]
+    try:
+        cpu_checked.checked(executor.launch, kernel, grid, threads, shared_bytes, places, guarded, record, **options)
+    finally:
+        guarded.give_back()
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    """Normal float32."""
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def check_async_copy(text: str) -> None:
+    """cp.async, two stages."""
+    kernel = compiled(text, "async_copy", threads=64)
+    for tiles in (1, 2, 5):
+        x, y = random(3, tiles, 256), np.full((3, tiles, 256), np.nan, np.float32)
+        launch(kernel, 3, 64, 2 * 64 * 16, [x, y], [tiles, 0])
+        assert np.array_equal(y, 2 * x)
+
+
+def check_async_bulk(text: str) -> None:
+    """Bulk copies and mbarriers: a producer, workers, and a sender."""
+    kernel = compiled(text, "async_bulk", threads=96)
+    for tiles in (1, 2, 3, 7):
+        x, y = random(2, tiles, 400), np.full((2, tiles, 400), np.nan, np.float32)
+        launch(kernel, 2, 96, 48 + 2 * 100 * 16, [x, y], [tiles, 100])
+        assert np.array_equal(y, 2 * x)
+
+
+def check_cluster_sum(text: str) -> None:
+    """Distributed shared memory and the cluster's barrier."""
+    for cluster in (1, 2, 4):
+        kernel = compiled(text, "cluster_sum", threads=64, cluster=cluster)
+        x = random(8, 500)
+        sums, neighbours = np.full(8, np.nan, np.float32), np.full(8, np.nan, np.float32)
+        for resident in (None, 2):
+            launch(kernel, 8, 64, 256 + 32, [x, sums, neighbours], [500], cluster=cluster, resident=resident)
+            total = x.astype(np.float64).sum(1).reshape(-1, cluster).sum(1)
+            assert np.allclose(sums, np.repeat(total, cluster), atol=1e-3)
+            assert np.array_equal(neighbours, np.tile((np.arange(cluster) - 1) % cluster, 8 // cluster))
+
+
+def check_ticket_wait(text: str) -> None:
+    """Blocks that wait for an earlier ticket, with any number of them resident."""
+    kernel = compiled(text, "ticket_wait", threads=32)
+    blocks = 9
+    x = random(blocks, 32)
+    expected = x.copy()
+    for i in range(1, blocks):
+        expected[i] += expected[i - 1, -1]
+    for resident in (1, 2, 5, 9):
+        totals, workspace = (np.full((blocks, 32), np.nan, np.float32) for _ in range(2))
+        ticket, flags = np.zeros(1, np.uint32), np.zeros(blocks, np.uint32)
+        arrays = [x, totals, workspace, ticket, flags]
+        launch(kernel, blocks, 32, 32, arrays, workspace=[2, 4], resident=resident)
+        assert np.array_equal(totals, expected), resident
+        assert flags.all()
+
+
+def check_last_block(text: str) -> None:
+    """The block that comes last sums what the others left in the workspace."""
+    kernel = compiled(text, "last_block", threads=32)
+    x = np.arange(5 * 32, dtype=np.float32)
+    for resident in (1, 3):
+        total, workspace, ticket = np.zeros(32, np.float32), np.zeros(x.size, np.float32), np.zeros(1, np.uint32)
+        launch(kernel, 5, 32, 16, [x, total, workspace, ticket], workspace=[2], resident=resident)
+        assert np.array_equal(total, x.reshape(5, 32).sum(0))
+
+
+def check_statics(text: str) -> None:
+    """Static shared memory, of several blocks alive at once too."""
+    kernel = compiled(text, "statics")
+    assert ctypes.sizeof(ctypes.c_float) * 128 <= kernel.static_bytes
+    for resident in (None, 3):
+        x, y = random(7, 64), np.full((7, 64), np.nan, np.float32)
+        launch(kernel, 7, 64, 0, [x, y], resident=resident)
+        assert np.array_equal(y, x[:, ::-1] + 1)
+
+
+def check_moments(text: str) -> None:
+    """Merges of a large set and a small one far away, either first: the mean has more digits than float32."""
+    kernel = compiled(text, "moments", threads=64)
+    rng = np.random.default_rng(0)
+    sets = 70
+    large = np.stack([rng.integers(1000, 1 << 20, sets), rng.standard_normal(sets), np.zeros(sets), np.ones(sets)], 1)
+    small = np.stack([rng.integers(1, 10, sets), 1e4 * rng.standard_normal(sets), np.zeros(sets), np.ones(sets)], 1)
+    large, small = large.astype(np.float32), small.astype(np.float32)
+    (n, mean, _, m2), (few, far, _, own) = large.astype(np.float64).T, small.astype(np.float64).T
+    distance = far - mean
+    exact = mean + distance * few / (n + few)
+    spread = m2 + own + distance**2 * n * few / (n + few)
+    for a, b in ((large, small), (small, large)):
+        merged = np.full((sets, 4), np.nan, np.float32)
+        launch(kernel, 2, 64, 0, [a, b, merged], [sets])
+        count, centre, rest, found = merged.astype(np.float64).T
+        assert np.array_equal(count, n + few)
+        step = np.abs(distance) * few / (n + few)  # what is rounded
+        assert np.all(np.abs(centre + rest - exact) <= 4 * 2.0**-24 * step)
+        assert np.allclose(found, spread, rtol=8 * 2.0**-24, atol=0)
+
+
+CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}

@@ -1,0 +1,225 @@
+"""Takes barriers, bounds guards and parity flips out of the kernels, one at a time, and requires that a check fails.
+
+``python tests/mutation/run.py [--only FILE]... [--list] [--jobs N]``. What is taken out is said in mutants.py, the
+checks are the cases of tests/battery that run the file, and for test kernels the functions of kernel_checks.py. A
+mutant that all checks pass has to be in SURVIVORS with the reason why nothing could tell it from the original.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from cunorm.core import settings
+from cunorm.jit import sources
+from tests.battery import cases as battery
+from tests.battery.case import files_of, kernel_files
+from tests.mutation.coverage import reached
+from tests.mutation.mutants import Mutant, mutants
+from tests.mutation.survivors import SURVIVORS
+from tests.support.paths import KERNELS as TEST_KERNELS
+from tests.support.paths import environment
+
+#: How a process ends by its own fault; SIGTERM and SIGKILL come from outside, and say nothing about a mutant.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
+
+
+# ---- mutants and what checks them -----------------------------------------------------------------------------------
+
+
+@cache
+def checked_kernels() -> tuple[str, ...]:
+    """The test kernels that kernel_checks.py has a check for."""
+    known = importlib.import_module("tests.kernels.kernel_checks")
+    return tuple(sorted(p.name for p in TEST_KERNELS.glob("*.cu") if hasattr(known, f"check_{p.stem}")))
+
+
+def all_mutants(only: Sequence[str] = ()) -> list[Mutant]:
+    """Every mutant, by file and line; of test kernels the file is named with its folder."""
+    paths = {file: sources.folder() / file for file in kernel_files()}
+    paths |= {f"kernels/{name}": TEST_KERNELS / name for name in checked_kernels()}
+    unknown = [name for name in only if name not in paths]
+    if unknown:
+        raise ValueError(f"--only: {', '.join(unknown)}, expected some of {', '.join(paths)}")
+    wanted = {name: path for name, path in paths.items() if not only or name in only}
+    return [one for name, path in wanted.items() for one in mutants(name, path.read_text(encoding="utf-8"))]
+
+
+@cache
+def files_of_cases() -> tuple[frozenset[str], ...]:
+    """The files that each case of the battery runs: a plan for every case, and it is asked for every file."""
+    return tuple(case.files for case in battery.CASES)
+
+
+@cache
+def checks_of(file: str) -> tuple[str, ...]:
+    """What runs a file: names of checks, for worker.py."""
+    if file.startswith("kernels/"):
+        return (f"kernel:{file.removeprefix('kernels/')}",)
+    found = [f"case:{index}" for index, files in enumerate(files_of_cases()) if file in files]
+    for name in checked_kernels():
+        included = re.findall(r'^#include "([^"]+)"$', (TEST_KERNELS / name).read_text(), re.MULTILINE)
+        if any(file in files_of(one) for one in included):
+            found.append(f"kernel:{name}")
+    return tuple(found)
+
+
+def named(check: str) -> str:
+    """A check's name for people."""
+    what, _, which = check.partition(":")
+    return str(battery.CASES[int(which)]) if what == "case" else which
+
+
+# ---- one mutant -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant: "killed", "survived" or "stillborn"; by which check, and how."""
+
+    mutant: Mutant
+    state: str
+    check: str = ""
+    way: str = ""
+
+    def __str__(self) -> str:
+        one = self.mutant
+        by = f" by {named(self.check)}" if self.state == "killed" else ""
+        return f"{one.file}:{one.line} {one.kind} [{one.change}] {self.state}{by} {self.way}".rstrip()
+
+
+def _prepare(folder: Path, mutant: Mutant) -> None:
+    """A copy of the kernels with one replacement, and a cache that starts with the builds of the originals."""
+    shutil.copytree(sources.folder(), folder / "kernels_cu")
+    shutil.copytree(TEST_KERNELS, folder / "kernels")
+    path = folder / (mutant.file if mutant.file.startswith("kernels/") else f"kernels_cu/{mutant.file}")
+    path.write_text(mutant.applied(path.read_text(encoding="utf-8")), encoding="utf-8")
+    kept = folder / "cache" / "cpu"
+    kept.parent.mkdir(0o700)
+    kept.mkdir(0o700)
+    there = settings.cache_dir() / "cpu"
+    for build in there.iterdir() if there.is_dir() else ():
+        if not build.name.startswith("."):  # one that is not finished
+            (kept / build.name).symlink_to(build.resolve())
+
+
+def run_mutant(mutant: Mutant, checks: Iterable[str], kernels: Iterable[str] = ("*",)) -> Outcome:
+    """Run checks until one fails, in a process of its own; only those kernels are built from the mutant."""
+    with tempfile.TemporaryDirectory(prefix="cunorm-mutant-") as name:
+        folder = Path(name)
+        _prepare(folder, mutant)
+        surroundings = environment(CUNORM_CACHE_DIR=str(folder / "cache"), CUNORM_CPU_CORES="1")
+        surroundings.setdefault("CUNORM_CPU_BUILD", "checked")
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.mutation.worker", name, ",".join(kernels), *checks],
+            env=surroundings,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+    lines = done.stdout.splitlines()
+    check = next((line.removeprefix("at ") for line in reversed(lines) if line.startswith("at ")), "")
+    if done.returncode == -signal.SIGPROF:
+        return Outcome(mutant, "killed", check, "hangs")
+    if -done.returncode in CRASHES:
+        return Outcome(mutant, "killed", check, f"crashes: {signal.Signals(-done.returncode).name}")
+    state, _, way = (lines[-1] if lines else "").partition(" ")
+    if done.returncode != 0 or state not in ("killed", "survived", "stillborn"):
+        raise RuntimeError(f"{mutant.file}:{mutant.line}: the worker ended with {done.returncode}\n{done.stderr}")
+    return Outcome(mutant, state, check, way)
+
+
+def run_all(found: Sequence[Mutant], jobs: int) -> list[Outcome]:
+    """Run every mutant on the checks that reach it. The one that killed the last mutant of a file goes first."""
+    from tqdm import tqdm
+
+    everything = all_mutants()
+    checks = sorted({check for one in found for check in checks_of(one.file)}, key=lambda one: (len(one), one))
+    print(f"running {len(checks)} checks on kernels with {len(everything)} probes")
+    reaching = reached(everything, {"kernels_cu": sources.folder(), "kernels": TEST_KERNELS}, checks)
+    killers: dict[str, list[str]] = {}
+
+    def run(mutant: Mutant) -> Outcome:
+        latest = killers.setdefault(mutant.file, [])
+        there = reaching[mutant]
+        if not there:
+            return Outcome(mutant, "survived", way="unseen: no check reaches it")
+        kernels = {kernel for names in there.values() for kernel in names}
+        checks = sorted(there, key=lambda one: latest.index(one) if one in latest else len(latest))
+        outcome = run_mutant(mutant, checks, kernels)
+        if outcome.state == "killed":
+            killers[mutant.file] = [outcome.check, *(one for one in latest if one != outcome.check)]
+        elif mutant.key not in SURVIVORS:
+            tqdm.write(str(outcome))
+        return outcome
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(tqdm(pool.map(run, found), total=len(found), unit="mutant"))
+
+
+# ---- the judgement --------------------------------------------------------------------------------------------------
+
+
+def judge(outcomes: Sequence[Outcome]) -> list[str]:
+    """What is wrong: survivors without a reason, reasons for mutants that do not survive, texts that do not compile."""
+    wrong = []
+    survived = {one.mutant.key for one in outcomes if one.state == "survived"}
+    for one in outcomes:
+        if one.state == "survived" and one.mutant.key not in SURVIVORS:
+            wrong.append(f"survives without a reason: {one}")
+        if one.state == "stillborn":
+            wrong.append(f"does not compile, so that nothing was tried (mend mutants.py): {one}")
+    files = {one.mutant.file for one in outcomes}
+    for key in SURVIVORS:
+        if key[0] in files and key not in survived:
+            wrong.append(f"has a reason but does not survive: {key}")
+    return wrong
+
+
+def report(outcomes: Sequence[Outcome]) -> None:
+    """Every mutant on a line, those that live last, and the numbers."""
+    states = ("killed", "stillborn", "survived")
+    for state in states:
+        for one in outcomes:
+            if one.state == state:
+                print(one)
+                if state == "survived" and one.mutant.key in SURVIVORS:
+                    print(f"    {SURVIVORS[one.mutant.key]}")
+    counts = ", ".join(f"{sum(one.state == state for one in outcomes)} {state}" for state in states)
+    print(f"{len(outcomes)} mutants: {counts}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], metavar="FILE", help="mutants of this file alone")
+    parser.add_argument("--list", action="store_true", help="list the mutants, run nothing")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes side by side")
+    asked = parser.parse_args(arguments)
+    found = all_mutants(asked.only)
+    if asked.list:
+        for one in found:
+            print(f"{one.file}:{one.line} {one.kind} [{one.change}]")
+        return 0
+    outcomes = run_all(found, asked.jobs)
+    report(outcomes)
+    wrong = judge(outcomes)
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

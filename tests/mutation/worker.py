@@ -1,0 +1,93 @@
+"""Runs checks on one mutant, in a process of its own: `python -m tests.mutation.worker FOLDER ENTRIES CHECK...`.
+
+ENTRIES are the kernels that are compiled from FOLDER, with commas between them, or * for all: where the mutant never
+runs, the original does, which has been built before.
+
+A check is ``case:INDEX``, of battery.CASES, or ``kernel:FILE``, a test kernel that kernel_checks.py knows. Says on its
+standard output which check it is at, then what became of the mutant. A kernel that never ends is ended by a timer of
+processor time, which a busy machine does not hurry, nor does a compiler, being another process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+SECONDS = 10  # of processor time, for one check in one order
+
+
+def run(check: str, kernels: Path) -> bytes:
+    """Run one check; what must be the same in every order."""
+    what, _, which = check.partition(":")
+    if what == "case":
+        from tests.battery import cases as battery
+
+        results = battery.CASES[int(which)].run()
+        return b"".join(b"" if a is None else a.tobytes() for a in results)
+    from tests.kernels import kernel_checks
+
+    getattr(kernel_checks, f"check_{which.removesuffix('.cu')}")((kernels / which).read_text(encoding="utf-8"))
+    return b""
+
+
+def use(folder: Path, entries: str) -> None:
+    """Take the texts of those kernels from the folder."""
+    from cunorm.jit import sources
+    from cunorm.runtime import plans
+
+    original, changed, kernel_text = sources.folder(), folder / "kernels_cu", sources.kernel_text
+    mutated = set(entries.split(","))
+
+    def text(one: plans.Launch, *rest: Any) -> str:
+        place = changed if one.entry in mutated or entries == "*" else original
+        sources.folder = lambda: place  # type: ignore[assignment]
+        for cached in (sources._expand, sources._code, sources._head_of):
+            cached.cache_clear()
+        try:
+            return kernel_text(one, *rest)
+        finally:
+            sources.folder = lambda: changed  # type: ignore[assignment]
+
+    sources.kernel_text = text
+    sources.folder = lambda: changed  # type: ignore[assignment]
+
+
+def main(folder: Path, entries: str, checks: list[str]) -> None:
+    from cunorm import CompileError, KernelFault
+    from tests.battery.case import ORDERS
+
+    use(folder, entries)
+    # What the plain build shows need not wait for the checked one, which takes several times as long to compile.
+    last = os.environ["CUNORM_CPU_BUILD"]
+    for build, check in itertools.product(dict.fromkeys(("plain", last)), checks):
+        print(f"at {check}", flush=True)
+        os.environ["CUNORM_CPU_BUILD"] = build
+        results = set()
+        for order in ORDERS:
+            os.environ["CUNORM_CPU_ORDER"] = order
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            try:
+                results.add(run(check, folder / "kernels"))
+            except CompileError as error:
+                if "does not compile" not in str(error):  # a full disk, say, is nothing about the mutant
+                    raise
+                print("stillborn", " ".join(str(error).split()))
+                return
+            except KernelFault as error:
+                print("killed fault:", str(error).splitlines()[0])
+                return
+            except AssertionError as error:
+                print("killed wrong:", (str(error) or "a result").splitlines()[0])
+                return
+        if len(results) > 1:
+            print("killed orders: results depend on the order of threads")
+            return
+    print("survived")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -1,0 +1,673 @@
+"""Every strategy of BatchNorm against the float64 oracle: shapes, layouts, dtypes, values, orders, sizes past 2^31."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm import reference
+from cunorm.core.arrays import DTYPES, NAMES
+from cunorm.core.problem import accumulator
+from cunorm.ops.batch_norm.strategies import STATS
+from cunorm.ops.common import building_blocks
+from cunorm.runtime import plans
+from tests.conftest import Executor
+from tests.ops.group_norm.test_group_norm import shifted
+from tests.ops.group_norm.test_group_norm_values import sparse
+from tests.support.covering import pairwise
+from tests.support.problems import forget_calls
+from tests.support.tolerance import assert_within, batch_elemt, batch_input, batch_reduce, batch_stats
+
+# (N, C, spatial). HxW of 1, 2, 3, 7, 49, 63, 65 and 127 leave every tail of a 16-byte access; C of 1, 3, 5, 20, 33 and
+# 64 make wide rows, last slabs and rows left over; N of 1, 2 and 129.
+SHAPES = [
+    (1, 1, ()),
+    (2, 5, ()),
+    (129, 3, ()),
+    (17, 64, ()),
+    (1, 33, ()),
+    (5, 20, (1, 1)),
+    (2, 3, (2,)),
+    (129, 1, (2,)),
+    (129, 3, (3,)),
+    (1, 20, (7,)),
+    (2, 20, (7, 7)),
+    (2, 64, (7, 7)),
+    (5, 5, (7, 9)),
+    (2, 64, (5, 13)),
+    (2, 3, (127,)),
+    (1, 33, (2, 5)),
+    (3, 33, (3, 3, 3)),
+    (1, 1, (1030,)),
+    (2, 2, (1030,)),
+]
+REDUCING = {
+    "block": {"strategy": "block", "threads": 64, "channels": 4, "samples": 2},
+    "split": {"strategy": "split", "threads": 64, "chunk": 16},
+    "column": {"strategy": "column", "threads": 64, "columns": 64, "chunk": 2},
+}
+#: Runs of 64 elements start and end within planes; elemt has no split.
+STREAMING = {
+    "block": {"strategy": "block", "threads": 64, "chunk": 64},
+    "column": {"strategy": "column", "threads": 64, "columns": 64, "chunk": 2},
+}
+#: That of the tests of calls too.
+GATHER = {"strategy": "column", "threads": 64}
+TILES = [
+    *[(kind, name) for kind in ("stats", "reduce") for name in REDUCING],
+    *[(kind, name) for kind in ("elemt", "input") for name in STREAMING],
+]
+NAMED = [f"{kind}-{name}" for kind, name in TILES]
+LAYOUT_OF = {"block": "first", "split": "first", "column": "last"}
+
+
+def tile_of(kind: str, strategy: str) -> dict[str, Any]:
+    return (REDUCING if kind in ("stats", "reduce") else STREAMING)[strategy]
+
+
+class Case:
+    """Arrays of one problem, NumPy, with statistics rounded as cunorm saves them; channels first or last in memory."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, tuple[int, ...]],
+        dtype: str = "float32",
+        layout: str = "first",
+        parameters: str | None = "same",
+        offset: float = 0.0,
+        saved: str | None = None,
+    ) -> None:
+        N, C, spatial = shape
+        random = np.random.default_rng(N + C)
+        self.dtype = dtype
+        sums = DTYPES[saved or accumulator(dtype)]
+
+        def draw() -> np.ndarray:
+            if layout == "first":
+                return random.standard_normal((N, C, *spatial))
+            return np.moveaxis(random.standard_normal((N, *spatial, C)), -1, 1)
+
+        self.x = (draw() + offset).astype(DTYPES[dtype])
+        self.dy = draw().astype(DTYPES[dtype])
+        self.mean, self.invstd = (a.astype(sums) for a in reference.batch_norm_stats(self.x))
+        given = DTYPES[dtype if parameters == "same" else parameters or dtype]
+        self.gamma, self.beta = (random.standard_normal(C).astype(given) for _ in range(2))
+        if parameters is None:
+            self.gamma = self.beta = None
+        self.sums = reference.batch_norm_backward_reduce(self.dy, self.x, self.mean, self.invstd)[:2]
+        self.count = self.x.size // max(C, 1)
+
+    def given(self, kind: str) -> tuple[Any, ...]:
+        """The arrays of a call."""
+        saved = (self.mean, self.invstd, self.gamma)
+        sums = tuple(a.astype(DTYPES[accumulator(self.dtype)]) for a in self.sums)
+        return {
+            "stats": (self.x,),
+            "reduce": (self.dy, self.x, *saved),
+            "elemt": (self.x, *saved, self.beta),
+            "input": (self.dy, self.x, *saved, *sums),
+        }[kind]
+
+    def run(self, kind: str, executor: Executor, arrays: Any = None, **options: Any) -> Any:
+        """Call the function on these arrays, or on ``arrays`` that lie elsewhere."""
+        arrays = [executor.put(a) for a in self.given(kind)] if arrays is None else arrays
+        if kind == "input":
+            return cunorm.batch_norm_backward_elemt(*arrays, self.count, **options)
+        return FUNCTIONS[kind](*arrays, **options)
+
+    def check(self, kind: str, results: Any, executor: Executor) -> None:
+        """Compare results with the oracle; None is passed over."""
+        arrays = self.given(kind)
+        if kind == "stats":
+            exact = reference.batch_norm_stats(self.x)
+            bounds = batch_stats(self.x, *exact, self.dtype)
+        elif kind == "reduce":
+            exact = reference.batch_norm_backward_reduce(*arrays)
+            bounds = batch_reduce(*arrays[:4], self.dtype)
+        elif kind == "elemt":
+            exact, bounds = (reference.batch_norm_elemt(*arrays),), (batch_elemt(*arrays, self.dtype),)
+        else:
+            exact = (reference.batch_norm_backward_elemt(*arrays, self.count),)
+            bounds = (batch_input(*arrays, self.count, self.dtype),)
+        results = results if isinstance(results, tuple) else (results,)
+        for at, (came, want, bound) in enumerate(zip(results, exact, bounds, strict=True)):
+            if came is not None:
+                assert_within(f"{kind}[{at}]", executor.get(came), want, bound, NAMES[np.dtype(came.dtype)])
+
+
+FUNCTIONS = {
+    "stats": cunorm.batch_norm_stats,
+    "reduce": cunorm.batch_norm_backward_reduce,
+    "elemt": cunorm.batch_norm_elemt,
+}
+
+
+def bits(executor: Executor, results: Any) -> list[bytes]:
+    results = results if isinstance(results, tuple) else (results,)
+    return [executor.get(a).tobytes() for a in results if a is not None]
+
+
+def taken(kind: str, strategy: str, shapes: Any = SHAPES, **facts: Any) -> Iterator[Case]:
+    """Cases of all shapes in both layouts that the strategy takes."""
+    for shape, layout in itertools.product(shapes, ("first", "last")):
+        _, C, spatial = shape
+        rows = C > 1 and (layout == "last" or int(np.prod(spatial)) == 1)
+        if rows == (strategy == "column"):
+            yield Case(shape, layout=layout, **facts)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "strategy"),
+    pairwise(list(DTYPES), ["stats", "reduce", "elemt", "input"], list(REDUCING), legal=lambda row: row[1:] in TILES),
+)
+def test_matches_the_oracle_on_hostile_shapes(dtype: str, kind: str, strategy: str, executor: Executor) -> None:
+    checked = 0
+    for case in taken(kind, strategy, dtype=dtype):
+        results = case.run(kind, executor, tile=tile_of(kind, strategy))
+        try:
+            case.check(kind, results, executor)
+        except AssertionError as error:
+            raise AssertionError(f"{case.x.shape} strides {case.x.strides}: {error}") from None
+        checked += 1
+    assert checked >= 15
+
+
+@pytest.mark.parametrize(("kind", "strategy", "tile"), [
+    ("stats", "block", {"threads": 64, "channels": 1, "samples": 256}),
+    ("reduce", "block", {"threads": 64, "channels": 64, "samples": 1}),
+    ("reduce", "block", {"threads": 64, "channels": 17, "samples": 1}),  # the last slab has more parts a channel
+    ("stats", "split", {"threads": 64, "chunk": 1}),
+    ("reduce", "split", {"threads": 64, "chunk": 100000}),
+    ("stats", "column", {"threads": 64, "columns": 64, "chunk": 100000}),
+    ("reduce", "column", {"threads": 64, "columns": 1, "chunk": 1}),
+    ("elemt", "block", {"threads": 64, "chunk": 8}),
+    ("input", "block", {"threads": 64, "chunk": 32768}),
+    ("elemt", "column", {"threads": 64, "columns": 64, "chunk": 100000}),
+    ("stats", "column", {"threads": 64, "columns": 2, "chunk": 33}),
+    ("input", "column", {"threads": 96, "columns": 7, "chunk": 20}),
+], ids=str)  # fmt: skip
+def test_other_tiles(kind: str, strategy: str, tile: dict[str, int], executor: Executor) -> None:
+    """One channel or all, all samples or one, one position a chunk, one chunk of all, one row of results."""
+    for case in taken(kind, strategy, [*SHAPES, (2, 33, (2,)), (1, 6, (4,)), (2, 3, (640,))]):
+        results = case.run(kind, executor, tile={"strategy": strategy, **tile})
+        case.check(kind, results, executor)
+
+
+@pytest.mark.parametrize("strategy", list(REDUCING))
+def test_one_row_of_results_needs_no_workspace(strategy: str, executor: Executor) -> None:
+    tile = {"strategy": strategy, "threads": 64}
+    tile |= {"channels": 2, "samples": 8} if strategy == "block" else {"chunk": 64}
+    tile |= {"columns": 8} if strategy == "column" else {}
+    shape = {"block": (5, 3, 7), "split": (1, 3, 60), "column": (50, 8)}[strategy]
+    for op, kind in (("batch_norm_stats", "stats"), ("batch_norm_backward_reduce", "reduce")):
+        plan = cunorm.plan(op, shape=shape, dtype="float32", device="cpu", tile=tile)
+        assert (plan.workspace_nbytes, len(plan.launches)) == (0, 1)
+        case = Case((shape[0], shape[1], shape[2:]))
+        case.check(kind, case.run(kind, executor, tile=tile), executor)
+
+
+@pytest.mark.parametrize("flags", list(itertools.product((True, False), repeat=3)))
+@pytest.mark.parametrize("strategy", list(REDUCING))
+def test_every_mask(strategy: str, flags: tuple[bool, bool, bool], executor: Executor) -> None:
+    wanted = dict(zip(("input_g", "gamma_g", "beta_g"), flags, strict=True))
+    for shape in ((2, 20, (7,)), (1, 20, (7,))):
+        case = Case(shape, layout=LAYOUT_OF[strategy])
+        results = case.run("reduce", executor, tile=tile_of("reduce", strategy), **wanted)
+        assert [a is not None for a in results] == [flags[0], flags[0], *flags[1:]]
+        case.check("reduce", results, executor)
+
+
+@pytest.mark.parametrize("strategy", list(REDUCING))
+def test_x_is_not_read_for_dbeta(strategy: str) -> None:
+    plan = cunorm.plan(
+        "batch_norm_backward_reduce", shape=(4, 8) if strategy == "column" else (4, 8, 5), dtype="float32",
+        output_mask=(False, False, True), device="cpu", tile=tile_of("reduce", strategy),
+    )  # fmt: skip
+    assert all("x" not in one.arguments for one in plan.launches)
+
+
+@pytest.mark.parametrize(("kind", "strategy"), TILES, ids=NAMED)
+@pytest.mark.parametrize("parameters", ["float32", None])
+def test_mixed_and_missing_parameters(parameters: str | None, kind: str, strategy: str, executor: Executor) -> None:
+    case = Case((3, 20, (7,)), "bfloat16", LAYOUT_OF[strategy], parameters)
+    results = case.run(kind, executor, tile=tile_of(kind, strategy))
+    case.check(kind, results, executor)
+    if kind == "reduce":
+        assert [NAMES[np.dtype(a.dtype)] for a in results] == ["float32"] * 4
+
+
+@pytest.mark.parametrize("strategy", list(REDUCING))
+def test_sums_of_four_dtypes(strategy: str, executor: Executor) -> None:
+    """Statistics in x's dtype; each sum rounded once to the dtype of its out; the others never written."""
+    dtypes = ("float64", "bfloat16", "float16", "float32")
+    for shape in ((3, 20, (7,)), (1, 20, (7,))):
+        case = Case(shape, "float16", LAYOUT_OF[strategy], saved="float16")
+        out = tuple(executor.xp.full(20, 77, DTYPES[dtype]) for dtype in dtypes)
+        results = case.run("reduce", executor, out=out, tile=tile_of("reduce", strategy))
+        assert all(a is b for a, b in zip(results, out, strict=True))
+        case.check("reduce", results, executor)
+        if strategy == "column":  # new results: no strategy chooses their dtypes
+            plain = case.run("reduce", executor, tile=tile_of("reduce", strategy))
+            case.check("reduce", plain, executor)
+            assert [NAMES[np.dtype(a.dtype)] for a in plain] == ["float16"] * 4
+
+
+@pytest.mark.parametrize("strategy", list(STREAMING))
+def test_sums_and_statistics_of_x_s_dtype(strategy: str, executor: Executor) -> None:
+    case = Case((3, 20, (7,)), "float16", LAYOUT_OF[strategy], saved="float16")
+    case.check("elemt", case.run("elemt", executor, tile=tile_of("elemt", strategy)), executor)
+    case.sums = tuple(a.astype(np.float16) for a in case.sums)
+    arrays = [executor.put(a) for a in (*case.given("input")[:5], *case.sums)]
+    case.check("input", case.run("input", executor, arrays, tile=tile_of("input", strategy)), executor)
+
+
+@pytest.mark.parametrize(("kind", "strategy"), TILES, ids=NAMED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_misaligned_slices(dtype: str, kind: str, strategy: str, executor: Executor) -> None:
+    """Tensors that start 1, 2, ... elements past a 16-byte boundary, each differently; y on x and dx on dy."""
+    for C, length in ((16, 16), (5, 9)):
+        case = Case((3, C, (length,)), dtype, LAYOUT_OF[strategy], "float32")
+        last = LAYOUT_OF[strategy] == "last"
+        for shifts in ((1, 1, 1), (1, 2, 3), (0, 3, 0)):
+
+            def moved(array: np.ndarray, shift: int) -> Any:
+                view = shifted(executor, np.moveaxis(array, 1, -1) if last else array, shift)  # noqa: B023
+                return executor.xp.moveaxis(view, -1, 1) if last else view  # noqa: B023
+
+            arrays = list(case.given(kind))
+            tensors = [i for i, a in enumerate(arrays) if a is not None and a.ndim > 1]
+            arrays = [
+                moved(a, shifts[i]) if i in tensors else executor.put(a) for i, a in enumerate(arrays)
+            ]  # fmt: skip
+            tile = tile_of(kind, strategy)
+            case.check(kind, case.run(kind, executor, arrays, tile=tile), executor)
+            if kind in ("elemt", "input"):
+                out = moved(case.x * 0, shifts[2])
+                assert case.run(kind, executor, arrays, tile=tile, out=out) is out
+                case.check(kind, out, executor)
+                assert case.run(kind, executor, arrays, tile=tile, out=arrays[0]) is arrays[0]
+                case.check(kind, arrays[0], executor)
+
+
+#: Several parts a channel, several samples and a last slab, rows left over.
+ORDERED = [(2, 5, (70,)), (5, 3, (11,)), (2, 33, (7, 7)), (67, 3, ()), (1, 3, (9,))]
+
+
+@pytest.mark.parametrize(("kind", "strategy"), TILES, ids=NAMED)
+def test_results_depend_on_no_order_and_no_workspace(
+    kind: str, strategy: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits in every order of threads, and with a workspace of NaN."""
+    for shape in ORDERED:
+        for case in taken(kind, strategy, [shape]):
+            seen = set()
+            for order in ("ascending", "descending", "random:1", "random:2"):
+                monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+                junk = executor.xp.full(2**16, 0xFF, np.uint8)
+                results = case.run(kind, executor, tile=tile_of(kind, strategy), workspace=junk)
+                seen.add(tuple(bits(executor, results)))
+            case.check(kind, results, executor)
+            assert len(seen) == 1
+
+
+@pytest.mark.parametrize(("kind", "strategy"), TILES, ids=NAMED)
+def test_a_grid_smaller_than_the_work(
+    kind: str, strategy: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
+
+    def forget() -> None:
+        plans._plans.clear()
+        forget_calls()
+
+    monkeypatch.setattr(building_blocks, "MAX_GRID", 3)
+    forget()
+    try:
+        for order in ("ascending", "descending", "random:1"):
+            monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+            for case in taken(kind, strategy, [(9, 33, (5,)), (9, 20, (50,)), (250, 3, ())]):
+                case.check(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
+        assert plans._plans
+        assert all(one.grid <= 3 for plan in plans._plans.values() for one in plan.launches)
+    finally:
+        forget()
+
+
+def test_few_channels_use_many_blocks() -> None:
+    for op, data_format in itertools.product(("batch_norm_stats", "batch_norm_backward_reduce"), ("NCHW", "NHWC")):
+        shape = (32, 64, 112, 112) if data_format == "NCHW" else (32, 112, 112, 64)
+        plan = cunorm.plan(op, shape=shape, dtype="bfloat16", data_format=data_format, device="H200")
+        assert plan.launches[0].grid >= 4 * 64
+
+
+# ---- values ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", list(REDUCING))
+def test_the_documented_example(strategy: str, executor: Executor) -> None:
+    """dy of (4, 2) = 1, 1, 1, 2, 2, 2, 3, 3; x = 0..7; mean = invstd = weight = 1; planes of it for the others."""
+    dy, x = np.float32([[1, 1], [1, 2], [2, 2], [3, 3]]), np.arange(8, dtype=np.float32).reshape(4, 2)
+    shapes = [(4, 2), (4, 2, 1)] if strategy == "column" else [(1, 2, 4), (2, 2, 2)]
+    for shape in shapes:
+        if strategy != "column":
+            dy_, x_ = (a.reshape(shape[0], shape[2], 2).transpose(0, 2, 1).copy() for a in (dy, x))
+        else:
+            dy_, x_ = dy.reshape(shape), x.reshape(shape)
+        ones = executor.put(np.ones(2, np.float32))
+        results = cunorm.batch_norm_backward_reduce(
+            executor.put(dy_), executor.put(x_), ones, ones, ones, tile=tile_of("reduce", strategy)
+        )
+        assert [executor.get(a).tolist() for a in results] == [[7, 8], [21, 30], [21, 30], [7, 8]]
+
+
+@pytest.mark.parametrize("offset", [1e3, -1e3])
+@pytest.mark.parametrize("strategy", list(REDUCING))
+def test_offsets(strategy: str, offset: float, executor: Executor) -> None:
+    """Sums are centred before they are multiplied; variances are not differences of squares."""
+    case = Case((9, 20, (41,)), layout=LAYOUT_OF[strategy], offset=offset)
+    for kind in ("stats", "reduce"):
+        case.check(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
+
+
+@pytest.mark.parametrize("constant", [0.1, 100.1, 1e4 + 0.1, 1e5 + 0.1])
+@pytest.mark.parametrize("strategy", list(REDUCING))
+def test_a_constant_channel_has_no_variance(strategy: str, constant: float, executor: Executor) -> None:
+    case = Case((3, 5, (103,)), layout=LAYOUT_OF[strategy])
+    case.x[:, 1::2] = constant
+    mean, invstd = map(executor.get, case.run("stats", executor, tile=tile_of("stats", strategy)))
+    assert np.all(mean[1::2] == np.float32(constant))
+    assert np.all(np.abs(invstd[1::2] * np.sqrt(np.float64(np.float32(1e-5))) - 1) <= 2e-7)
+
+
+@pytest.mark.parametrize("where", [(0, 0), (1, 51), (2, 102), (1, 7)])
+@pytest.mark.parametrize("strategy", list(REDUCING))
+def test_an_outlier(strategy: str, where: tuple[int, int], executor: Executor) -> None:
+    """One element of 1e6: the first, the middle or the last, which the shift is made of, or another."""
+    case = Case((3, 5, (103,)), layout=LAYOUT_OF[strategy])
+    case.x[where[0], 2, where[1]] = 1e6
+    case.check("stats", case.run("stats", executor, tile=tile_of("stats", strategy)), executor)
+
+
+@pytest.mark.parametrize("rows", [9001, 9011])
+def test_an_outlier_in_a_row_left_over(rows: int, executor: Executor) -> None:
+    """Moments of one element have no distance from their shift, and yet it is not what the others are relative to."""
+    case = Case((rows, 7, ()), layout="last")
+    case.x *= np.float32(1e-4)
+    case.x[-1] = 1.0
+    case.check("stats", case.run("stats", executor, tile=REDUCING["column"] | {"chunk": 64}), executor)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(("kind", "strategy"), TILES, ids=NAMED)
+def test_nan_and_infinity_stay_in_their_channel(kind: str, strategy: str, value: float, executor: Executor) -> None:
+    for n, p in ((0, 0), (1, 51), (2, 102), (2, 101), (1, 7)):
+        for name in ("x", "dy"):
+            case = Case((3, 5, (103,)), layout=LAYOUT_OF[strategy])
+            getattr(case, name)[n, 2, p] = value
+            with np.errstate(all="ignore"):
+                case.check(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
+
+
+@pytest.mark.parametrize("strategy", list(STREAMING))
+def test_statistics_that_are_not_finite_stay_in_their_channel(strategy: str, executor: Executor) -> None:
+    case = Case((3, 5, (7,)), layout=LAYOUT_OF[strategy])
+    case.mean[1], case.invstd[3] = np.nan, np.inf
+    with np.errstate(all="ignore"):
+        for kind in ("elemt", "input"):
+            case.check(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
+
+
+# ---- parts of a batch -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", list(REDUCING))
+def test_uneven_parts_make_the_whole(strategy: str, executor: Executor) -> None:
+    """What three ranks with 1, 5 and 3 samples find, gathered or added, is what one finds."""
+    case = Case((9, 5, (11,)), layout=LAYOUT_OF[strategy], offset=3.0)
+    parts = [slice(0, 1), slice(1, 6), slice(6, 9)]
+
+    def part(kind: str, arrays: tuple[Any, ...], rows: slice) -> Any:
+        return case.run(
+            kind, executor, [executor.put(a[rows] if a.ndim > 1 else a) for a in arrays],
+            tile=tile_of(kind, strategy),
+        )  # fmt: skip
+
+    found = [part("stats", (case.x,), rows) for rows in parts]
+    means, invstds = (executor.xp.stack(each) for each in zip(*found, strict=True))
+    counts = executor.put(np.array([11, 55, 33]))
+    gathered = cunorm.batch_norm_gather_stats(means, invstds, counts, tile=GATHER)
+    case.check("stats", gathered, executor)
+    sums = [part("reduce", case.given("reduce"), rows) for rows in parts]
+    case.check("reduce", tuple(sum(each[1:], each[0]) for each in zip(*sums, strict=True)), executor)
+
+
+def gathered(executor: Executor, means: Any, invstds: Any, counts: Any, **options: Any) -> list[np.ndarray]:
+    """cunorm's four results against the oracle's, from running statistics of 1 and 2."""
+    C = means.shape[1]
+    dtype = options.pop("running", np.dtype(np.float32))
+    running = [executor.put(np.full(C, value).astype(dtype)) for value in (1, 2)]
+    names = {"running_mean": running[0], "running_var": running[1]}
+    given = map(executor.put, (means, invstds, counts))
+    with np.errstate(all="ignore"):
+        mean, invstd = cunorm.batch_norm_gather_stats(*given, **names, **options, tile=GATHER)
+        exact = reference.batch_norm_gather_stats(
+            means, invstds, counts, running_mean=np.ones(C), running_var=np.full(C, 2.0), **options
+        )
+        results = [executor.get(a) for a in (mean, invstd, *running)]
+        for name, came, want in zip(("mean", "invstd", "running_mean", "running_var"), results, exact, strict=True):
+            # The bound of a merge in float64 is nothing beside the rounding of its result.
+            assert_within(name, came, want, 1e-13 * np.abs(want) + 1e-13, NAMES[came.dtype])
+    return results
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_gathering_matches_the_oracle(dtype: str, executor: Executor) -> None:
+    random = np.random.default_rng(0)
+    for world, C in ((1, 1), (2, 5), (7, 129), (200, 3)):
+        means = random.standard_normal((world, C)).astype(DTYPES[dtype])
+        invstds = (0.1 + random.random((world, C))).astype(DTYPES[dtype])
+        counts = random.integers(1, 1000, world)
+        gathered(executor, means, invstds, counts)
+        gathered(executor, means, invstds, counts, momentum=0.0)
+        gathered(executor, means, invstds, counts, momentum=1.0, eps=0.0)
+
+
+@pytest.mark.parametrize("counts", [
+    np.array([3, 0, 5], np.int32),
+    np.array([2**40, 0, 2**33], np.int64),
+    np.array([0.5, 0.0, 0.25], np.float32),
+    np.array([1.5, 0.0, 1e300], np.float64),
+], ids=lambda counts: str(counts.dtype))  # fmt: skip
+@pytest.mark.parametrize("running", [np.dtype(np.float64), DTYPES["bfloat16"]], ids=str)
+def test_counts_and_running_statistics_of_any_dtype(counts: Any, running: Any, executor: Executor) -> None:
+    """A rank of count 0 is absent, whatever it holds."""
+    means, invstds = np.float32([[1, -2], [np.nan, 0], [3, 7]]), np.float32([[1, 2], [0, np.inf], [0.5, 300]])
+    gathered(executor, means, invstds, counts, running=running)
+
+
+def test_gathering_corner_cases(executor: Executor) -> None:
+    means, invstds = np.float32([[1, -2], [3, 7]]), np.float32([[1, 2], [0.5, 1e4]])
+    one = gathered(executor, means[:1], invstds[:1], np.array([1]))  # one element in all: the variance stays biased
+    assert one[3][0] == np.float32(0.9 * 2 + 0.1 * (1 - 1e-5))
+    # invstd of more than 1 / sqrt(eps): the variance is rounded to a negative one, and counts as 0
+    assert gathered(executor, means, invstds, np.array([0, 4]))[1][1] == np.float32(1 / np.sqrt(1e-5))
+    far = np.float64([[1e8], [1e8 + 1]])
+    gathered(executor, far, np.float64([[1], [1]]), np.array([4, 4]))
+    for spoiled, rank in itertools.product((np.nan, np.inf, -np.inf), (0, 1)):
+        strange = means.copy()
+        strange[rank, 0] = spoiled
+        found = gathered(executor, strange, invstds, np.array([2, 3]))
+        assert all(np.isfinite(a[1]) for a in found)
+    given = map(executor.put, (means, invstds, np.array([2, 3])))
+    mean, invstd = cunorm.batch_norm_gather_stats(*given, tile=GATHER)
+    assert executor.get(mean)[1] == found[0][1]
+    assert executor.get(invstd)[1] == found[1][1]
+
+
+def test_running_statistics_are_rounded_once(executor: Executor) -> None:
+    """1 + 2^-11 + 2^-40 lies above the middle of two float16; as float32 it lies on it, and would round down."""
+    values = 1 + np.float64([[2.0**-11 + 2.0**-40, 2.0**-11, 2.0**-11 - 2.0**-40, 3 * 2.0**-11 - 2.0**-40]])
+    for dtype in ("float16", "bfloat16"):
+        scaled = (1 + (values - 1) * (8 if dtype == "bfloat16" else 1)).astype(np.float64)
+        running = executor.put(np.zeros(4, DTYPES[dtype]))
+        given = map(executor.put, (scaled, np.ones((1, 4)), np.array([5])))
+        cunorm.batch_norm_gather_stats(*given, running_mean=running, momentum=1.0, tile=GATHER)
+        step = 2.0**-10 if dtype == "float16" else 2.0**-7
+        assert executor.get(running).astype(np.float64).tolist() == [1 + step, 1, 1, 1 + step]
+
+
+def test_no_elements_at_all(executor: Executor) -> None:
+    """Counts of 0, which only the kernel sees where they live on a GPU: NaN, and running statistics stay."""
+    plan = cunorm.plan(
+        "batch_norm_gather_stats", shape=(2, 3), dtype="float32", device="cpu" if executor.name == "cpu" else 0
+    )
+    arrays = [np.ones((2, 3), np.float32), np.ones((2, 3), np.float32), np.zeros(2, np.int64)]
+    arrays += [np.zeros(3, np.float32) for _ in range(2)] + [np.full(3, 5, np.float32) for _ in range(2)]
+    there = [executor.put(a) for a in arrays]
+    addresses = [a.ctypes.data if executor.name == "cpu" else a.data.ptr for a in there]
+    plan.run((*addresses, 0, 1e-5, 0.1))
+    mean, invstd, *running = map(executor.get, there[3:])
+    assert np.all(np.isnan(mean)) and np.all(np.isnan(invstd))
+    assert all(np.all(a == 5) for a in running)
+
+
+# ---- sizes past 2^31 ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def some_blocks(*wanted: int | None) -> Iterator[None]:
+    """Of the launches to come run only so many blocks: the first ones, for a negative number the last, None for all."""
+    from cunorm.executors.cpu import executor as cpu
+
+    whole = cpu.launch
+    left = iter(wanted)
+
+    def part(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any, **known: Any) -> None:
+        count = next(left)
+        blocks = None if count is None else (0, count) if count > 0 else (grid + count, grid)
+        whole(kernel, grid, threads, shared_bytes, arguments, blocks=blocks, **known)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "launch", part)
+        yield
+
+
+#: N, C, HxW, chunk or samples, and the first sweep's last blocks to run. Rows of 33 channels have rows left over.
+PAST = {
+    "block": (2**18 + 2, 64, 128, 256, 16),
+    "split": (2, 64, 2**24 + 128, 16384, 2),
+    "column": (65075300, 33, 1, 512, 3),
+}
+
+
+@pytest.mark.parametrize("strategy", list(REDUCING))
+def test_sums_past_2_to_the_31_elements(strategy: str) -> None:
+    """The end of a tensor of more than 2^31 elements, by running only the last blocks of the sweep.
+
+    The tensors are sparse memory: only what is touched exists, and the rest is zeros.
+    """
+    N, C, HxW, chunk, blocks = PAST[strategy]
+    assert N * C * HxW > 2**31
+    dy, x = (sparse(N * C * HxW, DTYPES["bfloat16"]).reshape(N, C, HxW) for _ in range(2))
+    case = Case((2, C, (HxW % 1000,)) if strategy != "column" else (7, C, (1,)), "bfloat16")
+    n = 7 if strategy == "column" else 1
+    end = (slice(N - n, N), slice(C - 1, C) if strategy == "split" else slice(None), slice(-100, None))
+    dy[end], x[end] = (a[-n:, end[1], -100:] for a in (case.dy, case.x))
+    mean, invstd = np.linspace(0.5, 1, C, dtype=np.float32), np.ones(C, np.float32)
+    tile = {"strategy": strategy, "threads": 64}
+    tile |= {"channels": 4, "samples": chunk} if strategy == "block" else {"chunk": chunk}
+    tile |= {"threads": 128, "columns": 128} if strategy == "column" else {}
+    workspace = sparse(2**28, np.uint8)
+    with some_blocks(-blocks, None, None):
+        sums = cunorm.batch_norm_backward_reduce(dy, x, mean, invstd, tile=tile, workspace=workspace)
+    exact = reference.batch_norm_backward_reduce(dy[end], x[end], mean[end[1]], invstd[end[1]])
+    bounds = batch_reduce(dy[end], x[end], mean[end[1]], invstd[end[1]], "bfloat16")
+    for came, want, bound in zip(sums, exact, bounds, strict=True):
+        assert_within("sums", came[end[1]], want, bound, "float32")
+        assert np.count_nonzero(came) == want.size
+    # Moments of a workspace of zeros count as none, so those found are of the blocks that ran.
+    with some_blocks(-blocks, None, None):
+        found = cunorm.batch_norm_stats(x, tile=tile, workspace=sparse(2**28, np.uint8))
+    swept = {
+        "block": x[2**18 :],
+        "split": x[1:, -1:, HxW - 128 - (2 * blocks - 1) * chunk :],
+        "column": x[(PAST["column"][0] // 16 - 1) // 512 * 512 * 16 :],
+    }[strategy]
+    exact = reference.batch_norm_stats(swept)
+    for came, want, bound in zip(found, exact, batch_stats(swept, *exact, "bfloat16"), strict=True):
+        assert_within("moments", came[end[1]], want, bound, "float32")
+
+
+@pytest.mark.parametrize(("strategy", "shape"), [
+    ("block", (2**18 + 2, 64, 128)),
+    ("block", (1, 1, 2**31 + 1030)),  # a plane that an int cannot count
+    ("block", (1, 2, 2**31 - 2050)),
+    ("column", (65075300, 33, 1)),
+], ids=str)  # fmt: skip
+def test_elements_past_2_to_the_31(strategy: str, shape: tuple[int, ...]) -> None:
+    """The end of a tensor of more than 2^31 elements, which comes first."""
+    N, C, HxW = shape
+    dy, x, out = (sparse(N * C * HxW, DTYPES["bfloat16"]) for _ in range(3))
+    random = np.random.default_rng(0)
+    for a in (dy, x):
+        a[-1000:] = random.standard_normal(1000).astype(a.dtype)
+    mean, invstd, sum_dy, sum_dy_xmu = random.standard_normal((4, C)).astype(np.float32)
+    tile = {"strategy": strategy, "threads": 64}
+    tile |= {"chunk": 2048} if strategy == "block" else {"threads": 128, "columns": 128, "chunk": 256}
+    channel = (np.arange(N * C * HxW - 1000, N * C * HxW) // HxW) % C
+    row = (1, 1000)  # a channel of its own for each element
+    for kind in ("elemt", "input"):
+        tensors = [a.reshape(shape) for a in ((x, out) if kind == "elemt" else (dy, x, out))]
+        saved = (mean, invstd, None)
+        alone = tuple(None if a is None else a[channel] for a in saved)
+        if kind == "elemt":
+            with some_blocks(4):
+                cunorm.batch_norm_elemt(tensors[0], *saved, out=tensors[-1], tile=tile)
+            arrays = (x[-1000:].reshape(row), *alone, None)
+            exact, bound = reference.batch_norm_elemt(*arrays), batch_elemt(*arrays, "bfloat16")
+        else:
+            given = (*tensors[:2], *saved, sum_dy, sum_dy_xmu, 9)
+            with some_blocks(4):
+                cunorm.batch_norm_backward_elemt(*given, out=tensors[-1], tile=tile)
+            arrays = (dy[-1000:].reshape(row), x[-1000:].reshape(row), *alone, sum_dy[channel], sum_dy_xmu[channel])
+            exact, bound = reference.batch_norm_backward_elemt(*arrays, 9), batch_input(*arrays, 9, "bfloat16")
+        assert_within(kind, out[-1000:].reshape(row), exact, bound, "bfloat16")
+        out[-1000:] = 0
+
+
+# ---- legality -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "tile", "sentence"), [
+    ((4, 8), REDUCING["split"], "split: channels-last data has no planes"),
+    ((4, 8), REDUCING["block"], "block: channels-last data has no planes"),
+    ((4, 8, 3), REDUCING["column"], "column: channels-first data has no rows of channels"),
+    ((4, 1, 3), REDUCING["column"], "column: channels-first data has no rows of channels"),
+    ((4, 8, 3), {**REDUCING["split"], "chunk": 2**21}, "split: chunk is 2097152"),
+    ((4, 8, 3), {**REDUCING["split"], "threads": 65}, "split: threads is 65"),
+    ((4, 8), {**REDUCING["column"], "columns": 65}, "column: columns is 65, expected at most threads, 64"),
+    ((4, 8, 100000), REDUCING["block"], "block: needs .* bytes of shared memory"),
+], ids=str)  # fmt: skip
+def test_what_is_refused(shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(cunorm.UnsupportedTile, match=sentence):
+        cunorm.plan("batch_norm_stats", shape=shape, dtype="float32", device="cpu", tile=tile)
+    streaming = STREAMING.get(tile["strategy"], {})
+    if "channels-" in sentence and streaming:
+        with pytest.raises(cunorm.UnsupportedTile, match=sentence):
+            cunorm.plan("batch_norm_elemt", shape=shape, dtype="float32", device="cpu", tile=streaming)
+
+
+def test_every_problem_has_a_legal_tile() -> None:
+    for shape, data_format, dtype in itertools.product(
+        ((1, 1), (1, 1, 2**22), (3, 2, 2), (2, 4099), (2, 64, 3, 2**20)), ("NCHW", "NHWC"), ("float16", "float64")
+    ):
+        for op in ("stats", "elemt", "backward_reduce", "backward_elemt"):
+            made = cunorm.plan(f"batch_norm_{op}", shape=shape, dtype=dtype, data_format=data_format, device="A100")
+            assert made.launches
+    assert set(STATS) == {"block", "split", "column"}

@@ -1,0 +1,360 @@
+"""Every strategy of GroupNorm against the float64 oracle, on hostile shapes and values, on both executors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm import reference
+from cunorm.core.arrays import DTYPES
+from cunorm.core.problem import LAYOUTS, accumulator
+from cunorm.ops.common import building_blocks
+from cunorm.runtime import plans
+from tests.conftest import Executor
+from tests.support.covering import pairwise
+from tests.support.problems import forget_calls, shifted
+from tests.support.tolerance import assert_within, backward, forward
+
+DTYPE_NAMES = tuple(DTYPES)
+
+# (N, C, spatial, groups). HxW of 1, 2, 3, 7, 49, 63, 65, 127 and 130 leave every tail of a 16-byte access; C / G of 1,
+# 2, 3, 5, 10 and 33 misalign the groups; N of 1, 2 and 129; one group, and as many groups as channels.
+SHAPES = [
+    (1, 1, (), 1),
+    (2, 5, (), 5),
+    (129, 6, (), 2),
+    (3, 66, (), 2),
+    (17, 64, (), 8),
+    (2, 6, (2,), 3),
+    (129, 3, (3,), 1),
+    (1, 20, (7,), 2),
+    (2, 10, (7, 7), 2),
+    (2, 64, (7, 7), 4),
+    (1, 6, (7, 9), 2),
+    (2, 4, (5, 13), 4),
+    (2, 3, (127,), 1),
+    (3, 2, (127,), 2),
+    (1, 33, (2, 5), 1),
+    (2, 33, (1, 1), 1),
+    (2, 32, (8, 8), 4),
+    (1, 8, (130,), 8),
+    (2, 16, (3, 3, 3), 2),
+    (1, 7, (1030,), 7),
+    (1, 6, (1030,), 2),
+]
+IDS = ["x".join(map(str, (N, C, *spatial))) + f"g{groups}" for N, C, spatial, groups in SHAPES]
+
+# One tile a strategy keeps the number of builds low; chunk = 16 makes many chunks of small shapes. "registers" is
+# `block` with its slab there.
+TILES: dict[str, dict[str, int]] = {
+    "warp": {"threads": 128, "lanes": 32, "packs": 8, "samples": 1},
+    "block": {"threads": 64, "groups": 1, "chunks": 2, "engine": 1, "packs": 1},
+    "registers": {"threads": 128, "groups": 1, "chunks": 1, "engine": 3, "packs": 8},
+    "cluster": {"threads": 64, "groups": 1, "chunks": 2, "engine": 1, "cluster": 2},
+    "grid": {"threads": 128, "chunk": 16, "groups": 1, "lead": 1},
+    "split": {"threads": 128, "chunk": 16},
+}
+#: Those that do not take every problem.
+PARTIAL = ("warp", "registers", "cluster", "grid")
+
+
+def tile_of(strategy: str) -> dict[str, Any]:
+    return {"strategy": "block" if strategy == "registers" else strategy, **TILES[strategy]}
+
+
+class Case:
+    """Arrays of one problem, rounded to its dtype, as NumPy arrays."""
+
+    def __init__(  # noqa: PLR0913  # a problem's sizes and kinds
+        self,
+        N: int,
+        C: int,
+        spatial: tuple[int, ...],
+        groups: int,
+        dtype: str,
+        data_format: str = "NCHW",
+        gamma_dtype: str | None = "same",
+        offset: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        random = np.random.default_rng(seed)
+        shape = (N, C, *spatial) if data_format == "NCHW" else (N, *spatial, C)
+        self.groups, self.dtype, self.data_format = groups, dtype, data_format
+        self.x = (random.standard_normal(shape) + offset).astype(DTYPES[dtype])
+        self.dy = random.standard_normal(shape).astype(DTYPES[dtype])
+        self.gamma = self.beta = None
+        if gamma_dtype is not None:
+            parameter = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
+            self.gamma, self.beta = (random.standard_normal(C).astype(parameter) for _ in range(2))
+
+    def check_forward(self, executor: Executor, **options: Any) -> None:
+        put = executor.put
+        y, mean, rstd = cunorm.group_norm(
+            put(self.x), self.groups, put(self.gamma), put(self.beta), data_format=self.data_format, **options
+        )
+        exact = reference.group_norm(self.x, self.groups, self.gamma, self.beta, data_format=self.data_format)
+        bounds = forward(self.x, self.groups, self.gamma, self.beta, *exact[1:], self.dtype, self.data_format)
+        sums = accumulator(self.dtype)
+        for name, came, want, bound, dtype in zip(
+            ("y", "mean", "rstd"), (y, mean, rstd), exact, bounds, (self.dtype, sums, sums), strict=True
+        ):
+            assert came.dtype == DTYPES[dtype]
+            assert_within(name, executor.get(came), want, bound, dtype)
+
+    def statistics(self) -> tuple[np.ndarray, np.ndarray]:
+        _, mean, rstd = reference.group_norm(self.x, self.groups, data_format=self.data_format)
+        sums = DTYPES[accumulator(self.dtype)]
+        return mean.astype(sums), rstd.astype(sums)
+
+    def check_backward(self, executor: Executor, mask: tuple[bool, bool, bool] = (True,) * 3, **options: Any) -> None:
+        mean, rstd = self.statistics()
+        arrays = [self.dy, self.x, mean, rstd, self.gamma]
+        results = cunorm.group_norm_backward(
+            *map(executor.put, arrays),
+            num_groups=self.groups,
+            data_format=self.data_format,
+            output_mask=mask,
+            **options,
+        )
+        exact = reference.group_norm_backward(*arrays, num_groups=self.groups, data_format=self.data_format)
+        bounds = backward(*arrays, self.groups, self.dtype, self.data_format)
+        parameter = DTYPES[accumulator(self.dtype)] if self.gamma is None else self.gamma.dtype
+        for name, wanted, came, want, bound in zip(
+            ("dx", "dgamma", "dbeta"), mask, results, exact, bounds, strict=True
+        ):
+            if not wanted:
+                assert came is None
+                continue
+            dtype = self.dtype if name == "dx" else next(n for n, d in DTYPES.items() if d == parameter)
+            assert came.dtype == DTYPES[dtype]
+            assert_within(name, executor.get(came), want, bound, dtype)
+
+
+def run(case: Case, strategy: str, direction: str, executor: Executor, **options: Any) -> None:
+    """Check one direction with one strategy; skip with the sentence where the strategy refuses the problem."""
+    check = case.check_forward if direction == "forward" else case.check_backward
+    tile = tile_of(strategy)
+    if (strategy, case.dtype, direction) == ("registers", "float64", "backward"):
+        tile["packs"] = 4  # eight need more registers than the kernel leaves
+    try:
+        check(executor, tile=tile, **options)
+    except cunorm.UnsupportedTile as refusal:
+        pytest.skip(f"refused: {refusal}")
+
+
+#: Layouts of each strategy; warp takes channels-last shapes only where that is no other order.
+PLACES = [
+    ("warp", "NCHW"),
+    ("registers", "NCHW"),
+    *((strategy, layout) for strategy in ("block", "cluster", "grid", "split") for layout in LAYOUTS),
+]
+
+
+@pytest.mark.parametrize(("dtype", "place", "direction"), pairwise(DTYPE_NAMES, PLACES, ["forward", "backward"]))
+def test_matches_the_oracle_on_hostile_shapes(
+    dtype: str, place: tuple[str, str], direction: str, executor: Executor
+) -> None:
+    strategy, data_format = place
+    # With split, of whose kernels there are most, float16 shares the builds of mixed parameters.
+    gamma_dtype = "float32" if (dtype, strategy) == ("float16", "split") else "same"
+    checked = 0
+    for shape, name in zip(SHAPES, IDS, strict=True):
+        case = Case(*shape, dtype, data_format, gamma_dtype)
+        try:
+            run(case, strategy, direction, executor)
+            checked += 1
+        except pytest.skip.Exception:
+            continue
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+    # channels-last, rows of grid's one group are narrow
+    least = {"warp": 15, "registers": 16, "block": 20, "cluster": 9, "split": 20}
+    assert checked >= (least | {"grid": 14 if data_format == "NCHW" else 3})[strategy], checked
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("dtype", "gamma_dtype"), [("float16", "same"), ("bfloat16", "float32")])
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_parameters_whose_builds_of_split_the_quick_tests_spare(
+    direction: str, data_format: str, dtype: str, gamma_dtype: str, executor: Executor
+) -> None:
+    for shape in SHAPES:
+        run(Case(*shape, dtype, data_format, gamma_dtype), "split", direction, executor)
+
+
+@pytest.mark.parametrize("mask", [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)])
+@pytest.mark.parametrize("strategy", list(TILES))
+def test_every_mask(strategy: str, mask: tuple[bool, bool, bool], executor: Executor) -> None:
+    for shape, data_format in (((5, 32, (), 4), "NCHW"), ((2, 10, (7, 7), 2), "NCHW"), ((2, 10, (7, 7), 2), "NHWC")):
+        try:
+            run(Case(*shape, "float32", data_format), strategy, "backward", executor, mask=mask)
+        except pytest.skip.Exception:
+            assert strategy in PARTIAL
+
+
+@pytest.mark.parametrize("strategy", list(TILES))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_and_missing_parameters(dtype: str, strategy: str, executor: Executor) -> None:
+    """float32 or none: the same builds. Planes of one element are channels-last to split: more, of float16 alone."""
+    shapes = [(9, 64, (), 8), (2, 6, (5, 7), 3)]
+    for shape in shapes[1:] if (dtype, strategy) == ("bfloat16", "split") else shapes:
+        for gamma_dtype in ("float32", None):
+            case = Case(*shape, dtype, gamma_dtype=gamma_dtype)
+            try:
+                run(case, strategy, "forward", executor)
+                run(case, strategy, "backward", executor)
+            except pytest.skip.Exception:
+                assert strategy in PARTIAL
+
+
+@pytest.mark.parametrize("tile", [
+    {"strategy": "warp", "threads": 128, "lanes": 4, "packs": 2, "samples": 1},
+    {"strategy": "warp", "threads": 128, "lanes": 8, "packs": 1, "samples": 8},
+    {"strategy": "warp", "threads": 256, "lanes": 1, "packs": 8, "samples": 1},
+    {"strategy": "block", "threads": 512, "groups": 8, "chunks": 2, "engine": 1, "packs": 1},
+    {"strategy": "block", "threads": 96, "groups": 1, "chunks": 1, "engine": 3, "packs": 1},
+    {"strategy": "block", "threads": 32, "groups": 1, "chunks": 1, "engine": 3, "packs": 2},
+    {"strategy": "block", "threads": 32, "groups": 2, "chunks": 2, "engine": 1, "packs": 1},
+    {"strategy": "split", "threads": 128, "chunk": 1},
+    {"strategy": "split", "threads": 128, "chunk": 100000},
+], ids=str)  # fmt: skip
+def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
+    """Part of a warp, several samples a team, several groups a block, one position a chunk, one chunk of all."""
+    for shape in ((19, 64, (), 8), (19, 24, (), 8), (3, 16, (5,), 8), (130, 63, (), 21)):
+        for data_format in ("NCHW", "NHWC"):
+            case = Case(*shape, "float32", data_format)
+            mean = case.statistics()[0]
+            plan = cunorm.plan(
+                "group_norm_backward",
+                shape=case.x.shape,
+                dtype="float32",
+                num_groups=case.groups,
+                data_format=data_format,
+                device="cpu",
+            )
+            assert plan.problem.N * plan.problem.group == mean.size
+            try:
+                case.check_backward(executor, tile=tile)
+            except cunorm.UnsupportedTile:
+                continue
+            case.check_forward(executor, tile=tile)
+
+
+@pytest.mark.parametrize("strategy", list(TILES))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> None:
+    """Arrays that start 1, 2, ... elements past a 16-byte boundary, x and dy and out each differently."""
+    for N, C, spatial, groups in ((3, 16, (), 2), (2, 8, (16,), 8), (2, 4, (9,), 2)):
+        for data_format in ("NCHW", "NHWC"):
+            case = Case(N, C, spatial, groups, dtype, data_format)
+            mean, rstd = case.statistics()
+            for shifts in ((1, 1, 1), (1, 2, 3), (0, 3, 0)):
+                dy, x, out = (
+                    shifted(executor, a, s) for a, s in zip((case.dy, case.x, case.x * 0), shifts, strict=True)
+                )
+                m, r, gamma = map(executor.put, (mean, rstd, case.gamma))
+                try:
+                    dx, dgamma, dbeta = cunorm.group_norm_backward(
+                        dy, x, m, r, gamma, num_groups=groups, data_format=data_format, out=(out, None, None),
+                        tile=tile_of(strategy),
+                    )  # fmt: skip
+                except cunorm.UnsupportedTile:
+                    continue
+                assert dx is out
+                arrays = (case.dy, case.x, mean, rstd, case.gamma)
+                exact = reference.group_norm_backward(*arrays, num_groups=groups, data_format=data_format)
+                bounds = backward(*arrays, groups, dtype, data_format)
+                for name, came, want, bound in zip("xgb", (dx, dgamma, dbeta), exact, bounds, strict=True):
+                    assert_within(f"d{name}", executor.get(came), want, bound, dtype)
+
+
+@pytest.mark.parametrize("strategy", list(TILES))
+def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
+    case = Case(9, 64, (), 8, "bfloat16") if strategy == "warp" else Case(2, 64, (7, 7), 4, "bfloat16")
+    arrays = [executor.put(a) for a in (case.dy, case.x, *case.statistics(), case.gamma)]
+    beta = executor.put(case.beta)
+
+    def results() -> list[bytes]:
+        gradients = cunorm.group_norm_backward(*arrays, num_groups=case.groups, tile=tile_of(strategy))
+        values = cunorm.group_norm(arrays[1], case.groups, arrays[4], beta, tile=tile_of(strategy))
+        return [executor.get(a).tobytes() for a in (*gradients, *values)]
+
+    assert results() == results()
+
+
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("shape", "tile"), [
+    ((9, 64, (), 8), {"strategy": "warp", **TILES["warp"]}),
+    ((2, 20, (7, 9), 4), {"strategy": "block", **TILES["block"]}),
+    ((2, 20, (7, 9), 4), {"strategy": "block", **TILES["registers"]}),
+    ((2, 8, (7, 9), 4), {"strategy": "block", **TILES["block"], "threads": 512, "groups": 2}),  # several parts
+    ((2, 20, (7, 9), 4), {"strategy": "cluster", **TILES["cluster"]}),
+    ((2, 32, (7, 9), 2), {"strategy": "grid", **TILES["grid"]}),
+    ((2, 20, (7, 9), 4), {"strategy": "split", **TILES["split"]}),
+], ids=lambda value: value["strategy"] if isinstance(value, dict) else "x".join(map(str, value)))  # fmt: skip
+def test_results_do_not_depend_on_the_order_of_threads(
+    shape: tuple[Any, ...], tile: dict[str, Any], data_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (tile.get("engine"), data_format) == (3, "NHWC"):
+        pytest.skip("registers hold channels-first groups")
+    case = Case(*shape, "float32", data_format)
+    mean, rstd = case.statistics()
+    seen = {}
+    for order in ("ascending", "descending", "random:1", "random:2"):
+        monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+        gradients = cunorm.group_norm_backward(
+            case.dy, case.x, mean, rstd, case.gamma, num_groups=case.groups, data_format=data_format,
+            tile=tile,
+        )  # fmt: skip
+        values = cunorm.group_norm(case.x, case.groups, case.gamma, case.beta, data_format=data_format, tile=tile)
+        seen[order] = [np.asarray(a).tobytes() for a in (*gradients, *values)]
+    assert all(bits == seen["ascending"] for bits in seen.values())
+
+
+def test_grid_gets_on_with_any_number_of_resident_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gives the same bits, though other blocks draw other tickets."""
+    case = Case(2, 12, (150,), 3, "float32")
+    tile = {"strategy": "grid", "threads": 128, "chunk": 16, "groups": 1, "lead": 3}
+    given = (case.dy, case.x, *case.statistics(), case.gamma)
+    seen = set()
+    for resident in (1, 2, 3, 7, 100):
+        monkeypatch.setattr("cunorm.executors.cpu.executor.WAITING_BLOCKS", resident)
+        for order in ("ascending", "descending", "random:1"):
+            monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+            gradients = cunorm.group_norm_backward(*given, num_groups=3, tile=tile)
+            values = cunorm.group_norm(case.x, 3, case.gamma, case.beta, tile=tile)
+            seen.add(tuple(np.asarray(a).tobytes() for a in (*gradients, *values)))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("strategy", list(TILES))
+def test_a_grid_smaller_than_the_work(
+    strategy: str, data_format: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
+
+    def forget() -> None:
+        plans._plans.clear()
+        forget_calls()
+
+    monkeypatch.setattr(building_blocks, "MAX_GRID", 3)
+    forget()
+    try:
+        for shape in ((40, 256, (), 2), (5, 256, (3, 5), 2)):
+            case = Case(*shape, "float32", data_format)
+            for direction in ("forward", "backward"):
+                for order in ("ascending", "descending", "random:1"):
+                    monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+                    try:
+                        run(case, strategy, direction, executor)
+                    except pytest.skip.Exception:
+                        assert strategy in PARTIAL
+        assert plans._plans
+        assert all(one.grid <= 3 for plan in plans._plans.values() for one in plan.launches)
+    finally:
+        forget()

@@ -1,0 +1,190 @@
+"""GroupNorm with SiLU behind it, fused: every strategy, both directions, against the float64 oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm import reference
+from cunorm.core.arrays import DTYPES
+from cunorm.core.errors import UnsupportedTile
+from cunorm.core.problem import accumulator
+from cunorm.tiling.table import key_of, problem_of
+from tests.conftest import Executor
+from tests.ops.group_norm.test_group_norm import PARTIAL, PLACES, tile_of
+from tests.support.tolerance import assert_within, silu_backward, silu_forward
+
+#: (N, C, spatial, groups).
+SHAPES = [(2, 6, (35,), 2), (3, 64, (7, 7), 4), (1, 8, (130,), 8), (17, 64, (), 8), (2, 4, (600,), 1)]
+DTYPE_NAMES = tuple(DTYPES)
+
+
+def gradients_of(dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
+    """The oracle's, behind SiLU."""
+    return reference.group_norm_backward(dy, x, mean, rstd, gamma, beta=beta, activation="silu", **options)
+
+
+class Arrays:
+    def __init__(self, shape: tuple[Any, ...], dtype: str, data_format: str, spread: float = 1.0) -> None:
+        N, C, spatial, self.groups = shape
+        random = np.random.default_rng(0)
+        sizes = (N, C, *spatial) if data_format == "NCHW" else (N, *spatial, C)
+        self.dtype, self.data_format = dtype, data_format
+        self.x, self.dy = (random.standard_normal(sizes).astype(DTYPES[dtype]) for _ in range(2))
+        self.gamma, self.beta = ((spread * random.standard_normal(C)).astype(DTYPES[dtype]) for _ in range(2))
+        _, mean, rstd = reference.group_norm(self.x, self.groups, data_format=data_format)
+        self.mean, self.rstd = (one.astype(DTYPES[accumulator(dtype)]) for one in (mean, rstd))
+
+    def check(self, executor: Executor, **tiles: dict[str, Any]) -> None:
+        put, get = executor.put, executor.get
+        options: dict[str, Any] = {"data_format": self.data_format, "activation": "silu"}
+        affine = (self.gamma, self.beta)
+        given = map(put, affine)
+        found = cunorm.group_norm(put(self.x), self.groups, *given, tile=tiles.get("forward"), **options)
+        exact = reference.group_norm(self.x, self.groups, *affine, data_format=self.data_format, activation="silu")
+        bounds = silu_forward(self.x, self.groups, *affine, *exact[1:], self.dtype, self.data_format)
+        sums = accumulator(self.dtype)
+        for came, want, bound, dtype in zip(found, exact, bounds, (self.dtype, sums, sums), strict=True):
+            assert_within("forward", get(came), want, bound, dtype)
+        arrays = (self.dy, self.x, self.mean, self.rstd, *affine)
+        five, beta = [put(one) for one in arrays[:5]], put(self.beta)
+        options |= {"num_groups": self.groups, "beta": beta, "tile": tiles.get("backward")}
+        gradients = cunorm.group_norm_backward(*five, **options)
+        exact = gradients_of(*arrays, num_groups=self.groups, data_format=self.data_format)
+        bounds = silu_backward(*arrays, self.groups, self.dtype, self.data_format)
+        for name, came, want, bound in zip(("dx", "dgamma", "dbeta"), gradients, exact, bounds, strict=True):
+            assert_within(name, get(came), want, bound, self.dtype)
+
+
+def test_the_oracle_is_the_derivative() -> None:
+    """dx, dgamma and dbeta against central differences of the forward."""
+    a = Arrays((2, 6, (5,), 2), "float64", "NCHW")
+    exact = gradients_of(a.dy, a.x, a.mean, a.rstd, a.gamma, a.beta, num_groups=2)
+    for array, gradient in zip((a.x, a.gamma, a.beta), exact, strict=True):
+        for index in np.ndindex(array.shape):
+            kept, ends = array[index], []
+            for step in (1e-6, -1e-6):
+                array[index] = kept + step
+                ends.append((reference.group_norm(a.x, 2, a.gamma, a.beta, activation="silu")[0] * a.dy).sum())
+            array[index] = kept
+            # eps moves x's derivative by its share of the variance; the statistics are the forward's.
+            assert gradient[index] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-7)
+
+
+#: Each place in one dtype; the full product is long.
+COVERED = [(DTYPE_NAMES[number % len(DTYPE_NAMES)], place) for number, place in enumerate(PLACES)]
+PRODUCT = [
+    pytest.param(dtype, place, marks=[] if (dtype, place) in COVERED else [pytest.mark.long])
+    for dtype in DTYPE_NAMES
+    for place in PLACES
+]
+
+
+@pytest.mark.parametrize(("dtype", "place"), PRODUCT)
+def test_matches_the_oracle(dtype: str, place: tuple[str, str], executor: Executor) -> None:
+    strategy, data_format = place
+    checked = 0
+    for shape in SHAPES:
+        tiles = {direction: tile_of(strategy) for direction in ("forward", "backward")}
+        if strategy == "registers":  # eight packs of 16 bits leave a gradient no registers behind an activation
+            tiles["backward"] |= {"packs": 4}
+        try:
+            Arrays(shape, dtype, data_format).check(executor, **tiles)
+            checked += 1
+        except UnsupportedTile:
+            assert strategy in PARTIAL
+    assert checked >= 1
+
+
+def test_eight_packs_of_16_bits_are_refused_behind_an_activation() -> None:
+    options: dict[str, Any] = {"shape": (2, 64, 64), "num_groups": 2, "activation": "silu", "device": "cpu"}
+    tile = tile_of("registers")
+    cunorm.plan("group_norm_backward", dtype="float32", beta_dtype="float32", tile=tile, **options)
+    with pytest.raises(UnsupportedTile, match="registers"):
+        cunorm.plan("group_norm_backward", dtype="float16", beta_dtype="float16", tile=tile, **options)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("lanes", "packs"), [(8, 2), (2, 16)])
+def test_several_samples_a_team_of_ragged_groups(lanes: int, packs: int, dtype: str, executor: Executor) -> None:
+    """Channels of one element: parameters stay in registers, or, of many packs, are asked for again; sums in memory."""
+    tile = {"strategy": "warp", "threads": 64, "lanes": lanes, "packs": packs, "samples": 4}
+    for shape in ((9, 33, (), 3), (19, 62, (), 2)):
+        Arrays(shape, dtype, "NCHW").check(executor, forward=tile, backward=tile)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_lanes_outside_a_group_stay_out_of_its_sums(samples: int, executor: Executor) -> None:
+    """mean * rstd is infinite: what an activation makes of a zero outside the group would be NaN, and not of x."""
+    tile = {"strategy": "warp", "threads": 64, "lanes": 8, "packs": 2, "samples": samples}
+    x = executor.put(np.full((4, 12), 2e36, np.float32))
+    options: dict[str, Any] = {"activation": "silu", "tile": tile}
+    _, mean, rstd = cunorm.group_norm(x, 2, **options)
+    beta = executor.put(np.zeros(12, np.float32))
+    gradients = cunorm.group_norm_backward(x, x, mean, rstd, num_groups=2, beta=beta, **options)
+    assert all(np.isfinite(executor.get(one)).all() for one in gradients)
+
+
+@pytest.mark.parametrize("mask", [(True, False, False), (False, True, False), (False, False, True)])
+@pytest.mark.parametrize("strategy", ["warp", "block", "split"])
+def test_masks(strategy: str, mask: tuple[bool, ...], executor: Executor) -> None:
+    """dbeta alone needs x as well: what lies behind the norm depends on it."""
+    a = Arrays((5, 32, (), 4) if strategy == "warp" else (2, 6, (35,), 2), "float32", "NCHW")
+    arrays = (a.dy, a.x, a.mean, a.rstd, a.gamma)
+    options: dict[str, Any] = {"num_groups": a.groups, "beta": executor.put(a.beta), "activation": "silu"}
+    given = [executor.put(one) for one in arrays]
+    found = cunorm.group_norm_backward(*given, output_mask=mask, tile=tile_of(strategy), **options)
+    exact = gradients_of(*arrays, a.beta, num_groups=a.groups)
+    bounds = silu_backward(*arrays, a.beta, a.groups, "float32", "NCHW")
+    for wanted, came, want, bound in zip(mask, found, exact, bounds, strict=True):
+        assert (came is not None) == wanted
+        if wanted:
+            assert_within("gradient", executor.get(came), want, bound, "float32")
+
+
+def test_large_z_neither_overflows_nor_loses_its_sign(executor: Executor) -> None:
+    """exp(-z) is infinite for z below -89, and y is then -0."""
+    Arrays((2, 4, (600,), 1), "float32", "NCHW", spread=300.0).check(executor)
+
+
+def test_without_parameters(executor: Executor) -> None:
+    a = Arrays((2, 6, (35,), 2), "float32", "NCHW")
+    y, *_ = cunorm.group_norm(executor.put(a.x), 2, activation="silu")
+    exact = reference.group_norm(a.x, 2, activation="silu")
+    assert np.abs(executor.get(y) - exact[0]).max() < 1e-5
+    given = [executor.put(one) for one in (a.dy, a.x, a.mean, a.rstd)]
+    dx, dgamma, dbeta = cunorm.group_norm_backward(*given, num_groups=2, activation="silu")
+    want = gradients_of(a.dy, a.x, a.mean, a.rstd, num_groups=2)
+    for came, expected in zip((dx, dgamma, dbeta), want, strict=True):
+        assert np.abs(executor.get(came) - expected).max() < 1e-4
+
+
+def test_an_activation_is_part_of_the_problem() -> None:
+    options: dict[str, Any] = {"shape": (2, 64, 49), "dtype": "float32", "num_groups": 4, "device": "cpu"}
+    plain, fused = (
+        cunorm.plan("group_norm_backward", beta_dtype="float32", activation=one, **options) for one in (None, "silu")
+    )
+    assert plain.problem != fused.problem
+    assert fused.problem.beta_dtype == "float32" and plain.problem.beta_dtype is None
+    assert "activation=silu" in fused.explain() and "activation" not in plain.explain()
+    for plan in (plain, fused):
+        assert problem_of(key_of(plan.problem)) == plan.problem
+    assert key_of(fused.problem)["activation"] == "silu"
+    with pytest.raises(ValueError, match="activation is 'silu', which layer_norm does not have"):
+        problem_of(
+            {"op": "layer_norm", "dtype": "float32", "outputs": "y", "rows": 1, "length": 2, "activation": "silu"}
+        )
+
+
+def test_no_byte_more_is_moved() -> None:
+    """Fused means: as many bytes of tensors with the activation as without it."""
+    options: dict[str, Any] = {"shape": (4, 16, 256), "dtype": "float32", "num_groups": 4, "device": "cpu"}
+    for op in ("group_norm", "group_norm_backward"):
+        moved = [
+            cunorm.plan(op, activation=one, tile=tile_of("block"), **options).traffic().of("tensor").nbytes
+            for one in (None, "silu")
+        ]
+        assert moved[0] == moved[1]

@@ -1,0 +1,338 @@
+"""Every strategy of LayerNorm against the float64 oracle, on hostile shapes and schedules, on both executors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm import reference
+from cunorm.core.arrays import DTYPES, NAMES
+from cunorm.core.problem import accumulator
+from cunorm.ops.common import building_blocks
+from cunorm.runtime import plans
+from tests.conftest import Executor
+from tests.support.covering import pairwise
+from tests.support.problems import forget_calls, shifted
+from tests.support.tolerance import assert_within, layer_backward, layer_forward
+
+# (rows, length): one row, one column, and lengths that leave every tail of a 16-byte access; more rows than the owners
+# of a tile take in one turn, so that sums of columns are kept over several rows.
+SHAPES = [
+    (1, 1),
+    (129, 1),
+    (1, 7),
+    (9, 2),
+    (40, 31),
+    (17, 33),
+    (70, 64),
+    (5, 127),
+    (67, 130),
+    (2, 500),
+    (1, 1023),
+    (3, 1025),
+]
+IDS = [f"{rows}x{length}" for rows, length in SHAPES]
+
+# One tile a strategy keeps the number of builds low. With packs = 8 a warp keeps its columns' sums in registers for
+# float32 and float64, in shared memory for the 16-bit types.
+TILES: dict[str, dict[str, dict[str, int]]] = {
+    "warp": {"forward": {"threads": 128, "lanes": 32, "packs": 8, "rows": 4}, "backward": {}},
+    "block": {"forward": {"threads": 96, "packs": 3, "rows": 4, "block_teams": 1}, "backward": {"cluster": 1}},
+    "cluster": {
+        "forward": {"threads": 64, "packs": 3, "cluster": 2, "rows": 4, "block_teams": 1},
+        "backward": {},
+    },
+    "grid": {"forward": {"threads": 128, "lanes": 64, "packs": 2, "slabs": 3, "keeps": 64}, "backward": {}},
+    "split": {"forward": {"threads": 128, "packs": 1, "rows": 4, "chunk": 64}, "backward": {}},
+}
+STRATEGIES = list(TILES)
+
+
+def tile_of(strategy: str, direction: str) -> dict[str, Any]:
+    fields = dict(TILES[strategy]["forward"])
+    if direction == "backward":
+        fields = {name: value for name, value in fields.items() if name != "chunk"} | TILES[strategy]["backward"]
+    return {"strategy": strategy, **fields}
+
+
+class Case:
+    """Arrays of one problem, rounded to its dtype, as NumPy arrays."""
+
+    def __init__(
+        self, rows: int, length: int, dtype: str, gamma_dtype: str | None = "same", offset: float = 0.0, seed: int = 0
+    ) -> None:
+        random = np.random.default_rng(seed)
+        self.length, self.dtype = length, dtype
+        self.x = (random.standard_normal((rows, length)) + offset).astype(DTYPES[dtype])
+        self.dy = random.standard_normal((rows, length)).astype(DTYPES[dtype])
+        self.gamma = self.beta = None
+        if gamma_dtype is not None:
+            parameter = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
+            self.gamma, self.beta = (random.standard_normal(length).astype(parameter) for _ in range(2))
+
+    def statistics(self) -> tuple[np.ndarray, np.ndarray]:
+        sums = DTYPES[accumulator(self.dtype)]
+        _, mean, rstd = reference.layer_norm(self.x, self.length)
+        return mean.astype(sums), rstd.astype(sums)
+
+    def check_forward(self, executor: Executor, **options: Any) -> None:
+        put = executor.put
+        found = cunorm.layer_norm(put(self.x), self.length, put(self.gamma), put(self.beta), **options)
+        exact = reference.layer_norm(self.x, self.length, self.gamma, self.beta)
+        bounds = layer_forward(self.x, self.length, self.gamma, self.beta, *exact[1:], self.dtype)
+        sums = accumulator(self.dtype)
+        for name, came, want, bound, dtype in zip(
+            ("y", "mean", "rstd"), found, exact, bounds, (self.dtype, sums, sums), strict=True
+        ):
+            assert came.dtype == DTYPES[dtype]
+            assert_within(name, executor.get(came), want, bound, dtype)
+
+    def check_backward(self, executor: Executor, mask: tuple[bool, ...] = (True,) * 3, **options: Any) -> None:
+        dy, x, mean, rstd, gamma = map(executor.put, (self.dy, self.x, *self.statistics(), self.gamma))
+        found = cunorm.layer_norm_backward(dy, x, self.length, mean, rstd, gamma, output_mask=mask, **options)
+        self.check_gradients(executor, found, mask)
+
+    def check_gradients(self, executor: Executor, found: Any, mask: tuple[bool, ...] = (True,) * 3) -> None:
+        given = (self.dy, self.x, self.length, *self.statistics(), self.gamma)
+        exact = reference.layer_norm_backward(*given)
+        bounds = layer_backward(*given, self.dtype)
+        parameter = accumulator(self.dtype) if self.gamma is None else NAMES[self.gamma.dtype]
+        for name, wanted, came, want, bound in zip(("dx", "dgamma", "dbeta"), mask, found, exact, bounds, strict=True):
+            assert (came is not None) == wanted
+            if came is not None:
+                dtype = self.dtype if name == "dx" else parameter
+                assert came.dtype == DTYPES[dtype]
+                assert_within(name, executor.get(came), want, bound, dtype)
+
+
+def run(case: Case, strategy: str, direction: str, executor: Executor, **options: Any) -> bool:
+    """Check one direction with one strategy; whether the strategy took it."""
+    check = case.check_forward if direction == "forward" else case.check_backward
+    try:
+        check(executor, tile=tile_of(strategy, direction), **options)
+    except cunorm.UnsupportedTile as refusal:
+        refused = str(refusal)
+    else:
+        return True
+    assert strategy != "split", refused  # which refuses no length
+    return False
+
+
+@pytest.mark.parametrize(
+    ("dtype", "strategy", "direction"), pairwise(list(DTYPES), STRATEGIES, ["forward", "backward"])
+)
+def test_matches_the_oracle_on_hostile_shapes(dtype: str, strategy: str, direction: str, executor: Executor) -> None:
+    # With split, of whose kernels there are most, float16 shares the builds of mixed parameters.
+    gamma_dtype = "float32" if (dtype, strategy) == ("float16", "split") else "same"
+    taken = 0
+    for shape, name in zip(SHAPES, IDS, strict=True):
+        try:
+            taken += run(Case(*shape, dtype, gamma_dtype), strategy, direction, executor)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+    assert taken >= {"warp": 10, "block": 10, "cluster": 7, "grid": 10, "split": len(SHAPES)}[strategy]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_float16_parameters_of_split(direction: str, executor: Executor) -> None:
+    """Whose builds the quick tests spare."""
+    for shape in SHAPES:
+        assert run(Case(*shape, "float16"), "split", direction, executor)
+
+
+@pytest.mark.parametrize("mask", [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_mask(strategy: str, mask: tuple[bool, ...], executor: Executor) -> None:
+    taken = strategy != "grid" or mask[0]  # which keeps rows for dx
+    for shape, dtype in (((1, 33), "float32"), ((21, 33), "float32"), ((21, 33), "bfloat16")):
+        assert run(Case(*shape, dtype), strategy, "backward", executor, mask=mask) == taken
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gamma_dtype", "strategy"),
+    pairwise(
+        ["bfloat16", "float16", "float32"], ["float32", None], STRATEGIES, legal=lambda row: row[:2] != ("float32",) * 2
+    ),
+)
+def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strategy: str, executor: Executor) -> None:
+    case = Case(11, 70, dtype, gamma_dtype)
+    assert run(case, strategy, "forward", executor)
+    assert run(case, strategy, "backward", executor)
+
+
+@pytest.mark.parametrize("tile", [
+    {"strategy": "warp", "threads": 128, "lanes": 4, "packs": 2, "rows": 1},
+    {"strategy": "warp", "threads": 256, "lanes": 1, "packs": 8, "rows": 3},
+    {"strategy": "warp", "threads": 32, "lanes": 32, "packs": 1, "rows": 100},  # one team in a block
+    {"strategy": "warp", "threads": 128, "lanes": 8, "packs": 16, "rows": 2},  # sums in shared memory
+    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 1, "block_teams": 1},
+    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 8, "block_teams": 1},  # sums put together
+    {"strategy": "block", "threads": 512, "packs": 1, "rows": 1000, "cluster": 1, "block_teams": 1},  # one for all
+    {"strategy": "block", "threads": 512, "packs": 1, "rows": 2, "cluster": 2, "block_teams": 8},  # teams of two warps
+    {"strategy": "grid", "threads": 256, "lanes": 256, "packs": 2, "slabs": 1, "keeps": 80},  # one team, one slab
+    {"strategy": "grid", "threads": 512, "lanes": 32, "packs": 1, "slabs": 130, "keeps": 64},  # a slab a sector
+    {"strategy": "split", "threads": 128, "packs": 1, "rows": 1, "chunk": 1},
+    {"strategy": "split", "threads": 128, "packs": 4, "rows": 1000, "chunk": 100000},  # one band, one chunk
+], ids=str)  # fmt: skip
+def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
+    for rows, length in ((19, 8), (19, 15), (45, 16), (100, 9)):
+        case = Case(rows, length, "float32")
+        case.check_backward(executor, tile={name: value for name, value in tile.items() if name != "chunk"})
+        case.check_forward(executor, tile={name: value for name, value in tile.items() if name != "cluster"})
+
+
+@pytest.mark.parametrize(("rows", "length", "strategy"), [
+    (1024, 12288, "cluster"),  # few rows, wide
+    (2048, 4096, "block"),
+    (802816, 96, "warp"),  # many rows, narrow
+    (1, 1000, "warp"),  # one row
+    (65536, 1, "warp"),  # one column
+    (4096, 1023, "warp"),  # odd
+    (4096, 4097, "block"),
+    (512, 33333, "cluster"),  # longer than a block holds
+    (67, 123479, "grid"),  # too few rows to share the parameters among
+    (64, 300000, "split"),  # longer than a cluster holds
+])  # fmt: skip
+def test_the_strategy_of_named_shapes(rows: int, length: int, strategy: str, executor: Executor) -> None:
+    """What the cost model takes, and that it is right: a few of its rows, with that very tile."""
+    options: dict[str, Any] = {"shape": (rows, length), "dtype": "bfloat16", "normalized_shape": length}
+    plan = cunorm.plan("layer_norm_backward", gamma_dtype="bfloat16", device="H200", **options)
+    assert plan.strategy is not None
+    assert plan.tile is not None
+    assert plan.strategy.name == strategy
+    few = Case(min(rows, 5 if length > 1000 else 100), length, "bfloat16")
+    few.check_backward(executor, tile=plan.tile)
+    forward = cunorm.plan("layer_norm", device="H200", **options).tile
+    few.check_forward(executor, tile=forward)
+
+
+@pytest.mark.parametrize("device", ["H200", "A100"])
+def test_parameter_sums_are_spread_over_many_blocks(device: str) -> None:
+    """The reduction of the [partials, length] buffer: never one block where there are many partial rows."""
+    for rows, length in (
+        (802816, 96),
+        (1024, 12288),
+        (16384, 4096),
+        (200704, 128),
+        (10**6, 1),
+        (10**6, 7),
+        (67, 123479),
+    ):
+        plan = cunorm.plan(
+            "layer_norm_backward", shape=(rows, length), dtype="bfloat16", normalized_shape=length, device=device
+        )
+        sums = [plans for plans in plan.launches if plans.entry == "parameter_sums"]
+        # Few partial rows are few enough for one block, and for none.
+        many = plan.launches[0].grid // plan.launches[0].cluster > 128
+        assert not many or sums[0].grid >= 8, (rows, length, sums)
+
+
+def test_the_variance_of_long_rows_far_from_zero(executor: Executor) -> None:
+    """1024 x 32768 values 100 + 0.01 N(0, 1), eps 0: the variance right to 1e-3 in float32."""
+    random = np.random.default_rng(0)
+    x = (100 + 0.01 * random.standard_normal((1024, 32768), np.float32)).astype(np.float32)
+    exact = x.astype(np.float64).var(axis=1)
+    for tile, rows in ((None, 1024), ({"strategy": "split", "threads": 128, "packs": 1, "rows": 4, "chunk": 4096}, 64)):
+        _, _, rstd = cunorm.layer_norm(executor.put(x[:rows]), 32768, eps=0, tile=tile)
+        variance = executor.get(rstd).astype(np.float64).reshape(-1) ** -2
+        assert np.max(np.abs(variance / exact[:rows] - 1)) < 1e-3
+    careless = np.mean(x[:8] * x[:8], axis=1, dtype=np.float32) - np.mean(x[:8], axis=1, dtype=np.float32) ** 2
+    assert np.max(np.abs(careless / exact[:8] - 1)) > 1e-3, "the test would not notice a careless variance"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> None:
+    """Arrays that start 1, 2, ... elements past a 16-byte boundary, each differently, gamma and beta too."""
+    for rows, length in ((23, 37 if strategy == "cluster" else 16), (23, 75), (9, 200)):
+        case = Case(rows, length, dtype)
+        mean, rstd = map(executor.put, case.statistics())
+        for shifts in ((1, 1, 1, 1), (1, 2, 3, 5), (0, 3, 0, 7)):
+            dy, x, gamma, out = (
+                shifted(executor, a, s) for a, s in zip((case.dy, case.x, case.gamma, case.x * 0), shifts, strict=True)
+            )
+            found = cunorm.layer_norm_backward(
+                dy, x, length, mean, rstd, gamma, out=(out, None, None), tile=tile_of(strategy, "backward")
+            )
+            assert found[0] is out
+            case.check_gradients(executor, found)
+            y, _, _ = cunorm.layer_norm(
+                x, length, gamma, shifted(executor, case.beta, 3), out=(out, None, None),
+                tile=tile_of(strategy, "forward"),
+            )  # fmt: skip
+            exact, m, r = reference.layer_norm(case.x, length, case.gamma, case.beta)
+            bound = layer_forward(case.x, length, case.gamma, case.beta, m, r, dtype)[0]
+            assert_within("y", executor.get(y), exact, bound, dtype)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
+    case = Case(41, 67, "bfloat16")
+    dy, x, mean, rstd, gamma, beta = map(executor.put, (case.dy, case.x, *case.statistics(), case.gamma, case.beta))
+
+    def results() -> list[bytes]:
+        backward = cunorm.layer_norm_backward(dy, x, 67, mean, rstd, gamma, tile=tile_of(strategy, "backward"))
+        forward = cunorm.layer_norm(x, 67, gamma, beta, tile=tile_of(strategy, "forward"))
+        return [executor.get(a).tobytes() for a in (*backward, *forward)]
+
+    assert results() == results()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_results_do_not_depend_on_the_order_of_threads(
+    strategy: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(41, 167, dtype)
+    mean, rstd = case.statistics()
+    seen = {}
+    for order in ("ascending", "descending", "random:1", "random:2"):
+        monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+        tile = tile_of(strategy, "backward")
+        gradients = cunorm.layer_norm_backward(case.dy, case.x, 167, mean, rstd, case.gamma, tile=tile)
+        case.check_gradients(Executor("cpu"), gradients)
+        values = cunorm.layer_norm(case.x, 167, case.gamma, case.beta, tile=tile_of(strategy, "forward"))
+        seen[order] = [np.asarray(a).tobytes() for a in (*gradients, *values)]
+    assert all(bits == seen["ascending"] for bits in seen.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_grid_smaller_than_the_work(
+    strategy: str, dtype: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
+    monkeypatch.setattr(building_blocks, "MAX_GRID", 3)
+    plans._plans.clear()
+    forget_calls()
+    try:
+        for rows, length in ((90, 130), (90, 33), (7, 257)):
+            case = Case(rows, length, dtype)
+            for direction in ("forward", "backward"):
+                for order in ("ascending", "descending", "random:1"):
+                    monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+                    assert run(case, strategy, direction, executor)
+        assert plans._plans
+        assert all(one.grid <= 3 for plan in plans._plans.values() for one in plan.launches)
+    finally:
+        plans._plans.clear()
+        forget_calls()
+
+
+def test_parameter_sums_in_slices(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many partial rows of few columns: their sum is cut into slices, whose sums a second launch adds, in any order."""
+    case = Case(700, 3, "float32")
+    tile = {"strategy": "block", "threads": 64, "packs": 1, "rows": 1, "cluster": 1, "block_teams": 1}
+    plan = cunorm.plan(
+        "layer_norm_backward", shape=(700, 3), dtype="float32", normalized_shape=3, tile=tile, device="cpu"
+    )
+    assert [plans.entry for plans in plan.launches].count("parameter_sums") == 2
+    assert plan.launches[1].grid > 1
+    for order in ("ascending", "descending", "random:1"):
+        monkeypatch.setenv("CUNORM_CPU_ORDER", order)
+        workspace = executor.xp.full(plan.workspace_nbytes, 0xFF, np.uint8)
+        case.check_backward(executor, tile=tile, workspace=workspace)

@@ -1,0 +1,113 @@
+"""LayerNorm's `grid`: when the model takes it, what it asks for, how far apart second reads lie, what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import cunorm
+from cunorm.core.devices import KNOWN, known
+from cunorm.ops.layer_norm.grid import reach
+from cunorm.tiling import costmodel
+
+H200 = known("H200")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "layer_norm": {"gamma_dtype": "bfloat16", "beta_dtype": "bfloat16"},
+    "layer_norm_backward": {"gamma_dtype": "bfloat16"},
+}
+
+
+def plan_of(op: str, rows: int, length: int, device: str = "H200", **options: Any) -> Any:
+    options = {**OPTIONS[op], **options}
+    return cunorm.plan(op, shape=(rows, length), dtype="bfloat16", normalized_shape=length, device=device, **options)
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+
+
+FEW, MORE = ((4, 2**18), (8, 123480)), ((67, 123479), (32, 2**18), (4, 2**20))  # for large caches
+
+
+@pytest.mark.parametrize(("device", "rows", "length"), [
+    *((device, *sizes) for device in KNOWN for sizes in FEW),
+    *((device, *sizes) for device in ("H100", "H200", "B200") for sizes in MORE),
+])  # fmt: skip
+def test_the_model_takes_it_for_few_long_rows(rows: int, length: int, device: str) -> None:
+    """Where other strategies would leave multiprocessors idle, or ask for all parameters again and again."""
+    place = known(device)
+    plan = plan_of("layer_norm_backward", rows, length, device)
+    assert plan.strategy.name == "grid"
+    chosen = costmodel.Choice(plan.strategy, plan.tile, 0.0)
+    assert costmodel.busy(chosen, plan.problem, place) >= int(costmodel.BUSY_ENOUGH * place.multiprocessors)
+
+
+def test_the_model_leaves_short_or_many_rows_to_others() -> None:
+    for rows, length in ((4096, 4096), (1024, 12288), (2048, 33333), (1, 4096), (8, 8192)):
+        for op in OPTIONS:
+            assert plan_of(op, rows, length).strategy.name != "grid", (op, rows, length)
+
+
+# ---- what it moves --------------------------------------------------------------------------------------------------
+
+
+def test_it_leaves_no_rows_of_sums() -> None:
+    """dgamma and dbeta of a slab are one block's: the workspace has sums of rows, and no kernel sums columns."""
+    plan = plan_of("layer_norm_backward", 67, 123479)
+    assert [launch.entry for launch in plan.launches] == ["clear_words", "layer_norm_backward_grid"]
+    assert plan.workspace_nbytes < 67 * 8 * H200.multiprocessors + 1024 < 123479 * 8
+
+
+@pytest.mark.parametrize("op", OPTIONS)
+def test_parameters_are_asked_for_once(op: str) -> None:
+    rows, length = 24, 1000
+    tile = {"strategy": "grid", "threads": 256, "lanes": 32, "packs": 1, "slabs": 5, "keeps": 64}
+    plan = plan_of(op, rows, length, tile=tile)
+    assert plan.launches[-1].grid == 5
+    parameters = len(OPTIONS[op]) * length * 2 + (2 * length * 2 if op.endswith("backward") else 0)
+    # mean and rstd: read by every slab; written once, in a forward, before that.
+    statistics = 2 * rows * 4 * (5 + (op == "layer_norm"))
+    assert plan.traffic().of("parameter").nbytes == parameters + statistics
+
+
+@pytest.mark.parametrize(("rows", "keeps", "again"), [(48, 200, 0), (72, 200, 3), (72, 136, 5), (72, 72, 7)])
+def test_what_is_not_kept_comes_back_from_the_cache(
+    rows: int, keeps: int, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU with an eighth of H200's multiprocessors and L2 cache: `reach` is where 19 of 20 second reads lie."""
+    small = dataclasses.replace(H200, multiprocessors=16, l2_bytes=H200.l2_bytes // 8)
+    monkeypatch.setitem(KNOWN, "H200", small)
+    tile = {"strategy": "grid", "threads": 512, "lanes": 64, "packs": 2, "slabs": 8, "keeps": keeps}
+    plan = plan_of("layer_norm_backward", rows, 8 * 960, device="cpu", tile=tile)  # turns of eight rows
+    found = plan.traffic()
+    assert found.tensor_ratio == pytest.approx(1 + again * 8 / rows * 2 / 3)
+    between = reach(found.problem, plan.tile)
+    assert (between == 0) == (again == 0)
+    if again:
+        assert 0.5 * between <= found.reuse.at(0.95) <= 1.1 * between and between <= small.l2_bytes // 2
+
+
+# ---- what it refuses ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "fields", "sentence"), [
+    ((8, 4000), {"lanes": 48}, "lanes is 48, expected a multiple of 32 that divides 512 threads"),
+    ((8, 4000), {"lanes": 1024}, "lanes is 1024, expected a multiple of 32 that divides 512 threads"),
+    ((8, 4000), {"slabs": 4}, "4 slabs are of 1008 columns, 64 lanes of 1 packs hold 512"),
+    ((8, 40000), {"slabs": 200}, "193 slabs, expected one for each of the 132 multiprocessors"),
+    ((8, 10**7), {"slabs": 64}, "64 slabs are of 156256 columns"),
+    ((200, 4000), {"slabs": 128, "keeps": 230}, "bytes of shared memory"),
+    ((4000, 4000), {"slabs": 128, "keeps": 8}, "8 KiB have no room for the rows of 4 turns on their way"),
+    ((1000, 40000), {"slabs": 128}, "bytes lie between two reads, half the L2 cache of NVIDIA H200 is 31457280"),
+], ids=lambda value: "" if isinstance(value, dict) else str(value)[:20])  # fmt: skip
+def test_what_is_refused(shape: tuple[int, int], fields: dict[str, int], sentence: str) -> None:
+    tile = {"strategy": "grid", "threads": 512, "lanes": 64, "packs": 1, "slabs": 8, "keeps": 128, **fields}
+    with pytest.raises(cunorm.UnsupportedTile, match=sentence):
+        plan_of("layer_norm_backward", *shape, tile=tile)
+
+
+def test_without_dx_there_is_nothing_to_keep() -> None:
+    tile = {"strategy": "grid", "threads": 512, "lanes": 64, "packs": 1, "slabs": 8, "keeps": 128}
+    with pytest.raises(cunorm.UnsupportedTile, match="without dx no block waits for the sums of whole rows"):
+        plan_of("layer_norm_backward", 8, 4000, tile=tile, output_mask=(False, True, True))

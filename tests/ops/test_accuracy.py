@@ -1,0 +1,224 @@
+"""How exact statistics are, strategy by strategy, beside NumPy's pairwise float32; and the page that says so."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from cunorm.tuning.verify.inputs import KINDS, Inputs, Kind, inputs_of, slices_of
+from cunorm.tuning.verify.oracle import WHOLE, expected
+from cunorm.tuning.verify.verifier import Verifier
+
+from cunorm.core.devices import known
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile, ceil_div
+from cunorm.ops.registry import OPS
+from cunorm.runtime.plans import Place, plan_for
+from cunorm.tiling import costmodel
+from tests.support.paths import ROOT
+
+FORWARDS = [("group_norm", "NCHW"), ("group_norm", "NHWC"), ("layer_norm", "NCHW"), ("batch_norm_stats", "NCHW"),
+            ("batch_norm_stats", "NHWC")]  # fmt: skip
+STRATEGIES = [(op, layout, name) for op, layout in FORWARDS for name in OPS[op].strategies]
+STATISTICS = ("mean", "rstd", "invstd")
+#: Slices of each kind that strategies work on, and that NumPy's largest error is taken from.
+FEW, MANY = 2, 48
+#: A width of elements whose squares have sums beyond float32.
+LARGE = 1e20
+
+
+@pytest.fixture(scope="module")
+def accuracy() -> Iterator[ModuleType]:
+    """benchmarks/accuracy.py, which has modules beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        yield importlib.import_module("accuracy")
+
+
+def turns(problem: Any, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """What of the values of all slices belongs to each kind."""
+    flat = values.reshape(slices_of(problem), -1)
+    for turn, kind in enumerate(KINDS):
+        yield kind, flat[turn :: len(KINDS)]
+
+
+def goal() -> float:
+    """How many times as far off as NumPy a statistic may be; beside accuracy.py, which the fixture imports."""
+    return float(sys.modules["accuracy_page"].GOAL)
+
+
+@functools.cache
+def of_numpy(op: str, dtype: str, length: int) -> dict[tuple[str, str], float]:
+    """NumPy's largest error of each statistic on each kind of slice, or what rounding the statistic once costs."""
+    accuracy = sys.modules["accuracy"]
+    every = 2 * len(KINDS)  # GroupNorm has them in groups of two
+    slices = min(MANY * len(KINDS), WHOLE // length) // every * every  # all of which the oracle looks at
+    problem = accuracy.problem_of(op, "NCHW", dtype, length, slices)
+    found: dict[tuple[str, str], float] = {}
+    for turn in range(1, 1 + ceil_div(MANY * len(KINDS), slices)):
+        given = inputs_of(problem, turn * len(KINDS), kinds=tuple(KINDS))  # other values, the same kinds in turn
+        came = accuracy.numpy_results(problem, given)
+        for one in expected(problem, given):
+            if one.name in STATISTICS:
+                error = np.abs(came[one.name].reshape(one.exact.shape).astype(np.float64) - one.exact)
+                least = accuracy.UNIT[one.dtype] * np.abs(one.exact)
+                for kind, own in turns(problem, np.maximum(error, least)):
+                    found[one.name, kind] = max(float(own.max()), found.get((one.name, kind), 0.0))
+    return found
+
+
+def runs(problem: Problem, strategy: str, given: Inputs) -> Iterator[tuple[Tile, Inputs]]:
+    """The results of a strategy's default tile, and of the one of the longest chains; none where it is refused."""
+    named, device = OPS[problem.op].strategies[strategy], known("H200")
+    if not any(costmodel.legal(problem, [named], device)):
+        return
+    for tile in sys.modules["accuracy"].tiles_of(problem, named):
+        plan = plan_for(problem, OPS[problem.op].strategies, OPS[problem.op].names, Place("cpu", 0, device), tile)
+        yield tile, Verifier(problem, "cpu").results(plan, given)
+
+
+def check(op: str, layout: str, strategy: str, dtype: str, length: int) -> int:
+    """Both tiles of a strategy on every kind; how many tiles there were."""
+    accuracy = sys.modules["accuracy"]
+    problem = accuracy.problem_of(op, layout, dtype, length, FEW * len(KINDS))
+    given = inputs_of(problem, 0, kinds=tuple(KINDS))
+    wanted = [one for one in expected(problem, given) if one.name in STATISTICS]
+    tiles = 0
+    for tile, came in runs(problem, strategy, given):
+        tiles += 1
+        for one in wanted:
+            error = np.abs(came[one.name].reshape(one.exact.shape).astype(np.float64) - one.exact)
+            for kind, own in turns(problem, error):
+                allowed = goal() * of_numpy(op, dtype, length)[one.name, kind]
+                assert own.max() <= allowed, f"{tile}, {one.name}, {kind}: {own.max():.2e}, allowed {allowed:.2e}"
+    return tiles
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("op", "layout", "strategy"), STRATEGIES)
+def test_statistics_are_as_exact_as_pairwise_sums(
+    op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType
+) -> None:
+    """Outliers first, second, last, in the middle, two, many; slices far from zero, wide, equal: within four times."""
+    assert sum(check(op, layout, strategy, dtype, length) for length in (120, 8000)) > 0 or (
+        (layout, strategy) in {("NCHW", "column"), ("NHWC", "block"), ("NHWC", "split"), ("NHWC", "warp")}
+    )
+
+
+@pytest.mark.parametrize(("op", "layout", "strategy"), [
+    ("batch_norm_stats", "NHWC", "column"), ("batch_norm_stats", "NCHW", "block"), ("group_norm", "NHWC", "block"),
+    ("group_norm", "NHWC", "split"),
+])  # fmt: skip
+def test_long_chains_of_16_bit_values_do_not_drift(op: str, layout: str, strategy: str, accuracy: ModuleType) -> None:
+    """Sums of values with few digits round to one side, again and again, about a centre with many."""
+    assert check(op, layout, strategy, "bfloat16", 80000) > 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("op", "layout", "strategy"), [
+    ("layer_norm", "NCHW", "cluster"), ("layer_norm", "NCHW", "grid"), ("group_norm", "NCHW", "cluster"),
+    ("group_norm", "NHWC", "cluster"),
+])  # fmt: skip
+def test_the_distance_to_an_outlier_is_not_the_spread(
+    op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType
+) -> None:
+    """Where the shift of the first pass is the outlier, the centre of the second was rounded to multiples of 256."""
+    problem = accuracy.problem_of(op, layout, dtype, 400000, 4)
+    given = inputs_of(problem, 0, kinds=("all equal but the first",))
+    rstd = next(one for one in expected(problem, given) if one.name == "rstd")
+    tiles = 0
+    for tile, came in runs(problem, strategy, given):
+        tiles += 1
+        error = np.abs(came["rstd"].reshape(rstd.exact.shape) - rstd.exact) / rstd.exact
+        assert error.max() <= goal() * accuracy.UNIT[rstd.dtype], f"{tile}: {error.max():.2e}"
+    assert tiles > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("op", "layout", "strategy"), STRATEGIES)
+def test_long_slices_are_as_exact(op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType) -> None:
+    check(op, layout, strategy, dtype, 400000)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("op", "layout", "strategy"), STRATEGIES)
+def test_a_variance_that_overflows_is_nan(
+    op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mean is right, its rstd and y are NaN: an rstd of 0 would make y a plausible beta. No other slice is."""
+    monkeypatch.setitem(KINDS, "beyond", Kind(width=LARGE))
+    problem = accuracy.problem_of(op, layout, dtype, 8000, 4)
+    given = inputs_of(problem, 0, kinds=("plain", "beyond"))
+    for tile, came in runs(problem, strategy, given):
+        for one in expected(problem, given):
+            slices = slices_of(problem), -1
+            values, exact = one.looked_at(came[one.name]).astype(np.float64).reshape(slices), one.exact.reshape(slices)
+            assert np.allclose(values[0::2], exact[0::2], rtol=1e-2, atol=1e-2), f"{tile}, {one.name}"
+            if one.name == "mean":
+                assert np.allclose(values[1::2], exact[1::2], rtol=1e-2, atol=LARGE / 1e4), f"{tile}, {one.name}"
+            else:
+                assert np.isnan(values[1::2]).all(), f"{tile}, {one.name}"
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_what_the_results_give(accuracy: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert accuracy.main(["--check"]) == 0, capsys.readouterr().out
+    assert accuracy.PICTURE.exists()
+
+
+def test_the_results_hold_the_goal_and_leave_nothing_out(accuracy: ModuleType) -> None:
+    rows = json.loads(accuracy.RESULTS.read_text(encoding="utf-8"))["rows"]
+    found = list(sys.modules["accuracy_page"].beside_numpy(rows))
+    assert [(row, name, ratio) for row, name, ratio in found if ratio > goal()] == []
+    met = {tuple(row[key] for key in ("op", "layout", "dtype", "kind", "length")) for row in rows}
+    assert met == {(one.op, one.layout, one.dtype, one.kind, one.length) for one in accuracy.works()}
+    contenders = {(row["op"], row["contender"]) for row in rows}
+    assert contenders >= {(op, name) for op in accuracy.ACTIVE for name in (*OPS[op].strategies, "numpy")}
+
+
+def test_an_error_is_seen(accuracy: ModuleType) -> None:
+    """One element off by three units in the last place; and a result of infinity is worse than any number."""
+    problem = accuracy.problem_of("layer_norm", "NCHW", "float32", 120, 4)
+    given = inputs_of(problem, 0)
+    wanted = [one for one in expected(problem, given) if one.name == "y"]
+    exact = wanted[0].exact.astype(np.float32)
+    assert accuracy.errors(wanted, {"y": exact.reshape(-1)})["y"]["ulp"] <= 0.5
+    off = exact.copy()
+    off[2, 7] += 3 * np.spacing(np.abs(off[2, 7]))
+    found = accuracy.errors(wanted, {"y": off.reshape(-1)})["y"]
+    assert 2.5 <= found["ulp"] <= 3.5 and found["bound"] > 0
+    off[2, 7] = np.inf
+    assert accuracy.errors(wanted, {"y": off.reshape(-1)})["y"]["ulp"] > 1e90
+
+
+def test_what_misses_the_goal_is_bold(accuracy: ModuleType) -> None:
+    document = json.loads(accuracy.RESULTS.read_text(encoding="utf-8"))
+    row = next(row for row in document["rows"] if (row["op"], row["contender"]) == ("layer_norm", "warp"))
+    row["results"]["mean"]["error"] *= 1e6
+    row["results"]["mean"]["error"] += 1.0
+    page = accuracy.page(document)
+    assert "Mean or rstd is more than 4 times as far off as NumPy's in 1 of" in page
+    assert next(line for line in page.splitlines() if "**" in line and line.startswith("| ")).startswith("| warp |")
+
+
+@pytest.mark.parametrize("op", ["group_norm", "layer_norm", "batch_norm_stats", "batch_norm_backward_reduce",
+                                "group_norm_backward", "layer_norm_backward", "batch_norm_backward_elemt"])  # fmt: skip
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_the_formulas_of_numpy_are_right(op: str, layout: str, accuracy: ModuleType) -> None:
+    """What stands beside the strategies is the same op."""
+    problem = accuracy.problem_of(op, layout, "float32", 120, 6)
+    given = inputs_of(problem, 0, hostile=False)
+    came = accuracy.numpy_results(problem, given)
+    assert came.keys() == set(problem.outputs)
+    for one in expected(problem, given):
+        assert one.fault(came[one.name]) is None

@@ -1,0 +1,152 @@
+"""The process of test_leaks.py: calls many times, and prints as JSON what it held before and after.
+
+``python leaks_worker.py COUNT WARM`` does everything WARM times before it counts, then COUNT times.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cunorm
+from cunorm.ops.registry import OPS
+from cunorm.runtime import call, plans
+from tests.ops.batch_norm.test_batch_norm import GATHER
+from tests.support.problems import BATCH_OPS, arrays, batch_arrays, layer_arrays
+
+#: Signatures and plans that are kept, so that a few hundred new ones fill the caches and empty them again.
+KEPT = 64
+LARGE_EVERY = 100  # a large call, which takes several threads, for so many small ones
+
+Action = Callable[[int], Any]
+
+
+def caches() -> dict[str, int]:
+    """Entries of all containers and caches of functions at the top of cunorm's modules, and of the ops' calls."""
+    found = {f"{name}.calls": len(op.calls) for name, op in OPS.items()}
+    for module, content in list(sys.modules.items()):
+        if not module.startswith("cunorm"):
+            continue
+        for name, value in list(vars(content).items()):
+            if hasattr(value, "cache_info"):
+                found[f"{module}.{name}"] = value.cache_info().currsize
+            elif isinstance(value, (dict, list, set)) and not name.startswith("__"):
+                found[f"{module}.{name}"] = len(value)
+    return found
+
+
+def held() -> str:
+    """What this process holds, as JSON: one text is less to hold than what it says."""
+    for _ in range(3):
+        gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    found = {
+        "blocks": sys.getallocatedblocks(),
+        "resident": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "caches": caches(),
+    }
+    return json.dumps(found)
+
+
+def right() -> dict[str, Action]:
+    """A call of every op by its name."""
+    a, b, c = arrays(), batch_arrays(), layer_arrays()
+    gathered = np.zeros((2, 8), np.float32), np.ones((2, 8), np.float32), [3, 4]
+    made: dict[str, Action] = {
+        "group_norm": lambda _: cunorm.group_norm(a.x, 2, a.gamma, a.beta),
+        "group_norm_backward": lambda _: cunorm.group_norm_backward(a.dy, a.x, a.mean, a.rstd, a.gamma, num_groups=2),
+        "layer_norm": lambda _: cunorm.layer_norm(c.x, (3, 3), c.gamma, c.beta),
+        "layer_norm_backward": lambda _: cunorm.layer_norm_backward(c.dy, c.x, (3, 3), c.mean, c.rstd, c.gamma),
+        "batch_norm_gather_stats": lambda _: cunorm.batch_norm_gather_stats(*gathered, tile=GATHER),
+    }
+    for op in BATCH_OPS:
+        made[op] = lambda _, op=op: getattr(cunorm, op)(*b.given(op))
+    assert {*made} == {*OPS}
+    return made
+
+
+def refused() -> dict[str, Action]:
+    """A call of every op that is refused: a wrong shape, a wrong dtype, a wrong ``out``, a tile that is not legal."""
+    a, b, c = arrays(), batch_arrays(), layer_arrays()
+    short = np.ones(3, np.float32)
+    calls: dict[str, Action] = {
+        "group_norm": lambda _: cunorm.group_norm(a.x, 2, short),
+        "group_norm: tile": lambda _: cunorm.group_norm(a.x, 2, tile={"strategy": "warp"}),
+        "group_norm_backward": lambda _: cunorm.group_norm_backward(a.dy, a.x, short, a.rstd, num_groups=2),
+        "layer_norm": lambda _: cunorm.layer_norm(c.x, (3, 4)),
+        "layer_norm: out": lambda _: cunorm.layer_norm(c.x, (3, 3), out=(short, None, None)),
+        "layer_norm_backward": lambda _: cunorm.layer_norm_backward(c.dy, c.x, (3, 3), c.mean, short),
+        "batch_norm_stats": lambda _: cunorm.batch_norm_stats(b.x.astype(np.int32)),
+        "batch_norm_gather_stats": lambda _: cunorm.batch_norm_gather_stats(short, short, [1]),
+        "batch_norm_elemt": lambda _: cunorm.batch_norm_elemt(b.x, short, b.invstd),
+        "batch_norm_backward_reduce": lambda _: cunorm.batch_norm_backward_reduce(b.dy, b.x, b.mean, short),
+        "batch_norm_backward_elemt": lambda _: cunorm.batch_norm_backward_elemt(
+            b.dy, b.x, b.mean, b.invstd, short, b.sum_dy, b.sum_dy_xmu, b.count
+        ),
+    }  # fmt: skip
+
+    def caught(action: Action) -> Action:
+        def run(number: int) -> None:
+            try:
+                action(number)
+            except (TypeError, ValueError):
+                return
+            raise AssertionError("was not refused")
+
+        return run
+
+    return {f"{name}, refused": caught(action) for name, action in calls.items()}
+
+
+def new() -> dict[str, Action]:
+    """Calls and plans of shapes that were not there before; their kernels are not run."""
+    tile = cunorm.Tile("split", threads=128, chunk=16)  # a mapping would not be remembered
+    x = np.zeros((1, 1_000_000), np.float32)
+    base = iter(range(1000, 100_000))  # small ints are there once for all
+
+    def new_call(_: int) -> None:
+        cunorm.group_norm(x[:, : 8 * next(base)].reshape(1, 8, -1), 2, tile=tile)
+
+    def new_plan(_: int) -> None:
+        cunorm.plan("group_norm", shape=(7, 8, next(base)), dtype="float32", num_groups=2, tile=tile)
+
+    return {"calls of new shapes": new_call, "plans of new shapes": new_plan}
+
+
+def large(action: Action) -> Action:
+    return lambda number: action(number) if number % LARGE_EVERY == 0 else None
+
+
+def main() -> None:
+    count, warm = map(int, sys.argv[1:])
+    plans.KEPT_PLANS = call.KEPT_CALLS = KEPT
+    rows = np.ones((512, 512), np.float32)
+    actions = right() | refused() | {"large calls": large(lambda _: cunorm.layer_norm(rows, 512))}
+    found = {}
+    for kind in (actions, new()):
+        if kind is not actions:
+            plans.Plan.run = lambda *_: None  # type: ignore[method-assign]
+        for name, action in kind.items():
+            for number in range(warm):
+                action(number)
+            before = held()
+            for number in range(count):
+                action(number)
+            found[name] = (before, held())
+    print(json.dumps({name: [json.loads(one) for one in pair] for name, pair in found.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,540 @@
+"""cunorm.plan, the tile chain, and the cost model's choices."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+import re
+import threading
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from cunorm.tuning.problems import workloads
+
+import cunorm
+from cunorm import Tile
+from cunorm.core.devices import KNOWN, known
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Strategy
+from cunorm.ops import registry
+from cunorm.ops.group_norm.strategies import BACKWARD, FORWARD
+from cunorm.ops.registry import OPS as ALL_OPS
+from cunorm.tiling import costmodel
+from tests.conftest import Executor
+from tests.support.problems import TILES, Arrays, arrays, fake_cupy, forget_calls
+
+OPS = ("group_norm", "group_norm_backward")
+MASKED = (False, True, True)
+#: Tensors that an op reads or writes at least.
+TENSORS = {
+    "group_norm": 2,
+    "group_norm_backward": 3,
+    "layer_norm": 2,
+    "layer_norm_backward": 3,
+    "batch_norm_stats": 1,
+    "batch_norm_elemt": 2,
+    "batch_norm_backward_reduce": 2,
+    "batch_norm_backward_elemt": 3,
+}
+CUPY = importlib.util.find_spec("cupy") is not None
+
+#: An older and a newer one; the others take as long and are long.
+QUICK_DEVICES = [name if name == "H200" else pytest.param(name, marks=pytest.mark.long) for name in KNOWN]
+
+
+def plan(op: str = OPS[1], **changes: Any) -> cunorm.Plan:
+    options = {"shape": (2, 8, 3, 3), "dtype": "float32", "num_groups": 2, "device": "cpu", **changes}
+    return cunorm.plan(op, **options)
+
+
+def call(plan: cunorm.Plan, a: Arrays, executor: Executor, **options: Any) -> tuple[Any, ...]:
+    put = executor.put
+    if plan.problem.op == OPS[0]:
+        return plan(put(a.x), put(a.gamma), put(a.beta), **options)
+    return plan(put(a.dy), put(a.x), put(a.mean), put(a.rstd), put(a.gamma), **options)
+
+
+def check(plan: cunorm.Plan, a: Arrays, found: tuple[Any, ...], executor: Executor) -> None:
+    (a.check_forward if plan.problem.op == OPS[0] else a.check_backward)(*map(executor.get, found))
+
+
+def strategies_of(problem: Problem) -> Mapping[str, Strategy]:
+    return ALL_OPS[problem.op].strategies
+
+
+# ---- what a plan says -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_explain_says_what_runs_where_and_why(op: str) -> None:
+    made = plan(op, device="A100", dtype="bfloat16", shape=(2, 320, 64, 64), num_groups=32, gamma_dtype="bfloat16")
+    text = made.explain()
+    assert made.strategy is not None
+    assert made.tile is not None
+    for part in (
+        op,
+        "bfloat16",
+        "NCHW",
+        "N=2",
+        "C=320",
+        "HxW=4096",
+        "group=32",
+        made.strategy.name,
+        KNOWN["A100"].name,
+    ):
+        assert part in text
+    for name, value in made.tile.as_dict().items():
+        assert f"{name}={value}" in text
+    assert "cost model" in text
+    assert "cpu executor: exact, not fast" in text
+    assert f"{made.workspace_nbytes} bytes" in text
+    for launch in made.launches:
+        assert f"{launch.entry}: {launch.grid} blocks of {launch.threads} threads" in text
+
+
+def test_explain_of_a_plan_with_nothing_to_do() -> None:
+    for made in (plan(shape=(0, 8, 3)), plan(shape=(2, 8, 0)), plan(output_mask=(False, False, False))):
+        assert made.launches == ()
+        assert made.workspace_nbytes == 0
+        assert made.strategy is None
+        assert "none" in made.explain()
+
+
+def test_an_explicit_tile_beats_the_default() -> None:
+    default = plan()
+    for tile in (TILES["block"], TILES["split"], TILES["block"].as_dict() | {"strategy": "block"}):
+        made = plan(tile=tile)
+        assert made.tile == Tile.of(tile)
+        assert "tile= that was given" in made.explain()
+        assert "cost model" not in made.explain()
+    assert default.tile is not None
+    assert default.tile != TILES["block"]
+    with pytest.raises(cunorm.UnsupportedTile, match=r"^tile: warp"):
+        plan(tile=Tile("warp", threads=128, lanes=1, packs=1, samples=1))
+
+
+def test_workspace_is_two_accumulators_for_each_partial_sum() -> None:
+    assert plan(tile=TILES["block"]).workspace_nbytes == 2 * 8 * 2 * 4
+    assert plan(tile=TILES["block"], dtype="float64").workspace_nbytes == 2 * 8 * 2 * 8
+    assert plan(tile=TILES["block"], output_mask=(True, False, False)).workspace_nbytes == 0
+    assert plan(tile=TILES["split"], shape=(2, 8, 9, 9)).workspace_nbytes == 2 * 8 * 6 * 2 * 4
+    assert plan(OPS[0], tile=TILES["block"]).workspace_nbytes == 0
+
+
+@pytest.mark.parametrize("device", KNOWN)
+def test_workspace_is_never_more(device: str) -> None:
+    for op in OPS:
+        for dtype, layout in (("bfloat16", "NCHW"), ("float64", "NHWC"), ("float32", "NHWC")):
+            for N, C, HxW, group in ((3, 12, 50, 4), (64, 64, 1, 8), (1, 33, 3000, 1)):
+                sums = "float64" if dtype == "float64" else "float32"
+                outputs = ("y", "mean", "rstd") if op == OPS[0] else ("dx", "dgamma", "dbeta")
+                problem = Problem(op, dtype, dtype, None, sums, layout, N, C, HxW, group, outputs)
+                for strategy in strategies_of(problem).values():
+                    for tile in strategy.tiles():
+                        if strategy.refuses(problem, tile, known(device)) is None:
+                            chunks = -(-HxW // tile.chunk) if "chunk" in tile.as_dict() else 1
+                            moments = 1 if "backward" in op else 2  # pairs of a part
+                            most = N * C * chunks * moments * 2 * problem.sum_itemsize
+                            if strategy.name == "grid":  # rows of sums, and counters on lines of their own
+                                most += N * C * 2 * problem.sum_itemsize + 2 * 128 + 4 * N * group + 16
+                            assert strategy.workspace(problem, tile) <= most
+
+
+# ---- wrong plans ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "errors"),
+    [
+        ("op", "instance_norm", ValueError),
+        ("op", None, (TypeError, ValueError)),
+        ("op", ["group_norm"], (TypeError, ValueError)),
+        ("shape", 5, TypeError),
+        ("shape", None, TypeError),
+        ("shape", "abc", TypeError),
+        ("shape", (2, 8.0), TypeError),
+        ("shape", (2, True), TypeError),
+        ("shape", (2, -8), ValueError),
+        ("shape", (8,), ValueError),
+        ("shape", (), ValueError),
+        ("shape", (2, 8, 1, 1, 1, 1, 1, 1, 1), ValueError),
+        ("dtype", "int8", TypeError),
+        ("dtype", "float33", TypeError),
+        ("dtype", None, TypeError),
+        ("dtype", {}, TypeError),
+        ("dtype", np.int32, TypeError),
+        ("dtype", ">f4", TypeError),
+        ("num_groups", 3, ValueError),
+        ("num_groups", 0, ValueError),
+        ("num_groups", 2.0, TypeError),
+        ("num_groups", True, TypeError),
+        ("num_groups", None, TypeError),
+        ("normalized_shape", 3, ValueError),
+        ("gamma_dtype", "int8", TypeError),
+        ("gamma_dtype", "float16", TypeError),
+        ("gamma_dtype", "float64", TypeError),
+        ("beta_dtype", "bfloat16", TypeError),
+        ("output_mask", (True, True), ValueError),
+        ("output_mask", (1, 1, 1), (TypeError, ValueError)),
+        ("output_mask", None, (TypeError, ValueError)),
+        ("data_format", "NC", ValueError),
+        ("data_format", None, (TypeError, ValueError)),
+        ("activation", "relu", ValueError),
+        ("device", "B9000", ValueError),
+        ("device", "", ValueError),
+        ("device", 1.5, TypeError),
+        ("device", True, TypeError),
+        ("device", ["cpu"], TypeError),
+        ("tile", "block", TypeError),
+        ("tile", {}, ValueError),
+        ("tile", {"strategy": "nope", "threads": 32}, ValueError),
+        ("tile", {"strategy": "block", "threads": 64}, ValueError),
+        (
+            "tile",
+            {"strategy": "block", "threads": 33, "groups": 1, "chunks": 2, "engine": 1, "packs": 1},
+            cunorm.UnsupportedTile,
+        ),
+        ("tile", {"strategy": "block", 3: 4}, (TypeError, ValueError)),
+    ],
+)
+def test_wrong_plans(name: str, value: object, errors: Any) -> None:
+    options = {"op": OPS[1], name: value}
+    with pytest.raises(errors, match=rf"^{name}\b"):
+        plan(**options)
+
+
+def test_a_gpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cunorm.ops.registry.gpu_present", lambda: False)
+    for ordinal in (0, 3, -1):
+        with pytest.raises(ValueError, match=rf"^device: GPU {ordinal}\b.*cunorm doctor"):
+            plan(device=ordinal)
+    assert plan(device=None).place.kind == "cpu"  # the CPU executor serves where there is no GPU
+
+
+def test_a_missing_cupy_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = registry.executor
+
+    def executor(kind: str) -> Any:
+        if kind == "gpu":
+            raise ImportError("no CuPy")
+        return real(kind)
+
+    monkeypatch.setattr(registry, "executor", executor)
+    assert registry.gpu_present() is False
+    assert plan(device=None).place.kind == "cpu"
+
+
+def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("A100", "a100", "H200"):
+        assert plan(device=name).place.device is known(name)
+    assert plan(device="cpu").place.device is known("H200")
+    monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
+    assert plan(device="cpu").place.device is known("A100")
+    # A block's shared memory is one thing that legality asks of the device: 227 KB against 163.
+    large = {
+        "shape": (1, 1, 45000),
+        "num_groups": 1,
+        "tile": Tile("block", threads=64, groups=1, chunks=2, engine=1, packs=1),
+        "dtype": "float32",
+    }
+    assert plan(OPS[0], **large, device="H200").launches
+    with pytest.raises(cunorm.UnsupportedTile, match="A100"):
+        plan(OPS[0], **large, device="A100")
+
+
+def test_the_posed_device_is_not_cached_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, tile = np.ones((1, 1, 45000), np.float32), Tile("block", threads=64, groups=1, chunks=2, engine=1, packs=1)
+    cunorm.group_norm(x, 1, tile=tile)
+    monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
+    with pytest.raises(cunorm.UnsupportedTile, match="A100"):
+        cunorm.group_norm(x, 1, tile=tile)
+    monkeypatch.setenv("CUNORM_CPU_DEVICE", "B9000")
+    with pytest.raises(ValueError, match="B9000"):
+        cunorm.group_norm(x, 1, tile=tile)
+
+
+# ---- calling a plan -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+def test_a_plan_runs(op: str, data_format: str, executor: Executor) -> None:
+    shape = (2, 8, 3, 3) if data_format == "NCHW" else (2, 3, 3, 8)
+    a = arrays(shape, data_format=data_format)
+    device = "cpu" if executor.name == "cpu" else 0
+    for gamma_dtype in (None, "float32"):
+        options = {"beta_dtype": gamma_dtype} if op == OPS[0] else {}
+        made = plan(
+            op,
+            shape=shape,
+            data_format=data_format,
+            gamma_dtype=gamma_dtype,
+            tile=TILES["block"],
+            device=device,
+            **options,
+        )
+        for _ in range(2):
+            found = call(made, a, executor)
+            check(made, a, found, executor)
+        workspace = executor.xp.full(max(1, made.workspace_nbytes), 0xFF, np.uint8)
+        again = call(made, a, executor, out=found, workspace=workspace)
+        assert all(came is given for came, given in zip(again, found, strict=True))
+        check(made, a, again, executor)
+
+
+def test_a_plan_with_a_mask(executor: Executor) -> None:
+    made = plan(output_mask=MASKED, tile=TILES["block"], device="cpu" if executor.name == "cpu" else 0)
+    a = arrays()
+    dx, *others = call(made, a, executor)
+    assert dx is None
+    a.check_backward(None, *map(executor.get, others))
+
+
+def test_a_plan_takes_statistics_of_the_dtype_of_x() -> None:
+    a = arrays(dtype="float16")
+    a.mean, a.rstd = a.mean.astype(np.float16), a.rstd.astype(np.float16)
+    made = plan(dtype="float16", gamma_dtype="float16", tile=TILES["block"])
+    made(a.dy, a.x, a.mean, a.rstd, a.gamma)
+
+
+@pytest.mark.parametrize("state", ["cold", "warm"])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("x", lambda a: a.x.reshape(2, 8, 9, 1).repeat(2, axis=3)),
+        ("x", lambda a: a.x[:1]),
+        ("x", lambda a: a.x[:, :4]),
+        ("x", lambda a: a.x.astype(np.float64)),
+        ("x", lambda a: a.x.astype(np.float16)),
+        ("x", lambda a: a.x.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)),  # planned as NHWC
+        ("x", lambda a: a.x.tolist()),
+        ("x", lambda a: None),
+        ("gamma", lambda a: a.gamma[:4]),
+        ("gamma", lambda a: a.gamma.astype(np.float64)),
+        ("gamma", lambda a: [1.0] * 8),
+    ],
+)
+@pytest.mark.parametrize("op", OPS)
+def test_wrong_arrays_for_a_plan(
+    op: str, name: str, change: Callable[[Arrays], Any], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, a = plan(op, tile=TILES["block"]), arrays()
+    forget_calls()
+    if state == "warm":
+        call(made, a, Executor("cpu"))
+    setattr(a, name, value := change(a))
+    if name == "x" and isinstance(value, np.ndarray) and op == OPS[1]:
+        a.dy = value
+        rest = (2, value.shape[1]) if value.ndim > 1 else (2, 2)
+        a.gamma = np.ones(rest[1], np.float32 if value.dtype == np.float16 else value.dtype)
+        a.mean = a.rstd = np.ones((value.shape[0], 2), np.float64 if value.dtype == np.float64 else np.float32)
+    monkeypatch.setattr("cunorm.executors.cpu.executor.launch", lambda *_: pytest.fail("launched"))
+    given = (a.x, a.gamma) if op == OPS[0] else (a.dy, a.x, a.mean, a.rstd, a.gamma)
+    with pytest.raises((TypeError, ValueError), match=r"^(x|gamma|dy)\b"):
+        made(*given)
+
+
+def test_a_refusal_of_a_plan_shows_the_difference() -> None:
+    """The text says what the plan is for and what came: the two must not read the same."""
+    a = arrays(dtype="float16", gamma_dtype="float32")
+    made = plan(dtype="float16", gamma_dtype="float16")
+    with pytest.raises(ValueError, match="the plan is for") as caught:
+        made(a.dy, a.x, a.mean, a.rstd, a.gamma)
+    found = re.search(r"the plan is for (.*), the arrays are (.*)$", str(caught.value))
+    assert found
+    assert found[1] != found[2]
+
+
+@pytest.mark.skipif(not CUPY, reason="CuPy is not installed")
+def test_arrays_of_another_place_than_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(OPS[0])
+    x = fake_cupy((2, 8, 3, 3), np.float32)
+    with pytest.raises((TypeError, ValueError), match=r"^x: on gpu"):
+        made(x)
+
+
+def test_the_options_of_a_plan_that_it_does_not_take() -> None:
+    a = arrays()
+    made = plan(OPS[0], tile=TILES["block"])
+    with pytest.raises(TypeError):
+        made()
+    with pytest.raises(TypeError):
+        made(a.x, nonsense=1)
+    with pytest.raises(ValueError, match=r"^eps"):
+        made(a.x, eps=-1)
+    _, _, rstd = made(a.x, eps=0.5)
+    _, _, other = cunorm.group_norm(a.x, 2, eps=0.5, tile=TILES["block"])
+    assert rstd.tobytes() == other.tobytes()
+
+
+def test_plans_of_the_same_arrays_do_not_share_calls() -> None:
+    first, second = plan(tile=TILES["block"]), plan(tile=TILES["block"], output_mask=MASKED)
+    a = arrays()
+    given = (a.dy, a.x, a.mean, a.rstd, a.gamma)
+    for _ in range(2):
+        assert first(*given)[0] is not None
+        assert second(*given)[0] is None
+
+
+# ---- first use from several threads ---------------------------------------------------------------------------------
+
+
+def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is new for all of them: calls, plan, kernels."""
+    count = 8
+    a = arrays((2, 8, 3, 5))
+    results: list[Any] = [None] * count
+    for tile in (TILES["block"], TILES["split"]):
+        forget_calls()
+        monkeypatch.setattr("cunorm.runtime.plans._plans", {})
+        monkeypatch.setattr("cunorm.executors.cpu.kernel._kernels", {})
+        shared = plan(shape=(2, 8, 3, 5), tile=tile)
+        barrier = threading.Barrier(count)
+
+        def work(index: int, tile: Tile = tile, shared: Any = shared, barrier: Any = barrier) -> None:
+            given = (a.dy, a.x, a.mean, a.rstd, a.gamma)
+            barrier.wait()
+            try:
+                for _ in range(5):
+                    found = shared(*given) if index % 2 else cunorm.group_norm_backward(*given, num_groups=2, tile=tile)
+                results[index] = found
+            except BaseException as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for found in results:
+            assert isinstance(found, tuple), found
+            a.check_backward(*found)
+            assert [array.tobytes() for array in found] == [array.tobytes() for array in results[0]]
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+def test_tiles_are_values() -> None:
+    tile = Tile("block", threads=64, groups=2, chunks=2, engine=1, packs=1)
+    assert tile == Tile("block", engine=1, packs=1, groups=2, threads=64, chunks=2)
+    assert hash(tile) == hash(Tile("block", engine=1, packs=1, groups=2, threads=64, chunks=2))
+    assert tile != Tile("block", engine=1, packs=1, groups=2, threads=128, chunks=2)
+    assert tile != Tile("split", engine=1, packs=1, groups=2, threads=64, chunks=2)
+    assert Tile.of({"strategy": "block", **tile.as_dict()}) == tile
+    assert eval(repr(tile), {"Tile": Tile}) == tile
+    assert (tile.threads, tile.groups) == (64, 2)
+    with pytest.raises(AttributeError, match="lead"):
+        _ = tile.lead
+    for value in (0, -1, True, 1.0, "1", None):
+        with pytest.raises((TypeError, ValueError), match=r"^tile"):
+            Tile("block", threads=value)  # type: ignore[arg-type]
+
+
+def test_tiles_can_be_copied_and_pickled() -> None:
+    tile = Tile("block", threads=64, groups=2, chunks=2, engine=1, packs=1)
+    assert copy.copy(tile) == copy.deepcopy(tile) == tile
+    assert pickle.loads(pickle.dumps(tile)) == tile
+    assert {tile: 1}[pickle.loads(pickle.dumps(tile))] == 1
+
+
+# ---- the cost model -------------------------------------------------------------------------------------------------
+
+
+def suite() -> list[Problem]:
+    """The problems of every workload, and some of them once more in float32."""
+    half, single = ([problem for _, problem in workloads.problems(dtype)] for dtype in ("bfloat16", "float32"))
+    return [*half, *single[::7]]
+
+
+@pytest.mark.parametrize("device", QUICK_DEVICES)
+def test_the_default_of_every_workload(device: str) -> None:
+    """Legal, near the floor, among the fastest by prediction, and of those the one that keeps most of the GPU busy."""
+    facts = known(device)
+    for problem in suite():
+        ranked = costmodel.ranked(problem, strategies_of(problem).values(), facts)
+        default = ranked[0]
+        assert default.strategy.refuses(problem, default.tile, facts) is None
+        assert default.seconds == pytest.approx(costmodel.predict(problem, default.strategy, default.tile, facts))
+        floor = TENSORS[problem.op] * problem.nbytes / facts.bandwidth
+        assert floor < default.seconds < 6 * floor + 25e-6, (problem.describe(), default)
+        fastest = min(one.seconds for one in ranked)
+        near = [one for one in ranked if one.seconds <= costmodel.NEAR_TIE * fastest]
+        assert default in near
+        enough = int(costmodel.BUSY_ENOUGH * facts.multiprocessors)
+        most = max(min(costmodel.busy(one, problem, facts), enough) for one in near)
+        assert costmodel.busy(default, problem, facts) >= most, (problem.describe(), default.tile)
+        assert all(one.seconds <= after.seconds * (1 + 1e-8) for one, after in pairwise(ranked[1:]))
+
+
+@pytest.mark.parametrize("device", QUICK_DEVICES)
+def test_one_boundary_between_two_strategies(device: str) -> None:
+    """As slices grow, each strategy gives way to the next once: registers, shared memory, a cluster's, the L2 cache."""
+    facts, order = known(device), ("warp", "block", "cluster", "grid", "split")
+    forward, gradients = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
+    scans: list[list[Problem]] = []
+    for dtype, N in (("bfloat16", 2), ("float32", 256)):
+        for op, outputs in (("group_norm", forward), ("group_norm_backward", gradients)):
+            for layout in ("NCHW", "NHWC"):
+                sizes = [(layout, N, 320, 2**power, 32) for power in range(18)]
+                scans.append([Problem(op, dtype, dtype, None, "float32", *one, outputs).canonical() for one in sizes])
+        for op, outputs in (("layer_norm", forward), ("layer_norm_backward", gradients)):
+            # So many rows that no strategy is taken for want of blocks.
+            rows = [("NCHW", 1024 * N, 2**power, 1, 1) for power in range(20)]
+            scans.append([Problem(op, dtype, dtype, None, "float32", *one, outputs) for one in rows])
+    for scan in scans:
+        chosen = [costmodel.choose(one, strategies_of(one).values(), facts).strategy.name for one in scan]
+        assert chosen == sorted(chosen, key=order.index), (scan[0].describe(), chosen)
+        assert chosen[0] == "warp" and chosen[-1] in ("grid", "split"), scan[0].describe()
+        assert all(one.group_length <= 4096 for one, name in zip(scan, chosen, strict=True) if name == "warp")
+
+
+def test_every_problem_has_a_strategy() -> None:
+    """split is the fallback: legal whatever comes, small, huge, odd."""
+    for device in KNOWN.values():
+        for op, strategies in ((OPS[0], FORWARD), (OPS[1], BACKWARD)):
+            for dtype in ("float16", "float64"):
+                sums = "float64" if dtype == "float64" else "float32"
+                for layout in ("NCHW", "NHWC"):
+                    for N, C, HxW, group in ((1, 1, 1, 1), (1, 1, 2**33, 1), (2**33, 2, 1, 2), (3, 33, 65537, 1)):
+                        outputs = ("y", "mean", "rstd") if op == OPS[0] else ("dx", "dgamma", "dbeta")
+                        problem = Problem(op, dtype, None, None, sums, layout, N, C, HxW, group, outputs).canonical()
+                        choice = costmodel.choose(problem, strategies.values(), device)
+                        for launch in choice.strategy.launches(problem, choice.tile):
+                            assert 1 <= launch.grid <= 2**31 - 1
+                            assert launch.shared_bytes <= device.shared_memory_per_block
+                            assert launch.threads % 32 == 0
+                            assert 32 <= launch.threads <= 1024
+                        assert (
+                            strategies["split"].refuses(problem, Tile("split", threads=128, chunk=4096), device) is None
+                        )
+
+
+def test_more_blocks_or_less_work_is_never_predicted_slower() -> None:
+    """Scaling N up never makes the prediction of one tile smaller; a wider device never makes it larger."""
+    for op, strategies, outputs in (
+        (OPS[0], FORWARD, ("y", "mean", "rstd")),
+        (OPS[1], BACKWARD, ("dx", "dgamma", "dbeta")),
+    ):
+        for tile in (TILES["block"], Tile("split", threads=256, chunk=1024)):
+            before = 0.0
+            for N in (1, 2, 4, 8, 64, 512, 4096):
+                problem = Problem(op, "bfloat16", None, None, "float32", "NCHW", N, 64, 1024, 8, outputs)
+                seconds = costmodel.predict(problem, strategies[tile.strategy], tile, known("A100"))
+                assert seconds >= before
+                before = seconds
+                assert costmodel.predict(problem, strategies[tile.strategy], tile, known("H200")) <= seconds
+
+
+def test_a_forward_has_no_mask() -> None:
+    with pytest.raises(ValueError, match=r"^output_mask"):
+        cunorm.plan("group_norm", shape=(2, 8), dtype="float32", num_groups=2, output_mask=(True, False, True))
+
+
+def test_sizes_that_do_not_fit_64_bits() -> None:
+    with pytest.raises(ValueError, match=r"^shape"):
+        cunorm.plan("group_norm", shape=(10**30, 8), dtype="float32", num_groups=2)

@@ -1,0 +1,421 @@
+"""Shared by the contract tests of every op: wrong arguments as a tired user types them, and how they are refused.
+
+A case is (label, the argument to blame, its errors, a change of the right arguments). Each is refused with the
+argument's name in front, before anything is allocated or launched, and everything that was passed keeps what it held.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm.ops.registry import OPS
+from tests.support.problems import SENTINEL, fake_cupy, forget_calls
+
+Arguments = dict[str, Any]
+Change = Callable[[Arguments], Arguments]
+Wrong = tuple[str, str, Any, Change]
+
+EITHER = (TypeError, ValueError)
+#: In which a wrong call comes: nothing was called before, the right call was, or it was without out and workspace.
+STATES = ("cold", "warm", "allocating")
+
+
+@functools.cache
+def taken(op: str) -> frozenset[str]:
+    """The names of an op's arguments."""
+    return frozenset(inspect.signature(getattr(cunorm, op)).parameters)
+
+
+def invoke(op: str, given: Arguments) -> Any:
+    """Call an op with those of the arguments that it takes."""
+    return getattr(cunorm, op)(**{name: value for name, value in given.items() if name in taken(op)})
+
+
+def flat(value: Any) -> Iterator[np.ndarray]:
+    """The NumPy arrays in an argument."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from flat(item)
+
+
+def contents(given: Arguments) -> list[bytes]:
+    """What all arrays of a call hold."""
+    return [array.tobytes() for value in given.values() for array in flat(value)]
+
+
+@contextmanager
+def nothing_may_happen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever allocates, copies, compiles or launches in here fails."""
+
+    def refuse(what: str) -> Callable[..., Any]:
+        def fail(*_: object, **__: object) -> Any:
+            raise AssertionError(f"{what} before the arguments were checked")
+
+        return fail
+
+    with monkeypatch.context() as patched:
+        for name in ("empty", "zeros", "empty_like", "zeros_like", "full", "ascontiguousarray", "copyto", "require"):
+            patched.setattr(np, name, refuse(f"numpy.{name}"))
+        for name in ("compile", "launch"):
+            patched.setattr(f"cunorm.executors.cpu.executor.{name}", refuse(f"cunorm.executors.cpu.executor.{name}"))
+        yield
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, op: str, given: Arguments, name: str, errors: Any = EITHER) -> str:
+    """The sentence with which these arguments are refused; everything that was passed keeps what it held."""
+    before = contents(given)
+    with nothing_may_happen(monkeypatch), pytest.raises(errors) as caught:
+        invoke(op, given)
+    sentence = str(caught.value)
+    assert re.match(rf"{re.escape(name)}(?!\w)", sentence), f"does not start with {name}: {sentence}"
+    assert contents(given) == before
+    return sentence
+
+
+def parameters(cases: dict[str, list[Wrong]]) -> list[Any]:
+    """Parameters (op, case, state) of the cases of each op in each state that is one of its own."""
+    return [
+        pytest.param(op, case[1:], state, id=f"{op}: {case[0]}-{state}")
+        for op, wrong in cases.items()
+        for case in wrong
+        for state in STATES
+        if state != "allocating" or case[1] not in ("out", "workspace")
+    ]
+
+
+def warmed(op: str, given: Arguments) -> None:
+    """Call an op so that the next call of these arguments is one that it remembers."""
+    invoke(op, given)
+    assert len(OPS[op].calls) == 1
+    invoke(op, given)
+
+
+def check_refusal(
+    op: str,
+    right: Callable[[str], Arguments],
+    check: Callable[[str, Any], None],
+    case: tuple[str, Any, Change],
+    state: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One wrong argument in one state: it is refused, and the right call works as before."""
+    name, errors, change = case
+    given = right(op)
+    if state == "allocating":  # as most users call it
+        given.update(out=None, workspace=None)
+    forget_calls()
+    if state != "cold":
+        warmed(op, given)
+    for array in flat(given["out"]):
+        array.fill(SENTINEL)
+    changed = {**given, **change(given)}
+    refused(monkeypatch, op, changed, name, errors)
+    if state == "cold":  # not even a second time, and the right call still works
+        refused(monkeypatch, op, changed, name, errors)
+        check(op, invoke(op, right(op)))
+
+
+def check_read_only(
+    op: str, right: Callable[[str], Arguments], labels: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each output that turns read-only between two calls is refused by its label."""
+    given = right(op)
+    arrays = given["out"] if isinstance(given["out"], tuple) else (given["out"],)
+    # What is updated and not in out goes by its own name.
+    for label, array in zip(labels, (*arrays, *(given.get(name) for name in labels[len(arrays) :])), strict=True):
+        invoke(op, given)
+        array.fill(SENTINEL)
+        array.flags.writeable = False
+        assert refused(monkeypatch, op, given, label, ValueError).startswith(f"{label}: read-only")
+        array.flags.writeable = True
+
+
+def check_mixed(
+    op: str, right: Callable[[str], Arguments], name: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One CuPy array among NumPy arrays: both are named, and one of the arguments."""
+    given = right(op)
+    forget_calls()
+    if state == "warm":
+        warmed(op, given)
+    if isinstance(given[name], tuple):
+        given[name] = (*given[name][:-1], fake_cupy(given[name][-1].shape, np.float32))
+    else:
+        given[name] = fake_cupy(given[name].shape, given[name].dtype)
+    before = contents(given)
+    with nothing_may_happen(monkeypatch), pytest.raises(EITHER) as caught:
+        invoke(op, given)
+    sentence = str(caught.value)
+    names = "|".join(re.escape(label) for label in (*taken(op), *OPS[op].labels))
+    assert re.match(rf"({names}):", sentence), sentence
+    if name != "workspace":
+        assert caught.type is TypeError
+        assert "cupy.ndarray" in sentence
+        assert "numpy.ndarray" in sentence
+    assert contents(given) == before
+
+
+# ---- cases ----------------------------------------------------------------------------------------------------------
+
+
+class Tensor:
+    """Like a tensor of another library."""
+
+    def __dlpack__(self) -> None:
+        """Never called."""
+
+
+def wrong(argument: str, errors: Any, **values: Any) -> list[Wrong]:
+    """Cases for one argument: label -> value, or a function of the right arguments that gives it."""
+    cases: list[Wrong] = []
+    for label, value in values.items():
+        made = value if callable(value) and not isinstance(value, type) else lambda _, value=value: value
+        cases.append((f"{argument} {label}", argument, errors, lambda a, made=made: {argument: made(a)}))
+    return cases
+
+
+def both(label: str, errors: Any, change: Callable[[np.ndarray], np.ndarray]) -> list[Wrong]:
+    """x and dy wrong in the same way: x is to blame."""
+    return [(f"x {label}", "x", errors, lambda a: {name: change(a[name]) for name in ("x", "dy") if name in a})]
+
+
+def output(index: int, label: str, errors: Any, make: Callable[[np.ndarray, Arguments], Any]) -> list[Wrong]:
+    """One of the outputs wrong, made of the right one; where an op has one result, that one."""
+
+    def change(a: Arguments) -> Arguments:
+        if not isinstance(a["out"], tuple):
+            return {"out": make(a["out"], a)}
+        return {"out": tuple(make(o, a) if i == index else o for i, o in enumerate(a["out"]))}
+
+    return [(f"out {index} {label}", "out", errors, change)]
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def unaligned(array: np.ndarray) -> np.ndarray:
+    """The same values one byte past a boundary."""
+    moved = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+def _first_output(a: Arguments, array: np.ndarray) -> Any:
+    return (array, *a["out"][1:]) if isinstance(a["out"], tuple) else array
+
+
+def neighbours(name: str, shift: int) -> Change:
+    """An input and the first output as two windows of one buffer, `shift` elements apart."""
+
+    def change(a: Arguments) -> Arguments:
+        source = a[name]
+        buffer = np.zeros(2 * source.size, np.float32)
+        window = buffer[: source.size].reshape(source.shape)
+        window[...] = source
+        return {name: window, "out": _first_output(a, buffer[shift : shift + source.size].reshape(source.shape))}
+
+    return change
+
+
+def backwards(name: str) -> Change:
+    """An input that runs backwards through a buffer, the first output before its first element."""
+
+    def change(a: Arguments) -> Arguments:
+        source = a[name]
+        size = source.size
+        buffer, start = np.zeros(2 * size, np.float32), size * 2 // 3
+        window = buffer[start : start + size][::-1].reshape(source.shape)
+        window[...] = source
+        assert buffer[start] != 0  # a view, no copy
+        return {name: window, "out": _first_output(a, buffer[:size].reshape(source.shape))}
+
+    return change
+
+
+def array_cases(name: str) -> list[Wrong]:
+    """No array of NumPy or CuPy, or not one of a supported dtype."""
+    return wrong(
+        name,
+        TypeError,
+        **{
+            "list": lambda a: a[name].tolist(),
+            "tensor": lambda _: Tensor(),
+            "number": 1.0,
+            "scalar": lambda _: np.float32(1),
+            "string": "x",
+            "type": np.ndarray,
+            "int": lambda a: a[name].astype(np.int32),
+            "bool": lambda a: a[name] > 0,
+            "complex": lambda a: a[name].astype(np.complex64),
+            "object": lambda a: a[name].astype(object),
+            "big-endian": lambda a: a[name].astype(">f4"),
+            "longdouble": lambda a: a[name].astype(np.longdouble),
+            "masked": lambda a: np.ma.masked_greater(a[name], 0),
+            "masked nowhere": lambda a: np.ma.masked_array(a[name]),
+        },
+    )
+
+
+def parameter_cases(name: str) -> list[Wrong]:
+    """Wrong values for gamma or beta of a float32 x."""
+    return [
+        *array_cases(name),
+        *wrong(name, TypeError, float64=lambda a: a[name].astype(np.float64)),
+        *wrong(name, TypeError, float16=lambda a: a[name].astype(np.float16)),
+        *wrong(name, ValueError, short=lambda a: a[name][:-1], long=lambda a: np.concatenate([a[name], a[name][:1]])),
+        *wrong(name, ValueError, column=lambda a: a[name][..., None], row=lambda a: a[name][None]),
+        *wrong(name, ValueError, point=lambda _: np.ones((), np.float32), empty=lambda a: a[name][:0]),
+    ]
+
+
+def gradient_cases() -> list[Wrong]:
+    """Wrong values for dy."""
+    return [
+        *array_cases("dy"),
+        *wrong("dy", TypeError, none=None, float64=lambda a: a["dy"].astype(np.float64)),
+        *wrong("dy", TypeError, float16=lambda a: a["dy"].astype(np.float16)),
+        *wrong("dy", ValueError, flat=lambda a: a["dy"].reshape(*a["dy"].shape[:2], -1), short=lambda a: a["dy"][:1]),
+        *wrong("dy", ValueError, transposed=lambda a: a["dy"].swapaxes(0, 1)),
+    ]
+
+
+def epsilon_cases() -> list[Wrong]:
+    """Wrong values for eps."""
+    return [
+        *wrong("eps", ValueError, negative=-1e-5, tiny=-1e-300, nan=float("nan"), inf=float("inf"), int=-1),
+        *wrong("eps", ValueError, minus_inf=float("-inf"), numpy_nan=np.float32("nan")),
+        *wrong("eps", EITHER, string="a", number="1e-5", none=None, bool=True, list=[1e-5], complex=1e-5j, bytes=b"1"),
+        *wrong("eps", EITHER, array=lambda _: np.array([1e-5, 1e-5]), numpy_bool=np.True_, huge=10**400),
+        *wrong("eps", TypeError, array_of_one=lambda _: np.array([1e-5]), point=lambda _: np.array(1e-5)),
+    ]
+
+
+def mask_cases() -> list[Wrong]:
+    """Wrong values for an output_mask of three."""
+    return [
+        *wrong("output_mask", EITHER, short=(True, True), long=(True,) * 4, empty=(), none=None, flag=True),
+        *wrong("output_mask", EITHER, ints=(1, 1, 1), floats=(1.0, 1.0, 1.0), string="yes", texts=("a", "b", "c")),
+        *wrong("output_mask", EITHER, one_int=(True, True, 1), hole=(True, True, None)),
+        *wrong("output_mask", EITHER, array=lambda _: np.ones(3), numbers=7),
+    ]
+
+
+def tile_cases(right: cunorm.Tile) -> list[Wrong]:
+    """Wrong values for a tile, made of a right one."""
+    legal: dict[str, Any] = {"strategy": right.strategy, **right.as_dict()}
+    strategy, (last, *_) = legal["strategy"], [name for name in legal if name not in ("strategy", "threads")] or [None]
+    less = {name: value for name, value in legal.items() if name != (last or "threads")}
+    return [
+        *wrong("tile", TypeError, string=strategy, number=5, list=[strategy], array=lambda _: np.ones(3)),
+        *wrong("tile", EITHER, unknown=lambda _: cunorm.Tile("nope", threads=32), empty={}, nameless={"threads": 64}),
+        *wrong("tile", EITHER, missing=less, no_fields=lambda _: cunorm.Tile(strategy), more={**legal, "chunks": 64}),
+        *wrong("tile", EITHER, text={**legal, "threads": "64"}, flag={**legal, "threads": True}),
+        *wrong("tile", EITHER, zero={**legal, "threads": 0}, float={**legal, "threads": 64.0}),
+        *wrong("tile", EITHER, odd_key={"strategy": strategy, 3: 1}),
+        *wrong("tile", cunorm.UnsupportedTile, threads={**legal, "threads": 33}, many={**legal, "threads": 2048}),
+    ]
+
+
+def workspace_cases(needed: bool = True) -> list[Wrong]:
+    """Wrong workspaces: the right one has exactly the bytes that are needed, if any are."""
+    cases = [
+        *wrong("workspace", EITHER, list=[0] * 128, number=0x1000, bytes=lambda _: bytearray(128), flag=True),
+        *wrong("workspace", TypeError, masked=lambda _: np.ma.masked_array(np.zeros(1024, np.uint8))),
+        *wrong("workspace", ValueError, gaps=lambda _: np.zeros(4096, np.uint8)[::2]),
+        *wrong("workspace", ValueError, fortran=lambda _: np.zeros((32, 32), np.uint8).T[:, :]),
+        *wrong("workspace", ValueError, read_only=lambda _: read_only(np.zeros(1024, np.uint8))),
+        *wrong("workspace", ValueError, is_out=lambda a: next(flat(a["out"]))),
+    ]
+    if needed:
+        cases += wrong("workspace", ValueError, small=lambda a: a["workspace"][:-1], empty=lambda a: a["workspace"][:0])
+        cases += wrong("workspace", ValueError, misaligned=lambda _: np.zeros(1024, np.uint8)[4:])
+        cases += [("workspace misaligned, no out", "workspace", ValueError, _misaligned_alone)]
+    return cases
+
+
+def _misaligned_alone(_: Arguments) -> Arguments:
+    return {"out": None, "workspace": np.zeros(1024, np.uint8)[4:]}
+
+
+def workspace_on(name: str) -> list[Wrong]:
+    """A workspace that is an input, or lies in it."""
+    return wrong("workspace", ValueError, **{f"is_{name}": lambda a: a[name], f"in_{name}": lambda a: _within(a[name])})
+
+
+def _within(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1)[4:]
+
+
+def container_cases(results: int) -> list[Wrong]:
+    """Wrong containers of several results, or of one."""
+    if results == 1:
+        return [
+            *wrong("out", EITHER, tuple=lambda a: (a["out"],), list=lambda a: [a["out"]], string="out", flag=True),
+            *wrong("out", EITHER, empty=(), none_in_tuple=(None,), number=1.0, lists=lambda a: a["out"].tolist()),
+        ]
+    return [
+        *wrong("out", EITHER, array=lambda a: a["out"][0], list=lambda a: list(a["out"]), string="out", flag=True),
+        *wrong("out", EITHER, dict=lambda a: dict(zip("abcd", a["out"], strict=False))),
+        *wrong("out", EITHER, short=lambda a: a["out"][:-1], long=lambda a: (*a["out"], None), empty=()),
+        *wrong("out", EITHER, generator=lambda a: (array for array in a["out"])),
+    ]
+
+
+def output_cases(index: int, any_dtype: bool = False) -> list[Wrong]:
+    """Arrays that cannot be that output; ``any_dtype`` where it may have every supported dtype."""
+    window = np.lib.stride_tricks.as_strided
+    cases = [
+        *output(index, "list", TypeError, lambda o, _: o.tolist()),
+        *output(index, "tensor", TypeError, lambda _, __: Tensor()),
+        *output(index, "int", TypeError, lambda o, _: o.astype(np.int32)),
+        *output(index, "big-endian", TypeError, lambda o, _: o.astype(">f4")),
+        *output(index, "masked", TypeError, lambda o, _: np.ma.masked_array(o)),
+        *output(index, "flat", ValueError, lambda o, _: np.full((1, o.size), SENTINEL, np.float32)),
+        *output(index, "larger", ValueError, lambda o, _: np.full((*o.shape[:-1], 9), SENTINEL, np.float32)),
+        *output(index, "read-only", ValueError, lambda o, _: read_only(o)),
+        *output(index, "read-only view", ValueError, lambda o, _: read_only(o[...])),
+        *output(index, "broadcast", ValueError, lambda o, _: np.broadcast_to(o.ravel()[:1], o.shape)),
+        *output(index, "writable broadcast", ValueError, lambda o, _: window(o, o.shape, (0,) * o.ndim)),
+        *output(
+            index,
+            "sliding window",
+            ValueError,
+            lambda o, _: (
+                window(np.zeros(64, np.float32), o.shape, (4,) * o.ndim)
+                if sum(size > 1 for size in o.shape) > 1
+                else np.broadcast_to(o.ravel()[:1], o.shape)
+            ),
+        ),
+    ]
+    if not any_dtype:
+        cases += output(index, "float64", TypeError, lambda o, _: o.astype(np.float64))
+        cases += output(index, "half", TypeError, lambda o, _: o.astype(np.float16))
+    return cases
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def peak_of(call: Callable[[], Any]) -> tuple[int, Any]:
+    """The most bytes that a call that was made before allocates, and its results."""
+    call()  # plans, kernels
+    tracemalloc.start()
+    try:
+        found = call()
+        return tracemalloc.get_traced_memory()[1], found
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,31 @@
+"""The covering arrays that choose what the quick suite runs."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.support.covering import pairwise
+
+
+def legal(row: tuple[Any, ...]) -> bool:
+    return row[0] != "a" or row[2] != 1
+
+
+@pytest.mark.parametrize(("axes", "allowed", "most"), [
+    (("abcd", "xyz", (0, 1)), lambda row: True, 14),
+    (("abcd", "xyz", (0, 1)), legal, 14),
+    (("ab", "xy"), lambda row: True, 4),
+    (("ab",) * 7, lambda row: True, 10),
+], ids=["mixed", "illegal", "two", "seven"])  # fmt: skip
+def test_every_pair_meets_in_the_quick_suite(axes: Any, allowed: Any, most: int) -> None:
+    rows = pairwise(*axes, legal=allowed)
+    product = [row for row in itertools.product(*axes) if allowed(row)]
+    assert [tuple(row.values) for row in rows] == product  # nothing is lost
+    quick = [row.values for row in rows if not row.marks]
+    assert len(quick) <= most
+    for one, other in itertools.combinations(range(len(axes)), 2):
+        wanted = {(row[one], row[other]) for row in product}
+        assert {(row[one], row[other]) for row in quick} == wanted

@@ -1,0 +1,149 @@
+"""Tiles that ask for few bytes besides the tensors: what they share, when they are legal, when the model takes them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+import cunorm
+from cunorm.core.devices import known
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
+from cunorm.tiling import costmodel
+
+H200 = known("H200")
+
+
+def plan_of(op: str, shape: tuple[int, ...], tile: dict[str, Any], **options: Any) -> Any:
+    return cunorm.plan(op, shape=shape, dtype="bfloat16", device="cpu", tile=tile, gamma_dtype="bfloat16", **options)
+
+
+def saved(plans: list[Any]) -> list[int]:
+    """How many bytes of gamma, beta, mean, rstd and their gradients each plan asks for less than the one before it."""
+    asked = [plan.traffic().of("parameter").nbytes for plan in plans]
+    return [before - after for before, after in itertools.pairwise(asked)]
+
+
+# ---- what is shared -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "layer_norm_backward"])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_the_teams_of_a_block_ask_for_parameters_once(op: str, cluster: int) -> None:
+    rows, length = 32, 1024
+    beta = {} if op.endswith("backward") else {"beta_dtype": "bfloat16"}
+    plans = []
+    for teams in (1, 2, 4):
+        tile = {"strategy": "cluster" if cluster > 1 else "block", "threads": 64 * teams, "packs": 2, "rows": 4}
+        tile |= {"block_teams": teams, **({"cluster": cluster} if cluster > 1 or op.endswith("backward") else {})}
+        plans.append(plan_of(op, (rows, length), tile, normalized_shape=length, **beta))
+    once = (1 + len(beta)) * length * 2
+    assert saved(plans) == [(8 - 4) * once, (4 - 2) * once]  # by so many blocks or clusters
+
+
+def test_the_teams_of_a_block_leave_one_row_of_sums() -> None:
+    tile = {"strategy": "block", "packs": 2, "rows": 2, "cluster": 1}
+    plans = [
+        plan_of(
+            "layer_norm_backward",
+            (64, 512),
+            tile | {"threads": 64 * teams, "block_teams": teams},
+            normalized_shape=512,
+        )
+        for teams in (1, 2, 4)
+    ]
+    assert [plan.workspace_nbytes for plan in plans] == [rows * 512 * 8 for rows in (32, 16, 8)]
+
+
+@pytest.mark.parametrize("op", ["group_norm", "group_norm_backward"])
+def test_the_samples_of_a_team_ask_for_parameters_once(op: str) -> None:
+    N, C, groups = 64, 256, 16
+    beta = {} if op.endswith("backward") else {"beta_dtype": "bfloat16"}
+    plans = []
+    for samples in (1, 4, 16):
+        tile = {"strategy": "warp", "threads": 64, "lanes": 2, "packs": 1, "samples": samples}
+        plans.append(plan_of(op, (N, C), tile, num_groups=groups, **beta))
+    once = (1 + len(beta)) * C * 2
+    assert saved(plans) == [(64 - 16) * once, (16 - 4) * once]
+
+
+@pytest.mark.parametrize(
+    ("N", "groups", "rows"), [(64, 4, 4), (64, 8, 8), (64, 16, 16), (64, 32, 16), (64, 5, 16), (3, 5, 3), (10, 4, 1)]
+)
+def test_teams_of_one_group_leave_one_row_of_sums(N: int, groups: int, rows: int) -> None:
+    """Sixteen teams a block: four of each of four groups, say, whose sums are put together. No row without a sample."""
+    tile = {"strategy": "warp", "threads": 64, "lanes": 4, "packs": 1, "samples": 4}
+    plan = plan_of("group_norm_backward", (N, 32 * groups), tile, num_groups=groups)
+    assert plan.workspace_nbytes == (rows * 32 * groups * 8 if rows > 1 else 0)
+
+
+# ---- legality -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("op", "shape", "tile", "sentence"), [
+    ("layer_norm", (8, 64), {"strategy": "block", "threads": 192, "packs": 1, "rows": 1, "block_teams": 3},
+     "block_teams is 3, expected 1, 2, 4 or 8"),
+    ("layer_norm", (8, 64), {"strategy": "block", "threads": 64, "packs": 1, "rows": 1, "block_teams": 2},
+     "threads is 64, expected a multiple of 64 from 128 up"),
+    ("layer_norm", (8, 64), {"strategy": "block", "threads": 96, "packs": 1, "rows": 1, "block_teams": 2},
+     "threads is 96, expected a multiple of 64 from 128 up"),
+    ("layer_norm", (8, 1025), {"strategy": "block", "threads": 256, "packs": 1, "rows": 1, "block_teams": 2},
+     "a row has 1025 elements, 128 threads of 1 packs hold 1024"),
+    ("layer_norm", (8, 1025), {"strategy": "cluster", "threads": 256, "packs": 4, "rows": 1, "block_teams": 2,
+                               "cluster": 2}, "rows of 1025 elements begin at different places of 16 bytes"),
+    ("layer_norm", (8, 4096), {"strategy": "block", "threads": 256, "packs": 6, "rows": 1, "block_teams": 2},
+     "packs is 6, expected at most 4 for 2 block_teams: they wait for each other"),
+    ("layer_norm_backward", (8, 4096), {"strategy": "cluster", "threads": 256, "packs": 3, "rows": 1, "block_teams": 4,
+                                        "cluster": 4}, "packs is 3, expected at most 2 for 4 block_teams"),
+    ("float64", (8, 64), {"strategy": "block", "threads": 128, "packs": 1, "rows": 1, "block_teams": 2},
+     "block_teams is 2, expected 1: float64 leaves no registers for several teams"),
+    ("group_norm", (8, 64, 2), {"strategy": "warp", "threads": 64, "lanes": 8, "packs": 2, "samples": 2},
+     "samples is 2, expected 1: a team has more than one only where HxW = 1"),
+    ("group_norm_backward", (8, 64), {"strategy": "warp", "threads": 96, "lanes": 8, "packs": 2, "samples": 2},
+     "threads is 96, expected a power of two"),
+], ids=lambda value: "" if isinstance(value, (dict, str)) else str(value))  # fmt: skip
+def test_what_is_refused(op: str, shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
+    dtype = op if op == "float64" else "bfloat16"
+    own = {"num_groups": 4} if op.startswith("group") else {"normalized_shape": shape[-1]}
+    with pytest.raises(cunorm.UnsupportedTile, match=sentence):
+        cunorm.plan("layer_norm" if op == dtype else op, shape=shape, dtype=dtype, device="cpu", tile=tile, **own)
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+
+
+def bytes_of(problem: Problem, choice: costmodel.Choice) -> int:
+    return sum(one.traffic + one.cached for one in choice.strategy.launches(problem, choice.tile))
+
+
+def test_of_near_ties_the_model_takes_one_that_moves_few_bytes() -> None:
+    """Rows that few multiprocessors share: a cluster's teams ask for gamma and beta less often, in hardly more time."""
+    problem = Problem(
+        "layer_norm", "bfloat16", "bfloat16", "bfloat16", "float32", "NCHW", 1024, 12288, 1, 1, ("y", "mean", "rstd")
+    )
+    default, *others = costmodel.ranked(problem, OPS[problem.op].strategies.values(), H200)
+    fastest = min(others, key=lambda choice: choice.seconds)
+    assert fastest.seconds < default.seconds <= costmodel.NEAR_TIE * fastest.seconds
+    assert bytes_of(problem, fastest) > 1.05 * bytes_of(problem, default)
+    assert bytes_of(problem, default) < 1.05 * 2 * problem.nbytes
+
+
+def test_where_bytes_take_no_time_the_fastest_stays() -> None:
+    problem = Problem(
+        "layer_norm_backward", "bfloat16", "bfloat16", None, "float32", "NCHW", 64, 8, 1, 1, ("dx", "dgamma", "dbeta")
+    )
+    default, *others = costmodel.ranked(problem, OPS[problem.op].strategies.values(), H200)
+    assert default.seconds <= min(choice.seconds for choice in others)
+    assert bytes_of(problem, default) >= min(bytes_of(problem, choice) for choice in others)
+
+
+@pytest.mark.parametrize(("C", "groups", "slab"), [(320, 32, 4), (960, 32, 2), (320, 32, 8), (36, 4, 1), (33, 3, 1)])
+def test_the_model_counts_the_sectors_of_short_rows(C: int, groups: int, slab: int) -> None:
+    tile = Tile("block", threads=64, groups=slab, chunks=2, engine=1, packs=1)
+    plan = cunorm.plan(
+        "group_norm", shape=(2, 48, C), dtype="bfloat16", num_groups=groups, data_format="NHWC", device="cpu", tile=tile
+    )
+    assert plan.launches[0].traffic == pytest.approx(plan.traffic().fetched_ratio * 2 * plan.problem.nbytes, rel=1e-3)

@@ -1,0 +1,303 @@
+"""What an application ran: recorded once for each problem, counted, read again, by several processes at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm import TraceError
+from cunorm.core.problem import Problem
+from cunorm.tiling import tracing
+from tests.support.problems import arrays
+
+
+def run(a: Any, times: int = 1) -> None:
+    for _ in range(times):
+        cunorm.group_norm(a.x, 2)
+
+
+def test_each_problem_and_how_often(tmp_path: Path) -> None:
+    """Calls that were remembered before count too, and those after do not; plans count as calls."""
+    path = tmp_path / "run.trace"
+    a = arrays((2, 8, 3, 3))
+    run(a, 2)
+    with cunorm.trace(path):
+        run(a, 3)
+        made = cunorm.plan("group_norm_backward", shape=(2, 8, 3, 3), dtype="float32", num_groups=2)
+        for _ in range(2):
+            made(a.dy, a.x, a.mean, a.rstd, a.gamma)
+        cunorm.group_norm(np.empty((0, 8, 3), np.float32), 2)  # launches nothing
+    run(a)
+    found = tracing.read(path)
+    assert [(one.op, calls) for one, calls in found.items()] == [("group_norm", 3), ("group_norm_backward", 2)]
+    forward, backward = found
+    assert forward == Problem(
+        "group_norm", "float32", None, None, "float32", "NCHW", 2, 8, 9, 2, ("y", "mean", "rstd")
+    )  # fmt: skip
+    assert backward.gamma_dtype == "float32"
+    assert not tracing.active()
+    assert len(path.read_text().splitlines()) == 4  # a first call each, and the others
+
+
+def test_results_are_the_same_while_tracing(tmp_path: Path) -> None:
+    a = arrays((2, 8, 3, 3))
+    before = cunorm.group_norm(a.x, 2, a.gamma, a.beta)
+    with cunorm.trace(tmp_path / "t"):
+        inside = cunorm.group_norm(a.x, 2, a.gamma, a.beta)
+    assert all(np.array_equal(one, other) for one, other in zip(before, inside, strict=True))
+
+
+def test_a_wrong_call_is_not_recorded(tmp_path: Path) -> None:
+    with cunorm.trace(tmp_path / "t"), pytest.raises(ValueError, match="num_groups"):
+        cunorm.group_norm(arrays((2, 8, 3, 3)).x, 3)
+    assert tracing.read(tmp_path / "t") == {}
+
+
+def test_a_trace_is_added_to_and_traces_nest(tmp_path: Path) -> None:
+    a = arrays((2, 8, 3, 3))
+    with cunorm.trace(tmp_path / "outer"):
+        run(a)
+        with cunorm.trace(tmp_path / "inner"):
+            run(a)
+        run(a)
+    with cunorm.trace(tmp_path / "inner"):
+        run(a, 2)
+    assert list(tracing.read(tmp_path / "outer").values()) == [3]
+    assert list(tracing.read(tmp_path / "inner").values()) == [3]
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"), cunorm.trace(tmp_path / "nowhere" / "t"):
+        raise AssertionError("began")
+    assert not tracing.active()
+
+
+def test_a_disk_that_fills_up_breaks_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    x = arrays((2, 8, 3, 3)).x
+    with cunorm.trace(tmp_path / "t"):
+        monkeypatch.setattr(os, "write", full)
+        with pytest.warns(RuntimeWarning, match="No space left"):
+            assert cunorm.group_norm(x, 2)[0].shape == x.shape
+        monkeypatch.undo()
+
+
+def script(path: Path | str, body: str, folder: Path | None = None) -> subprocess.Popen[str]:
+    text = f"import os, signal, numpy as np, cunorm\nx = np.ones((2, 8, 3, 3), np.float32)\n{body}"
+    environment = {**os.environ, "CUNORM_TRACE": str(path)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", text], env=environment, stdout=pipe, stderr=pipe, text=True, cwd=folder
+    )
+
+
+def finished(path: Path | str, body: str, folder: Path | None = None) -> str:
+    """What a script has said on its standard error by its end, which was a good one."""
+    with script(path, body, folder) as one:
+        try:
+            _, words = one.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            one.kill()
+            raise
+    assert one.returncode == 0, words
+    return words
+
+
+def test_several_processes_write_to_what_the_variable_names(tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    body = "for _ in range(3): cunorm.group_norm(x, 2)"
+    for one in [script(path, body) for _ in range(2)]:
+        _, words = one.communicate(timeout=120)
+        assert one.returncode == 0, words
+    assert list(tracing.read(path).values()) == [6]
+
+
+def test_a_killed_process_leaves_what_it_ran(tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    with script(path, "cunorm.group_norm(x, 2)\nos.kill(os.getpid(), signal.SIGKILL)") as one:
+        one.communicate(timeout=120)
+    assert one.returncode == -signal.SIGKILL
+    assert list(tracing.read(path).values()) == [1]
+
+
+def test_a_variable_that_names_nothing_writable(tmp_path: Path) -> None:
+    one = script(tmp_path / "nowhere" / "t", "cunorm.group_norm(x, 2)")
+    _, words = one.communicate(timeout=120)
+    assert one.returncode == 0
+    assert "CUNORM_TRACE" in words
+    assert "nothing is traced" in words
+
+
+def no_file(kind: str, folder: Path) -> Path:
+    """Something that is there and is no regular file."""
+    path = folder / kind
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link to a pipe":
+        os.mkfifo(folder / "behind")
+        path.symlink_to(folder / "behind")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(os.path.relpath(path))  # such an address is short
+    elif kind.startswith("/"):
+        return Path(kind)
+    else:
+        os.mkfifo(path)
+    return path
+
+
+NO_FILES = ("pipe", "link to a pipe", "folder", "socket", "/dev/full", "/dev/null", "/dev/tty")
+
+
+def test_what_is_no_regular_file_is_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: one that waits for a pipe's reader waits for ever."""
+    monkeypatch.chdir(tmp_path)
+    paths = [str(no_file(kind, tmp_path)) for kind in NO_FILES]
+    body = (
+        f"for path in {paths}:\n"
+        "    try:\n"
+        "        with cunorm.trace(path): raise AssertionError(path)\n"
+        "    except OSError as error:\n"
+        "        assert 'no regular file' in str(error), (path, error)\n"
+        "assert not cunorm.tiling.tracing.active()"
+    )
+    finished("", body)
+
+
+def test_a_variable_that_names_a_pipe(tmp_path: Path) -> None:
+    """Nobody waits for a reader: one warning, and calls are as ever."""
+    words = finished(no_file("pipe", tmp_path), "cunorm.group_norm(x, 2)\nassert not cunorm.tiling.tracing.active()")
+    assert words.count("RuntimeWarning") == 1
+    assert f"CUNORM_TRACE: {tmp_path}/pipe: no regular file; nothing is traced" in words
+
+
+def test_a_pipe_that_takes_the_file_s_place(tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    words = finished(path, f"os.unlink({path!r})\nos.mkfifo({path!r})\ncunorm.group_norm(x, 2)")
+    assert f"trace: {tmp_path}/t: no regular file" in words
+
+
+def test_a_relative_path_stays_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    finished("t", "cunorm.group_norm(x, 2)\nos.chdir('other')\ncunorm.group_norm(x, 2)", tmp_path)
+    assert list(tracing.read(tmp_path / "t").values()) == [2]
+    assert [*(tmp_path / "other").iterdir()] == []
+
+
+# ---- forks ----------------------------------------------------------------------------------------------------------
+
+#: How a process forks, has the child make 3 calls, and waits for it; and how many of them are written.
+FORKS = {
+    "the child returns": ("if os.fork():\n    os.wait()\nelse:\n    three()", 3),
+    "the child ends at once": ("if os.fork():\n    os.wait()\nelse:\n    three()\n    os._exit(0)", 1),
+    "a worker": (
+        "import multiprocessing\none = multiprocessing.get_context('fork').Process(target=three)\n"
+        "one.start()\none.join()\nassert one.exitcode == 0",
+        3,
+    ),
+    "a pool": (
+        "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:\n"
+        "    pool.apply(three)\n    pool.close()\n    pool.join()",
+        3,
+    ),
+}
+THREE = "def three():\n    for _ in range(3): cunorm.group_norm(x, 2)\n"
+
+
+@pytest.mark.parametrize("name", FORKS)
+def test_a_forked_child_counts_its_own_calls(name: str, tmp_path: Path) -> None:
+    """The parent's 5 calls count once; of a child that is killed its first one. `trace` counts as the variable does."""
+    body, written = FORKS[name]
+    body = f"for _ in range(4): cunorm.group_norm(x, 2)\n{body}\nif os.getpid() == parent: cunorm.group_norm(x, 2)"
+    indented = body.replace("\n", "\n    ")
+    finished(tmp_path / "named", f"parent = os.getpid()\n{THREE}with cunorm.trace('inside'):\n    {indented}", tmp_path)
+    for path in ("named", "inside"):
+        assert list(tracing.read(tmp_path / path).values()) == [5 + written]
+
+
+def test_a_fork_while_another_thread_records(tmp_path: Path) -> None:
+    """The lock that this thread holds is nobody's in the child; what it was about to write is the parent's."""
+    body = (
+        "import threading\n"
+        "from cunorm.tiling import tracing\n"
+        "one, = tracing._traces\n"
+        "cunorm.group_norm(x, 2)\n"
+        "held, over = threading.Event(), threading.Event()\n"
+        "def hold():\n"
+        "    with one._lock:\n"
+        "        held.set()\n"
+        "        over.wait()\n"
+        "thread = threading.Thread(target=hold)\n"
+        "thread.start()\n"
+        "held.wait()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    signal.alarm(60)\n"
+        "    cunorm.group_norm(x, 2)\n"
+        "    os._exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+        "over.set()\n"
+        "thread.join()"
+    )
+    finished(tmp_path / "t", body)
+    assert list(tracing.read(tmp_path / "t").values()) == [2]
+
+
+def test_a_signal_handler_that_calls_while_a_call_is_recorded(tmp_path: Path) -> None:
+    body = (
+        "from cunorm.tiling import tracing\n"
+        "one, = tracing._traces\n"
+        "def handler(*_): cunorm.group_norm(x, 4)\n"
+        "signal.signal(signal.SIGUSR1, handler)\n"
+        "real = one._append\n"
+        "def append(lines):\n"
+        "    one._append = real\n"
+        "    signal.raise_signal(signal.SIGUSR1)\n"
+        "    real(lines)\n"
+        "one._append = append\n"
+        "cunorm.group_norm(x, 2)"
+    )
+    finished(tmp_path / "t", body)
+    assert sorted((one.group, calls) for one, calls in tracing.read(tmp_path / "t").items()) == [(2, 1), (4, 1)]
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+LINE = {"op": "group_norm", "dtype": "float32", "outputs": "y", "N": 1, "C": 2, "HxW": 3, "group": 1, "calls": 2}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("nonsense", "line 2: Expecting value"),
+        ("[1]", "line 2: a list"),
+        (json.dumps(LINE | {"calls": 0}), "line 2: calls is 0"),
+        (json.dumps(LINE | {"calls": None}), "line 2: calls is None"),
+        (json.dumps(LINE | {"N": -1}), "line 2: N is -1"),
+        (json.dumps(LINE | {"dtype": "int8"}), "line 2: dtype is 'int8'"),
+    ],
+)
+def test_a_line_that_is_none_of_a_trace(line: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text(f"{json.dumps(LINE)}\n{line}\n{json.dumps(LINE)}\n")
+    with pytest.raises(TraceError, match=words) as caught:
+        tracing.read(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_last_line_that_was_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text(f"{json.dumps(LINE)}\n\n{json.dumps(LINE)[:30]}")
+    assert list(tracing.read(path).values()) == [2]

@@ -1,0 +1,228 @@
+"""How many bytes each strategy of each op may move, over the fewest that its problem has to: the table of the gate.
+
+A row is a problem class of a strategy. Its tiles are those of the battery, so that few kernels are built. Where a row
+allows more than the rule for its strategy, `why` says what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cunorm
+from cunorm.ops.registry import OPS
+from cunorm.runtime.plans import Plan
+
+#: A strategy that reads and writes every byte once, and one whose slices begin or end within a 32-byte sector.
+ONCE, EDGE = 1.02, 1.05
+#: Two sweeps: dy and x twice, and dx; x twice, and y.
+SPLIT_BACKWARD, SPLIT_FORWARD = 5 / 3, 3 / 2
+#: Bytes of full-width accesses over those of their sectors.
+EFFICIENT = 0.95
+
+SHORT = "runs of few packs that begin in the middle of a sector, or end there"
+NARROW = "a block's part of a row is narrow, and neighbouring blocks fetch the sectors that it shares"
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A problem of one strategy, and what it may move.
+
+    Attributes
+    ----------
+    op, strategy, label : str
+        The label names the problem class.
+    sizes : tuple of int
+        N, C, HxW, groups; rows and length for LayerNorm; ranks and C for batch_norm_gather_stats.
+    tile : mapping
+        Without its strategy.
+    tensors : float
+        Bytes of tensors that warps ask for, over the floor: at most.
+    fetched : float
+        Bytes of the sectors of tensors that blocks touch, each once a block and direction, over the floor: at most.
+    wide : float
+        Sector efficiency of 16-byte accesses to tensors: at least.
+    why : str
+        What a row is excused for.
+    layout, dtype : str
+    long : bool
+    """
+
+    op: str
+    strategy: str
+    label: str
+    sizes: tuple[int, ...]
+    tile: Mapping[str, int]
+    tensors: float = ONCE
+    fetched: float = ONCE
+    wide: float = EFFICIENT
+    why: str = ""
+    layout: str = "NCHW"
+    dtype: str = "float32"
+    long: bool = field(default=False)
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.strategy}-{self.label}-{self.dtype}".replace(" ", "_")
+
+    def plan(self, N: int | None = None, mask: tuple[bool, ...] = (True, True, True)) -> Plan:
+        """Its plan, with another number of samples if that is given."""
+        N = N or self.sizes[0]
+        op, options = OPS[self.op], dict[str, Any]()
+        if "num_groups" in op.takes:
+            options = {"num_groups": self.sizes[3]}
+        if "normalized_shape" in op.takes:
+            options = {"normalized_shape": self.sizes[1]}
+        if "data_format" in op.takes:
+            options["data_format"] = self.layout
+        if "output_mask" in op.takes:
+            options["output_mask"] = mask
+        for name in ("gamma", "beta"):
+            if f"{name}_dtype" in op.takes and not (name == "beta" and "backward" in self.op):
+                options[f"{name}_dtype"] = "float32"  # as the battery has them
+        _, *inner = self.sizes[:3] if "data_format" in op.takes else self.sizes[:2]
+        shape = (N, *(inner if self.layout == "NCHW" else inner[::-1]))
+        tile = {"strategy": self.strategy, **self.tile}
+        return cunorm.plan(self.op, shape=shape, dtype=self.dtype, tile=tile, device="cpu", **options)
+
+
+def _twice(*rows: Row) -> Iterator[Row]:
+    """Rows of a strategy that reads its inputs twice, but for those that say themselves what they may move."""
+    for row in rows:
+        if row.tensors != ONCE:
+            yield row
+        elif row.op.endswith("backward"):
+            yield replace(row, tensors=SPLIT_BACKWARD, fetched=SPLIT_BACKWARD * row.fetched)
+        else:
+            yield replace(row, tensors=SPLIT_FORWARD, fetched=SPLIT_FORWARD * row.fetched)
+
+
+def _both_types(rows: Iterator[Row]) -> Iterator[Row]:
+    """Each row in float32, and where there is a build of it in the battery, in bfloat16."""
+    for row in rows:
+        yield row
+        if row.layout == "NCHW":
+            yield replace(row, dtype="bfloat16", long=True)
+
+
+def _group(op: str) -> Iterator[Row]:
+    warp = {"threads": 64, "lanes": 8, "packs": 2, "samples": 1}
+    slab, split = {"threads": 64, "groups": 1, "chunks": 2, "engine": 1}, {"threads": 64, "chunk": 1024}
+    block = slab | {"packs": 1}
+    several, held = block | {"groups": 8}, block | {"chunks": 1, "engine": 3, "packs": 4}
+
+    yield Row(op, "warp", "aligned planes", (8, 16, 64, 16), warp)
+    yield Row(op, "warp", "odd planes", (16, 8, 49, 8), warp, fetched=EDGE, wide=0.83, why=SHORT)
+    yield Row(op, "warp", "tails", (12, 12, 61, 12), warp, fetched=EDGE, wide=0.83, why=SHORT)
+    yield Row(op, "warp", "HxW = 1", (64, 256, 1, 8), warp)
+    yield Row(op, "warp", "several waves", (1100, 32, 64, 32), warp, long=True)
+    yield Row(op, "warp", "HxW = 1, pairs of samples", (64, 256, 1, 8), warp | {"samples": 2})
+    yield Row(op, "block", "aligned planes", (4, 16, 1024, 4), block)
+    yield Row(op, "block", "odd planes", (8, 32, 49, 4), block, fetched=EDGE)
+    yield Row(op, "block", "misaligned", (3, 9, 217, 3), block, fetched=EDGE)
+    yield Row(op, "block", "tails", (6, 12, 127, 4), block, fetched=EDGE)
+    yield Row(op, "block", "HxW = 1", (64, 256, 1, 8), block)
+    yield Row(op, "block", "channels last", (4, 64, 49, 8), block, layout="NHWC")
+    yield Row(op, "block", "channels last, short groups", (4, 32, 49, 8), several, layout="NHWC")
+    narrow: dict[str, Any] = {"fetched": 3.4, "why": NARROW}  # rows of 12 bytes
+    yield Row(op, "block", "channels last, narrow", (4, 24, 49, 8), block, layout="NHWC", **narrow)
+    yield Row(op, "block", "several waves", (264, 8, 256, 8), block)
+    yield Row(op, "block", "in registers", (8, 16, 64, 2), held)
+    yield Row(op, "block", "in registers, odd planes", (16, 16, 49, 2), held, fetched=EDGE)
+    yield Row(op, "block", "in registers, HxW = 1", (64, 512, 1, 2), held)
+    cluster = slab | {"cluster": 2, "engine": 2}
+    yield Row(op, "cluster", "aligned planes", (4, 16, 1024, 4), cluster)
+    yield Row(op, "cluster", "odd planes", (4, 32, 147, 4), cluster, fetched=EDGE)
+    yield Row(op, "cluster", "misaligned", (3, 9, 217, 3), cluster, fetched=EDGE, wide=0.94, why=SHORT)
+    yield Row(op, "cluster", "channels last", (4, 64, 196, 8), cluster | {"engine": 1}, layout="NHWC")
+    yield Row(op, "cluster", "several waves", (264, 8, 512, 8), cluster)
+    grid = {"threads": 64, "chunk": 512, "groups": 1, "lead": 1}
+    yield from _twice(
+        Row(op, "grid", "aligned planes", (4, 16, 1024, 4), grid),
+        Row(op, "grid", "odd planes", (2, 6, 2401, 2), grid, fetched=EDGE),
+        Row(op, "grid", "ahead", (4, 16, 1024, 4), grid | {"lead": 20}),
+        Row(op, "grid", "channels last", (4, 64, 196, 2), grid | {"chunk": 64}, layout="NHWC"),
+        Row(
+            op, "grid", "channels last, all of them", (4, 60, 196, 6), grid | {"groups": 6, "chunk": 64}, layout="NHWC"
+        ),
+    )
+    yield from _twice(
+        Row(op, "split", "aligned planes", (4, 16, 1024, 4), split),
+        Row(op, "split", "odd planes", (2, 6, 2401, 2), split, fetched=EDGE),
+        Row(op, "split", "tails", (6, 12, 1279, 4), split, fetched=EDGE),
+        Row(op, "split", "HxW = 1", (64, 256, 1, 8), split),
+        Row(op, "split", "channels last", (4, 64, 196, 8), split, layout="NHWC"),
+        Row(op, "split", "several waves", (34, 64, 1024, 8), split, long=True),
+    )
+
+
+def _layer(op: str) -> Iterator[Row]:
+    backward = op.endswith("backward")
+    warp = {"threads": 64, "lanes": 8, "packs": 2, "rows": 4}
+    block = {"threads": 64, "packs": 2, "rows": 4, "block_teams": 1, **({"cluster": 1} if backward else {})}
+    cluster = {"threads": 64, "packs": 2, "rows": 4, "cluster": 2, "block_teams": 1}
+    split = {"threads": 64, "packs": 1, "rows": 4, **({} if backward else {"chunk": 1024})}
+    yield Row(op, "warp", "aligned", (64, 64), warp)
+    yield Row(op, "warp", "odd rows", (64, 63), warp, fetched=EDGE, wide=0.83, why=SHORT)
+    yield Row(op, "warp", "tails", (50, 37), warp, fetched=EDGE, wide=0.78, why=SHORT)
+    yield Row(op, "warp", "several waves", (17000, 64), warp, long=True)
+    yield Row(op, "block", "aligned", (32, 512), block)
+    yield Row(op, "block", "odd rows", (32, 335), block, fetched=EDGE)
+    yield Row(op, "block", "several waves", (4300, 256), block, long=True)
+    yield Row(op, "block", "several teams", (64, 512), block | {"threads": 256, "block_teams": 4})
+    yield Row(
+        op, "block", "several teams, odd rows", (64, 335), block | {"threads": 256, "block_teams": 4}, fetched=EDGE
+    )
+    yield Row(op, "cluster", "several teams", (64, 640), cluster | {"threads": 128, "block_teams": 2})
+    yield Row(op, "cluster", "aligned", (32, 640), cluster)
+    yield Row(op, "cluster", "odd rows", (32, 727), cluster, fetched=EDGE)
+    grid = {"threads": 128, "lanes": 32, "packs": 1, "slabs": 3, "keeps": 64}
+    wide = {"threads": 256, "lanes": 64, "packs": 2, "slabs": 2, "keeps": 136}
+    yield Row(op, "grid", "aligned", (32, 384), grid)
+    yield Row(op, "grid", "odd rows", (32, 1001), wide, fetched=EDGE)
+    yield from _twice(Row(op, "grid", "not kept", (100, 384), grid | {"keeps": 40}))
+    if backward:
+        yield Row(op, "block", "sums put together", (64, 512), block | {"cluster": 4})
+    yield from _twice(
+        Row(op, "split", "aligned", (8, 2048), split),
+        Row(op, "split", "odd rows", (8, 2047), split, fetched=EDGE),
+        Row(op, "split", "tails", (9, 1101), split, fetched=EDGE),
+        Row(op, "split", "several waves", (270, 4096), split, long=True),
+    )
+
+
+def _batch(kind: str) -> Iterator[Row]:
+    op, reducing = f"batch_norm_{kind}", kind in ("stats", "backward_reduce")
+    block = {"threads": 64, "channels": 8, "samples": 8} if reducing else {"threads": 64, "chunk": 2048}
+    yield Row(op, "block", "aligned planes", (8, 32, 1024), block)
+    yield Row(op, "block", "odd planes", (8, 32, 49), block, fetched=EDGE)
+    yield Row(op, "block", "misaligned", (6, 9, 217), block, fetched=EDGE)
+    yield Row(op, "block", "tails", (6, 12, 127), block, fetched=EDGE)
+    yield Row(op, "block", "several waves", (64, 160, 196), block, fetched=EDGE, long=True)
+    if reducing:
+        split = {"threads": 64, "chunk": 1024}
+        yield Row(op, "split", "aligned planes", (4, 16, 1024), split)
+        yield Row(op, "split", "odd planes", (2, 6, 2401), split, fetched=EDGE)
+        yield Row(op, "split", "tails", (6, 12, 1279), split, fetched=EDGE)
+        yield Row(op, "split", "several waves", (34, 64, 1024), split, long=True)
+    column = {"threads": 64, "columns": 8, "chunk": 1024}
+    yield Row(op, "column", "channels last", (4, 64, 1024), column, layout="NHWC")
+    yield Row(op, "column", "channels last, short chunks", (4, 64, 256), column | {"chunk": 256}, layout="NHWC")
+    yield Row(op, "column", "odd channels", (4095, 33, 1), column, fetched=EDGE, wide=0.94, why=SHORT)
+    yield Row(op, "column", "HxW = 1", (4096, 64, 1), column)
+    yield Row(op, "column", "several waves", (65536, 64, 1), column | {"chunk": 128}, long=True)
+
+
+def _gather() -> Iterator[Row]:
+    tile = {"threads": 64}
+    yield Row("batch_norm_gather_stats", "column", "aligned", (8, 256), tile)
+    # A block of 64 channels reads 256 bytes of a row.
+    yield Row("batch_norm_gather_stats", "column", "tails", (5, 70), tile, fetched=1.15, why=NARROW)
+
+
+ROWS: tuple[Row, ...] = (
+    *_both_types(row for op in ("group_norm", "group_norm_backward") for row in _group(op)),
+    *_both_types(row for op in ("layer_norm", "layer_norm_backward") for row in _layer(op)),
+    *_both_types(row for kind in ("stats", "elemt", "backward_reduce", "backward_elemt") for row in _batch(kind)),
+    *_gather(),
+)

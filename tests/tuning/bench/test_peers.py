@@ -1,0 +1,374 @@
+"""What the bench asks of its peers: the same outputs in the same precision, or a sentence; through stand-ins for those
+that are not installed. And the GPU's clock for what torch launches, over a pretended torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from cunorm.tuning.bench.arrays import Sets
+from cunorm.tuning.bench.bench import WRONG
+from cunorm.tuning.bench.clock import CYCLES, MOST_HELD, GpuClock
+from cunorm.tuning.bench.peers import PEERS, NotOffered, Peer
+from cunorm.tuning.verify.inputs import Inputs, inputs_of
+from cunorm.tuning.verify.oracle import expected
+
+from cunorm.core.arrays import DTYPES
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.traffic.sampling import array_facts
+
+FORWARD, GRADIENTS = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
+LAYER = Problem("layer_norm", "float32", "float32", "float32", "float32", "NCHW", 6, 40, 1, 1, FORWARD)
+LAYER_BACKWARD = replace(LAYER, op="layer_norm_backward", beta_dtype=None, outputs=GRADIENTS)
+GROUP = replace(LAYER, op="group_norm", N=2, C=12, HxW=15, group=3)
+GROUP_BACKWARD = replace(GROUP, op="group_norm_backward", beta_dtype=None, outputs=GRADIENTS)
+STATS = replace(LAYER, op="batch_norm_stats", gamma_dtype=None, beta_dtype=None, outputs=("mean", "invstd"), group=40)
+
+
+@pytest.mark.parametrize(("name", "problem", "sentence"), [
+    ("liger", STATS, "no batch_norm_stats"),
+    ("liger", replace(GROUP, layout="NHWC"), "channels-last data is copied first"),
+    ("liger", replace(GROUP, activation="silu"), "no silu fused behind it"),
+    ("quack", GROUP, "no group_norm"),
+    ("quack", replace(LAYER, dtype="bfloat16", gamma_dtype="bfloat16"), "gamma and beta in float32 alone"),
+    ("liger", replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",)), "needs gamma"),
+    ("apex", STATS, "no batch_norm_stats"),
+    ("apex", GROUP, "GroupNorm of channels-last data alone, and with gamma"),
+])  # fmt: skip
+def test_what_a_peer_has_not_is_said(name: str, problem: Problem, sentence: str) -> None:
+    with pytest.raises(NotOffered, match=sentence):
+        PEERS[name].prepare(problem, {})
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    made = ModuleType(name)
+    for key, value in members.items():
+        setattr(made, key, value)
+    monkeypatch.setitem(sys.modules, name, made)
+
+
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liger, QuACK and Apex as torch would do what they do, with the arguments that theirs take."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    F = torch.nn.functional
+
+    class Layer:
+        @staticmethod
+        def apply(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+            return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    class Group:
+        @staticmethod
+        def apply(x: Any, weight: Any, bias: Any, num_channels: int, num_groups: int, eps: float) -> Any:
+            assert x.ndim == 3 and x.shape[1] == num_channels
+            return F.group_norm(x, num_groups, weight, bias, eps)
+
+    class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc,name-defined]
+        def __init__(self, groups: int, channels: int, eps: float, device: Any, dtype: Any, act: str) -> None:
+            super().__init__(groups, channels, eps=eps, device=device, dtype=dtype)
+            self.act = act
+
+        def _check_legality(self, x: Any) -> bool:
+            return bool(x.is_contiguous(memory_format=torch.channels_last)) and self.num_groups == 3
+
+        def forward(self, x: Any) -> Any:
+            y = super().forward(x)
+            return F.silu(y) if self.act else y
+
+    def affine(x: Any, weight: Any, bias: Any, shape: tuple[int, ...], eps: float) -> Any:
+        return F.layer_norm(x, shape, weight, bias, eps)
+
+    module(monkeypatch, "liger_kernel.ops.layer_norm", LigerLayerNormFunction=Layer)
+    module(monkeypatch, "liger_kernel.ops.group_norm", LigerGroupNormFunction=Group)
+
+    def layernorm_bwd(x: Any, weight: Any, dout: Any, rstd: Any, mean: Any, has_bias: bool = True) -> Any:
+        assert rstd.ndim == mean.ndim == 1
+        mask = [True, True, has_bias]
+        zero = torch.zeros_like(weight)
+        return torch.ops.aten.native_layer_norm_backward(
+            dout, x, weight.shape, mean[:, None], rstd[:, None], weight, zero, mask
+        )
+
+    module(
+        monkeypatch,
+        "quack.rmsnorm",
+        layernorm_fwd=lambda x, w, b, eps: F.layer_norm(x, w.shape, w, b, eps),
+        layernorm_bwd=layernorm_bwd,
+    )
+    module(monkeypatch, "apex.normalization.fused_layer_norm", fused_layer_norm_affine=affine)
+    module(monkeypatch, "apex.contrib.group_norm", GroupNorm=GroupNorm)
+
+
+def assert_right(peer: Peer, problem: Problem, given: Inputs, came: Mapping[str, Any]) -> None:
+    """All results that the bench compares, and each within a quarter of what it lets pass."""
+    wanted = {one.name: one for one in expected(problem, given)}
+    assert set(came) == set(problem.outputs) - {"mean", "rstd"}
+    for result, tensor in came.items():
+        dtype = array_facts(problem, result)[1]
+        values = np.asarray(peer.flat(problem, result, tensor)).view(DTYPES[dtype])
+        assert wanted[result].off(values) <= WRONG[dtype] / 4
+
+
+@pytest.mark.parametrize(("name", "problem"), [
+    (name, problem)
+    for name, problems in {
+        "torch": (LAYER, LAYER_BACKWARD, GROUP, GROUP_BACKWARD, replace(GROUP, activation="silu"),
+                  replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu"), replace(GROUP, layout="NHWC"),
+                  replace(GROUP_BACKWARD, layout="NHWC"), replace(GROUP_BACKWARD, outputs=("dx", "dbeta")),
+                  replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",))),
+        "liger": (LAYER, LAYER_BACKWARD, GROUP, GROUP_BACKWARD),
+        "quack": (LAYER, replace(LAYER, beta_dtype=None), LAYER_BACKWARD),
+        "apex": (LAYER, LAYER_BACKWARD, replace(GROUP, layout="NHWC"), replace(GROUP_BACKWARD, layout="NHWC"),
+                 replace(GROUP, layout="NHWC", activation="silu")),
+    }.items()
+    for problem in problems
+], ids=lambda value: value if isinstance(value, str) else f"{value.op}-{value.layout}-{value.activation}")  # fmt: skip
+def test_a_peer_gets_the_same_arrays_and_is_right(name: str, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins(monkeypatch)
+    given = inputs_of(problem, 0, hostile=False)
+    peer, flat = PEERS[name], Sets(problem, given, "cpu", 1).bytes_of(0)
+    assert_right(peer, problem, given, peer.prepare(problem, peer.arrays(problem, flat))())
+
+
+def test_apex_is_not_taken_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module calls torch without a word where it has no kernels."""
+    stand_ins(monkeypatch)
+    problem = replace(GROUP, layout="NHWC", group=4)
+    given = inputs_of(problem, 0, hostile=False)
+    peer, flat = PEERS["apex"], Sets(problem, given, "cpu", 1).bytes_of(0)
+    with pytest.raises(NotOffered, match="no kernels for 12 channels in 4 groups"):
+        peer.prepare(problem, peer.arrays(problem, flat))
+
+
+# ---- the clock ------------------------------------------------------------------------------------------------------
+
+
+class OutOfMemory(RuntimeError):
+    """As torch's: one of the RuntimeErrors."""
+
+
+class Torch(ModuleType):
+    """A GPU's time as torch would see it: what runs, in a graph or not, takes two microseconds."""
+
+    def __init__(self, captures: bool) -> None:  # noqa: C901  # torch's classes, in one place
+        super().__init__("torch")
+        self.now, self.on, self.capturing, self.runs, self.emptied = 0.0, None, False, 0, 0
+        self.slept: list[int] = []
+        world = self
+
+        class Stream:
+            pass
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                assert isinstance(world.on, Stream)  # not the default one
+                self.at = world.now
+
+            def synchronize(self) -> None:
+                pass
+
+            def elapsed_time(self, other: Any) -> float:
+                return float(other.at - self.at) * 1e3
+
+        class Graph:
+            launches = 0
+
+            def replay(self) -> None:
+                world.now += self.launches * 2e-6
+
+        @contextlib.contextmanager
+        def stream(one: Any) -> Any:
+            before, world.on = world.on, one
+            yield
+            world.on = before
+
+        class Capture:
+            """Whose end leaves its stream the current one when the capture has failed, as torch's does."""
+
+            def __init__(self, one: Any, stream: Any) -> None:
+                assert isinstance(stream, Stream)
+                self.one, self.stream = one, stream
+
+            def __enter__(self) -> None:
+                self.before, world.on = world.on, self.stream
+                world.capturing, self.begun = True, world.runs
+
+            def __exit__(self, *_: object) -> None:
+                world.capturing = False
+                if not captures:
+                    raise RuntimeError("operation not permitted when stream is capturing\nsee the manual")
+                world.on, self.one.launches = self.before, world.runs - self.begun
+
+        def set_stream(one: Any) -> None:
+            world.on = one
+
+        def sleep(cycles: int) -> None:
+            world.slept.append(cycles)
+
+        def empty() -> None:
+            world.emptied += 1
+
+        functions: dict[str, Any] = {
+            "stream": stream, "current_stream": lambda: world.on, "set_stream": set_stream, "_sleep": sleep,
+            "synchronize": lambda: None, "is_initialized": lambda: True, "empty_cache": empty,
+        }  # fmt: skip
+        classes = {
+            "Stream": Stream,
+            "Event": Event,
+            "CUDAGraph": Graph,
+            "graph": Capture,
+            "OutOfMemoryError": OutOfMemory,
+        }
+        self.cuda = type("cuda", (), classes | {name: staticmethod(one) for name, one in functions.items()})
+
+    def run(self, index: int) -> None:
+        self.runs += 1
+        if not self.capturing:
+            self.now += 2e-6
+
+
+def clock_over(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> GpuClock:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    clock = GpuClock.__new__(GpuClock)  # without CuPy and its GPU
+    clock._stream, clock._failed = None, []
+    return clock
+
+
+@pytest.mark.parametrize(("captures", "how"), [
+    (True, "graph"),
+    (False, "events, since a graph cannot capture it: operation not permitted when stream is capturing"),
+], ids=("graph", "events"))  # fmt: skip
+def test_what_torch_launches_is_timed(captures: bool, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = Torch(captures)
+    clock = clock_over(torch, monkeypatch)
+    sets: list[int] = []
+
+    def run(index: int) -> None:
+        sets.append(index)
+        torch.run(index)
+
+    named, sample = clock.kernels(run, 3, by_torch=True)
+    assert named == how
+    assert sample() == pytest.approx(2e-6)
+    assert {sets.count(index) for index in range(3)} == {len(sets) // 3}  # whole walks
+    assert bool(torch.slept) == (not captures)
+    assert torch.on is None  # the stream that was current before is so again
+    assert len(clock._failed) == (not captures)  # torch's allocator may ask it yet
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_every_set_has_results_of_its_own(captures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an allocator would give each launch the same ones, which the L2 has."""
+    torch = Torch(captures)
+    clock, fewest = clock_over(torch, monkeypatch), [99]
+
+    class Result:
+        pass
+
+    made: list[weakref.ref[Result]] = []
+
+    def run(index: int) -> Any:
+        torch.run(index)
+        result = Result()
+        made.append(weakref.ref(result))
+        if len(made) > 20:
+            fewest.append(sum(one() is not None for one in made))
+        return result
+
+    _, sample = clock.kernels(run, 5, by_torch=True)
+    sample()
+    assert min(fewest[1:]) >= 5
+
+
+def test_a_lack_of_memory_is_not_taken_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = clock_over(torch := Torch(captures=True), monkeypatch)
+
+    def run(index: int) -> None:
+        if torch.capturing:
+            raise OutOfMemory("tried to allocate 2 GiB")
+
+    with pytest.raises(OutOfMemory):
+        clock.kernels(run, 2, by_torch=True)
+
+
+def test_calls_that_cannot_be_captured_wait_until_the_host_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = Torch(captures=False)
+    clock = clock_over(torch, monkeypatch)
+
+    def run(index: int) -> None:
+        time.sleep(2e-4)
+        torch.run(index)
+
+    _, sample = clock.kernels(run, 4, by_torch=True)
+    before = torch.runs
+    sample()
+    assert torch.slept[-1] >= (torch.runs - before) * 2e-4 * CYCLES  # as long as the host takes for them, and longer
+    assert max(torch.slept) <= MOST_HELD * CYCLES
+
+
+def test_what_torch_has_let_go_of_is_free_for_the_next_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = Torch(captures=True)
+    clock = clock_over(torch, monkeypatch)
+    asked: list[int] = []
+
+    class Own:
+        def sets(self, nbytes: int, device: Any) -> int:
+            asked.append(torch.emptied)
+            return 9
+
+    clock._own = Own()  # type: ignore[assignment]
+    assert clock.sets(100, KNOWN["H200"]) == 9
+    assert asked == [1]  # before the free memory is looked at
+
+
+def test_all_sets_of_a_problem_share_what_torch_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda forward, dynamic: compiled.append(forward) or forward)
+    peer = PEERS["torch.compile"]
+    for problem in (LAYER_BACKWARD, replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu")):
+        before, given = len(compiled), inputs_of(problem, 0, hostile=False)
+        sets = Sets(problem, given, "cpu", 3)
+        calls = [peer.prepare(problem, peer.arrays(problem, sets.bytes_of(index))) for index in range(3)]
+        assert len(compiled) == before + 1
+        assert_right(peer, problem, given, calls[2]())
+
+
+@pytest.mark.long
+def test_gradients_that_torch_compiled_are_right_more_than_once() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    if shutil.which("g++") is None:
+        pytest.skip("no g++: torch.compile needs one")
+    peer, problem = PEERS["torch.compile"], replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu")
+    given = inputs_of(problem, 0, hostile=False)
+    call = peer.prepare(problem, peer.arrays(problem, Sets(problem, given, "cpu", 1).bytes_of(0)))
+    for _ in range(3):
+        assert_right(peer, problem, given, call())
+
+
+def test_cunorms_launches_go_to_its_own_clock() -> None:
+    clock = GpuClock.__new__(GpuClock)
+    asked: list[Any] = []
+
+    class Own:
+        def sampler(self, tile: Any, run: Callable[[int], Any], sets: int) -> Callable[[], float]:
+            asked.append((tile, run, sets))
+            return lambda: 7e-6
+
+    clock._own = Own()  # type: ignore[assignment]
+    how, sample = clock.kernels(print, 5, by_torch=False)
+    assert (how, sample(), asked) == ("graph", 7e-6, [(None, print, 5)])

@@ -1,0 +1,183 @@
+"""What is published of speed: the page from measured results alone; and the script that measures, in a dry run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.tuning.bench.test_bench import shown
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """benchmarks/speed.py over folders of its own."""
+    spec = importlib.util.spec_from_file_location("speed", ROOT / "benchmarks" / "speed.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(module, "PAGE", tmp_path / "speed.md")
+    monkeypatch.setattr(module, "README", tmp_path / "README.md")
+    (tmp_path / "README.md").write_text(f"before\n{module.BEGIN}old\n{module.END}after\n", encoding="utf-8")
+    return module
+
+
+def keep(folder: Path, name: str, **others: Any) -> None:
+    (folder / f"bench-{name}.json").write_text(json.dumps(shown() | others), encoding="utf-8")
+
+
+def test_the_page_is_what_the_results_give() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "speed.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_results_the_page_says_so(speed: ModuleType, tmp_path: Path) -> None:
+    assert speed.main([]) == 0
+    assert "Nothing has been measured" in (tmp_path / "speed.md").read_text(encoding="utf-8")
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert readme.startswith("before\n") and readme.endswith("after\n") and "old" not in readme
+    assert "Nothing has been measured on a GPU yet." in readme
+
+
+def test_the_readme_has_the_ratios(speed: ModuleType, tmp_path: Path) -> None:
+    keep(tmp_path, "new", date="2026-02-01T00:00:00+00:00", workload="llm")
+    assert speed.main([]) == 0
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "NVIDIA H200, llm, 2026-02-01:" in readme
+    assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in readme
+    assert speed.main(["--check"]) == 0
+    (tmp_path / "README.md").write_text(readme.replace("1.97", "2.97"), encoding="utf-8")
+    assert speed.main(["--check"]) == 1
+    (tmp_path / "README.md").write_text(readme.replace(speed.END, ""), encoding="utf-8")
+    assert speed.main([]) == 2
+
+
+def test_of_a_device_and_workload_the_newest_counts(speed: ModuleType, tmp_path: Path) -> None:
+    keep(tmp_path, "old", date="2026-01-01T00:00:00+00:00", workload="llm", copy_bandwidth=1e12)
+    keep(tmp_path, "new", date="2026-02-01T00:00:00+00:00", workload="llm", copy_bandwidth=4e12)
+    keep(tmp_path, "part", date="2026-03-01T00:00:00+00:00", workload="llm", copy_bandwidth=3e12, interrupted=True)
+    keep(tmp_path, "other", date="2026-01-15T00:00:00+00:00", workload="vision", copy_bandwidth=2e12)
+    assert speed.main([]) == 0
+    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        "## NVIDIA H200, llm, 2026-02-01",
+        "## NVIDIA H200, vision, 2026-01-15",
+    ]
+    assert "Copy 4000 GB/s" in page and "Copy 1000 GB/s" not in page
+    row = next(line for line in page.splitlines() if "rows=16384" in line)
+    own = ["89% (75.0; 67.5 to 90.0)", "95% (71.0; 63.9 to 85.2)"]
+    assert row.split(" | ")[1:4] == [*own, "48% (140.0; 126.0 to 168.0)"]
+    assert row.split(" | ")[5:] == ["wrong", "– |"]
+    assert "Not there: apex." in page  # which has no column
+    assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in page
+    assert "Not whole" not in page
+    assert speed.main(["--check"]) == 0
+    (tmp_path / "speed.md").write_text(page.replace("89%", "98%"), encoding="utf-8")
+    assert speed.main(["--check"]) == 1
+
+
+def test_a_result_that_is_not_whole_says_so(speed: ModuleType, tmp_path: Path) -> None:
+    """Better than none."""
+    keep(tmp_path, "part", workload="llm", interrupted=True, problems=9)
+    keep(tmp_path, "lost", workload="vision", lost="apex left the GPU unusable", problems=4)
+    assert speed.main([]) == 0
+    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
+    assert "Not whole, 3 of 9 problems: interrupted." in page
+    assert "Not whole, 3 of 4 problems: apex left the GPU unusable." in page
+
+
+def test_a_result_of_a_run_that_was_killed_is_not_whole(speed: ModuleType, tmp_path: Path) -> None:
+    keep(tmp_path, "killed", workload="llm", problems=9)
+    assert speed.main([]) == 0
+    assert "Not whole, 3 of 9 problems: interrupted." in (tmp_path / "speed.md").read_text(encoding="utf-8")
+
+
+def test_a_rehearsal_is_refused(speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path, "quick", source="rehearsed")
+    assert speed.main([]) == 2
+    assert "bench-quick.json: it was rehearsed, not measured on a GPU" in capsys.readouterr().err
+    assert not (tmp_path / "speed.md").exists()
+
+
+# ---- the script -----------------------------------------------------------------------------------------------------
+
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+
+
+PROOF = ROOT / "benchmarks" / "gpu_proof.sh"
+
+
+def proof(*given: str, script: Path = PROOF) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    command = ["bash", str(script), *given]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def changed(folder: Path, old: str, new: str) -> Path:
+    """A copy of the script with a change, which works where the script does."""
+    text = PROOF.read_text(encoding="utf-8")
+    for before, after in ((old, new), ('cd "$(dirname "$0")/.."', f"cd {shlex.quote(str(ROOT))}")):
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    copy = folder / PROOF.name
+    copy.write_text(text, encoding="utf-8")
+    return copy
+
+
+def listing() -> list[Path]:
+    return sorted(path for name in ("benchmarks/results", "tuning", "docs") for path in (ROOT / name).iterdir())
+
+
+@needs_bash
+def test_every_step_runs_dry_and_leaves_nothing() -> None:
+    before = listing()
+    done = proof("--dry-run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [line[3:] for line in done.stdout.splitlines() if line.startswith("== ")]
+    assert [step for step in steps if "compute-sanitizer" not in step] == [
+        "doctor", "tests", "host cost", "tune", "bench", "speed",
+    ]  # fmt: skip
+    assert "cunorm, table tile      off by" in done.stdout  # the bench found what the tuner wrote
+    assert "of copy" not in done.stdout
+    assert listing() == before
+
+
+@needs_bash
+def test_a_step_that_the_time_does_not_reach_is_named(tmp_path: Path) -> None:
+    """The script with no minutes at all."""
+    done = proof("--dry-run", "--part", "1", script=changed(tmp_path, "60 * minutes", "0 * minutes"))
+    assert done.returncode == 1
+    assert "not reached: doctor; tests;" in done.stderr
+
+
+@needs_bash
+def test_the_page_is_made_of_what_the_time_sufficed_for(tmp_path: Path) -> None:
+    """The script with no time for any workload."""
+    done = proof("--dry-run", "--part", "2", script=changed(tmp_path, "page_seconds=20", "page_seconds=100000"))
+    assert done.returncode == 1
+    assert "not reached: tune; bench;" in done.stderr
+    assert "== speed" in done.stdout and "failed" not in done.stderr
+
+
+@needs_bash
+@pytest.mark.parametrize(("given", "sentence"), [
+    (["--part", "3"], "--part: '3', expected 1 or 2"),
+    (["--minutes", "0"], "--minutes: '0', expected a whole number"),
+    (["--fast"], "unknown: --fast"),
+    (["--workloads"], "--workloads: nothing, expected names"),
+])  # fmt: skip
+def test_wrong_arguments_of_the_script(given: list[str], sentence: str) -> None:
+    done = proof(*given)
+    assert done.returncode == 2 and sentence in done.stderr

@@ -1,0 +1,125 @@
+"""What the tuner measures in its tests: broken candidates on the CPU executor, and a clock whose times are planted.
+
+Importing this module plants the candidates into batch_norm_elemt, in the worker that names its clock as in the tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import random
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from cunorm.tuning.measure.stand import Spec
+
+from cunorm.core.devices import KNOWN, Device
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Launch, Strategy, Tile
+from cunorm.jit import sources
+from cunorm.ops.registry import OPS
+from tests.support.paths import KERNELS
+
+OP = "batch_norm_elemt"
+#: A size that no other test uses: only there is the strategy legal.
+CHANNELS = 13
+DEVICE = KNOWN["H200"]
+PROBLEM = Problem(OP, "float32", "float32", "float32", "float32", "NCHW", 2, CHANNELS, 35, CHANNELS, ("y",))
+RIGHT, WRONG, CRASH, HANG, OUTSIDE, RANDOM, UNWRITTEN, DIES_LATER, HANGS_LATER = 1, 4, 5, 6, 7, 8, 9, 10, 11
+BROKEN = {WRONG: "wrong", CRASH: "crash", HANG: "hang", OUTSIDE: "wrong", RANDOM: "wrong", UNWRITTEN: "wrong"}
+KINDS = (RIGHT, *BROKEN, DIES_LATER, HANGS_LATER)
+
+
+def _refuses(problem: Problem, tile: Tile, device: Device) -> str | None:
+    if (problem.op, problem.C, problem.dtype) != (OP, CHANNELS, "float32"):
+        return "planted elsewhere"
+    return None if tile.kind == RIGHT or tile.threads == 64 else "one of each kind of break is enough"
+
+
+def _launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
+    size = problem.N * problem.C * problem.HxW
+    arguments = ("x", "mean", "invstd", "gamma", "beta", "y", problem.C, problem.HxW, size)
+    return (Launch("planted", "planted", 1, tile.threads, arguments, traffic=2 * problem.nbytes),)
+
+
+def planted(kinds: tuple[int, ...] = KINDS, threads: tuple[int, ...] = (32, 64)) -> Strategy:
+    return Strategy(
+        name="planted",
+        op=OP,
+        space={"kind": kinds, "threads": threads},
+        constants=("kind",),
+        legality=_refuses,
+        launches=_launches,
+        workspace=lambda *_: 0,
+        workspace_traffic=lambda *_: 0,
+    )
+
+
+def plant(strategy: Strategy) -> None:
+    """Make the candidates part of the op, in this process."""
+    OPS[OP].strategies["planted"] = strategy  # type: ignore[index]
+    real = getattr(sources._expand, "real", sources._expand)
+    text = (KERNELS / "planted.cu").read_text(encoding="utf-8")
+
+    @functools.cache
+    def expand(stem: str) -> str:
+        return text if stem == "planted" else real(stem)
+
+    expand.real = real  # type: ignore[attr-defined]
+    sources._expand = expand
+
+
+def uproot() -> None:
+    OPS[OP].strategies.pop("planted", None)  # type: ignore[attr-defined]
+    sources._expand = getattr(sources._expand, "real", sources._expand)
+
+
+def microseconds(tile: Tile) -> float:
+    """The planted time of a tile: planted(kind=1, threads=64) is the fastest of those that are right."""
+    if tile.strategy == "planted":
+        return 10.0 + (3.0 if tile.threads != 64 else 0.0)
+    seed = int(hashlib.sha256(repr(tile).encode()).hexdigest()[:8], 16)
+    return 14.0 + seed % 1000 / 100
+
+
+class PlantedClock:
+    """Planted times with 1 % of noise, and a clock rate that drifts; measures nothing."""
+
+    measures = False
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+        self._drift = 1.0
+
+    def sets(self, nbytes: int, device: Device) -> int:
+        return 2
+
+    def sampler(self, tile: Tile, run: Callable[[int], None], sets: int) -> Callable[[], float]:
+        if tile.strategy == "planted" and tile.kind in BROKEN:
+            raise AssertionError(f"{tile!r} meets the clock before it was found wrong")
+        for index in range(sets):
+            run(index)
+
+        def sample() -> float:
+            if tile.strategy == "planted" and tile.kind == DIES_LATER:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if tile.strategy == "planted" and tile.kind == HANGS_LATER:
+                signal.pause()
+            self._drift *= 1.0005
+            return microseconds(tile) * 1e-6 * self._drift * self._random.gauss(1.0, 0.01)
+
+        return sample
+
+    def bandwidth(self) -> float:
+        return 4e12
+
+
+def spec() -> Spec:
+    return Spec("cpu", DEVICE, f"{__name__}:PlantedClock")
+
+
+if os.environ.get("CUNORM_TESTS_PLANT"):
+    kinds: Any = os.environ["CUNORM_TESTS_PLANT"]
+    plant(planted(tuple(map(int, kinds.split(",")))))

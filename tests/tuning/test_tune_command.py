@@ -1,0 +1,477 @@
+"""``cunorm tune``, ``show`` of tables and ``merge``, as a user types them: right, and wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cunorm.tuning import command
+from cunorm.tuning.problems import workloads
+
+import cunorm
+from cunorm.cli.main import main
+from cunorm.core.devices import KNOWN
+from cunorm.tiling import table
+from cunorm.tiling.table import MEASURED, Entry
+
+OP = "group_norm_backward"
+SMALL = (OP, "--shape", "2,8,9,2")
+TUNE = ("tune", *SMALL)
+
+
+@pytest.fixture(autouse=True)
+def own_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Journals of the tests' runs lie with the tests; builds stay where all tests have them."""
+    monkeypatch.setattr(command, "STUDIES", tmp_path / "studies")
+
+
+def run(capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_issue_s_command(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuned by the model in seconds; the table makes plans use the entry and explain() say so."""
+    path = tmp_path / "t.json"
+    began = time.monotonic()
+    arguments = (OP, "--shape", "2,320,4096,32", "--dtype", "bfloat16", "--trials", "30", "--table", str(path))
+    code, out, err = run(capsys, "tune", *arguments)
+    assert code == 0, err
+    assert time.monotonic() - began < 60
+    assert "modelled, not measured" in out
+    assert "verified on the cpu executor" in out
+    (entry,) = table.read(path).entries.values()
+    assert entry.source == "model"
+    # Fewer groups leave a thread's work as it is.
+    assert entry.facts["verified"] == "cpu executor, N=2 C=80 HxW=4096 group=8"
+    assert {"predicted_us", "trials"} <= entry.facts.keys()
+    assert not {"time_us", "gigabytes_per_s", "roofline"} & entry.facts.keys()
+    monkeypatch.setenv("CUNORM_TILING_TABLE", str(path))
+    made = cunorm.plan(OP, shape=(2, 320, 64, 64), dtype="bfloat16", num_groups=32, device="cpu")
+    assert made.tile == entry.tile
+    assert f"its entry in {path}: modelled, not measured" in made.explain()
+    code, out, _ = run(capsys, "show", OP, "--shape", "2,320,64x64,32", "--dtype", "bfloat16", "--device", "H200")
+    assert code == 0
+    assert f"its entry in {path}" in out
+    code, out, _ = run(capsys, "show", "--device", "H200")
+    assert code == 0
+    assert re.search(r"N=2 C=320 HxW=4096 group=32 .* modelled, not measured", out)
+
+
+def test_json_and_nothing_else(capsys: Any, tmp_path: Path) -> None:
+    code, out, _ = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"), "--trials", "3", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["schema"], found["evaluator"], found["measured"]) == ("cunorm-tune/1", "model", 0)
+    (result,) = found["results"]
+    assert len(result["trials"]) == 3 <= result["space"]
+    assert (result["source"], result["stored"]) == ("model", True)
+    assert result["time_us"] <= result["default_us"]
+    assert found["failed"] == []
+
+
+def test_plain_lines_where_there_is_no_terminal(capsys: Any, tmp_path: Path) -> None:
+    code, out, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
+    assert code == 0
+    assert err.startswith("[1/1] group_norm_backward float32")
+    assert "\r" not in out + err
+    assert out.splitlines()[-1].startswith(
+        f"table      {tmp_path / 't.json'}: 1 modelled, not measured, for NVIDIA H200"
+    )
+
+
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    arguments = ["tune", *SMALL, "--table", str(tmp_path / "t.json")]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "cunorm", *arguments], stdout=subprocess.PIPE, stderr=child, env=environment
+    ) as process:
+        os.close(child)
+        seen = b""
+        while True:
+            try:
+                part = os.read(parent, 4096)
+            except OSError:
+                break
+            if not part:
+                break
+            seen += part
+        out = process.stdout.read() if process.stdout else b""
+    os.close(parent)
+    assert process.returncode == 0
+    assert b"tile" in seen
+    assert b"\r" in seen
+    assert b"modelled, not measured" in out
+
+
+def test_a_workload(capsys: Any, tmp_path: Path) -> None:
+    """One op and layout of it; every problem gets its entry, and the default table is that of the device."""
+    path = tmp_path / "t.json"
+    arguments = ("layer_norm", "--workload", "quick", "--device", "A100", "--table", str(path), "--trials", "2")
+    code, _, err = run(capsys, "tune", *arguments)
+    assert code == 0, err
+    wanted = {one for name, one in workloads.problems("float32") if name == "quick" and one.op == "layer_norm"}
+    found = table.read(path)
+    assert set(found.entries) == wanted
+    assert len(wanted) == 3
+    assert found.device["name"] == KNOWN["A100"].name
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [pytest.param(name, marks=[] if name == "quick" else [pytest.mark.long]) for name in workloads.WORKLOADS],
+)
+def test_every_workload_tunes_clean(workload: str, capsys: Any, tmp_path: Path) -> None:
+    """As a user without a GPU types it: no tile fails verification, and every winner was verified."""
+    path = tmp_path / "t.json"
+    code, out, err = run(capsys, "tune", "--workload", workload, "--evaluator", "model", "--table", str(path))
+    assert code == 0, out + err
+    found = table.read(path).entries
+    assert set(found) == {one for name, one in workloads.problems("float32") if name == workload}
+    assert all(entry.facts["verified"] for entry in found.values())
+    assert "wrong" not in out + err
+
+
+def test_named_workloads() -> None:
+    """Those that the help promises, and each has problems."""
+    found: dict[str, set[str]] = {}
+    for name, problem in workloads.problems("bfloat16"):
+        found.setdefault(name, set()).add(problem.op)
+    assert set(found) == set(workloads.WORKLOADS)
+    promised = ("sd15-unet", "sdxl-unet", "vae", "resnet50-gn", "nnunet", "llm", "convnext", "resnet50-bn", "quick")
+    assert set(promised) <= set(found)
+    assert {op.rsplit("_", 1)[0] for op in found["quick"]} >= {"group_norm", "layer_norm", "batch_norm"}
+
+
+def test_a_trace(capsys: Any, tmp_path: Path) -> None:
+    path, traced = tmp_path / "t.json", tmp_path / "run.trace"
+    x = np.ones((2, 8, 3, 3), np.float32)
+    with cunorm.trace(traced):
+        y, mean, rstd = cunorm.group_norm(x, 2)
+        cunorm.group_norm_backward(y, x, mean, rstd, num_groups=2)
+    assert run(capsys, "tune", "--from-trace", str(traced), "--table", str(path), "--trials", "2")[0] == 0
+    assert {one.op for one in table.read(path).entries} == {"group_norm", OP}
+    assert run(capsys, "tune", OP, "--from-trace", str(traced), "--table", str(tmp_path / "u.json"))[0] == 0
+    assert {one.op for one in table.read(tmp_path / "u.json").entries} == {OP}
+
+
+def test_a_report(capsys: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "pages"
+    code, out, _ = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"), "--report", str(folder))
+    assert code == 0
+    page = (folder / "index.html").read_text()
+    assert "modelled" in page
+    assert f"report     {folder / 'index.html'}" in out
+
+
+def test_resuming(capsys: Any, tmp_path: Path) -> None:
+    """A run that was cut by its budget goes on where it was; without --resume it begins again."""
+    arguments = (*TUNE, "--table", str(tmp_path / "t.json"), "--json")
+    first = json.loads(run(capsys, *arguments, "--trials", "3")[1])["results"][0]
+    again = json.loads(run(capsys, *arguments, "--trials", "5", "--resume")[1])["results"][0]
+    assert (len(first["trials"]), len(again["trials"])) == (3, 2)
+    done = json.loads(run(capsys, *arguments, "--trials", "5", "--resume")[1])
+    assert done["results"] == []  # nothing is left to try, and the entry stands
+    fresh = json.loads(run(capsys, *arguments, "--trials", "4")[1])["results"][0]
+    assert len(fresh["trials"]) == 4
+
+
+@pytest.mark.parametrize("storage", ["study.journal", "journal:study.journal", "sqlite:///study.db"])
+def test_a_storage(storage: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands on one storage: what the first has tuned, the second takes over into its own table."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one.json", "two.json"):
+        code, _, err = run(capsys, *TUNE, "--table", name, "--trials", "2", "--storage", storage)
+        assert code == 0, err
+    assert "tuned before in this storage" in err
+    assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("storage", "tables", "what"),
+    [
+        ("study.journal", ("one.json", "two.json"), ("--shape", "16,64")),
+        pytest.param("study.journal", ("t.json", "t.json"), ("--workload", "quick"), marks=LONG),
+        pytest.param("sqlite:///study.db", ("one.json", "two.json"), ("--workload", "quick"), marks=LONG),
+    ],
+)
+def test_two_tuners_on_one_storage(
+    storage: str, tables: tuple[str, str], what: tuple[str, str], tmp_path: Path
+) -> None:
+    """At the same moment, with a table each or one for both: every problem is in every table, and both end well."""
+    command = [sys.executable, "-m", "cunorm", "tune", "layer_norm", *what, "--trials", "2", "--storage", storage]
+    command += ["--evaluator", "model", "--device", "H200"]
+    pipe = subprocess.PIPE
+    both = [
+        subprocess.Popen([*command, "--table", name], cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
+        for name in tables
+    ]
+    for one in both:
+        out, err = one.communicate(timeout=300)
+        assert one.returncode == 0, err
+        assert "Traceback" not in out + err
+    wanted = {one for name, one in workloads.problems("float32") if name == "quick" and one.op == "layer_norm"}
+    for name in tables:
+        found = table.read(tmp_path / name)
+        assert found.faults == []
+        assert set(found.entries) == wanted if "quick" in what else len(found.entries) == 1
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c(tmp_path: Path) -> None:
+    """In the middle of a workload: exit code 130, what was tuned is in the table, nothing is left running."""
+    path = tmp_path / "t.json"
+    command = [sys.executable, "-m", "cunorm", "tune", "group_norm", "--workload", "sd15-unet", "--table", str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.readline()  # the first problem is done
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "what was learnt is kept" in out
+    assert len(table.read(path).entries) >= 1
+
+
+def test_a_measured_entry_stays(capsys: Any, tmp_path: Path) -> None:
+    """The model does not replace it, and says so."""
+    path = tmp_path / "t.json"
+    options = {"shape": (2, 8, 9), "dtype": "float32", "num_groups": 2, "gamma_dtype": "float32", "device": "H200"}
+    problem = cunorm.plan(OP, **options).problem  # type: ignore[arg-type]
+    mine = Entry(problem, cunorm.Tile("split", threads=128, chunk=16), MEASURED, "x", {"time_us": 5.0})
+    table.update(path, KNOWN["H200"], {}, [mine])
+    code, out, _ = run(capsys, *TUNE, "--table", str(path))
+    assert code == 0
+    assert "not stored: the table has a measured entry" in out
+    assert table.read(path).entries[problem] == mine
+
+
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("postgresql://bob:hunter2@db.example/x", "hunter2"),
+        ("postgresql://bob:hunter2@db.example:5432/x?sslmode=require&sslpassword=hunter3", "hunter3"),
+        ("mysql+pymysql://:hunter2@[::1]/x", "hunter2"),
+        ("postgresql://bob:a/b?hunter2@[bad/x", "a/b?hunter2"),
+        ("postgresql://bob:a@b hunter2@host", "a@b hunter2"),
+        ("sqlite:////no/where?key=hunter2", "hunter2"),
+        ("bob:hunter2@host/x", "hunter2"),
+    ],
+)
+def test_no_password_is_printed(url: str, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the URL, and not in what a database's driver says of it."""
+    from cunorm.tuning.search import storage
+
+    monkeypatch.setattr(storage, "PAUSES", ())
+    assert secret not in storage.shown(url)
+    assert secret not in storage.without_secrets(f"cannot reach {url}: password {secret!r} of bob:{secret}", url)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match="--storage: ") as caught:
+            storage.storage_of(url)
+    assert "hunter" not in str(caught.value)
+
+
+def test_a_password_that_is_quoted(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A driver says it unquoted; in the middle of a run, too."""
+    from optuna.exceptions import StorageInternalError
+
+    def gone(*_: Any) -> None:
+        raise StorageInternalError("no connection for 'bob' with 'hun%ter@2'\nmore")
+
+    monkeypatch.setattr(command, "storage_of", lambda url: None)
+    monkeypatch.setattr(command, "tune", gone)
+    url = "postgresql://bob:hun%25ter%402@host/x"
+    code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"), "--storage", url)
+    assert (code, err) == (1, "cunorm tune: the storage of studies: no connection for 'bob' with '***'\n")
+
+
+def test_a_file_is_named_as_it_is() -> None:
+    from cunorm.tuning.search.storage import shown
+
+    for name in ("study.journal", "journal:study.journal", "/a b/c@d", "sqlite:///study.db"):
+        assert shown(name) == name
+
+
+def test_a_table_that_cannot_be_written_is_noticed_first(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after the first problem was tuned; and nothing is left of the look."""
+    import tempfile
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(command, "tune", lambda *_: pytest.fail("tuned"))
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "NamedTemporaryFile", refuse)
+        code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
+    assert (code, err) == (
+        2,
+        f"cunorm tune: {tmp_path}/t.json: cannot be written: Permission denied; name another file\n",
+    )
+    (tmp_path / "t.json.lock").touch()
+    real = os.access
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, *more: not str(path).endswith(".lock") and real(path, *more))
+        code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
+    assert code == 2
+    assert "t.json.lock is somebody else's" in err
+    assert [one.name for one in tmp_path.iterdir()] == ["t.json.lock"]
+
+
+# ---- wrong arguments ------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "nothing": (("tune",), 2, "--shape, --workload or --from-trace: none of them, expected one"),
+    "two sources": (("tune", "--shape", "1,2", "--workload", "llm"), 2, "--shape and --workload, expected one"),
+    "no op": (("tune", "--shape", "2,8,9,2"), 2, "OP: missing"),
+    "an unknown op": (("tune", "groupnorm", "--shape", "2,8,9,2"), 2, "op: 'groupnorm', expected"),
+    "an unknown op of a workload": (("tune", "rms_norm", "--workload", "llm"), 2, "op: 'rms_norm', expected one of"),
+    "a short shape": (("tune", OP, "--shape", "2,8,9"), 2, "--shape: '2,8,9' has 3 numbers"),
+    "a shape of words": (("tune", OP, "--shape", "a,b,c,d"), 2, "--shape: N is 'a'"),
+    "a negative shape": (("tune", OP, "--shape", "-2,8,9,2"), 2, "--shape: N is '-2'"),
+    "a zero": (("tune", OP, "--shape", "2,8,0,2"), 2, "--shape: HxW is 0"),
+    "groups that do not divide": (("tune", OP, "--shape", "2,8,9,3"), 2, "--shape: GROUP is 3"),
+    "a shape beyond all": (("tune", OP, "--shape", "99999999999999,8,99999999999,2"), 2, "shape"),
+    "a dtype": ((*TUNE, "--dtype", "float8"), 2, "dtype"),
+    "a layout": ((*TUNE, "--layout", "CHWN"), 2, "--layout: 'CHWN'"),
+    "outputs": ((*TUNE, "--outputs", "dw"), 2, "--outputs: 'dw'"),
+    "outputs of a workload": (("tune", "--workload", "llm", "--outputs", "dx"), 2, "--outputs: goes with --shape"),
+    "a workload": (("tune", "--workload", "resnet"), 2, "--workload: 'resnet', expected one of sd15-unet"),
+    "a workload without the op": (("tune", "layer_norm", "--workload", "vae"), 2, "no problem left"),
+    "a device": ((*TUNE, "--device", "V100"), 2, "--device: 'V100', expected one of A100"),
+    "no trials": ((*TUNE, "--trials", "0"), 2, "--trials: 0, expected at least 1"),
+    "time runs backwards": ((*TUNE, "--seconds", "-1"), 2, "--seconds: -1"),
+    "no workers": ((*TUNE, "--workers", "0"), 2, "--workers: 0"),
+    "more workers than anybody has": (
+        (*TUNE, "--workers", "4294967295"),
+        2,
+        "--workers: 4294967295, expected 1 to 256",
+    ),
+    "a table that cannot be written": ((*TUNE, "--table", "/proc/t.json"), 2, "/proc/t.json: cannot be written"),
+    "a table whose lock is a link": ((*TUNE, "--table", "linked.json"), 2, "linked.json.lock is a link, expected the"),
+    "a password": ((*TUNE, "--storage", "nosql://bob:hunter2@x/y?key=hunter2"), 2, "'nosql://***@x/y?***': no storage"),
+    "a password of a file": (
+        (*TUNE, "--storage", "bob:hunter2@x/y"),
+        2,
+        "'bob:***@x/y': no storage of studies: no folder ***",
+    ),
+    "a trace that is not there": (("tune", "--from-trace", "nowhere"), 2, "nowhere"),
+    "a dtype of a trace": (("tune", "--from-trace", "empty", "--dtype", "float16"), 2, "--dtype"),
+    "an empty trace": (("tune", "--from-trace", "empty"), 2, "no problem left: 0 in all"),
+    "a table in no folder": ((*TUNE, "--table", "no/where/t.json"), 2, "no folder no/where"),
+    "a folder for a table": ((*TUNE, "--table", "."), 2, "is a folder"),
+    "a corrupt table": ((*TUNE, "--table", "corrupt"), 2, "corrupt: no JSON"),
+    "a table of another device": ((*TUNE, "--table", "a100.json"), 2, "a table of NVIDIA A100-SXM4-80GB, expected"),
+    "a storage in no folder": ((*TUNE, "--storage", "no/where/j"), 2, "no storage of studies: no folder no/where"),
+    "no storage": ((*TUNE, "--storage", ""), 2, "--storage: '': no storage of studies: expected a file or a URL"),
+    "a storage of something else": ((*TUNE, "--storage", "corrupt"), 2, "--storage: 'corrupt': no storage of studies"),
+    "time that is none": ((*TUNE, "--seconds", "nan"), 2, "--seconds: nan"),
+    "a seed": ((*TUNE, "--seed", "-1"), 2, "--seed: -1"),
+    "a loop of links": ((*TUNE, "--table", "loop"), 2, "loop"),
+    "a pipe for a table": ((*TUNE, "--table", "pipe"), 2, "pipe: no regular file"),
+    "a pipe for a trace": (("tune", "--from-trace", "pipe"), 2, "pipe: no regular file"),
+    "a trace of another op": (("tune", "--from-trace", "other.trace"), 2, "line 1: op is 'rms_norm', which"),
+    "a trace of other results": (("tune", "--from-trace", "foo.trace"), 2, "outputs 'foo', expected some of"),
+    "merge: into a device": (("merge", "h200.json", "-o", "/dev/null"), 2, "/dev/null: no regular file"),
+    "merge: into something else": (("merge", "h200.json", "-o", "corrupt"), 2, "corrupt: no JSON"),
+    "merge: into no folder": (("merge", "h200.json", "-o", "no/c.json"), 2, "no folder"),
+    "a storage of nothing": ((*TUNE, "--storage", "nosql://x"), 2, "--storage: 'nosql://x'"),
+    "a report on a file": ((*TUNE, "--report", "empty"), 2, "empty"),
+    "nothing to measure on": ((*TUNE, "--evaluator", "measure"), 3, "no GPU"),
+    "show: no shape": (("show", OP), 2, "--shape: missing, expected N,C,HxW,GROUP"),
+    "show: no op": (("show", "--shape", "1,2"), 2, "OP: missing"),
+    "show: a device": (("show", "--device", "V100"), 2, "--device: 'V100'"),
+    "merge: nothing there": (("merge", "nowhere.json", "-o", "c.json"), 2, "nowhere.json"),
+    "merge: corrupt": (("merge", "corrupt", "-o", "c.json"), 2, "corrupt: no JSON"),
+    "merge: two devices": (("merge", "a100.json", "h200.json", "-o", "c.json"), 2, "tables of different devices"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_one_line(name: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is written."""
+    monkeypatch.setattr(command, "gpu_present", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    (tmp_path / "corrupt").write_text('{"a')
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "linked.json.lock").symlink_to(tmp_path / "corrupt")
+    os.mkfifo(tmp_path / "pipe")
+    sizes = {"dtype": "float32", "N": 2, "C": 8, "HxW": 9, "group": 2, "rows": 2, "length": 3, "calls": 1}
+    for stem, op, outputs in (("other", "rms_norm", "y"), ("foo", "group_norm", "foo")):
+        (tmp_path / f"{stem}.trace").write_text(json.dumps({"op": op, "outputs": outputs, **sizes}) + "\n")
+    for device in ("A100", "H200"):
+        table.update(f"{device.lower()}.json", KNOWN[device], {}, [])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    arguments, code, words = WRONG[name]
+    if arguments[0] == "tune" and "--table" not in arguments:
+        arguments = (*arguments, "--table", "new.json")
+    assert main(list(arguments)) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith(f"cunorm {arguments[0]}: ")
+    assert "hunter2" not in err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "optuna" else real(name, *more)
+    )
+    assert main(list(TUNE)) == 1
+    assert "cunorm tune needs optuna; type: pip install 'cunorm[tune]'" in capsys.readouterr().err
+
+
+# ---- show and merge -------------------------------------------------------------------------------------------------
+
+
+def test_show_without_tables(capsys: Any) -> None:
+    code, out, _ = run(capsys, "show", "--device", "B200")
+    assert code == 0
+    assert out.startswith("device     NVIDIA B200\n\nno tiling table; looked for\n")
+    assert "`cunorm tune` writes one" in out
+    assert json.loads(run(capsys, "show", "--json", "--device", "B200")[1])["tables"] == []
+
+
+def test_merging(capsys: Any, tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json", "c.json")]
+    for path, shape in zip(paths, ("2,8,9,2", "2,8,9,4"), strict=False):
+        assert run(capsys, "tune", OP, "--shape", shape, "--table", path, "--trials", "1")[0] == 0
+    code, out, _ = run(capsys, "merge", paths[0], paths[1], paths[0], "-o", paths[2])
+    assert code == 0
+    assert "2 entries, 0 measured, of NVIDIA H200; 1 were in more than one table" in out
+    assert len(table.read(paths[2]).entries) == 2
+    code, out, _ = run(capsys, "show", "--table", paths[2], "--json", "--device", "H200")
+    (shown,) = json.loads(out)["tables"]
+    assert [one["group"] for one in shown["entries"]] == [2, 4]
+    assert all(one["legal"] and not one["stale"] for one in shown["entries"])

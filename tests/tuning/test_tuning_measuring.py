@@ -1,0 +1,305 @@
+"""One problem by measurement, with a worker that is none: who wins, what an entry says, budgets, a second run."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from cunorm.tuning.measure.errors import Failed, Lost, Stopped
+from cunorm.tuning.measure.result import MORE, Budget, Result
+from cunorm.tuning.problem_tuner import GAIN, Measuring, Modelling
+from cunorm.tuning.search.space import SWEPT, Space
+from cunorm.tuning.search.study import ProblemStudy
+
+from cunorm import Tile
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.ops.registry import OPS
+from cunorm.tiling.table import entry_of, raw_of
+from cunorm.traffic.sampling import floor_bytes
+
+DEVICE = KNOWN["H200"]
+SMALL = Problem(
+    "group_norm_backward", "bfloat16", "bfloat16", None, "float32", "NCHW", 2, 320, 4096, 32, ("dx", "dgamma", "dbeta")
+)  # fmt: skip
+LARGE = Problem(
+    "layer_norm_backward", "bfloat16", "bfloat16", None, "float32", "NCHW", 65536, 96, 1, 1, ("dx", "dgamma", "dbeta")
+)  # fmt: skip
+
+
+def space_of(problem: Problem) -> Space:
+    return Space.of(problem, OPS[problem.op].strategies, DEVICE)
+
+
+class FakeWorker:
+    """Answers as a worker on a GPU would; times are given, what else happens is written down."""
+
+    def __init__(self, microseconds: dict[Tile, float], noise: float = 0.004, measures: bool = True) -> None:
+        self.microseconds, self.noise, self.measures = microseconds, noise, measures
+        self.random = random.Random(0)
+        self.spawned, self.alive = 0, False
+        self.opened: list[Problem] = []
+        self.asked: Counter[str] = Counter()
+        self.wrong: set[Tile] = set()
+        self.dies: set[Tile] = set()
+        self.stop_after: float = float("inf")
+
+    def open(self, problem: Problem, seconds: float) -> None:
+        self._start()
+        self.opened.append(problem)
+
+    def _start(self) -> None:
+        if not self.alive:
+            self.alive, self.spawned = True, self.spawned + 1
+
+    def ask(self, what: str, *arguments: Any, seconds: float) -> Any:
+        self._start()
+        self.asked[what] += 1
+        if sum(self.asked.values()) > self.stop_after:
+            raise Stopped
+        if what == "facts":
+            return {"cunorm": "0", "driver": 13000}, self.measures, 4e12
+        assert self.opened, "a problem"
+        if what == "verify":
+            return "dx: too far" if arguments[0] in self.wrong else None
+        if what == "round":
+            for index, tile in enumerate(arguments[0]):
+                if tile in self.dies:
+                    self.alive = False
+                    raise Lost("crash", "SIGSEGV", index)
+            return [self.microseconds[one] * 1e-6 * self.random.gauss(1, self.noise) for one in arguments[0]]
+        return None
+
+
+def times_of(space: Space, default: float = 10.0, others: float = 20.0) -> dict[Tile, float]:
+    """Every tile as slow as that, but the default."""
+    found = {tile: others + index / 10 for index, tile in enumerate(space.tiles)}
+    return found | {space.default: default}
+
+
+def measured(
+    space: Space, worker: FakeWorker, study: ProblemStudy | None = None, incumbent: Tile | None = None, **budget: Any
+) -> Result:
+    study = study or ProblemStudy(space, None, [incumbent] if incumbent else [], 0)
+    return Measuring(space, study, worker, Budget(**budget), incumbent, lambda _: None).run()  # type: ignore[arg-type]
+
+
+def test_a_faster_tile_is_stored_with_all_that_an_entry_says() -> None:
+    space = space_of(SMALL)
+    best, second = space.tiles[7], space.tiles[3]
+    times = times_of(space) | {best: 8.0, second: 8.9}
+    result = measured(space, FakeWorker(times))
+    assert result.source == "measured"
+    assert result.winner == best
+    entry = result.entry
+    assert entry is not None
+    assert entry.source == "measured"
+    assert entry.kernel == space.kernel(best)
+    facts = entry.facts
+    assert facts["time_us"] == pytest.approx(8.0, rel=0.01)
+    assert facts["default_us"] == pytest.approx(10.0, rel=0.01)
+    assert facts["q25_us"] <= facts["time_us"] <= facts["q75_us"]
+    assert facts["samples"] >= 20
+    assert facts["trials"] == len(space)
+    assert facts["gigabytes_per_s"] == pytest.approx(floor_bytes(SMALL) / facts["time_us"] / 1e3, rel=0.001)
+    assert facts["roofline"] == pytest.approx(facts["gigabytes_per_s"] / 4000, abs=0.001)
+    assert facts["runner_up"]["time_us"] > facts["time_us"]
+    assert "default" not in facts
+    assert entry_of(raw_of(entry)) == entry
+    assert {trial.tile for trial in result.trials} == set(space.tiles)
+
+
+@pytest.mark.parametrize(("gain", "stored"), [(1.005, False), (1.014, False), (1.03, True), (1.2, True)])
+def test_two_per_cent_in_favour_of_the_default(gain: float, stored: bool) -> None:
+    """A tile that is little faster is not stored; the default is, and marked so, which stops pointless re-tuning."""
+    assert GAIN == 1.02
+    space = space_of(SMALL)
+    other = space.tiles[5]
+    result = measured(space, FakeWorker(times_of(space) | {other: 10 / gain}, noise=0.001))
+    assert result.entry is not None
+    assert (result.winner == other) == stored
+    assert result.winner in (other, space.default)
+    assert result.entry.facts.get("default", False) is not stored
+
+
+def test_who_is_taken_in_a_tie() -> None:
+    """What the table has; then the simplest: another tile is another order of summation."""
+    space = space_of(SMALL)
+    one, other = space.tiles[4], space.tiles[6]
+    times = times_of(space) | {one: 8.0, other: 8.0}
+    assert measured(space, FakeWorker(times), incumbent=one).winner == one
+    assert measured(space, FakeWorker(times), incumbent=other).winner == other
+    found = {measured(space, FakeWorker(times)).winner for _ in range(3)}
+    assert found == {min((one, other), key=space.simplicity)}
+
+
+def test_spaces_of_up_to_200_are_tried_whole_and_larger_ones_in_part() -> None:
+    small, large = space_of(SMALL), space_of(LARGE)
+    assert len(small) <= SWEPT < len(large)
+    assert len(measured(small, FakeWorker(times_of(small))).trials) == len(small)
+    tried = [trial.tile for trial in measured(large, FakeWorker(times_of(large))).trials]
+    assert len(tried) == len(set(tried)) == MORE
+    assert set(large.tiles[:20]) <= set(tried[:20])
+
+
+def test_a_large_space_finds_what_the_model_does_not_see() -> None:
+    """The planted best is the model's last but one; neighbours get better towards it."""
+    space = space_of(LARGE)
+    goal = space.tiles[-2]
+    fields = goal.as_dict()
+
+    def steps(tile: Tile) -> float:
+        return 3.0 * (tile.strategy != goal.strategy) + sum(
+            tile.as_dict().get(name) != value for name, value in fields.items()
+        )
+
+    times = {tile: 10.0 + 2 * steps(tile) for tile in space.tiles}
+    result = measured(space, FakeWorker(times))
+    assert result.winner is not None
+    assert times[result.winner] <= 12.0
+
+
+def test_a_tile_that_fails_in_the_final_does_not_win() -> None:
+    space = space_of(SMALL)
+    best = space.tiles[7]
+    worker = FakeWorker(times_of(space) | {best: 5.0, space.tiles[3]: 8.0})
+    real = worker.ask
+
+    def ask(what: str, *arguments: Any, seconds: float) -> Any:
+        if what == "round" and worker.asked["round"] > 40:
+            worker.dies = {best}
+        return real(what, *arguments, seconds=seconds)
+
+    worker.ask = ask  # type: ignore[method-assign]
+    result = measured(space, worker)
+    assert result.winner == space.tiles[3]
+    assert [(trial.tile, trial.failure) for trial in result.failures] == [(best, "crash")]
+    assert worker.spawned == 2
+    assert worker.opened == [SMALL] * 2
+
+
+def test_when_nothing_is_right() -> None:
+    space = space_of(SMALL)
+    worker = FakeWorker(times_of(space))
+    worker.wrong = set(space.tiles)
+    result = measured(space, worker)
+    assert (result.winner, result.entry) == (None, None)
+    assert result.sentence == f"{len(space)} of {len(space)} tiles failed"
+    assert worker.asked["round"] == 0  # nothing was timed
+
+
+def test_a_worker_that_cannot_begin() -> None:
+    space = space_of(SMALL)
+
+    class Broken(FakeWorker):
+        def open(self, problem: Problem, seconds: float) -> None:
+            raise Failed("memory", "out of memory")
+
+    result = measured(space, Broken(times_of(space)))
+    assert result.winner is None
+    assert "memory: out of memory" in result.sentence
+    assert result.failures == []  # no tile is to blame
+
+
+@pytest.mark.long
+def test_stopping_at_any_moment() -> None:
+    """Nothing is raised; what is stored then was sampled often enough, and is near the truth."""
+    space = space_of(SMALL)
+    best = space.tiles[2]
+    times = times_of(space) | {best: 8.0}
+    whole = FakeWorker(times)
+    measured(space, whole)
+    winners = set()
+    for stop in range(0, sum(whole.asked.values()), 5):
+        worker = FakeWorker(times)
+        worker.stop_after = stop
+        result = measured(space, worker)
+        assert result.interrupted
+        winners.add(result.winner)
+        if result.entry is not None:
+            assert result.winner in (best, space.default)
+            assert result.entry.facts["samples"] >= 5
+    assert winners == {None, best} or winners == {None, best, space.default}
+    # In the last rounds, where most is known, it is the best that is kept; and nobody is asked any more.
+    for stop in (1, 5, 10, 15):
+        worker = FakeWorker(times)
+        worker.stop_after = sum(whole.asked.values()) - stop
+        result = measured(space, worker)
+        assert (result.interrupted, result.winner) == (True, best)
+        assert result.entry is not None
+        assert sum(worker.asked.values()) == worker.stop_after + 1
+
+
+def test_a_process_that_dies_between_candidates_is_nobody_s_fault() -> None:
+    space = space_of(SMALL)
+    best = space.tiles[2]
+    for deaths in (2, 9):
+        worker = FakeWorker(times_of(space) | {best: 8.0})
+        real, left = worker.ask, iter(range(deaths))
+
+        def ask(what: str, *arguments: Any, seconds: float, real: Any = real, left: Any = left, w: Any = worker) -> Any:
+            if what == "round" and w.asked["round"] > 2 and next(left, None) is not None:
+                w.alive = False
+                raise Lost("crash", "killed", None)
+            return real(what, *arguments, seconds=seconds)
+
+        worker.ask = ask  # type: ignore[method-assign]
+        result = measured(space, worker)
+        assert result.failures == []
+        if deaths == 2:
+            assert result.winner == best
+        else:
+            assert (result.winner, result.sentence) == (None, "crash: killed")
+
+
+def test_a_second_run_races_the_best_of_the_first_again() -> None:
+    """Old times are where to begin, and never compared with new ones."""
+    space = space_of(SMALL)
+    study = ProblemStudy(space, None, [], 0)
+    best, then = space.tiles[7], space.tiles[3]
+    first = measured(space, FakeWorker(times_of(space) | {best: 7.0, then: 8.0}), study)
+    assert first.winner == best
+    worker = FakeWorker({tile: 2 * value for tile, value in times_of(space).items()} | {best: 19.0, then: 12.0})
+    again = measured(space, worker, study)
+    assert again.trials == []
+    assert again.winner == then
+    assert again.entry is not None
+    assert again.entry.facts["time_us"] == pytest.approx(12.0, rel=0.02)
+    assert worker.asked["verify"] <= 20
+
+
+def test_a_model_needs_no_clock() -> None:
+    space = space_of(SMALL)
+    worker = FakeWorker({}, measures=False)
+    study = ProblemStudy(space, None, [], 0)
+    result = Modelling(space, study, worker, Budget(trials=5), None, lambda _: None).run()  # type: ignore[arg-type]
+    assert result.winner == space.default
+    assert len(result.trials) == 5
+    assert worker.asked["round"] == 0
+    assert worker.asked["verify"] == 1
+
+
+@pytest.mark.parametrize("last", [0, 1, 7, 20, 35, 50, 55])
+def test_a_default_that_fails_is_not_stored(last: int) -> None:
+    """Whenever that is: early, another tile takes its place as the control; late, nothing is stored."""
+    space = space_of(SMALL)
+    worker = FakeWorker(times_of(space) | {space.tiles[3]: 8.0})
+    real = worker.ask
+    rounds = Counter[str]()
+
+    def ask(what: str, *arguments: Any, seconds: float) -> Any:
+        rounds[what] += 1
+        if rounds["round"] > last:
+            worker.dies = {space.default}
+        return real(what, *arguments, seconds=seconds)
+
+    worker.ask = ask  # type: ignore[method-assign]
+    result = measured(space, worker)
+    assert rounds["round"] > last
+    assert result.winner != space.default
+    assert (result.winner is None) == (result.entry is None) == bool(result.sentence)
+    assert (space.default, "crash") in [(trial.tile, trial.failure) for trial in result.failures]
+    if last < 7:
+        assert result.winner == space.tiles[3]

@@ -1,0 +1,255 @@
+"""``cunorm bench``: from its arguments to problems, contenders and a clock, and what it writes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cunorm.core.errors import TraceError
+from cunorm.core.errors import sentence as sentence_of
+from cunorm.core.files import write_whole
+from cunorm.core.problem import Problem
+from cunorm.executors.choose import executor
+from cunorm.ops.registry import OPS, gpu_present
+from cunorm.runtime.plans import Place
+
+from ..measure.stand import software
+from ..problems.requested import problems_of
+from .bench import ROUNDS, bench_problem
+from .clock import BenchClock, GpuClock, RehearsalClock
+from .peers import PEERS
+from .result import MEASURED, REHEARSED, DeviceLostError, Outcome, document, text
+
+OK, WRONG, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130
+WORKLOAD, DTYPE = "quick", "bfloat16"  # of those who name none
+#: What the driver says of the GPU's state beside its name; a result without them cannot be compared with another.
+STATE = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "power.limit",
+    "temperature.gpu",
+)
+
+
+def _wanted(asked: argparse.Namespace) -> list[Problem]:
+    if asked.shape is None and asked.workload is None and asked.from_trace is None:
+        asked.workload = WORKLOAD
+    if asked.from_trace is None:
+        asked.dtype = asked.dtype or DTYPE
+    found = problems_of(asked)
+    if asked.ops is not None:
+        names = [name.strip() for name in asked.ops.split(",")]
+        for name in names:
+            if name not in OPS:
+                raise ValueError(f"--op: {name!r}, expected some of {', '.join(OPS)}")
+        found = [problem for problem in found if problem.op in names]
+        if not found:
+            raise ValueError(f"--op: no problem of {asked.ops} among those asked for")
+    if any(problem.op == "batch_norm_gather_stats" for problem in found):
+        raise ValueError("OP: batch_norm_gather_stats moves a few kilobytes; the bench has nothing to say about it")
+    return found
+
+
+def _peers(names: str | None) -> list[str]:
+    if names is None:
+        return list(PEERS)
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    for name in found:
+        if name not in PEERS:
+            raise ValueError(f"--peers: {name!r}, expected some of {', '.join(PEERS)}, or '' for none")
+    return list(dict.fromkeys(found))
+
+
+def _file(option: str, name: str | None, suffixes: Sequence[str] = ()) -> Path | None:
+    """Where to write, if it can be written: an hour of a GPU is not lost on a slip."""
+    if name is None:
+        return None
+    path = Path(name)
+    if not name or path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{option}: {name!r}, expected a file in a folder that is there")
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"{option}: {name!r}, expected a name that ends in {', '.join(suffixes)}")
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"{option}: cannot write in {path.parent}: {error.strerror}") from error
+    return path
+
+
+def _state() -> dict[str, str]:
+    """Driver, clocks, power limit and temperature of the GPU now; nothing where nvidia-smi is not there."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    at = executor("gpu").cupy.cuda.Device().pci_bus_id  # nvidia-smi counts GPUs in another order than CUDA
+    command = [program, f"--id={at}", f"--query-gpu={','.join(STATE)}", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        line = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+        return dict(zip(STATE, (value.strip() for value in line.split(",")), strict=False))
+    return {}
+
+
+def _versions(kind: str, peers: Sequence[str]) -> dict[str, Any]:
+    there = [PEERS[name] for name in peers if PEERS[name].missing is None]
+    found = {peer.distribution: peer.version for peer in there}
+    for name in ("triton", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return {**software(kind), **found, "python": platform.python_version()}
+
+
+def _bar(problems: Sequence[Problem], quiet: bool) -> Iterator[Problem]:
+    """The problems, with a bar on a terminal's standard error if tqdm is there."""
+    if quiet or importlib.util.find_spec("tqdm") is None:
+        yield from problems
+        return
+    from tqdm import tqdm
+
+    with tqdm(problems, unit="problem", disable=None, file=sys.stderr) as bar:
+        for problem in bar:
+            bar.set_description(problem.op)
+            yield problem
+
+
+class _Record:
+    """What a run has come to by now, and the file that holds it."""
+
+    def __init__(self, path: Path | None, clock: BenchClock, **facts: Any) -> None:
+        self.path, self.clock, self.facts = path, clock, facts
+        self.results: list[Outcome] = []
+        self.copies: dict[str, dict[str, float]] = {}
+        self.state: dict[str, str] = {}
+        self.interrupted, self.lost = False, ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether times of a GPU are in it."""
+        return bool(self.facts["source"] == MEASURED)
+
+    def copy(self, when: str) -> None:
+        """Measure the copies, and look at the GPU that has just been busy with them."""
+        if self.measured:
+            self.copies[when], self.state = self.clock.copies(), _state()
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        facts = self.facts | {"device": {**self.facts["device"], **self.state}}
+        ended = {"interrupted": self.interrupted, "lost": self.lost or None}
+        return {**document(self.results, copies=self.copies, **facts), **ended}
+
+    def keep(self) -> None:
+        """Write the file as a whole, once there is something to say."""
+        if self.path is not None and self.results:
+            write_whole(self.path, json.dumps(self.document(), indent=1, allow_nan=False) + "\n")
+
+    def add(self, problem: Problem, peers: Sequence[str], bench: Callable[[Problem], Outcome]) -> None:
+        """A problem's outcome; what fails for want of memory, say, leaves the next one its turn."""
+        try:
+            self.results.append(bench(problem))
+        except DeviceLostError:
+            raise
+        except Exception as error:
+            sentence = sentence_of(error)
+            if not self.clock.sound():
+                raise DeviceLostError(f"the GPU is unusable: {sentence}") from error
+            self.results.append(Outcome.failed(problem, peers, sentence))
+        self.keep()
+
+    def run(self, problems: Iterator[Problem], peers: Sequence[str], bench: Callable[[Problem], Outcome]) -> None:
+        """All problems, until Ctrl-C or the loss of the GPU, between two measurements of the copies."""
+        try:
+            self.copy("before")
+            for problem in problems:
+                self.add(problem, peers, bench)
+            self.copy("after")
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except DeviceLostError as error:
+            self.lost = str(error)
+            self.results += [] if error.outcome is None else [error.outcome]
+        self.keep()
+
+
+def _rounds(asked: argparse.Namespace) -> int:
+    found: int = asked.rounds if asked.rounds is not None else 1 if asked.rehearse else ROUNDS
+    for option, number, least in (("--rounds", found, 1), ("--seed", asked.seed, 0)):
+        if number < least:
+            raise ValueError(f"{option}: {number}, expected at least {least}")
+    return found
+
+
+def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
+    """The command, from its parsed arguments; returns the exit code.
+
+    Parameters
+    ----------
+    asked : argparse.Namespace
+    clock : BenchClock, optional
+        None: that of the GPU, or none in a rehearsal.
+    """
+    kind = "cpu" if asked.rehearse else "gpu"
+    try:
+        problems, peers, rounds = _wanted(asked), _peers(asked.peers), _rounds(asked)
+        if asked.rehearse and asked.plot is not None:
+            raise ValueError("--plot: a rehearsal has no times to draw; leave out --rehearse on a machine with a GPU")
+        to_json, to_plot = _file("--json", asked.json), _file("--plot", asked.plot, (".png", ".svg", ".pdf"))
+        if to_plot is not None and importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("--plot: needs matplotlib; type: pip install 'cunorm[tune]'")
+    except (OSError, TraceError, TypeError, ValueError) as error:
+        print(f"cunorm bench: {error}", file=sys.stderr)
+        return USAGE
+    if kind == "gpu" and not gpu_present():
+        print(
+            "cunorm bench: CuPy sees no GPU here, and times of the CPU executor say nothing about a kernel; see "
+            "`cunorm doctor`, or --rehearse to see who runs and who is right, without times",
+            file=sys.stderr,
+        )
+        return NO_GPU
+    here = executor(kind)
+    place = Place(kind, here.current() if kind == "gpu" else 0, here.limits())
+    clock = clock or (GpuClock() if kind == "gpu" else RehearsalClock())
+    record = _Record(
+        to_json,
+        clock,
+        source=MEASURED if clock.measures and kind == "gpu" else REHEARSED,
+        device=asdict(place.device),
+        software=_versions(kind, peers),
+        rounds=rounds,
+        workload=asked.workload,
+        problems=len(problems),
+    )
+
+    def bench(problem: Problem) -> Outcome:
+        return bench_problem(problem, place, clock, peers, rounds=rounds, seed=asked.seed)
+
+    record.run(_bar(problems, asked.quiet), peers, bench)
+    found = record.document()
+    print("\n".join(text(found)))
+    if to_plot is not None and record.results:
+        from .figure import figure
+
+        figure(found, to_plot)
+    if record.lost:
+        left = len(problems) - len(record.results)
+        print(f"cunorm bench: {record.lost}; {left} problems were not run", file=sys.stderr)
+        return WRONG
+    if record.interrupted:
+        return INTERRUPTED
+    own = [one for result in record.results for one in result.contenders if one.name.startswith("cunorm")]
+    return WRONG if any(one.state in ("failed", "wrong") for one in own) else OK

@@ -1,0 +1,272 @@
+"""Public libraries with the same operators, on the same arrays: what each offers, and how it is called.
+
+A peer is asked for what cunorm computes, on the same outputs and in the same precision, or not at all: `NotOffered`
+says what it lacks. Gradients come through autograd, as its users get them; its forward has run before, untimed.
+
+Sources: torch.nn.functional and torch's batch_norm_* functions; Liger's LigerLayerNormFunction and
+LigerGroupNormFunction; QuACK's quack.rmsnorm, as of 0.6; Apex's apex.normalization and
+apex.contrib.group_norm.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cunorm.core.problem import Problem
+from cunorm.executors.cpu.memory import TENSORS
+from cunorm.traffic.sampling import array_facts
+
+from ..verify.inputs import EPS, numbers_of
+
+#: Results by name -> tensors.
+Results = Mapping[str, Any]
+
+
+class NotOffered(Exception):
+    """A peer has no such operator; the sentence says what it lacks."""
+
+
+# ---- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def torch_arrays(problem: Problem, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors over a set's bytes, without a copy: (N, C, HxW, 1), channels-last where the problem is; rows (N, C)."""
+    torch = importlib.import_module("torch")
+    found = {}
+    for name, array in flat.items():
+        tensor = torch.from_dlpack(array).view(getattr(torch, array_facts(problem, name)[1]))
+        if name in TENSORS:
+            N, C, HxW = problem.N, problem.C, problem.HxW
+            if problem.op.startswith("layer_norm"):
+                tensor = tensor.view(N, C)
+            elif problem.layout == "NHWC":
+                tensor = tensor.view(N, HxW, 1, C).permute(0, 3, 1, 2)
+            else:
+                tensor = tensor.view(N, C, HxW, 1)
+        found[name] = tensor
+    return found
+
+
+def torch_flat(problem: Problem, name: str, tensor: Any) -> Any:
+    """A result's bytes as they lie in the problem's layout."""
+    torch = importlib.import_module("torch")
+    if name in TENSORS and problem.layout == "NHWC":
+        tensor = tensor.permute(0, 2, 3, 1)
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+# ---- a library ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library.
+
+    Attributes
+    ----------
+    name : str
+    module, distribution : str
+        What has to be importable, and what its version is asked of.
+    prepare : callable
+        (problem, arrays) -> what runs it and returns its results by name; NotOffered.
+    install : str
+        What to type where it is missing.
+    arrays, flat : callable
+        A set's bytes as it takes arrays, and a result of its as bytes that lie as the problem says.
+    """
+
+    name: str
+    module: str
+    distribution: str
+    prepare: Callable[[Problem, Mapping[str, Any]], Callable[[], Results]]
+    install: str
+    arrays: Callable[[Problem, Mapping[str, Any]], Mapping[str, Any]] = torch_arrays
+    flat: Callable[[Problem, str, Any], Any] = torch_flat
+
+    @property
+    def missing(self) -> str | None:
+        """What is not there, if anything."""
+        for module in dict.fromkeys(("torch", self.module) if self.arrays is torch_arrays else (self.module,)):
+            if importlib.util.find_spec(module.split(".")[0]) is None:
+                return f"no module {module.split('.')[0]}; {self.install}"
+        return None
+
+    @property
+    def version(self) -> str:
+        """Of the distribution; what cannot be said is "unknown"."""
+        try:
+            return importlib.metadata.version(self.distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return "unknown"
+
+
+# ---- forwards and gradients -----------------------------------------------------------------------------------------
+
+#: (x, gamma, beta) -> y.
+Forward = Callable[[Any, Any, Any], Any]
+
+
+def _prepared(problem: Problem, tensors: Mapping[str, Any], forward: Forward) -> Callable[[], Results]:
+    """A forward, or the gradients of one that has run, through autograd."""
+    torch = importlib.import_module("torch")
+    x: Any
+    gamma: Any
+    x, gamma, beta = (tensors.get(name) for name in ("x", "gamma", "beta"))
+    if not problem.op.endswith("backward"):
+
+        def run() -> Results:
+            with torch.no_grad():
+                return {"y": forward(x, gamma, beta)}
+
+        return run
+    if beta is None and gamma is not None:
+        beta = torch.zeros_like(gamma)  # no gradient depends on it
+    wanted = {"dx": x, "dgamma": gamma, "dbeta": beta}
+    leaves: dict[str, Any] = {
+        name: None if one is None else one.detach().requires_grad_(name in problem.outputs)
+        for name, one in wanted.items()
+    }
+    y = forward(*leaves.values())
+    asked = [name for name in leaves if name in problem.outputs]
+
+    def gradients() -> Results:
+        found = torch.autograd.grad(y, [leaves[name] for name in asked], tensors["dy"], retain_graph=True)
+        return dict(zip(asked, found, strict=True))
+
+    return gradients
+
+
+def _only(problem: Problem, *families: str) -> None:
+    if problem.op.split("_norm")[0] not in families:
+        raise NotOffered(f"no {problem.op}")
+    if problem.activation is not None:
+        raise NotOffered(f"no {problem.activation} fused behind it")
+    if problem.gamma_dtype is None:
+        raise NotOffered("needs gamma")
+
+
+def _functional(problem: Problem) -> Forward:
+    F = importlib.import_module("torch.nn.functional")
+    if problem.op.startswith("group_norm"):
+        return lambda x, gamma, beta: F.group_norm(x, problem.group, gamma, beta, EPS)
+    return lambda x, gamma, beta: F.layer_norm(x, (problem.C,), gamma, beta, EPS)
+
+
+def _torch(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    torch = importlib.import_module("torch")
+    if problem.op in ("group_norm", "group_norm_backward") and problem.activation == "silu":
+        behind, silu = _functional(problem), importlib.import_module("torch.nn.functional").silu
+        return _prepared(problem, tensors, lambda *given: silu(behind(*given)))
+    if problem.op.startswith(("group_norm", "layer_norm")):
+        return _prepared(problem, tensors, _functional(problem))
+    x: Any
+    if not tensors["x"].is_cuda:
+        raise NotOffered(f"{problem.op} on a GPU only")
+    x, dy, gamma, beta = (tensors.get(name) for name in ("x", "dy", "gamma", "beta"))
+    mean, invstd = tensors.get("mean"), tensors.get("invstd")
+    if problem.op == "batch_norm_stats":
+        return lambda: dict(zip(("mean", "invstd"), torch.batch_norm_stats(x, EPS), strict=True))
+    if problem.op == "batch_norm_elemt":
+        return lambda: {"y": torch.batch_norm_elemt(x, gamma, beta, mean, invstd, EPS)}
+    if problem.op == "batch_norm_backward_reduce":
+        names = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
+        return lambda: dict(
+            zip(names, torch.batch_norm_backward_reduce(dy, x, mean, invstd, gamma, True, True, True), strict=True)
+        )
+    if problem.op == "batch_norm_backward_elemt":
+        count = torch.tensor([int(numbers_of(problem)["count"])], dtype=torch.int32, device=x.device)
+        sums = tensors["sum_dy"], tensors["sum_dy_xmu"]
+        return lambda: {"dx": torch.batch_norm_backward_elemt(dy, x, mean, invstd, gamma, *sums, count)}
+    raise NotOffered(f"no {problem.op}")
+
+
+@functools.lru_cache(maxsize=1)  # one for all sets of a problem
+def _compiled_forward(problem: Problem) -> Forward:
+    torch = importlib.import_module("torch")
+    plain = _functional(problem)
+    silu = importlib.import_module("torch.nn.functional").silu
+
+    def forward(x: Any, gamma: Any, beta: Any) -> Any:
+        y = plain(x, gamma, beta)
+        return y if problem.activation is None else silu(y)
+
+    torch._dynamo.reset()  # a graph for these sizes, and not a general one for all sizes that came before
+    # Gradients are asked for again and again of what one forward has kept: it is not theirs to write over.
+    setattr(importlib.import_module("torch._functorch.config"), "donated_buffer", False)  # noqa: B010
+    return torch.compile(forward, dynamic=False)  # type: ignore[no-any-return]
+
+
+def _compiled(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    if problem.op.startswith("batch_norm"):
+        raise NotOffered(f"nothing to compile in {problem.op}: torch has it as one operator")
+    return _prepared(problem, tensors, _compiled_forward(problem))
+
+
+def _liger(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    _only(problem, "group", "layer")
+    if problem.op.startswith("layer_norm"):
+        function = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
+        return _prepared(problem, tensors, lambda x, gamma, beta: function.apply(x, gamma, beta, EPS))
+    if problem.layout != "NCHW":
+        raise NotOffered("channels-last data is copied first")
+    function = importlib.import_module("liger_kernel.ops.group_norm").LigerGroupNormFunction
+    flat = {name: one.flatten(2) if name in TENSORS else one for name, one in tensors.items()}
+    return _prepared(
+        problem, flat, lambda x, gamma, beta: function.apply(x, gamma, beta, problem.C, problem.group, EPS)
+    )
+
+
+def _quack(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    _only(problem, "layer")
+    if {problem.gamma_dtype, problem.beta_dtype} - {"float32", None}:
+        raise NotOffered("gamma and beta in float32 alone")
+    quack, (x, gamma) = importlib.import_module("quack.rmsnorm"), (tensors["x"], tensors["gamma"])
+    if problem.op == "layer_norm":
+        return lambda: {"y": quack.layernorm_fwd(x, gamma, tensors.get("beta"), EPS)}
+    mean, rstd = (tensors[name].view(-1) for name in ("mean", "rstd"))
+
+    def gradients() -> Results:
+        found = quack.layernorm_bwd(x, gamma, tensors["dy"], rstd, mean, has_bias="dbeta" in problem.outputs)
+        return {name: one for name, one in zip(("dx", "dgamma", "dbeta"), found, strict=True) if one is not None}
+
+    return gradients
+
+
+def _apex(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    if problem.op.startswith("layer_norm"):
+        if problem.gamma_dtype is None:
+            raise NotOffered("needs gamma here")
+        affine = importlib.import_module("apex.normalization.fused_layer_norm").fused_layer_norm_affine
+        return _prepared(problem, tensors, lambda x, gamma, beta: affine(x, gamma, beta, (problem.C,), EPS))
+    if not problem.op.startswith("group_norm"):
+        raise NotOffered(f"no {problem.op}")
+    if problem.layout != "NHWC" or problem.gamma_dtype is None:
+        raise NotOffered("GroupNorm of channels-last data alone, and with gamma")
+    GroupNorm = importlib.import_module("apex.contrib.group_norm").GroupNorm
+    x = tensors["x"]
+    one = GroupNorm(
+        problem.group, problem.C, eps=EPS, device=x.device, dtype=tensors["gamma"].dtype, act=problem.activation or ""
+    )
+    if not one._check_legality(x):  # it would call torch without a word
+        raise NotOffered(f"no kernels for {problem.C} channels in {problem.group} groups")
+    call = importlib.import_module("torch.func").functional_call
+    return _prepared(problem, tensors, lambda x, gamma, beta: call(one, {"weight": gamma, "bias": beta}, (x,)))
+
+
+#: By the name that ``--peers`` takes.
+PEERS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        Peer("torch", "torch", "torch", _torch, "pip install torch"),
+        Peer("torch.compile", "torch", "torch", _compiled, "pip install torch"),
+        Peer("liger", "liger_kernel", "liger-kernel", _liger, "pip install liger-kernel"),
+        Peer("quack", "quack", "quack-kernels", _quack, "pip install quack-kernels"),
+        Peer("apex", "apex", "apex", _apex, "build it: https://github.com/NVIDIA/apex"),
+    )
+}

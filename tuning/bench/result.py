@@ -1,0 +1,236 @@
+"""What a bench found: who ran, how long it took, who did not run and why; as a document, and as text.
+
+Only times of a GPU are ever printed as such.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import Any
+
+from cunorm.core.problem import Problem
+from cunorm.traffic.sampling import floor_bytes
+
+from ..measure.clock import L2_TIMES
+
+DEFAULT, TABLE = "cunorm, default tile", "cunorm, table tile"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of samples, in seconds."""
+
+    seconds: float
+    q25: float
+    q75: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """Of one sample or more."""
+        q25, _, q75 = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
+        return cls(median(samples), q25, q75, len(samples))
+
+
+@dataclass
+class Contender:
+    """What one implementation came to on a problem.
+
+    Attributes
+    ----------
+    name : str
+    state : {"timed", "rehearsed", "missing", "not offered", "failed", "wrong"}
+    sentence : str
+        Why it was not timed; of one that was, how: the tile, or what its kernels were timed by.
+    error : float or None
+        The largest share of a result's largest value that it is off by; None if that is no number.
+    kernels, wall : Spread or None
+        Of its kernels on the GPU, and of a call.
+    """
+
+    name: str
+    state: str = "failed"
+    sentence: str = ""
+    error: float | None = None
+    kernels: Spread | None = None
+    wall: Spread | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a problem.
+
+    Attributes
+    ----------
+    problem : Problem
+    contenders : sequence of Contender
+        cunorm's first, then the peers as they were named, those that did not run among them.
+    walked : int
+        Bytes of the inputs of all sets of arrays: kernels walk through them, a set after a set.
+    """
+
+    problem: Problem
+    contenders: Sequence[Contender]
+    walked: int
+
+    @classmethod
+    def failed(cls, problem: Problem, peers: Sequence[str], sentence: str) -> Outcome:
+        """Of a problem that nobody could run."""
+        return cls(problem, [Contender(name, "failed", sentence) for name in (DEFAULT, TABLE, *peers)], 0)
+
+
+class DeviceLostError(Exception):
+    """Nothing runs on the device any more; the sentence says who was the last to.
+
+    Attributes
+    ----------
+    outcome : Outcome or None
+        What there is of the problem.
+    """
+
+    outcome: Outcome | None = None
+
+
+SCHEMA = "cunorm-bench/1"
+MEASURED, REHEARSED = "measured", "rehearsed"
+Document = Mapping[str, Any]
+
+
+def document(
+    results: Sequence[Outcome],
+    *,
+    source: str,
+    device: Mapping[str, Any],
+    software: Mapping[str, Any],
+    copies: Mapping[str, Mapping[str, float]],
+    rounds: int,
+    workload: str | None,
+    problems: int,
+) -> dict[str, Any]:
+    """A bench as JSON has it.
+
+    Parameters
+    ----------
+    results : sequence of Outcome
+    source : {"measured", "rehearsed"}
+    device, software : mapping
+        Exact facts.
+    copies : mapping of mapping of float
+        Bytes per second of each copy before and after the run; none in a rehearsal.
+    rounds : int
+    workload : str or None
+    problems : int
+        That were asked for.
+    """
+    return {
+        "schema": SCHEMA,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "source": source,
+        "device": dict(device),
+        "software": dict(software),
+        "copy_bandwidth": max((value for at in copies.values() for value in at.values()), default=0.0),
+        "copies": {name: dict(at) for name, at in copies.items()},
+        "rounds": rounds,
+        "workload": workload,
+        "problems": problems,
+        "results": [
+            {
+                "problem": asdict(result.problem),
+                "name": result.problem.describe(),
+                "floor_bytes": floor_bytes(result.problem),
+                "walked_bytes": result.walked,
+                "contenders": [asdict(one) for one in result.contenders],
+            }
+            for result in results
+        ],
+    }
+
+
+def refusal(found: Document) -> str | None:
+    """Why a document says nothing about speed; None if it does."""
+    if found.get("schema") != SCHEMA:
+        return f"schema {found.get('schema')!r}, expected {SCHEMA!r}"
+    if found.get("source") != MEASURED:
+        return f"it was {found.get('source')}, not measured on a GPU: no times of kernels"
+    return None
+
+
+def complete(found: Document) -> bool:
+    """Whether all problems that were asked for are in it; of a run that was killed, the file has those before."""
+    return not found["interrupted"] and found["lost"] is None and len(found["results"]) == found["problems"]
+
+
+def cold(found: Document, result: Mapping[str, Any]) -> bool:
+    """Whether no kernel of a result can have found its arrays in the L2; there are not sets enough of tiny shapes."""
+    return bool(result["walked_bytes"] >= L2_TIMES * found["device"]["l2_bytes"])
+
+
+def fraction(found: Document, result: Mapping[str, Any], contender: Mapping[str, Any]) -> float | None:
+    """The share of the copy's bandwidth at which a contender moves the fewest bytes; None without a time."""
+    kernels = contender["kernels"]
+    if kernels is None or not found["copy_bandwidth"]:
+        return None
+    return float(result["floor_bytes"]) / float(kernels["seconds"]) / float(found["copy_bandwidth"])
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of one value or more."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def speedups(found: Document, over: str) -> dict[str, list[float]]:
+    """How many times faster than a peer cunorm is, by op, with the table's tile where there is one, else the default;
+    shapes where both were timed.
+    """
+    by_op: dict[str, list[float]] = {}
+    for result in found["results"]:
+        times = {one["name"]: one["kernels"]["seconds"] for one in result["contenders"] if one["kernels"] is not None}
+        own = times.get(TABLE, times.get(DEFAULT))
+        if own is not None and over in times:
+            by_op.setdefault(result["problem"]["op"], []).append(times[over] / own)
+    return by_op
+
+
+def _microseconds(spread: Mapping[str, Any] | None) -> str:
+    if spread is None:
+        return ""
+    return f"{spread['seconds'] * 1e6:9.1f} ({spread['q25'] * 1e6:.1f} to {spread['q75'] * 1e6:.1f})"
+
+
+def text(found: Document) -> Iterator[str]:
+    """The lines that a terminal shows."""
+    device, measured = found["device"], found["source"] == MEASURED
+    facts = ", ".join(f"{name} {value}" for name, value in found["software"].items())
+    yield f"device    {device['name']}; {facts}"
+    if measured:
+        yield f"copy      {found['copy_bandwidth'] / 1e9:.0f} GB/s in this run; L2 cold; {found['rounds']} rounds"
+    else:
+        yield "rehearsed on the CPU executor: who runs and who is right, no times; see `cunorm doctor` about a GPU"
+    for result in found["results"]:
+        warm = f"; in the L2, of {result['walked_bytes'] / 1e6:.3g} MB" if measured and not cold(found, result) else ""
+        yield f"\n{result['name']}{warm}"
+        for one in result["contenders"]:
+            if one["state"] not in ("timed", "rehearsed"):
+                yield f"  {one['name']:22s} {one['state']}: {one['sentence']}"
+                continue
+            share = fraction(found, result, one)
+            columns = [f"  {one['name']:22s}"]
+            if share is not None:
+                columns.append(f"{share:6.1%} of copy")
+                columns.append(f"kernels {_microseconds(one['kernels'])} us, call {_microseconds(one['wall'])} us")
+            columns.append(f"off by {one['error']:.1e}; {one['sentence']}")
+            yield "  ".join(columns)
+    if measured:
+        yield from _means(found)
+
+
+def _means(found: Document) -> Iterator[str]:
+    names = dict.fromkeys(one["name"] for result in found["results"] for one in result["contenders"])
+    for peer in (name for name in names if not name.startswith("cunorm")):
+        for op, ratios in speedups(found, peer).items():
+            mean, slowest = geometric_mean(ratios), min(ratios)
+            yield f"\n{op}: {mean:.2f}x {peer} in the geometric mean of {len(ratios)} shapes, {slowest:.2f}x at least"

@@ -1,0 +1,159 @@
+"""The side of the tuner that has a device: one problem's arrays, plans that are verified, plans that are timed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cunorm import __version__
+from cunorm.core.devices import Device
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.executors.choose import executor
+from cunorm.ops.registry import OPS
+from cunorm.runtime import plans
+from cunorm.runtime.plans import Place, Plan
+
+from ..verify.inputs import Inputs, numbers_of
+from ..verify.verifier import Guarded, Verifier, array_bytes, raw
+from .clock import Clock
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a worker is to be.
+
+    Attributes
+    ----------
+    kind : {"cpu", "gpu"}
+        The executor that runs and verifies.
+    device : Device
+        Whose limits hold.
+    clock : str or None
+        ``module:name`` of the clock; None: nothing is timed.
+    visible : str or None
+        The GPU that the worker sees, as ``CUDA_VISIBLE_DEVICES`` names it.
+    """
+
+    kind: str
+    device: Device
+    clock: str | None = None
+    visible: str | None = None
+
+
+def software(kind: str) -> dict[str, Any]:
+    """The versions that a table says its entries were made with."""
+    found: dict[str, Any] = {"cunorm": __version__}
+    if kind == "gpu":
+        import cupy
+        from cupy.cuda import nvrtc, runtime
+
+        found["cupy"] = cupy.__version__
+        found["nvrtc"] = "{}.{}".format(*nvrtc.getVersion())
+        found["driver"] = int(runtime.driverGetVersion())
+    return found
+
+
+class Stand:
+    """One problem at a time on one device.
+
+    Parameters
+    ----------
+    spec : Spec
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec, self.place = spec, Place(spec.kind, 0, spec.device)
+        self.clock: Clock | None = None
+        if spec.clock is not None:
+            module, _, name = spec.clock.partition(":")
+            self.clock = getattr(importlib.import_module(module), name)()
+        self._verifier: Verifier | None = None
+        self._sets: list[list[Guarded]] = []
+        self._values: list[list[int | float]] = []
+        self._samplers: dict[Tile, Callable[[], float]] = {}
+
+    def open(self, problem: Problem) -> None:
+        """Make this the problem; its oracle is computed now."""
+        self._samplers, self._sets, self._values = {}, [], []  # the memory of the last one goes first
+        self._verifier = Verifier(problem, self.spec.kind)
+        given, _ = self._verifier.cases[0]
+        if self.clock is not None:
+            self._make_sets(self.clock, given)
+
+    def _plan(self, tile: Tile) -> Plan:
+        assert self._verifier is not None, "a problem that was opened"
+        op = OPS[self._verifier.problem.op]
+        return plans.plan_for(self._verifier.problem, op.strategies, op.names, self.place, tile)
+
+    def compile(self, tile: Tile) -> None:
+        """Compile a tile's kernels; CompileError, UnsupportedTile."""
+        self._plan(tile).compile()
+
+    def verify(self, tile: Tile) -> str | None:
+        """What is wrong with what a tile does; None if it is right."""
+        assert self._verifier is not None, "a problem that was opened"
+        return self._verifier.fault(self._plan(tile))
+
+    def keep(self, tiles: Sequence[Tile]) -> None:
+        """Let go of the workspaces and graphs of all other tiles."""
+        self._samplers = {tile: one for tile, one in self._samplers.items() if tile in tiles}
+
+    def sound(self) -> bool:
+        """Whether the device still works: an error of CUDA may be one after which nothing does."""
+        if self.spec.kind == "cpu":
+            return True
+        try:
+            executor("gpu").synchronise(0)
+            return bool(executor("gpu").cupy.ones(1).get()[0] == 1)
+        except Exception:  # that is the answer
+            return False
+
+    def sample(self, tile: Tile) -> float:
+        """One sample of a tile, seconds a launch."""
+        if tile not in self._samplers:
+            assert self.clock is not None, "a spec with a clock"
+            self._samplers[tile] = self.clock.sampler(tile, self._runner(self._plan(tile)), len(self._sets))
+        return self._samplers[tile]()
+
+    def _make_sets(self, clock: Clock, given: Inputs) -> None:
+        """Arrays to walk through, all with the same inputs; the workspace is not among them."""
+        assert self._verifier is not None
+        problem, xp = self._verifier.problem, self._verifier.xp
+        names = self._names()
+        needed = array_bytes(problem, names, given)
+        for _ in range(clock.sets(sum(needed.values()), self.spec.device)):
+            made = {name: Guarded(xp, nbytes) for name, nbytes in needed.items()}
+            for name in given.keys() & made.keys():
+                made[name].fill(xp.asarray(raw(given[name])))
+            self._sets.append(list(made.values()))
+            self._values.append([made[name].address if name in made else 0 for name in names])
+
+    def _names(self) -> list[str]:
+        """The arrays of a plan, in its order."""
+        assert self._verifier is not None
+        problem = self._verifier.problem
+        return [name for name in OPS[problem.op].names if name not in numbers_of(problem)]
+
+    def _runner(self, plan: Plan) -> Callable[[int], None]:
+        """What launches a plan on a set of arrays; the workspace is one for all of them."""
+        assert self._verifier is not None
+        numbers, names = numbers_of(plan.problem), self._names()
+        workspace = Guarded(self._verifier.xp, plan.workspace_nbytes)
+        at, tail = names.index("workspace"), [numbers[name] for name in plan.names if name in numbers]
+        sizes = [0] * len(names)  # nothing is checked while the clock runs
+        values = []
+        for one in self._values:
+            whole: list[int | float] = [*one, *tail]
+            whole[at] = workspace.address if plan.workspace_nbytes else 0
+            values.append(whole)
+        # What was filled on one stream is read on another.
+        executor(self.spec.kind).synchronise(self.place.ordinal)
+
+        def run(index: int, keep: Any = workspace) -> None:
+            plan.run(values[index], sizes)
+
+        return run

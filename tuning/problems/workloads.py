@@ -1,0 +1,146 @@
+"""Named lists of problems that real models run: what defaults are checked on, and what is tuned and measured.
+
+The shapes are those of the models' published configurations: Stable Diffusion 1.5 and SDXL UNets (channels 320, 640,
+1280; 32 groups), their VAE decoders (128, 256, 512), ResNet-50 with GroupNorm (Wu and He, 2018) and with BatchNorm (He
+et al., 2016), nnU-Net's instance norms (G = C), small multi-layer perceptrons; hidden sizes of language models (GPT-2
+768 to 1600, GPT-3 12288, Llama 4096 to 8192), heads of 64 and 128, ConvNeXt and Swin (96 to 1024), MobileNets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cunorm.core.problem import LAYOUTS, Problem, accumulator
+from cunorm.ops.batch_norm.strategies import SUMS
+
+
+@dataclass(frozen=True)
+class GroupNormShape:
+    """Samples, channels, spatial sizes and groups of one GroupNorm call."""
+
+    N: int
+    C: int
+    spatial: tuple[int, ...]
+    group: int
+
+    @property
+    def HxW(self) -> int:
+        """Positions in a channel."""
+        return math.prod(self.spatial)
+
+
+def _square(N: int, C: int, size: int, group: int) -> GroupNormShape:
+    return GroupNormShape(N, C, (size, size), group)
+
+
+#: Workload name -> shapes.
+GROUP_NORM: dict[str, tuple[GroupNormShape, ...]] = {
+    "sd15-unet": tuple(
+        _square(N, C, size, 32)
+        for N in (2, 8)
+        for size, channels in (
+            (64, (320, 640, 960)),
+            (32, (320, 640, 960, 1280, 1920)),
+            (16, (640, 1280, 1920, 2560)),
+            (8, (1280, 2560)),
+        )
+        for C in channels
+    ),
+    "sdxl-unet": tuple(
+        _square(4, C, size, 32)
+        for size, channels in ((128, (320, 640, 960)), (64, (320, 640, 1280, 1920)), (32, (640, 1280, 2560)))
+        for C in channels
+    ),
+    "vae": tuple(
+        _square(1, C, size, 32)
+        for size, channels in ((1024, (128, 256)), (512, (128, 256, 512)), (256, (512,)), (128, (512,)), (64, (512,)))
+        for C in channels
+    ),
+    "video-vae": (GroupNormShape(1, 128, (20, 256, 256), 32), GroupNormShape(1, 512, (8, 45, 80), 32)),
+    "resnet50-gn": tuple(
+        _square(64, C, size, 32) for C, size in ((64, 112), (64, 56), (256, 56), (512, 28), (1024, 14), (2048, 7))
+    ),
+    "nnunet": tuple(
+        GroupNormShape(2, C, (size,) * 3, C)
+        for C, size in ((32, 128), (64, 64), (128, 32), (256, 16), (320, 8), (320, 4))
+    ),
+    "mlp": (GroupNormShape(1024, 512, (), 8), GroupNormShape(65536, 256, (), 16)),
+    "quick": (_square(2, 320, 64, 32), _square(8, 640, 16, 32), GroupNormShape(1024, 512, (), 8)),
+}
+
+
+#: Workload name -> (rows, length).
+LAYER_NORM: dict[str, tuple[tuple[int, int], ...]] = {
+    "llm": (
+        (512, 768),
+        (8192, 768),
+        (8192, 1600),
+        (2048, 4096),
+        (16384, 4096),
+        (8192, 8192),
+        (4096, 16384),
+        (1024, 12288),
+        (2048, 65536),
+    ),
+    "qk-norm": ((131072, 128), (589824, 64)),
+    "vision": ((802816, 96), (200704, 192), (50432, 384), (12544, 768), (50432, 1280)),
+    "convnext": tuple(
+        (64 * size * size, length)
+        for size, lengths in ((56, (96, 128)), (28, (192, 256)), (14, (384, 512)), (7, (768, 1024)))
+        for length in lengths
+    ),
+    "quick": ((8192, 768), (2048, 4096), (200704, 96)),
+    "odd": ((4005, 4005), (267, 513), (67, 123479), (1024, 33333), (1, 1000), (65536, 1)),
+}
+
+#: Workload name -> (samples, channels, positions).
+BATCH_NORM: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "resnet50-bn": tuple(
+        (N, C, size * size)
+        for N in (32, 256)
+        for size, channels in ((112, (64,)), (56, (64, 256)), (28, (128, 512)), (14, (256, 1024)), (7, (512, 2048)))
+        for C in channels
+    ),
+    "mobile-bn": tuple(
+        (128, C, size * size) for C, size in ((16, 112), (24, 56), (40, 28), (144, 56), (672, 14), (1152, 7))
+    ),
+    "segmentation-bn": ((4, 32, 257 * 257), (2, 256, 128 * 256), (2, 2048, 33 * 33)),
+    "quick": ((32, 64, 56 * 56), (32, 512, 7 * 7)),
+    "bn1d": ((65536, 128, 1), (8192, 1024, 1), (131072, 63, 1)),
+}
+
+#: The names of all workloads.
+WORKLOADS: tuple[str, ...] = tuple(dict.fromkeys((*GROUP_NORM, *LAYER_NORM, *BATCH_NORM)))
+
+_FORWARD, _GRADIENTS = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
+
+
+def problems(dtype: str = "bfloat16") -> Iterator[tuple[str, Problem]]:
+    """Every workload's problems by workload name: forward and backward, in both layouts where there are two."""
+    sums = accumulator(dtype)
+    for name, group_shapes in GROUP_NORM.items():
+        for shape in group_shapes:
+            for layout in LAYOUTS:
+                sizes = (layout, shape.N, shape.C, shape.HxW, shape.group)
+                yield name, Problem("group_norm", dtype, dtype, dtype, sums, *sizes, _FORWARD).canonical()
+                yield name, Problem("group_norm_backward", dtype, dtype, None, sums, *sizes, _GRADIENTS).canonical()
+    for name, row_shapes in LAYER_NORM.items():
+        for rows, length in row_shapes:
+            sizes = ("NCHW", rows, length, 1, 1)
+            yield name, Problem("layer_norm", dtype, dtype, dtype, sums, *sizes, _FORWARD)
+            yield name, Problem("layer_norm_backward", dtype, dtype, None, sums, *sizes, _GRADIENTS)
+    for name, batch_shapes in BATCH_NORM.items():
+        for N, C, HxW in batch_shapes:
+            for layout in LAYOUTS:
+                sizes = (layout, N, C, HxW, C)
+                yield name, Problem("batch_norm_stats", dtype, None, None, sums, *sizes, ("mean", "invstd")).canonical()
+                yield name, Problem("batch_norm_elemt", dtype, dtype, dtype, sums, *sizes, ("y",)).canonical()
+                stored = (sums, sums, dtype, dtype)
+                others = tuple((f"{result}_t", kept) for result, kept in zip(SUMS, stored, strict=True))
+                reduce = Problem("batch_norm_backward_reduce", dtype, dtype, None, sums, *sizes, SUMS, others)
+                yield name, reduce.canonical()
+                others = (("sum_t", sums),)
+                elemt = Problem("batch_norm_backward_elemt", dtype, dtype, None, sums, *sizes, ("dx",), others)
+                yield name, elemt.canonical()
