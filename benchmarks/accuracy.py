@@ -34,7 +34,7 @@ from cunorm.tuning.verify.verifier import Verifier
 from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import known
 from cunorm.core.files import write_whole
-from cunorm.core.problem import Problem, accumulator
+from cunorm.core.problem import Problem, accumulator, laid_out
 from cunorm.core.strategy import Strategy, Tile, main_launch
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Place, plan_for
@@ -60,16 +60,52 @@ def problem_of(op: str, layout: str, dtype: str, length: int, slices: int) -> Pr
     else:
         sizes = (layout, CHANNELS, slices, length // CHANNELS, slices)
     if op == "batch_norm_stats":
-        return Problem(op, dtype, None, None, sums, *sizes, ("mean", "invstd")).canonical()
+        return Problem(
+            op=op,
+            dtype=dtype,
+            gamma_dtype=None,
+            beta_dtype=None,
+            stats_dtype=sums,
+            **laid_out(*sizes),
+            outputs=("mean", "invstd"),
+        ).canonical()
     if op == "batch_norm_backward_reduce":
         names = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
-        return Problem(op, dtype, sums, None, sums, *sizes, names, tuple((f"{n}_t", sums) for n in names)).canonical()
+        return Problem(
+            op=op,
+            dtype=dtype,
+            gamma_dtype=sums,
+            beta_dtype=None,
+            stats_dtype=sums,
+            **laid_out(*sizes),
+            outputs=names,
+            others=tuple((f"{n}_t", sums) for n in names),
+        ).canonical()
     if op == "batch_norm_backward_elemt":
-        return Problem(op, dtype, sums, None, sums, *sizes, ("dx",), (("sum_t", sums),)).canonical()
+        return Problem(
+            op=op,
+            dtype=dtype,
+            gamma_dtype=sums,
+            beta_dtype=None,
+            stats_dtype=sums,
+            **laid_out(*sizes),
+            outputs=("dx",),
+            others=(("sum_t", sums),),
+        ).canonical()
     if op.endswith("backward"):
-        return Problem(op, dtype, sums, None, sums, *sizes, gradients).canonical()
+        return Problem(
+            op=op,
+            dtype=dtype,
+            gamma_dtype=sums,
+            beta_dtype=None,
+            stats_dtype=sums,
+            **laid_out(*sizes),
+            outputs=gradients,
+        ).canonical()
     outputs = ("y",) if op == "batch_norm_elemt" else forward
-    return Problem(op, dtype, sums, sums, sums, *sizes, outputs).canonical()
+    return Problem(
+        op=op, dtype=dtype, gamma_dtype=sums, beta_dtype=sums, stats_dtype=sums, **laid_out(*sizes), outputs=outputs
+    ).canonical()
 
 
 def tiles_of(problem: Problem, strategy: Strategy) -> Iterator[Tile]:

@@ -365,7 +365,7 @@ def test_import_is_quick_and_light() -> None:
         "print(json.dumps([took, sorted({name.partition('.')[0] for name in sys.modules})]))"
     )
     runs = []
-    for _ in range(2):  # the better of two: this machine may be busy
+    for _ in range(5):  # the best of five: this machine may be busy
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
         runs.append(json.loads(done.stdout))
     assert min(took for took, _ in runs) < 0.3

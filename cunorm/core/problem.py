@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 #: Bytes of an element of each supported dtype.
 ITEMSIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -19,7 +20,12 @@ def accumulator(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-@dataclass(frozen=True)
+def laid_out(layout: str, N: int, C: int, HxW: int, group: int) -> dict[str, Any]:
+    """The order in memory and the sizes of a `Problem`, by name."""
+    return {"layout": layout, "N": N, "C": C, "HxW": HxW, "group": group}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """One normalisation problem.
 

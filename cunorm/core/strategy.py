@@ -93,6 +93,15 @@ def _rebuild(strategy: str, fields: dict[str, int]) -> Tile:
     return Tile(strategy, **fields)
 
 
+#: What a kernel takes, by the names of its parameters; see `Launch`.
+Arguments = Mapping[str, str | int | float]
+
+
+def arrays(*names: str, **wanted: bool) -> Arguments:
+    """Arguments under the names that they have in a call: those that are there, and those that are wanted or absent."""
+    return dict(zip(names, names, strict=True)) | {name: name if kept else 0 for name, kept in wanted.items()}
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch of a plan.
@@ -107,8 +116,9 @@ class Launch:
         Blocks.
     threads : int
         In a block.
-    arguments : tuple
-        In the kernel's order: a name stands for the array or number that the call brings, an int or a float for itself.
+    arguments : mapping of str to str, int or float
+        By the names of the kernel's parameters, whatever their order: a name stands for the array or number that the
+        call brings, an int or a float for itself, 0 for an array that is absent.
     shared_bytes : int
         Dynamic shared memory of a block.
     traffic : int
@@ -142,7 +152,7 @@ class Launch:
     entry: str
     grid: int
     threads: int
-    arguments: tuple[str | int | float, ...]
+    arguments: Arguments = field(hash=False)
     shared_bytes: int = 0
     traffic: int = 0
     registers: int = 64

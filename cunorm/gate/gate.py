@@ -25,7 +25,7 @@ from typing import Any
 from cunorm.core import settings
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.errors import CompileError
-from cunorm.core.problem import ACTIVATIONS, ITEMSIZE, LAYOUTS, Problem, accumulator
+from cunorm.core.problem import ACTIVATIONS, ITEMSIZE, LAYOUTS, Problem, accumulator, laid_out
 from cunorm.core.strategy import Strategy, Tile, ceil_div, main_launch
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages
 from cunorm.jit.sources import kernel_text
@@ -65,7 +65,16 @@ def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> 
     others = tuple((name, sums) for name in OTHERS.get(op, ()))
     if op == "batch_norm_gather_stats":
         others += (("count_t", "int64"),)
-    return Problem(op, dtype, gamma, beta, sums, layout, *sizes, OPS[op].results, others)
+    return Problem(
+        op=op,
+        dtype=dtype,
+        gamma_dtype=gamma,
+        beta_dtype=beta,
+        stats_dtype=sums,
+        **laid_out(layout, *sizes),
+        outputs=OPS[op].results,
+        others=others,
+    )
 
 
 def demanding(problem: Problem) -> Problem:

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from cunorm.core.problem import Problem, accumulator
@@ -70,6 +70,30 @@ def _expand(kernel: str) -> str:
         return out
 
     return "\n".join(lines_of(place_of(kernel))) + "\n"
+
+
+@functools.cache
+def _declared(kernel: str, entry: str) -> tuple[str, ...]:
+    """The names of a kernel's parameters, in its order."""
+    found = re.search(rf"\b{entry}\(([^()]*)\)\s*\{{", _code(kernel))
+    if found is None:
+        raise ValueError(f"{place_of(kernel)} has no kernel {entry}")
+    return tuple(re.split(r"\W+", one.strip())[-1] for one in found[1].split(","))
+
+
+def parameters(kernel: str, entry: str, given: Iterable[str]) -> tuple[str, ...]:
+    """The names of a kernel's parameters, in its order, which must be those that the host gives.
+
+    Raises
+    ------
+    ValueError
+        If there are others: a fault of the strategy.
+    """
+    declared = _declared(kernel, entry)
+    if {*declared} != {*given}:
+        missing, unknown = sorted({*declared} - {*given}), sorted({*given} - {*declared})
+        raise ValueError(f"{entry}: arguments that are missing: {missing}, that it does not have: {unknown}")
+    return declared
 
 
 def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int]) -> str:

@@ -104,7 +104,8 @@ class Plan:
             text = sources.kernel_text(launch, self.problem, self.strategy, self.tile)
             kernel = compile(text, launch.entry)
             places = []
-            for argument in launch.arguments:
+            for parameter in sources.parameters(launch.kernel, launch.entry, launch.arguments):
+                argument = launch.arguments[parameter]
                 if isinstance(argument, str):
                     places.append(self.names.index(argument))
                 else:

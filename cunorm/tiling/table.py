@@ -204,7 +204,9 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
         raise ValueError(f"activation is {_quoted(activation)}, which {op} does not have")
     outputs = _outputs(_text(raw, "outputs"))
     facts: dict[str, Any] = {"outputs": outputs, "others": others, "activation": activation}
-    return Problem(op, dtype, gamma, beta, stats, layout, **found, **facts).canonical()
+    return Problem(
+        op=op, dtype=dtype, gamma_dtype=gamma, beta_dtype=beta, stats_dtype=stats, layout=layout, **found, **facts
+    ).canonical()
 
 
 def key_of(problem: Problem) -> dict[str, Any]:

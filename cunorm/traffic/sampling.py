@@ -54,7 +54,7 @@ def floor_bytes(problem: Problem) -> int:
 
 def moves_tensors(launch: Launch) -> bool:
     """Whether a launch reads or writes a tensor, or prepares one that does; others move little, and count whole."""
-    return launch.prepares or any(argument in TENSORS for argument in launch.arguments)
+    return launch.prepares or any(value in TENSORS for value in launch.arguments.values())
 
 
 def array_wanted(problem: Problem, name: str) -> bool:
@@ -94,7 +94,7 @@ def arrays_of(
 
     Values lie between 1 and 2: finite, positive where they have to be, and rounded to nothing special.
     """
-    named = {argument for launch in launches for argument in launch.arguments}
+    named = {value for launch in launches for value in launch.arguments.values()}
     random = np.random.default_rng(0)
     found: list[NDArray[np.uint8] | None] = []
     for name in names:
@@ -165,7 +165,7 @@ def _continues(strategy: Strategy, tile: Tile, problem: Problem, device: Device,
 
     def shape(launches: list[Launch]) -> list[tuple[object, ...]]:
         # Also the arrays that they take: with one row of partial results there is no workspace.
-        arrays = ([one for one in launch.arguments if isinstance(one, str)] for launch in launches)
+        arrays = ([one for one in launch.arguments.values() if isinstance(one, str)] for launch in launches)
         return [(one.entry, one.threads, one.layout, *names) for one, names in zip(launches, arrays, strict=True)]
 
     pair = [smaller(problem, sample.axis, size) for size in (sample.few, sample.many)]

@@ -18,7 +18,7 @@ from cunorm.tuning.problems import workloads
 import cunorm
 from cunorm import Tile
 from cunorm.core.devices import KNOWN, known
-from cunorm.core.problem import Problem
+from cunorm.core.problem import Problem, laid_out
 from cunorm.core.strategy import Strategy
 from cunorm.ops import registry
 from cunorm.ops.group_norm.strategies import BACKWARD, FORWARD
@@ -132,7 +132,19 @@ def test_workspace_is_never_more(device: str) -> None:
             for N, C, HxW, group in ((3, 12, 50, 4), (64, 64, 1, 8), (1, 33, 3000, 1)):
                 sums = "float64" if dtype == "float64" else "float32"
                 outputs = ("y", "mean", "rstd") if op == OPS[0] else ("dx", "dgamma", "dbeta")
-                problem = Problem(op, dtype, dtype, None, sums, layout, N, C, HxW, group, outputs)
+                problem = Problem(
+                    op=op,
+                    dtype=dtype,
+                    gamma_dtype=dtype,
+                    beta_dtype=None,
+                    stats_dtype=sums,
+                    layout=layout,
+                    N=N,
+                    C=C,
+                    HxW=HxW,
+                    group=group,
+                    outputs=outputs,
+                )
                 for strategy in strategies_of(problem).values():
                     for tile in strategy.tiles():
                         if strategy.refuses(problem, tile, known(device)) is None:
@@ -481,11 +493,37 @@ def test_one_boundary_between_two_strategies(device: str) -> None:
         for op, outputs in (("group_norm", forward), ("group_norm_backward", gradients)):
             for layout in ("NCHW", "NHWC"):
                 sizes = [(layout, N, 320, 2**power, 32) for power in range(18)]
-                scans.append([Problem(op, dtype, dtype, None, "float32", *one, outputs).canonical() for one in sizes])
+                scans.append(
+                    [
+                        Problem(
+                            op=op,
+                            dtype=dtype,
+                            gamma_dtype=dtype,
+                            beta_dtype=None,
+                            stats_dtype="float32",
+                            **laid_out(*one),
+                            outputs=outputs,
+                        ).canonical()
+                        for one in sizes
+                    ]
+                )
         for op, outputs in (("layer_norm", forward), ("layer_norm_backward", gradients)):
             # So many rows that no strategy is taken for want of blocks.
             rows = [("NCHW", 1024 * N, 2**power, 1, 1) for power in range(20)]
-            scans.append([Problem(op, dtype, dtype, None, "float32", *one, outputs) for one in rows])
+            scans.append(
+                [
+                    Problem(
+                        op=op,
+                        dtype=dtype,
+                        gamma_dtype=dtype,
+                        beta_dtype=None,
+                        stats_dtype="float32",
+                        **laid_out(*one),
+                        outputs=outputs,
+                    )
+                    for one in rows
+                ]
+            )
     for scan in scans:
         chosen = [costmodel.choose(one, strategies_of(one).values(), facts).strategy.name for one in scan]
         assert chosen == sorted(chosen, key=order.index), (scan[0].describe(), chosen)
@@ -502,7 +540,19 @@ def test_every_problem_has_a_strategy() -> None:
                 for layout in ("NCHW", "NHWC"):
                     for N, C, HxW, group in ((1, 1, 1, 1), (1, 1, 2**33, 1), (2**33, 2, 1, 2), (3, 33, 65537, 1)):
                         outputs = ("y", "mean", "rstd") if op == OPS[0] else ("dx", "dgamma", "dbeta")
-                        problem = Problem(op, dtype, None, None, sums, layout, N, C, HxW, group, outputs).canonical()
+                        problem = Problem(
+                            op=op,
+                            dtype=dtype,
+                            gamma_dtype=None,
+                            beta_dtype=None,
+                            stats_dtype=sums,
+                            layout=layout,
+                            N=N,
+                            C=C,
+                            HxW=HxW,
+                            group=group,
+                            outputs=outputs,
+                        ).canonical()
                         choice = costmodel.choose(problem, strategies.values(), device)
                         for launch in choice.strategy.launches(problem, choice.tile):
                             assert 1 <= launch.grid <= 2**31 - 1
@@ -523,7 +573,19 @@ def test_more_blocks_or_less_work_is_never_predicted_slower() -> None:
         for tile in (TILES["block"], Tile("split", threads=256, chunk=1024)):
             before = 0.0
             for N in (1, 2, 4, 8, 64, 512, 4096):
-                problem = Problem(op, "bfloat16", None, None, "float32", "NCHW", N, 64, 1024, 8, outputs)
+                problem = Problem(
+                    op=op,
+                    dtype="bfloat16",
+                    gamma_dtype=None,
+                    beta_dtype=None,
+                    stats_dtype="float32",
+                    layout="NCHW",
+                    N=N,
+                    C=64,
+                    HxW=1024,
+                    group=8,
+                    outputs=outputs,
+                )
                 seconds = costmodel.predict(problem, strategies[tile.strategy], tile, known("A100"))
                 assert seconds >= before
                 before = seconds

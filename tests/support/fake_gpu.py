@@ -16,6 +16,7 @@ import pytest
 
 import cunorm
 from cunorm.executors import gpu
+from cunorm.jit import sources
 from tests.support.problems import fake_cupy, forget_calls
 
 FACTS = {
@@ -158,6 +159,9 @@ def _forget() -> None:
 def expected(plan: cunorm.Plan, values: dict[str, Any]) -> list[tuple[int | float, ...]]:
     """The arguments of a plan's launches, each name in its place."""
     return [
-        tuple(values[argument] if isinstance(argument, str) else argument for argument in launch.arguments)
+        tuple(
+            values[argument] if isinstance(argument, str) else argument
+            for argument in map(launch.arguments.__getitem__, sources._declared(launch.kernel, launch.entry))
+        )
         for launch in plan.launches
     ]

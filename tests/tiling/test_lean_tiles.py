@@ -122,7 +122,17 @@ def bytes_of(problem: Problem, choice: costmodel.Choice) -> int:
 def test_of_near_ties_the_model_takes_one_that_moves_few_bytes() -> None:
     """Rows that few multiprocessors share: a cluster's teams ask for gamma and beta less often, in hardly more time."""
     problem = Problem(
-        "layer_norm", "bfloat16", "bfloat16", "bfloat16", "float32", "NCHW", 1024, 12288, 1, 1, ("y", "mean", "rstd")
+        op="layer_norm",
+        dtype="bfloat16",
+        gamma_dtype="bfloat16",
+        beta_dtype="bfloat16",
+        stats_dtype="float32",
+        layout="NCHW",
+        N=1024,
+        C=12288,
+        HxW=1,
+        group=1,
+        outputs=("y", "mean", "rstd"),
     )
     default, *others = costmodel.ranked(problem, OPS[problem.op].strategies.values(), H200)
     fastest = min(others, key=lambda choice: choice.seconds)
@@ -133,7 +143,17 @@ def test_of_near_ties_the_model_takes_one_that_moves_few_bytes() -> None:
 
 def test_where_bytes_take_no_time_the_fastest_stays() -> None:
     problem = Problem(
-        "layer_norm_backward", "bfloat16", "bfloat16", None, "float32", "NCHW", 64, 8, 1, 1, ("dx", "dgamma", "dbeta")
+        op="layer_norm_backward",
+        dtype="bfloat16",
+        gamma_dtype="bfloat16",
+        beta_dtype=None,
+        stats_dtype="float32",
+        layout="NCHW",
+        N=64,
+        C=8,
+        HxW=1,
+        group=1,
+        outputs=("dx", "dgamma", "dbeta"),
     )
     default, *others = costmodel.ranked(problem, OPS[problem.op].strategies.values(), H200)
     assert default.seconds <= min(choice.seconds for choice in others)

@@ -30,7 +30,19 @@ H200 = KNOWN["H200"]
 OP = "group_norm_backward"
 STRATEGIES = OPS[OP].strategies
 SHAPE = {"shape": (2, 320, 64, 64), "dtype": "bfloat16", "num_groups": 32}
-PROBLEM = Problem(OP, "bfloat16", "bfloat16", None, "float32", "NCHW", 2, 320, 4096, 32, ("dx", "dgamma", "dbeta"))
+PROBLEM = Problem(
+    op=OP,
+    dtype="bfloat16",
+    gamma_dtype="bfloat16",
+    beta_dtype=None,
+    stats_dtype="float32",
+    layout="NCHW",
+    N=2,
+    C=320,
+    HxW=4096,
+    group=32,
+    outputs=("dx", "dgamma", "dbeta"),
+)
 #: Not what the cost model takes, and predicted much slower.
 TUNED, OTHER = Tile("split", threads=128, chunk=65536), Tile("split", threads=256, chunk=256)
 
@@ -163,7 +175,19 @@ def test_a_new_plan_sees_a_changed_table(named: Callable[..., Path]) -> None:
 def test_calls_use_the_table(named: Callable[..., Path]) -> None:
     """Not only plans: the tile of a call, and its bits, are those of the entry."""
     a = arrays((2, 8, 3, 5))
-    problem = Problem(OP, "float32", "float32", None, "float32", "NCHW", 2, 8, 15, 2, ("dx", "dgamma", "dbeta"))
+    problem = Problem(
+        op=OP,
+        dtype="float32",
+        gamma_dtype="float32",
+        beta_dtype=None,
+        stats_dtype="float32",
+        layout="NCHW",
+        N=2,
+        C=8,
+        HxW=15,
+        group=2,
+        outputs=("dx", "dgamma", "dbeta"),
+    )
     tile = Tile("split", threads=128, chunk=16)
     named(entry(problem, tile))
     forget_calls()

@@ -27,8 +27,18 @@ from tests.support.paths import ROOT
 H200, A100 = KNOWN["H200"], KNOWN["A100"]
 SUMS = ("dx", "dgamma", "dbeta")
 PROBLEM = Problem(
-    "group_norm_backward", "bfloat16", "bfloat16", None, "float32", "NCHW", 2, 320, 4096, 32, SUMS
-)  # fmt: skip
+    op="group_norm_backward",
+    dtype="bfloat16",
+    gamma_dtype="bfloat16",
+    beta_dtype=None,
+    stats_dtype="float32",
+    layout="NCHW",
+    N=2,
+    C=320,
+    HxW=4096,
+    group=32,
+    outputs=SUMS,
+)
 TILE = Tile("split", threads=128, chunk=1024)
 
 
@@ -79,7 +89,19 @@ def test_the_fields_of_the_documents(tmp_path: Path) -> None:
         "outputs": "dx,dgamma,dbeta", "N": 2, "C": 320, "HxW": 4096, "group": 32, "strategy": "split",
         "tile": {"chunk": 1024, "threads": 128}, "source": "measured", "kernel": "0123456789abcdef", "time_us": 12.5,
     }  # fmt: skip
-    rows = Problem("layer_norm", "float32", None, None, "float32", "NCHW", 7, 100, 1, 1, ("y", "mean", "rstd"))
+    rows = Problem(
+        op="layer_norm",
+        dtype="float32",
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype="float32",
+        layout="NCHW",
+        N=7,
+        C=100,
+        HxW=1,
+        group=1,
+        outputs=("y", "mean", "rstd"),
+    )
     assert {"rows": 7, "length": 100}.items() <= raw_of(entry(rows)).items()
     assert not {"N", "C", "HxW", "group", "layout"} & raw_of(entry(rows)).keys()
     whole = json.loads(write(tmp_path / "t.json", entry()).read_text())

@@ -42,8 +42,18 @@ def test_each_problem_and_how_often(tmp_path: Path) -> None:
     assert [(one.op, calls) for one, calls in found.items()] == [("group_norm", 3), ("group_norm_backward", 2)]
     forward, backward = found
     assert forward == Problem(
-        "group_norm", "float32", None, None, "float32", "NCHW", 2, 8, 9, 2, ("y", "mean", "rstd")
-    )  # fmt: skip
+        op="group_norm",
+        dtype="float32",
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype="float32",
+        layout="NCHW",
+        N=2,
+        C=8,
+        HxW=9,
+        group=2,
+        outputs=("y", "mean", "rstd"),
+    )
     assert backward.gamma_dtype == "float32"
     assert not tracing.active()
     assert len(path.read_text().splitlines()) == 4  # a first call each, and the others

@@ -17,7 +17,7 @@ from cunorm.tuning.measure.stand import Spec
 
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch, Strategy, Tile
+from cunorm.core.strategy import Launch, Strategy, Tile, arrays
 from cunorm.jit import sources
 from cunorm.ops.registry import OPS
 from tests.support.paths import KERNELS
@@ -26,7 +26,19 @@ OP = "batch_norm_elemt"
 #: A size that no other test uses: only there is the strategy legal.
 CHANNELS = 13
 DEVICE = KNOWN["H200"]
-PROBLEM = Problem(OP, "float32", "float32", "float32", "float32", "NCHW", 2, CHANNELS, 35, CHANNELS, ("y",))
+PROBLEM = Problem(
+    op=OP,
+    dtype="float32",
+    gamma_dtype="float32",
+    beta_dtype="float32",
+    stats_dtype="float32",
+    layout="NCHW",
+    N=2,
+    C=CHANNELS,
+    HxW=35,
+    group=CHANNELS,
+    outputs=("y",),
+)
 RIGHT, WRONG, CRASH, HANG, OUTSIDE, RANDOM, UNWRITTEN, DIES_LATER, HANGS_LATER = 1, 4, 5, 6, 7, 8, 9, 10, 11
 BROKEN = {WRONG: "wrong", CRASH: "crash", HANG: "hang", OUTSIDE: "wrong", RANDOM: "wrong", UNWRITTEN: "wrong"}
 KINDS = (RIGHT, *BROKEN, DIES_LATER, HANGS_LATER)
@@ -40,7 +52,12 @@ def _refuses(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 def _launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     size = problem.N * problem.C * problem.HxW
-    arguments = ("x", "mean", "invstd", "gamma", "beta", "y", problem.C, problem.HxW, size)
+    arguments = {
+        **arrays("x", "mean", "invstd", "gamma", "beta", "y"),
+        "C": problem.C,
+        "HxW": problem.HxW,
+        "size": size,
+    }
     return (Launch("planted", "planted", 1, tile.threads, arguments, traffic=2 * problem.nbytes),)
 
 

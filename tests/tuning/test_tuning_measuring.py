@@ -22,11 +22,31 @@ from cunorm.traffic.sampling import floor_bytes
 
 DEVICE = KNOWN["H200"]
 SMALL = Problem(
-    "group_norm_backward", "bfloat16", "bfloat16", None, "float32", "NCHW", 2, 320, 4096, 32, ("dx", "dgamma", "dbeta")
-)  # fmt: skip
+    op="group_norm_backward",
+    dtype="bfloat16",
+    gamma_dtype="bfloat16",
+    beta_dtype=None,
+    stats_dtype="float32",
+    layout="NCHW",
+    N=2,
+    C=320,
+    HxW=4096,
+    group=32,
+    outputs=("dx", "dgamma", "dbeta"),
+)
 LARGE = Problem(
-    "layer_norm_backward", "bfloat16", "bfloat16", None, "float32", "NCHW", 65536, 96, 1, 1, ("dx", "dgamma", "dbeta")
-)  # fmt: skip
+    op="layer_norm_backward",
+    dtype="bfloat16",
+    gamma_dtype="bfloat16",
+    beta_dtype=None,
+    stats_dtype="float32",
+    layout="NCHW",
+    N=65536,
+    C=96,
+    HxW=1,
+    group=1,
+    outputs=("dx", "dgamma", "dbeta"),
+)
 
 
 def space_of(problem: Problem) -> Space:

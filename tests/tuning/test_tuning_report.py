@@ -22,7 +22,7 @@ from cunorm.tuning.search.importance import importances
 from cunorm.tuning.search.space import Space
 
 from cunorm.core.devices import KNOWN
-from cunorm.core.problem import Problem
+from cunorm.core.problem import Problem, laid_out
 from cunorm.core.strategy import Tile
 from cunorm.ops.registry import OPS
 
@@ -32,7 +32,13 @@ DEVICE = KNOWN["H200"]
 @lru_cache
 def space_of(rows: int = 267, length: int = 513) -> Space:
     results = ("y", "mean", "rstd")
-    problem = Problem("layer_norm", *("bfloat16",) * 3, "float32", "NCHW", rows, length, 1, 1, results)
+    problem = Problem(
+        op="layer_norm",
+        **dict.fromkeys(("dtype", "gamma_dtype", "beta_dtype"), "bfloat16"),
+        stats_dtype="float32",
+        **laid_out("NCHW", rows, length, 1, 1),
+        outputs=results,
+    )
     return Space.of(problem, OPS["layer_norm"].strategies, DEVICE)
 
 

@@ -11,7 +11,7 @@ from cunorm.tuning.verify import verifier
 from cunorm.tuning.verify.inputs import HOSTILE, OUTLIER
 
 from cunorm.core.devices import known
-from cunorm.core.problem import Problem
+from cunorm.core.problem import Problem, laid_out
 from cunorm.core.strategy import Tile, main_launch
 from cunorm.ops.registry import OPS
 from cunorm.tiling import costmodel
@@ -53,7 +53,19 @@ def test_no_winner_of_a_workload_is_verified_on_more_than_4_million_elements(eve
 
 
 def test_a_small_problem_is_verified_as_it_is() -> None:
-    problem = Problem("layer_norm", "float32", None, None, "float32", "NCHW", 1000, 1000, 1, 1, ("y", "mean", "rstd"))
+    problem = Problem(
+        op="layer_norm",
+        dtype="float32",
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype="float32",
+        layout="NCHW",
+        N=1000,
+        C=1000,
+        HxW=1,
+        group=1,
+        outputs=("y", "mean", "rstd"),
+    )
     tile = costmodel.choose(problem, OPS["layer_norm"].strategies.values(), DEVICE).tile
     assert cut_of(problem, tile) == problem
 
@@ -66,7 +78,15 @@ def test_a_small_problem_is_verified_as_it_is() -> None:
 ], ids=str)  # fmt: skip
 def test_a_cut_leaves_the_chain_of_a_thread(sizes: tuple[str, int, int, int, int], tile: Tile) -> None:
     """A thread adds up as much as before: on less, the faults of long chains would not be seen."""
-    problem = Problem("batch_norm_stats", "float32", None, None, "float32", *sizes, ("mean", "invstd"))
+    problem = Problem(
+        op="batch_norm_stats",
+        dtype="float32",
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype="float32",
+        **laid_out(*sizes),
+        outputs=("mean", "invstd"),
+    )
     cut = cut_of(problem, tile)
     assert cut.N * cut.C * cut.HxW <= 2**22
     assert work(cut, tile) >= 0.95 * work(problem, tile)
@@ -74,7 +94,17 @@ def test_a_cut_leaves_the_chain_of_a_thread(sizes: tuple[str, int, int, int, int
 
 def test_where_samples_are_the_chain_channels_are_cut() -> None:
     problem = Problem(
-        "batch_norm_stats", "float32", None, None, "float32", "NCHW", 256, 512, 784, 512, ("mean", "invstd")
+        op="batch_norm_stats",
+        dtype="float32",
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype="float32",
+        layout="NCHW",
+        N=256,
+        C=512,
+        HxW=784,
+        group=512,
+        outputs=("mean", "invstd"),
     )
     cut = cut_of(problem, Tile("block", threads=64, channels=4, samples=64))
     assert cut.N >= 64 and cut.C < 512
@@ -83,7 +113,19 @@ def test_where_samples_are_the_chain_channels_are_cut() -> None:
 @pytest.mark.parametrize(("rows", "cases"), [(1, 5), (2, 3), (4, 2), (5, 1), (40, 1)])
 def test_every_kind_of_slice_has_its_turn(rows: int, cases: int) -> None:
     outputs = ("y", "mean", "rstd")
-    problem = Problem("layer_norm", "float32", None, None, "float32", "NCHW", rows, 600, 1, 1, outputs)
+    problem = Problem(
+        op="layer_norm",
+        dtype="float32",
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype="float32",
+        layout="NCHW",
+        N=rows,
+        C=600,
+        HxW=1,
+        group=1,
+        outputs=outputs,
+    )
     made = verifier.Verifier(problem, "cpu").cases
     assert len(made) == cases
     slices = np.concatenate([given["x"].reshape(rows, 600) for given, _ in made])

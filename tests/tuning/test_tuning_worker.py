@@ -456,7 +456,19 @@ def test_a_module_in_the_current_folder_is_not_the_worker_s(
 
 def test_problems_that_differ_in_a_dtype_have_studies_of_their_own(tmp_path: Path) -> None:
     """With gamma and without, with statistics of its own: each gets its entry."""
-    base = Problem("layer_norm", "float32", None, None, "float32", "NCHW", 8, 32, 1, 1, ("y", "mean", "rstd"))
+    base = Problem(
+        op="layer_norm",
+        dtype="float32",
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype="float32",
+        layout="NCHW",
+        N=8,
+        C=32,
+        HxW=1,
+        group=1,
+        outputs=("y", "mean", "rstd"),
+    )
     todo = [
         base,
         replace(base, gamma_dtype="float32"),

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cunorm.core.problem import LAYOUTS, Problem, accumulator
+from cunorm.core.problem import LAYOUTS, Problem, accumulator, laid_out
 from cunorm.ops.batch_norm.strategies import SUMS
 
 
@@ -124,23 +124,107 @@ def problems(dtype: str = "bfloat16") -> Iterator[tuple[str, Problem]]:
         for shape in group_shapes:
             for layout in LAYOUTS:
                 sizes = (layout, shape.N, shape.C, shape.HxW, shape.group)
-                yield name, Problem("group_norm", dtype, dtype, dtype, sums, *sizes, _FORWARD).canonical()
-                yield name, Problem("group_norm_backward", dtype, dtype, None, sums, *sizes, _GRADIENTS).canonical()
+                yield (
+                    name,
+                    Problem(
+                        op="group_norm",
+                        dtype=dtype,
+                        gamma_dtype=dtype,
+                        beta_dtype=dtype,
+                        stats_dtype=sums,
+                        **laid_out(*sizes),
+                        outputs=_FORWARD,
+                    ).canonical(),
+                )
+                yield (
+                    name,
+                    Problem(
+                        op="group_norm_backward",
+                        dtype=dtype,
+                        gamma_dtype=dtype,
+                        beta_dtype=None,
+                        stats_dtype=sums,
+                        **laid_out(*sizes),
+                        outputs=_GRADIENTS,
+                    ).canonical(),
+                )
     for name, row_shapes in LAYER_NORM.items():
         for rows, length in row_shapes:
             sizes = ("NCHW", rows, length, 1, 1)
-            yield name, Problem("layer_norm", dtype, dtype, dtype, sums, *sizes, _FORWARD)
-            yield name, Problem("layer_norm_backward", dtype, dtype, None, sums, *sizes, _GRADIENTS)
+            yield (
+                name,
+                Problem(
+                    op="layer_norm",
+                    dtype=dtype,
+                    gamma_dtype=dtype,
+                    beta_dtype=dtype,
+                    stats_dtype=sums,
+                    **laid_out(*sizes),
+                    outputs=_FORWARD,
+                ),
+            )
+            yield (
+                name,
+                Problem(
+                    op="layer_norm_backward",
+                    dtype=dtype,
+                    gamma_dtype=dtype,
+                    beta_dtype=None,
+                    stats_dtype=sums,
+                    **laid_out(*sizes),
+                    outputs=_GRADIENTS,
+                ),
+            )
     for name, batch_shapes in BATCH_NORM.items():
         for N, C, HxW in batch_shapes:
             for layout in LAYOUTS:
                 sizes = (layout, N, C, HxW, C)
-                yield name, Problem("batch_norm_stats", dtype, None, None, sums, *sizes, ("mean", "invstd")).canonical()
-                yield name, Problem("batch_norm_elemt", dtype, dtype, dtype, sums, *sizes, ("y",)).canonical()
+                yield (
+                    name,
+                    Problem(
+                        op="batch_norm_stats",
+                        dtype=dtype,
+                        gamma_dtype=None,
+                        beta_dtype=None,
+                        stats_dtype=sums,
+                        **laid_out(*sizes),
+                        outputs=("mean", "invstd"),
+                    ).canonical(),
+                )
+                yield (
+                    name,
+                    Problem(
+                        op="batch_norm_elemt",
+                        dtype=dtype,
+                        gamma_dtype=dtype,
+                        beta_dtype=dtype,
+                        stats_dtype=sums,
+                        **laid_out(*sizes),
+                        outputs=("y",),
+                    ).canonical(),
+                )
                 stored = (sums, sums, dtype, dtype)
                 others = tuple((f"{result}_t", kept) for result, kept in zip(SUMS, stored, strict=True))
-                reduce = Problem("batch_norm_backward_reduce", dtype, dtype, None, sums, *sizes, SUMS, others)
+                reduce = Problem(
+                    op="batch_norm_backward_reduce",
+                    dtype=dtype,
+                    gamma_dtype=dtype,
+                    beta_dtype=None,
+                    stats_dtype=sums,
+                    **laid_out(*sizes),
+                    outputs=SUMS,
+                    others=others,
+                )
                 yield name, reduce.canonical()
                 others = (("sum_t", sums),)
-                elemt = Problem("batch_norm_backward_elemt", dtype, dtype, None, sums, *sizes, ("dx",), others)
+                elemt = Problem(
+                    op="batch_norm_backward_elemt",
+                    dtype=dtype,
+                    gamma_dtype=dtype,
+                    beta_dtype=None,
+                    stats_dtype=sums,
+                    **laid_out(*sizes),
+                    outputs=("dx",),
+                    others=others,
+                )
                 yield name, elemt.canonical()

@@ -210,7 +210,7 @@ def _same_work(problem: Problem, cut: Problem, strategy: Strategy, tile: Tile) -
     whole, parts = (strategy.launches(one, tile) for one in (problem, cut))
 
     def shape(launches: Sequence[Launch]) -> list[tuple[object, ...]]:
-        named = ([one for one in launch.arguments if isinstance(one, str)] for launch in launches)
+        named = ([one for one in launch.arguments.values() if isinstance(one, str)] for launch in launches)
         return [(one.entry, one.threads, one.cluster, *names) for one, names in zip(launches, named, strict=True)]
 
     def share(of: Launch, left: Launch) -> float:

@@ -19,7 +19,7 @@ from cunorm.core.arrays import (
     same_place,
     shape_of,
 )
-from cunorm.core.problem import Problem, accumulator
+from cunorm.core.problem import Problem, accumulator, laid_out
 from cunorm.executors.choose import executor
 from cunorm.runtime.checks import (
     NAN,
@@ -73,7 +73,19 @@ def _check_stats(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Che
     (x,) = arrays
     dtype, layout, axes, (N, C, HxW) = _tensor(x)
     sums = accumulator(dtype)
-    problem = Problem("batch_norm_stats", dtype, None, None, sums, layout, N, C, HxW, max(1, C), ("mean", "invstd"))
+    problem = Problem(
+        op="batch_norm_stats",
+        dtype=dtype,
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype=sums,
+        layout=layout,
+        N=N,
+        C=C,
+        HxW=HxW,
+        group=max(1, C),
+        outputs=("mean", "invstd"),
+    )
     return Checked(problem, (axes,), (vector("mean", (C,), sums, NAN), vector("invstd", (C,), sums, NAN)))
 
 
@@ -81,7 +93,15 @@ def _request_stats(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     N, C, HxW = split_axes(asked.shape, asked.data_format)
     sizes = (asked.data_format, N, C, HxW, max(1, C))
     sums = accumulator(asked.dtype)
-    return Problem("batch_norm_stats", asked.dtype, None, None, sums, *sizes, ("mean", "invstd")), ()
+    return Problem(
+        op="batch_norm_stats",
+        dtype=asked.dtype,
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype=sums,
+        **laid_out(*sizes),
+        outputs=("mean", "invstd"),
+    ), ()
 
 
 # ---- elemt ----------------------------------------------------------------------------------------------------------
@@ -93,7 +113,15 @@ def _check_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Che
     stats_dtype = _saved(mean, invstd, dtype, C)
     gamma_dtype, beta_dtype = parameter("gamma", gamma, (C,), dtype), parameter("beta", beta, (C,), dtype)
     sizes = (layout, N, C, HxW, max(1, C))
-    problem = Problem("batch_norm_elemt", dtype, gamma_dtype, beta_dtype, stats_dtype, *sizes, ("y",))
+    problem = Problem(
+        op="batch_norm_elemt",
+        dtype=dtype,
+        gamma_dtype=gamma_dtype,
+        beta_dtype=beta_dtype,
+        stats_dtype=stats_dtype,
+        **laid_out(*sizes),
+        outputs=("y",),
+    )
     return Checked(problem, (axes, *[(0,)] * 4), (Result("y", x.shape, x.dtype, axes),))
 
 
@@ -102,7 +130,15 @@ def _request_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     gamma, beta = (parameter_named(name, getattr(asked, name), asked.dtype) for name in ("gamma_dtype", "beta_dtype"))
     sizes = (asked.data_format, N, C, HxW, max(1, C))
     sums = accumulator(asked.dtype)
-    return Problem("batch_norm_elemt", asked.dtype, gamma, beta, sums, *sizes, ("y",)), ()
+    return Problem(
+        op="batch_norm_elemt",
+        dtype=asked.dtype,
+        gamma_dtype=gamma,
+        beta_dtype=beta,
+        stats_dtype=sums,
+        **laid_out(*sizes),
+        outputs=("y",),
+    ), ()
 
 
 # ---- backward_reduce ------------------------------------------------------------------------------------------------
@@ -135,9 +171,19 @@ def _check_reduce(arrays: tuple[Any, ...], flags: tuple[Any, ...], out: Any) -> 
     others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, dtypes, strict=True))
     # gamma is not read: only its dtype counts, as that of dgamma and dbeta.
     problem = Problem(
-        "batch_norm_backward_reduce", dtype, gamma_dtype, None, stats_dtype, layout, N, C, HxW, max(1, C), outputs,
-        others,
-    )  # fmt: skip
+        op="batch_norm_backward_reduce",
+        dtype=dtype,
+        gamma_dtype=gamma_dtype,
+        beta_dtype=None,
+        stats_dtype=stats_dtype,
+        layout=layout,
+        N=N,
+        C=C,
+        HxW=HxW,
+        group=max(1, C),
+        outputs=outputs,
+        others=others,
+    )
     return Checked(problem, (axes, axes, (0,), (0,), (0,)), results)
 
 
@@ -150,7 +196,16 @@ def _request_reduce(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     plain = (sums, sums, gamma or sums, gamma or sums)
     others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, plain, strict=True))
     sizes = (asked.data_format, N, C, HxW, max(1, C))
-    problem = Problem("batch_norm_backward_reduce", asked.dtype, gamma, None, sums, *sizes, outputs, others)
+    problem = Problem(
+        op="batch_norm_backward_reduce",
+        dtype=asked.dtype,
+        gamma_dtype=gamma,
+        beta_dtype=None,
+        stats_dtype=sums,
+        **laid_out(*sizes),
+        outputs=outputs,
+        others=others,
+    )
     return problem, mask("output_mask", asked.output_mask, FLAGS)
 
 
@@ -168,9 +223,19 @@ def _check_backward_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: objec
     for name, array in (("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu)):
         shape_of(name, array, (C,), ", one element a channel")
     problem = Problem(
-        "batch_norm_backward_elemt", dtype, gamma_dtype, None, stats_dtype, layout, N, C, HxW, max(1, C), ("dx",),
-        (("sum_t", sum_dtype),),
-    )  # fmt: skip
+        op="batch_norm_backward_elemt",
+        dtype=dtype,
+        gamma_dtype=gamma_dtype,
+        beta_dtype=None,
+        stats_dtype=stats_dtype,
+        layout=layout,
+        N=N,
+        C=C,
+        HxW=HxW,
+        group=max(1, C),
+        outputs=("dx",),
+        others=(("sum_t", sum_dtype),),
+    )
     result = Result("dx", x.shape, x.dtype, axes)
     return Checked(problem, (axes, axes, *[(0,)] * 5), (result,))
 
@@ -181,7 +246,16 @@ def _request_backward_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     sums = accumulator(asked.dtype)
     sizes = (asked.data_format, N, C, HxW, max(1, C))
     others = (("sum_t", sums),)
-    return Problem("batch_norm_backward_elemt", asked.dtype, gamma, None, sums, *sizes, ("dx",), others), ()
+    return Problem(
+        op="batch_norm_backward_elemt",
+        dtype=asked.dtype,
+        gamma_dtype=gamma,
+        beta_dtype=None,
+        stats_dtype=sums,
+        **laid_out(*sizes),
+        outputs=("dx",),
+        others=others,
+    ), ()
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -319,7 +393,16 @@ def _gathered(dtype: str, world: int, C: int, others: tuple[tuple[str, str], ...
     """The problem of a gather; running statistics that are not there are null in it."""
     sizes = ("NCHW", world, C, 1, max(1, C))
     outputs = ("mean", "invstd", *RUNNING)
-    return Problem("batch_norm_gather_stats", dtype, None, None, accumulator(dtype), *sizes, outputs, others)
+    return Problem(
+        op="batch_norm_gather_stats",
+        dtype=dtype,
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype=accumulator(dtype),
+        **laid_out(*sizes),
+        outputs=outputs,
+        others=others,
+    )
 
 
 def _request_gather(asked: Request) -> tuple[Problem, tuple[Any, ...]]:

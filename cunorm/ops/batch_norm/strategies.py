@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import ITEMSIZE, Problem
-from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, refuses_threads
+from cunorm.core.strategy import Launch, Strategy, Tile, arrays, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     SECTOR_PACKS,
@@ -65,7 +65,7 @@ class Cut(NamedTuple):
     """How a sweep is cut: struct Batch in wide_rows.cuh."""
 
     layout: str
-    sizes: tuple[int, ...]  # N, columns, HxW, chunk, chunks, C, elements left over, columns of packs of a block
+    sizes: dict[str, int]  # of struct Batch, by the names of its members
     rows: int  # of partial results [rows, C]
     blocks: int
     met: int  # channels that the warps of all blocks meet, each counted once a warp
@@ -89,18 +89,23 @@ def _block_columns(problem: Problem, tile: Tile) -> int:
     return min(even, tile.columns)
 
 
+def _sizes(N: int, columns: int, HxW: int, chunk: int, chunks: int) -> dict[str, int]:
+    return {"N": N, "columns": columns, "HxW": HxW, "chunk": chunk, "chunks": chunks}
+
+
 def cut_of(problem: Problem, tile: Tile) -> Cut:
     """The cut of a sweep: chunks of planes, or of wide rows with a few rows left over."""
     layout, N, C, HxW = view_of(problem)
     if layout == "NCHW":
         chunks = ceil_div(HxW, tile.chunk)
         blocks = sweep_blocks(layout, N, C, chunks, problem.pack, tile.threads)
-        return Cut(layout, (N, C, HxW, tile.chunk, chunks, C, 0, 1), N * chunks, blocks_for(blocks), N * C * chunks)
+        sizes = _sizes(N, C, HxW, tile.chunk, chunks) | {"C": C, "left": 0, "most_columns": 1}
+        return Cut(layout, sizes, N * chunks, blocks_for(blocks), N * C * chunks)
     wide, columns = _wide(problem), _block_columns(problem, tile)
     wide_rows, left = divmod(HxW, wide)
     chunks = ceil_div(wide_rows, tile.chunk)
     swept = sweep_blocks(layout, 1, wide * C, chunks, problem.pack, tile.threads, columns)
-    sizes = (1, wide * C, wide_rows, tile.chunk, chunks, C, left * C, columns)
+    sizes = _sizes(1, wide * C, wide_rows, tile.chunk, chunks) | {"C": C, "left": left * C, "most_columns": columns}
     met = swept * (tile.threads // WARP) * min(columns, WARP) * problem.pack + left * C
     return Cut(layout, sizes, chunks * wide + left, blocks_for(swept + ceil_div(left * C, tile.threads)), met)
 
@@ -113,9 +118,6 @@ def refuses_cut(problem: Problem, tile: Tile, device: Device) -> str | None:
     if layout == "NHWC" and tile.columns > tile.threads:
         return f"columns is {tile.columns}, expected at most threads, {tile.threads}"
     return None
-
-
-Arguments = tuple[str | int | float, ...]
 
 
 # ---- runs: `block` of elemt ------------------------------------------------------------------------------------------
@@ -201,24 +203,20 @@ SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     layout, N, C, HxW = view_of(problem)
     rows = _rows(problem, tile)
-    given: Arguments
-    numbers: tuple[str, ...]
-    wanted: tuple[str | int, ...]  # 0 where a result is not
     if problem.op == "batch_norm_stats":
-        given, numbers = ("x",), ("eps",)
-        wanted = ("mean", "invstd")
-        fold_given: tuple[str, ...] = ("workspace",)
+        given, wanted = arrays("x", "eps"), arrays("mean", "invstd")
+        fold_given = arrays("workspace", "eps")
     else:
-        given, numbers = ("dy", "x" if problem.reads_x else 0, "mean", "invstd"), ()
-        wanted = tuple(name if name in problem.outputs else 0 for name in SUMS)
-        fold_given = ("invstd", "workspace")
-    results: Arguments = (0, *wanted) if rows == 1 else ("workspace", *([0] * len(wanted)))
+        given = arrays("dy", "mean", "invstd", x=problem.reads_x)
+        wanted = arrays(**{name: name in problem.outputs for name in SUMS})
+        fold_given = arrays("invstd", "workspace")
+    results = {**(wanted if rows == 1 else dict.fromkeys(wanted, 0)), **arrays(workspace=rows > 1)}
     traffic = _tensors_read(problem) * problem.nbytes + (rows > 1) * rows * C * _stored_bytes(problem)
     cached = 0
     if tile.strategy == "block":
         entry = f"{problem.op}_block"
         blocks = blocks_for(ceil_div(C, tile.channels) * rows)
-        sizes: tuple[int, ...] = (N, C, HxW, min(tile.channels, C), min(tile.samples, N))
+        sizes = {"N": N, "C": C, "HxW": HxW, "channels": min(tile.channels, C), "samples": min(tile.samples, N)}
         shared = _slab_shared(problem, tile)
         passes = 2 if problem.op == "batch_norm_stats" else 1
         phases = min(N, tile.samples) * (1 + passes)  # it waits for each sample, then sums what it staged
@@ -232,7 +230,7 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         entry,
         blocks,
         tile.threads,
-        (*given, *results, *sizes, *numbers),
+        {**given, **results, **sizes},
         shared_bytes=shared,
         traffic=traffic,
         cached=cached,
@@ -243,7 +241,7 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     if rows == 1:
         return (main,)
     kernel = f"{problem.op}_fold"
-    return (main, *fold_launches(problem, kernel, rows, _stored_bytes(problem), fold_given, wanted, numbers))
+    return (main, *fold_launches(problem, kernel, rows, _stored_bytes(problem), fold_given, wanted))
 
 
 # ---- elemt and backward_elemt: one stream ----------------------------------------------------------------------------
@@ -258,18 +256,17 @@ def _channel_bytes(problem: Problem) -> int:
 
 def _streaming_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     layout, _, C, HxW = view_of(problem)
-    sizes: tuple[int, ...]
     cached = 0
     if problem.op == "batch_norm_elemt":
         tensors = 2
-        given: Arguments = ("x", "mean", "invstd", "gamma", "beta", "y")
-        numbers: Arguments = ()
+        given = arrays("x", "mean", "invstd", "gamma", "beta", "y")
     else:
         tensors = 3
-        given, numbers = ("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu", "dx"), ("count",)
+        given = arrays("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu", "dx", "count")
     if tile.strategy == "block":
         elements = problem.N * problem.C * problem.HxW
-        blocks, sizes = blocks_for(ceil_div(elements, tile.chunk)), (elements, C, HxW, tile.chunk)
+        blocks = blocks_for(ceil_div(elements, tile.chunk))
+        sizes = {"elements": elements, "C": C, "HxW": HxW, "chunk": tile.chunk}
         shared, phases = _run_shared(problem, tile), 2  # what it knows of its channels, then the stream
     else:
         layout, sizes, _, blocks, met = cut_of(problem, tile)
@@ -281,7 +278,7 @@ def _streaming_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             entry,
             blocks,
             tile.threads,
-            (*given, *sizes, *numbers),
+            {**given, **sizes},
             shared_bytes=shared,
             traffic=tensors * problem.nbytes,
             cached=cached,
@@ -301,14 +298,14 @@ def _refuses_gather(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 def _gather_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     entry = f"{problem.op}_column"
-    given = ("means", "invstds", "counts", "mean", "invstd", "running_mean", "running_var")
+    given = arrays("means", "invstds", "counts", "mean", "invstd", "running_mean", "running_var", "eps", "momentum")
     return (
         Launch(
             entry,
             entry,
             blocks_for(ceil_div(problem.C, tile.threads)),
             tile.threads,
-            (*given, problem.N, problem.C, "eps", "momentum"),
+            {**given, "world": problem.N, "C": problem.C},
             traffic=2 * problem.nbytes,
             phases=1 + problem.N // 4,  # a thread has four ranks in flight
             layout="NCHW",  # which it does not look at

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import MAX_GRID, Launch, Tile, ceil_div
+from cunorm.core.strategy import MAX_GRID, Arguments, Launch, Tile, arrays, ceil_div
 
 WARP = 32
 #: 16-byte packs of a 32-byte sector: Run::sector_packs in team.cuh.
@@ -94,18 +94,17 @@ def fold_launches(
     kernel: str,
     rows: int,
     item_bytes: int,
-    given: tuple[str, ...],
-    results: tuple[str | int, ...],
-    more: tuple[str | int, ...] = (),
+    given: Arguments,
+    results: Arguments,
     start: int = 0,
 ) -> tuple[Launch, ...]:
     """The launches of a kernel on columns.cuh that folds the rows of the workspace, from item ``start``, into results.
 
-    ``given`` and ``more`` are the arguments before and behind; ``results`` those that only the last launch writes.
+    ``given`` are the arguments of every launch; ``results`` those that only the last launch writes.
     """
     C, slices = problem.C, _fold_slices(rows, problem.C)
 
-    def launch(rows: int, slices: int, at: int, results: tuple[str | int, ...]) -> Launch:
+    def launch(rows: int, slices: int, at: int, results: Arguments) -> Launch:
         columns = _fold_columns(rows, C)
         parts = FOLD_THREADS // columns
         return Launch(
@@ -113,7 +112,11 @@ def fold_launches(
             entry=kernel,
             grid=blocks_for(ceil_div(C, columns) * slices),
             threads=FOLD_THREADS,
-            arguments=(*given, *results, rows, C, columns, slices, at, at + rows * C, *more),
+            arguments={
+                **given,
+                **results,
+                **{"rows": rows, "C": C, "columns": columns, "slices": slices, "from": at, "to": at + rows * C},
+            },
             shared_bytes=FOLD_THREADS * item_bytes,
             traffic=rows * C * item_bytes,
             registers=24 + 2 * item_bytes,  # four items a thread
@@ -124,13 +127,13 @@ def fold_launches(
 
     if slices == 1:
         return (launch(rows, 1, start, results),)
-    return launch(rows, slices, start, (0,) * len(results)), launch(slices, 1, start + rows * C, results)
+    return launch(rows, slices, start, dict.fromkeys(results, 0)), launch(slices, 1, start + rows * C, results)
 
 
 def parameter_launches(problem: Problem, rows: int, start: int = 0) -> tuple[Launch, ...]:
     """The launches that sum the workspace's rows, from pair ``start``, into dgamma and dbeta."""
-    given, results = ("workspace",), ("dgamma", "dbeta")
-    return fold_launches(problem, "parameter_sums", rows, pair_bytes(problem), given, results, start=start)
+    given, results = arrays("workspace"), arrays("dgamma", "dbeta")
+    return fold_launches(problem, "parameter_sums", rows, pair_bytes(problem), given, results, start)
 
 
 def parameter_workspace(problem: Problem, rows: int) -> int:
@@ -193,7 +196,7 @@ def clear_launch(at: int, words: int) -> Launch:
         "clear_words",
         blocks_for(ceil_div(words, CLEAR_THREADS)),
         CLEAR_THREADS,
-        ("workspace", at, words),
+        {"workspace": "workspace", "from": at, "count": words},
         traffic=words * WORD,
         registers=32,
         takes_tile=False,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch, Tile
+from cunorm.core.strategy import Launch, Tile, arrays
 
 from .building_blocks import RESIDENT_REGISTERS, WARP, blocks_for, moments_bytes, round_up
 from .geometry import sweep_shared
 
 
 def moments_launches(
-    problem: Problem, tile: Tile, sizes: tuple[int, int, int, int, int, int], layout: str, blocks: int
+    problem: Problem, tile: Tile, cut: Mapping[str, int], groups: int, layout: str, blocks: int
 ) -> tuple[Launch, ...]:
     """The sweep of x, and the fold of its parts.
 
@@ -18,22 +20,22 @@ def moments_launches(
     ----------
     problem : Problem
     tile : Tile
-    sizes : tuple of int
-        N, C, HxW and groups as the kernels see them, elements of a chunk, and chunks.
+    cut : mapping of str to int
+        N, C, HxW, chunk and chunks as the kernels see them.
+    groups : int
     layout : str
         That the kernels are compiled for.
     blocks : int
         Of the sweep.
     """
-    N, C, HxW, groups, chunk, chunks = sizes
-    moments, channels = moments_bytes(problem), C // groups
-    parts = N * chunks * C * moments
+    moments, channels = moments_bytes(problem), cut["C"] // groups
+    parts = cut["N"] * cut["chunks"] * cut["C"] * moments
     sweep = Launch(
         "split_moments",
         "split_moments",
         blocks,
         tile.threads,
-        ("x", "workspace", N, C, HxW, chunk, chunks),
+        {**arrays("x", "workspace"), **cut},
         shared_bytes=sweep_shared(layout, problem, tile, moments),
         traffic=problem.nbytes + parts,
         registers=RESIDENT_REGISTERS,
@@ -43,13 +45,13 @@ def moments_launches(
     fold = Launch(
         "split_moments",
         "split_moments_fold",
-        blocks_for(N * groups),
+        blocks_for(cut["N"] * groups),
         tile.threads,
-        ("workspace", "mean", "rstd", N, C, HxW, groups, chunk, chunks, "eps"),
+        {**arrays("workspace", "mean", "rstd", "eps"), **cut, "groups": groups},
         shared_bytes=round_up(tile.threads // WARP * moments, 16),
         traffic=parts,
         registers=RESIDENT_REGISTERS,
-        phases=1 + channels * chunks // tile.threads,  # a block's threads wait for one part after another
+        phases=1 + channels * cut["chunks"] // tile.threads,  # a block's threads wait for one part after another
         layout=layout,
         takes_tile=False,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch, Tile, ceil_div
+from cunorm.core.strategy import Launch, Tile, arrays, ceil_div
 from cunorm.ops.common.building_blocks import (
     LINE_WORDS,
     RESIDENT_REGISTERS,
@@ -192,15 +192,16 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     at, parts = _words_at(problem, tile), _parts(problem, tile)
     words, tiles = _words(problem, tile), _tiles(problem, tile) * _teams(problem, tile)
     grid = _grid(problem, tile)
-    cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, _chunks(problem, tile), _team(problem, tile))
-    arguments: tuple[str | int | float, ...]
+    shape = {"N": problem.N, "C": problem.C, "HxW": problem.HxW, "groups": problem.group}
+    shape |= {"chunk": tile.chunk, "chunks": _chunks(problem, tile), "team": _team(problem, tile)}
+    shape |= {"lead": tile.lead, "words": at}
     if backward:
         direct = problem.wants_parameters and not rows
-        given = ("dy", "x", "mean", "rstd", "gamma", "beta" if problem.activation else 0, "dx", "workspace")
-        results = ("dgamma", "dbeta") if direct else (0, 0)
-        arguments = (*given, *results, *cut, tile.lead, parts if rows else 0, at)
+        wanted = {"beta": problem.activation is not None, "dgamma": direct, "dbeta": direct}
+        given = arrays("dy", "x", "mean", "rstd", "gamma", "dx", "workspace", **wanted)
+        arguments = {**given, **shape, "rows": parts if rows else 0}
     else:
-        arguments = ("x", "gamma", "beta", "y", "mean", "rstd", "workspace", *cut, tile.lead, at, "eps")
+        arguments = {**arrays("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps"), **shape}
     entry, read = f"{problem.op}_grid", tensors_read(problem) * problem.nbytes
     main = Launch(
         entry,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cunorm.core.arrays import choice, dtype_name, epsilon, integer, mask
-from cunorm.core.problem import ACTIVATIONS, Problem, accumulator
+from cunorm.core.problem import ACTIVATIONS, Problem, accumulator, laid_out
 from cunorm.runtime.checks import (
     GRADIENTS,
     NAN,
@@ -55,7 +55,16 @@ def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object)
     )
     sizes = (layout, N, C, HxW, groups)
     outputs = ("y", "mean", "rstd")
-    problem = Problem("group_norm", dtype, gamma_dtype, beta_dtype, sums, *sizes, outputs, (), activation)
+    problem = Problem(
+        op="group_norm",
+        dtype=dtype,
+        gamma_dtype=gamma_dtype,
+        beta_dtype=beta_dtype,
+        stats_dtype=sums,
+        **laid_out(*sizes),
+        outputs=outputs,
+        activation=activation,
+    )
     return Checked(problem, (axes, (0,), (0,)), results)
 
 
@@ -75,7 +84,15 @@ def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object
     results = gradients(x, axes, (C,), gamma_dtype or stats_dtype, wanted)
     outputs = chosen(GRADIENTS, wanted)
     sizes = (layout, N, C, HxW, groups)
-    problem = Problem("group_norm_backward", dtype, gamma_dtype, None, stats_dtype, *sizes, outputs)
+    problem = Problem(
+        op="group_norm_backward",
+        dtype=dtype,
+        gamma_dtype=gamma_dtype,
+        beta_dtype=None,
+        stats_dtype=stats_dtype,
+        **laid_out(*sizes),
+        outputs=outputs,
+    )
     if activation is not None:
         problem = replace(problem, beta_dtype=beta_dtype, activation=activation)
     return Checked(problem, (axes, axes, tuple(range(mean.ndim)), tuple(range(rstd.ndim)), (0,), (0,)), results)
@@ -85,8 +102,18 @@ def _request_forward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     sizes = _sizes(asked.shape, asked.num_groups, asked.data_format, asked.activation)
     gamma, beta = (parameter_named(name, getattr(asked, name), asked.dtype) for name in ("gamma_dtype", "beta_dtype"))
     sums = accumulator(asked.dtype)
-    shape = (asked.data_format, *sizes, ("y", "mean", "rstd"), (), asked.activation)
-    problem = Problem("group_norm", asked.dtype, gamma, beta, sums, *shape)
+    outputs = ("y", "mean", "rstd")
+    facts = laid_out(asked.data_format, *sizes)
+    problem = Problem(
+        op="group_norm",
+        dtype=asked.dtype,
+        gamma_dtype=gamma,
+        beta_dtype=beta,
+        stats_dtype=sums,
+        **facts,
+        outputs=outputs,
+        activation=asked.activation,
+    )
     return problem, (asked.num_groups, asked.data_format, asked.activation)
 
 
@@ -97,8 +124,17 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     wanted = mask("output_mask", asked.output_mask, GRADIENTS)
     outputs = chosen(GRADIENTS, wanted)
     sums = accumulator(asked.dtype)
-    shape = (asked.data_format, *sizes, outputs, (), asked.activation)
-    problem = Problem("group_norm_backward", asked.dtype, gamma, beta if asked.activation else None, sums, *shape)
+    facts = laid_out(asked.data_format, *sizes)
+    problem = Problem(
+        op="group_norm_backward",
+        dtype=asked.dtype,
+        gamma_dtype=gamma,
+        beta_dtype=beta if asked.activation else None,
+        stats_dtype=sums,
+        **facts,
+        outputs=outputs,
+        activation=asked.activation,
+    )
     return problem, (asked.num_groups, asked.output_mask, asked.data_format, asked.activation)
 
 

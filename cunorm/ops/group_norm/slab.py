@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import ITEMSIZE, Problem
-from cunorm.core.strategy import Launch, Tile, refuses_threads
+from cunorm.core.strategy import Launch, Tile, arrays, refuses_threads
 from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     blocks_for,
@@ -59,7 +60,7 @@ def one_sweep(
     tile: Tile,
     rows: int,
     grid: int,
-    extra: tuple[int, ...] = (),
+    extra: Mapping[str, int],
     variant: str = "",
     parameters: int | None = None,
     **facts: Any,
@@ -68,27 +69,23 @@ def one_sweep(
 
     ``parameters`` are bytes of gamma and beta that are asked for: by default once for each sample.
     """
-    shape: tuple[str | int | float, ...] = (problem.N, problem.C, problem.HxW, problem.group)
+    shape = {"N": problem.N, "C": problem.C, "HxW": problem.HxW, "groups": problem.group, **extra}
     tensors = problem.nbytes if tile.strategy == "warp" else _sector_bytes(problem, tile)
     if not is_backward(problem):
         entry = f"group_norm_{tile.strategy}{variant}"
-        arguments = ("x", "gamma", "beta", "y", "mean", "rstd", *shape, *extra, "eps")
+        arguments = {**arrays("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
         traffic = 2 * tensors
     else:
         entry = f"group_norm_backward_{tile.strategy}{variant}"
         direct = problem.wants_parameters and rows == 1
-        arguments = (
-            *("dy", "x" if problem.reads_x else 0, "mean", "rstd", "gamma", "beta" if problem.activation else 0, "dx"),
-            "workspace" if problem.wants_parameters and not direct else 0,
-            *(("dgamma", "dbeta") if direct else (0, 0)),
-            *shape,
-            *extra,
-        )
+        given = arrays("dy", "mean", "rstd", "gamma", "dx", x=problem.reads_x, beta=problem.activation is not None)
+        kept = arrays(workspace=problem.wants_parameters and not direct, dgamma=direct, dbeta=direct)
+        arguments = {**given, **kept, **shape}
         traffic = (tensors_read(problem) + ("dx" in problem.outputs)) * tensors
         traffic += rows * problem.C * pair_bytes(problem) * problem.wants_parameters
     if parameters is None:
-        given = [dtype for dtype in parameters_given(problem) if dtype is not None]
-        parameters = sum(problem.N * problem.C * ITEMSIZE[dtype] for dtype in given)
+        dtypes = [dtype for dtype in parameters_given(problem) if dtype is not None]
+        parameters = sum(problem.N * problem.C * ITEMSIZE[dtype] for dtype in dtypes)
     traffic += parameters
     facts.setdefault("streams", tensors_read(problem))
     main = Launch(entry, entry, grid, tile.threads, arguments, traffic=traffic, **facts)
@@ -170,5 +167,5 @@ def slab_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         "registers": _registers(problem),
         "cluster": _pieces(tile),
     }
-    extra = (tile.groups, _piece(problem, tile))
+    extra = {"slab_groups": tile.groups, "piece_packs": _piece(problem, tile)}
     return one_sweep(problem, tile, problem.N, grid, extra, phases=SLAB_PHASES, **facts)

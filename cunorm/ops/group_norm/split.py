@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch, Tile, ceil_div
+from cunorm.core.strategy import Arguments, Launch, Tile, arrays, ceil_div
 from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     WARP,
@@ -73,13 +73,14 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The launches in order: the first sweep, the sums of its parts, the second sweep."""
     chunks, layout = _chunks(problem, tile), _layout(problem)
     grid = blocks_for(sweep_blocks(layout, problem.N, problem.C, chunks, problem.pack, tile.threads))
-    cut = (problem.N, problem.C, problem.HxW, problem.group, tile.chunk, chunks)
+    cut = {"N": problem.N, "C": problem.C, "HxW": problem.HxW, "chunk": tile.chunk, "chunks": chunks}
+    shape = {**cut, "groups": problem.group}
     tensor, workspace = problem.nbytes, problem.N * chunks * problem.C * part_bytes(problem)
 
     def launch(
         stage: str,
         blocks: int,
-        arguments: tuple[str | int | float, ...],
+        arguments: Arguments,
         traffic: int,
         shared: int = 0,
         phases: int = 1,
@@ -101,21 +102,20 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 
     if not is_backward(problem):
         return (
-            *moments_launches(problem, tile, cut, layout, grid),
-            launch("apply", grid, ("x", "gamma", "beta", "y", "mean", "rstd", *cut), 2 * tensor),
+            *moments_launches(problem, tile, cut, problem.group, layout, grid),
+            launch("apply", grid, {**arrays("x", "gamma", "beta", "y", "mean", "rstd"), **shape}, 2 * tensor),
         )
 
     # A block folds a group: its threads wait for one part after another.
     parts = problem.group_channels * chunks
     fold_grid, fold_phases = blocks_for(problem.N * problem.group), 1 + parts // tile.threads
-    given = ("dy", "x" if problem.reads_x else 0, "mean", "rstd")
+    given, pair = arrays("dy", "mean", "rstd", "workspace", x=problem.reads_x), pair_bytes(problem)
     activated = problem.activation is not None
-    behind, pair = ("gamma", "beta" if activated else 0), pair_bytes(problem)
     launches = [
         launch(
             "sums",
             grid,
-            (*given, *(behind if activated else (0, 0)), "workspace", *cut),
+            {**given, **arrays(gamma=activated, beta=activated), **shape},
             tensors_read(problem) * tensor + workspace,
             sweep_shared(layout, problem, tile, pair),
         )
@@ -123,7 +123,7 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     if problem.wants_parameters:
         launches += parameter_launches(problem, problem.N * chunks)
     if "dx" in problem.outputs:
-        arguments = ("gamma", "workspace", *cut[:4], chunks)
-        launches.append(launch("fold", fold_grid, arguments, workspace, tile.threads // WARP * pair, fold_phases))
-        launches.append(launch("input", grid, (*given, *behind, "dx", "workspace", *cut), 3 * tensor))
+        parts_of = {**arrays("gamma", "workspace"), **{name: size for name, size in shape.items() if name != "chunk"}}
+        launches.append(launch("fold", fold_grid, parts_of, workspace, tile.threads // WARP * pair, fold_phases))
+        launches.append(launch("input", grid, {**given, **arrays("gamma", "dx", beta=activated), **shape}, 3 * tensor))
     return tuple(launches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import ITEMSIZE, Problem
-from cunorm.core.strategy import Launch, Tile, ceil_div, refuses_threads
+from cunorm.core.strategy import Launch, Tile, arrays, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (
     LINE_WORDS,
     SECTOR_PACKS,
@@ -215,13 +215,13 @@ def grid_workspace_traffic(problem: Problem, tile: Tile) -> int:
 def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The launches in order: the words, the slabs."""
     backward, slabs, at = is_backward(problem), _slabs(problem, tile), _words_at(problem, tile)
-    cut = (problem.N, problem.C, _columns(problem, tile), _kept(problem, tile), at)
-    arguments: tuple[str | int | float, ...]
+    shape = {"rows": problem.N, "length": problem.C, "words": at}
+    shape |= {"columns": _columns(problem, tile), "kept": _kept(problem, tile)}
     if backward:
-        results = ("dgamma", "dbeta") if problem.wants_parameters else (0, 0)
-        arguments = (*gradient_arguments(problem), "dx", "workspace", *results, *cut)
+        sums = problem.wants_parameters
+        arguments = {**gradient_arguments(problem), **arrays("dx", "workspace", dgamma=sums, dbeta=sums), **shape}
     else:
-        arguments = ("x", "gamma", "beta", "y", "mean", "rstd", "workspace", *cut, "eps")
+        arguments = {**arrays("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps"), **shape}
     entry, read = f"{problem.op}_grid", tensors_read(problem)
     parameters = sum(problem.C * ITEMSIZE[dtype] for dtype in parameters_given(problem) if dtype is not None)
     again = _again(problem, tile)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cunorm.core.arrays import dtype_name, epsilon, integer, mask
-from cunorm.core.problem import Problem, accumulator
+from cunorm.core.problem import Problem, accumulator, laid_out
 from cunorm.runtime.checks import (
     GRADIENTS,
     NAN,
@@ -54,7 +54,15 @@ def _problem(
 ) -> Problem:
     """A row is a sample, its elements are channels with one position, in one group."""
     sizes = ("NCHW", math.prod(outer), math.prod(row), 1, 1)
-    return Problem(op, dtype, gamma_dtype, beta_dtype, stats_dtype, *sizes, outputs)
+    return Problem(
+        op=op,
+        dtype=dtype,
+        gamma_dtype=gamma_dtype,
+        beta_dtype=beta_dtype,
+        stats_dtype=stats_dtype,
+        **laid_out(*sizes),
+        outputs=outputs,
+    )
 
 
 def _axes(rank: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import ITEMSIZE, Problem
-from cunorm.core.strategy import Launch, Tile, ceil_div, refuses_threads
+from cunorm.core.strategy import Launch, Tile, arrays, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (  # fmt: skip
     WARP,
     blocks_for,
@@ -167,21 +167,16 @@ def rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The kernel that reads every byte once, and the parameter sums behind it."""
     entry, teams, partial_rows = f"{problem.op}_{tile.strategy}", _teams(problem, tile), _partial_rows(problem, tile)
     blocks, cluster = teams // teams_of_block(tile) * slices_of(tile), slices_of(tile) * merged_of(tile)
-    shape = (problem.N, problem.C, teams)
+    shape = {"rows": problem.N, "length": problem.C, "teams": teams}
     traffic = (tensors_read(problem) + ("y" in problem.outputs or "dx" in problem.outputs)) * problem.nbytes
     # All blocks ask the same few places of the L2 cache for their parameters: no faster than DRAM gives what is apart.
     traffic += _parameters_read(problem, tile)
     if not is_backward(problem):
-        arguments: tuple[str | int, ...] = ("x", "gamma", "beta", "y", "mean", "rstd", *shape, "eps")
+        arguments = {**arrays("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
     else:
         direct = problem.wants_parameters and partial_rows == 1
-        arguments = (
-            *gradient_arguments(problem),
-            "dx",
-            "workspace" if problem.wants_parameters and not direct else 0,
-            *(("dgamma", "dbeta") if direct else (0, 0)),
-            *shape,
-        )
+        kept = arrays("dx", workspace=problem.wants_parameters and not direct, dgamma=direct, dbeta=direct)
+        arguments = {**gradient_arguments(problem), **kept, **shape}
         traffic += partial_rows * problem.C * pair_bytes(problem) * problem.wants_parameters
     facts: dict[str, Any] = {
         "registers": row_registers(problem, tile),

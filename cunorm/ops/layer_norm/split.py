@@ -7,7 +7,7 @@ from typing import Any
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch, Tile, ceil_div, refuses_threads
+from cunorm.core.strategy import Arguments, Launch, Tile, arrays, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     WARP,
@@ -26,9 +26,9 @@ from cunorm.ops.common.geometry import refuses_chunk
 from cunorm.ops.common.split_moments import moments_launches
 
 
-def gradient_arguments(problem: Problem) -> tuple[str | int, ...]:
+def gradient_arguments(problem: Problem) -> Arguments:
     """What every sweep of a backward reads."""
-    return ("dy", "x" if problem.reads_x else 0, "mean", "rstd", "gamma")
+    return arrays("dy", "mean", "rstd", "gamma", x=problem.reads_x)
 
 
 def owners(problem: Problem, tile: Tile, step: int) -> int:
@@ -110,18 +110,18 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 def _forward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     rows, length = problem.N, problem.C
     chunks, bands = ceil_div(length, tile.chunk), _bands(problem, tile)
-    warps, shape = tile.threads // WARP, (rows, length, bands)
+    warps, shape = tile.threads // WARP, {"rows": rows, "length": length, "bands": bands}
     grid = blocks_for(ceil_div(bands * _strips(problem, tile), warps))
     # A row is a sample of one channel.
-    slices = (rows, 1, length, 1, tile.chunk, chunks)
+    cut = {"N": rows, "C": 1, "HxW": length, "chunk": tile.chunk, "chunks": chunks}
     return (
-        *moments_launches(problem, tile, slices, "NCHW", blocks_for(ceil_div(rows * chunks, warps))),
+        *moments_launches(problem, tile, cut, 1, "NCHW", blocks_for(ceil_div(rows * chunks, warps))),
         Launch(
             "layer_norm_split",
             "layer_norm_split_apply",
             grid,
             tile.threads,
-            ("x", "gamma", "beta", "y", "mean", "rstd", *shape),
+            {**arrays("x", "gamma", "beta", "y", "mean", "rstd"), **shape},
             traffic=2 * problem.nbytes,
             registers=_split_registers(problem, tile),
             phases=ceil_div(rows, bands),
@@ -132,16 +132,16 @@ def _forward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 def _backward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     rows, length, pair = problem.N, problem.C, pair_bytes(problem)
     bands, strips, stem = _bands(problem, tile), _strips(problem, tile), "layer_norm_backward_split"
-    shape, row_sums = (rows, length, bands), _row_sums(problem, tile)
+    shape, row_sums = {"rows": rows, "length": length, "bands": bands}, _row_sums(problem, tile)
     warps = tile.threads // WARP
     grid = blocks_for(ceil_div(bands * strips, warps))
     given, wants_dx = gradient_arguments(problem), "dx" in problem.outputs
     direct = problem.wants_parameters and bands == 1
     kept = problem.wants_parameters and not direct
-    results = ("dgamma", "dbeta") if direct else (0, 0)
     facts: dict[str, Any] = {"registers": _split_registers(problem, tile), "phases": ceil_div(rows, bands)}
     partial = (row_sums + bands * length * problem.wants_parameters) * pair
-    sums = (*given, "workspace" if wants_dx else 0, "workspace" if kept else 0, *results, *shape, row_sums)
+    rows_at: Arguments = {"row_sums": "workspace" if wants_dx else 0, "bands_at": row_sums}
+    sums = {**given, **arrays(workspace=kept, dgamma=direct, dbeta=direct), **rows_at, **shape}
     traffic = tensors_read(problem) * problem.nbytes + partial
     launches = [Launch(stem, f"{stem}_sums", grid, tile.threads, sums, traffic=traffic, **facts)]
     if kept:
@@ -149,7 +149,9 @@ def _backward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     if wants_dx:
         fold: dict[str, Any] = {"shared_bytes": warps * pair, "traffic": row_sums * pair}
         fold["phases"] = 1 + strips // tile.threads
-        launches.append(Launch(stem, f"{stem}_fold", blocks_for(rows), tile.threads, ("workspace", *shape), **fold))
-        sweep = (*given, "dx", "workspace", *shape)
+        launches.append(
+            Launch(stem, f"{stem}_fold", blocks_for(rows), tile.threads, {"row_sums": "workspace", **shape}, **fold)
+        )
+        sweep = {**given, "dx": "dx", "row_sums": "workspace", **shape}
         launches.append(Launch(stem, f"{stem}_input", grid, tile.threads, sweep, traffic=3 * problem.nbytes, **facts))
     return tuple(launches)

@@ -15,7 +15,7 @@ import pytest
 import cunorm
 from cunorm import reference
 from cunorm.core.devices import KNOWN
-from cunorm.core.problem import Problem
+from cunorm.core.problem import Problem, laid_out
 from cunorm.core.strategy import Tile
 from cunorm.jit.nvrtc import Usage, ends, supported, usages
 from cunorm.jit.sources import kernel_text
@@ -74,7 +74,15 @@ def compile_for(text: str, architecture: str) -> list[Usage]:
 def test_split_refuses_what_would_spill(dtype: str, packs: int) -> None:
     strategy, tile = FORWARD["split"], Tile("split", threads=256, packs=packs, rows=4, chunk=4096)
     sizes = ("NCHW", 512, 50000, 1, 1)
-    problem = Problem("layer_norm", dtype, dtype, dtype, "float32", *sizes, ("y", "mean", "rstd"))
+    problem = Problem(
+        op="layer_norm",
+        dtype=dtype,
+        gamma_dtype=dtype,
+        beta_dtype=dtype,
+        stats_dtype="float32",
+        **laid_out(*sizes),
+        outputs=("y", "mean", "rstd"),
+    )
     if strategy.refuses(problem, tile, KNOWN["H200"]) is None:
         apply = strategy.launches(problem, tile)[-1]
         assert all(u.spill_bytes == 0 for u in compile_for(kernel_text(apply, problem, strategy, tile), "sm_90"))

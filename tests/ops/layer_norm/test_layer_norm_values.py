@@ -134,7 +134,17 @@ def test_more_than_2_to_the_31_elements(strategy: str, monkeypatch: pytest.Monke
 def test_grid_takes_no_more_than_half_the_cache_and_what_blocks_keep(rows: int, length: int) -> None:
     """So it never sees 2^31 elements, and its offsets within a row are of 32 bits."""
     problem = Problem(
-        "layer_norm", "bfloat16", None, None, "float32", "NCHW", rows, length, 1, 1, ("y", "mean", "rstd")
+        op="layer_norm",
+        dtype="bfloat16",
+        gamma_dtype=None,
+        beta_dtype=None,
+        stats_dtype="float32",
+        layout="NCHW",
+        N=rows,
+        C=length,
+        HxW=1,
+        group=1,
+        outputs=("y", "mean", "rstd"),
     )
     for device in KNOWN.values():
         assert all(FORWARD["grid"].refuses(problem, tile, device) for tile in FORWARD["grid"].tiles())

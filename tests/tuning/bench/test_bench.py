@@ -26,14 +26,26 @@ from cunorm.cli import main as cli
 from cunorm.cli import parser as cli_parser
 from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import KNOWN, Device
-from cunorm.core.problem import Problem
+from cunorm.core.problem import Problem, laid_out
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Place
 from cunorm.tiling import lookup
 from cunorm.traffic.sampling import array_facts
 
 PLACE = Place("cpu", 0, KNOWN["H200"])
-PROBLEM = Problem("layer_norm", "float32", "float32", "float32", "float32", "NCHW", 6, 40, 1, 1, ("y", "mean", "rstd"))
+PROBLEM = Problem(
+    op="layer_norm",
+    dtype="float32",
+    gamma_dtype="float32",
+    beta_dtype="float32",
+    stats_dtype="float32",
+    layout="NCHW",
+    N=6,
+    C=40,
+    HxW=1,
+    group=1,
+    outputs=("y", "mean", "rstd"),
+)
 
 
 def arrays_of(problem: Problem, flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +180,15 @@ def test_a_formula_with_a_term_left_out_is_wrong(op: str, dtype: str) -> None:
     layer = op.startswith("layer")
     sizes = (64, 4096, 1, 1) if layer else (2, 64, 512, 4)
     outputs = ("dx", "dgamma", "dbeta") if "backward" in op else ("y",)
-    problem = Problem(op, dtype, dtype, None if "backward" in op else dtype, "float32", "NCHW", *sizes, outputs)
+    problem = Problem(
+        op=op,
+        dtype=dtype,
+        gamma_dtype=dtype,
+        beta_dtype=None if "backward" in op else dtype,
+        stats_dtype="float32",
+        **laid_out("NCHW", *sizes),
+        outputs=outputs,
+    )
     given = inputs_of(problem, 0, hostile=False)
     N, C, HxW, group = sizes
     each = {name: values.astype(np.float64) for name, values in given.items()}
@@ -312,7 +332,19 @@ def timed(name: str, microseconds: float, error: float = 1e-3) -> Contender:
 
 
 def test_a_fraction_is_of_the_copy_of_the_same_run() -> None:
-    big = Problem("layer_norm", "bfloat16", "bfloat16", "bfloat16", "float32", "NCHW", 16384, 4096, 1, 1, ("y",))
+    big = Problem(
+        op="layer_norm",
+        dtype="bfloat16",
+        gamma_dtype="bfloat16",
+        beta_dtype="bfloat16",
+        stats_dtype="float32",
+        layout="NCHW",
+        N=16384,
+        C=4096,
+        HxW=1,
+        group=1,
+        outputs=("y",),
+    )
     found = document([Outcome(big, [timed(DEFAULT, 100), timed("torch", 200)], 10**9)])
     result = json.loads(json.dumps(found))["results"][0]
     assert result["floor_bytes"] == 2 * 16384 * 4096 * 2
@@ -472,12 +504,13 @@ def shown() -> dict[str, Any]:
     """A made-up result with every state in it."""
     results = []
     for rows, length, scale in ((16384, 4096, 1.0), (8192, 8192, 1.1), (2048, 4096, 0.15)):
-        dtypes, sizes = ("bfloat16", "bfloat16", "bfloat16", "float32"), ("NCHW", rows, length, 1, 1)
         ran = {DEFAULT: 75, TABLE: 71, "torch": 140, "torch.compile": 90}
         others = {"liger": "wrong", "quack": "not offered", "apex": "missing"}
         contenders = [timed(name, microseconds * scale) for name, microseconds in ran.items()]
         contenders += [Contender(name, state, "why") for name, state in others.items()]
-        results.append(Outcome(Problem("layer_norm", *dtypes, *sizes, ("y",)), contenders, 4 * rows * length))
+        dtypes = dict.fromkeys(("dtype", "gamma_dtype", "beta_dtype"), "bfloat16") | {"stats_dtype": "float32"}
+        problem = Problem(op="layer_norm", **dtypes, **laid_out("NCHW", rows, length, 1, 1), outputs=("y",))
+        results.append(Outcome(problem, contenders, 4 * rows * length))
     return document(results)
 
 

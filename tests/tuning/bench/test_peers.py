@@ -29,7 +29,19 @@ from cunorm.core.problem import Problem
 from cunorm.traffic.sampling import array_facts
 
 FORWARD, GRADIENTS = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
-LAYER = Problem("layer_norm", "float32", "float32", "float32", "float32", "NCHW", 6, 40, 1, 1, FORWARD)
+LAYER = Problem(
+    op="layer_norm",
+    dtype="float32",
+    gamma_dtype="float32",
+    beta_dtype="float32",
+    stats_dtype="float32",
+    layout="NCHW",
+    N=6,
+    C=40,
+    HxW=1,
+    group=1,
+    outputs=FORWARD,
+)
 LAYER_BACKWARD = replace(LAYER, op="layer_norm_backward", beta_dtype=None, outputs=GRADIENTS)
 GROUP = replace(LAYER, op="group_norm", N=2, C=12, HxW=15, group=3)
 GROUP_BACKWARD = replace(GROUP, op="group_norm_backward", beta_dtype=None, outputs=GRADIENTS)
