@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .locks import lazy
+
 #: Bytes of an element of each supported dtype.
 ITEMSIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -72,42 +74,42 @@ class Problem:
             return replace(self, layout="NCHW")
         return self
 
-    @property
+    @lazy
     def itemsize(self) -> int:
         """Bytes of an element of x."""
         return ITEMSIZE[self.dtype]
 
-    @property
+    @lazy
     def sum_itemsize(self) -> int:
         """Bytes of an accumulator."""
         return ITEMSIZE[accumulator(self.dtype)]
 
-    @property
+    @lazy
     def pack(self) -> int:
         """Elements of x in a 16-byte access."""
         return 16 // self.itemsize
 
-    @property
+    @lazy
     def group_channels(self) -> int:
         """Channels in a group."""
         return self.C // self.group
 
-    @property
+    @lazy
     def group_length(self) -> int:
         """Elements in a group of one sample."""
         return self.group_channels * self.HxW
 
-    @property
+    @lazy
     def nbytes(self) -> int:
         """Bytes of x."""
         return self.N * self.C * self.HxW * self.itemsize
 
-    @property
+    @lazy
     def wants_parameters(self) -> bool:
         """Whether dgamma or dbeta is wanted."""
         return "dgamma" in self.outputs or "dbeta" in self.outputs
 
-    @property
+    @lazy
     def reads_x(self) -> bool:
         """Whether x is needed: all but a lone dbeta do, and that one too where an activation makes z of x again."""
         return self.outputs != ("dbeta",) or self.activation is not None

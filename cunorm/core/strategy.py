@@ -31,7 +31,6 @@ class Tile:
         As the strategy's search space names them; also attributes of the tile.
     """
 
-    __slots__ = ("_hash", "_values", "fields", "strategy")
     strategy: str
     fields: tuple[tuple[str, int], ...]
 
@@ -43,7 +42,7 @@ class Tile:
                 raise ValueError(f"tile: {name}={value!r}, expected a whole number from 1 up")
         self.strategy = strategy
         self.fields = tuple(sorted(fields.items()))
-        self._values = fields
+        self.__dict__.update(fields)  # found without a call: a ranking asks for them a hundred thousand times
         self._hash = hash((strategy, self.fields))
 
     @classmethod
@@ -72,8 +71,6 @@ class Tile:
         return dict(self.fields)
 
     def __getattr__(self, name: str) -> int:
-        if name not in Tile.__slots__ and name in self._values:  # slots are missing while a copy is being made
-            return self._values[name]
         raise AttributeError(f"a tile has no {name}")
 
     def __reduce__(self) -> tuple[Any, ...]:

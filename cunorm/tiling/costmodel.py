@@ -9,12 +9,14 @@ estimates; the tuner measures.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, main_launch
+
+from .shortlist import Placed, Shortlist, shortlist_of
 
 LAUNCH_SECONDS = 2.5e-6  # start of one kernel behind another on a stream
 ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy reaches
@@ -31,15 +33,18 @@ LEAN_ENOUGH = 0.05  # share of the time that bytes take at the bandwidth, from t
 ABREAST = 1.02  # factor for each doubling of what keeps step: blocks that need places at one time, teams at a barrier
 CLUSTER_SECONDS = 0.3e-6  # a barrier of a cluster, and what its blocks read of each other
 REGISTER_STEP, WARP = 8, 32
+TENSORS = {"x", "dy", "y", "dx"}  # what every strategy of an op moves at least once
+ROUNDS = 2  # of steps away from a shortlist
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy, its tile, and the predicted time in seconds."""
+    """A strategy, its tile, the predicted time in seconds, and what would be launched."""
 
     strategy: Strategy
     tile: Tile
     seconds: float
+    launches: tuple[Launch, ...] = field(repr=False, compare=False)
 
 
 def resident_blocks(launch: Launch, device: Device) -> int:
@@ -85,49 +90,116 @@ def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) ->
     return sum(launch_seconds(launch, device) for launch in strategy.launches(problem, tile))
 
 
+def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> Choice | None:
+    """A tile with its predicted time, if it is legal and worth trying."""
+    if strategy.worth(problem, tile) and strategy.refuses(problem, tile, device) is None:
+        launches = strategy.launches(problem, tile)
+        return Choice(strategy, tile, sum(launch_seconds(launch, device) for launch in launches), launches)
+    return None
+
+
+def least_seconds(problem: Problem, launches: Iterable[Launch], device: Device) -> float:
+    """No tile of the problem is predicted to take less: its tensors at the bandwidth, each once, in one launch."""
+    named = {value for launch in launches for value in launch.arguments.values()}
+    return LAUNCH_SECONDS + len(named & TENSORS) * problem.nbytes / (ACHIEVABLE * device.bandwidth)
+
+
 def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Iterator[Choice]:
     """Every legal tile of the strategies' search spaces that is worth trying, with its predicted time."""
     for strategy in strategies:
         for tile in strategy.tiles():
-            if strategy.worth(problem, tile) and strategy.refuses(problem, tile, device) is None:
-                yield Choice(strategy, tile, predict(problem, strategy, tile, device))
+            if (found := evaluated(problem, strategy, tile, device)) is not None:
+                yield found
 
 
-def busy(choice: Choice, problem: Problem, device: Device) -> int:
+def busy(launches: Sequence[Launch], device: Device) -> int:
     """Multiprocessors that the launch which moves most has a block for."""
-    main = main_launch(choice.strategy.launches(problem, choice.tile))
-    return min(main.grid, device.multiprocessors)
+    return min(main_launch(launches).grid, device.multiprocessors)
+
+
+def _by_time(found: Iterable[Choice]) -> list[Choice]:
+    # Rounded, so that equals by arithmetic are equals in order.
+    return sorted(found, key=lambda choice: float(f"{choice.seconds:.9g}"))
+
+
+def default_of(found: Iterable[Choice], device: Device) -> Choice:
+    """The tile to take of some, which come in the order of strategies and spaces.
+
+    The predicted fastest; of those within `NEAR_TIE` of it, the fastest that leaves no multiprocessors idle, or as few
+    as any, and of these moves no more bytes than any.
+    """
+    ordered = _by_time(found)
+    near = [choice for choice in ordered if choice.seconds <= NEAR_TIE * ordered[0].seconds]
+    enough = int(BUSY_ENOUGH * device.multiprocessors)
+    at_work = [min(busy(choice.launches, device), enough) for choice in near]
+    near = [choice for choice, count in zip(near, at_work, strict=True) if count == max(at_work)]
+    moved = [sum(launch.traffic + launch.cached for launch in choice.launches) for choice in near]
+    spare = LEAN_ENOUGH * near[0].seconds * ACHIEVABLE * device.bandwidth
+    return next(choice for choice, count in zip(near, moved, strict=True) if count <= min(moved) + spare)
 
 
 def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> list[Choice]:
     """Every legal tile, the default first, then by predicted time; equals in the order of strategies and spaces.
-
-    The default is the predicted fastest; of those within `NEAR_TIE` of it, the fastest that leaves no multiprocessors
-    idle, or as few as any, and of these moves no more bytes than any.
 
     Raises
     ------
     RuntimeError
         If no strategy takes the problem: a fault of cunorm, since every op has one for each layout that takes all.
     """
-    # Rounded, so that equals by arithmetic are equals in order.
-    found = sorted(legal(problem, strategies, device), key=lambda choice: float(f"{choice.seconds:.9g}"))
-    if not found:
-        raise RuntimeError(f"no strategy takes {problem.describe()} on {device.name}; please report this")
-    near = [choice for choice in found if choice.seconds <= NEAR_TIE * found[0].seconds]
-    enough = int(BUSY_ENOUGH * device.multiprocessors)
-    at_work = [min(busy(choice, problem, device), enough) for choice in near]
-    near = [choice for choice, count in zip(near, at_work, strict=True) if count == max(at_work)]
-    moved = [
-        sum(launch.traffic + launch.cached for launch in choice.strategy.launches(problem, choice.tile))
-        for choice in near
-    ]
-    spare = LEAN_ENOUGH * near[0].seconds * ACHIEVABLE * device.bandwidth
-    default = next(choice for choice, count in zip(near, moved, strict=True) if count <= min(moved) + spare)
-    found.remove(default)
-    return [default, *found]
+    known = list(strategies)
+    default = choose(problem, known, device)
+    others = (
+        one for one in legal(problem, known, device) if (one.strategy, one.tile) != (default.strategy, default.tile)
+    )
+    return [default, *_by_time(others)]
 
 
 def choose(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Choice:
-    """The default of a problem that nobody has tuned: the first of `ranked`."""
-    return ranked(problem, strategies, device)[0]
+    """The default of a problem that nobody has tuned: `default_of` the strategies' shortlists, and of what is near.
+
+    So it looks at some dozens of the thousands of tiles that `ranked` does.
+
+    Raises
+    ------
+    RuntimeError
+        As `ranked`.
+    """
+    lists = [shortlist_of(strategy) for strategy in strategies]
+    found = listed(problem, lists, device)
+    if found is None:  # no tile of the lists is legal
+        every = list(legal(problem, [one.strategy for one in lists], device))
+        if not every:
+            raise RuntimeError(f"no strategy takes {problem.describe()} on {device.name}; please report this")
+        found = default_of(every, device)
+    return found
+
+
+def listed(problem: Problem, lists: Sequence[Shortlist], device: Device) -> Choice | None:
+    """`default_of` lists of tiles, and of those that differ by a step of one field; None if none of the lists is legal.
+
+    The steps are those from the default and from the fastest, `ROUNDS` times.
+    """
+    found: dict[tuple[int, tuple[int, ...]], Choice] = {}  # by the order of strategies and spaces
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+
+    def look(number: int, placed: Iterable[Placed]) -> None:
+        for place, tile in placed:
+            if (number, place) not in seen:
+                seen.add((number, place))
+                if (one := evaluated(problem, lists[number].strategy, tile, device)) is not None:
+                    found[number, place] = one
+
+    for number, one in enumerate(lists):
+        look(number, one.tiles)
+    if not found:
+        return None
+    default = default_of(found.values(), device)
+    for _ in range(ROUNDS):
+        fastest = min(found.values(), key=lambda choice: choice.seconds)
+        before = len(found)
+        for number, place in [key for key, choice in found.items() if choice is default or choice is fastest]:
+            look(number, lists[number].near(place))
+        if len(found) == before:
+            break
+        default = default_of((choice for _, choice in sorted(found.items())), device)
+    return default

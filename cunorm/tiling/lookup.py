@@ -13,7 +13,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cunorm.core import cache, settings
@@ -241,6 +241,31 @@ def state(entry: Entry, strategies: Mapping[str, Strategy]) -> str:
 # ---- the tile chain -------------------------------------------------------------------------------------------------
 
 
+#: What the cost model chose last for a problem but for its N, and for which N; an application meets few of them.
+_chosen: dict[tuple[Problem, Device], tuple[int, costmodel.Choice]] = {}
+MOST_CHOSEN = 4096
+
+
+def _modelled(problem: Problem, strategies: Mapping[str, Strategy], device: Device) -> tuple[costmodel.Choice, str]:
+    """The cost model's choice, and a word on where it is from.
+
+    The tile of a problem that differs in N alone is taken over, and nothing is ranked, where its predicted time is at
+    most `NEAREST` times the least that any tile could have: what its tensors take at the bandwidth.
+    """
+    key = replace(problem, N=0), device
+    if (kept := _chosen.get(key)) is not None:
+        rows, before = kept
+        named = strategies.get(before.strategy.name)
+        found = None if named is None else costmodel.evaluated(problem, named, before.tile, device)
+        if found is not None and found.seconds <= NEAREST * costmodel.least_seconds(problem, found.launches, device):
+            return found, f"; the tile of N={rows}, which is within 2 % of what its bytes take"
+    found = costmodel.choose(problem, strategies.values(), device)
+    if len(_chosen) >= MOST_CHOSEN:
+        _chosen.clear()
+    _chosen[key] = problem.N, found
+    return found, ""
+
+
 def resolve(
     problem: Problem, strategies: Mapping[str, Strategy], device: Device, tile: Tile | None
 ) -> tuple[Strategy, Tile, str]:
@@ -268,8 +293,8 @@ def resolve(
         if tuned.entry.problem != problem:
             reason += f"; tuned with {', '.join(map(' '.join, tuned.entry.problem.parameters))}"
         return tuned.strategy, tuned.tile, reason
-    found = costmodel.choose(problem, strategies.values(), device)
-    predicted = f"predicted {found.seconds * 1e6:.1f} us on {device.name}, not measured"
+    found, like = _modelled(problem, strategies, device)
+    predicted = f"predicted {found.seconds * 1e6:.1f} us on {device.name}, not measured{like}"
     near = nearest(problem, strategies, device)
     if near is None:
         return found.strategy, found.tile, f"the cost model: no tiling table has an entry; {predicted}"

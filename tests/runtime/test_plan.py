@@ -478,8 +478,8 @@ def test_the_default_of_every_workload(device: str) -> None:
         near = [one for one in ranked if one.seconds <= costmodel.NEAR_TIE * fastest]
         assert default in near
         enough = int(costmodel.BUSY_ENOUGH * facts.multiprocessors)
-        most = max(min(costmodel.busy(one, problem, facts), enough) for one in near)
-        assert costmodel.busy(default, problem, facts) >= most, (problem.describe(), default.tile)
+        most = max(min(costmodel.busy(one.launches, facts), enough) for one in near)
+        assert costmodel.busy(default.launches, facts) >= most, (problem.describe(), default.tile)
         assert all(one.seconds <= after.seconds * (1 + 1e-8) for one, after in pairwise(ranked[1:]))
 
 

@@ -1,0 +1,181 @@
+"""Makes cunorm/tiling/shortlist.json: the tiles that the cost model looks at first for a problem that is new.
+
+``python benchmarks/shortlist.py`` ranks all tiles of the problems of the named workloads, and of problems drawn at
+random, for every known device (some minutes on two cores), and keeps the tiles without which one of them would get
+another tile than the ranking gives: for the workloads on an H200 in bfloat16 any other, for the rest one that is
+predicted more than 2 % slower or faster. To be run after the cost model, a space or a strategy's launches have changed;
+tests/tiling/test_shortlist.py says when it has to be. ``--random N`` draws N problems for each op.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cunorm.tuning.problems.workloads import problems
+
+from cunorm.core.devices import KNOWN, known
+from cunorm.core.files import write_whole
+from cunorm.core.problem import ITEMSIZE, Problem, laid_out
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
+from cunorm.tiling import costmodel, shortlist
+
+DEVICE, DTYPE = "H200", "bfloat16"
+WITHIN = 0.02
+RANDOM = 2500
+SMALL = 100  # tiles of an op that are looked at whole
+LARGEST = 1 << 28  # elements of a random problem
+Case = tuple[Problem, str]
+
+
+def suite(op: str, dtype: str) -> list[Problem]:
+    """The workloads' problems of an op, once each."""
+    return [problem for problem in dict.fromkeys(one for _, one in problems(dtype)) if problem.op == op]
+
+
+def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
+    """Problems with sizes, dtypes, layouts, results and devices at random; sizes evenly by their logarithms."""
+    draw = random.Random(f"{op} {seed}")
+    like = {dtype: suite(op, dtype)[0] for dtype in ITEMSIZE}
+
+    def size(least: int, most: int) -> int:
+        return round(math.exp(draw.uniform(math.log(least), math.log(most))))
+
+    while number:
+        layout = draw.choice(("NCHW", "NHWC"))
+        if op.startswith("layer_norm"):
+            few = draw.random() < 0.5  # long rows: where strategies take turns
+            rows, length = (size(1, 600), size(1 << 11, 1 << 18)) if few else (size(1, 1 << 18), size(2, 1 << 17))
+            sizes = laid_out("NCHW", rows, length, 1, 1)
+        elif op.startswith("group_norm"):
+            groups = draw.choice((1, 2, 4, 8, 16, 32, 32, 64))
+            sizes = laid_out(layout, size(1, 256), groups * size(1, 128), size(1, 1 << 17), groups)
+        else:
+            channels = size(1, 4096)
+            sizes = laid_out(layout, size(1, 1024), channels, size(1, 1 << 17), channels)
+        if sizes["N"] * sizes["C"] * sizes["HxW"] > LARGEST:
+            continue
+        number -= 1
+        made = replace(like[draw.choice([*ITEMSIZE])], **sizes)
+        if made.outputs == ("dx", "dgamma", "dbeta"):
+            made = replace(made, outputs=draw.choice((made.outputs, made.outputs, ("dx",), ("dgamma", "dbeta"))))
+        if op.startswith("group_norm") and draw.random() < 0.25:
+            beta = made.beta_dtype or made.gamma_dtype
+            made = replace(made, activation="silu", beta_dtype=beta)
+        yield made.canonical(), draw.choice([*KNOWN])
+
+
+def cases(op: str, number: int, seed: int = 0) -> list[Case]:
+    """What the list of an op is made for."""
+    found = [(problem, DEVICE) for problem in suite(op, DTYPE)]
+    others = [(problem, device) for dtype in ITEMSIZE for problem in suite(op, dtype) for device in KNOWN]
+    random.Random(seed).shuffle(others)
+    return [*found, *others[:number], *drawn(op, number, seed)]
+
+
+def right(case: Case, ranked: Best, chosen: costmodel.Choice) -> bool:
+    """Whether a choice is as good as the one of all tiles."""
+    problem, device = case
+    name, tile, seconds = ranked
+    if (device, problem.dtype) == (DEVICE, DTYPE) and problem in suite(problem.op, DTYPE):
+        return (chosen.strategy.name, chosen.tile) == (name, tile)
+    return abs(chosen.seconds / seconds - 1) <= WITHIN
+
+
+Best = tuple[str, Tile, float]
+
+
+def of_all(case: Case) -> Best | None:
+    """The default of all legal tiles."""
+    problem, device = case[0], known(case[1])
+    found = list(costmodel.legal(problem, OPS[problem.op].strategies.values(), device))
+    if not found:
+        return None
+    default = costmodel.default_of(found, device)
+    return default.strategy.name, default.tile, default.seconds
+
+
+def fastest_of_all(case: Case) -> tuple[str, Tile]:
+    """The tile that is predicted to be the fastest, which decides what is near it."""
+    problem, device = case[0], known(case[1])
+    found = min(costmodel.legal(problem, OPS[problem.op].strategies.values(), device), key=lambda one: one.seconds)
+    return found.strategy.name, found.tile
+
+
+def chosen(case: Case, tiles: dict[str, list[Tile]]) -> costmodel.Choice | None:
+    """What the model chooses with these lists; None if no tile of them is legal."""
+    problem, device = case[0], known(case[1])
+    lists = [shortlist.Shortlist(one, tiles[name]) for name, one in OPS[problem.op].strategies.items()]
+    return costmodel.listed(problem, lists, device)
+
+
+def satisfied(wanted: tuple[Case, Best], tiles: dict[str, list[Tile]]) -> bool:
+    """Whether the lists give a case a choice that is `right`."""
+    found = chosen(wanted[0], tiles)
+    return found is not None and right(*wanted, found)
+
+
+def made(op: str, number: int) -> dict[str, Any]:
+    """The document of one op."""
+    wanted = [(case, best) for case in cases(op, number) if (best := of_all(case)) is not None]
+    listed: dict[str, list[Tile]] = {name: [] for name in OPS[op].strategies}
+    missed = wanted
+    while missed:  # the tiles first that most of the problems lack
+        lacking = Counter(best[:2] if best[1] not in listed[best[0]] else fastest_of_all(case) for case, best in missed)
+        lacking = Counter({key: count for key, count in lacking.items() if key[1] not in listed[key[0]]})
+        if not lacking:
+            print(f"{op}: {len(missed)} problems whose tile is listed, and which prefer another", flush=True)
+            break
+        for (name, tile), _ in lacking.most_common(max(1, len(lacking) // 8)):
+            listed[name].append(tile)
+        missed = [one for one in missed if not satisfied(one, listed)]
+        if not missed:  # a tile may have changed what others get
+            missed = [one for one in wanted if not satisfied(one, listed)]
+        print(f"{op}: {sum(map(len, listed.values()))} tiles, {len(missed)} of {len(wanted)} problems left", flush=True)
+    document = {}
+    for name, tiles in listed.items():
+        strategy = OPS[op].strategies[name]
+        placed = sorted((shortlist.place_in(strategy, tile), tile) for tile in tiles)
+        fields = [*strategy.space]
+        document[name] = {"fields": fields, "tiles": [[dict(tile.fields)[one] for one in fields] for _, tile in placed]}
+    return document
+
+
+def written(document: dict[str, dict[str, Any]]) -> str:
+    """As JSON, a line for each strategy."""
+    ops = []
+    for op, strategies in document.items():
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(listed)}" for name, listed in strategies.items())
+        ops.append(f" {json.dumps(op)}: {{\n{lines}\n }}")
+    return "{\n" + ",\n".join(ops) + "\n}\n"
+
+
+def _made(given: tuple[str, int]) -> dict[str, Any]:
+    return made(*given)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--random", type=int, default=RANDOM, metavar="N", help="problems drawn at random for each op")
+    parser.add_argument("--output", type=Path, default=shortlist.PATH, metavar="FILE", help="where to write")
+    asked = parser.parse_args(argv)
+    ops = [op for op in OPS if sum(len([*one.tiles()]) for one in OPS[op].strategies.values()) > SMALL]
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        found = pool.map(_made, [(op, asked.random) for op in ops], chunksize=1)
+    write_whole(asked.output, written(dict(zip(ops, found, strict=True))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
