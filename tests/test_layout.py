@@ -135,6 +135,20 @@ def test_the_reader_of_imports_sees_faults(path: str, text: str) -> None:
     assert faults(text, path)[-1:] == [f"{path} imports {list(imports(text, path))[-1][0]}"]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [one for folder in (PACKAGE, ROOT / "tuning", ROOT / "tests") for one in sorted(folder.rglob("__init__.py"))],
+    ids=lambda path: path.parent.relative_to(ROOT).as_posix(),
+)
+def test_a_room_hands_names_on_and_defines_nothing(path: Path) -> None:
+    """But for the package itself, which finds its kernels and has a version."""
+    for node in ast.parse(path.read_text()).body:
+        names = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
+        own = path.parent == PACKAGE and (names == ["__version__"] or isinstance(node, ast.If))
+        doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        assert doc or own or isinstance(node, (ast.Import, ast.ImportFrom)) or names == ["__all__"], ast.unparse(node)
+
+
 @pytest.mark.parametrize("path", sorted(path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu*")))
 def test_includes_run_downwards(path: str) -> None:
     room = path.split("/")[0]
