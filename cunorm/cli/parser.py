@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 from cunorm import __version__
+from cunorm.core.devices import KNOWN
 
 _RAW = argparse.RawDescriptionHelpFormatter
-_DEVICES = "A100, RTX4090, H100, H200, B200, RTX5090"
+_DEVICES = ", ".join(name.replace(" ", "") for name in KNOWN)
 
 
 def _add_problem(command: argparse.ArgumentParser) -> None:

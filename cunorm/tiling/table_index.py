@@ -31,7 +31,7 @@ class Indexed:
     device : dict
         As in the file.
     kinds : dict
-        Numbers of entries by what `table_entry.raw_place` finds them by: first the kind, then the sizes.
+        Numbers of entries by what `table.raw_place` finds them by: first the kind, then the sizes.
     """
 
     def __init__(self, stamped: Stamp, loaded: Table) -> None:

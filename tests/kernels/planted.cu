@@ -1,5 +1,5 @@
 // Candidates for the tuner's tests: batch_norm_elemt as it should be, and as a broken kernel would do it.
-// Tile::kind says which; see tuning_device.py.
+// Tile::kind says which; see tests/tuning/planted_device.py.
 
 constexpr int right = 1, wrong = 4, crash = 5, hang = 6, outside = 7, random_bits = 8, unwritten = 9;
 

@@ -1,4 +1,4 @@
-"""GroupNorm: the public functions. Their checks are in group_norm_op, their kernels in group_norm_strategies."""
+"""GroupNorm: the public functions. Their checks are in op.py, their kernels in strategies.py."""
 
 from __future__ import annotations
 

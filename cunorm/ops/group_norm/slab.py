@@ -29,7 +29,7 @@ from cunorm.ops.common.rows import parameters_given
 SECTOR_BYTES = 32  # what DRAM and L2 move at least
 MOST_CHUNKS = 8
 BY_THREADS, BY_BULK = 1, 2  # Tile::engine in stage.cuh
-IN_REGISTERS = 3  # not staged at all: group_norm_runs.py
+IN_REGISTERS = 3  # not staged at all: runs.py
 SLAB_PHASES = 3  # its loads, its sums, what it writes: for the model
 #: What reads a slab once: its groups; how many chunks it comes in, and who copies them. The model cannot tell these
 #: apart, and takes the first that is legal.

@@ -1,4 +1,4 @@
-"""LayerNorm: the public functions. Their checks are in layer_norm_op, their kernels in layer_norm_strategies."""
+"""LayerNorm: the public functions. Their checks are in op.py, their kernels in strategies.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// The CPU executor's runtime: this file and the other cpu_*.h (HEADERS in cpu_kernel.py has the order) stand on top of the
-// CUDA text, which a C++17 compiler then takes as it is.
+// The CPU executor's runtime: this file and the others of the folder (HEADERS in kernel.py has the order) stand on top of
+// the CUDA text, which a C++17 compiler then takes as it is.
 //
 // A CUDA thread is a fiber, a block a set of fibers. A thread that must wait (barrier, shuffle, vote) hands over to the
 // next thread that can run; if none can, the launch ends with a fault that says who waits for whom. Warps run one after
