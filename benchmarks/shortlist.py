@@ -10,6 +10,7 @@ tests/tiling/test_shortlist.py says when it has to be. ``--random N`` draws N pr
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import multiprocessing
@@ -38,9 +39,10 @@ LARGEST = 1 << 28  # elements of a random problem
 Case = tuple[Problem, str]
 
 
-def suite(op: str, dtype: str) -> list[Problem]:
+@functools.cache
+def suite(op: str, dtype: str) -> tuple[Problem, ...]:
     """The workloads' problems of an op, once each."""
-    return [problem for problem in dict.fromkeys(one for _, one in problems(dtype)) if problem.op == op]
+    return tuple(problem for problem in dict.fromkeys(one for _, one in problems(dtype)) if problem.op == op)
 
 
 def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
@@ -160,10 +162,6 @@ def written(document: dict[str, dict[str, Any]]) -> str:
     return "{\n" + ",\n".join(ops) + "\n}\n"
 
 
-def _made(given: tuple[str, int]) -> dict[str, Any]:
-    return made(*given)
-
-
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -172,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     ops = [op for op in OPS if sum(len([*one.tiles()]) for one in OPS[op].strategies.values()) > SMALL]
     with multiprocessing.get_context("spawn").Pool() as pool:
-        found = pool.map(_made, [(op, asked.random) for op in ops], chunksize=1)
+        found = pool.starmap(made, [(op, asked.random) for op in ops], chunksize=1)
     write_whole(asked.output, written(dict(zip(ops, found, strict=True))))
     return 0
 

@@ -53,6 +53,12 @@ def _no_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setattr(lookup, "user_table", lambda device: nowhere)
 
 
+@pytest.fixture(autouse=True)
+def _no_earlier_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tile is taken over from what another test planned."""
+    monkeypatch.setattr(lookup, "_chosen", {})
+
+
 class Executor:
     """Arrays of one kind: to put NumPy data there and to bring results back."""
 

@@ -10,6 +10,10 @@ from .locks import lazy
 #: Bytes of an element of each supported dtype.
 ITEMSIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
+#: The arrays that have an element for each of the problem's, which every strategy of an op moves at least once; every
+#: other one but the workspace holds parameters.
+TENSORS = frozenset({"x", "dy", "y", "dx", "means", "invstds"})
+
 #: What may lie behind GroupNorm, fused.
 ACTIVATIONS: tuple[str, ...] = ("silu",)
 

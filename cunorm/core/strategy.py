@@ -94,7 +94,7 @@ def _rebuild(strategy: str, fields: dict[str, int]) -> Tile:
 Arguments = Mapping[str, str | int | float]
 
 
-def arrays(*names: str, **wanted: bool) -> Arguments:
+def by_name(*names: str, **wanted: bool) -> Arguments:
     """Arguments under the names that they have in a call: those that are there, and those that are wanted or absent."""
     return dict(zip(names, names, strict=True)) | {name: name if kept else 0 for name, kept in wanted.items()}
 

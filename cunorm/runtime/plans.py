@@ -1,4 +1,4 @@
-"""The one path from a Problem to running kernels: tile chain, plans, workspace, executor."""
+"""The one path from a Problem to running kernels: plans, their launches, what an executor gets."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cunorm.core.devices import Device
-from cunorm.core.problem import Problem
+from cunorm.core.problem import TENSORS, Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, main_launch
 
 from .shortlist import Placed, Shortlist, shortlist_of
@@ -33,7 +33,6 @@ LEAN_ENOUGH = 0.05  # share of the time that bytes take at the bandwidth, from t
 ABREAST = 1.02  # factor for each doubling of what keeps step: blocks that need places at one time, teams at a barrier
 CLUSTER_SECONDS = 0.3e-6  # a barrier of a cluster, and what its blocks read of each other
 REGISTER_STEP, WARP = 8, 32
-TENSORS = {"x", "dy", "y", "dx"}  # what every strategy of an op moves at least once
 ROUNDS = 2  # of steps away from a shortlist
 
 
@@ -85,16 +84,20 @@ def launch_seconds(launch: Launch, device: Device) -> float:
     return LAUNCH_SECONDS + seconds * (NONPORTABLE if launch.cluster > PORTABLE_CLUSTER else 1.0)
 
 
+def _seconds(launches: Iterable[Launch], device: Device) -> float:
+    return sum(launch_seconds(launch, device) for launch in launches)
+
+
 def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> float:
     """Predicted time of a whole call, seconds."""
-    return sum(launch_seconds(launch, device) for launch in strategy.launches(problem, tile))
+    return _seconds(strategy.launches(problem, tile), device)
 
 
 def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> Choice | None:
     """A tile with its predicted time, if it is legal and worth trying."""
     if strategy.worth(problem, tile) and strategy.refuses(problem, tile, device) is None:
         launches = strategy.launches(problem, tile)
-        return Choice(strategy, tile, sum(launch_seconds(launch, device) for launch in launches), launches)
+        return Choice(strategy, tile, _seconds(launches, device), launches)
     return None
 
 
@@ -164,10 +167,10 @@ def choose(problem: Problem, strategies: Iterable[Strategy], device: Device) -> 
     RuntimeError
         As `ranked`.
     """
-    lists = [shortlist_of(strategy) for strategy in strategies]
-    found = listed(problem, lists, device)
+    known = list(strategies)
+    found = listed(problem, [shortlist_of(strategy) for strategy in known], device)
     if found is None:  # no tile of the lists is legal
-        every = list(legal(problem, [one.strategy for one in lists], device))
+        every = list(legal(problem, known, device))
         if not every:
             raise RuntimeError(f"no strategy takes {problem.describe()} on {device.name}; please report this")
         found = default_of(every, device)

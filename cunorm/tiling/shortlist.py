@@ -50,19 +50,19 @@ class Shortlist:
     def near(self, place: tuple[int, ...]) -> list[Placed]:
         """The tiles that differ from one by a step of one field."""
         if place not in self._near:
-            axes = list(self.strategy.space.values())
+            space = self.strategy.space
             moved = [
                 (*place[:axis], place[axis] + step, *place[axis + 1 :])
-                for axis, values in enumerate(axes)
+                for axis, values in enumerate(space.values())
                 for step in (-1, 1)
                 if 0 <= place[axis] + step < len(values)
             ]
-            names = [*self.strategy.space]
-            self._near[place] = [
-                (one, Tile(self.strategy.name, **{name: values[at] for name, values, at in zip(names, axes, one)}))  # noqa: B905
-                for one in moved
-            ]
+            self._near[place] = [(one, self._tile_at(one)) for one in moved]
         return self._near[place]
+
+    def _tile_at(self, place: tuple[int, ...]) -> Tile:
+        fields = zip(self.strategy.space.items(), place, strict=True)
+        return Tile(self.strategy.name, **{name: values[at] for (name, values), at in fields})
 
 
 _kept: dict[int, tuple[Strategy, Shortlist]] = {}

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import Device
-from cunorm.core.problem import Problem
+from cunorm.core.problem import TENSORS, Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, main_launch
-from cunorm.executors.cpu.memory import TENSORS
 from cunorm.tiling import costmodel
 
 from .reuse import SECTOR_BYTES

@@ -1,5 +1,5 @@
-// GroupNorm forward over a sweep's part of the tensor: the moments of its channels, and its y. `split` has a kernel for
-// each, `grid` one for both.
+// GroupNorm forward over a sweep's part of the tensor: its y, in `split` and in `grid`. The moments of its channels are
+// store_sweep_moments in sweep_moments.cuh.
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
 #include "partition/sweep_moments.cuh"

@@ -17,7 +17,7 @@ from cunorm.tuning.measure.stand import Spec
 
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch, Strategy, Tile, arrays
+from cunorm.core.strategy import Launch, Strategy, Tile, by_name
 from cunorm.jit import sources
 from cunorm.ops.registry import OPS
 from tests.support.paths import KERNELS
@@ -53,7 +53,7 @@ def _refuses(problem: Problem, tile: Tile, device: Device) -> str | None:
 def _launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     size = problem.N * problem.C * problem.HxW
     arguments = {
-        **arrays("x", "mean", "invstd", "gamma", "beta", "y"),
+        **by_name("x", "mean", "invstd", "gamma", "beta", "y"),
         "C": problem.C,
         "HxW": problem.HxW,
         "size": size,

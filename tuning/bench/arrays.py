@@ -9,10 +9,9 @@ import numpy as np
 
 import cunorm
 from cunorm.core.arrays import DTYPES
-from cunorm.core.problem import Problem
+from cunorm.core.problem import TENSORS, Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
-from cunorm.executors.cpu.memory import TENSORS
 from cunorm.ops.registry import OPS
 from cunorm.traffic.sampling import array_facts
 

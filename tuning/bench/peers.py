@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cunorm.core.problem import Problem
-from cunorm.executors.cpu.memory import TENSORS
+from cunorm.core.problem import TENSORS, Problem
 from cunorm.traffic.sampling import array_facts
 
 from ..verify.inputs import EPS, numbers_of

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cunorm.core.problem import TENSORS
+
 #: enum Role in runtime.h.
 TENSOR, PARAMETER, WORKSPACE = ROLES = ("tensor", "parameter", "workspace")
-#: The arrays that have an element for each of the problem's; every other one but the workspace holds parameters.
-TENSORS = frozenset({"x", "dy", "y", "dx", "means", "invstds"})
 GUARD_BYTES = 4096  # on both sides of an array: no access of a kernel reaches over it by a slip
 PHASE = 512  # a copy lies at the same address modulo this: what CUDA's allocator aligns to
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import ITEMSIZE, Problem
-from cunorm.core.strategy import Launch, Strategy, Tile, arrays, ceil_div, refuses_threads
+from cunorm.core.strategy import Launch, Strategy, Tile, by_name, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     SECTOR_PACKS,
@@ -204,13 +204,13 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     layout, N, C, HxW = view_of(problem)
     rows = _rows(problem, tile)
     if problem.op == "batch_norm_stats":
-        given, wanted = arrays("x", "eps"), arrays("mean", "invstd")
-        fold_given = arrays("workspace", "eps")
+        given, wanted = by_name("x", "eps"), by_name("mean", "invstd")
+        fold_given = by_name("workspace", "eps")
     else:
-        given = arrays("dy", "mean", "invstd", x=problem.reads_x)
-        wanted = arrays(**{name: name in problem.outputs for name in SUMS})
-        fold_given = arrays("invstd", "workspace")
-    results = {**(wanted if rows == 1 else dict.fromkeys(wanted, 0)), **arrays(workspace=rows > 1)}
+        given = by_name("dy", "mean", "invstd", x=problem.reads_x)
+        wanted = by_name(**{name: name in problem.outputs for name in SUMS})
+        fold_given = by_name("invstd", "workspace")
+    results = {**(wanted if rows == 1 else dict.fromkeys(wanted, 0)), **by_name(workspace=rows > 1)}
     traffic = _tensors_read(problem) * problem.nbytes + (rows > 1) * rows * C * _stored_bytes(problem)
     cached = 0
     if tile.strategy == "block":
@@ -259,10 +259,10 @@ def _streaming_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     cached = 0
     if problem.op == "batch_norm_elemt":
         tensors = 2
-        given = arrays("x", "mean", "invstd", "gamma", "beta", "y")
+        given = by_name("x", "mean", "invstd", "gamma", "beta", "y")
     else:
         tensors = 3
-        given = arrays("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu", "dx", "count")
+        given = by_name("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu", "dx", "count")
     if tile.strategy == "block":
         elements = problem.N * problem.C * problem.HxW
         blocks = blocks_for(ceil_div(elements, tile.chunk))
@@ -298,7 +298,7 @@ def _refuses_gather(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 def _gather_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     entry = f"{problem.op}_column"
-    given = arrays("means", "invstds", "counts", "mean", "invstd", "running_mean", "running_var", "eps", "momentum")
+    given = by_name("means", "invstds", "counts", "mean", "invstd", "running_mean", "running_var", "eps", "momentum")
     return (
         Launch(
             entry,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import MAX_GRID, Arguments, Launch, Tile, arrays, ceil_div
+from cunorm.core.strategy import MAX_GRID, Arguments, Launch, Tile, by_name, ceil_div
 
 WARP = 32
 #: 16-byte packs of a 32-byte sector: Run::sector_packs in team.cuh.
@@ -132,7 +132,7 @@ def fold_launches(
 
 def parameter_launches(problem: Problem, rows: int, start: int = 0) -> tuple[Launch, ...]:
     """The launches that sum the workspace's rows, from pair ``start``, into dgamma and dbeta."""
-    given, results = arrays("workspace"), arrays("dgamma", "dbeta")
+    given, results = by_name("workspace"), by_name("dgamma", "dbeta")
     return fold_launches(problem, "parameter_sums", rows, pair_bytes(problem), given, results, start)
 
 

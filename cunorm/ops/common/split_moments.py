@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch, Tile, arrays
+from cunorm.core.strategy import Launch, Tile, by_name
 
 from .building_blocks import RESIDENT_REGISTERS, WARP, blocks_for, moments_bytes, round_up
 from .geometry import sweep_shared
@@ -35,7 +35,7 @@ def moments_launches(
         "split_moments",
         blocks,
         tile.threads,
-        {**arrays("x", "workspace"), **cut},
+        {**by_name("x", "workspace"), **cut},
         shared_bytes=sweep_shared(layout, problem, tile, moments),
         traffic=problem.nbytes + parts,
         registers=RESIDENT_REGISTERS,
@@ -47,7 +47,7 @@ def moments_launches(
         "split_moments_fold",
         blocks_for(cut["N"] * groups),
         tile.threads,
-        {**arrays("workspace", "mean", "rstd", "eps"), **cut, "groups": groups},
+        {**by_name("workspace", "mean", "rstd", "eps"), **cut, "groups": groups},
         shared_bytes=round_up(tile.threads // WARP * moments, 16),
         traffic=parts,
         registers=RESIDENT_REGISTERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch, Tile, arrays, ceil_div
+from cunorm.core.strategy import Launch, Tile, by_name, ceil_div
 from cunorm.ops.common.building_blocks import (
     LINE_WORDS,
     RESIDENT_REGISTERS,
@@ -198,10 +198,10 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     if backward:
         direct = problem.wants_parameters and not rows
         wanted = {"beta": problem.activation is not None, "dgamma": direct, "dbeta": direct}
-        given = arrays("dy", "x", "mean", "rstd", "gamma", "dx", "workspace", **wanted)
+        given = by_name("dy", "x", "mean", "rstd", "gamma", "dx", "workspace", **wanted)
         arguments = {**given, **shape, "rows": parts if rows else 0}
     else:
-        arguments = {**arrays("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps"), **shape}
+        arguments = {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps"), **shape}
     entry, read = f"{problem.op}_grid", tensors_read(problem) * problem.nbytes
     main = Launch(
         entry,

@@ -8,7 +8,7 @@ from typing import Any
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import ITEMSIZE, Problem
-from cunorm.core.strategy import Launch, Tile, arrays, refuses_threads
+from cunorm.core.strategy import Launch, Tile, by_name, refuses_threads
 from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     blocks_for,
@@ -73,13 +73,13 @@ def one_sweep(
     tensors = problem.nbytes if tile.strategy == "warp" else _sector_bytes(problem, tile)
     if not is_backward(problem):
         entry = f"group_norm_{tile.strategy}{variant}"
-        arguments = {**arrays("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
+        arguments = {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
         traffic = 2 * tensors
     else:
         entry = f"group_norm_backward_{tile.strategy}{variant}"
         direct = problem.wants_parameters and rows == 1
-        given = arrays("dy", "mean", "rstd", "gamma", "dx", x=problem.reads_x, beta=problem.activation is not None)
-        kept = arrays(workspace=problem.wants_parameters and not direct, dgamma=direct, dbeta=direct)
+        given = by_name("dy", "mean", "rstd", "gamma", "dx", x=problem.reads_x, beta=problem.activation is not None)
+        kept = by_name(workspace=problem.wants_parameters and not direct, dgamma=direct, dbeta=direct)
         arguments = {**given, **kept, **shape}
         traffic = (tensors_read(problem) + ("dx" in problem.outputs)) * tensors
         traffic += rows * problem.C * pair_bytes(problem) * problem.wants_parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Arguments, Launch, Tile, arrays, ceil_div
+from cunorm.core.strategy import Arguments, Launch, Tile, by_name, ceil_div
 from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     WARP,
@@ -103,19 +103,19 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     if not is_backward(problem):
         return (
             *moments_launches(problem, tile, cut, problem.group, layout, grid),
-            launch("apply", grid, {**arrays("x", "gamma", "beta", "y", "mean", "rstd"), **shape}, 2 * tensor),
+            launch("apply", grid, {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **shape}, 2 * tensor),
         )
 
     # A block folds a group: its threads wait for one part after another.
     parts = problem.group_channels * chunks
     fold_grid, fold_phases = blocks_for(problem.N * problem.group), 1 + parts // tile.threads
-    given, pair = arrays("dy", "mean", "rstd", "workspace", x=problem.reads_x), pair_bytes(problem)
+    given, pair = by_name("dy", "mean", "rstd", "workspace", x=problem.reads_x), pair_bytes(problem)
     activated = problem.activation is not None
     launches = [
         launch(
             "sums",
             grid,
-            {**given, **arrays(gamma=activated, beta=activated), **shape},
+            {**given, **by_name(gamma=activated, beta=activated), **shape},
             tensors_read(problem) * tensor + workspace,
             sweep_shared(layout, problem, tile, pair),
         )
@@ -123,7 +123,7 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     if problem.wants_parameters:
         launches += parameter_launches(problem, problem.N * chunks)
     if "dx" in problem.outputs:
-        parts_of = {**arrays("gamma", "workspace"), **{name: size for name, size in shape.items() if name != "chunk"}}
+        parts_of = {**by_name("gamma", "workspace"), **{name: size for name, size in shape.items() if name != "chunk"}}
         launches.append(launch("fold", fold_grid, parts_of, workspace, tile.threads // WARP * pair, fold_phases))
-        launches.append(launch("input", grid, {**given, **arrays("gamma", "dx", beta=activated), **shape}, 3 * tensor))
+        launches.append(launch("input", grid, {**given, **by_name("gamma", "dx", beta=activated), **shape}, 3 * tensor))
     return tuple(launches)

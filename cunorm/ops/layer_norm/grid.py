@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import ITEMSIZE, Problem
-from cunorm.core.strategy import Launch, Tile, arrays, ceil_div, refuses_threads
+from cunorm.core.strategy import Launch, Tile, by_name, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (
     LINE_WORDS,
     SECTOR_PACKS,
@@ -219,9 +219,9 @@ def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     shape |= {"columns": _columns(problem, tile), "kept": _kept(problem, tile)}
     if backward:
         sums = problem.wants_parameters
-        arguments = {**gradient_arguments(problem), **arrays("dx", "workspace", dgamma=sums, dbeta=sums), **shape}
+        arguments = {**gradient_arguments(problem), **by_name("dx", "workspace", dgamma=sums, dbeta=sums), **shape}
     else:
-        arguments = {**arrays("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps"), **shape}
+        arguments = {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps"), **shape}
     entry, read = f"{problem.op}_grid", tensors_read(problem)
     parameters = sum(problem.C * ITEMSIZE[dtype] for dtype in parameters_given(problem) if dtype is not None)
     again = _again(problem, tile)

@@ -6,7 +6,7 @@ from typing import Any
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import ITEMSIZE, Problem
-from cunorm.core.strategy import Launch, Tile, arrays, ceil_div, refuses_threads
+from cunorm.core.strategy import Launch, Tile, by_name, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (  # fmt: skip
     WARP,
     blocks_for,
@@ -172,10 +172,10 @@ def rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     # All blocks ask the same few places of the L2 cache for their parameters: no faster than DRAM gives what is apart.
     traffic += _parameters_read(problem, tile)
     if not is_backward(problem):
-        arguments = {**arrays("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
+        arguments = {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
     else:
         direct = problem.wants_parameters and partial_rows == 1
-        kept = arrays("dx", workspace=problem.wants_parameters and not direct, dgamma=direct, dbeta=direct)
+        kept = by_name("dx", workspace=problem.wants_parameters and not direct, dgamma=direct, dbeta=direct)
         arguments = {**gradient_arguments(problem), **kept, **shape}
         traffic += partial_rows * problem.C * pair_bytes(problem) * problem.wants_parameters
     facts: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Arguments, Launch, Tile, arrays, ceil_div, refuses_threads
+from cunorm.core.strategy import Arguments, Launch, Tile, by_name, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     WARP,
@@ -28,7 +28,7 @@ from cunorm.ops.common.split_moments import moments_launches
 
 def gradient_arguments(problem: Problem) -> Arguments:
     """What every sweep of a backward reads."""
-    return arrays("dy", "mean", "rstd", "gamma", x=problem.reads_x)
+    return by_name("dy", "mean", "rstd", "gamma", x=problem.reads_x)
 
 
 def owners(problem: Problem, tile: Tile, step: int) -> int:
@@ -121,7 +121,7 @@ def _forward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             "layer_norm_split_apply",
             grid,
             tile.threads,
-            {**arrays("x", "gamma", "beta", "y", "mean", "rstd"), **shape},
+            {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **shape},
             traffic=2 * problem.nbytes,
             registers=_split_registers(problem, tile),
             phases=ceil_div(rows, bands),
@@ -141,7 +141,7 @@ def _backward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     facts: dict[str, Any] = {"registers": _split_registers(problem, tile), "phases": ceil_div(rows, bands)}
     partial = (row_sums + bands * length * problem.wants_parameters) * pair
     rows_at: Arguments = {"row_sums": "workspace" if wants_dx else 0, "bands_at": row_sums}
-    sums = {**given, **arrays(workspace=kept, dgamma=direct, dbeta=direct), **rows_at, **shape}
+    sums = {**given, **by_name(workspace=kept, dgamma=direct, dbeta=direct), **rows_at, **shape}
     traffic = tensors_read(problem) * problem.nbytes + partial
     launches = [Launch(stem, f"{stem}_sums", grid, tile.threads, sums, traffic=traffic, **facts)]
     if kept:
