@@ -28,7 +28,6 @@ from accuracy_others import numpy_results, torch_results
 from accuracy_page import ACTIVE, DEVICE, DTYPES_SHOWN, KINDS_SHOWN, LENGTHS, draw, page
 from cunorm.tuning.verify.inputs import inputs_of
 from cunorm.tuning.verify.oracle import Expected, expected
-from cunorm.tuning.verify.tolerance import UNIT, stored
 from cunorm.tuning.verify.verifier import Verifier
 
 from cunorm.core.arrays import DTYPES
@@ -36,6 +35,7 @@ from cunorm.core.devices import known
 from cunorm.core.files import write_whole
 from cunorm.core.problem import Problem, accumulator, laid_out
 from cunorm.core.strategy import Strategy, Tile, main_launch
+from cunorm.ops.common.tolerance import UNIT, stored
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Place, plan_for
 from cunorm.tiling import costmodel

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from cunorm.tuning.verify.inputs import EPS, Inputs, channels_second, numbers_of
+from cunorm.tuning.verify.inputs import EPS, Inputs
 
 from cunorm.core.problem import Problem
+from cunorm.ops.common.oracles import channels_second
 
 Values = np.ndarray[Any, Any]
 
@@ -69,7 +70,7 @@ def numpy_results(problem: Problem, given: Inputs) -> dict[str, Values]:
         sum_dy, sum_dy_xmu = dy.sum(axis=1), (dy * xmu).sum(axis=1)
         return {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu, "dgamma": sum_dy_xmu * rstd[:, 0], "dbeta": sum_dy}
     if op == "batch_norm_backward_elemt":
-        count = np.float32(numbers_of(problem)["count"])
+        count = np.float32(problem.numbers["count"])
         dx = (dy - one["sum_dy"] / count - xmu * rstd**2 * (one["sum_dy_xmu"] / count)) * rstd * gamma
         return {"dx": _in_memory(problem, dx)}
     xhat, scaled = xmu * rstd, dy * gamma

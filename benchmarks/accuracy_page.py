@@ -58,9 +58,9 @@ than {lowest:g}.
   additions are the longest. The CPU executor has neither fused multiply-adds nor flushed denormals; a GPU has both.
 
 A cell is the largest error over all lengths and tiles: in units in the last place of the exact value (ulp), then, in
-brackets, as a share of the bound that the tests and the tuner allow (`tuning/verify/tolerance.py`). The ulp of a value
-near zero, such as the mean of N(0, 1), is far smaller than any rounding of its terms: there the bound tells more. In
-bold, what is more than {goal:g} times as far off as NumPy.
+brackets, as a share of the bound that the tests and the tuner allow (`cunorm/ops/common/tolerance.py`). The ulp of a
+value near zero, such as the mean of N(0, 1), is far smaller than any rounding of its terms: there the bound tells more.
+In bold, what is more than {goal:g} times as far off as NumPy.
 """
 LOWEST = 0.01  # an error of 0 has no place on a logarithmic axis
 TITLES = {"float32": "float32", "bfloat16": "bfloat16, statistics and parameters float32"}

@@ -27,7 +27,6 @@ from cunorm.core.strategy import main_launch
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Place, Plan, plan_for
 from cunorm.tiling import costmodel
-from cunorm.tiling.table import sizes_text
 from cunorm.traffic import sampling
 from cunorm.traffic.traffic import measure
 
@@ -80,8 +79,8 @@ def planned(problem: Problem) -> Plan:
 
 def key_of(name: str, problem: Problem) -> str:
     """A row's name: what people would call the problem."""
-    layout = "" if problem.op.startswith("layer") else f" {problem.layout}"
-    return f"{name}: {problem.op}{layout} {sizes_text(problem)}"
+    layout = f" {problem.layout}" if len(problem.spec.layouts) > 1 else ""
+    return f"{name}: {problem.op}{layout} {problem.sizes_text}"
 
 
 def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
@@ -121,7 +120,7 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
 
 def statistics_share(problem: Problem) -> float:
     """mean and rstd of a problem, each once, over its floor."""
-    slices = problem.C if problem.op.startswith("batch_norm") else problem.N * problem.group
+    slices = problem.C if problem.spec.channelwise else problem.N * problem.group
     return round(2 * slices * ITEMSIZE[problem.stats_dtype] / sampling.floor_bytes(problem), 4)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from cunorm.tuning.bench.arrays import Sets, public_call
 from cunorm.tuning.measure.stand import software
-from cunorm.tuning.verify.inputs import inputs_of, numbers_of
+from cunorm.tuning.verify.inputs import inputs_of
 
 import cunorm
 from cunorm.core.arrays import pointer
@@ -31,7 +31,7 @@ from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS, gpu_present
 from cunorm.ops.shapes import plan_options
 
-SHAPES = {"group": "2,320,16x16,32", "layer": "512,320", "batch": "2,320,16x16"}
+SHAPES = {"group_norm": "2,320,16x16,32", "layer_norm": "512,320", "batch_norm": "2,320,16x16"}
 DTYPE = "float32"
 BATCH = 100  # calls of a sample; a call has at most four launches, and a thousand fit into the queue
 TARGET_US = 10.0
@@ -39,16 +39,15 @@ TARGET_US = 10.0
 
 def contenders(op: str, kind: str) -> dict[str, Callable[[], Any]]:
     """What takes turns for an op."""
-    options = plan_options(op, SHAPES[op.split("_")[0]], DTYPE)
+    options = plan_options(op, SHAPES[OPS[op].family], DTYPE)
     plan = cunorm.plan(op, device=executor(kind).current() if kind == "gpu" else "cpu", **options).compile()
     problem, xp = plan.problem, np if kind == "cpu" else executor("gpu").cupy
     sets = Sets(problem, inputs_of(problem, 0, hostile=False), kind, 1)
-    arrays, numbers = sets.arrays(0), numbers_of(problem)
+    arrays, numbers = sets.arrays(0), problem.numbers
     workspace = xp.empty(plan.workspace_nbytes, xp.uint8) if plan.workspace_nbytes else None
     out = tuple(arrays.get(name) for name in OPS[op].results)
     given = [arrays.get(name) for name in OPS[op].inputs]
-    if op == "batch_norm_backward_elemt":
-        given.append(numbers["count"])
+    given += [numbers[name] for name, number in OPS[op].numbers.items() if number.default is None]
     addresses = {name: pointer(array) for name, array in sets.bytes_of(0).items()}
     addresses["workspace"] = pointer(workspace) if workspace is not None else 0
     values = [addresses.get(name, numbers.get(name, 0)) for name in plan.names]

@@ -385,3 +385,54 @@ def test_import_is_quick_and_light() -> None:
     assert min(took for took, _ in runs) < 0.3
     heavy = {"cupy", "optuna", "torch", "sklearn", "matplotlib", "tqdm", "ziglang", "scipy", "tuning", "kernels_cu"}
     assert not heavy & set(runs[0][1])
+
+
+#: What a question for the name of an op has in it.
+OP_WORDS = re.compile(r"_norm|backward|^layer$|^batch$")
+PIECES = ("startswith", "endswith", "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition")
+
+
+def op_questions(text: str) -> list[str]:
+    """Where code asks for the name of an op, or for a piece of it: what an `OpSpec` is there to say."""
+
+    def named(node: ast.expr) -> bool:
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            return any(map(named, node.elts))
+        return (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and OP_WORDS.search(node.value) is not None
+        )
+
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare):
+            asks = any(map(named, (node.left, *node.comparators)))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PIECES:
+            asks = any(map(named, node.args))
+        else:
+            asks = isinstance(node, ast.MatchValue) and named(node.value)
+        if asks:
+            found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path.relative_to(ROOT).as_posix() for room in (PACKAGE, ROOT / "tuning") for path in room.rglob("*.py")),
+)
+def test_nobody_asks_for_an_op_by_its_name(path: str) -> None:
+    assert op_questions((ROOT / path).read_text()) == []
+
+
+def test_questions_for_an_op_are_found() -> None:
+    asking = [
+        'problem.op == "layer_norm"',
+        "'backward' in op",
+        "op.startswith(('group_norm', 'layer_norm'))",
+        "op.split('_norm')",
+        "op.endswith('backward')",
+        "op not in ('batch_norm_stats', 'batch_norm_elemt')",
+        "family == 'layer'",
+    ]
+    assert [bool(op_questions(one)) for one in asking] == [True] * len(asking)
+    assert op_questions("match op:\n    case 'group_norm':\n        pass") == ["'group_norm'"]
+    assert op_questions('{"group_norm": forward}[op]; axis == "group"; "dy" in spec.inputs') == []

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cunorm.core.strategy import Tile
-from cunorm.tiling.table import sizes_text
 
 from .measure.errors import NO_COMPILER, Stopped, Trouble
 from .measure.precompile import Ahead
@@ -310,7 +309,7 @@ class Modelling(ProblemTuner):
             self._problem, self._opened = problem, 0
             trouble = self._check(tile)
             if trouble is None or trouble.kind == NO_COMPILER:
-                verified = None if trouble is not None else f"cpu executor, {sizes_text(problem)}"
+                verified = None if trouble is not None else f"cpu executor, {problem.sizes_text}"
                 result.winner, result.timings = tile, {tile: left[tile]}
                 result.timings.setdefault(self.space.default, self._predicted(self.space.default))
                 result.sentence = "" if trouble is None else f"not verified: {trouble.sentence}"

@@ -11,7 +11,7 @@ from cunorm.core.devices import Device, known
 from cunorm.core.errors import TableError
 from cunorm.ops.registry import OPS, place_named
 from cunorm.tiling import lookup, table
-from cunorm.tiling.table import MEASURED, Entry, microseconds, order_of, raw_of, shown, sizes_text
+from cunorm.tiling.table import MEASURED, Entry, microseconds, order_of, raw_of, shown
 
 TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "state")
 
@@ -44,8 +44,8 @@ def _row(entry: Entry, device: Device) -> tuple[str, ...]:
     return (
         one.op,
         one.dtype,
-        "" if one.op.startswith("layer_norm") else one.layout,
-        sizes_text(one),
+        one.layout if len(one.spec.layouts) > 1 else "",
+        one.sizes_text,
         ",".join(one.outputs),
         f"{entry.tile.strategy} {fields}",
         "-" if entry.microseconds is None else f"{entry.microseconds:.1f}",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .locks import lazy
+from .opspec import OpSpec, spec_of
 
 #: Bytes of an element of each supported dtype.
 ITEMSIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-
-#: The arrays that have an element for each of the problem's, which every strategy of an op moves at least once; every
-#: other one but the workspace holds parameters.
-TENSORS = frozenset({"x", "dy", "y", "dx", "means", "invstds"})
 
 #: What may lie behind GroupNorm, fused.
 ACTIVATIONS: tuple[str, ...] = ("silu",)
@@ -78,6 +76,16 @@ class Problem:
             return replace(self, layout="NCHW")
         return self
 
+    @property
+    def spec(self) -> OpSpec:
+        """What there is to know of its op."""
+        return spec_of(self.op)
+
+    @lazy
+    def is_backward(self) -> bool:
+        """Whether it is one of a gradient."""
+        return self.spec.is_backward
+
     @lazy
     def itemsize(self) -> int:
         """Bytes of an element of x."""
@@ -118,6 +126,32 @@ class Problem:
         """Whether x is needed: all but a lone dbeta do, and that one too where an activation makes z of x again."""
         return self.outputs != ("dbeta",) or self.activation is not None
 
+    def has(self, name: str) -> bool:
+        """Whether a call of it has that array: a result that is wanted, an input that is given."""
+        if name in self.spec.results:
+            return name in self.outputs
+        return self.spec.inputs[name].dtype_of(self) is not None
+
+    def dtype_of(self, name: str) -> str:
+        """The dtype of an array that it has."""
+        found = self.spec.arrays[name].dtype_of(self)
+        assert found is not None, f"{self.describe()} has no {name}"
+        return found
+
+    def elements_of(self, name: str) -> int:
+        """How many elements an array that it has is long."""
+        return math.prod(self.spec.arrays[name].shape_of(self))
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of a call, as the tests and the tuner make it."""
+        return {name: number.of(self) for name, number in self.spec.numbers.items()}
+
+    @property
+    def sizes_text(self) -> str:
+        """Its sizes, as a table names them: ``N=2 C=320 HxW=4096 group=32``."""
+        return " ".join(f"{name}={getattr(self, field)}" for name, field in self.spec.sizes.items())
+
     @property
     def parameters(self) -> list[tuple[str, str]]:
         """What there is besides the tensors, by the names that people use, with its dtype."""
@@ -128,11 +162,8 @@ class Problem:
     def describe(self) -> str:
         """One line for people."""
         others = ", ".join(f"{name} {dtype}" for name, dtype in self.parameters if dtype != self.dtype)
-        if self.op.startswith("layer_norm"):
-            sizes = f"rows={self.N} length={self.C}"
-        else:
-            sizes = f"{self.layout} N={self.N} C={self.C} HxW={self.HxW}"
-            sizes += f" group={self.group}" if self.op.startswith("group_norm") else ""
-        sizes += f" activation={self.activation}" if self.activation is not None else ""
+        layout = f"{self.layout} " if len(self.spec.layouts) > 1 else ""
+        behind = f" activation={self.activation}" if self.activation is not None else ""
         kept = ", ".join(self.outputs) or "nothing"
-        return f"{self.op} {self.dtype} {sizes}{f' ({others})' if others else ''} -> {kept}"
+        wide = f" ({others})" if others else ""
+        return f"{self.op} {self.dtype} {layout}{self.sizes_text}{behind}{wide} -> {kept}"

@@ -195,6 +195,8 @@ class Strategy:
     worth : callable
         ``(problem, tile)`` -> whether a legal tile of the space is worth trying: not where another does the same with
         less.
+    example : callable
+        ``(tile, elements of a pack)`` -> N, C, HxW and group of a problem that the tile takes.
     """
 
     name: str
@@ -205,6 +207,7 @@ class Strategy:
     launches: Callable[[Problem, Tile], tuple[Launch, ...]]
     workspace: Callable[[Problem, Tile], int]
     workspace_traffic: Callable[[Problem, Tile], int]
+    example: Callable[[Tile, int], tuple[int, int, int, int]]
     in_place: bool = field(default=True)
     worth: Callable[[Problem, Tile], bool] = field(default=lambda problem, tile: True)
 

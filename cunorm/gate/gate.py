@@ -25,66 +25,39 @@ from typing import Any
 from cunorm.core import settings
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.errors import CompileError
-from cunorm.core.problem import ACTIVATIONS, ITEMSIZE, LAYOUTS, Problem, accumulator, laid_out
+from cunorm.core.problem import ITEMSIZE, Problem, accumulator, laid_out
 from cunorm.core.strategy import Strategy, Tile, ceil_div, main_launch
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages
 from cunorm.jit.sources import kernel_text
 from cunorm.ops.registry import OPS
 
-#: Types that only some ops have, beside those of the tensors: sums and running statistics in the accumulator's.
-OTHERS = {
-    "batch_norm_gather_stats": ("running_mean_t", "running_var_t"),
-    "batch_norm_backward_reduce": ("sum_dy_t", "sum_dy_xmu_t", "dgamma_t", "dbeta_t"),
-    "batch_norm_backward_elemt": ("sum_t",),
-}
-
 
 def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> Problem:
     """A problem that the tile takes, if the strategy takes that layout at all."""
-    sums = accumulator(dtype)
-    gamma = None if op in ("batch_norm_stats", "batch_norm_gather_stats") else dtype
-    beta = dtype if op in ("group_norm", "layer_norm", "batch_norm_elemt") else None
-    if op.startswith("layer_norm"):
-        # As long rows as a team of the cluster holds, or the teams of all slabs: these have a row each.
-        rows, length, packs = 256, 32, tile.as_dict().get("packs", 1) * (16 // ITEMSIZE[dtype])
-        if strategy == "cluster":
-            length = tile.cluster * tile.threads // tile.block_teams * packs
-        elif strategy == "grid":
-            rows, length = max(1, tile.threads // tile.lanes), tile.slabs * tile.lanes * packs
-        sizes = (rows, length, 1, 1)
-    elif op.startswith("batch_norm"):
-        sizes = (8, 64, 1 if op == "batch_norm_gather_stats" else 64, 64)
-    else:
-        # As large a group as a warp's tile holds, of channels of one element where it takes several samples; else a
-        # middling one.
-        HxW, group, channels = 64, 32, 8
-        if strategy == "warp":
-            HxW, group = 1 if tile.samples > 1 else 2, 4
-            channels = tile.lanes * tile.packs * (16 // ITEMSIZE[dtype]) // HxW
-        sizes = (256, channels * group, HxW, group)
-    others = tuple((name, sums) for name in OTHERS.get(op, ()))
-    if op == "batch_norm_gather_stats":
-        others += (("count_t", "int64"),)
+    spec, sums = OPS[op], accumulator(dtype)
+    # Gradients without an activation do not read beta. Counts are whole numbers where they may be.
+    gamma, beta = ("gamma" in spec.inputs, "beta" in spec.inputs and not spec.is_backward)
+    others = tuple((name, "int64" if "int64" in allowed else sums) for name, allowed in spec.types.items())
     return Problem(
         op=op,
         dtype=dtype,
-        gamma_dtype=gamma,
-        beta_dtype=beta,
+        gamma_dtype=dtype if gamma else None,
+        beta_dtype=dtype if beta else None,
         stats_dtype=sums,
-        **laid_out(layout, *sizes),
-        outputs=OPS[op].results,
+        **laid_out(layout, *spec.strategies[strategy].example(tile, 16 // ITEMSIZE[dtype])),
+        outputs=tuple(spec.results),
         others=others,
     )
 
 
 def demanding(problem: Problem) -> Problem:
     """The problem with what takes more registers: wide parameters, and an activation where its op has any."""
-    sums = accumulator(problem.dtype)
-    if problem.op.startswith("group_norm"):
-        return replace(problem, activation=ACTIVATIONS[0], gamma_dtype=sums, beta_dtype=sums)
-    if problem.op.startswith("layer_norm"):
-        return replace(problem, gamma_dtype=sums, beta_dtype=problem.beta_dtype and sums)
-    return problem
+    spec, sums = problem.spec, accumulator(problem.dtype)
+    if not spec.holds_parameters:
+        return problem
+    activation = next(iter(spec.activations), None)
+    beta = sums if problem.beta_dtype or activation else None
+    return replace(problem, activation=activation, gamma_dtype=sums, beta_dtype=beta)
 
 
 #: Registers of a block: those of a multiprocessor, from compute capability 5.0 on (CUDA C++ programming guide, table
@@ -200,9 +173,8 @@ def cases() -> tuple[Case, ...]:
     """Every op, strategy, dtype and layout that has a tile at all."""
     found = []
     for op in OPS.values():
-        layouts = LAYOUTS[:1] if op.name.startswith(("layer_norm", "batch_norm_gather")) else LAYOUTS
         for strategy in op.strategies:
-            found += [Case(op.name, strategy, dtype, layout) for dtype in ITEMSIZE for layout in layouts]
+            found += [Case(op.name, strategy, dtype, layout) for dtype in ITEMSIZE for layout in op.layouts]
     return tuple(case for case in found if accepted(case, "sm_90"))
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from cunorm.core.opspec import OPS
 from cunorm.core.problem import Problem, accumulator
 from cunorm.core.strategy import Launch, Strategy, Tile
 
@@ -47,8 +48,11 @@ def _places(kernels: Path) -> dict[str, str]:
 
 
 def place_of(kernel: str) -> str:
-    """Where in the folder a kernel's file is: ``"group_norm/group_norm_block.cu"`` of ``"group_norm_block"``."""
-    return _places(folder())[kernel]
+    """Where in the folder a kernel's file is: ``"group_norm/group_norm_block.cu"`` of ``"group_norm_block"``.
+
+    Of one that an op brings without a file: what stands there for it.
+    """
+    return _places(folder()).get(kernel, f"{kernel}.cu")
 
 
 @functools.cache
@@ -56,20 +60,24 @@ def _expand(kernel: str) -> str:
     """The text of a kernel's file with each include in the place of its first mention."""
     seen: set[str] = set()
 
-    def lines_of(name: str) -> list[str]:
+    def read(name: str) -> str:
+        return (folder() / name).read_text(encoding="utf-8")
+
+    def lines_of(name: str, text: str) -> list[str]:
         seen.add(name)
         out = [f'#line 1 "{name}"']
-        for number, line in enumerate((folder() / name).read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(text.splitlines(), 1):
             found = _INCLUDE.match(line)
             if found is None:
                 out.append(line)
             elif found[1] not in seen:
-                out += [*lines_of(found[1]), f'#line {number + 1} "{name}"']
+                out += [*lines_of(found[1], read(found[1])), f'#line {number + 1} "{name}"']
             else:
                 out.append("")
         return out
 
-    return "\n".join(lines_of(place_of(kernel))) + "\n"
+    brought = (spec.kernels[kernel] for spec in OPS.values() if kernel in spec.kernels)
+    return "\n".join(lines_of(place_of(kernel), next(brought, None) or read(place_of(kernel)))) + "\n"
 
 
 @functools.cache
@@ -131,7 +139,7 @@ def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) 
     sums = accumulator(problem.dtype)
     types = {
         "data_t": problem.dtype,
-        "gamma_t": problem.gamma_dtype or (problem.stats_dtype if "backward" in problem.op else sums),
+        "gamma_t": problem.gamma_dtype or (problem.stats_dtype if problem.is_backward else sums),
         "beta_t": problem.beta_dtype or sums,
         "stat_t": problem.stats_dtype,
         "activation_t": problem.activation or "identity",

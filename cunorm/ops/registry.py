@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
+from cunorm.core import opspec
 from cunorm.core.arrays import dtype_named, integer
 from cunorm.core.devices import known
-from cunorm.core.problem import ITEMSIZE, Problem, accumulator
+from cunorm.core.problem import Problem, accumulator
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
 from cunorm.ops.batch_norm.op import (
@@ -17,7 +18,6 @@ from cunorm.ops.batch_norm.op import (
     BATCH_NORM_ELEMT,
     BATCH_NORM_GATHER_STATS,
     BATCH_NORM_STATS,
-    COUNTS,
 )
 from cunorm.ops.group_norm.op import GROUP_NORM, GROUP_NORM_BACKWARD
 from cunorm.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BACKWARD
@@ -26,21 +26,20 @@ from cunorm.runtime.op import Op, Request, plan_of
 from cunorm.runtime.plans import Place, Plan
 from cunorm.tiling.table import shown
 
-#: Every op by its function's name.
-OPS: dict[str, Op] = {
-    op.name: op
-    for op in (
-        GROUP_NORM,
-        GROUP_NORM_BACKWARD,
-        LAYER_NORM,
-        LAYER_NORM_BACKWARD,
-        BATCH_NORM_STATS,
-        BATCH_NORM_GATHER_STATS,
-        BATCH_NORM_ELEMT,
-        BATCH_NORM_BACKWARD_REDUCE,
-        BATCH_NORM_BACKWARD_ELEMT,
-    )
-}
+#: Every op by its function's name: those of `cunorm.core.opspec.OPS`, which are nothing but these.
+OPS: dict[str, Op] = cast(dict[str, Op], opspec.OPS)
+for op in (
+    GROUP_NORM,
+    GROUP_NORM_BACKWARD,
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    BATCH_NORM_STATS,
+    BATCH_NORM_GATHER_STATS,
+    BATCH_NORM_ELEMT,
+    BATCH_NORM_BACKWARD_REDUCE,
+    BATCH_NORM_BACKWARD_ELEMT,
+):
+    OPS[op.name] = op
 #: What `plan` takes for ops that do not ask for it.
 UNASKED: dict[str, Any] = {
     "num_groups": None,
@@ -63,7 +62,7 @@ def fault_of(problem: Problem) -> str | None:
         came, expected = shown(",".join(problem.outputs)), ",".join(op.results)
         return f"{problem.op}: outputs '{came}', expected some of {expected}, in that order"
     named = tuple(name for name, _ in problem.others)
-    if named != op.types:
+    if named != tuple(op.types):
         words = [",".join(name.removesuffix("_t") for name in names) or "none" for names in (named, op.types)]
         return f"{problem.op}: types of {shown(words[0])}, expected {words[1]}"
     sentence = _array_fault(op, problem) or _request_fault(op, problem)
@@ -78,7 +77,7 @@ def _array_fault(op: Op, problem: Problem) -> str | None:
     if problem.stats_dtype not in saved:
         return f"stats_dtype {problem.stats_dtype!r}, expected {' or '.join(dict.fromkeys(saved))}"
     for name, dtype in problem.others:
-        allowed = COUNTS if name == "count_t" else tuple(ITEMSIZE)
+        allowed = op.types[name]
         if dtype not in allowed:
             return f"types: {name.removesuffix('_t')} {dtype!r}, expected {' or '.join(allowed)}"
     return None
@@ -86,9 +85,9 @@ def _array_fault(op: Op, problem: Problem) -> str | None:
 
 def _request_fault(op: Op, problem: Problem) -> str | None:
     """What a plan of the problem would be refused with, or would have otherwise."""
-    N, C, HxW = problem.N, problem.C, problem.HxW
-    shape = (N, C) if HxW == 1 else (N, HxW, C) if problem.layout == "NHWC" else (N, C, HxW)
-    *inputs, gamma, beta = (False, False, *(name in problem.outputs for name in op.results))
+    shape = next(array for array in op.inputs.values() if array.tensor).shape_of(problem)
+    if problem.layout == "NHWC":
+        shape = (shape[0], *shape[2:], shape[1])
     asked = Request(
         shape=shape,
         dtype=problem.dtype,
@@ -96,7 +95,7 @@ def _request_fault(op: Op, problem: Problem) -> str | None:
         normalized_shape=problem.C,
         gamma_dtype=problem.gamma_dtype,
         beta_dtype=problem.beta_dtype,
-        output_mask=(any(inputs), gamma, beta),  # the sums of batch_norm_backward_reduce have one flag
+        output_mask=tuple(results[0] in problem.outputs for results in op.flags.values()),
         data_format=problem.layout,
         activation=problem.activation,
     )
@@ -192,9 +191,6 @@ def plan(
     TypeError, ValueError, UnsupportedTile
         As the op.
     """
-    made = OPS.get(op) if isinstance(op, str) else None
-    if made is None:
-        raise ValueError(f"op: {op!r}, expected one of {', '.join(OPS)}")
     asked = {
         "num_groups": num_groups,
         "normalized_shape": normalized_shape,
@@ -204,7 +200,29 @@ def plan(
         "data_format": data_format,
         "activation": activation,
     }
-    for name, value in asked.items():
+    made, request = _asked(op, shape, dtype, asked)
+    planned = plan_of(made, request, place_named(device), None if tile is None else Tile.of(tile))
+    return replace(planned, counter=_counted)
+
+
+def problem_of(op: str, *, shape: Sequence[int], dtype: object, **options: Any) -> Problem:
+    """The problem that `plan` would plan, from the same arguments but device and tile.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `plan`.
+    """
+    made, request = _asked(op, shape, dtype, UNASKED | options)
+    return made.request(request)[0].canonical()
+
+
+def _asked(op: object, shape: object, dtype: object, options: Mapping[str, Any]) -> tuple[Op, Request]:
+    """What `plan` was asked for, where that has sense for the op."""
+    made = OPS.get(op) if isinstance(op, str) else None
+    if made is None:
+        raise ValueError(f"op: {op!r}, expected one of {', '.join(OPS)}")
+    for name, value in options.items():
         if name not in made.takes and value != UNASKED[name]:
             raise ValueError(f"{name}: {value!r}, expected {UNASKED[name]!r} for {op}, which does not take one")
         if name in ("num_groups", "normalized_shape") and name in made.takes and value is None:
@@ -216,7 +234,4 @@ def plan(
     if not least <= len(shape) <= 8:
         raise ValueError(f"shape: {shape!r}, expected {least} to 8 sizes")
     sizes = tuple(integer("shape", size, 0) for size in shape)
-    place = place_named(device)
-    request = Request(sizes, element, **asked)
-    planned = plan_of(made, request, place, None if tile is None else Tile.of(tile))
-    return replace(planned, counter=_counted)
+    return made, Request(sizes, element, **options)

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from cunorm.core.problem import LAYOUTS, Problem
 from cunorm.core.strategy import Tile
-from cunorm.ops.batch_norm.strategies import SUMS
 
 from .registry import OPS
-
-#: The outputs that a problem may go without.
-OUTPUTS: dict[str, tuple[str, ...]] = {
-    "group_norm_backward": ("dx", "dgamma", "dbeta"),
-    "layer_norm_backward": ("dx", "dgamma", "dbeta"),
-    "batch_norm_backward_reduce": SUMS,
-}
 
 
 def names_of(op: str) -> tuple[str, ...]:
@@ -32,11 +23,7 @@ def names_of(op: str) -> tuple[str, ...]:
     if op not in OPS:
         near = [name for name in OPS if re.sub(r"[-_ ]", "", op).lower() in name.replace("_", "")]
         raise ValueError(f"op: {op!r}, expected {'' if near else 'one of '}{' or '.join(near) or ', '.join(OPS)}")
-    if op.startswith("layer_norm"):
-        return "ROWS", "LENGTH"
-    if op == "batch_norm_gather_stats":
-        return "WORLD", "C"
-    return ("N", "C", "HxW", "GROUP") if op.startswith("group_norm") else ("N", "C", "HxW")
+    return tuple(name if name == "HxW" else name.upper() for name in OPS[op].sizes)
 
 
 def _numbers(op: str, text: str) -> list[int]:
@@ -46,10 +33,10 @@ def _numbers(op: str, text: str) -> list[int]:
     if len(parts) != len(names):
         raise ValueError(f"--shape: {text!r} has {len(parts)} numbers, {wanted}")
     found = []
-    for name, part in zip(names, parts, strict=True):
-        if name == "HxW":  # which may be typed by its sides: 64x64, 64 X 64
+    for name, of, part in zip(names, OPS[op].sizes.values(), parts, strict=True):
+        if of == "HxW":  # which may be typed by its sides: 64x64, 64 X 64
             part = re.sub(r"\s*[xX×]\s*", "x", part)
-        if not re.fullmatch(r"\d+(x\d+)*" if name == "HxW" else r"\d+", part):
+        if not re.fullmatch(r"\d+(x\d+)*" if of == "HxW" else r"\d+", part):
             raise ValueError(f"--shape: {name} is {part!r}, expected a whole number; {wanted}")
         found.append(math.prod(map(int, part.split("x"))))
         if found[-1] == 0:
@@ -61,19 +48,18 @@ def _mask(op: str, outputs: str | None) -> dict[str, Any]:
     """The option of `cunorm.plan` for the outputs that are wanted; none for all."""
     if outputs is None:
         return {}
-    names = OUTPUTS.get(op)
-    if names is None:
+    flags = OPS[op].flags
+    if not flags:
         raise ValueError(f"--outputs: {outputs!r}, but {op} always gives all of its results")
+    names = tuple(OPS[op].results)
     wanted = [name.strip() for name in outputs.split(",")]
     for name in wanted:
         if name not in names:
             raise ValueError(f"--outputs: {name!r}, expected some of {','.join(names)}")
-    flags = [name in wanted for name in names]
-    if names == SUMS:
-        if flags[0] != flags[1]:
-            raise ValueError(f"--outputs: {outputs!r}, but sum_dy and sum_dy_xmu come together")
-        flags = flags[1:]
-    return {"output_mask": tuple(flags)}
+    for together in flags.values():
+        if 0 < sum(name in wanted for name in together) < len(together):
+            raise ValueError(f"--outputs: {outputs!r}, but {' and '.join(together)} come together")
+    return {"output_mask": tuple(together[0] in wanted for together in flags.values())}
 
 
 def plan_options(
@@ -104,7 +90,7 @@ def plan_options(
     takes = OPS[op].takes
     options: dict[str, Any] = {"dtype": dtype, **_mask(op, outputs)}
     options |= {name: dtype for name in ("gamma_dtype", "beta_dtype") if name in takes}
-    if op.endswith("backward"):
+    if OPS[op].is_backward:
         options.pop("beta_dtype", None)  # of which a gradient needs nothing
     if "data_format" not in takes:
         if layout is not None and layout.upper() != "NCHW":
@@ -150,5 +136,4 @@ def tile_of(op: str, strategy: str, text: str) -> Tile:
 
 def shape_text(problem: Problem) -> str:
     """A problem's shape as people type it."""
-    sizes: Sequence[int] = (problem.N, problem.C, problem.HxW, problem.group)
-    return ",".join(map(str, sizes[: len(names_of(problem.op))]))
+    return ",".join(str(getattr(problem, field)) for field in problem.spec.sizes.values())

@@ -13,6 +13,7 @@ import numpy as np
 from cunorm.core import settings
 from cunorm.core.arrays import Array, kind_of, place_of, same_place
 from cunorm.core.locks import lazy
+from cunorm.core.opspec import OpSpec
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Strategy, Tile
 from cunorm.tiling import tracing
@@ -21,7 +22,6 @@ from .call import Call, Calls, signature
 from .checks import Result, check_out, place_for
 from .plans import Place, Plan, plan_for
 
-Validator = Callable[[Any], float]
 #: The default mask, told by identity: 1 == True, but a mask of ints is an error.
 EVERY = (True, True, True)
 
@@ -59,53 +59,39 @@ class Request:
     activation: Any
 
 
-@dataclass(frozen=True, eq=False)
-class Op:
-    """An operator.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Op(OpSpec):
+    """An operator: its spec, its strategies, and the way from arrays to a problem.
 
     Attributes
     ----------
-    name : str
-    inputs : tuple of str
-        The arrays in the order of a call.
-    optional : tuple of str
-        Those that may be None.
-    results : tuple of str
     strategies : mapping of str to Strategy
     check : callable
         (arrays, options, out) -> Checked; raises the sentences of wrong arrays. Most ops do not look at out.
     request : callable
         Request -> (problem, options), for arrays that are contiguous in the request's format.
-    numbers : mapping of str to (default, validator)
-        What kernels get besides arrays and sizes.
     in_place : (str, str) or None
         A result, and the input that it may exactly be.
-    takes : tuple of str
-        The fields of a request that are this op's own.
-    updated : tuple of str
-        Results that arrays of that name bring, and not ``out``: their old content is read.
-    types : tuple of str
-        The names in `Problem.others`.
+    options : tuple of str
+        The fields of a request that are this op's own, but for the output mask, which `OpSpec.flags` tells of.
     caller : callable or None
         What a plan does when it is called; None: `call_planned`.
     calls : Calls
         The checked calls of this op.
     """
 
-    name: str
-    inputs: tuple[str, ...]
-    optional: tuple[str, ...]
-    results: tuple[str, ...]
     strategies: Mapping[str, Strategy]
     check: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Checked]
     request: Callable[[Request], tuple[Problem, tuple[Any, ...]]]
-    numbers: Mapping[str, tuple[float | None, Validator]] = field(default_factory=dict)
     in_place: tuple[str, str] | None = None
-    takes: tuple[str, ...] = ()
-    updated: tuple[str, ...] = ()
-    types: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     caller: Callable[..., Any] | None = None
     calls: Calls = field(default_factory=Calls, repr=False)
+
+    @lazy
+    def takes(self) -> tuple[str, ...]:
+        """The fields of a request that are this op's own."""
+        return (*self.options, "output_mask") if self.flags else self.options
 
     @lazy
     def names(self) -> tuple[str, ...]:
@@ -122,7 +108,7 @@ class Op:
     @lazy
     def defaults(self) -> tuple[float, ...] | None:
         """The numbers where none is given; None if one has to be."""
-        found = [default for default, _ in self.numbers.values()]
+        found = [number.default for number in self.numbers.values()]
         return None if None in found else tuple(found)  # type: ignore[arg-type]
 
     @lazy
@@ -140,8 +126,10 @@ class Op:
             for i, name in enumerate(self.inputs)
         ]
         numbers = [
-            inspect.Parameter(name, free) if default is None else inspect.Parameter(name, named, default=default)
-            for name, (default, _) in self.numbers.items()
+            inspect.Parameter(name, free)
+            if number.default is None
+            else inspect.Parameter(name, named, default=number.default)
+            for name, number in self.numbers.items()
         ]
         return inspect.Signature([*arrays, *numbers])
 
@@ -224,7 +212,7 @@ def _checked(
         None if result is None else replace(result, label=label, updated=result.name in op.updated)
         for result, label in zip(checked.results, op.labels, strict=True)
     ]
-    check_out(out, results, op.results)
+    check_out(out, results, tuple(op.results))
     plan = _plan(op, checked.problem, leader, tile, plan)
     inputs = [(name, array, order) for (name, array), order in zip(given, checked.orders, strict=True)]
     made = Call(plan, inputs, results, out, op.in_place, workspace)
@@ -278,7 +266,7 @@ def call_planned(
         bound = op.signature.bind(*arrays, **named)
         bound.apply_defaults()
         arrays = tuple(bound.arguments[name] for name in op.inputs)
-        numbers = tuple(validate(bound.arguments[name]) for name, (_, validate) in op.numbers.items())
+        numbers = tuple(number.validate(bound.arguments[name]) for name, number in op.numbers.items())
     single = len(op.results) == 1
     if single and out is not None:
         out = (out,)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cunorm.core.devices import Device
-from cunorm.core.problem import TENSORS, Problem
+from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, main_launch
 
 from .shortlist import Placed, Shortlist, shortlist_of
@@ -104,7 +104,7 @@ def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
 def least_seconds(problem: Problem, launches: Iterable[Launch], device: Device) -> float:
     """No tile of the problem is predicted to take less: its tensors at the bandwidth, each once, in one launch."""
     named = {value for launch in launches for value in launch.arguments.values()}
-    return LAUNCH_SECONDS + len(named & TENSORS) * problem.nbytes / (ACHIEVABLE * device.bandwidth)
+    return LAUNCH_SECONDS + len(named & problem.spec.tensors) * problem.nbytes / (ACHIEVABLE * device.bandwidth)
 
 
 def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Iterator[Choice]:

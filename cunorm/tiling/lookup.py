@@ -24,7 +24,7 @@ from cunorm.core.strategy import Strategy, Tile
 from cunorm.jit import sources
 
 from . import costmodel, table
-from .table import MEASURED, Entry, Sizes, place_of, shown, sizes_text
+from .table import MEASURED, Entry, Sizes, place_of, shown
 from .table_index import Indexed, Stamp, warn
 
 #: A nearest entry is taken if it is predicted no slower than this many times the cost model's own choice.
@@ -299,7 +299,7 @@ def resolve(
     if near is None:
         return found.strategy, found.tile, f"the cost model: no tiling table has an entry; {predicted}"
     seconds = costmodel.predict(problem, near.strategy, near.tile, device)
-    where = f"the nearest entry in {near.path}, {sizes_text(near.entry.problem)} at a distance of {near.distance:.2f}"
+    where = f"the nearest entry in {near.path}, {near.entry.problem.sizes_text} at a distance of {near.distance:.2f}"
     if seconds > NEAREST * found.seconds:
         return found.strategy, found.tile, f"the cost model: {predicted}; {where}, is predicted {seconds * 1e6:.1f} us"
     reason = f"{where}: {state(near.entry, strategies)}; here predicted {seconds * 1e6:.1f} us"

@@ -11,8 +11,8 @@ A table is a JSON file for one device, one line for each entry, sorted, so that 
        "tile": {"chunk": 1024, "threads": 512}, "source": "measured", "kernel": "9f2c1a7be01d4c33", "time_us": ...},
       ...]}
 
-LayerNorm has rows and length for sizes, BatchNorm N, C and HxW, gathered statistics world and C. What selects code is
-in an entry's key: ``beta_dtype``, ``stats_dtype`` and ``types`` stand there where they are not what the op would have
+The sizes have the names of the op's `OpSpec.sizes`: LayerNorm has rows and length. What selects code is in an entry's
+key: ``beta_dtype``, ``stats_dtype`` and ``types`` stand there where they are not what the op would have
 anyway. An entry says what it rests on: ``source`` is "measured" (on that device) or "model" (predicted, never timed).
 Fields that this version does not know are kept on a rewrite, and so are entries that it cannot read.
 """
@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 from cunorm.core.devices import Device
 from cunorm.core.errors import TableError
+from cunorm.core.opspec import OPS, OpSpec
 from cunorm.core.problem import ACTIVATIONS, ITEMSIZE, LAYOUTS, Problem, accumulator
 from cunorm.core.strategy import Tile
 
@@ -45,13 +46,6 @@ LARGEST = 2**60  # a size; what kernels can count
 COUNTS = ("int32", "int64")  # dtypes of whole numbers
 #: What names in a file are made of: they are printed, and none may steer a terminal.
 _WORDS = re.compile(r"[A-Za-z0-9_,]*")
-#: Sizes of an entry by the first words of its op: name in the file -> name in the problem. The first that fits.
-_SIZES: dict[str, dict[str, str]] = {
-    "group_norm": {"N": "N", "C": "C", "HxW": "HxW", "group": "group"},
-    "layer_norm": {"rows": "N", "length": "C"},
-    "batch_norm_gather_stats": {"world": "N", "C": "C"},
-    "batch_norm": {"N": "N", "C": "C", "HxW": "HxW"},
-}
 _KEY = ("op", "dtype", "gamma_dtype", "beta_dtype", "stats_dtype", "types", "layout", "outputs", "activation")
 #: Fields that the library and its tuner give a meaning, besides the key's; others are somebody else's, and kept.
 FACTS = (
@@ -106,15 +100,15 @@ class Entry:
         return microseconds(self.facts.get("time_us" if self.source == MEASURED else "predicted_us"))
 
 
-@functools.lru_cache(maxsize=256)
 def sizes_of(op: str) -> Mapping[str, str]:
     """The sizes of an op's entries: name in the file -> name in the problem; none for an op of another version."""
-    return next((names for words, names in _SIZES.items() if op.startswith(words)), {})
+    return OPS[op].sizes if op in OPS else {}
 
 
 def is_unknown(raw: Any) -> bool:
     """Whether an entry is of an op of another version, which is nobody's fault."""
-    return isinstance(raw, dict) and isinstance(raw.get("op"), str) and not sizes_of(raw["op"])
+    op = raw.get("op") if isinstance(raw, dict) else None
+    return isinstance(op, str) and _WORDS.fullmatch(op) is not None and op not in OPS
 
 
 # ---- where an entry is found ----------------------------------------------------------------------------------------
@@ -132,10 +126,10 @@ def _outputs(text: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _columns(op: str) -> tuple[str | None, ...]:
+def _columns(spec: OpSpec) -> tuple[str | None, ...]:
     """Where an entry of the op has N, C, HxW and group."""
-    names = {attribute: name for name, attribute in sizes_of(op).items()}
-    if op.startswith("batch_norm"):
+    names = {attribute: name for name, attribute in spec.sizes.items()}
+    if spec.channelwise:
         names["group"] = names["C"]
     return tuple(names.get(attribute) for attribute in ("N", "C", "HxW", "group"))
 
@@ -151,7 +145,7 @@ def raw_place(raw: Any) -> tuple[Kind, Sizes]:
     op, dtype, layout, activation = raw["op"], raw["dtype"], raw.get("layout", LAYOUTS[0]), raw.get("activation")
     if type(dtype) is not str or type(layout) is not str or type(activation) not in (str, type(None)):
         raise TypeError
-    N, C, HxW, group = (1 if name is None else raw[name] for name in _columns(op))
+    N, C, HxW, group = (1 if name is None else raw[name] for name in _columns(OPS[op]))
     for size in (N, C, HxW, group):
         if type(size) is not int or not 1 <= size <= LARGEST:
             raise ValueError
@@ -179,14 +173,14 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
     """The problem that the key of an entry names; ValueError says what is wrong with it."""
     op, dtype = _text(raw, "op"), _text(raw, "dtype", ITEMSIZE)
     if not sizes_of(op):
-        raise ValueError(f"op is {_quoted(op)}, which this version does not know")
-    found: dict[str, Any] = {"HxW": 1, "group": 1}
+        raise ValueError(f"op is {_quoted(op)}, which this version does not know; it knows {', '.join(OPS)}")
+    found: dict[str, Any] = {"N": 1, "C": 1, "HxW": 1, "group": 1}
     for name, attribute in sizes_of(op).items():
         value = raw.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
             raise ValueError(f"{name} is {shown(value, 40)}, expected a whole number from 1 to 2^60")
         found[attribute] = value
-    if op.startswith("batch_norm"):
+    if OPS[op].channelwise:
         found["group"] = found["C"]
     if found["C"] % found["group"]:
         raise ValueError(f"group is {found['group']}, expected a divisor of C, which is {found['C']}")
@@ -200,7 +194,7 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
         raise ValueError(f"types is {_quoted(types)}, expected names of dtypes by names of arrays")
     others = tuple((f"{name}_t", value) for name, value in types.items())
     activation = _text(raw, "activation", ACTIVATIONS) if "activation" in raw else None
-    if activation is not None and not op.startswith("group_norm"):
+    if activation is not None and not OPS[op].activations:
         raise ValueError(f"activation is {_quoted(activation)}, which {op} does not have")
     outputs = _outputs(_text(raw, "outputs"))
     facts: dict[str, Any] = {"outputs": outputs, "others": others, "activation": activation}
@@ -217,7 +211,7 @@ def key_of(problem: Problem) -> dict[str, Any]:
         key["stats_dtype"] = problem.stats_dtype
     if problem.others:
         key["types"] = {name.removesuffix("_t"): dtype for name, dtype in problem.others}
-    if not problem.op.startswith("layer_norm"):
+    if len(problem.spec.layouts) > 1:
         key["layout"] = problem.layout
     key["outputs"] = ",".join(problem.outputs)
     if problem.activation is not None:
@@ -251,11 +245,6 @@ def order_of(entry: Entry) -> tuple[Any, ...]:
     sizes = (one.N, one.C, one.HxW, one.group)
     dtypes = [one.gamma_dtype or "", one.beta_dtype or "", one.stats_dtype]
     return one.op, one.dtype, one.layout, sizes, dtypes, one.outputs, one.others, one.activation or ""
-
-
-def sizes_text(problem: Problem) -> str:
-    """The sizes of a problem, as an entry names them: ``N=2 C=320 HxW=4096 group=32``."""
-    return " ".join(f"{name}={getattr(problem, attribute)}" for name, attribute in sizes_of(problem.op).items())
 
 
 SCHEMA = "cunorm-tiling/1"

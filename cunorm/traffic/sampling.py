@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import Device
-from cunorm.core.problem import TENSORS, Problem
+from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, main_launch
 from cunorm.tiling import costmodel
 
@@ -23,24 +23,17 @@ WAVES = 2  # of blocks, that a sample has at least
 TEAMS = 4  # that the smaller problem of a sample has at least, where blocks take turns: between the first and the last
 ALIGNMENT = 512  # of CUDA's allocators
 PERIOD = 65521  # random values before they come again: a prime, so that neighbouring slices differ
-SUMS = ("sum_dy", "sum_dy_xmu")
-GRADIENTS = ("y", "dx", "dgamma", "dbeta")
 
 
 def tensors_moved(problem: Problem) -> int:
     """Tensors of x's size that the op has to read or write at least once.
 
     These are the compulsory misses of Hill and Smith, "Evaluating associativity in CPU caches", IEEE Trans. Computers
-    38, 1989: what no cache avoids. A forward reads x and writes y, where it has one; a gradient reads dy, and x unless
-    only dbeta is wanted, and writes dx where that is wanted; gathered statistics are means and invstds.
+    38, 1989: what no cache avoids. All that the problem has are moved, but x where only dbeta is wanted.
     """
     if not problem.outputs:
         return 0
-    if problem.op == "batch_norm_gather_stats":
-        return 2
-    if "backward" in problem.op:
-        return 1 + problem.reads_x + ("dx" in problem.outputs)
-    return 1 + ("y" in problem.outputs)
+    return sum(problem.has(name) and (name != "x" or problem.reads_x) for name in problem.spec.tensors)
 
 
 def floor_bytes(problem: Problem) -> int:
@@ -51,33 +44,9 @@ def floor_bytes(problem: Problem) -> int:
 # ---- arrays ---------------------------------------------------------------------------------------------------------
 
 
-def moves_tensors(launch: Launch) -> bool:
+def moves_tensors(problem: Problem, launch: Launch) -> bool:
     """Whether a launch reads or writes a tensor, or prepares one that does; others move little, and count whole."""
-    return launch.prepares or any(value in TENSORS for value in launch.arguments.values())
-
-
-def array_wanted(problem: Problem, name: str) -> bool:
-    """Whether a call of the problem brings that array."""
-    if name in ("gamma", "beta"):
-        return getattr(problem, f"{name}_dtype") is not None
-    result = name in GRADIENTS or (name in SUMS and problem.op == "batch_norm_backward_reduce")
-    return name in problem.outputs or not result
-
-
-def array_facts(problem: Problem, name: str) -> tuple[int, str]:
-    """Elements and dtype of an array by its name."""
-    others = {key.removesuffix("_t"): dtype for key, dtype in problem.others}
-    if name in TENSORS:
-        return problem.N * problem.C * problem.HxW, problem.dtype
-    if name == "counts":
-        return problem.N, others["count"]
-    if name in ("mean", "rstd", "invstd"):
-        return problem.C if problem.op.startswith("batch") else problem.N * problem.group, problem.stats_dtype
-    if name in ("gamma", "beta"):
-        return problem.C, getattr(problem, f"{name}_dtype")
-    if name in SUMS:
-        return problem.C, others[name] if name in others else others["sum"]
-    return problem.C, others.get(name) or problem.gamma_dtype or problem.stats_dtype
+    return launch.prepares or any(value in problem.spec.tensors for value in launch.arguments.values())
 
 
 def _placed(nbytes: int) -> NDArray[np.uint8]:
@@ -97,14 +66,14 @@ def arrays_of(
     random = np.random.default_rng(0)
     found: list[NDArray[np.uint8] | None] = []
     for name in names:
-        if name not in named or not (name == "workspace" or array_wanted(problem, name)):
+        if name not in named or not (name == "workspace" or problem.has(name)):
             found.append(None)
             continue
         if name == "workspace":
             made = _placed(workspace_nbytes)
             made.fill(0xFF)
         else:
-            count, dtype = array_facts(problem, name)
+            count, dtype = problem.elements_of(name), problem.dtype_of(name)
             # Not all DTYPES: counts are whole numbers.
             values = (1 + random.random(min(count, PERIOD))).astype(DTYPES.get(dtype, dtype))
             made = _placed(count * values.itemsize)
@@ -160,7 +129,7 @@ def _continues(strategy: Strategy, tile: Tile, problem: Problem, device: Device,
     """Whether the two smaller problems are legal, and their launches on tensors lie on a line with the problem's."""
 
     def launches(of: Problem) -> list[Launch]:
-        return [launch for launch in strategy.launches(of, tile) if moves_tensors(launch)]
+        return [launch for launch in strategy.launches(of, tile) if moves_tensors(of, launch)]
 
     def shape(launches: list[Launch]) -> list[tuple[object, ...]]:
         # Also the arrays that they take: with one row of partial results there is no workspace.
@@ -180,11 +149,11 @@ def _continues(strategy: Strategy, tile: Tile, problem: Problem, device: Device,
 
 def _samples(problem: Problem, tile: Tile) -> Iterator[Sample]:
     # Channels side by side are shared out among the threads of a block: with fewer, each does something else. But their
-    # rows are cut into chunks that are all alike.
+    # rows are cut into chunks that are all alike; a channel's statistics have the samples for that.
     axes = {"N": 1}
     if problem.layout == "NCHW" and problem.HxW > 1:
         axes["group"] = 1
-    elif problem.op.startswith("group_norm") and "chunk" in tile.as_dict():
+    elif "chunk" in tile.as_dict() and not problem.spec.channelwise:
         axes["HxW"] = tile.chunk
     for axis, few in axes.items():
         total = getattr(problem, axis)

@@ -137,10 +137,6 @@ class LaunchTraffic:
 COUNTED = ("barriers", "shuffles", "shared_requests", "shared_wavefronts", "shared_ideal")
 
 
-#: The numbers of a call; none of them changes what is moved.
-NUMBERS = {"eps": 1e-5, "momentum": 0.1, "count": 1e3}
-
-
 @dataclass(frozen=True)
 class Traffic:
     """What a plan moves: counted, not timed.
@@ -266,10 +262,11 @@ def _by_tickets(count: Any, launch: Launch) -> Any:
 def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
     """What the launches of a plan do, on arrays made for its problem."""
     cpu, device = executor("cpu"), plan.place.device
-    names = [name for name in plan.names if name not in NUMBERS]
+    numbers = plan.problem.numbers
+    names = [name for name in plan.names if name not in numbers]
     arrays = arrays_of(plan.problem, plan.workspace_nbytes, names, plan.launches)
     values: list[int | float] = [0 if array is None else array.ctypes.data for array in arrays]
-    values += [NUMBERS[name] for name in plan.names if name in NUMBERS]
+    values += [numbers[name] for name in plan.names if name in numbers]
     sizes = [0 if array is None else array.nbytes for array in arrays]
     steps, constants = plan.steps(functools.partial(cpu.compile, build="checked"))
     counts: list[Any] = []
@@ -289,8 +286,8 @@ def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
             for way, value in zip(("load", "store"), (2 * index, 2 * index + 1), strict=True):
                 seen |= {f"{way}_fetched": int(fetched[value]), f"{way.rstrip('e')}ed": int(asked[value])}
             roles[known[name]] += Moves(**seen)
-        numbers = {name: getattr(count, name) for name in COUNTED}
-        launches.append(LaunchTraffic(count.kernel, count.blocks, count.threads, alive, roles, **numbers))
+        counters = {name: getattr(count, name) for name in COUNTED}
+        launches.append(LaunchTraffic(count.kernel, count.blocks, count.threads, alive, roles, **counters))
     reads = sum(launch.roles[TENSOR].load_sectors for launch in launches)
     return launches, Reuse.of(reads, replayed.distances)
 
@@ -312,14 +309,18 @@ def _sampled(plan: Plan, sample: Sample) -> tuple[list[LaunchTraffic], Reuse]:
     found = []
     for size in (sample.few, sample.many):
         problem = smaller(plan.problem, sample.axis, size)
-        launches = tuple(filter(moves_tensors, plan.strategy.launches(problem, plan.tile)))
+        launches = tuple(one for one in plan.strategy.launches(problem, plan.tile) if moves_tensors(problem, one))
         workspace = plan.strategy.workspace(problem, plan.tile)
         found.append(_counted(replace(plan, problem=problem, launches=launches, workspace_nbytes=workspace)))
     (few, near), (many, far) = found
     pairs = zip(few, many, strict=True)
-    rest = tuple(launch for launch in plan.launches if not moves_tensors(launch))
+    on_tensors = [moves_tensors(plan.problem, launch) for launch in plan.launches]
+    rest = tuple(launch for launch, moves in zip(plan.launches, on_tensors, strict=True) if not moves)
     others = iter(_counted(replace(plan, launches=rest))[0] if rest else ())
-    whole = [_extended(sample, one, *next(pairs)) if moves_tensors(one) else next(others) for one in plan.launches]
+    whole = [
+        _extended(sample, launch, *next(pairs)) if moves else next(others)
+        for launch, moves in zip(plan.launches, on_tensors, strict=True)
+    ]
     # Blocks that take turns read a team's data again before the next team's: more teams are no further apart, once what
     # lies between two reads is less than there is.
     turns = sample.axis != "HxW" and any(launch.waits for launch in plan.launches)

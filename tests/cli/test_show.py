@@ -189,7 +189,6 @@ def test_every_op_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     for op in OPS:
         sizes = ",".join(["4", "8", "9", "2"][: len(shapes.names_of(op))])
         assert run(capsys, op, "--shape", sizes)[0] == 0
-        assert shapes.OUTPUTS.keys() <= OPS.keys()
 
 
 def test_outputs_and_layouts() -> None:

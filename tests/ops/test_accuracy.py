@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from cunorm.tuning.verify.inputs import KINDS, Inputs, Kind, inputs_of, slices_of
-from cunorm.tuning.verify.oracle import WHOLE, expected
+from cunorm.tuning.verify.oracle import expected
 from cunorm.tuning.verify.verifier import Verifier
 
 from cunorm.core.devices import known
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile, ceil_div
+from cunorm.ops.common.oracles import WHOLE
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Place, plan_for
 from cunorm.tiling import costmodel

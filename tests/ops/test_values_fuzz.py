@@ -5,6 +5,8 @@ The examples are the same in every run. What fails is shown as the smallest exam
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +16,7 @@ import hypothesis
 import numpy as np
 import pytest
 from cunorm.tuning.verify import inputs
-from cunorm.tuning.verify.inputs import EPS, MOMENTUM, Inputs, Kind, inputs_of, numbers_of
+from cunorm.tuning.verify.inputs import Inputs, Kind, inputs_of
 from cunorm.tuning.verify.oracle import expected
 from hypothesis import strategies as st
 
@@ -24,7 +26,6 @@ from cunorm.core.arrays import DTYPES
 from cunorm.core.problem import ITEMSIZE, Problem, accumulator
 from cunorm.ops.registry import OPS
 from cunorm.runtime.op import Request
-from cunorm.traffic.sampling import array_facts
 from tests.ops.batch_norm.test_batch_norm import GATHER, REDUCING, STREAMING
 from tests.ops.group_norm.test_group_norm import TILES as GROUP_TILES
 from tests.ops.group_norm.test_group_norm import tile_of as group_tile
@@ -131,7 +132,7 @@ def shape_of(problem: Problem, name: str) -> tuple[int, ...]:
         return (N, C) if flat else (N, HxW, C) if problem.layout == "NHWC" else (N, C, HxW)
     if name in ("mean", "rstd") and not problem.op.startswith("batch_norm"):
         return (problem.N, 1) if rows else (problem.N, problem.group)
-    return (array_facts(problem, name)[0],)
+    return (problem.elements_of(name),)
 
 
 def placed(example: Example, name: str, values: np.ndarray) -> np.ndarray:
@@ -160,20 +161,11 @@ def tiles(op: str) -> list[dict[str, Any]]:
 
 def options_of(example: Example, problem: Problem, given: dict[str, Any]) -> dict[str, Any]:
     """What a call takes besides the arrays of its op."""
-    masked = {"output_mask": example.mask}
-    if problem.op.startswith("group_norm"):
-        found = {"num_groups": problem.group, "data_format": problem.layout, "activation": problem.activation}
-        return found | {"eps": EPS} if problem.op == "group_norm" else found | masked
-    if problem.op.startswith("layer_norm"):
-        found = {"normalized_shape": problem.C}
-        return found | {"eps": EPS} if problem.op == "layer_norm" else found | masked
-    if problem.op == "batch_norm_gather_stats":
-        return {name: given[name] for name in ("running_mean", "running_var")} | {"momentum": MOMENTUM, "eps": EPS}
-    if problem.op == "batch_norm_backward_reduce":
-        return dict(zip(("input_g", "gamma_g", "beta_g"), example.mask, strict=True))
-    if problem.op == "batch_norm_backward_elemt":
-        return {"count": numbers_of(problem)["count"]}
-    return {"eps": EPS} if problem.op == "batch_norm_stats" else {}
+    spec, numbers = problem.spec, problem.numbers
+    known = {"num_groups": problem.group, "normalized_shape": problem.C, "data_format": problem.layout}
+    known |= {"activation": problem.activation, "output_mask": example.mask, **numbers}
+    known |= dict(zip(spec.flags, example.mask, strict=False)) | {name: given[name] for name in spec.updated}
+    return {name: known[name] for name in inspect.signature(getattr(cunorm, problem.op)).parameters if name in known}
 
 
 def results_of(example: Example, problem: Problem, values: Inputs) -> dict[str, np.ndarray]:
@@ -185,7 +177,7 @@ def results_of(example: Example, problem: Problem, values: Inputs) -> dict[str, 
     names = [name for name in op.results if name not in running]
     if example.out:
         made = [
-            placed(example, name, np.full(shape_of(problem, name), np.nan, DTYPES[array_facts(problem, name)[1]]))
+            placed(example, name, np.full(shape_of(problem, name), np.nan, DTYPES[problem.dtype_of(name)]))
             if name in problem.outputs
             else None
             for name in names
@@ -259,6 +251,7 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fuzz can fail: one element that is off by some parts in 10^4, in the last row alone."""
     real = cunorm.layer_norm
 
+    @functools.wraps(real)  # what it takes is asked of its signature
     def off(*args: Any, **named: Any) -> Any:
         found = real(*args, **named)
         found[0][-1, -1] += np.float32(1e-3)

@@ -1,12 +1,30 @@
-"""How far a result may lie from the float64 oracle: the tuner's bounds, as assertions."""
+"""How far a result may lie from the float64 oracle: the ops' bounds, and the assertion."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from cunorm.tuning.verify.tolerance import *  # noqa: F403  # the table, by the names of its functions
-from cunorm.tuning.verify.tolerance import fault
+
+from cunorm.ops.batch_norm.oracle import batch_elemt, batch_input, batch_reduce, batch_stats
+from cunorm.ops.common.tolerance import UNIT, backward, fault, forward
+from cunorm.ops.group_norm.oracle import silu_backward, silu_forward
+from cunorm.ops.layer_norm.oracle import layer_backward, layer_forward
+
+__all__ = [
+    "UNIT",
+    "assert_within",
+    "backward",
+    "batch_elemt",
+    "batch_input",
+    "batch_reduce",
+    "batch_stats",
+    "forward",
+    "layer_backward",
+    "layer_forward",
+    "silu_backward",
+    "silu_forward",
+]
 
 
 def assert_within(name: str, came: Any, exact: np.ndarray, bound: np.ndarray, dtype: str) -> None:

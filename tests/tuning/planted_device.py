@@ -71,6 +71,7 @@ def planted(kinds: tuple[int, ...] = KINDS, threads: tuple[int, ...] = (32, 64))
         launches=_launches,
         workspace=lambda *_: 0,
         workspace_traffic=lambda *_: 0,
+        example=lambda *_: (8, 64, 64, 64),
     )
 
 

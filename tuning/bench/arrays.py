@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,13 +10,12 @@ import numpy as np
 
 import cunorm
 from cunorm.core.arrays import DTYPES
-from cunorm.core.problem import TENSORS, Problem
+from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS
-from cunorm.traffic.sampling import array_facts
 
-from ..verify.inputs import Inputs, numbers_of
+from ..verify.inputs import Inputs
 from ..verify.verifier import UNWRITTEN, Guarded, array_bytes, raw
 
 Arrays = Mapping[str, Any]
@@ -66,19 +66,19 @@ class Sets:
 
 def _shaped(problem: Problem, name: str, flat: Any) -> Any:
     """An array of the public functions' shape over these bytes."""
-    array = flat.view(DTYPES[array_facts(problem, name)[1]])
-    N, C, HxW = problem.N, problem.C, problem.HxW
-    family = problem.op.split("_norm")[0]
-    if name in TENSORS:
-        if family == "layer":
-            return array.reshape(N, C)
-        if problem.layout == "NCHW":
-            return array.reshape(N, C, HxW)
-        last = array.reshape(N, HxW, C)
-        return last if family == "group" else last.transpose(0, 2, 1)  # BatchNorm knows channels-last by its strides
-    if name in ("mean", "rstd") and family != "batch":
-        return array.reshape(N, problem.group)
-    return array
+    array = flat.view(DTYPES[problem.dtype_of(name)])
+    shape = problem.spec.arrays[name].shape_of(problem)
+    if name not in problem.spec.tensors or problem.layout == "NCHW":
+        return array.reshape(shape)
+    N, C, HxW = shape
+    last = array.reshape(N, HxW, C)
+    # Functions without a data format know channels-last by its strides.
+    return last if "data_format" in _parameters(problem) else last.transpose(0, 2, 1)
+
+
+def _parameters(problem: Problem) -> Mapping[str, inspect.Parameter]:
+    """The parameters of the public function."""
+    return inspect.signature(getattr(cunorm, problem.op)).parameters
 
 
 def public_call(
@@ -89,7 +89,6 @@ def public_call(
     Parameters
     ----------
     problem : Problem
-        Of any op but batch_norm_gather_stats.
     arrays : mapping of str to array
         Of `Sets.arrays`.
     tile : Tile or None
@@ -99,27 +98,20 @@ def public_call(
     into : bool
         Whether with ``out=``; without, the call allocates its results, as the peers' do.
     """
-    op = OPS[problem.op]
-    out = tuple(arrays.get(name) for name in op.results)
-    options: dict[str, Any] = {"tile": tile, "workspace": workspace}
+    spec = problem.spec
+    out = tuple(arrays.get(name) for name in spec.results)
+    given: dict[str, Any] = {
+        **{"num_groups": problem.group, "normalized_shape": problem.C, "data_format": problem.layout},
+        **{"activation": problem.activation, "tile": tile, "workspace": workspace},
+        **{name: number for name, number in problem.numbers.items() if spec.numbers[name].default is None},
+        **{flag: results[0] in problem.outputs for flag, results in spec.flags.items()},
+        **{name: arrays.get(name) for name in (*spec.inputs, *spec.updated)},
+        "output_mask": tuple(results[0] in problem.outputs for results in spec.flags.values()),
+    }
     if into:
-        options["out"] = out if len(out) > 1 else out[0]
-    family, _, what = problem.op.partition("_norm")
-    positional = [arrays.get(name) for name in op.inputs]
-    if family == "group":
-        options |= {"data_format": problem.layout, "activation": problem.activation}
-        if what:
-            options |= {"num_groups": problem.group, "beta": positional.pop()}
-        else:
-            positional.insert(1, problem.group)
-    elif family == "layer":
-        positional.insert(2 if what else 1, problem.C)
-    elif problem.op == "batch_norm_backward_elemt":
-        positional.append(numbers_of(problem)["count"])
-    if problem.op in ("group_norm_backward", "layer_norm_backward"):
-        options["output_mask"] = tuple(name in problem.outputs for name in op.results)
-    if problem.op == "batch_norm_backward_reduce":
-        flags = zip(("input_g", "gamma_g", "beta_g"), ("sum_dy", "dgamma", "dbeta"), strict=True)
-        options |= {flag: name in problem.outputs for flag, name in flags}
+        given["out"] = out if len(out) > 1 else out[0]
+    found = {name: one for name, one in _parameters(problem).items() if name in given}
+    positional = [given[name] for name, one in found.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    named = {name: given[name] for name, one in found.items() if one.kind is one.KEYWORD_ONLY}
     function = getattr(cunorm, problem.op)
-    return lambda: function(*positional, **options)
+    return lambda: function(*positional, **named)

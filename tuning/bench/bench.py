@@ -25,9 +25,8 @@ from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Place
 from cunorm.tiling import costmodel, lookup
-from cunorm.traffic.sampling import array_facts
 
-from ..verify.inputs import inputs_of, numbers_of
+from ..verify.inputs import inputs_of
 from ..verify.oracle import Expected, expected
 from ..verify.verifier import Guarded
 from .arrays import Sets, public_call
@@ -41,8 +40,6 @@ ROUNDS = 21
 #: since some keep what they sum in 16 bits; and what sums of some million terms in float32, in any order, are off by.
 #: Whoever leaves a term of a formula out is off by far more, on the bench's inputs. How far each is off is told.
 WRONG = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 1e-4, "float64": 1e-10}
-#: Results that a forward keeps for its gradient, where a library shows them to nobody.
-KEPT = {"group_norm": ("mean", "rstd"), "layer_norm": ("mean", "rstd")}
 
 
 @dataclass
@@ -65,7 +62,7 @@ class _Entrant:
 def _own(name: str, tile: Tile | None, place: Place, problem: Problem, sets: Sets) -> _Entrant:
     op = OPS[problem.op]
     plan = plans.plan_for(problem, op.strategies, op.names, place, tile).compile()
-    numbers, names = numbers_of(problem), [name for name in op.names if name not in numbers_of(problem)]
+    numbers, names = problem.numbers, [name for name in op.names if name not in problem.numbers]
     xp: Any = np if sets.kind == "cpu" else executor("gpu").cupy
     workspace = Guarded(xp, plan.workspace_nbytes)
     values = []
@@ -207,10 +204,10 @@ class _Run:
         worst = 0.0
         for one in wanted:
             if one.name not in came:
-                if one.name in KEPT.get(self.problem.op, ()):
+                if one.name in self.problem.spec.saved:  # which most libraries show to nobody
                     continue
                 return f"{one.name} did not come"
-            elements, dtype = array_facts(self.problem, one.name)[:2]
+            elements, dtype = self.problem.elements_of(one.name), self.problem.dtype_of(one.name)
             values = came[one.name]
             if values.nbytes != elements * DTYPES[dtype].itemsize:
                 return f"{one.name} has {values.nbytes} bytes, in another dtype or shape than {dtype}"

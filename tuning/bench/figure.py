@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cunorm.core.opspec import spec_of
+
 from .result import cold, fraction, refusal
 
 #: cunorm's bars and the peers', told apart without colours too: light to dark, cunorm's outlined.
@@ -24,14 +26,10 @@ MARKS = {"missing": "missing", "not offered": "–", "failed": "failed", "wrong"
 
 def _short(problem: Mapping[str, Any]) -> str:
     """A shape as an axis has room for."""
-    if problem["op"].startswith("layer_norm"):
-        shape = f"{problem['N']} x {problem['C']}"
-    else:
-        shape = f"N {problem['N']}, C {problem['C']}, HxW {problem['HxW']}"
-        if problem["op"].startswith("group_norm"):
-            shape += f", G {problem['group']}"
-        shape += f" {problem['layout']}"
-    return f"{problem['op']}\n{shape} {problem['dtype']}"
+    spec = spec_of(problem["op"])
+    sizes = ", ".join(f"{name} {problem[field]}" for name, field in spec.sizes.items())
+    layout = f" {problem['layout']}" if len(spec.layouts) > 1 else ""
+    return f"{problem['op']}\n{sizes}{layout} {problem['dtype']}"
 
 
 def _absent(found: Mapping[str, Any], present: set[str]) -> list[str]:

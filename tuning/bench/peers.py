@@ -18,10 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cunorm.core.problem import TENSORS, Problem
-from cunorm.traffic.sampling import array_facts
+from cunorm.core.problem import Problem
 
-from ..verify.inputs import EPS, numbers_of
+from ..verify.inputs import EPS
 
 #: Results by name -> tensors.
 Results = Mapping[str, Any]
@@ -39,15 +38,14 @@ def torch_arrays(problem: Problem, flat: Mapping[str, Any]) -> dict[str, Any]:
     torch = importlib.import_module("torch")
     found = {}
     for name, array in flat.items():
-        tensor = torch.from_dlpack(array).view(getattr(torch, array_facts(problem, name)[1]))
-        if name in TENSORS:
-            N, C, HxW = problem.N, problem.C, problem.HxW
-            if problem.op.startswith("layer_norm"):
-                tensor = tensor.view(N, C)
-            elif problem.layout == "NHWC":
+        tensor = torch.from_dlpack(array).view(getattr(torch, problem.dtype_of(name)))
+        if name in problem.spec.tensors:
+            shape = problem.spec.arrays[name].shape_of(problem)
+            if problem.layout == "NHWC":
+                N, C, HxW = shape
                 tensor = tensor.view(N, HxW, 1, C).permute(0, 3, 1, 2)
             else:
-                tensor = tensor.view(N, C, HxW, 1)
+                tensor = tensor.view(shape if len(shape) == 2 else (*shape, 1))
         found[name] = tensor
     return found
 
@@ -55,7 +53,7 @@ def torch_arrays(problem: Problem, flat: Mapping[str, Any]) -> dict[str, Any]:
 def torch_flat(problem: Problem, name: str, tensor: Any) -> Any:
     """A result's bytes as they lie in the problem's layout."""
     torch = importlib.import_module("torch")
-    if name in TENSORS and problem.layout == "NHWC":
+    if name in problem.spec.tensors and problem.layout == "NHWC":
         tensor = tensor.permute(0, 2, 3, 1)
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
@@ -117,7 +115,7 @@ def _prepared(problem: Problem, tensors: Mapping[str, Any], forward: Forward) ->
     x: Any
     gamma: Any
     x, gamma, beta = (tensors.get(name) for name in ("x", "gamma", "beta"))
-    if not problem.op.endswith("backward"):
+    if not problem.is_backward:
 
         def run() -> Results:
             with torch.no_grad():
@@ -141,60 +139,96 @@ def _prepared(problem: Problem, tensors: Mapping[str, Any], forward: Forward) ->
     return gradients
 
 
-def _only(problem: Problem, *families: str) -> None:
-    if problem.op.split("_norm")[0] not in families:
-        raise NotOffered(f"no {problem.op}")
+#: An op's own way to call a peer: (problem, tensors) -> what runs it.
+Prepare = Callable[[Problem, Mapping[str, Any]], Callable[[], Results]]
+
+
+def _of(problem: Problem, offered: Mapping[str, Prepare]) -> Prepare:
+    """What a library has for an op, by its family or its name."""
+    for name in (problem.op, problem.spec.family):
+        if name in offered:
+            return offered[name]
+    raise NotOffered(f"no {problem.op}")
+
+
+def _plain(problem: Problem) -> None:
+    """Some have nothing fused behind, and always a gamma."""
     if problem.activation is not None:
         raise NotOffered(f"no {problem.activation} fused behind it")
     if problem.gamma_dtype is None:
         raise NotOffered("needs gamma")
 
 
-def _functional(problem: Problem) -> Forward:
+# ---- torch ----------------------------------------------------------------------------------------------------------
+
+
+def _torch_layer(problem: Problem) -> Forward:
     F = importlib.import_module("torch.nn.functional")
-    if problem.op.startswith("group_norm"):
-        return lambda x, gamma, beta: F.group_norm(x, problem.group, gamma, beta, EPS)
     return lambda x, gamma, beta: F.layer_norm(x, (problem.C,), gamma, beta, EPS)
 
 
-def _torch(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+def _torch_group(problem: Problem) -> Forward:
+    F = importlib.import_module("torch.nn.functional")
+    if problem.activation is None:
+        return lambda x, gamma, beta: F.group_norm(x, problem.group, gamma, beta, EPS)
+    behind = {"silu": F.silu}[problem.activation]
+    return lambda x, gamma, beta: behind(F.group_norm(x, problem.group, gamma, beta, EPS))
+
+
+def _through_autograd(forward: Callable[[Problem], Forward]) -> Prepare:
+    return lambda problem, tensors: _prepared(problem, tensors, forward(problem))
+
+
+def _stats(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
     torch = importlib.import_module("torch")
-    if problem.op in ("group_norm", "group_norm_backward") and problem.activation == "silu":
-        behind, silu = _functional(problem), importlib.import_module("torch.nn.functional").silu
-        return _prepared(problem, tensors, lambda *given: silu(behind(*given)))
-    if problem.op.startswith(("group_norm", "layer_norm")):
-        return _prepared(problem, tensors, _functional(problem))
-    x: Any
-    if not tensors["x"].is_cuda:
-        raise NotOffered(f"{problem.op} on a GPU only")
-    x, dy, gamma, beta = (tensors.get(name) for name in ("x", "dy", "gamma", "beta"))
-    mean, invstd = tensors.get("mean"), tensors.get("invstd")
-    if problem.op == "batch_norm_stats":
-        return lambda: dict(zip(("mean", "invstd"), torch.batch_norm_stats(x, EPS), strict=True))
-    if problem.op == "batch_norm_elemt":
-        return lambda: {"y": torch.batch_norm_elemt(x, gamma, beta, mean, invstd, EPS)}
-    if problem.op == "batch_norm_backward_reduce":
-        names = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
-        return lambda: dict(
-            zip(names, torch.batch_norm_backward_reduce(dy, x, mean, invstd, gamma, True, True, True), strict=True)
-        )
-    if problem.op == "batch_norm_backward_elemt":
-        count = torch.tensor([int(numbers_of(problem)["count"])], dtype=torch.int32, device=x.device)
-        sums = tensors["sum_dy"], tensors["sum_dy_xmu"]
-        return lambda: {"dx": torch.batch_norm_backward_elemt(dy, x, mean, invstd, gamma, *sums, count)}
-    raise NotOffered(f"no {problem.op}")
+    return lambda: dict(zip(problem.outputs, torch.batch_norm_stats(of["x"], EPS), strict=True))
+
+
+def _elemt(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
+    torch, given = importlib.import_module("torch"), [of.get(name) for name in ("x", "gamma", "beta", "mean", "invstd")]
+    return lambda: {"y": torch.batch_norm_elemt(*given, EPS)}
+
+
+def _reduce(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
+    torch, names = importlib.import_module("torch"), tuple(problem.spec.results)
+    given = [of.get(name) for name in ("dy", "x", "mean", "invstd", "gamma")]
+    return lambda: dict(zip(names, torch.batch_norm_backward_reduce(*given, True, True, True), strict=True))
+
+
+def _input(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
+    torch = importlib.import_module("torch")
+    given = [of.get(name) for name in ("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu")]
+    count = torch.tensor([int(problem.numbers["count"])], dtype=torch.int32, device=of["x"].device)
+    return lambda: {"dx": torch.batch_norm_backward_elemt(*given, count)}
+
+
+def _on_gpu(prepare: Prepare) -> Prepare:
+    def checked(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
+        if not of["x"].is_cuda:
+            raise NotOffered(f"{problem.op} on a GPU only")
+        return prepare(problem, of)
+
+    return checked
+
+
+#: torch's forwards that have a gradient through autograd, by family.
+_FORWARDS: dict[str, Callable[[Problem], Forward]] = {"group_norm": _torch_group, "layer_norm": _torch_layer}
+_TORCH: dict[str, Prepare] = {
+    **{family: _through_autograd(forward) for family, forward in _FORWARDS.items()},
+    "batch_norm_stats": _on_gpu(_stats),
+    "batch_norm_elemt": _on_gpu(_elemt),
+    "batch_norm_backward_reduce": _on_gpu(_reduce),
+    "batch_norm_backward_elemt": _on_gpu(_input),
+}
+
+
+def _torch(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    return _of(problem, _TORCH)(problem, tensors)
 
 
 @functools.lru_cache(maxsize=1)  # one for all sets of a problem
 def _compiled_forward(problem: Problem) -> Forward:
-    torch = importlib.import_module("torch")
-    plain = _functional(problem)
-    silu = importlib.import_module("torch.nn.functional").silu
-
-    def forward(x: Any, gamma: Any, beta: Any) -> Any:
-        y = plain(x, gamma, beta)
-        return y if problem.activation is None else silu(y)
-
+    torch, forward = importlib.import_module("torch"), _FORWARDS[problem.spec.family](problem)
     torch._dynamo.reset()  # a graph for these sizes, and not a general one for all sizes that came before
     # Gradients are asked for again and again of what one forward has kept: it is not theirs to write over.
     setattr(importlib.import_module("torch._functorch.config"), "donated_buffer", False)  # noqa: B010
@@ -202,31 +236,40 @@ def _compiled_forward(problem: Problem) -> Forward:
 
 
 def _compiled(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
-    if problem.op.startswith("batch_norm"):
+    if problem.spec.family not in _FORWARDS:
         raise NotOffered(f"nothing to compile in {problem.op}: torch has it as one operator")
     return _prepared(problem, tensors, _compiled_forward(problem))
 
 
-def _liger(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
-    _only(problem, "group", "layer")
-    if problem.op.startswith("layer_norm"):
-        function = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
-        return _prepared(problem, tensors, lambda x, gamma, beta: function.apply(x, gamma, beta, EPS))
+# ---- others ---------------------------------------------------------------------------------------------------------
+
+
+def _liger_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    function = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
+    return _prepared(problem, tensors, lambda x, gamma, beta: function.apply(x, gamma, beta, EPS))
+
+
+def _liger_group(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if problem.layout != "NCHW":
         raise NotOffered("channels-last data is copied first")
     function = importlib.import_module("liger_kernel.ops.group_norm").LigerGroupNormFunction
-    flat = {name: one.flatten(2) if name in TENSORS else one for name, one in tensors.items()}
+    flat = {name: one.flatten(2) if name in problem.spec.tensors else one for name, one in tensors.items()}
     return _prepared(
         problem, flat, lambda x, gamma, beta: function.apply(x, gamma, beta, problem.C, problem.group, EPS)
     )
 
 
-def _quack(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
-    _only(problem, "layer")
+def _liger(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    prepare = _of(problem, {"layer_norm": _liger_layer, "group_norm": _liger_group})
+    _plain(problem)
+    return prepare(problem, tensors)
+
+
+def _quack_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if {problem.gamma_dtype, problem.beta_dtype} - {"float32", None}:
         raise NotOffered("gamma and beta in float32 alone")
     quack, (x, gamma) = importlib.import_module("quack.rmsnorm"), (tensors["x"], tensors["gamma"])
-    if problem.op == "layer_norm":
+    if not problem.is_backward:
         return lambda: {"y": quack.layernorm_fwd(x, gamma, tensors.get("beta"), EPS)}
     mean, rstd = (tensors[name].view(-1) for name in ("mean", "rstd"))
 
@@ -237,14 +280,20 @@ def _quack(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results
     return gradients
 
 
-def _apex(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
-    if problem.op.startswith("layer_norm"):
-        if problem.gamma_dtype is None:
-            raise NotOffered("needs gamma here")
-        affine = importlib.import_module("apex.normalization.fused_layer_norm").fused_layer_norm_affine
-        return _prepared(problem, tensors, lambda x, gamma, beta: affine(x, gamma, beta, (problem.C,), EPS))
-    if not problem.op.startswith("group_norm"):
-        raise NotOffered(f"no {problem.op}")
+def _quack(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    prepare = _of(problem, {"layer_norm": _quack_layer})
+    _plain(problem)
+    return prepare(problem, tensors)
+
+
+def _apex_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    if problem.gamma_dtype is None:
+        raise NotOffered("needs gamma here")
+    affine = importlib.import_module("apex.normalization.fused_layer_norm").fused_layer_norm_affine
+    return _prepared(problem, tensors, lambda x, gamma, beta: affine(x, gamma, beta, (problem.C,), EPS))
+
+
+def _apex_group(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if problem.layout != "NHWC" or problem.gamma_dtype is None:
         raise NotOffered("GroupNorm of channels-last data alone, and with gamma")
     GroupNorm = importlib.import_module("apex.contrib.group_norm").GroupNorm
@@ -256,6 +305,10 @@ def _apex(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]
         raise NotOffered(f"no kernels for {problem.C} channels in {problem.group} groups")
     call = importlib.import_module("torch.func").functional_call
     return _prepared(problem, tensors, lambda x, gamma, beta: call(one, {"weight": gamma, "bias": beta}, (x,)))
+
+
+def _apex(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    return _of(problem, {"layer_norm": _apex_layer, "group_norm": _apex_group})(problem, tensors)
 
 
 #: By the name that ``--peers`` takes.

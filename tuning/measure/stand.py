@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cunorm import __version__
@@ -15,11 +15,25 @@ from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
+from cunorm.runtime.op import Op
 from cunorm.runtime.plans import Place, Plan
 
-from ..verify.inputs import Inputs, numbers_of
+from ..verify.inputs import Inputs
 from ..verify.verifier import Guarded, Verifier, array_bytes, raw
 from .clock import Clock
+
+
+def _foreign() -> tuple[str, ...]:
+    """The modules outside of cunorm that define ops of this process."""
+    modules = dict.fromkeys(op.check.__module__ for op in OPS.values())
+    return tuple(module for module in modules if module.partition(".")[0] != "cunorm")
+
+
+def _register(module: str) -> None:
+    """Make the ops that a module defines ops of this process."""
+    for found in vars(importlib.import_module(module)).values():
+        if isinstance(found, Op):
+            OPS.setdefault(found.name, found)
 
 
 @dataclass(frozen=True)
@@ -36,12 +50,15 @@ class Spec:
         ``module:name`` of the clock; None: nothing is timed.
     visible : str or None
         The GPU that the worker sees, as ``CUDA_VISIBLE_DEVICES`` names it.
+    modules : tuple of str
+        Where ops are defined that are not cunorm's own, and which the worker is to know too.
     """
 
     kind: str
     device: Device
     clock: str | None = None
     visible: str | None = None
+    modules: tuple[str, ...] = field(default_factory=_foreign)
 
 
 def software(kind: str) -> dict[str, Any]:
@@ -67,6 +84,8 @@ class Stand:
 
     def __init__(self, spec: Spec) -> None:
         self.spec, self.place = spec, Place(spec.kind, 0, spec.device)
+        for module in spec.modules:
+            _register(module)
         self.clock: Clock | None = None
         if spec.clock is not None:
             module, _, name = spec.clock.partition(":")
@@ -136,12 +155,12 @@ class Stand:
         """The arrays of a plan, in its order."""
         assert self._verifier is not None
         problem = self._verifier.problem
-        return [name for name in OPS[problem.op].names if name not in numbers_of(problem)]
+        return [name for name in OPS[problem.op].names if name not in problem.numbers]
 
     def _runner(self, plan: Plan) -> Callable[[int], None]:
         """What launches a plan on a set of arrays; the workspace is one for all of them."""
         assert self._verifier is not None
-        numbers, names = numbers_of(plan.problem), self._names()
+        numbers, names = plan.problem.numbers, self._names()
         workspace = Guarded(self._verifier.xp, plan.workspace_nbytes)
         at, tail = names.index("workspace"), [numbers[name] for name in plan.names if name in numbers]
         sizes = [0] * len(names)  # nothing is checked while the clock runs

@@ -6,7 +6,7 @@ import argparse
 
 from cunorm.core.arrays import dtype_named
 from cunorm.core.problem import Problem
-from cunorm.ops.registry import OPS, fault_of, plan
+from cunorm.ops.registry import OPS, fault_of, problem_of
 from cunorm.ops.shapes import plan_options
 from cunorm.tiling import tracing
 
@@ -38,7 +38,7 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
         if asked.op is None:
             raise ValueError("OP: missing, expected the name of a function before --shape: group_norm_backward")
         options = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs)
-        return [plan(asked.op, device="cpu", **options).problem]
+        return [problem_of(asked.op, **options)]
     if asked.outputs is not None:
         raise ValueError("--outputs: goes with --shape")
     if asked.workload is not None:

@@ -8,35 +8,21 @@ et al., 2016), nnU-Net's instance norms (G = C), small multi-layer perceptrons; 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from cunorm.core.problem import LAYOUTS, Problem, accumulator, laid_out
-from cunorm.ops.batch_norm.strategies import SUMS
-
-
-@dataclass(frozen=True)
-class GroupNormShape:
-    """Samples, channels, spatial sizes and groups of one GroupNorm call."""
-
-    N: int
-    C: int
-    spatial: tuple[int, ...]
-    group: int
-
-    @property
-    def HxW(self) -> int:
-        """Positions in a channel."""
-        return math.prod(self.spatial)
+from cunorm.core.problem import Problem
+from cunorm.ops.registry import OPS, problem_of
+from cunorm.ops.shapes import plan_options
 
 
-def _square(N: int, C: int, size: int, group: int) -> GroupNormShape:
-    return GroupNormShape(N, C, (size, size), group)
+def _square(N: int, C: int, size: int, group: int) -> tuple[int, int, int, int]:
+    return N, C, size * size, group
 
 
-#: Workload name -> shapes.
-GROUP_NORM: dict[str, tuple[GroupNormShape, ...]] = {
+#: Workload name -> (samples, channels, positions, groups).
+GROUP_NORM: dict[str, tuple[tuple[int, int, int, int], ...]] = {
     "sd15-unet": tuple(
         _square(N, C, size, 32)
         for N in (2, 8)
@@ -58,16 +44,13 @@ GROUP_NORM: dict[str, tuple[GroupNormShape, ...]] = {
         for size, channels in ((1024, (128, 256)), (512, (128, 256, 512)), (256, (512,)), (128, (512,)), (64, (512,)))
         for C in channels
     ),
-    "video-vae": (GroupNormShape(1, 128, (20, 256, 256), 32), GroupNormShape(1, 512, (8, 45, 80), 32)),
+    "video-vae": ((1, 128, 20 * 256 * 256, 32), (1, 512, 8 * 45 * 80, 32)),
     "resnet50-gn": tuple(
         _square(64, C, size, 32) for C, size in ((64, 112), (64, 56), (256, 56), (512, 28), (1024, 14), (2048, 7))
     ),
-    "nnunet": tuple(
-        GroupNormShape(2, C, (size,) * 3, C)
-        for C, size in ((32, 128), (64, 64), (128, 32), (256, 16), (320, 8), (320, 4))
-    ),
-    "mlp": (GroupNormShape(1024, 512, (), 8), GroupNormShape(65536, 256, (), 16)),
-    "quick": (_square(2, 320, 64, 32), _square(8, 640, 16, 32), GroupNormShape(1024, 512, (), 8)),
+    "nnunet": tuple((2, C, size**3, C) for C, size in ((32, 128), (64, 64), (128, 32), (256, 16), (320, 8), (320, 4))),
+    "mlp": ((1024, 512, 1, 8), (65536, 256, 1, 16)),
+    "quick": (_square(2, 320, 64, 32), _square(8, 640, 16, 32), (1024, 512, 1, 8)),
 }
 
 
@@ -114,117 +97,22 @@ BATCH_NORM: dict[str, tuple[tuple[int, int, int], ...]] = {
 #: The names of all workloads.
 WORKLOADS: tuple[str, ...] = tuple(dict.fromkeys((*GROUP_NORM, *LAYER_NORM, *BATCH_NORM)))
 
-_FORWARD, _GRADIENTS = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
+#: The ops that a workload's layers call, and in which sizes, as `OpSpec.sizes` has them.
+_CALLED: tuple[tuple[Mapping[str, Sequence[Any]], tuple[str, ...]], ...] = (
+    (GROUP_NORM, ("group_norm", "group_norm_backward")),
+    (LAYER_NORM, ("layer_norm", "layer_norm_backward")),
+    (
+        BATCH_NORM,
+        ("batch_norm_stats", "batch_norm_elemt", "batch_norm_backward_reduce", "batch_norm_backward_elemt"),
+    ),
+)
 
 
 def problems(dtype: str = "bfloat16") -> Iterator[tuple[str, Problem]]:
     """Every workload's problems by workload name: forward and backward, in both layouts where there are two."""
-    sums = accumulator(dtype)
-    for name, group_shapes in GROUP_NORM.items():
-        for shape in group_shapes:
-            for layout in LAYOUTS:
-                sizes = (layout, shape.N, shape.C, shape.HxW, shape.group)
-                yield (
-                    name,
-                    Problem(
-                        op="group_norm",
-                        dtype=dtype,
-                        gamma_dtype=dtype,
-                        beta_dtype=dtype,
-                        stats_dtype=sums,
-                        **laid_out(*sizes),
-                        outputs=_FORWARD,
-                    ).canonical(),
-                )
-                yield (
-                    name,
-                    Problem(
-                        op="group_norm_backward",
-                        dtype=dtype,
-                        gamma_dtype=dtype,
-                        beta_dtype=None,
-                        stats_dtype=sums,
-                        **laid_out(*sizes),
-                        outputs=_GRADIENTS,
-                    ).canonical(),
-                )
-    for name, row_shapes in LAYER_NORM.items():
-        for rows, length in row_shapes:
-            sizes = ("NCHW", rows, length, 1, 1)
-            yield (
-                name,
-                Problem(
-                    op="layer_norm",
-                    dtype=dtype,
-                    gamma_dtype=dtype,
-                    beta_dtype=dtype,
-                    stats_dtype=sums,
-                    **laid_out(*sizes),
-                    outputs=_FORWARD,
-                ),
-            )
-            yield (
-                name,
-                Problem(
-                    op="layer_norm_backward",
-                    dtype=dtype,
-                    gamma_dtype=dtype,
-                    beta_dtype=None,
-                    stats_dtype=sums,
-                    **laid_out(*sizes),
-                    outputs=_GRADIENTS,
-                ),
-            )
-    for name, batch_shapes in BATCH_NORM.items():
-        for N, C, HxW in batch_shapes:
-            for layout in LAYOUTS:
-                sizes = (layout, N, C, HxW, C)
-                yield (
-                    name,
-                    Problem(
-                        op="batch_norm_stats",
-                        dtype=dtype,
-                        gamma_dtype=None,
-                        beta_dtype=None,
-                        stats_dtype=sums,
-                        **laid_out(*sizes),
-                        outputs=("mean", "invstd"),
-                    ).canonical(),
-                )
-                yield (
-                    name,
-                    Problem(
-                        op="batch_norm_elemt",
-                        dtype=dtype,
-                        gamma_dtype=dtype,
-                        beta_dtype=dtype,
-                        stats_dtype=sums,
-                        **laid_out(*sizes),
-                        outputs=("y",),
-                    ).canonical(),
-                )
-                stored = (sums, sums, dtype, dtype)
-                others = tuple((f"{result}_t", kept) for result, kept in zip(SUMS, stored, strict=True))
-                reduce = Problem(
-                    op="batch_norm_backward_reduce",
-                    dtype=dtype,
-                    gamma_dtype=dtype,
-                    beta_dtype=None,
-                    stats_dtype=sums,
-                    **laid_out(*sizes),
-                    outputs=SUMS,
-                    others=others,
-                )
-                yield name, reduce.canonical()
-                others = (("sum_t", sums),)
-                elemt = Problem(
-                    op="batch_norm_backward_elemt",
-                    dtype=dtype,
-                    gamma_dtype=dtype,
-                    beta_dtype=None,
-                    stats_dtype=sums,
-                    **laid_out(*sizes),
-                    outputs=("dx",),
-                    others=others,
-                )
-                yield name, elemt.canonical()
+    for shapes_of, ops in _CALLED:
+        for name, shapes in shapes_of.items():
+            for shape, layout in itertools.product(shapes, OPS[ops[0]].layouts):
+                typed = ",".join(map(str, shape))
+                for op in ops:
+                    yield name, problem_of(op, **plan_options(op, typed, dtype, layout))

@@ -22,7 +22,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from cunorm.core.strategy import Tile
 from cunorm.tiling import costmodel
-from cunorm.tiling.table import sizes_text
 from cunorm.traffic.sampling import floor_bytes
 
 from ..measure.result import Result, Trial
@@ -61,8 +60,8 @@ def floor(result: Result) -> float | None:
 def label(result: Result) -> str:
     """A problem's short name."""
     problem = result.space.problem
-    layout = "" if problem.op.startswith("layer_norm") or problem.HxW == 1 else f"{problem.layout} "
-    return f"{problem.op} {problem.dtype} {layout}{sizes_text(problem)}"
+    layout = f"{problem.layout} " if len(problem.spec.layouts) > 1 and problem.HxW > 1 else ""
+    return f"{problem.op} {problem.dtype} {layout}{problem.sizes_text}"
 
 
 def timed(result: Result) -> list[Trial]:

@@ -4,6 +4,7 @@ and plain ones, on which any sound implementation is right and no other is.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +14,14 @@ from numpy.typing import NDArray
 
 from cunorm.core.arrays import DTYPES
 from cunorm.core.problem import Problem
-from cunorm.traffic.sampling import array_facts
 
-EPS, MOMENTUM = 1e-5, 0.1
+EPS = 1e-5  # of the statistics that gradients are given
 DY_SEED = 1000  # how far dy's seed is from x's
 OFFSET, CONSTANT, WIDTH, OUTLIER = 1e3, 100.1, 1e3, 1e4
 #: Plain slices lie this far from zero and are this wide, each somewhere between; what gradients have of a constant and
 #: of the normalised x, so that no term of a formula is near zero; how wide gamma is around one.
 PLAIN_OFFSET, PLAIN_WIDTH, CONSTANT_SHARE, X_SHARE, PLAIN_GAMMA = (0.5, 1.0), (1.0, 2.0), 1.0, 0.5, 0.25
+ABSENT = 1  # the rank that has seen nothing, where there are several
 
 Values = NDArray[Any]
 Inputs = dict[str, Values]
@@ -61,11 +62,6 @@ KINDS: dict[str, Kind] = {
 HOSTILE = ("plain", "far from zero", "constant", "wide", "outlier first")
 
 
-def numbers_of(problem: Problem) -> dict[str, float]:
-    """The numbers that a launch may name."""
-    return {"eps": EPS, "momentum": MOMENTUM, "count": float(problem.N * problem.HxW)}
-
-
 def _blocks(x: Values) -> Iterator[tuple[slice, Values]]:
     """Parts of an array along its first axis, in float64, of some million elements."""
     rows = max(1, (1 << 22) // max(1, x[0].size))
@@ -77,7 +73,7 @@ def _blocks(x: Values) -> Iterator[tuple[slice, Values]]:
 def _slices(problem: Problem, seed: int) -> Values:
     """x or dy with its slices of statistics in a row: (slices, length), or (N, C, HxW) for BatchNorm's channels."""
     random = np.random.default_rng(seed)
-    if problem.op.startswith("batch_norm"):
+    if problem.spec.channelwise:
         return random.standard_normal((problem.N, problem.C, problem.HxW), np.float32)
     return random.standard_normal((problem.N * problem.group, problem.group_length), np.float32)
 
@@ -88,10 +84,10 @@ def _plain(problem: Problem, seed: int) -> tuple[Values, Values | None]:
     """
     shape = (problem.N, problem.C, problem.HxW)
     x, dy = _slices(problem, seed), None
-    if "backward" in problem.op:
+    if problem.is_backward:
         dy = (_slices(problem, seed + DY_SEED) + CONSTANT_SHARE + X_SHARE * x).reshape(shape)
     random = np.random.default_rng((seed, 2))
-    each = (1, problem.C, 1) if problem.op.startswith("batch_norm") else (len(x), 1)
+    each = (1, problem.C, 1) if problem.spec.channelwise else (len(x), 1)
     x *= random.uniform(*PLAIN_WIDTH, each).astype(np.float32)
     x += random.uniform(*PLAIN_OFFSET, each).astype(np.float32)
     return x.reshape(shape), dy
@@ -99,16 +95,16 @@ def _plain(problem: Problem, seed: int) -> tuple[Values, Values | None]:
 
 def slices_of(problem: Problem) -> int:
     """Slices of statistics that a problem has."""
-    return problem.C if problem.op.startswith("batch_norm") else problem.N * problem.group
+    return problem.C if problem.spec.channelwise else problem.N * problem.group
 
 
 def _hostile(problem: Problem, seed: int, kinds: Sequence[str]) -> tuple[Values, Values | None]:
     """x and, of a gradient, dy as (N, C, HxW) in float32: x with the kinds of slices in turn."""
     shape = (problem.N, problem.C, problem.HxW)
     x, dy = _slices(problem, seed), None
-    if "backward" in problem.op:
+    if problem.is_backward:
         dy = _slices(problem, seed + DY_SEED).reshape(shape)
-    channels = problem.op.startswith("batch_norm")
+    channels = problem.spec.channelwise
     length = problem.N * problem.HxW if channels else problem.group_length
     for turn, kind in enumerate(KINDS[name] for name in kinds):
         own = np.arange((turn - seed) % len(kinds), slices_of(problem), len(kinds))
@@ -124,7 +120,7 @@ def _hostile(problem: Problem, seed: int, kinds: Sequence[str]) -> tuple[Values,
 
 def _moments(problem: Problem, x: Values) -> tuple[Values, Values]:
     """Mean and rstd of every slice of (N, C, HxW)."""
-    if problem.op.startswith("batch_norm"):
+    if problem.spec.channelwise:
         size = problem.N * problem.HxW
         mean = np.sum([part.sum(axis=(0, 2)) for _, part in _blocks(x)], axis=0) / size
         squares = [((part - mean[:, None]) ** 2).sum(axis=(0, 2)) for _, part in _blocks(x)]
@@ -137,10 +133,61 @@ def _moments(problem: Problem, x: Values) -> tuple[Values, Values]:
     return mean, rstd
 
 
-def _in_memory(problem: Problem, values: Values) -> Values:
-    """(N, C, HxW) in the problem's layout and dtype."""
-    stored = values.astype(DTYPES[problem.dtype])
-    return np.ascontiguousarray(np.moveaxis(stored, 1, -1)) if problem.layout == "NHWC" else stored
+@dataclass
+class _Draw:
+    """The values of one problem's inputs."""
+
+    problem: Problem
+    seed: int
+    hostile: bool
+    kinds: Sequence[str]
+    random: np.random.Generator
+
+    @functools.cached_property
+    def tensors(self) -> tuple[Values, Values | None]:
+        """x, and dy of a gradient, (N, C, HxW)."""
+        made = _hostile(self.problem, self.seed, self.kinds) if self.hostile else _plain(self.problem, self.seed)
+        dtype = DTYPES[self.problem.dtype]
+        return made[0].astype(dtype), None if made[1] is None else made[1].astype(dtype)
+
+    @functools.cached_property
+    def moments(self) -> tuple[Values, Values]:
+        """Mean and rstd of x as it is stored, rounded as a forward would have saved them."""
+        return _moments(self.problem, self.tensors[0])
+
+    def gamma(self, shape: tuple[int, ...]) -> Values:
+        """Around 0, or, in plain inputs, around 1."""
+        values = self.random.standard_normal(shape)
+        return values if self.hostile else 1 + PLAIN_GAMMA * values
+
+    def means(self, shape: tuple[int, ...]) -> Values:
+        """Of ranks, one of which is absent, whatever it holds."""
+        values = self.random.standard_normal(shape) + OFFSET
+        values[ABSENT : ABSENT + 1] = np.nan
+        return values
+
+    def counts(self, shape: tuple[int, ...]) -> Values:
+        """Of ranks, one of which is absent."""
+        values = self.random.integers(1, 1000, shape)
+        values[ABSENT : ABSENT + 1] = 0
+        return values
+
+
+#: What an `ArraySpec` may ask for: (draw, shape) -> values.
+MAKERS: dict[str, Callable[[_Draw, tuple[int, ...]], Values]] = {
+    "normal": lambda draw, shape: draw.random.standard_normal(shape),
+    "slices": lambda draw, shape: draw.tensors[0],
+    "gradient": lambda draw, shape: np.asarray(draw.tensors[1]),
+    "gamma": _Draw.gamma,
+    "mean": lambda draw, shape: draw.moments[0],
+    "rstd": lambda draw, shape: draw.moments[1],
+    # A sum over a channel grows with it.
+    "sum": lambda draw, shape: draw.problem.N * draw.problem.HxW * draw.random.standard_normal(shape),
+    "means": _Draw.means,
+    "invstds": lambda draw, shape: 0.1 + draw.random.random(shape),
+    "counts": _Draw.counts,
+    "running": lambda draw, shape: draw.random.random(shape),
+}
 
 
 def inputs_of(problem: Problem, seed: int, hostile: bool = True, kinds: Sequence[str] = HOSTILE) -> Inputs:
@@ -156,48 +203,12 @@ def inputs_of(problem: Problem, seed: int, hostile: bool = True, kinds: Sequence
     kinds : sequence of str
         Of `KINDS`, that hostile slices take turns with.
     """
-    random = np.random.default_rng((seed, 1))
-    if problem.op == "batch_norm_gather_stats":
-        return _gathered(problem, random)
-    x, dy = _hostile(problem, seed, kinds) if hostile else _plain(problem, seed)
-    found: Inputs = {"x": _in_memory(problem, x)}
-    if dy is not None:
-        found["dy"] = _in_memory(problem, dy)
-    for name in ("gamma", "beta"):
-        if getattr(problem, f"{name}_dtype") is not None:
-            values = random.standard_normal(problem.C)
-            if name == "gamma" and not hostile:
-                values = 1 + PLAIN_GAMMA * values
-            found[name] = values.astype(DTYPES[array_facts(problem, name)[1]])
-    # Statistics of x as it is stored, rounded as a forward would have saved them.
-    stored = channels_second(problem, found["x"])
-    for name, values in zip(("mean", "rstd"), _moments(problem, stored), strict=True):
-        saved = values.astype(DTYPES[problem.stats_dtype])
-        found["invstd" if name == "rstd" and problem.op.startswith("batch_norm") else name] = saved
-    if problem.op == "batch_norm_backward_elemt":
-        count = numbers_of(problem)["count"]
-        for name in ("sum_dy", "sum_dy_xmu"):
-            found[name] = (count * random.standard_normal(problem.C)).astype(DTYPES[array_facts(problem, name)[1]])
-    return {name: values for name, values in found.items() if name not in problem.outputs}
-
-
-def _gathered(problem: Problem, random: np.random.Generator) -> Inputs:
-    shape, dtype = (problem.N, problem.C), DTYPES[problem.dtype]
-    counts = random.integers(1, 1000, problem.N).astype(array_facts(problem, "counts")[1])
-    found = {
-        "means": (random.standard_normal(shape) + OFFSET).astype(dtype),
-        "invstds": (0.1 + random.random(shape)).astype(dtype),
-        "counts": counts,
-    }
-    if problem.N > 1:
-        counts[1], found["means"][1] = 0, np.nan  # a rank that is absent, whatever it holds
-    for name in ("running_mean", "running_var"):  # which are read and written
-        found[name] = random.random(problem.C).astype(DTYPES[array_facts(problem, name)[1]])
+    draw, spec = _Draw(problem, seed, hostile, kinds, np.random.default_rng((seed, 1))), problem.spec
+    found: Inputs = {}
+    for name, array in spec.arrays.items():
+        if problem.has(name) and (name in spec.inputs or name in spec.updated):
+            dtype = problem.dtype_of(name)
+            values = MAKERS[array.values](draw, array.shape_of(problem)).astype(DTYPES.get(dtype, dtype))
+            last = array.tensor and problem.layout == "NHWC"
+            found[name] = np.ascontiguousarray(np.moveaxis(values, 1, -1)) if last else values
     return found
-
-
-def channels_second(problem: Problem, values: Values) -> Values:
-    """(N, C, HxW) from an array as it lies in memory."""
-    if problem.layout == "NHWC":
-        return np.moveaxis(values.reshape(problem.N, problem.HxW, problem.C), -1, 1)
-    return values.reshape(problem.N, problem.C, problem.HxW)

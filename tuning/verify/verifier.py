@@ -17,9 +17,9 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, main_launch
 from cunorm.executors.choose import executor
 from cunorm.runtime.plans import Plan
-from cunorm.traffic.sampling import array_facts, smaller
+from cunorm.traffic.sampling import smaller
 
-from .inputs import HOSTILE, Inputs, inputs_of, numbers_of, slices_of
+from .inputs import HOSTILE, Inputs, inputs_of, slices_of
 from .oracle import Expected, expected
 
 GUARD_BYTES, ALIGNMENT = 512, 512  # on either side of an array; what CUDA's allocators align to
@@ -85,8 +85,7 @@ def array_bytes(problem: Problem, names: Iterable[str], given: Inputs) -> dict[s
         if name in given:
             found[name] = given[name].nbytes
         elif name in problem.outputs:
-            count, dtype = array_facts(problem, name)
-            found[name] = count * DTYPES[dtype].itemsize
+            found[name] = problem.elements_of(name) * DTYPES[problem.dtype_of(name)].itemsize
     return found
 
 
@@ -122,7 +121,7 @@ class Verifier:
         """What a plan of the problem makes of inputs, each result flat as it lies in memory."""
         call = _GuardedCall(self, plan, given)
         found = call.run()
-        return {name: values.view(DTYPES[array_facts(self.problem, name)[1]]) for name, values in found.items()}
+        return {name: values.view(DTYPES[self.problem.dtype_of(name)]) for name, values in found.items()}
 
     def _fault(self, plan: Plan, given: Inputs, wanted: list[Expected]) -> str | None:
         call = _GuardedCall(self, plan, given)
@@ -144,7 +143,7 @@ class _GuardedCall:
 
     def __init__(self, of: Verifier, plan: Plan, given: Inputs) -> None:
         self.plan, self.given, self.xp, self.kind = plan, given, of.xp, of.kind
-        numbers: Mapping[str, float] = numbers_of(of.problem)
+        numbers: Mapping[str, float] = of.problem.numbers
         self.outputs = [name for name in of.problem.outputs if name in plan.names]
         needed = array_bytes(of.problem, plan.names, given)
         if plan.workspace_nbytes:
@@ -192,8 +191,9 @@ def _cut(problem: Problem, axis: str, most: int) -> Iterator[Problem]:
 
 def _cuts(problem: Problem, most: int) -> Iterator[Problem]:
     """Problems of at most `most` elements with less of one axis, or of several, one after another in any order."""
-    # A row of LayerNorm, and what it has of gamma and beta, stays as long as it is.
-    axes = ("N",) if problem.op.startswith("layer_norm") else ("N", "group", "HxW")
+    # Whole groups are left out. Where all channels are one, as in a row of LayerNorm, they stay.
+    sizes, whole_rows = problem.spec.sizes.values(), not problem.spec.channelwise
+    axes = ("N",) if whole_rows and "group" not in sizes else ("N", "group", "HxW")
     for order in itertools.permutations(axes):
         kept = [problem]
         for axis in order:

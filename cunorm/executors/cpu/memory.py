@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cunorm.core.problem import TENSORS
+from cunorm.core.opspec import is_tensor
 
 #: enum Role in runtime.h.
 TENSOR, PARAMETER, WORKSPACE = ROLES = ("tensor", "parameter", "workspace")
@@ -18,7 +18,7 @@ PHASE = 512  # a copy lies at the same address modulo this: what CUDA's allocato
 
 def role_of(name: str) -> str:
     """Whether an array of that name is a tensor, holds parameters, or is the workspace."""
-    return WORKSPACE if name == "workspace" else TENSOR if name in TENSORS else PARAMETER
+    return WORKSPACE if name == "workspace" else TENSOR if is_tensor(name) else PARAMETER
 
 
 @dataclass(frozen=True)

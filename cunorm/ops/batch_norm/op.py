@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,10 @@ from cunorm.core.arrays import (
     same_place,
     shape_of,
 )
-from cunorm.core.problem import Problem, accumulator, laid_out
+from cunorm.core.opspec import ArraySpec, Exact, Number
+from cunorm.core.problem import ITEMSIZE, LAYOUTS, Problem, accumulator, laid_out
 from cunorm.executors.choose import executor
+from cunorm.ops.common.arrays import BETA, DY, GAMMA, MEAN, RSTD, TENSOR, X
 from cunorm.runtime.checks import (
     NAN,
     Result,
@@ -260,51 +264,86 @@ def _request_backward_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
+
+def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
+    from . import oracle  # here: no call needs it
+
+    return oracle.expected(problem, given, numbers)
+
+
+_FAMILY = "batch_norm"
+_SIZES = {"N": "N", "C": "C", "HxW": "HxW"}
+#: Statistics of a channel.
+_MEAN, _INVSTD = replace(MEAN, sizes=("C",)), replace(RSTD, sizes=("C",))
+
 BATCH_NORM_STATS = Op(
     name="batch_norm_stats",
-    inputs=("x",),
-    optional=(),
-    results=("mean", "invstd"),
+    family=_FAMILY,
+    sizes=_SIZES,
+    inputs={"x": X},
+    results={"mean": _MEAN, "invstd": _INVSTD},
+    numbers={"eps": Number(1e-5, epsilon)},
+    layouts=LAYOUTS,
+    channelwise=True,
+    oracle=_oracle,
     strategies=STATS,
     check=_check_stats,
     request=_request_stats,
-    numbers={"eps": (1e-5, epsilon)},
-    takes=("data_format",),
+    options=("data_format",),
 )
 BATCH_NORM_ELEMT = Op(
     name="batch_norm_elemt",
-    inputs=("x", "mean", "invstd", "gamma", "beta"),
+    family=_FAMILY,
+    sizes=_SIZES,
+    inputs={"x": X, "mean": _MEAN, "invstd": _INVSTD, "gamma": GAMMA, "beta": BETA},
+    results={"y": TENSOR},
     optional=("gamma", "beta"),
-    results=("y",),
+    layouts=LAYOUTS,
+    channelwise=True,
+    oracle=_oracle,
     strategies=ELEMT,
     check=_check_elemt,
     request=_request_elemt,
     in_place=("y", "x"),
-    takes=("gamma_dtype", "beta_dtype", "data_format"),
+    options=("gamma_dtype", "beta_dtype", "data_format"),
 )
 BATCH_NORM_BACKWARD_REDUCE = Op(
     name="batch_norm_backward_reduce",
-    inputs=("dy", "x", "mean", "invstd", "gamma"),
+    family=_FAMILY,
+    sizes=_SIZES,
+    inputs={"dy": DY, "x": X, "mean": _MEAN, "invstd": _INVSTD, "gamma": GAMMA},
+    results={name: ArraySpec(("C",), (f"{name}_t",)) for name in SUMS},
     optional=("gamma",),
-    results=SUMS,
+    layouts=LAYOUTS,
+    flags=dict(zip(FLAGS, (SUMS[:2], SUMS[2:3], SUMS[3:]), strict=True)),
+    types={f"{name}_t": tuple(ITEMSIZE) for name in SUMS},
+    channelwise=True,
+    oracle=_oracle,
     strategies=BACKWARD_REDUCE,
     check=_check_reduce,
     request=_request_reduce,
-    takes=("gamma_dtype", "output_mask", "data_format"),
-    types=tuple(f"{name}_t" for name in SUMS),
+    options=("gamma_dtype", "data_format"),
 )
 BATCH_NORM_BACKWARD_ELEMT = Op(
     name="batch_norm_backward_elemt",
-    inputs=("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu"),
+    family=_FAMILY,
+    sizes=_SIZES,
+    inputs={
+        **{"dy": DY, "x": X, "mean": _MEAN, "invstd": _INVSTD, "gamma": GAMMA},
+        **{name: ArraySpec(("C",), ("sum_t",), values="sum") for name in SUMS[:2]},
+    },
+    results={"dx": TENSOR},
     optional=("gamma",),
-    results=("dx",),
+    numbers={"count": Number(None, element_count, lambda problem: float(problem.N * problem.HxW))},
+    layouts=LAYOUTS,
+    types={"sum_t": tuple(ITEMSIZE)},
+    channelwise=True,
+    oracle=_oracle,
     strategies=BACKWARD_ELEMT,
     check=_check_backward_elemt,
     request=_request_backward_elemt,
-    numbers={"count": (None, element_count)},
     in_place=("dx", "dy"),
-    takes=("gamma_dtype", "data_format"),
-    types=("sum_t",),
+    options=("gamma_dtype", "data_format"),
 )
 
 
@@ -435,16 +474,29 @@ def _call_gather(  # noqa: PLR0913  # the public function's arguments
     return call_planned(op, options, plan, *arrays, out=written, workspace=workspace, **numbers)[:2]
 
 
+_RANKS = ArraySpec(("N", "C"), ("dtype",), tensor=True)
+
 BATCH_NORM_GATHER_STATS = Op(
     name="batch_norm_gather_stats",
-    inputs=("means", "invstds", "counts"),
-    optional=(),
-    results=("mean", "invstd", *RUNNING),
+    family=_FAMILY,
+    sizes={"world": "N", "C": "C"},
+    inputs={
+        "means": replace(_RANKS, values="means"),
+        "invstds": replace(_RANKS, values="invstds"),
+        "counts": ArraySpec(("N",), ("count_t",), values="counts"),
+    },
+    results={
+        **{"mean": _MEAN, "invstd": _INVSTD},
+        **{name: ArraySpec(("C",), (f"{name}_t",), values="running") for name in RUNNING},
+    },
+    numbers={"eps": Number(1e-5, epsilon), "momentum": Number(0.1, momentum_number)},
+    layouts=LAYOUTS[:1],
+    types={"count_t": COUNTS, **{f"{name}_t": tuple(ITEMSIZE) for name in RUNNING}},
+    channelwise=True,
+    oracle=_oracle,
     strategies=GATHER_STATS,
     check=_check_gather,
     request=_request_gather,
-    numbers={"eps": (1e-5, epsilon), "momentum": (0.1, momentum_number)},
     updated=RUNNING,
-    types=("count_t", *(f"{name}_t" for name in RUNNING)),
     caller=_call_gather,
 )

@@ -15,11 +15,12 @@ from cunorm.ops.common.building_blocks import (
     blocks_for,
     fold_launches,
     fold_rows,
-    moments_bytes,
     pair_bytes,
+    part_bytes,
     refuses_registers,
     refuses_shared,
     round_up,
+    tensors_read,
     written_and_read,
 )
 from cunorm.ops.common.geometry import (
@@ -127,7 +128,7 @@ def _run_shared(problem: Problem, tile: Tile) -> int:
     """What a block knows of the channels of the planes that its run touches: Affine or Coefficients in norm.cuh."""
     _, N, C, HxW = view_of(problem)
     planes = min(N * C, tile.chunk // HxW + 2)
-    values = 5 if "backward" in problem.op else 4
+    values = 5 if problem.is_backward else 4
     return round_up(planes * values * problem.sum_itemsize, 16)
 
 
@@ -146,20 +147,6 @@ def _refuses_run(problem: Problem, tile: Tile, device: Device) -> str | None:
 # ---- slabs: `block` of stats and of reduce ---------------------------------------------------------------------------
 
 
-def _partial_bytes(problem: Problem) -> int:
-    """Bytes of a partial result in shared memory: Moments or Pair."""
-    return moments_bytes(problem) if problem.op == "batch_norm_stats" else pair_bytes(problem)
-
-
-def _stored_bytes(problem: Problem) -> int:
-    """Bytes of a partial result in a workspace: two pairs for moments."""
-    return moments_bytes(problem) if problem.op == "batch_norm_stats" else pair_bytes(problem)
-
-
-def _tensors_read(problem: Problem) -> int:
-    return 1 if problem.op == "batch_norm_stats" or not problem.reads_x else 2
-
-
 def _slab_shared(problem: Problem, tile: Tile) -> int:
     """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary, for the worst
     alignment.
@@ -168,9 +155,9 @@ def _slab_shared(problem: Problem, tile: Tile) -> int:
     channels = min(tile.channels, C)
     partials = slab_partials(layout, HxW, problem.pack, tile.threads)
     # What a channel has so far, and of the latest; its centre or mean.
-    sizes = [*[channels * _partial_bytes(problem)] * 2, channels * problem.sum_itemsize]
+    sizes = [*[channels * part_bytes(problem)] * 2, channels * problem.sum_itemsize]
     sizes += [channels * pair_bytes(problem), partials * pair_bytes(problem)]
-    sizes += [16 * slab_packs(layout, channels, HxW, problem.pack)] * _tensors_read(problem)
+    sizes += [16 * slab_packs(layout, channels, HxW, problem.pack)] * tensors_read(problem)
     return sum(round_up(size, 16) for size in sizes)
 
 
@@ -194,7 +181,7 @@ def _rows(problem: Problem, tile: Tile) -> int:
 
 def _workspace(problem: Problem, tile: Tile) -> int:
     rows = _rows(problem, tile)
-    return 0 if rows == 1 else fold_rows(rows, problem.C) * problem.C * _stored_bytes(problem)
+    return 0 if rows == 1 else fold_rows(rows, problem.C) * problem.C * part_bytes(problem)
 
 
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
@@ -203,7 +190,7 @@ SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     layout, N, C, HxW = view_of(problem)
     rows = _rows(problem, tile)
-    if problem.op == "batch_norm_stats":
+    if not problem.is_backward:
         given, wanted = by_name("x", "eps"), by_name("mean", "invstd")
         fold_given = by_name("workspace", "eps")
     else:
@@ -211,20 +198,20 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         wanted = by_name(**{name: name in problem.outputs for name in SUMS})
         fold_given = by_name("invstd", "workspace")
     results = {**(wanted if rows == 1 else dict.fromkeys(wanted, 0)), **by_name(workspace=rows > 1)}
-    traffic = _tensors_read(problem) * problem.nbytes + (rows > 1) * rows * C * _stored_bytes(problem)
+    traffic = tensors_read(problem) * problem.nbytes + (rows > 1) * rows * C * part_bytes(problem)
     cached = 0
     if tile.strategy == "block":
         entry = f"{problem.op}_block"
         blocks = blocks_for(ceil_div(C, tile.channels) * rows)
         sizes = {"N": N, "C": C, "HxW": HxW, "channels": min(tile.channels, C), "samples": min(tile.samples, N)}
         shared = _slab_shared(problem, tile)
-        passes = 2 if problem.op == "batch_norm_stats" else 1
+        passes = 1 if problem.is_backward else 2
         phases = min(N, tile.samples) * (1 + passes)  # it waits for each sample, then sums what it staged
     else:
         entry = f"{problem.op}_sweep"
         layout, sizes, _, blocks, met = cut_of(problem, tile)
-        shared, phases = sweep_shared(layout, problem, tile, _partial_bytes(problem)), 1
-        cached = met * problem.sum_itemsize * (problem.op == "batch_norm_backward_reduce")  # its mean
+        shared, phases = sweep_shared(layout, problem, tile, part_bytes(problem)), 1
+        cached = met * problem.sum_itemsize * problem.is_backward  # its mean
     main = Launch(
         entry,
         entry,
@@ -241,7 +228,7 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     if rows == 1:
         return (main,)
     kernel = f"{problem.op}_fold"
-    return (main, *fold_launches(problem, kernel, rows, _stored_bytes(problem), fold_given, wanted))
+    return (main, *fold_launches(problem, kernel, rows, part_bytes(problem), fold_given, wanted))
 
 
 # ---- elemt and backward_elemt: one stream ----------------------------------------------------------------------------
@@ -249,7 +236,7 @@ def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
 
 def _channel_bytes(problem: Problem) -> int:
     """What a thread reads of a channel: statistics, parameters, and a backward's sums."""
-    count = 4 if "backward" in problem.op else 2
+    count = 4 if problem.is_backward else 2
     given = (dtype for dtype in (problem.gamma_dtype, problem.beta_dtype) if dtype is not None)
     return count * problem.sum_itemsize + sum(ITEMSIZE[dtype] for dtype in given)
 
@@ -257,12 +244,7 @@ def _channel_bytes(problem: Problem) -> int:
 def _streaming_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     layout, _, C, HxW = view_of(problem)
     cached = 0
-    if problem.op == "batch_norm_elemt":
-        tensors = 2
-        given = by_name("x", "mean", "invstd", "gamma", "beta", "y")
-    else:
-        tensors = 3
-        given = by_name("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu", "dx", "count")
+    spec = problem.spec
     if tile.strategy == "block":
         elements = problem.N * problem.C * problem.HxW
         blocks = blocks_for(ceil_div(elements, tile.chunk))
@@ -278,9 +260,9 @@ def _streaming_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             entry,
             blocks,
             tile.threads,
-            {**given, **sizes},
+            {**by_name(*spec.arrays, *spec.numbers), **sizes},
             shared_bytes=shared,
-            traffic=tensors * problem.nbytes,
+            traffic=len(spec.tensors) * problem.nbytes,
             cached=cached,
             registers=RESIDENT_REGISTERS,
             phases=phases,
@@ -297,15 +279,14 @@ def _refuses_gather(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 
 def _gather_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    entry = f"{problem.op}_column"
-    given = by_name("means", "invstds", "counts", "mean", "invstd", "running_mean", "running_var", "eps", "momentum")
+    entry, spec = f"{problem.op}_column", problem.spec
     return (
         Launch(
             entry,
             entry,
             blocks_for(ceil_div(problem.C, tile.threads)),
             tile.threads,
-            {**given, "world": problem.N, "C": problem.C},
+            {**by_name(*spec.arrays, *spec.numbers), "world": problem.N, "C": problem.C},
             traffic=2 * problem.nbytes,
             phases=1 + problem.N // 4,  # a thread has four ranks in flight
             layout="NCHW",  # which it does not look at
@@ -334,16 +315,21 @@ def _columns_worth(problem: Problem, tile: Tile) -> bool:
     return all(columns >= tile.columns or columns < columns_of(problem) for columns in _ROWS["columns"])
 
 
+def _example(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    return 8, 64, 64, 64
+
+
 def _named(*strategies: Strategy) -> dict[str, Strategy]:
     return {strategy.name: strategy for strategy in strategies}
 
 
 def _reducing(op: str) -> dict[str, Strategy]:
-    known, moved = ("threads",), written_and_read(_workspace)
+    known = ("threads",)
+    facts = (_reducing_launches, _workspace, written_and_read(_workspace), _example)
     return _named(
-        Strategy("block", op, _SLABS, known, _refuses_slab, _reducing_launches, _workspace, moved),
-        Strategy("split", op, _CHUNKS, known, refuses_cut, _reducing_launches, _workspace, moved),
-        Strategy("column", op, _ROWS, known, refuses_cut, _reducing_launches, _workspace, moved, worth=_columns_worth),
+        Strategy("block", op, _SLABS, known, _refuses_slab, *facts),
+        Strategy("split", op, _CHUNKS, known, refuses_cut, *facts),
+        Strategy("column", op, _ROWS, known, refuses_cut, *facts, worth=_columns_worth),
     )
 
 
@@ -352,12 +338,10 @@ def _nothing(problem: Problem, tile: Tile) -> int:
 
 
 def _streaming(op: str) -> dict[str, Strategy]:
-    known = ("threads",)
+    known, facts = ("threads",), (_streaming_launches, _nothing, _nothing, _example)
     return _named(
-        Strategy("block", op, _RUNS, known, _refuses_run, _streaming_launches, _nothing, _nothing),
-        Strategy(
-            "column", op, _ROWS, known, refuses_cut, _streaming_launches, _nothing, _nothing, worth=_columns_worth
-        ),
+        Strategy("block", op, _RUNS, known, _refuses_run, *facts),
+        Strategy("column", op, _ROWS, known, refuses_cut, *facts, worth=_columns_worth),
     )
 
 
@@ -372,6 +356,7 @@ GATHER_STATS: dict[str, Strategy] = _named(
         _gather_launches,
         _nothing,
         _nothing,
+        lambda tile, pack: (8, 64, 1, 64),
     )
 )
 ELEMT: dict[str, Strategy] = _streaming("batch_norm_elemt")

@@ -32,11 +32,6 @@ def gradient_registers(problem: Problem, layout: str) -> int:
     return ACTIVATED_REGISTERS if wide else RESIDENT_REGISTERS
 
 
-def is_backward(problem: Problem) -> bool:
-    """Whether gradients are wanted."""
-    return problem.op.endswith("backward")
-
-
 def pair_bytes(problem: Problem) -> int:
     """Bytes of a `Pair` in reduce.cuh: two accumulators."""
     return 2 * problem.sum_itemsize
@@ -49,12 +44,12 @@ def moments_bytes(problem: Problem) -> int:
 
 def part_bytes(problem: Problem) -> int:
     """Bytes that a first sweep leaves of a channel's part in a workspace: moments, or a pair of sums."""
-    return pair_bytes(problem) if is_backward(problem) else moments_bytes(problem)
+    return pair_bytes(problem) if problem.is_backward else moments_bytes(problem)
 
 
 def tensors_read(problem: Problem) -> int:
     """Tensors of x's size that a sweep reads: x in a forward; dy, and x unless only dbeta is wanted, in a backward."""
-    return 1 + problem.reads_x if is_backward(problem) else 1
+    return 1 + problem.reads_x if problem.is_backward else 1
 
 
 def round_up(value: int, step: int) -> int:

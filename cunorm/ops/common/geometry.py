@@ -12,7 +12,6 @@ from .building_blocks import (
     RESIDENT_REGISTERS,
     WARP,
     gradient_registers,
-    is_backward,
     moments_bytes,
     refuses_registers,
     refuses_shared,
@@ -90,5 +89,5 @@ def refuses_sweep(layout: str, problem: Problem, tile: Tile, device: Device) -> 
         return sentence
     if (sentence := refuses_shared(sweep_shared(layout, problem, tile, moments_bytes(problem)), device)) is not None:
         return sentence
-    needed = gradient_registers(problem, layout) if is_backward(problem) else RESIDENT_REGISTERS
+    needed = gradient_registers(problem, layout) if problem.is_backward else RESIDENT_REGISTERS
     return refuses_registers(needed, tile, device)

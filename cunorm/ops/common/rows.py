@@ -8,7 +8,7 @@ from __future__ import annotations
 from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import Tile, ceil_div
 
-from .building_blocks import SECTOR_PACKS, WARP, is_backward, pair_bytes, round_up, tensors_read
+from .building_blocks import SECTOR_PACKS, WARP, pair_bytes, round_up, tensors_read
 
 ACCESS_BYTES = 16
 SIDE_BY_SIDE = 64  # bytes that DRAM gives at a time
@@ -47,12 +47,12 @@ def reads_ahead(problem: Problem, tile: Tile) -> bool:
 
 def _tensors(problem: Problem) -> int:
     """Tensors that a kernel has registers for."""
-    return 2 if is_backward(problem) else 1
+    return 2 if problem.is_backward else 1
 
 
 def parameters_given(problem: Problem) -> tuple[str | None, ...]:
     """Dtypes of the parameters that a kernel reads; None of one that is absent."""
-    of_gradients = is_backward(problem) and not problem.activation
+    of_gradients = problem.is_backward and not problem.activation
     return (problem.gamma_dtype,) if of_gradients else (problem.gamma_dtype, problem.beta_dtype)
 
 
@@ -75,7 +75,7 @@ def row_registers(problem: Problem, tile: Tile) -> int:
     for dtype in parameters_given(problem):  # one that is absent is held as constants
         if resident(problem, tile, dtype or problem.stats_dtype):
             of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
-    if not is_backward(problem):
+    if not problem.is_backward:
         return 40 + tile.packs * (of_pack + words)
     if sums_in_registers(problem, tile):
         of_pack += 2 * widened

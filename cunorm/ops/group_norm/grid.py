@@ -13,7 +13,6 @@ from cunorm.ops.common.building_blocks import (
     blocks_for,
     clear_launch,
     gradient_registers,
-    is_backward,
     pair_bytes,
     parameter_launches,
     parameter_workspace,
@@ -100,7 +99,7 @@ def refuses_grid(problem: Problem, tile: Tile, device: Device) -> str | None:
     """Why the tile is not legal, or None."""
     if (sentence := refuses_sweep(problem.layout, problem, tile, device)) is not None:
         return sentence
-    if is_backward(problem) and "dx" not in problem.outputs:
+    if problem.is_backward and "dx" not in problem.outputs:
         return "without dx nothing is read twice, and split reads it once"
     if problem.HxW == 1:
         return "with HxW = 1 a warp would own one element"
@@ -133,7 +132,7 @@ def _parts(problem: Problem, tile: Tile) -> int:
 
 
 def _rows_bytes(problem: Problem) -> int:
-    return parameter_workspace(problem, problem.N) if is_backward(problem) else 0
+    return parameter_workspace(problem, problem.N) if problem.is_backward else 0
 
 
 def _words(problem: Problem, tile: Tile) -> int:
@@ -153,7 +152,7 @@ def grid_workspace(problem: Problem, tile: Tile) -> int:
 
 def _parts_moved(problem: Problem, tile: Tile) -> int:
     parts, pair = _parts(problem, tile), pair_bytes(problem)
-    if not is_backward(problem):
+    if not problem.is_backward:
         return 2 * parts * pair
     columns = ceil_div(_team(problem, tile), problem.pack)
     readers = tile.threads // columns if problem.layout == "NHWC" else 1
@@ -188,7 +187,7 @@ def _grid(problem: Problem, tile: Tile) -> int:
 
 def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The launches in order: the counters, the tiles, the rows of dgamma and dbeta."""
-    backward, rows = is_backward(problem), _rows_bytes(problem)
+    backward, rows = problem.is_backward, _rows_bytes(problem)
     at, parts = _words_at(problem, tile), _parts(problem, tile)
     words, tiles = _words(problem, tile), _tiles(problem, tile) * _teams(problem, tile)
     grid = _grid(problem, tile)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from cunorm.core.arrays import choice, dtype_name, epsilon, integer, mask
-from cunorm.core.problem import ACTIVATIONS, Problem, accumulator, laid_out
+from cunorm.core.opspec import Exact, Number
+from cunorm.core.problem import ACTIVATIONS, LAYOUTS, Problem, accumulator, laid_out
+from cunorm.ops.common.arrays import BETA, FLAGS, FORWARD_RESULTS, GAMMA, GRADIENT_INPUTS, GRADIENT_RESULTS, X
 from cunorm.runtime.checks import (
     GRADIENTS,
     NAN,
@@ -138,26 +141,48 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     return problem, (asked.num_groups, asked.output_mask, asked.data_format, asked.activation)
 
 
+def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
+    from . import oracle  # here: no call needs it
+
+    return oracle.expected(problem, given, numbers)
+
+
+_FAMILY = "group_norm"
+_SIZES = {"N": "N", "C": "C", "HxW": "HxW", "group": "group"}
+
 GROUP_NORM = Op(
     name="group_norm",
-    inputs=("x", "gamma", "beta"),
+    family=_FAMILY,
+    sizes=_SIZES,
+    inputs={"x": X, "gamma": GAMMA, "beta": BETA},
+    results=FORWARD_RESULTS,
     optional=("gamma", "beta"),
-    results=("y", "mean", "rstd"),
+    numbers={"eps": Number(1e-5, epsilon)},
+    layouts=LAYOUTS,
+    activations=ACTIVATIONS,
+    holds_parameters=True,
+    oracle=_oracle,
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
-    numbers={"eps": (1e-5, epsilon)},
     in_place=("y", "x"),
-    takes=("num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation"),
+    options=("num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation"),
 )
 GROUP_NORM_BACKWARD = Op(
     name="group_norm_backward",
-    inputs=("dy", "x", "mean", "rstd", "gamma", "beta"),
+    family=_FAMILY,
+    sizes=_SIZES,
+    inputs={**GRADIENT_INPUTS, "beta": BETA},
+    results=GRADIENT_RESULTS,
     optional=("gamma", "beta"),
-    results=GRADIENTS,
+    layouts=LAYOUTS,
+    activations=ACTIVATIONS,
+    flags=FLAGS,
+    holds_parameters=True,
+    oracle=_oracle,
     strategies=BACKWARD,
     check=_check_backward,
     request=_request_backward,
     in_place=("dx", "dy"),
-    takes=("num_groups", "gamma_dtype", "beta_dtype", "output_mask", "data_format", "activation"),
+    options=("num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation"),
 )

@@ -15,7 +15,6 @@ from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     WARP,
     blocks_for,
-    is_backward,
     pair_bytes,
     parameter_workspace,
     refuses_registers,
@@ -79,7 +78,7 @@ def _row_registers(problem: Problem, tile: Tile) -> int:
 
 def refuses_group_rows(problem: Problem, tile: Tile, device: Device) -> str | None:
     """Why a tile of which a team holds a group is not legal, or None."""
-    if is_backward(problem) and tile.threads & (tile.threads - 1):
+    if problem.is_backward and tile.threads & (tile.threads - 1):
         return f"threads is {tile.threads}, expected a power of two: teams hand on their sums by halves"
     sentence = refuses_shared(_row_shared(problem, tile), device)
     return sentence or refuses_registers(_row_registers(problem, tile), tile, device)
@@ -135,10 +134,10 @@ def _registers(problem: Problem, tile: Tile) -> int:
     """What a thread needs so as not to spill, from above: addresses and statistics; then for each pack its data and its
     values widened. The compile gate proves it.
     """
-    base = 64 if is_backward(problem) else 48
+    base = 64 if problem.is_backward else 48
     base += 8 if problem.dtype == "float64" else 0
     widened = problem.pack * problem.sum_itemsize // 4
-    each = 9 + widened if is_backward(problem) else 5 + 2 * widened
+    each = 9 + widened if problem.is_backward else 5 + 2 * widened
     return base + tile.packs * each
 
 
@@ -146,9 +145,9 @@ def _held(problem: Problem, tile: Tile) -> int:
     """The registers that a thread cannot do without: the packs as they are stored, and what it works with; more where a
     gradient comes back through an activation for eight elements a pack.
     """
-    tensors, work = (2, 52) if is_backward(problem) else (1, 48)
+    tensors, work = (2, 52) if problem.is_backward else (1, 48)
     wide = 20 if problem.dtype == "float64" else 0
-    through = 14 if is_backward(problem) and problem.activation is not None and problem.pack >= 8 else 0
+    through = 14 if problem.is_backward and problem.activation is not None and problem.pack >= 8 else 0
     return work + wide + through + WORDS * tensors * tile.packs
 
 

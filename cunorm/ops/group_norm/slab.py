@@ -13,7 +13,6 @@ from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     blocks_for,
     gradient_registers,
-    is_backward,
     pair_bytes,
     parameter_launches,
     parameter_workspace,
@@ -71,7 +70,7 @@ def one_sweep(
     """
     shape = {"N": problem.N, "C": problem.C, "HxW": problem.HxW, "groups": problem.group, **extra}
     tensors = problem.nbytes if tile.strategy == "warp" else _sector_bytes(problem, tile)
-    if not is_backward(problem):
+    if not problem.is_backward:
         entry = f"group_norm_{tile.strategy}{variant}"
         arguments = {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
         traffic = 2 * tensors
@@ -109,7 +108,7 @@ def _shared(problem: Problem, tile: Tile) -> int:
     """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary."""
     channels, sums, pair = tile.groups * problem.group_channels, problem.sum_itemsize, pair_bytes(problem)
     sizes = [8 * tile.chunks if tile.engine == BY_BULK else 0, channels * pair]
-    if is_backward(problem) and tile.strategy == "cluster":
+    if problem.is_backward and tile.strategy == "cluster":
         sizes.append(channels * pair)
     sizes += [channels * 4 * sums, tile.groups * 4 * sums]
     sizes += [16 * _piece(problem, tile)] * tensors_read(problem)
@@ -150,7 +149,7 @@ def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
 
 def _registers(problem: Problem) -> int:
     """Registers of a thread that its launch bound leaves it."""
-    return gradient_registers(problem, problem.layout) if is_backward(problem) else RESIDENT_REGISTERS
+    return gradient_registers(problem, problem.layout) if problem.is_backward else RESIDENT_REGISTERS
 
 
 def slab_workspace(problem: Problem, tile: Tile) -> int:

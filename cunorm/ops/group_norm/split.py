@@ -11,7 +11,6 @@ from cunorm.ops.common.building_blocks import (
     blocks_for,
     fold_rows,
     gradient_registers,
-    is_backward,
     pair_bytes,
     parameter_launches,
     part_bytes,
@@ -42,7 +41,7 @@ def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
 def split_workspace(problem: Problem, tile: Tile) -> int:
     """Bytes of a part for each channel, sample and chunk, and of what the sum of those rows needs."""
     rows = problem.N * _chunks(problem, tile)
-    if is_backward(problem) and problem.wants_parameters:
+    if problem.is_backward and problem.wants_parameters:
         rows = fold_rows(rows, problem.C)
     return rows * problem.C * part_bytes(problem)
 
@@ -57,7 +56,7 @@ def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
     """
     rows, pair = problem.N * _chunks(problem, tile), pair_bytes(problem)
     parts = rows * problem.C
-    if not is_backward(problem):
+    if not problem.is_backward:
         return 2 * parts * part_bytes(problem)
     moved = parts
     if problem.wants_parameters:
@@ -94,13 +93,13 @@ def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
             arguments,
             shared_bytes=shared,
             traffic=traffic,
-            registers=gradient_registers(problem, layout) if is_backward(problem) else RESIDENT_REGISTERS,
+            registers=gradient_registers(problem, layout) if problem.is_backward else RESIDENT_REGISTERS,
             phases=phases,
             layout=layout,
             streams=tensors_read(problem),
         )
 
-    if not is_backward(problem):
+    if not problem.is_backward:
         return (
             *moments_launches(problem, tile, cut, problem.group, layout, grid),
             launch("apply", grid, {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **shape}, 2 * tensor),

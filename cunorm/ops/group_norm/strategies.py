@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cunorm.core.strategy import Strategy
+from cunorm.core.strategy import Strategy, Tile
 from cunorm.ops.common.building_blocks import written_and_read
 
 from .grid import GRID_SPACE, grid_launches, grid_workspace, grid_workspace_traffic, refuses_grid
@@ -13,10 +13,22 @@ from .split import refuses_split, split_launches, split_workspace, split_workspa
 _SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (16, 64, 256, 1024, 4096, 16384, 65536)}
 
 
+def _middling(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    """A group of eight channels."""
+    return 256, 8 * 32, 64, 32
+
+
+def _fills_team(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    """As large a group as a team holds, of channels of one element where it takes several samples."""
+    HxW, group = 1 if tile.samples > 1 else 2, 4
+    return 256, tile.lanes * tile.packs * pack // HxW * group, HxW, group
+
+
 def _strategies(op: str) -> dict[str, Strategy]:
     warp = Strategy(
         name="warp",
         op=op,
+        example=_fills_team,
         space=WARP_SPACE,
         constants=("threads", "lanes", "packs"),
         legality=refuses_warp,
@@ -27,6 +39,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
     block = Strategy(
         name="block",
         op=op,
+        example=_middling,
         space=BLOCK_SPACE,
         constants=("threads", "chunks", "engine", "packs"),
         legality=refuses_block,
@@ -38,6 +51,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
     cluster = Strategy(
         name="cluster",
         op=op,
+        example=_middling,
         space=CLUSTER_SPACE,
         constants=("threads", "chunks", "engine", "cluster"),
         legality=refuses_cluster,
@@ -48,6 +62,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
     split = Strategy(
         name="split",
         op=op,
+        example=_middling,
         space=_SPLIT_SPACE,
         constants=("threads",),
         legality=refuses_split,
@@ -58,6 +73,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
     grid = Strategy(
         name="grid",
         op=op,
+        example=_middling,
         space=GRID_SPACE,
         constants=("threads",),
         legality=refuses_grid,

@@ -12,7 +12,6 @@ from cunorm.ops.common.building_blocks import (
     WORD,
     blocks_for,
     clear_launch,
-    is_backward,
     pair_bytes,
     part_bytes,
     refuses_registers,
@@ -132,9 +131,9 @@ def _registers(problem: Problem, tile: Tile) -> int:
     of_pack = tensors * words + ADDRESS * (tensors + 1)
     for dtype in parameters_given(problem):
         of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
-    of_pack += 2 * widened if is_backward(problem) else words
+    of_pack += 2 * widened if problem.is_backward else words
     pairs = 12 if problem.dtype == "float64" else 0  # of registers
-    return (32 if is_backward(problem) else 44) + pairs + 2 * widened + tile.packs * of_pack
+    return (32 if problem.is_backward else 44) + pairs + 2 * widened + tile.packs * of_pack
 
 
 # ---- legality -------------------------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ def refuses_grid(problem: Problem, tile: Tile, device: Device) -> str | None:
         return sentence
     if tile.lanes % WARP or tile.threads % tile.lanes:
         return f"lanes is {tile.lanes}, expected a multiple of {WARP} that divides {tile.threads} threads"
-    if is_backward(problem) and "dx" not in problem.outputs:
+    if problem.is_backward and "dx" not in problem.outputs:
         return "without dx no block waits for the sums of whole rows, and split keeps nothing"
     columns, capacity = _columns(problem, tile), tile.lanes * tile.packs * problem.pack
     if columns > capacity:
@@ -205,7 +204,7 @@ def grid_workspace_traffic(problem: Problem, tile: Tile) -> int:
     none, its sums told, and the fold's end asked for, here once: a block that waits asks again; and that told.
     """
     slabs, rows = _slabs(problem, tile), problem.N
-    means = (1 + slabs) * rows * pair_bytes(problem) if is_backward(problem) else 0
+    means = (1 + slabs) * rows * pair_bytes(problem) if problem.is_backward else 0
     return 2 * _parts_bytes(problem, tile) + means + (WORDS + 4 * slabs + 1) * WORD
 
 
@@ -214,7 +213,7 @@ def grid_workspace_traffic(problem: Problem, tile: Tile) -> int:
 
 def grid_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The launches in order: the words, the slabs."""
-    backward, slabs, at = is_backward(problem), _slabs(problem, tile), _words_at(problem, tile)
+    backward, slabs, at = problem.is_backward, _slabs(problem, tile), _words_at(problem, tile)
     shape = {"rows": problem.N, "length": problem.C, "words": at}
     shape |= {"columns": _columns(problem, tile), "kept": _kept(problem, tile)}
     if backward:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cunorm.core.arrays import dtype_name, epsilon, integer, mask
-from cunorm.core.problem import Problem, accumulator, laid_out
+from cunorm.core.opspec import Exact, Number
+from cunorm.core.problem import LAYOUTS, Problem, accumulator, laid_out
+from cunorm.ops.common.arrays import (
+    BETA,
+    FLAGS,
+    FORWARD_RESULTS,
+    GAMMA,
+    GRADIENT_INPUTS,
+    GRADIENT_RESULTS,
+    X,
+    of_rows,
+)
 from cunorm.runtime.checks import (
     GRADIENTS,
     NAN,
@@ -123,26 +134,46 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     return problem, (asked.normalized_shape, asked.output_mask)
 
 
+def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
+    from . import oracle  # here: no call needs it
+
+    return oracle.expected(problem, given, numbers)
+
+
+_FAMILY = "layer_norm"
+_SIZES = {"rows": "N", "length": "C"}
+
 LAYER_NORM = Op(
     name="layer_norm",
-    inputs=("x", "gamma", "beta"),
+    family=_FAMILY,
+    sizes=_SIZES,
+    inputs=of_rows({"x": X, "gamma": GAMMA, "beta": BETA}),
+    results=of_rows(FORWARD_RESULTS),
     optional=("gamma", "beta"),
-    results=("y", "mean", "rstd"),
+    numbers={"eps": Number(1e-5, epsilon)},
+    layouts=LAYOUTS[:1],
+    holds_parameters=True,
+    oracle=_oracle,
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
-    numbers={"eps": (1e-5, epsilon)},
     in_place=("y", "x"),
-    takes=("normalized_shape", "gamma_dtype", "beta_dtype"),
+    options=("normalized_shape", "gamma_dtype", "beta_dtype"),
 )
 LAYER_NORM_BACKWARD = Op(
     name="layer_norm_backward",
-    inputs=("dy", "x", "mean", "rstd", "gamma"),
+    family=_FAMILY,
+    sizes=_SIZES,
+    inputs=of_rows(GRADIENT_INPUTS),
+    results=of_rows(GRADIENT_RESULTS),
     optional=("gamma",),
-    results=GRADIENTS,
+    layouts=LAYOUTS[:1],
+    flags=FLAGS,
+    holds_parameters=True,
+    oracle=_oracle,
     strategies=BACKWARD,
     check=_check_backward,
     request=_request_backward,
     in_place=("dx", "dy"),
-    takes=("normalized_shape", "gamma_dtype", "output_mask"),
+    options=("normalized_shape", "gamma_dtype"),
 )

@@ -10,7 +10,6 @@ from cunorm.core.strategy import Launch, Tile, by_name, ceil_div, refuses_thread
 from cunorm.ops.common.building_blocks import (  # fmt: skip
     WARP,
     blocks_for,
-    is_backward,
     pair_bytes,
     parameter_launches,
     parameter_workspace,
@@ -71,7 +70,7 @@ def refuses_warp(problem: Problem, tile: Tile, device: Device) -> str | None:
         return sentence
     if tile.lanes not in (1, 2, 4, 8, 16, 32):
         return f"lanes is {tile.lanes}, expected 1, 2, 4, 8, 16 or 32"
-    if is_backward(problem) and tile.threads & (tile.threads - 1):
+    if problem.is_backward and tile.threads & (tile.threads - 1):
         return f"threads is {tile.threads}, expected a power of two: teams hand on their sums by halves"
     if (sentence := refuses_capacity(problem, tile)) is not None:
         return sentence
@@ -171,7 +170,7 @@ def rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     traffic = (tensors_read(problem) + ("y" in problem.outputs or "dx" in problem.outputs)) * problem.nbytes
     # All blocks ask the same few places of the L2 cache for their parameters: no faster than DRAM gives what is apart.
     traffic += _parameters_read(problem, tile)
-    if not is_backward(problem):
+    if not problem.is_backward:
         arguments = {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
     else:
         direct = problem.wants_parameters and partial_rows == 1

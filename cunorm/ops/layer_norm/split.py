@@ -13,7 +13,6 @@ from cunorm.ops.common.building_blocks import (
     WARP,
     blocks_for,
     fold_rows,
-    is_backward,
     moments_bytes,
     pair_bytes,
     parameter_launches,
@@ -58,7 +57,7 @@ def _bands(problem: Problem, tile: Tile) -> int:
 
 def _split_registers(problem: Problem, tile: Tile) -> int:
     widened = problem.pack * problem.sum_itemsize // 4
-    if is_backward(problem):
+    if problem.is_backward:
         return 64 + tile.packs * (8 + 4 * widened)
     return 52 + tile.packs * (4 + 2 * widened)
 
@@ -68,7 +67,7 @@ def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
     if (sentence := refuses_threads(tile)) is not None:
         return sentence
     needed = _split_registers(problem, tile)
-    if is_backward(problem):
+    if problem.is_backward:
         return refuses_registers(max(needed, RESIDENT_REGISTERS), tile, device)
     return refuses_chunk(tile, "elements") or refuses_resident(needed, tile, device)
 
@@ -80,7 +79,7 @@ def _row_sums(problem: Problem, tile: Tile) -> int:
 
 def split_workspace(problem: Problem, tile: Tile) -> int:
     """Bytes: forward moments for each chunk of a row; backward one for each strip of a row, and each band's columns."""
-    if not is_backward(problem):
+    if not problem.is_backward:
         return problem.N * ceil_div(problem.C, tile.chunk) * moments_bytes(problem)
     bands = _bands(problem, tile)
     kept = fold_rows(bands, problem.C) * problem.C if problem.wants_parameters and bands > 1 else 0
@@ -94,7 +93,7 @@ def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
     once and read once, by way of slices; a row's strips are written by the first sweep, read by the fold, which writes
     one pair a row, which the second sweep reads for every strip.
     """
-    if not is_backward(problem):
+    if not problem.is_backward:
         return 2 * split_workspace(problem, tile)
     row_sums = _row_sums(problem, tile)
     bands = split_workspace(problem, tile) - row_sums * pair_bytes(problem)
@@ -104,7 +103,7 @@ def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
 
 def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
     """The launches in order: the first sweep, the sums of its parts, the second sweep."""
-    return _backward(problem, tile) if is_backward(problem) else _forward(problem, tile)
+    return _backward(problem, tile) if problem.is_backward else _forward(problem, tile)
 
 
 def _forward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:

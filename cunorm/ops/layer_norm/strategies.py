@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cunorm.core.strategy import Strategy
+from cunorm.core.strategy import Strategy, Tile
 from cunorm.ops.common.building_blocks import written_and_read
 
 from .grid import GRID_SPACE, grid_launches, grid_workspace, grid_workspace_traffic, refuses_grid
@@ -28,6 +28,20 @@ _SPLIT_SPACE = {"threads": (128, 256), "packs": (1, 2, 4), **_ROWS}
 _MERGED = {"cluster": (1, 2, 4, 8)}
 
 
+def _short_rows(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    return 256, 32, 1, 1
+
+
+def _fills_cluster(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    """As long rows as a team of the cluster holds."""
+    return 256, tile.cluster * tile.threads // tile.block_teams * tile.packs * pack, 1, 1
+
+
+def _fills_slabs(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    """As long rows as the teams of all slabs hold: these have a row each."""
+    return max(1, tile.threads // tile.lanes), tile.slabs * tile.lanes * tile.packs * pack, 1, 1
+
+
 def _held(op: str, name: str, space: dict[str, tuple[int, ...]], legality: Any) -> Strategy:
     """A strategy that holds rows in registers."""
     packs = space["packs"]
@@ -40,12 +54,12 @@ def _held(op: str, name: str, space: dict[str, tuple[int, ...]], legality: Any) 
         launches=rows_launches,
         workspace=rows_workspace,
         workspace_traffic=written_and_read(rows_workspace),
+        example=_fills_cluster if name == "cluster" else _short_rows,
         worth=lambda problem, tile: worth_trying(problem, tile, packs),
     )
 
 
-def _strategies(op: str) -> dict[str, Strategy]:
-    backward = op.endswith("backward")
+def _strategies(op: str, backward: bool) -> dict[str, Strategy]:
     block = {**_BLOCK_SPACE, **_MERGED} if backward else {**_BLOCK_SPACE, "packs": (1, 2, 3, 4, 6, 8)}
     split = Strategy(
         name="split",
@@ -56,6 +70,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
         launches=split_launches,
         workspace=split_workspace,
         workspace_traffic=split_workspace_traffic,
+        example=_short_rows,
     )
     grid = Strategy(
         name="grid",
@@ -66,6 +81,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
         launches=grid_launches,
         workspace=grid_workspace,
         workspace_traffic=grid_workspace_traffic,
+        example=_fills_slabs,
         worth=worth_trying_grid,
     )
     return {
@@ -77,5 +93,5 @@ def _strategies(op: str) -> dict[str, Strategy]:
     }
 
 
-FORWARD: dict[str, Strategy] = _strategies("layer_norm")
-BACKWARD: dict[str, Strategy] = _strategies("layer_norm_backward")
+FORWARD: dict[str, Strategy] = _strategies("layer_norm", backward=False)
+BACKWARD: dict[str, Strategy] = _strategies("layer_norm_backward", backward=True)

@@ -30,7 +30,6 @@ from cunorm.core.problem import Problem, laid_out
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Place
 from cunorm.tiling import lookup
-from cunorm.traffic.sampling import array_facts
 
 PLACE = Place("cpu", 0, KNOWN["H200"])
 PROBLEM = Problem(
@@ -49,7 +48,7 @@ PROBLEM = Problem(
 
 
 def arrays_of(problem: Problem, flat: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: one.view(DTYPES[array_facts(problem, name)[1]]) for name, one in flat.items()}
+    return {name: one.view(DTYPES[problem.dtype_of(name)]) for name, one in flat.items()}
 
 
 def right(problem: Problem, arrays: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:

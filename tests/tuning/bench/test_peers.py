@@ -26,7 +26,6 @@ from cunorm.tuning.verify.oracle import expected
 from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
-from cunorm.traffic.sampling import array_facts
 
 FORWARD, GRADIENTS = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
 LAYER = Problem(
@@ -127,7 +126,7 @@ def assert_right(peer: Peer, problem: Problem, given: Inputs, came: Mapping[str,
     wanted = {one.name: one for one in expected(problem, given)}
     assert set(came) == set(problem.outputs) - {"mean", "rstd"}
     for result, tensor in came.items():
-        dtype = array_facts(problem, result)[1]
+        dtype = problem.dtype_of(result)
         values = np.asarray(peer.flat(problem, result, tensor)).view(DTYPES[dtype])
         assert wanted[result].off(values) <= WRONG[dtype] / 4
 
