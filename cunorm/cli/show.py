@@ -34,7 +34,7 @@ banks        turns of shared memory's banks, over the fewest that there could be
 
 def _refusal(strategy: Any, problem: Any, device: Any) -> str:
     """Why no tile of a strategy is legal: the sentence of the last one worth trying, whose numbers are the largest."""
-    worthy = [tile for tile in strategy.tiles() if strategy.worth(problem, tile)]
+    worthy = [tile for tile in strategy.tiles() if strategy.of(problem, tile).worth]
     sentence = strategy.refuses(problem, worthy[-1], device) if worthy else None
     return sentence or f"{strategy.name}: no tile is worth trying for so little"
 

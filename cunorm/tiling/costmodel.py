@@ -94,10 +94,10 @@ def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) ->
 
 
 def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> Choice | None:
-    """A tile with its predicted time, if it is legal and worth trying."""
-    if strategy.worth(problem, tile) and strategy.refuses(problem, tile, device) is None:
-        launches = strategy.launches(problem, tile)
-        return Choice(strategy, tile, _seconds(launches, device), launches)
+    """A tile of the space with its predicted time, if it is legal and worth trying."""
+    cut = strategy.of(problem, tile)
+    if cut.worth and cut.refuses(device) is None:
+        return Choice(strategy, tile, _seconds(cut.launches, device), cut.launches)
     return None
 
 

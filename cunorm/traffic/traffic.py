@@ -310,7 +310,7 @@ def _sampled(plan: Plan, sample: Sample) -> tuple[list[LaunchTraffic], Reuse]:
     for size in (sample.few, sample.many):
         problem = smaller(plan.problem, sample.axis, size)
         launches = tuple(one for one in plan.strategy.launches(problem, plan.tile) if moves_tensors(problem, one))
-        workspace = plan.strategy.workspace(problem, plan.tile)
+        workspace = plan.strategy.of(problem, plan.tile).workspace
         found.append(_counted(replace(plan, problem=problem, launches=launches, workspace_nbytes=workspace)))
     (few, near), (many, far) = found
     pairs = zip(few, many, strict=True)

@@ -169,7 +169,10 @@ BROKEN: dict[str, tuple[str, str]] = {
     "no calls": (made(calls=0), "calls is 0, expected a whole number from 1 up"),
     "calls of text": (made(calls=ESCAPE), "calls is \\x1b[2J"),
     "an unknown op": (made(op="group_norm", **{"op ": 1}).replace("group_norm", "rms_norm"), "op is 'rms_norm', which"),
-    "half an op": (made().replace("group_norm", "group_norm_half"), "op is 'group_norm_half', which this version does not know; it knows group_norm, "),
+    "half an op": (
+        made().replace("group_norm", "group_norm_half"),
+        "which this version does not know; it knows group_norm, ",
+    ),
     "int8": (made(dtype="int8"), "dtype is 'int8', expected one of float16"),
     "complex": (made(dtype="complex64"), "dtype is 'complex64', expected one of float16"),
     "gamma of float16": (made(gamma_dtype="float16"), "group_norm: gamma_dtype: 'float16', expected float32"),
