@@ -146,7 +146,7 @@ class Result:
 # ---- what there is to compile ---------------------------------------------------------------------------------------
 
 
-def _device(architecture: str) -> Device:
+def device_of(architecture: str) -> Device:
     """The known device of an architecture; those that share one have the same limits."""
     return next(device for device in KNOWN.values() if device.architecture == architecture)
 
@@ -165,7 +165,7 @@ def _accepted(case: Case, device: Device) -> tuple[tuple[Problem, Tile], ...]:
 
 def accepted(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     """Every tile of the space that refuses() accepts, once for all that differ in fields that no kernel knows."""
-    return _accepted(case, _device(architecture))
+    return _accepted(case, device_of(architecture))
 
 
 @functools.cache
@@ -219,7 +219,7 @@ def _demanding(case: Case, architecture: str, problem: Problem, tile: Tile) -> P
     """The problem that asks most of a tile, of those that the tile takes."""
     made = demanding(problem)
     asked = (made, replace(made, activation=None), problem)
-    return next(one for one in asked if case.solver.refuses(one, tile, _device(architecture)) is None)
+    return next(one for one in asked if case.solver.refuses(one, tile, device_of(architecture)) is None)
 
 
 def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
