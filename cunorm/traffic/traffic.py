@@ -10,6 +10,7 @@ from typing import Any
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch
+from cunorm.core.terminal import columns
 from cunorm.executors.choose import executor
 from cunorm.executors.cpu.memory import ROLES, TENSOR
 from cunorm.runtime.plans import Plan
@@ -236,13 +237,7 @@ class Traffic:
                     wide = f"{moves.wide_efficiency:.2f}" if moves.wide_sectors else "-"
                     sizes = (f"{moves.loaded:,}", f"{moves.stored:,}", *ratios, f"{moves.efficiency:.2f}", wide)
                     rows.append((launch.entry, role, *sizes))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        sides = "<<>>>>>>"
-        table = [
-            "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
-            for row in rows
-        ]
-        return "\n".join([*head, *table])
+        return "\n".join([*head, *columns(rows, 2)])
 
 
 # ---- counting -------------------------------------------------------------------------------------------------------
