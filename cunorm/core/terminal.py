@@ -1,8 +1,14 @@
-"""What people see on a terminal."""
+"""What people see on a terminal: columns, and a bar while something takes long."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
@@ -21,3 +27,29 @@ def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def with_bar(
+    items: Iterable[Item], total: int, unit: str, label: Callable[[Item], str], *, shown: bool = True
+) -> Iterator[Item]:
+    """The items as they come, with a bar on standard error where that is a terminal and tqdm is there.
+
+    Parameters
+    ----------
+    items : iterable
+    total : int
+        How many there are.
+    unit : str
+    label : callable
+        An item -> what stands before the bar.
+    shown : bool
+        False: no bar.
+    """
+    if not shown or importlib.util.find_spec("tqdm") is None:
+        yield from items
+        return
+    tqdm = importlib.import_module("tqdm").tqdm
+    with tqdm(items, total=total, unit=unit, disable=None, file=sys.stderr) as bar:  # None: on a terminal alone
+        for item in bar:
+            bar.set_description(label(item))
+            yield item
