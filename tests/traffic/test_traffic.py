@@ -13,13 +13,13 @@ import pytest
 import cunorm
 from cunorm.core.devices import KNOWN, known
 from cunorm.core.errors import KernelFault
-from cunorm.executors.cpu.checked import TRACE
+from cunorm.executors.cpu.checked import TRACE, Moves
 from cunorm.executors.cpu.memory import PARAMETER, ROLES, TENSOR, WORKSPACE
 from cunorm.ops.group_norm import grid
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Place
 from cunorm.traffic import reuse, sampling, traffic
-from cunorm.traffic.traffic import Moves, Traffic
+from cunorm.traffic.traffic import Traffic
 from tests.kernels.kernel_checks import compiled, launch
 from tests.support.paths import KERNELS
 from tests.traffic.traffic_table import EDGE, EFFICIENT, ROWS, SPLIT_BACKWARD, Row
