@@ -152,11 +152,11 @@ struct TeamSlab {
     __device__ __forceinline__ long long row(int turn) const { return static_cast<long long>(turn) * teams + team(); }
     // First element of this lane's k-th pack, counted from the slab's; neighbouring lanes hold neighbouring packs.
     __device__ __forceinline__ int first(int k) const { return (k * lanes + lane()) * pack_size - shift; }
-    __device__ __forceinline__ bool holds(int k, int i) const { return Place{0, first(k), columns}.holds(i); }
+    __device__ __forceinline__ bool holds(int k, int i) const { return PackSpan{0, first(k), columns}.holds(i); }
     // Of a row, the slab's start.
     __device__ __forceinline__ long long start(long long row) const { return row * cut.length + column; }
     // Whether a lane has all of its k-th pack.
-    __device__ __forceinline__ bool whole(int k) const { return Place{0, first(k), columns}.whole(); }
+    __device__ __forceinline__ bool whole(int k) const { return PackSpan{0, first(k), columns}.whole(); }
     // Elements that this warp has of a row.
     __device__ __forceinline__ int warp_elements() const {
         const int begin = first(0) - (lane() % warp_size) * pack_size;  // of the warp's first pack

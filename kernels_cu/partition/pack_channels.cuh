@@ -1,7 +1,8 @@
 // A pack of elements of a run or a row: where it lies, and which channels its elements are of.
 #include "common/norm.cuh"
 
-struct Place {
+// Where a pack lies in its run or row.
+struct PackSpan {
     long long row;  // elements from the tensor's start to the run or row
     int first;      // the pack's first element in the run, or column in the row; negative before a run's start
     int length;     // of the run or row
@@ -14,7 +15,7 @@ struct Place {
     __device__ __forceinline__ bool whole() const { return first >= 0 && first + pack_size <= length; }
 };
 
-// For an element's place that is known to hold it.
+// The `holds` of a pack whose elements all exist.
 struct Always {
     __device__ __forceinline__ bool operator()(int) const { return true; }
 };
@@ -68,7 +69,7 @@ struct ChannelStride {
 // are rare: they are taken element by element in one body for all, for which the packs turn, since they lie in registers,
 // whose numbers are known when the kernel is compiled. Unrolled it would be most of the kernel's code.
 template <typename Of, typename Terms, typename Give, typename... Packs>
-__device__ __forceinline__ void sums_in_channels(const Place& where, const ChannelWalk& from, int HxW, Of of,
+__device__ __forceinline__ void sums_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW, Of of,
                                                  Terms terms, Give give, Packs&... packs) {
     if (where.first >= where.length) {
         return;
@@ -118,8 +119,8 @@ __device__ __forceinline__ void sums_in_channels(const Place& where, const Chann
 
 // The same for its elements alone: calls use(i, known). Of elements outside the run it may be called too.
 template <typename Of, typename Use, typename... Packs>
-__device__ __forceinline__ void each_in_channels(const Place& where, const ChannelWalk& from, int HxW, Of of, Use use,
-                                                 Packs&... packs) {
+__device__ __forceinline__ void each_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW, Of of,
+                                                 Use use, Packs&... packs) {
     sums_in_channels(
         where, from, HxW, of,
         [&](int i, const auto& known) {

@@ -116,7 +116,7 @@ struct Run {
     // First element of this lane's k-th pack, counted from the slice's; neighbouring lanes hold neighbouring packs.
     __device__ __forceinline__ int first(int k) const { return (k * lanes + Team<lanes>::lane()) * pack_size - shift; }
     __device__ __forceinline__ auto held(int k) const {
-        const Place where = {start, first(k), length};
+        const PackSpan where = {start, first(k), length};
         return [where](int i) { return where.holds(i); };
     }
     __device__ __forceinline__ void load_from(const data_t* x, Pack<data_t> (&held)[Tile::packs]) const {
@@ -159,13 +159,13 @@ struct Run {
     template <typename Of, typename Use, typename... Packs>
     __device__ __forceinline__ void each(int k, const ChannelWalk& from, int HxW, Of of, Use use,
                                          Packs&... packs) const {
-        each_in_channels(Place{start, first(k), length}, from, HxW, of, use, packs...);
+        each_in_channels(PackSpan{start, first(k), length}, from, HxW, of, use, packs...);
     }
     // Calls give(channel, known, sums of terms(i, known)) for the channels of the k-th pack.
     template <typename Of, typename Terms, typename Give, typename... Packs>
     __device__ __forceinline__ void each_sum(int k, const ChannelWalk& from, int HxW, Of of, Terms terms, Give give,
                                              Packs&... packs) const {
-        sums_in_channels(Place{start, first(k), length}, from, HxW, of, terms, give, packs...);
+        sums_in_channels(PackSpan{start, first(k), length}, from, HxW, of, terms, give, packs...);
     }
 };
 

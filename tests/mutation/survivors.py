@@ -140,7 +140,7 @@ SURVIVORS: dict[Key, str] = {
         "the count and twice m2, in every set alike."
     ),
     ("partition/pack_channels.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
-        "Never negative: the packs of a sweep meet their run, and the place of a step past the last is {0, 0, 0}."
+        "Never negative: the packs of a sweep meet their run, and the span of a step past the last is {0, 0, 0}."
     ),
     ("partition/pack_channels.cuh", "if (last && i + 1 < pack_size && where.holds(i + 1)) {", "guard", 0): (
         "Speed only: looks up the channel of the next pack's first element, which the run holds, and does not use it."
@@ -253,7 +253,7 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: the batch past the last has no elements, and adds nothing to a sum or a count."
     ),
     ("partition/sweep.cuh", "if (base + k < steps && from[t] != nullptr) {", "guard", 0): (
-        "Speed only: the place of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
+        "Speed only: the span of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
     ),
     ("partition/team.cuh", "cluster_fence();  // the one thread that tells: the others need not wait for their stores",
      "barrier", 0): "The CPU executor takes every arrival at a cluster's barrier for one that releases.",
