@@ -85,7 +85,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(mbarrier_t* barrier, unsi
 #endif
 }
 
-// Waits for the end of the phase with this parity: 0 for the first, then in turns.
+// Waits for the end of the phase with this parity. The first phase has parity 0; parities alternate.
 __device__ __forceinline__ void mbarrier_wait(mbarrier_t* barrier, unsigned parity CUNORM_SITE) {
 #ifdef CUNORM_CPU
     cunorm_cpu::mbarrier_wait(barrier, parity, file, line);

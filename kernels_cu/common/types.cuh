@@ -161,7 +161,7 @@ struct alignas(access_bytes) Pack {
         }
     }
     // Brings each element to the place before its own, and the first to the last.
-    __device__ __forceinline__ void turn() {
+    __device__ __forceinline__ void rotate() {
         const unsigned first[2] = {word[0], word[1]};
         if constexpr (sizeof(T) < sizeof(unsigned)) {
 #pragma unroll

@@ -73,9 +73,9 @@ struct HeldPacks {
     Pack<data_t> dy;
     Pack<data_t> x;
 
-    __device__ __forceinline__ void turn() {
-        dy.turn();
-        x.turn();
+    __device__ __forceinline__ void rotate() {
+        dy.rotate();
+        x.rotate();
     }
 };
 

@@ -65,9 +65,9 @@ struct ChannelStride {
 //
 // Where a channel has as many elements as a pack, the pack is of one or two: what is known of both is asked for at once,
 // of(channel, false) where there is none, which is to load nothing; and each element takes its own. The outermost elements
-// may be of none of the run's channels, and their sums go nowhere. Smaller channels
-// are rare: they are taken element by element in one body for all, for which the packs turn, since they lie in registers,
-// whose numbers are known when the kernel is compiled. Unrolled it would be most of the kernel's code.
+// may be of none of the run's channels, and their sums go nowhere. Smaller channels are rare. Their elements are taken one
+// by one in a loop that is not unrolled: unrolled it would be most of the kernel's code. The loop rotates the packs and
+// takes element 0 of them, because packs lie in registers, which have no index at run time.
 template <typename Of, typename Terms, typename Give, typename... Packs>
 __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW, Of of,
                                                  Terms terms, Give give, Packs&... packs) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const Ch
         if (held) {
             sums = sums + terms(0, known);
         }
-        (packs.turn(), ...);
+        (packs.rotate(), ...);
         const int channel = walk.channel;
         const bool last = walk.step(HxW);
         if (held && (last || i + 1 == pack_size)) {

@@ -5,7 +5,7 @@
 #include "partition/slab.cuh"
 
 // Sums over a team, given to all its lanes. A warp's teams sum by shuffles, and the whole warp calls. Teams of several
-// warps sum by way of shared memory, and the whole block calls: two rows of block_warps take turns, and between two uses
+// warps sum by way of shared memory, and the whole block calls: two rows of block_warps alternate, and between two uses
 // of one row lies the barrier of the other, so a sum costs one barrier. A cluster's blocks read each other's sums in the
 // same manner, in rank order.
 template <int lanes, int blocks = 1>
@@ -19,7 +19,7 @@ struct Team {
     static constexpr int scratch_size = lanes > warp_size || blocks > 1 ? 2 * (block_warps + count * (blocks > 1)) : 0;
     static constexpr bool of_block = scratch_size > 0;
     Pair* scratch;  // shared, scratch_size; null for teams in a warp
-    int turn = 0;
+    int slot = 0;   // the row of scratch that the latest sum used: 0 or 1
 
     static __device__ __forceinline__ int index() { return threadIdx.x / lanes; }
     static __device__ __forceinline__ int lane() { return threadIdx.x % lanes; }
@@ -39,12 +39,12 @@ struct Team {
         if (!of_block) {
             return lanes_sum(value, lanes);
         }
-        turn = 1 - turn;
-        value = block_sum<warps>(value, scratch + turn * block_warps);
+        slot = 1 - slot;
+        value = block_sum<warps>(value, scratch + slot * block_warps);
         if (blocks == 1) {
             return value;
         }
-        Pair* const told = scratch + 2 * block_warps + turn * count + index();
+        Pair* const told = scratch + 2 * block_warps + slot * count + index();
         if (lane() == 0) {
             *told = value;
             cluster_fence();  // the one thread that tells: the others need not wait for their stores

@@ -11,7 +11,7 @@ Key = tuple[str, str, str, int]  # file, the line stripped, kind, which of those
 NO_ELEMENT_LEFT = "Speed only: left_over() finds no element for an item past the last."
 NO_PACK_LEFT = "Speed only: `j < packs` below leaves nothing to do."
 NULL_RESULTS = "Speed only: give() leaves out each result that is null."
-EMPTY_TURN = "Speed only: every team of that turn has an empty run."
+EMPTY_ROUND = "Speed only: every team of that round has an empty run."
 NO_X = "Speed only: without x held_x is zeros and dbeta alone is wanted; the products go into sums that nobody takes."
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics, and stores them to the same place."
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values, and stores them to the same place."
@@ -28,7 +28,7 @@ TWIN = (
     "The twin of one instruction for the CPU executor, whose blocks that wait for each other take turns in one thread."
 )
 LANDS_IN_ORDER = (
-    "One turn's copies are issued too early, and again in their turn. A GPU might land them before the slot has been "
+    "One round's copies are issued too early, and again when they are due. A GPU might land them before the slot has been "
     "read; the executor lands copies in their order."
 )
 BY_ELEMENT = "Speed only: element by element."
@@ -92,7 +92,7 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("group_norm/backward_runs.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;",
-     "guard", 0): EMPTY_TURN,
+     "guard", 0): EMPTY_ROUND,
     ("group_norm/backward_runs.cuh",
      "const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);",
      "guard", 1): "Speed only: a team without a group asks for the gamma of one that is there, for nothing.",
@@ -107,7 +107,7 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("group_norm/forward_runs.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;",
-     "guard", 0): EMPTY_TURN,
+     "guard", 0): EMPTY_ROUND,
     ("group_norm/forward_runs.cuh", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
     ("layer_norm/layer_norm_backward_split.cu",
      "for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {",
@@ -146,7 +146,7 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: looks up the channel of the next pack's first element, which the run holds, and does not use it."
     ),
     ("partition/row_gradients.cuh",
-     "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
+     "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
     ("partition/row_gradients.cuh",
      "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
@@ -164,7 +164,7 @@ SURVIVORS: dict[Key, str] = {
      "barrier", 0): "Registers only: a lane's sums are its own.",
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 0): ALWAYS_SHIFTS,
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,
-    ("partition/rows.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
+    ("partition/rows.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
     ("partition/rows.cuh", "if (run.live && team.lane() == 0 && team.rank() == 0) {", "owner", 0): SAME_STATISTICS,
     ("partition/slab.cuh", "while (lanes < warp_size && lanes < HxW / pack_size + 2) {", "guard", 1): (
         "Another number of lanes, as right: it makes no more parts than the host has made room for."
@@ -263,11 +263,11 @@ SURVIVORS: dict[Key, str] = {
      "const int ahead = may_shift && past + whole <= blocks * capacity ? past : 0;", "guard", 0): (
         "Speed only: a run that is covered from its start is read element by element, and is as right."
     ),
-    ("partition/turns.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 0): (
+    ("partition/work_queue.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 0): (
         "Speed only: all sums come before the first output, which may find its data gone from the cache."
     ),
-    ("partition/turns.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 1): (
-        "Speed only: tickets behind the last sums are nobody's, and the host has counted them."
+    ("partition/work_queue.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 1): (
+        "Speed only: tickets past the last sums have nothing to do, and the host has counted them."
     ),
     ("common/types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
      "guard", 0): BY_ELEMENT,
@@ -297,11 +297,11 @@ SURVIVORS: dict[Key, str] = {
     ("layer_norm/row_slabs.cuh", "for (int i = 0; i < lane_parts; ++i) {", "guard", 1): (
         "Undefined, and left out by the compiler: neither array has such a place."
     ),
-    ("layer_norm/row_slabs.cuh", "for (int turn = 0; turn < slots.ahead; ++turn) {", "guard", 0): LANDS_IN_ORDER,
+    ("layer_norm/row_slabs.cuh", "for (int round = 0; round < slots.ahead; ++round) {", "guard", 0): LANDS_IN_ORDER,
     ("layer_norm/row_slabs.cuh",
-     "for (int turn = slab.turns() - 1; turn >= slab.turns() - slots.ahead; --turn) {", "guard",
+     "for (int round = slab.rounds() - 1; round >= slab.rounds() - slots.ahead; --round) {", "guard",
      0): LANDS_IN_ORDER,
-    ("layer_norm/row_slabs.cuh", "slots.fetch(slab, next < slots.kept ? -1 : next);", "guard", 0): (
+    ("layer_norm/row_slabs.cuh", "slots.fetch(slab, next < slots.resident_rounds ? -1 : next);", "guard", 0): (
         "Speed only: what is kept comes again, to the same place. test_layer_norm_grid.py counts that it does not."
     ),
     ("layer_norm/row_slabs.cuh",

@@ -75,7 +75,7 @@ def _turn_bytes(problem: Problem, tile: Tile) -> int:
 
 
 def _ahead(problem: Problem, tile: Tile) -> int:
-    """TurnSlots::ahead in row_slabs.cuh: turns on their way."""
+    """RoundSlots::ahead in row_slabs.cuh: rounds on their way."""
     return min(max(ceil_div(BYTES_AHEAD, _turn_bytes(problem, tile)), FEWEST_AHEAD), MOST_AHEAD)
 
 
