@@ -7,7 +7,7 @@
 // What an element needs of its channel.
 struct WeighedChannel {
     acc_t gamma;
-    Through through;
+    ActivationGrad activation_grad;
 };
 
 // The sums of a team's channels, in shared memory: what each pack has of each of its channels. Neither goes back from
@@ -62,11 +62,11 @@ struct GroupRuns {
     int HxW;
 
     __device__ __forceinline__ int channels() const { return static_cast<int>(C / groups); }
-    // What lies between dy and the normalised values of a channel.
-    __device__ __forceinline__ Through in_front(long long channel, bool there, acc_t gamma_c,
-                                                const Coefficients& k) const {
+    // How dy becomes the gradient with respect to a channel's normalised values.
+    __device__ __forceinline__ ActivationGrad activation_grad_of(long long channel, bool there, acc_t gamma_c,
+                                                                 const Coefficients& k) const {
         const acc_t beta_c = is_identity ? acc_t(0) : parameter(beta, channel, acc_t(0), there);
-        return Through{Affine{k.mean, k.rstd * gamma_c, beta_c}};
+        return ActivationGrad{Affine{k.mean, k.rstd * gamma_c, beta_c}};
     }
 
     template <int lanes>
@@ -109,11 +109,11 @@ struct GroupRuns {
                         const bool asked = there && !(alone && is_identity);
                         const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1), asked);
                         return WeighedChannel{alone ? acc_t(1) : gamma_c,
-                                              in_front(first_channel + channel, there, gamma_c, of_group)};
+                                              activation_grad_of(first_channel + channel, there, gamma_c, of_group)};
                     },
                     [&](int i, const WeighedChannel& of) {
                         const acc_t value = widen(held_x[k].get(i));
-                        const acc_t gradient = of.through(widen(held_dy[k].get(i)), value);
+                        const acc_t gradient = of.activation_grad(widen(held_dy[k].get(i)), value);
                         return Pair{gradient, gradient * (value - of_group.mean)};
                     },
                     [&](int channel, const WeighedChannel& of, Pair part) {  // with gamma they join the group's
@@ -173,13 +173,14 @@ private:
                 k, walk, HxW,
                 [&](int channel, bool there) {
                     const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1), there);
-                    return WeighedChannel{gamma_c, in_front(first_channel + channel, there, gamma_c, of_group)};
+                    return WeighedChannel{gamma_c,
+                                          activation_grad_of(first_channel + channel, there, gamma_c, of_group)};
                 },
                 [&](int i, const WeighedChannel& of) {
                     Coefficients coefficients = of_group;
                     coefficients.gamma = of.gamma;
                     const acc_t value = widen(held_x[k].get(i));
-                    const acc_t gradient = of.through(widen(held_dy[k].get(i)), value);
+                    const acc_t gradient = of.activation_grad(widen(held_dy[k].get(i)), value);
                     out.set(i, narrow<data_t>(input_gradient(gradient, value, coefficients)));
                 },
                 held_dy[k], held_x[k], out);

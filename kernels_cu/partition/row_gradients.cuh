@@ -236,10 +236,10 @@ private:
                                             RowParameters<gamma_t, lanes, blocks, grouped>& weights,
                                             RowParameters<beta_t, lanes, blocks, grouped>& offsets, Keep keep) const {
         const acc_t mean_of_row = widen(held.mean), rstd_of_row = widen(held.rstd);
-        // The gradient that comes through the activation of the i-th element of the k-th pack.
-        const auto through = [&](int k, int i, acc_t weight, acc_t offset) {
+        // The gradient with respect to the normalised i-th element of the k-th pack.
+        const auto activation_grad = [&](int k, int i, acc_t weight, acc_t offset) {
             const Affine affine = {mean_of_row, rstd_of_row * weight, offset};
-            return Through{affine}(widen(held.dy[k].get(i)), widen(held.x[k].get(i)));
+            return ActivationGrad{affine}(widen(held.dy[k].get(i)), widen(held.x[k].get(i)));
         };
         Pair sums = {};
         weights.narrow_again();
@@ -256,7 +256,8 @@ private:
             for (int i = 0; i < pack_size; ++i) {
                 // Elements outside the row read as zeros: only an infinite mean would make something of them, or an
                 // activation of a mean that is infinite in units of rstd.
-                const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);
+                const acc_t gradient =
+                    is_identity || holds(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);
                 const acc_t xhat =
                     x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
                 const Pair terms = {gradient, gradient * xhat};
@@ -294,7 +295,7 @@ private:
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 of_element.gamma = weight.of(i);
-                const acc_t gradient = through(k, i, weight.of(i), offset.of(i));
+                const acc_t gradient = activation_grad(k, i, weight.of(i), offset.of(i));
                 out.set(i, narrow<data_t>(input_gradient(gradient, widen(held.x[k].get(i)), of_element)));
             }
             store_pack(dx + run.start, run.first(k), run.length, out);

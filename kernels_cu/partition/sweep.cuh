@@ -269,27 +269,28 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
 // ---- what a sweep finds -------------------------------------------------------------------------------------------
 
 // Add a pack's terms to the sums of a thread's channels: one channel (channels-first), or one an element.
-template <typename Use, typename Through>
+template <typename Use, typename Grad>
 __device__ __forceinline__ void add_terms(Pair (&sums)[1], const Pack<data_t>& dy, const Pack<data_t>& x,
-                                          const acc_t (&mean)[1], Use use, const Through (&through)[1]) {
-    sums[0] = sums[0] + gradient_sums(dy, x, mean[0], use, through[0]);
+                                          const acc_t (&mean)[1], Use use, const Grad (&activation_grad)[1]) {
+    sums[0] = sums[0] + gradient_sums(dy, x, mean[0], use, activation_grad[0]);
 }
 
-template <typename Use, typename Through>
+template <typename Use, typename Grad>
 __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<data_t>& dy, const Pack<data_t>& x,
-                                          const acc_t (&mean)[pack_size], Use, const Through (&through)[pack_size]) {
+                                          const acc_t (&mean)[pack_size], Use,
+                                          const Grad (&activation_grad)[pack_size]) {
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        const acc_t value = widen(x.get(i)), gradient = through[i](widen(dy.get(i)), value);
+        const acc_t value = widen(x.get(i)), gradient = activation_grad[i](widen(dy.get(i)), value);
         sums[i] = sums[i] + Pair{gradient, gradient * (value - mean[i])};
     }
 }
 
-// sums[slot] of g and of g * (x - mean[slot]) over the thread's packs, with g = through[slot](dy, x).
-template <typename Through>
+// sums[slot] of g and of g * (x - mean[slot]) over the thread's packs, with g = activation_grad[slot](dy, x).
+template <typename Grad>
 __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
                                                     const acc_t (&mean)[sweep_t::slots],
-                                                    const Through (&through)[sweep_t::slots],
+                                                    const Grad (&activation_grad)[sweep_t::slots],
                                                     Pair (&sums)[sweep_t::slots]) {
     constexpr int loads = sweep_loads<2>;
     const data_t* const from[2] = {dy, x};
@@ -306,10 +307,10 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
 #pragma unroll
         for (int k = 0; k < loads; ++k) {
             if (sweep_t::full(spans[k])) {
-                add_terms(latest, batch[0][k], batch[1][k], mean, Always(), through);
+                add_terms(latest, batch[0][k], batch[1][k], mean, Always(), activation_grad);
             } else if (sweep_t::slots == 1) {
                 const auto holds = [&](int i) { return spans[k].holds(i); };
-                add_terms(latest, batch[0][k], batch[1][k], mean, holds, through);
+                add_terms(latest, batch[0][k], batch[1][k], mean, holds, activation_grad);
             }
         }
         if (++batches % chain == 0) {
@@ -321,8 +322,8 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
 
 __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
                                                     const acc_t (&mean)[sweep_t::slots], Pair (&sums)[sweep_t::slots]) {
-    const Untouched through[sweep_t::slots] = {};
-    sweep_gradient_sums(sweep, dy, x, mean, through, sums);
+    const NoActivationGrad activation_grad[sweep_t::slots] = {};
+    sweep_gradient_sums(sweep, dy, x, mean, activation_grad, sums);
 }
 
 // give(channel, sums of the whole block or warp), in one thread a channel.

@@ -154,7 +154,7 @@ SURVIVORS: dict[Key, str] = {
      "const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;",
      "guard", 1): "Rows are fewer for one team alone, behind whose sums nothing lies; the host counts the row.",
     ("partition/row_gradients.cuh",
-     "const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
+     "is_identity || holds(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
      "guard", 0): (
         "The battery has no activation: test_lanes_outside_a_group_stay_out_of_its_sums in "
         "test_group_norm_activation.py has one."
