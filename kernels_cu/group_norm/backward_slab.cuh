@@ -148,7 +148,7 @@ struct GroupSlabs {
                 const SlabChannel k = of_channel[channel];
                 sums.second *= of_group[k.group].rstd;
                 if (rank == 0) {
-                    parameters.give(n, first_channel + channel, sums);
+                    parameters.store_channel(n, first_channel + channel, sums);
                 }
                 whole[channel] = Pair{k.gamma * sums.first, k.gamma * sums.second};
             }

@@ -8,7 +8,7 @@
 //   `rows` [N, C] pairs (dbeta, dgamma) that a second kernel sums, but for N = 1, whose are the results dgamma and dbeta;
 //   from pair `words` the counters of work_queue.cuh, all 0
 //   grid: any number of blocks; lead: tiles that sums run ahead of outputs
-//   shared memory: sums of a channels-last tile; of a team a pair a thread and a channel; the three words of take_work
+//   shared memory: sums of a channels-last tile; of a team a pair a thread and a channel; take_work's three words
 //
 // dy and x are asked for twice and come from DRAM once. An element of dx is written by the thread that has read the same
 // elements of dy and x, when their sums are complete: dx may be dy or x. Wins where a group is too large for the shared
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
                 },
                 [](Pair a, Pair b) { return a + b; },
                 [&](int channel, Pair whole) {
-                    parameters.give(n, first_channel + channel, whole);
+                    parameters.store_channel(n, first_channel + channel, whole);
                     const acc_t weight = parameter(gamma, first_channel + channel, acc_t(1));
                     totals[channel] = Pair{weight * whole.first, weight * whole.second};
                 });

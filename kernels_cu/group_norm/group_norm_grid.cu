@@ -7,7 +7,7 @@
 //   workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample; from pair `words` the
 //   counters of work_queue.cuh, all 0
 //   grid: any number of blocks; lead: tiles that moments run ahead of outputs
-//   shared memory: moments of a channels-last tile; of a team moments of each thread and channel; the three words of take_work
+//   shared memory: moments of a channels-last tile; of a team moments of each thread and channel; take_work's three words
 //
 // x is asked for twice and comes from DRAM once. An element of y is written by the thread that has read the same element
 // of x, when the statistics are complete: y may be x. Wins where a group is too large for the shared memory of a cluster

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     const RoundSlots<2> slots({dy, x}, cut, kept, offset);
     take_slabs(
         drawn,
-        [&](unsigned index, auto tell) {
+        [&](unsigned index, auto signal) {
             TeamSlab slab(dy, cut, index);
             begin_slab(slab, slots);
             for (int row = threadIdx.x; row < count; row += Tile::threads) {
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                 }
                 store(workspace, cut.part(row, index), total);
             }
-            tell();
+            signal();
             if (!parameters.wanted()) {
                 return;
             }
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                 __syncthreads();
             }
             for (int column = threadIdx.x; column < slab.columns; column += Tile::threads) {
-                parameters.give(0, slab.column + column, column_sums.of(column));
+                parameters.store_channel(0, slab.column + column, column_sums.of(column));
             }
         },
         [&] {

@@ -37,7 +37,7 @@ __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_
     };
     const Pair first_sums = sums_about(shift, [](Pair sums) { return with_square(sums.first); });
     const acc_t centre = second_centre(shift, first_sums, inverse, pack_size);
-    forget(held);
+    make_opaque(held);
     return moments_about(count, inverse, centre, sums_about(centre, [](Pair sums) { return sums; }));
 }
 
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     const RoundSlots<1> slots({x}, cut, kept, offset);
     take_slabs(
         drawn,
-        [&](unsigned index, auto tell) {
+        [&](unsigned index, auto signal) {
             TeamSlab slab(x, cut, index);
             begin_slab(slab, slots);
             scale.share(slab);  // for the outputs: barriers lie between
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                 }
                 store_moments(workspace, cut.part(row, index), found);
             }
-            tell();
+            signal();
         },
         [&] {
             fold_rows_of_slabs<Moments>(

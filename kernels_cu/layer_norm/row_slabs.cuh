@@ -2,8 +2,8 @@
 // gamma and beta once and has dgamma and dbeta to itself; what it read of its slab stays in shared memory until the sums
 // of whole rows, which all slabs make up together, have come round.
 //
-// A block draws a slab by ordered ticket, finds its sums, tells, and draws again: only when no slab is left does it wait,
-// for slabs that run or have ended. So no number of resident blocks is too small, and no cooperative launch is needed.
+// A block draws a slab by ordered ticket, stores its sums, signals that, and draws again. When no slab is left it waits for
+// slabs that run or have ended. So no number of resident blocks is too small, and no cooperative launch is needed.
 // With as many blocks as slabs each has one; with fewer, the slabs before a block's last, and their gamma and beta, are
 // read once more. Who folds the rows is up to the order in which blocks arrive; what is folded, and in which order, is not.
 #include "common/parameters.cuh"
@@ -24,8 +24,7 @@ struct RowSlabs {
     __device__ __forceinline__ long long part(long long row, long long slab) const { return row * slabs + slab; }
 };
 
-// The tickets, and what the threads of a block tell each other of them: the slabs that it has drawn, and whether it is the
-// last.
+// The tickets, and what the threads of a block share: the slabs that it has drawn, and whether its signal is the last.
 struct DrawnSlabs {
     unsigned* words;     // global, all 0: the next ticket; from ticket_words slabs whose sums are stored, then one more
     unsigned slabs;      // in all
@@ -39,13 +38,13 @@ struct DrawnSlabs {
           complete(shared_array<unsigned>(offset, 1)) {}
 };
 
-// sums(slab, tell) stores to the workspace, calls tell(), and may go on with what others do not wait for; fold() puts
+// sums(slab, signal) stores to the workspace, calls signal(), and may go on with what others do not wait for; fold() puts
 // together what the sums of all slabs stored; output(slab, latest) may read what fold stored, and finds what the last
 // sums of the block left where it is `latest`. The whole block calls; each of the three begins behind a barrier.
 template <typename Sums, typename Fold, typename Output>
 __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold fold, Output output) {
     const bool first = threadIdx.x == 0;
-    unsigned* const told = of.words + ticket_words;
+    unsigned* const signalled = of.words + ticket_words;
     unsigned next = first ? draw_ticket(of.words) : 0u;
     int taken = 0;
     for (;; ++taken) {
@@ -60,14 +59,14 @@ __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold
             __syncthreads();  // behind every thread's stores, which are published here, and seen by who folds
             if (first) {
                 next = draw_ticket(of.words);  // not before: a block that starts later would find its slab gone
-                *of.complete = add_release_acquire(told, 1u) + 1 == of.slabs;
+                *of.complete = add_release_acquire(signalled, 1u) + 1 == of.slabs;
             }
             __syncthreads();
             if (*of.complete) {
                 fold();
                 __syncthreads();
                 if (first) {
-                    store_release(told, of.slabs + 1);
+                    store_release(signalled, of.slabs + 1);
                 }
             }
         });
@@ -76,7 +75,7 @@ __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold
         return;
     }
     if (first) {
-        wait_above(told, of.slabs);
+        wait_above(signalled, of.slabs);
     }
     for (int slot = taken - 1; slot >= 0; --slot) {
         __syncthreads();
@@ -281,7 +280,7 @@ __device__ __forceinline__ void sweep_slab(TeamSlab& slab, const RoundSlots<tens
     typename RoundSlots<tensors>::held_t held;
 #pragma unroll 1
     for (int round = 0; round < slab.rounds(); ++round) {
-        forget(slab.shift);  // which elements of its packs a lane has would fill its registers
+        make_opaque(slab.shift);  // which elements of its packs a lane has would fill its registers
         slots.take(round, held);
         slots.fetch(slab, round + slots.ahead);
         if (slab.row(round) < slab.cut.rows) {
@@ -303,7 +302,7 @@ __device__ __forceinline__ void sweep_slab_back(TeamSlab& slab, RoundSlots<tenso
     }
 #pragma unroll 1
     for (int round = slab.rounds() - 1; round >= 0; --round) {
-        forget(slab.shift);
+        make_opaque(slab.shift);
         slots.take(round, held);
         const int next = round - slots.ahead;
         slots.fetch(slab, next < slots.resident_rounds ? -1 : next);

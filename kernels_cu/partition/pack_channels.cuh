@@ -59,7 +59,7 @@ struct ChannelStride {
     }
 };
 
-// Calls give(channel, known, sums) for the channels that a pack of a channels-first run has elements of, in order: known is
+// Calls emit(channel, known, sums) for the channels that a pack of a channels-first run has elements of, in order: known is
 // of(channel, true), and sums that of the Pairs terms(i, known) of these elements, i being their place in `packs`. The lanes
 // of a warp go apart in here: nobody may shuffle.
 //
@@ -68,9 +68,9 @@ struct ChannelStride {
 // may be of none of the run's channels, and their sums go nowhere. Smaller channels are rare. Their elements are taken one
 // by one in a loop that is not unrolled: unrolled it would be most of the kernel's code. The loop rotates the packs and
 // takes element 0 of them, because packs lie in registers, which have no index at run time.
-template <typename Of, typename Terms, typename Give, typename... Packs>
+template <typename Of, typename Terms, typename Emit, typename... Packs>
 __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW, Of of,
-                                                 Terms terms, Give give, Packs&... packs) {
+                                                 Terms terms, Emit emit, Packs&... packs) {
     if (where.first >= where.length) {
         return;
     }
@@ -88,10 +88,10 @@ __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const Ch
             of_second = i < next ? of_second : of_second + term;
         }
         if (here) {
-            give(channel, first, of_first);
+            emit(channel, first, of_first);
         }
         if (both) {
-            give(channel + 1, second, of_second);
+            emit(channel + 1, second, of_second);
         }
         return;
     }
@@ -108,7 +108,7 @@ __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const Ch
         const int channel = walk.channel;
         const bool last = walk.step(HxW);
         if (held && (last || i + 1 == pack_size)) {
-            give(channel, known, sums);
+            emit(channel, known, sums);
             sums = Pair{};
         }
         if (last && i + 1 < pack_size && where.holds(i + 1)) {

@@ -262,15 +262,15 @@ typedef Slab<layout_t> slab_t;
 
 constexpr int loads_in_flight = 4;  // packs a thread asks for before it uses the first: hides DRAM latency
 
-// A warp for each group of a slab sums totals[channel] over the group's channels; all its lanes call give(group, sums).
-template <typename Give>
-__device__ __forceinline__ void group_sums(const Pair* totals, int groups, int group_channels, Give give) {
+// A warp for each group of a slab sums totals[channel] over the group's channels; all its lanes call emit(group, sums).
+template <typename Emit>
+__device__ __forceinline__ void group_sums(const Pair* totals, int groups, int group_channels, Emit emit) {
     const int lane = threadIdx.x % warp_size;
     for (int group = threadIdx.x / warp_size; group < groups; group += block_warps) {
         Pair sums = {};
         for (int c = lane; c < group_channels; c += warp_size) {
             sums = sums + totals[group * group_channels + c];
         }
-        give(group, warp_sum(sums));
+        emit(group, warp_sum(sums));
     }
 }

@@ -77,12 +77,12 @@ struct Sweep<ChannelsFirst> {
     __device__ __forceinline__ bool has(int) const { return live(); }
     __device__ __forceinline__ long long channel_of(int) const { return channel; }
 
-    // What the threads found of each channel, put together: over_lanes(found(0)) of a warp; give(channel, whole).
-    template <typename T, typename Found, typename OverLanes, typename Merge, typename Give>
-    __device__ __forceinline__ void gather(T*, Found found, OverLanes over_lanes, Merge, Give give) const {
+    // What the threads found of each channel, put together: over_lanes(found(0)) of a warp; emit(channel, whole).
+    template <typename T, typename Found, typename OverLanes, typename Merge, typename Emit>
+    __device__ __forceinline__ void gather(T*, Found found, OverLanes over_lanes, Merge, Emit emit) const {
         const T whole = over_lanes(found(0));
         if (live() && threadIdx.x % warp_size == 0) {
-            give(channel, whole);
+            emit(channel, whole);
         }
     }
 };
@@ -150,9 +150,9 @@ struct Sweep<ChannelsLast> {
     __device__ __forceinline__ long long channel_of(int slot) const { return first_channel + slot; }
 
     // What the threads found of each channel, put together: found(slot) of the parts merged by halves, by way of
-    // partials[slot][part][column], which is shared; give(channel, whole). The whole block calls; ends with a barrier.
-    template <typename T, typename Found, typename OverLanes, typename Merge, typename Give>
-    __device__ __forceinline__ void gather(T* partials, Found found, OverLanes, Merge merge, Give give) const {
+    // partials[slot][part][column], which is shared; emit(channel, whole). The whole block calls; ends with a barrier.
+    template <typename T, typename Found, typename OverLanes, typename Merge, typename Emit>
+    __device__ __forceinline__ void gather(T* partials, Found found, OverLanes, Merge merge, Emit emit) const {
         if (part < parts) {
 #pragma unroll
             for (int slot = 0; slot < pack_size; ++slot) {
@@ -163,7 +163,7 @@ struct Sweep<ChannelsLast> {
         fold_parts<pack_size>(partials, parts, columns, part, column, merge);
         const long long block_channel = first_channel - column * pack_size;
         for (int at = threadIdx.x; at < columns * pack_size && block_channel + at < C; at += Tile::threads) {
-            give(block_channel + at, partials[at % pack_size * parts * columns + at / pack_size]);
+            emit(block_channel + at, partials[at % pack_size * parts * columns + at / pack_size]);
         }
         __syncthreads();
     }
@@ -326,11 +326,11 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
     sweep_gradient_sums(sweep, dy, x, mean, activation_grad, sums);
 }
 
-// give(channel, sums of the whole block or warp), in one thread a channel.
-template <typename Give>
+// emit(channel, sums of the whole block or warp), in one thread a channel.
+template <typename Emit>
 __device__ __forceinline__ void gather_sums(const sweep_t& sweep, Pair* partials, const Pair (&sums)[sweep_t::slots],
-                                            Give give) {
+                                            Emit emit) {
     sweep.gather(
         partials, [&](int slot) { return sums[slot]; }, [](Pair value) { return warp_sum(value); },
-        [](Pair a, Pair b) { return a + b; }, give);
+        [](Pair a, Pair b) { return a + b; }, emit);
 }

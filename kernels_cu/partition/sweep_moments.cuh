@@ -132,13 +132,13 @@ __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, cons
     return found;
 }
 
-// give(channel, moments of the whole block or warp), in one thread a channel.
-template <typename Give>
+// emit(channel, moments of the whole block or warp), in one thread a channel.
+template <typename Emit>
 __device__ __forceinline__ void gather_moments(const sweep_t& sweep, Moments* partials, const SweepMoments& found,
-                                               Give give) {
+                                               Emit emit) {
     sweep.gather(
         partials, [&](int slot) { return found.at(slot); }, [](Moments value) { return lanes_merge(value, warp_size); },
-        [](Moments a, Moments b) { return merge(a, b); }, give);
+        [](Moments a, Moments b) { return merge(a, b); }, emit);
 }
 
 // Stores the moments of the sweep's channels where they stand in a workspace [N * chunks, C]. `partials` is shared,

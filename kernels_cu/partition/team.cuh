@@ -44,15 +44,15 @@ struct Team {
         if (blocks == 1) {
             return value;
         }
-        Pair* const told = scratch + 2 * block_warps + slot * count + index();
+        Pair* const published = scratch + 2 * block_warps + slot * count + index();
         if (lane() == 0) {
-            *told = value;
-            cluster_fence();  // the one thread that tells: the others need not wait for their stores
+            *published = value;
+            cluster_fence();  // by the one thread that publishes: the others need not wait for their stores
         }
         cluster_arrive_relaxed();
         cluster_wait();
         const int other = threadIdx.x % warp_size;  // a lane reads a block's
-        return warp_sum(other < blocks ? *cluster_map(told, other) : Pair{});
+        return warp_sum(other < blocks ? *cluster_map(published, other) : Pair{});
     }
     // What the first lane of a team within a warp has, given to all of the team. The whole warp calls.
     static __device__ __forceinline__ acc_t of_first_lane(acc_t value) {
@@ -161,11 +161,11 @@ struct Run {
                                          Packs&... packs) const {
         each_in_channels(PackSpan{start, first(k), length}, from, HxW, of, use, packs...);
     }
-    // Calls give(channel, known, sums of terms(i, known)) for the channels of the k-th pack.
-    template <typename Of, typename Terms, typename Give, typename... Packs>
-    __device__ __forceinline__ void each_sum(int k, const ChannelWalk& from, int HxW, Of of, Terms terms, Give give,
+    // Calls emit(channel, known, sums of terms(i, known)) for the channels of the k-th pack.
+    template <typename Of, typename Terms, typename Emit, typename... Packs>
+    __device__ __forceinline__ void each_sum(int k, const ChannelWalk& from, int HxW, Of of, Terms terms, Emit emit,
                                              Packs&... packs) const {
-        sums_in_channels(PackSpan{start, first(k), length}, from, HxW, of, terms, give, packs...);
+        sums_in_channels(PackSpan{start, first(k), length}, from, HxW, of, terms, emit, packs...);
     }
 };
 
@@ -183,14 +183,14 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, 
         sums = sums + with_square(deviations(held[k], shift, run.held(k)).first);
     }
     const acc_t centre = second_centre(shift, team.sum(sums), acc_t(1) / acc_t(length), pack_size);
-    forget(held);
+    make_opaque(held);
     sums = Pair{};
 #pragma unroll
     for (int k = 0; k < Tile::packs; ++k) {
         sums = sums + deviations(held[k], centre, run.held(k));
     }
     sums = team.sum(sums);
-    forget(held);
+    make_opaque(held);
     return corrected_statistics(centre, sums, acc_t(length), eps);
 }
 

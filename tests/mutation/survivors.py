@@ -10,7 +10,7 @@ Key = tuple[str, str, str, int]  # file, the line stripped, kind, which of those
 
 NO_ELEMENT_LEFT = "Speed only: left_over() finds no element for an item past the last."
 NO_PACK_LEFT = "Speed only: `j < packs` below leaves nothing to do."
-NULL_RESULTS = "Speed only: give() leaves out each result that is null."
+NULL_RESULTS = "Speed only: store_channel() leaves out each result that is null."
 EMPTY_ROUND = "Speed only: every team of that round has an empty run."
 NO_X = "Speed only: without x held_x is zeros and dbeta alone is wanted; the products go into sums that nobody takes."
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics, and stores them to the same place."
@@ -28,8 +28,8 @@ TWIN = (
     "The twin of one instruction for the CPU executor, whose blocks that wait for each other take turns in one thread."
 )
 LANDS_IN_ORDER = (
-    "One round's copies are issued too early, and again when they are due. A GPU might land them before the slot has been "
-    "read; the executor lands copies in their order."
+    "One round's copies are issued too early, and again when they are due. A GPU might land them before the slot has "
+    "been read; the executor lands copies in their order."
 )
 BY_ELEMENT = "Speed only: element by element."
 
@@ -39,7 +39,7 @@ SURVIVORS: dict[Key, str] = {
     ("common/async.cuh", "cunorm_cpu::fence();", "barrier", 1): TWIN,
     ("batch_norm/wide_rows.cuh", "if (sweep.has(slot)) {", "guard", 0): (
         "Speed only: `channel` is taken modulo C, so what is then loaded too is in bounds, and goes to a slot of no "
-        "channel or an idle thread, which gather() gives to nobody."
+        "channel or an idle thread, which gather() emits for nobody."
     ),
     ("batch_norm/batch_norm_backward_reduce_sweep.cu",
      "for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {",
@@ -255,7 +255,8 @@ SURVIVORS: dict[Key, str] = {
     ("partition/sweep.cuh", "if (base + k < steps && from[t] != nullptr) {", "guard", 0): (
         "Speed only: the span of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
     ),
-    ("partition/team.cuh", "cluster_fence();  // the one thread that tells: the others need not wait for their stores",
+    ("partition/team.cuh",
+     "cluster_fence();  // by the one thread that publishes: the others need not wait for their stores",
      "barrier", 0): "The CPU executor takes every arrival at a cluster's barrier for one that releases.",
     ("partition/team.cuh",
      "if (shift + columns < pack_size) {", "guard", 0): "Speed only: any element of the run does.",
