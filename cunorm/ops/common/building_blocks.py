@@ -153,7 +153,7 @@ def refuses_registers(registers: int, tile: Tile, device: Device) -> str | None:
 
 
 WORD = 4  # bytes of a counter
-LINE_WORDS = 32  # the tickets have a line of the L2 cache to themselves: ticket_words in turns.cuh
+LINE_WORDS = 32  # the tickets have a line of the L2 cache to themselves: ticket_words in work_queue.cuh
 CLEAR_THREADS = 256
 
 

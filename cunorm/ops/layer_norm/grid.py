@@ -78,7 +78,7 @@ class LayerGrid(Tiling):
 
     @lazy
     def ahead(self) -> int:
-        """Rounds on their way: TurnSlots::ahead in row_slabs.cuh."""
+        """Rounds on their way: RoundSlots::ahead in row_slabs.cuh."""
         return min(max(ceil_div(BYTES_AHEAD, self.round_bytes), FEWEST_AHEAD), MOST_AHEAD)
 
     @lazy
