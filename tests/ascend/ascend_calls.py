@@ -10,7 +10,7 @@ import numpy as np
 
 from cunorm import ascend
 from cunorm.ascend import AclnnStatus
-from tests.support.problems import SENTINEL, Arrays, BatchArrays, arrays, batch_arrays
+from tests.support.problems import SENTINEL, BatchArrays, GroupArrays, batch_arrays, group_arrays
 
 SUCCESS, NULLPTR, INVALID = (
     AclnnStatus.ACLNN_SUCCESS,
@@ -38,7 +38,7 @@ class Face:
 
     def made(self, dtype: str = "float32") -> Any:
         """Arrays of a problem of it, which know their oracle."""
-        return arrays(dtype=dtype) if self is GROUP else batch_arrays(dtype=dtype)
+        return group_arrays(dtype=dtype) if self is GROUP else batch_arrays(dtype=dtype)
 
     def call(self, made: Any) -> Arguments:
         """A right call for such arrays."""
@@ -80,7 +80,7 @@ def _filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.full(shape, SENTINEL).astype(dtype)
 
 
-def group_call(made: Arrays | None = None) -> Arguments:
+def group_call(made: GroupArrays | None = None) -> Arguments:
     """A right call for these arrays, NCHW; its outputs hold SENTINEL."""
     made = GROUP.made() if made is None else made
     N, C = made.x.shape[:2]

@@ -18,7 +18,7 @@ from cunorm.ascend import aclGetRecentErrMsg
 from cunorm.core.arrays import DTYPES
 from tests.ascend.ascend_calls import BATCH, FACES, GROUP, INVALID, SUCCESS, Arguments, Face, batch_call, group_call
 from tests.conftest import Executor
-from tests.support.problems import LAYOUTS, SENTINEL, BatchArrays, arrays, batch_arrays, laid_out
+from tests.support.problems import LAYOUTS, SENTINEL, BatchArrays, batch_arrays, group_arrays, laid_out
 
 SHAPE = (2, 8, 3, 3)
 CPU = Executor("cpu")
@@ -76,7 +76,7 @@ SHAPES = [
 def test_only_the_number_of_elements_counts(
     grad: Any, input: Any, mean: Any, rstd: Any, gamma: Any, executor: Executor
 ) -> None:
-    made = arrays(SHAPE)
+    made = group_arrays(SHAPE)
     given = there(executor, group_call(made))
     shapes = {"gradOut": grad, "input": input, "gradInput": input, "mean": mean, "rstd": rstd}
     shapes |= dict.fromkeys(("gamma", "gradGammaOut", "gradBetaOut"), gamma)
@@ -86,7 +86,7 @@ def test_only_the_number_of_elements_counts(
 
 
 def test_a_problem_of_one_element_has_no_dimensions(executor: Executor) -> None:
-    made = arrays((1, 1, 1), 1)
+    made = group_arrays((1, 1, 1), 1)
     given = there(executor, group_call(made))
     given |= {name: value.reshape(()) for name, value in given.items() if hasattr(value, "reshape")}
     check(GROUP, executor, given, made)
@@ -95,7 +95,7 @@ def test_a_problem_of_one_element_has_no_dimensions(executor: Executor) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["gradOut", "input", "gradInput"])
 def test_strided_tensors_of_group_norm(name: str, layout: str, executor: Executor) -> None:
-    made = arrays(SHAPE)
+    made = group_arrays(SHAPE)
     given = there(executor, group_call(made))
     given[name] = laid_out(executor.xp, given[name], layout)
     check(GROUP, executor, given, made)
@@ -126,7 +126,7 @@ def test_everything_is_strided(face: Face, layout: str, executor: Executor) -> N
 
 def test_channels_last_is_read_where_it_lies(executor: Executor) -> None:
     """Of either face, in the shape of NCHW: planned as NHWC, and nothing is copied."""
-    made, batch = arrays(SHAPE), batch_arrays()
+    made, batch = group_arrays(SHAPE), batch_arrays()
     given, other = there(executor, group_call(made)), there(executor, batch_call(batch))
     for call, names in ((given, ("gradOut", "input", "gradInput")), (other, ("gradOut", "input"))):
         call |= {name: laid_out(executor.xp, call[name], "channels last") for name in names}
@@ -140,7 +140,7 @@ def test_channels_last_is_read_where_it_lies(executor: Executor) -> None:
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 def test_subclasses_of_numpys_arrays(tmp_path: Path) -> None:
     """Each is its memory: a matrix keeps to two dimensions."""
-    made = arrays(SHAPE)
+    made = group_arrays(SHAPE)
     given = group_call(made)
     given |= {name: np.asmatrix(given[name]) for name in ("mean", "rstd", "gamma", "gradGammaOut", "gradBetaOut")}
     given["gamma"] = np.asmatrix(np.repeat(given["gamma"], 2))[:, ::2]
@@ -151,7 +151,7 @@ def test_subclasses_of_numpys_arrays(tmp_path: Path) -> None:
 
 def test_what_is_copied_stands_in_explain() -> None:
     """Each array with its reason, and the bytes that the first phase asks for."""
-    given = group_call(arrays(SHAPE, dtype=HALF))
+    given = group_call(group_arrays(SHAPE, dtype=HALF))
     given["input"] = laid_out(np, given["input"], "channels last")
     given["gradInput"] = np.empty(SHAPE, HALF)
     given["mean"], given["rstd"] = np.asfortranarray(given["mean"]), laid_out(np, given["rstd"], "every other")
@@ -182,7 +182,7 @@ def test_dtypes_of_group_norm_mix(
     mean: str, rstd: str, gamma: str | None, dgamma: str, dbeta: str, executor: Executor
 ) -> None:
     """float32 beside 16-bit data; each result is rounded once, to the dtype of its own array."""
-    made = arrays(SHAPE, dtype=HALF, gamma_dtype=gamma)
+    made = group_arrays(SHAPE, dtype=HALF, gamma_dtype=gamma)
     made.mean, made.rstd = made.mean.astype(mean), made.rstd.astype(rstd)
     given = group_call(made)
     given |= {"gradGammaOut": np.empty(8, dgamma), "gradBetaOut": np.empty(8, dbeta)}
@@ -250,7 +250,7 @@ def test_neither_statistic_is_rounded_to_the_dtype_of_the_other(mean: str, invst
 
 def test_gradients_beyond_float16_are_infinite(executor: Executor) -> None:
     """As the kernels have it; without a warning, where a narrower output is rounded on the way out."""
-    made = arrays((2, 8, 512), dtype=HALF, gamma_dtype=SINGLE)
+    made = group_arrays((2, 8, 512), dtype=HALF, gamma_dtype=SINGLE)
     made.dy[...] = 300
     given = there(executor, {**group_call(made), "gradBetaOut": np.empty(8, HALF)})
     _, dgamma, dbeta = back(executor, GROUP.walk(given, executor.xp))
@@ -283,7 +283,7 @@ def test_masked_off_outputs_are_never_touched(face: Face, mask: tuple[bool, ...]
 @pytest.mark.parametrize("shape", [(0, 8, 3, 3), (2, 8, 0), (2, 8, 3, 0, 3)])
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_sums_of_nothing_are_zeros(face: Face, shape: tuple[int, ...], executor: Executor) -> None:
-    made: Any = arrays(shape) if face is GROUP else batch_arrays(shape)
+    made: Any = group_arrays(shape) if face is GROUP else batch_arrays(shape)
     if face is BATCH:
         made.mean, made.invstd = np.ones(8, np.float32), np.ones(8, np.float32)
     given = there(executor, face.call(made))
@@ -295,7 +295,7 @@ def test_sums_of_nothing_are_zeros(face: Face, shape: tuple[int, ...], executor:
 
 
 def test_group_norm_without_channels(executor: Executor) -> None:
-    made = arrays((2, 0, 3), 1)
+    made = group_arrays((2, 0, 3), 1)
     results = back(executor, GROUP.walk(there(executor, group_call(made)), executor.xp))
     assert [result.size for result in results] == [0, 0, 0]
 
@@ -355,7 +355,7 @@ def test_any_array_of_enough_bytes_is_a_workspace(face: Face, kind: str, executo
 @pytest.mark.parametrize("layout", ["contiguous", *LAYOUTS])
 def test_grad_input_may_be_exactly_grad_out(layout: str, other: str, executor: Executor) -> None:
     """However it lies, and however input lies beside it."""
-    made = arrays(SHAPE)
+    made = group_arrays(SHAPE)
     given = there(executor, group_call(made))
     if layout != "contiguous":
         given["gradOut"] = laid_out(executor.xp, given["gradOut"], layout)
@@ -368,7 +368,7 @@ def test_grad_input_may_be_exactly_grad_out(layout: str, other: str, executor: E
 
 def test_grad_input_may_be_the_memory_of_grad_out_in_another_shape(executor: Executor) -> None:
     for N in (1, 2):
-        made = arrays((N, 8, 3, 3))
+        made = group_arrays((N, 8, 3, 3))
         given = there(executor, group_call(made))
         whole = executor.xp.zeros((4, 8, 3, 3), np.float32)
         whole[:N] = given["gradOut"]
@@ -382,13 +382,13 @@ def test_grad_input_may_be_the_memory_of_grad_out_in_another_shape(executor: Exe
 
 def test_grad_input_in_place_beside_a_partial_mask_and_another_order(executor: Executor) -> None:
     """It is enough that the memory is the same: axes of one element may have other strides, the arrays other shapes."""
-    made = arrays((1, 8, 3, 3))
+    made = group_arrays((1, 8, 3, 3))
     given = there(executor, group_call(made)) | {"outputMask": (True, False, False)}
     whole = executor.xp.zeros((4, 8, 3, 3), np.float32)
     whole[:1] = given["gradOut"]
     given["gradOut"], given["gradInput"] = whole[::4], whole[:1]
     made.check_backward(executor.get(GROUP.walk(given, executor.xp)[0]), None, None)
-    made = arrays(SHAPE)
+    made = group_arrays(SHAPE)
     given = there(executor, group_call(made))
     given["input"] = laid_out(executor.xp, given["input"], "channels last")
     given["gradOut"], given["gradInput"] = given["gradOut"].reshape(-1), given["gradOut"]
@@ -397,7 +397,7 @@ def test_grad_input_in_place_beside_a_partial_mask_and_another_order(executor: E
 
 
 def test_grad_input_in_place_where_it_cannot_be_seen_as_n_c_hxw(executor: Executor) -> None:
-    made = arrays(SHAPE)
+    made = group_arrays(SHAPE)
     given = there(executor, group_call(made))
     flat = executor.xp.zeros((16, 9), np.float32)
     given["gradOut"] = given["gradInput"] = flat.T  # 9 x 16 elements in rows that are columns
@@ -407,7 +407,7 @@ def test_grad_input_in_place_where_it_cannot_be_seen_as_n_c_hxw(executor: Execut
 
 
 def test_a_workspace_may_lie_in_the_gaps_of_an_array(executor: Executor) -> None:
-    made = arrays(SHAPE)
+    made = group_arrays(SHAPE)
     given = there(executor, group_call(made))
     arena = executor.xp.zeros((2, 4096), np.float32)
     given |= {name: given[name].reshape(2, 4) for name in ("gamma", "gradGammaOut")}
@@ -433,7 +433,7 @@ def test_a_strategy_that_cannot_work_in_place_refuses_it_in_the_first_phase(monk
 
 def test_outputs_may_interleave(executor: Executor) -> None:
     """Overlap is told element by element: two columns of one array are apart."""
-    made, batch = arrays(SHAPE), batch_arrays()
+    made, batch = group_arrays(SHAPE), batch_arrays()
     given, other = there(executor, group_call(made)), there(executor, batch_call(batch))
     pairs = executor.xp.zeros((8, 2), np.float32)
     check(GROUP, executor, given | {"gradGammaOut": pairs[:, 0], "gradBetaOut": pairs[:, 1]}, made)
@@ -474,7 +474,7 @@ def test_the_results_are_those_of_the_public_function(face: Face, executor: Exec
 
 @pytest.mark.parametrize("stream", [None, "anything", 7])
 def test_the_cpu_executor_ignores_the_stream(stream: Any) -> None:
-    made = arrays(SHAPE)
+    made = group_arrays(SHAPE)
     made.check_backward(*GROUP.walk(group_call(made), stream=stream))
 
 

@@ -14,7 +14,7 @@ from cunorm.ascend import GroupNormGrad, LayerNormGrad, strict_limits
 from cunorm.core.arrays import DTYPES
 from tests.conftest import Executor
 from tests.support.contract import nothing_may_happen
-from tests.support.problems import arrays, layer_arrays
+from tests.support.problems import group_arrays, layer_arrays
 
 EPSILON = 1e-3
 
@@ -42,7 +42,7 @@ def there(executor: Executor, given: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_group_norm_grad(dtype: str, data_format: str, executor: Executor) -> None:
-    made = arrays((2, 8, 3, 3) if data_format == "NCHW" else (2, 3, 3, 8), dtype=dtype, data_format=data_format)
+    made = group_arrays((2, 8, 3, 3) if data_format == "NCHW" else (2, 3, 3, 8), dtype=dtype, data_format=data_format)
     made.gamma = made.gamma.astype(made.mean.dtype)
     given = [executor.put(array) for array in (made.dy, made.mean, made.rstd, made.x, made.gamma)]
     results = [executor.get(array) for array in GroupNormGrad(*given, made.groups, data_format)]
@@ -51,7 +51,7 @@ def test_group_norm_grad(dtype: str, data_format: str, executor: Executor) -> No
 
 
 def test_group_norm_grad_all_in_float16(executor: Executor) -> None:
-    made = arrays(dtype="float16")
+    made = group_arrays(dtype="float16")
     made.mean, made.rstd = made.mean.astype(np.float16), made.rstd.astype(np.float16)
     given = [executor.put(array) for array in (made.dy, made.mean, made.rstd, made.x, made.gamma)]
     results = [executor.get(array) for array in GroupNormGrad(*given, made.groups)]
@@ -60,7 +60,7 @@ def test_group_norm_grad_all_in_float16(executor: Executor) -> None:
 
 
 def test_group_norm_grad_without_gamma(executor: Executor) -> None:
-    made = arrays(dtype="float16", gamma_dtype=None)
+    made = group_arrays(dtype="float16", gamma_dtype=None)
     given = [executor.put(array) for array in (made.dy, made.mean, made.rstd, made.x)]
     results = [executor.get(array) for array in GroupNormGrad(*given, None, made.groups)]
     made.check_backward(*results)
@@ -69,7 +69,7 @@ def test_group_norm_grad_without_gamma(executor: Executor) -> None:
 
 @pytest.mark.parametrize("required", [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])
 def test_what_is_not_required_is_none(required: tuple[bool, bool, bool]) -> None:
-    made = arrays()
+    made = group_arrays()
     results = GroupNormGrad(made.dy, made.mean, made.rstd, made.x, made.gamma, made.groups, "NCHW", *required)
     assert tuple(result is not None for result in results) == required
     made.check_backward(*results)
@@ -77,7 +77,7 @@ def test_what_is_not_required_is_none(required: tuple[bool, bool, bool]) -> None
 
 def test_the_limit_is_not_one_of_operators() -> None:
     """Even where strict_limits asks for it: there is no status code to say so."""
-    made = arrays((1, 8001, 1), 1)
+    made = group_arrays((1, 8001, 1), 1)
     with strict_limits(True):
         made.check_backward(*GroupNormGrad(made.dy, made.mean, made.rstd, made.x, made.gamma, 1))
 
@@ -102,7 +102,7 @@ GROUP_WRONG = [
 def test_a_wrong_group_norm_grad(
     change: dict[str, Any], error: type[Exception], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = arrays()
+    made = group_arrays()
     given = {"dy": made.dy, "mean": made.mean, "rstd": made.rstd, "x": made.x, "gamma": made.gamma, "num_groups": 2}
     with nothing_may_happen(monkeypatch), pytest.raises(error, match=f"^{sentence}"):
         GroupNormGrad(**(given | change))
@@ -180,7 +180,7 @@ def test_layer_norm_grad_of_one_row_and_of_many_dimensions(rank: int, shape: Any
     ("shape", "data_format"), [((4, 6), "NCHW"), ((2,) * 7 + (3,), "NCHW"), ((2,) * 7 + (6,), "NHWC")]
 )
 def test_group_norm_grad_of_2_and_of_8_dimensions(shape: Any, data_format: str, executor: Executor) -> None:
-    made = arrays(shape, groups=2, data_format=data_format)
+    made = group_arrays(shape, groups=2, data_format=data_format)
     given = [executor.put(array) for array in (made.dy, made.mean, made.rstd, made.x, made.gamma)]
     made.check_backward(*[executor.get(a) for a in GroupNormGrad(*given, 2, data_format)])
 
@@ -197,7 +197,7 @@ def test_a_masked_array_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dy", "mean", "rstd", "x", "gamma"])
 def test_group_norm_grad_refuses_a_masked_array(name: str) -> None:
-    made = arrays((2, 8, 3, 3))
+    made = group_arrays((2, 8, 3, 3))
     given = {"dy": made.dy, "mean": made.mean, "rstd": made.rstd, "x": made.x, "gamma": made.gamma}
     given[name] = np.ma.masked_array(given[name])
     with pytest.raises(TypeError, match=rf"^{name}: a numpy.ma.MaskedArray, expected .*; pass {name}\.filled"):

@@ -30,7 +30,7 @@ from tests.ascend.ascend_calls import (
     untouched,
 )
 from tests.support.contract import nothing_may_happen
-from tests.support.problems import arrays, sparse
+from tests.support.problems import group_arrays, sparse
 
 Change = Callable[[Arguments], Arguments]
 
@@ -418,7 +418,7 @@ def test_strict_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """C / group beyond 8000 is refused while the limits are strict, by 161002; never otherwise."""
 
     def call(C: int, group: int) -> Arguments:
-        return group_call(arrays((1, C, 1), group))
+        return group_call(group_arrays((1, C, 1), group))
 
     wide, widest = call(16002, 2), call(16000, 2)
     assert GROUP.first(wide)[0] == SUCCESS

@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -30,19 +29,9 @@ def kernel_files() -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.cu*"))
 
 
-@cache
-def files_of(file: str) -> frozenset[str]:
-    """The files of kernels_cu that the text of one of them is made of."""
-    found: set[str] = set()
-
-    def visit(name: str) -> None:
-        if name not in found:
-            found.add(name)
-            for included in re.findall(r'^#include "([^"]+)"$', (sources.folder() / name).read_text(), re.MULTILINE):
-                visit(included)
-
-    visit(file)
-    return frozenset(found)
+def files_in(text: str) -> frozenset[str]:
+    """The files that `sources` has put into a text."""
+    return frozenset(re.findall(r'^#line 1 "([^"]+)"$', text, re.MULTILINE))
 
 
 def forget() -> None:
@@ -154,7 +143,7 @@ class Case:
     @property
     def files(self) -> frozenset[str]:
         """The files of kernels_cu that it runs."""
-        return frozenset[str]().union(*(files_of(sources.place_of(kernel)) for kernel in self.kernels))
+        return frozenset[str]().union(*(files_in(sources._expand(kernel)) for kernel in self.kernels))
 
     def run(self) -> list[np.ndarray | None]:
         """The results, compared with the oracle.

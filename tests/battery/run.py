@@ -81,7 +81,7 @@ def _settled(case: Case, made: Any, last: bool = False) -> tuple[Any, np.ndarray
 
 def _group(case: Case, **options: Any) -> list[np.ndarray | None]:
     formatted = "NHWC" if case.last else "NCHW"
-    made = _moved(case, problems.arrays(case.shape, case.groups, case.dtype, data_format=formatted))
+    made = _moved(case, problems.group_arrays(case.shape, case.groups, case.dtype, data_format=formatted))
     sums = made.mean.dtype
     mean, rstd = (a.astype(sums) for a in reference.group_norm(made.x, case.groups, data_format=formatted)[1:])
     made = replace(made, mean=mean, rstd=rstd)

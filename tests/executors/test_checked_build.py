@@ -13,7 +13,7 @@ from cunorm.core import settings
 from cunorm.core.errors import KernelFault
 from cunorm.executors.cpu import executor
 from tests.kernels.kernel_checks import compiled, launch
-from tests.support.problems import arrays, laid_out, layer_arrays
+from tests.support.problems import group_arrays, laid_out, layer_arrays
 
 #: Tiles of the battery, whose builds these tests share.
 SPLIT = {"strategy": "split", "threads": 64, "chunk": 16}
@@ -31,7 +31,7 @@ def backward(a: Any, **options: Any) -> Any:
 
 
 def test_the_same_bits_as_the_plain_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    a = arrays((3, 12, 5, 7), 3)
+    a = group_arrays((3, 12, 5, 7), 3)
     bits = []
     for build in ("plain", "checked"):
         monkeypatch.setenv("CUNORM_CPU_BUILD", build)
@@ -41,7 +41,7 @@ def test_the_same_bits_as_the_plain_build(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("checked")
 def test_arrays_in_place_of_each_other() -> None:
-    a = arrays((3, 12, 5, 7), 3)
+    a = group_arrays((3, 12, 5, 7), 3)
     expected = backward(a, tile=SPLIT)[0].copy()
     out = a.dy
     assert backward(a, tile=SPLIT, out=(out, None, None))[0] is out
@@ -56,7 +56,7 @@ def test_arrays_in_place_of_each_other() -> None:
 @pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize("layout", ["reversed", "channels last", "misaligned", "padded rows"])
 def test_inputs_stay_as_they_are_and_may_be_read_only(layout: str) -> None:
-    a = arrays((3, 12, 5, 7), 3)
+    a = group_arrays((3, 12, 5, 7), 3)
     a.x, a.dy = laid_out(np, a.x, layout), laid_out(np, a.dy, layout)
     before = a.x.copy(), a.dy.copy()
     a.x.flags.writeable = a.dy.flags.writeable = a.gamma.flags.writeable = False
@@ -76,7 +76,7 @@ def test_one_plan_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("checked")
 def test_several_threads_at_once() -> None:
-    a = arrays((3, 12, 5, 7), 3)
+    a = group_arrays((3, 12, 5, 7), 3)
     expected = [result.tobytes() for result in backward(a, tile=SPLIT)]
     found: list[Any] = [None] * 4
 
@@ -107,7 +107,7 @@ def test_the_sanitised_build_is_refused_where_it_would_end_the_process(monkeypat
 
 def test_a_workspace_that_is_too_small_shows_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a strategy asks for is what its kernels may touch, however much more there is."""
-    a = arrays((3, 12, 5, 7), 3)
+    a = group_arrays((3, 12, 5, 7), 3)
     plan = cunorm.plan(
         "group_norm_backward",
         shape=(3, 12, 5, 7),

@@ -17,7 +17,7 @@ from cunorm import Tile
 from cunorm.core.devices import KNOWN
 from cunorm.core.errors import CompileError
 from cunorm.executors.cpu import executor
-from tests.support.problems import TILES, arrays, forget_calls, laid_out
+from tests.support.problems import TILES, forget_calls, group_arrays, laid_out
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -371,7 +371,7 @@ extern "C" __global__ void spin(long long cycles) {
 
 
 def _on_gpu(shape: tuple[int, ...] = (4, 32, 16, 16), **options: Any) -> tuple[Any, dict[str, Any]]:
-    a = arrays(shape, **options)
+    a = group_arrays(shape, **options)
     return a, {name: cupy.asarray(getattr(a, name)) for name in ("dy", "x", "mean", "rstd", "gamma")}
 
 
@@ -424,7 +424,7 @@ def test_gpu_current_stream_without_synchronisation() -> None:
 @pytest.mark.parametrize("strategy", ["block", "split"])
 def test_gpu_graph_capture(strategy: str) -> None:
     a, on_gpu = _on_gpu()
-    tile, b = TILES[strategy], arrays((4, 32, 16, 16), seed=1)
+    tile, b = TILES[strategy], group_arrays((4, 32, 16, 16), seed=1)
     plan = cunorm.plan("group_norm_backward", shape=a.x.shape, dtype="float32", num_groups=2, tile=tile)
     assert plan.place.kind == "gpu"
     workspace = cupy.full(max(1, plan.workspace_nbytes), 0xFF, cupy.uint8)
@@ -537,7 +537,7 @@ def test_gpu_limits_are_real() -> None:
 def test_gpu_other_device_current() -> None:
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two GPUs")
-    a = arrays()
+    a = group_arrays()
     with cupy.cuda.Device(1):
         on_gpu = {name: cupy.asarray(getattr(a, name)) for name in ("dy", "x", "mean", "rstd", "gamma")}
     with cupy.cuda.Device(0):

@@ -22,7 +22,7 @@ from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Tile
 from cunorm.gate import gate, kernel_report
 from cunorm.gate.gate import Build, Case, Result
-from cunorm.jit import nvrtc
+from cunorm.jit import nvrtc, sources
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages_in
 from cunorm.ops.registry import OPS
 from tests.kernels.kernel_checks import expanded
@@ -404,12 +404,8 @@ def test_options_are_those_of_the_gpu_executor() -> None:
 
 # ---- test kernels ---------------------------------------------------------------------------------------------------
 
-HEAD = """
-struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast;
-typedef bfloat16 data_t; typedef float gamma_t; typedef float beta_t; typedef float stat_t;
-typedef ChannelsFirst layout_t;
-struct Tile { static constexpr int threads = 128, cluster = 2; };
-"""
+TYPES = {"data_t": "bfloat16", "gamma_t": "float32", "beta_t": "float32", "stat_t": "float32"}
+HEAD = sources._head(TYPES, "NCHW", {"threads": 128, "cluster": 2})
 INCLUDE = re.compile(r'^#include "([\w/]+\.cuh)"$', re.MULTILINE)
 
 
@@ -427,7 +423,7 @@ def gated(path: Path) -> list[str]:
 
 def compiles_for(path: Path, architecture: str) -> None:
     """Compile a test kernel with every NVRTC, and look at it as at any kernel."""
-    text = HEAD + expanded(path.read_text(encoding="utf-8"), path.name)
+    text = HEAD + expanded(path.read_text(encoding="utf-8"), path.stem)
     results = gate.run([build_of(text, architecture, version=version) for version in NVRTCS], threads=THREADS)
     assert faults(results) == ""
 

@@ -8,13 +8,15 @@ it is wrong. The build is that of CUNORM_CPU_BUILD.
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from cunorm.core import settings
+from cunorm.core.opspec import OPS
 from cunorm.executors.cpu import checked as cpu_checked
 from cunorm.executors.cpu import executor
 from cunorm.executors.cpu.memory import PARAMETER, WORKSPACE, Guarded, Region
@@ -23,31 +25,15 @@ from cunorm.jit import sources
 ORDERS = ("ascending", "descending", "random:3")
 
 
-def expanded(text: str, name: str = "kernel.cu", seen: set[str] | None = None) -> str:
-    """The text of a file with each header of kernels_cu in the place of its first include."""
-    seen = set() if seen is None else seen
-    lines = []
-    for number, line in enumerate(text.splitlines(), 1):
-        found = re.match(r'#include "([\w/]+\.cuh)"', line)
-        if found is None:
-            lines.append(line)
-        elif found[1] not in seen:
-            seen.add(found[1])
-            body = expanded((sources.folder() / found[1]).read_text(encoding="utf-8"), found[1], seen)
-            lines += [f'#line 1 "{found[1]}"', body, f'#line {number + 1} "{name}"']
-        else:
-            lines.append("")
-    return "\n".join(lines)
+def expanded(text: str, stem: str) -> str:
+    """The text of a test kernel as `sources` puts a kernel's together: as that of a kernel that an op brings."""
+    with mock.patch.dict(OPS, {"a test": SimpleNamespace(kernels={stem: text})}):
+        return sources._expand.__wrapped__(stem)  # not remembered by its name: a mutant has another text
 
 
-def compiled(text: str, entry: str, dtype: str = "float", **constants: int) -> executor.Kernel:
-    """A test kernel behind what the host writes on top of a kernel."""
-    fields = " ".join(f"static constexpr int {name} = {value};" for name, value in constants.items())
-    head = (
-        "struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast;\n"
-        f'typedef {dtype} data_t;\nstruct Tile {{ {fields} }};\n#line 1 "{entry}.cu"\n'
-    )
-    return executor.compile(head + expanded(text, f"{entry}.cu"), entry)
+def compiled(text: str, entry: str, **constants: int) -> executor.Kernel:
+    """A test kernel of float32, behind what the host writes on top of a kernel."""
+    return executor.compile(sources._head({"data_t": "float32"}, "NCHW", constants) + expanded(text, entry), entry)
 
 
 def launch(

@@ -8,9 +8,7 @@ mutant that all checks pass has to be in SURVIVORS with the reason why nothing c
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +23,8 @@ from pathlib import Path
 from cunorm.core import settings
 from cunorm.jit import sources
 from tests.battery import cases as battery
-from tests.battery.case import files_of, kernel_files
+from tests.battery.case import files_in, kernel_files
+from tests.kernels.kernel_checks import CHECKS, expanded
 from tests.mutation.coverage import reached
 from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.survivors import SURVIVORS
@@ -42,8 +41,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.
 @cache
 def checked_kernels() -> tuple[str, ...]:
     """The test kernels that kernel_checks.py has a check for."""
-    known = importlib.import_module("tests.kernels.kernel_checks")
-    return tuple(sorted(p.name for p in TEST_KERNELS.glob("*.cu") if hasattr(known, f"check_{p.stem}")))
+    return tuple(sorted(p.name for p in TEST_KERNELS.glob("*.cu") if p.stem in CHECKS))
 
 
 def all_mutants(only: Sequence[str] = ()) -> list[Mutant]:
@@ -70,8 +68,8 @@ def checks_of(file: str) -> tuple[str, ...]:
         return (f"kernel:{file.removeprefix('kernels/')}",)
     found = [f"case:{index}" for index, files in enumerate(files_of_cases()) if file in files]
     for name in checked_kernels():
-        included = re.findall(r'^#include "([^"]+)"$', (TEST_KERNELS / name).read_text(), re.MULTILINE)
-        if any(file in files_of(one) for one in included):
+        path = TEST_KERNELS / name
+        if file in files_in(expanded(path.read_text(encoding="utf-8"), path.stem)):
             found.append(f"kernel:{name}")
     return tuple(found)
 

@@ -19,10 +19,10 @@ from tests.support.problems import (
     BATCH_OPS,
     SENTINEL,
     TILES,
-    arrays,
     batch_arrays,
     fake_cupy,
     forget_calls,
+    group_arrays,
     laid_out,
     layer_arrays,
 )
@@ -80,7 +80,7 @@ def options_for(op: str) -> dict[str, Any]:
 def arguments_of(op: str) -> tuple[list[Any], dict[str, Any]]:
     """The arrays of a call of that problem, and what the public function wants besides."""
     if op.startswith("group"):
-        g = arrays()
+        g = group_arrays()
         given = [g.x, g.gamma, g.beta] if op == "group_norm" else [g.dy, g.x, g.mean, g.rstd, g.gamma]
         return given, {"num_groups": 2}
     if op.startswith("layer"):

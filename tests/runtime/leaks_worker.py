@@ -20,7 +20,7 @@ import cunorm
 from cunorm.ops.registry import OPS
 from cunorm.runtime import call, plans
 from tests.ops.batch_norm.test_batch_norm import GATHER
-from tests.support.problems import BATCH_OPS, arrays, batch_arrays, layer_arrays
+from tests.support.problems import BATCH_OPS, batch_arrays, group_arrays, layer_arrays
 
 #: Signatures and plans that are kept, so that a few hundred new ones fill the caches and empty them again.
 KEPT = 64
@@ -62,7 +62,7 @@ def held() -> str:
 
 def right() -> dict[str, Action]:
     """A call of every op by its name."""
-    a, b, c = arrays(), batch_arrays(), layer_arrays()
+    a, b, c = group_arrays(), batch_arrays(), layer_arrays()
     gathered = np.zeros((2, 8), np.float32), np.ones((2, 8), np.float32), [3, 4]
     made: dict[str, Action] = {
         "group_norm": lambda _: cunorm.group_norm(a.x, 2, a.gamma, a.beta),
@@ -79,7 +79,7 @@ def right() -> dict[str, Action]:
 
 def refused() -> dict[str, Action]:
     """A call of every op that is refused: a wrong shape, a wrong dtype, a wrong ``out``, a tile that is not legal."""
-    a, b, c = arrays(), batch_arrays(), layer_arrays()
+    a, b, c = group_arrays(), batch_arrays(), layer_arrays()
     short = np.ones(3, np.float32)
     calls: dict[str, Action] = {
         "group_norm": lambda _: cunorm.group_norm(a.x, 2, short),

@@ -25,7 +25,7 @@ from cunorm.ops.group_norm.strategies import BACKWARD, FORWARD
 from cunorm.ops.registry import OPS as ALL_OPS
 from cunorm.tiling import costmodel
 from tests.conftest import Executor
-from tests.support.problems import TILES, Arrays, arrays, fake_cupy, forget_calls
+from tests.support.problems import TILES, GroupArrays, fake_cupy, forget_calls, group_arrays
 
 OPS = ("group_norm", "group_norm_backward")
 MASKED = (False, True, True)
@@ -51,14 +51,14 @@ def plan(op: str = OPS[1], **changes: Any) -> cunorm.Plan:
     return cunorm.plan(op, **options)
 
 
-def call(plan: cunorm.Plan, a: Arrays, executor: Executor, **options: Any) -> tuple[Any, ...]:
+def call(plan: cunorm.Plan, a: GroupArrays, executor: Executor, **options: Any) -> tuple[Any, ...]:
     put = executor.put
     if plan.problem.op == OPS[0]:
         return plan(put(a.x), put(a.gamma), put(a.beta), **options)
     return plan(put(a.dy), put(a.x), put(a.mean), put(a.rstd), put(a.gamma), **options)
 
 
-def check(plan: cunorm.Plan, a: Arrays, found: tuple[Any, ...], executor: Executor) -> None:
+def check(plan: cunorm.Plan, a: GroupArrays, found: tuple[Any, ...], executor: Executor) -> None:
     (a.check_forward if plan.problem.op == OPS[0] else a.check_backward)(*map(executor.get, found))
 
 
@@ -276,7 +276,7 @@ def test_the_posed_device_is_not_cached_with_the_call(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
 def test_a_plan_runs(op: str, data_format: str, executor: Executor) -> None:
     shape = (2, 8, 3, 3) if data_format == "NCHW" else (2, 3, 3, 8)
-    a = arrays(shape, data_format=data_format)
+    a = group_arrays(shape, data_format=data_format)
     device = "cpu" if executor.name == "cpu" else 0
     for gamma_dtype in (None, "float32"):
         options = {"beta_dtype": gamma_dtype} if op == OPS[0] else {}
@@ -300,14 +300,14 @@ def test_a_plan_runs(op: str, data_format: str, executor: Executor) -> None:
 
 def test_a_plan_with_a_mask(executor: Executor) -> None:
     made = plan(output_mask=MASKED, tile=TILES["block"], device="cpu" if executor.name == "cpu" else 0)
-    a = arrays()
+    a = group_arrays()
     dx, *others = call(made, a, executor)
     assert dx is None
     a.check_backward(None, *map(executor.get, others))
 
 
 def test_a_plan_takes_statistics_of_the_dtype_of_x() -> None:
-    a = arrays(dtype="float16")
+    a = group_arrays(dtype="float16")
     a.mean, a.rstd = a.mean.astype(np.float16), a.rstd.astype(np.float16)
     made = plan(dtype="float16", gamma_dtype="float16", tile=TILES["block"])
     made(a.dy, a.x, a.mean, a.rstd, a.gamma)
@@ -332,9 +332,9 @@ def test_a_plan_takes_statistics_of_the_dtype_of_x() -> None:
 )
 @pytest.mark.parametrize("op", OPS)
 def test_wrong_arrays_for_a_plan(
-    op: str, name: str, change: Callable[[Arrays], Any], state: str, monkeypatch: pytest.MonkeyPatch
+    op: str, name: str, change: Callable[[GroupArrays], Any], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, a = plan(op, tile=TILES["block"]), arrays()
+    made, a = plan(op, tile=TILES["block"]), group_arrays()
     forget_calls()
     if state == "warm":
         call(made, a, Executor("cpu"))
@@ -352,7 +352,7 @@ def test_wrong_arrays_for_a_plan(
 
 def test_a_refusal_of_a_plan_shows_the_difference() -> None:
     """The text says what the plan is for and what came: the two must not read the same."""
-    a = arrays(dtype="float16", gamma_dtype="float32")
+    a = group_arrays(dtype="float16", gamma_dtype="float32")
     made = plan(dtype="float16", gamma_dtype="float16")
     with pytest.raises(ValueError, match="the plan is for") as caught:
         made(a.dy, a.x, a.mean, a.rstd, a.gamma)
@@ -370,7 +370,7 @@ def test_arrays_of_another_place_than_the_plan(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_options_of_a_plan_that_it_does_not_take() -> None:
-    a = arrays()
+    a = group_arrays()
     made = plan(OPS[0], tile=TILES["block"])
     with pytest.raises(TypeError):
         made()
@@ -385,7 +385,7 @@ def test_the_options_of_a_plan_that_it_does_not_take() -> None:
 
 def test_plans_of_the_same_arrays_do_not_share_calls() -> None:
     first, second = plan(tile=TILES["block"]), plan(tile=TILES["block"], output_mask=MASKED)
-    a = arrays()
+    a = group_arrays()
     given = (a.dy, a.x, a.mean, a.rstd, a.gamma)
     for _ in range(2):
         assert first(*given)[0] is not None
@@ -398,7 +398,7 @@ def test_plans_of_the_same_arrays_do_not_share_calls() -> None:
 def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is new for all of them: calls, plan, kernels."""
     count = 8
-    a = arrays((2, 8, 3, 5))
+    a = group_arrays((2, 8, 3, 5))
     results: list[Any] = [None] * count
     for tile in (TILES["block"], TILES["split"]):
         forget_calls()

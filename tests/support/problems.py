@@ -47,7 +47,7 @@ def forget_calls() -> None:
 
 
 @dataclass
-class Arrays:
+class GroupArrays:
     """The arrays of one problem, NumPy, with statistics rounded as a forward would have saved them."""
 
     dy: Any
@@ -81,7 +81,7 @@ class Arrays:
                 assert_within(name, came, want, bound, NAMES[came.dtype])
 
 
-def arrays(
+def group_arrays(
     shape: tuple[int, ...] = (2, 8, 3, 3),
     groups: int = 2,
     dtype: str = "float32",
@@ -89,7 +89,7 @@ def arrays(
     gamma_dtype: str | None = "same",
     data_format: str = "NCHW",
     seed: int = 0,
-) -> Arrays:
+) -> GroupArrays:
     """Random arrays of that shape."""
     random = np.random.default_rng(seed)
     C = shape[1] if data_format == "NCHW" else shape[-1]
@@ -102,7 +102,7 @@ def arrays(
     gamma, beta = (None, None) if given is None else (draw((C,), given), draw((C,), given))
     sums = np.float64 if dtype == "float64" else np.float32
     _, mean, rstd = reference.group_norm(x, groups, data_format=data_format)
-    return Arrays(dy, x, mean.astype(sums), rstd.astype(sums), gamma, beta, groups, data_format)
+    return GroupArrays(dy, x, mean.astype(sums), rstd.astype(sums), gamma, beta, groups, data_format)
 
 
 @dataclass

@@ -24,7 +24,7 @@ from cunorm.jit import sources
 from cunorm.ops.registry import OPS
 from cunorm.tiling import costmodel, lookup, table
 from cunorm.tiling.table import MEASURED, MODEL, Entry
-from tests.support.problems import arrays, forget_calls
+from tests.support.problems import forget_calls, group_arrays
 
 H200 = KNOWN["H200"]
 OP = "group_norm_backward"
@@ -174,7 +174,7 @@ def test_a_new_plan_sees_a_changed_table(named: Callable[..., Path]) -> None:
 
 def test_calls_use_the_table(named: Callable[..., Path]) -> None:
     """Not only plans: the tile of a call, and its bits, are those of the entry."""
-    a = arrays((2, 8, 3, 5))
+    a = group_arrays((2, 8, 3, 5))
     problem = Problem(
         op=OP,
         dtype="float32",

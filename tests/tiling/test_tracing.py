@@ -18,7 +18,7 @@ import cunorm
 from cunorm import TraceError
 from cunorm.core.problem import Problem
 from cunorm.tiling import tracing
-from tests.support.problems import arrays
+from tests.support.problems import group_arrays
 
 
 def run(a: Any, times: int = 1) -> None:
@@ -29,7 +29,7 @@ def run(a: Any, times: int = 1) -> None:
 def test_each_problem_and_how_often(tmp_path: Path) -> None:
     """Calls that were remembered before count too, and those after do not; plans count as calls."""
     path = tmp_path / "run.trace"
-    a = arrays((2, 8, 3, 3))
+    a = group_arrays((2, 8, 3, 3))
     run(a, 2)
     with cunorm.trace(path):
         run(a, 3)
@@ -60,7 +60,7 @@ def test_each_problem_and_how_often(tmp_path: Path) -> None:
 
 
 def test_results_are_the_same_while_tracing(tmp_path: Path) -> None:
-    a = arrays((2, 8, 3, 3))
+    a = group_arrays((2, 8, 3, 3))
     before = cunorm.group_norm(a.x, 2, a.gamma, a.beta)
     with cunorm.trace(tmp_path / "t"):
         inside = cunorm.group_norm(a.x, 2, a.gamma, a.beta)
@@ -69,12 +69,12 @@ def test_results_are_the_same_while_tracing(tmp_path: Path) -> None:
 
 def test_a_wrong_call_is_not_recorded(tmp_path: Path) -> None:
     with cunorm.trace(tmp_path / "t"), pytest.raises(ValueError, match="num_groups"):
-        cunorm.group_norm(arrays((2, 8, 3, 3)).x, 3)
+        cunorm.group_norm(group_arrays((2, 8, 3, 3)).x, 3)
     assert tracing.read(tmp_path / "t") == {}
 
 
 def test_a_trace_is_added_to_and_traces_nest(tmp_path: Path) -> None:
-    a = arrays((2, 8, 3, 3))
+    a = group_arrays((2, 8, 3, 3))
     with cunorm.trace(tmp_path / "outer"):
         run(a)
         with cunorm.trace(tmp_path / "inner"):
@@ -96,7 +96,7 @@ def test_a_disk_that_fills_up_breaks_no_call(tmp_path: Path, monkeypatch: pytest
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    x = arrays((2, 8, 3, 3)).x
+    x = group_arrays((2, 8, 3, 3)).x
     with cunorm.trace(tmp_path / "t"):
         monkeypatch.setattr(os, "write", full)
         with pytest.warns(RuntimeWarning, match="No space left"):

@@ -49,7 +49,7 @@ from tests.support.contract import (
     workspace_on,
     wrong,
 )
-from tests.support.problems import LAYOUTS, SENTINEL, TILES, Arrays, arrays, forget_calls, laid_out
+from tests.support.problems import LAYOUTS, SENTINEL, TILES, GroupArrays, forget_calls, group_arrays, laid_out
 
 FORWARD, BACKWARD = "group_norm", "group_norm_backward"
 #: Bytes of workspace of the right arguments.
@@ -60,7 +60,7 @@ NAMED = {FORWARD: ("y", "mean", "rstd"), BACKWARD: ("dx", "dgamma", "dbeta")}
 
 def right_arguments(op: str) -> Arguments:
     """A correct call that needs nothing allocated: every argument is given."""
-    a = arrays()
+    a = group_arrays()
     shapes = [a.x.shape, (8,), (8,)] if op == BACKWARD else [a.x.shape, (2, 2), (2, 2)]
     return {
         **{name: getattr(a, name) for name in ("dy", "x", "mean", "rstd", "gamma", "beta")},
@@ -166,7 +166,7 @@ def test_the_right_arguments_are_right() -> None:
         given = right_arguments(op)
         found = invoke(op, given)
         assert all(came is array for came, array in zip(found, given["out"], strict=True))
-        a = arrays()
+        a = group_arrays()
         (a.check_backward if op == BACKWARD else a.check_forward)(*found)
         assert cunorm.plan(op, **_plan_options(op)).workspace_nbytes == NEEDED[op]  # what the workspace cases count on
 
@@ -177,7 +177,7 @@ def _plan_options(op: str) -> dict[str, Any]:
 
 
 def check(op: str, found: Any) -> None:
-    (arrays().check_backward if op == BACKWARD else arrays().check_forward)(*found)
+    (group_arrays().check_backward if op == BACKWARD else group_arrays().check_forward)(*found)
 
 
 @pytest.mark.parametrize(("op", "case", "state"), parameters(WRONG))
@@ -250,13 +250,13 @@ def test_numpy_and_cupy_arrays_do_not_mix(name: str, state: str, monkeypatch: py
 # ---- memory layouts -------------------------------------------------------------------------------------------------
 
 
-def run_backward(a: Arrays, dy: Any, x: Any, executor: Executor, **options: Any) -> tuple[Any, ...]:
+def run_backward(a: GroupArrays, dy: Any, x: Any, executor: Executor, **options: Any) -> tuple[Any, ...]:
     put = executor.put
     options = {"num_groups": a.groups, "data_format": a.data_format, "tile": TILES["block"], **options}
     return cunorm.group_norm_backward(dy, x, put(a.mean), put(a.rstd), put(a.gamma), **options)
 
 
-def run_forward(a: Arrays, x: Any, executor: Executor, **options: Any) -> tuple[Any, ...]:
+def run_forward(a: GroupArrays, x: Any, executor: Executor, **options: Any) -> tuple[Any, ...]:
     options = {"data_format": a.data_format, "tile": TILES["block"], **options}
     return cunorm.group_norm(x, a.groups, executor.put(a.gamma), executor.put(a.beta), **options)
 
@@ -264,9 +264,9 @@ def run_forward(a: Arrays, x: Any, executor: Executor, **options: Any) -> tuple[
 @pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strided_inputs(layout: str, data_format: str, executor: Executor) -> None:
-    a, xp, get = arrays((3, 8, 5, 7), data_format="NCHW"), executor.xp, executor.get
+    a, xp, get = group_arrays((3, 8, 5, 7), data_format="NCHW"), executor.xp, executor.get
     if data_format == "NHWC":
-        a = arrays((3, 5, 7, 8), data_format="NHWC")
+        a = group_arrays((3, 5, 7, 8), data_format="NHWC")
     plain_x, plain_dy = executor.put(a.x), executor.put(a.dy)
     x, dy = laid_out(xp, a.x, layout), laid_out(xp, a.dy, layout)
     for given_dy, given_x in ((dy, x), (plain_dy, x), (dy, plain_x)):
@@ -278,7 +278,7 @@ def test_strided_inputs(layout: str, data_format: str, executor: Executor) -> No
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strided_outputs(layout: str, executor: Executor) -> None:
-    a, xp, get = arrays((3, 8, 5, 7)), executor.xp, executor.get
+    a, xp, get = group_arrays((3, 8, 5, 7)), executor.xp, executor.get
     for of_x in ("as x", "contiguous"):
         x = laid_out(xp, a.x, layout) if of_x == "as x" else executor.put(a.x)
         base, view = LAYOUTS[layout](xp, a.x.shape, a.x.dtype)
@@ -302,20 +302,20 @@ def test_strided_outputs(layout: str, executor: Executor) -> None:
 
 
 def test_broadcast_inputs(executor: Executor) -> None:
-    a, xp, get = arrays((2, 8, 3, 3)), executor.xp, executor.get
+    a, xp, get = group_arrays((2, 8, 3, 3)), executor.xp, executor.get
     for source in (a.dy[:, :, :1, :1], a.dy[:1, :1, :1, :1], a.dy[:1], a.dy[..., :1]):
         a.dy = np.broadcast_to(source, a.x.shape)
         dy = xp.broadcast_to(executor.put(np.ascontiguousarray(source)), a.x.shape)
         assert 0 in dy.strides
         a.check_backward(*map(get, run_backward(a, dy, executor.put(a.x), executor)))
-    a = arrays((2, 8, 3, 3))
+    a = group_arrays((2, 8, 3, 3))
     a.x = np.broadcast_to(a.x[:, :, :1], a.x.shape)
     x = xp.broadcast_to(executor.put(a.x[:, :, :1].copy()), a.x.shape)
     a.check_forward(*map(get, run_forward(a, x, executor)))
 
 
 def test_small_arrays_of_any_strides(executor: Executor) -> None:
-    a, xp = arrays((2, 8, 3, 3)), executor.xp
+    a, xp = group_arrays((2, 8, 3, 3)), executor.xp
 
     def spread(values: np.ndarray) -> Any:
         return laid_out(xp, values, "every other")[..., ::-1][..., ::-1]
@@ -352,7 +352,7 @@ def test_arrays_off_their_elements_boundary(where: str, state: str) -> None:
     if found is None:
         assert re.match(rf"(out\[)?{where}\b", sentence), sentence
     else:
-        arrays().check_backward(*found)
+        group_arrays().check_backward(*found)
 
 
 @pytest.mark.parametrize("rank", range(2, 9))
@@ -360,19 +360,19 @@ def test_arrays_off_their_elements_boundary(where: str, state: str) -> None:
 def test_ranks(rank: int, data_format: str, executor: Executor) -> None:
     spatial = (3, 1, 2, 1, 2, 3)[: rank - 2]
     shape = (2, 8, *spatial) if data_format == "NCHW" else (2, *spatial, 8)
-    a = arrays(shape, 4, data_format=data_format)
+    a = group_arrays(shape, 4, data_format=data_format)
     dx, *others = map(executor.get, run_backward(a, executor.put(a.dy), executor.put(a.x), executor))
     a.check_backward(dx, *others)
     a.check_forward(*map(executor.get, run_forward(a, executor.put(a.x), executor)))
 
 
 def test_results_lie_in_memory_as_x_does(executor: Executor) -> None:
-    a, xp = arrays((2, 8, 3, 5)), executor.xp
+    a, xp = group_arrays((2, 8, 3, 5)), executor.xp
     last = laid_out(xp, a.x, "channels last")
     for dy in (executor.put(a.dy), laid_out(xp, a.dy, "channels last")):
         for result in (run_forward(a, last, executor)[0], run_backward(a, dy, last, executor)[0]):
             assert result.strides == last.strides
-    b = arrays((2, 3, 5, 8), data_format="NHWC")
+    b = group_arrays((2, 3, 5, 8), data_format="NHWC")
     first = laid_out(xp, b.x, "channels first")
     assert run_forward(b, first, executor)[0].strides == first.strides
     for layout in ("reversed", "every other", "padded rows", "inner channels"):
@@ -386,7 +386,7 @@ class Sub(np.ndarray):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_subclasses_of_numpy_arrays(dtype: str, tmp_path: Any) -> None:
     """They are read and written where they lie, and a later call with them is a remembered one."""
-    a = arrays(dtype=dtype)
+    a = group_arrays(dtype=dtype)
     mapped = np.memmap(tmp_path / "x", DTYPES[dtype], "w+", shape=a.x.shape)
     mapped[...] = a.x
     forget_calls()
@@ -408,7 +408,7 @@ def test_a_subclass_follows_the_device_that_the_cpu_executor_poses_as(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A remembered call of another device is another call."""
-    x = arrays().x.view(Sub)
+    x = group_arrays().x.view(Sub)
     cunorm.group_norm(x, 2)
     monkeypatch.setenv("CUNORM_CPU_DEVICE", device)
     known = len(OPS[FORWARD].calls)
@@ -434,7 +434,7 @@ def test_a_masked_array_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) 
 def test_in_place(strategy: str, layout: str | None, executor: Executor) -> None:
     if (strategy, layout) == ("warp", "channels last"):
         pytest.skip("warp takes no channels-last data")
-    a, xp, tile = arrays(), executor.xp, TILES[strategy]
+    a, xp, tile = group_arrays(), executor.xp, TILES[strategy]
     mask = (True, False, False) if strategy == "warp" else (True, True, True)
 
     def lie(values: np.ndarray) -> Any:
@@ -454,7 +454,7 @@ def test_in_place(strategy: str, layout: str | None, executor: Executor) -> None
 
 def test_outputs_between_the_elements_of_inputs(executor: Executor) -> None:
     """Two halves of one concatenated tensor share a span of addresses and no element."""
-    a, xp = arrays(), executor.xp
+    a, xp = group_arrays(), executor.xp
     buffer = xp.full((2, 16, 3, 3), SENTINEL, np.float32)
     buffer[:, :8] = executor.put(a.x)
     y, *statistics = run_forward(a, buffer[:, :8], executor, out=(buffer[:, 8:], None, None))
@@ -466,7 +466,7 @@ def test_outputs_between_the_elements_of_inputs(executor: Executor) -> None:
 
 
 def test_inputs_may_be_one_array(executor: Executor) -> None:
-    a = arrays()
+    a = group_arrays()
     a.dy, a.rstd, out = a.x, a.mean, tuple(executor.xp.zeros(s, np.float32) for s in (a.x.shape, (8,), (8,)))
     x, mean, gamma = executor.put(a.x), executor.put(a.mean), executor.put(a.gamma)
     for given in (None, out):
@@ -480,7 +480,7 @@ def test_inputs_may_be_one_array(executor: Executor) -> None:
 @pytest.mark.parametrize("strategy", ["block", "split"])
 @pytest.mark.parametrize("given", [True, False])
 def test_masks(mask: tuple[bool, ...], strategy: str, given: bool, executor: Executor) -> None:
-    a, xp = arrays(), executor.xp
+    a, xp = group_arrays(), executor.xp
     out = tuple(xp.full(shape, SENTINEL, np.float32) for shape in (a.x.shape, (8,), (8,))) if given else None
     x = a.x
     if mask == (False, False, True):  # only dbeta: x is not read
@@ -502,7 +502,7 @@ def test_masked_off_outputs_may_be_anything_that_is_an_array(monkeypatch: pytest
     given = right_arguments(BACKWARD)
     given.update(output_mask=(False, True, True), out=(given["x"], *given["out"][1:]))
     before = given["x"].tobytes()
-    arrays().check_backward(*invoke(BACKWARD, given))
+    group_arrays().check_backward(*invoke(BACKWARD, given))
     assert given["x"].tobytes() == before
 
 
@@ -571,10 +571,10 @@ def test_dtypes_of_results(executor: Executor) -> None:
 
 def test_without_gamma_or_beta(executor: Executor) -> None:
     for dtype in ("float32", "float64"):
-        a = arrays(dtype=dtype)
+        a = group_arrays(dtype=dtype)
         x, dy = executor.put(a.x), executor.put(a.dy)
         for gamma, beta in ((None, None), (a.gamma, None), (None, a.beta)):
-            b = Arrays(a.dy, a.x, a.mean, a.rstd, gamma, beta, 2, "NCHW")
+            b = GroupArrays(a.dy, a.x, a.mean, a.rstd, gamma, beta, 2, "NCHW")
             b.check_forward(*map(executor.get, run_forward(b, x, executor)))
             b.check_backward(*map(executor.get, run_backward(b, dy, x, executor)))
 
@@ -586,7 +586,7 @@ def test_without_gamma_or_beta(executor: Executor) -> None:
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "NHWC"])
 def test_no_hidden_copies(strategy: str, layout: str) -> None:
     shape = (2, 16, 32, 32) if layout != "NHWC" else (2, 32, 32, 16)
-    a = arrays(shape, 4, data_format="NHWC" if layout == "NHWC" else "NCHW")
+    a = group_arrays(shape, 4, data_format="NHWC" if layout == "NHWC" else "NCHW")
     if layout == "channels last":
         a.x, a.dy = laid_out(np, a.x, layout), laid_out(np, a.dy, layout)
     tile = cunorm.Tile("split", threads=128, chunk=256) if strategy == "split" else TILES["block"]
@@ -615,7 +615,7 @@ def test_no_hidden_copies(strategy: str, layout: str) -> None:
 @pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("strategy", ["block", "split"])
 def test_workspace_of_any_content(strategy: str, data_format: str, executor: Executor) -> None:
-    a = arrays((3, 8, 9, 9) if data_format == "NCHW" else (3, 9, 9, 8), data_format=data_format)
+    a = group_arrays((3, 8, 9, 9) if data_format == "NCHW" else (3, 9, 9, 8), data_format=data_format)
     tile, x, dy = TILES[strategy], executor.put(a.x), executor.put(a.dy)
     for op in (FORWARD, BACKWARD):
         plan = cunorm.plan(
@@ -641,15 +641,15 @@ def test_workspace_of_any_content(strategy: str, data_format: str, executor: Exe
 
 def test_one_call_is_not_taken_for_another(executor: Executor) -> None:
     """Calls that differ in one thing only, in turn, so that a cache that forgets that thing answers wrongly."""
-    a, b = arrays((4, 4, 4, 4)), arrays((4, 4, 4, 4), data_format="NHWC")
+    a, b = group_arrays((4, 4, 4, 4)), group_arrays((4, 4, 4, 4), data_format="NHWC")
     x, dy = executor.put(a.x), executor.put(a.dy)
     for _ in range(2):
         for groups in (2, 4, 1):
             for same in (a, b):
-                c = Arrays(same.dy, same.x, same.mean, same.rstd, same.gamma, same.beta, groups, same.data_format)
+                c = GroupArrays(same.dy, same.x, same.mean, same.rstd, same.gamma, same.beta, groups, same.data_format)
                 c.check_forward(*map(executor.get, run_forward(c, x, executor)))
         for gamma, beta in ((a.gamma, a.beta), (None, a.beta), (a.gamma, None), (None, None)):
-            c = Arrays(a.dy, a.x, a.mean, a.rstd, gamma, beta, 2, "NCHW")
+            c = GroupArrays(a.dy, a.x, a.mean, a.rstd, gamma, beta, 2, "NCHW")
             c.check_forward(*map(executor.get, run_forward(c, x, executor)))
             c.check_backward(*map(executor.get, run_backward(c, dy, x, executor)))
         for eps in (1e-5, 0.0, 1, np.float32(0.5)):
