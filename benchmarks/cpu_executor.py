@@ -40,7 +40,7 @@ BUILDS = ("plain", "checked")
 MODES = (*BUILDS, "traced")
 LENGTH, DTYPE = 4096, "float32"
 #: A shuffle is a change of fibers: the fewer for each element, the more the kernel's own arithmetic counts.
-FEW_SHUFFLES = {"strategy": "block", "threads": 128, "packs": 8, "rows": 1, "block_teams": 1}
+FEW_SHUFFLES = {"strategy": "block", "threads": 128, "packs_per_thread": 8, "rows_per_team": 1, "teams_per_block": 1}
 PLAIN_TARGET = 20.0  # million elements a second
 CHECKED_TARGET = PLAIN_TARGET / 4  # with everything on: traced
 COMPILE_TARGET = 2.0  # seconds of one kernel

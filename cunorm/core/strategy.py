@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ from cunorm.core.locks import lazy
 from .devices import Device
 from .problem import Problem
 
+#: A word among a tile's fields; in the kernel it is an enumerator.
+_WORD = re.compile(r"[a-z][a-z0-9_]*")
 #: Most blocks in the x direction of a grid.
 MAX_GRID = 2**31 - 1
 
@@ -22,24 +25,25 @@ def ceil_div(a: int, b: int) -> int:
 
 
 class Tile:
-    """The numbers of one strategy, by name: ``Tile("block", threads=256, groups=1)``.
+    """The choices of one strategy, by name: ``Tile("block", threads=256, groups=1, load="bulk")``.
 
     Parameters
     ----------
     strategy : str
-    **fields : int
-        As the strategy's search space names them; also attributes of the tile.
+    **fields : int or str
+        As the strategy's search space names them, numbers or words; also attributes of the tile.
     """
 
     strategy: str
-    fields: tuple[tuple[str, int], ...]
+    fields: tuple[tuple[str, Any], ...]
 
-    def __init__(self, strategy: str, **fields: int) -> None:
+    def __init__(self, strategy: str, **fields: int | str) -> None:
         if not isinstance(strategy, str):
             raise TypeError(f"tile: strategy {strategy!r}, expected the name of one")
         for name, value in fields.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"tile: {name}={value!r}, expected a whole number from 1 up")
+            number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not number and not (isinstance(value, str) and _WORD.fullmatch(value)):
+                raise ValueError(f"tile: {name}={value!r}, expected a whole number from 1 up, or a word")
         self.strategy = strategy
         self.fields = tuple(sorted(fields.items()))
         self.__dict__.update(fields)  # found without a call: a ranking asks for them a hundred thousand times
@@ -66,7 +70,7 @@ class Tile:
             raise ValueError(f'tile: {dict(given)!r}, expected a "strategy" in it')
         return cls(strategy, **fields)
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, Any]:
         """The fields, without the strategy."""
         return dict(self.fields)
 
@@ -83,10 +87,10 @@ class Tile:
         return isinstance(other, Tile) and (self.strategy, self.fields) == (other.strategy, other.fields)
 
     def __repr__(self) -> str:
-        return f"Tile({self.strategy!r}{''.join(f', {name}={value}' for name, value in self.fields)})"
+        return f"Tile({self.strategy!r}{''.join(f', {name}={value!r}' for name, value in self.fields)})"
 
 
-def _rebuild(strategy: str, fields: dict[str, int]) -> Tile:
+def _rebuild(strategy: str, fields: dict[str, Any]) -> Tile:
     return Tile(strategy, **fields)
 
 
@@ -221,7 +225,7 @@ class Strategy:
         From the vocabulary of strategies: warp, block, cluster, grid, split, column.
     op : str
     space : mapping of str to tuple
-        The values that are worth trying for each field of the tile.
+        The values that are worth trying for each field of the tile: numbers, or words, of which it has all.
     constants : tuple of str
         The fields that the kernel knows at compile time, in ``struct Tile``.
     of : callable
@@ -234,7 +238,7 @@ class Strategy:
 
     name: str
     op: str
-    space: Mapping[str, tuple[int, ...]]
+    space: Mapping[str, tuple[Any, ...]]
     constants: tuple[str, ...]
     of: Callable[[Problem, Tile], Tiling]
     example: Callable[[Tile, int], tuple[int, int, int, int]]
@@ -245,6 +249,12 @@ class Strategy:
         names = {name for name, _ in tile.fields}
         if names != set(self.space):
             return f"{self.name}: a tile has {', '.join(sorted(self.space))}; came {', '.join(sorted(names)) or 'none'}"
+        for name, value in tile.fields:
+            if isinstance(value, str) is not isinstance(self.space[name][0], str) or (
+                isinstance(value, str) and value not in self.space[name]
+            ):
+                expected = " or ".join(self.space[name]) if isinstance(self.space[name][0], str) else "a number"
+                return f"{self.name}: {name} is {value}, expected {expected}"
         sentence = self.of(problem, tile).refuses(device)
         return None if sentence is None else f"{self.name}: {sentence}"
 

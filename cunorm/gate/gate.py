@@ -182,7 +182,14 @@ def demand(case: Case, problem: Problem, tile: Tile) -> tuple[float, int]:
     """
     registers = max(launch.registers for launch in case.solver.launches(problem, tile))
     have = 255 if case.strategy == "warp" else LAUNCHABLE_REGISTERS / tile.threads
-    return registers / have, math.prod(value for name, value in tile.fields if name in case.solver.constants)
+    space = case.solver.space
+    # Of words the first that the space has counts most.
+    numbers = (
+        len(space[name]) - space[name].index(value) if isinstance(value, str) else value
+        for name, value in tile.fields
+        if name in case.solver.constants
+    )
+    return registers / have, math.prod(numbers)
 
 
 def _kernel(case: Case, problem: Problem, tile: Tile) -> str:

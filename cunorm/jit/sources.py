@@ -104,9 +104,17 @@ def parameters(kernel: str, entry: str, given: Iterable[str]) -> tuple[str, ...]
     return declared
 
 
-def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int]) -> str:
+def _constant(name: str, value: int | tuple[str, ...]) -> str:
+    """A member of struct Tile: a number, or a word of an enumeration, which comes first, before all that there are."""
+    if isinstance(value, int):
+        return f"static constexpr int {name} = {value};"
+    kind = name.capitalize()
+    return f"enum class {kind} {{ {', '.join(value[1:])} }}; static constexpr {kind} {name} = {kind}::{value[0]};"
+
+
+def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int | tuple[str, ...]]) -> str:
     """What the host writes on top: storage types, layout, and struct Tile."""
-    fields = " ".join(f"static constexpr int {name} = {value};" for name, value in sorted(constants.items()))
+    fields = " ".join(_constant(name, value) for name, value in sorted(constants.items()))
     return "\n".join(
         [
             "struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast; struct Identity; struct Silu;",
@@ -128,7 +136,10 @@ def _code(kernel: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _head_of(
-    kernel: str, types: tuple[tuple[str, str], ...], layout: str, constants: tuple[tuple[str, int], ...]
+    kernel: str,
+    types: tuple[tuple[str, str], ...],
+    layout: str,
+    constants: tuple[tuple[str, int | tuple[str, ...]], ...],
 ) -> str:
     # A type that a kernel does not mention would make another text, and another build, of the same kernel.
     mentioned = {name: dtype for name, dtype in types if re.search(rf"\b{name}\b", _code(kernel))}
@@ -146,7 +157,10 @@ def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) 
         **dict(problem.others),
     }
     known = strategy.constants if launch.takes_tile else ()
-    constants = {name: value for name, value in tile.fields if name in known} | {"threads": launch.threads}
+    constants: dict[str, int | tuple[str, ...]] = {"threads": launch.threads}
+    for name, value in tile.fields:
+        if name in known and name != "threads":
+            constants[name] = (value, *strategy.space[name]) if isinstance(value, str) else value
     return _head_of(launch.kernel, tuple(types.items()), launch.layout or problem.layout, tuple(constants.items()))
 
 

@@ -118,16 +118,19 @@ def tile_of(op: str, strategy: str, text: str) -> Tile:
     known = OPS[op].strategies
     if strategy not in known:
         raise ValueError(f"--strategy: {strategy!r}, expected one of {', '.join(known)} for {op}")
-    fields: dict[str, int] = {}
+    fields: dict[str, int | str] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not value.isdecimal() or int(value) == 0:
-            raise ValueError(f"--tile: {part.strip()!r}, expected field=number, with a number from 1 up")
-        if name not in known[strategy].space:
+        if name not in known[strategy].space and equals:
             raise ValueError(f"--tile: no field {name!r}, {strategy} has {', '.join(known[strategy].space)}")
+        words = [word for word in known[strategy].space.get(name, ()) if isinstance(word, str)]
+        if words and value not in words:
+            raise ValueError(f"--tile: {part.strip()!r}, expected {name}={' or '.join(words)}")
+        if not words and (not equals or not value.isdecimal() or int(value) == 0):
+            raise ValueError(f"--tile: {part.strip()!r}, expected field=number, with a number from 1 up")
         if name in fields:
             raise ValueError(f"--tile: {name} comes twice")
-        fields[name] = int(value)
+        fields[name] = value if words else int(value)
     missing = [name for name in known[strategy].space if name not in fields]
     if missing:
         raise ValueError(f"--tile: {', '.join(missing)} missing, {strategy} has {', '.join(known[strategy].space)}")

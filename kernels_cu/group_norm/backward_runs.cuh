@@ -17,7 +17,7 @@ struct ChannelParts {
     Pair* parts;  // size(channels) of them, or null: nobody wants them
     int HxW;
 
-    static __device__ __forceinline__ int size(int channels) { return lanes * Tile::packs + channels - 1; }
+    static __device__ __forceinline__ int size(int channels) { return lanes * Tile::packs_per_thread + channels - 1; }
     __device__ __forceinline__ void keep(int k, int channel, Pair part) const {
         if (parts != nullptr) {
             parts[k * lanes + Team<lanes>::lane() + channel] = part;
@@ -89,7 +89,7 @@ struct GroupRuns {
              first += static_cast<long long>(gridDim.x) * team.count) {
             const long long item = first + team.index();
             const Run<lanes> run(dy, item, length, item < items, true);
-            Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
+            Pack<data_t> held_dy[Tile::packs_per_thread], held_x[Tile::packs_per_thread];
             run.load_both(dy, x, held_dy, held_x);
             const long long row = item / groups, group = item - row * groups;  // while the data is on its way
             const long long first_channel = group * channels;
@@ -101,7 +101,7 @@ struct GroupRuns {
             Pair sums = {};
             ChannelWalk walk = run.walk(HxW);
 #pragma unroll
-            for (int k = 0; k < Tile::packs; ++k) {
+            for (int k = 0; k < Tile::packs_per_thread; ++k) {
                 make_opaque(walk.left);
                 run.each_sum(
                     k, walk, HxW,
@@ -158,15 +158,15 @@ struct GroupRuns {
 
 private:
     template <int lanes>
-    __device__ __forceinline__ void write(const Run<lanes>& run, Pack<data_t> (&held_dy)[Tile::packs],
-                                          Pack<data_t> (&held_x)[Tile::packs], long long first_channel,
+    __device__ __forceinline__ void write(const Run<lanes>& run, Pack<data_t> (&held_dy)[Tile::packs_per_thread],
+                                          Pack<data_t> (&held_x)[Tile::packs_per_thread], long long first_channel,
                                           const Coefficients& of_group) const {
         int positions = HxW;
         make_opaque(positions);  // divided by again: the places of the first sweep would take registers through the sum
         const ChannelStride stride = run.stride(positions);
         ChannelWalk walk = run.walk(positions);
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             Pack<data_t> out = {};
             make_opaque(walk.left);
             run.each(

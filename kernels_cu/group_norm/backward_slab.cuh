@@ -102,7 +102,7 @@ struct GroupSlabs {
         constexpr bool clustered = pieces > 1;
         const int rank = clustered ? static_cast<int>(cluster_rank()) : 0;
         int offset = 0;
-        mbarrier_t* const barriers = Stage<2>::shared_barriers(offset);
+        mbarrier_t* const barriers = StagedSlab<2>::shared_barriers(offset);
         Pair* const totals = shared_array<Pair>(offset, channels);
         Pair* const whole = clustered ? shared_array<Pair>(offset, channels) : totals;
         SlabChannel* const of_channel = shared_array<SlabChannel>(offset, channels);
@@ -118,8 +118,8 @@ struct GroupSlabs {
             const long long n = item / slabs, first_group = (item - n * slabs) * slab_groups;
             const long long first_channel = first_group * group_channels;
             const slab_t slab(dy, n, C, first_channel, channels, static_cast<int>(HxW), rank, pieces);
-            const Stage<2> stage = {{dy, x}, {staged_dy, staged_x}, barriers, parity};
-            stage.issue(slab);
+            const StagedSlab<2> copies = {{dy, x}, {staged_dy, staged_x}, barriers, parity};
+            copies.issue(slab);
             parity ^= 1;
             for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
                 of_channel[channel] =
@@ -132,7 +132,7 @@ struct GroupSlabs {
                 of_group[group] = SlabGroup{widen(load(mean, at)), widen(load(rstd, at)), acc_t(0), acc_t(0)};
             }
             const GradientTerms terms = {staged_dy, staged_x, of_channel, of_group};
-            each_chunk(stage, slab, [&](int begin, int end) { slab.add_sums(begin, end, partials, totals, terms); });
+            each_stage(copies, slab, [&](int begin, int end) { slab.add_sums(begin, end, partials, totals, terms); });
 
             if (clustered) {
                 cluster_arrive();

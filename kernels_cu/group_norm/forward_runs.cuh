@@ -18,7 +18,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
          first += static_cast<long long>(gridDim.x) * team.count) {
         const long long item = first + team.index();
         Run<lanes> run(x, item, length, item < N * groups, true);
-        Pack<data_t> held[Tile::packs];
+        Pack<data_t> held[Tile::packs_per_thread];
         run.load_from(x, held);
         const long long first_channel = item % groups * channels;  // a long division, while the data is on its way
         const gamma_t* const own_gamma = from_index(gamma, first_channel);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         }
         ChannelWalk walk = run.walk(static_cast<int>(HxW));
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             Pack<data_t> out = {};
             run.each(
                 k, walk, static_cast<int>(HxW),

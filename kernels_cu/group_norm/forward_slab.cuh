@@ -47,7 +47,7 @@ struct GroupSlabs {
         constexpr bool clustered = pieces > 1;
         const int rank = clustered ? static_cast<int>(cluster_rank()) : 0;
         int offset = 0;
-        mbarrier_t* const barriers = Stage<1>::shared_barriers(offset);
+        mbarrier_t* const barriers = StagedSlab<1>::shared_barriers(offset);
         Pair* const totals = shared_array<Pair>(offset, channels);
         Affine* const affine = shared_array<Affine>(offset, channels);
         Moments* const found = shared_array<Moments>(offset, own_groups);
@@ -58,8 +58,8 @@ struct GroupSlabs {
         for (long long item = blockIdx.x / pieces; item < N * slabs; item += gridDim.x / pieces) {
             const long long n = item / slabs, first_group = (item - n * slabs) * slab_groups;
             const slab_t slab(x, n, C, first_group * group_channels, channels, static_cast<int>(HxW), rank, pieces);
-            const Stage<1> stage = {{x}, {staged}, barriers, parity};
-            stage.issue(slab);
+            const StagedSlab<1> copies = {{x}, {staged}, barriers, parity};
+            copies.issue(slab);
             parity ^= 1;
             const auto count_of = [&](int group) { return slab.held(group, group_channels); };
             const auto each_channel_of = [&](int group, auto use) {
@@ -79,7 +79,7 @@ struct GroupSlabs {
                 totals[channel] = Pair{};
             }
             const Deviations terms = {staged, affine};
-            each_chunk(stage, slab, [&](int begin, int end) { slab.add_sums(begin, end, partials, totals, terms); });
+            each_stage(copies, slab, [&](int begin, int end) { slab.add_sums(begin, end, partials, totals, terms); });
             __syncthreads();
             group_sums(totals, own_groups, group_channels, [&](int group, Pair sums) {
                 const acc_t inverse = acc_t(1) / acc_t(count_of(group));

@@ -1,8 +1,8 @@
-// GroupNorm backward, strategy `block` with its slab in registers (engine 3): a block per group.
+// GroupNorm backward, strategy `block` with its slab in registers (load=registers): a block per group.
 //
 //   dy, x, dx (N, C, HxW), also (N, 1, C); mean, rstd (N, groups); gamma, beta (C) or null
 //   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   a thread holds Tile::packs packs of dy and of x: a group has at most threads * packs * pack_size elements
+//   a thread holds Tile::packs_per_thread packs of dy and of x: a group has at most threads * packs * pack_size elements
 //   sums: workspace row n of [N, C] pairs (dbeta, dgamma), or, for N = 1, dgamma and dbeta themselves
 //   grid: N * groups groups, dealt out block by block; a block writes its group of dx and its part of a row
 //   shared memory: the warps' sums, twice; where parameter gradients of several channels a group are wanted, and

@@ -7,7 +7,7 @@
 //   workspace: [N * chunks, C] pairs: sum g and sum g * xhat of one channel over one chunk of one sample; from pair
 //   `rows` [N, C] pairs (dbeta, dgamma) that a second kernel sums, but for N = 1, whose are the results dgamma and dbeta;
 //   from pair `words` the counters of work_queue.cuh, all 0
-//   grid: any number of blocks; lead: tiles that sums run ahead of outputs
+//   grid: any number of blocks; prefetch_tiles: tiles that sums run ahead of outputs
 //   shared memory: sums of a channels-last tile; of a team a pair a thread and a channel; take_work's three words
 //
 // dy and x are asked for twice and come from DRAM once. An element of dx is written by the thread that has read the same
@@ -21,11 +21,12 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
     group_norm_backward_grid(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                              const gamma_t* gamma, const beta_t* beta, data_t* dx, Pair* workspace, gamma_t* dgamma,
                              gamma_t* dbeta, long long N, long long C, long long HxW, long long groups, long long chunk,
-                             long long chunks, long long team, long long lead, long long rows, long long words) {
+                             long long chunks, long long team, long long prefetch_tiles, long long rows,
+                             long long words) {
     const GroupGradients of = {dy, x, mean, rstd, gamma, beta, {N, C, HxW, chunk, chunks, team}, groups};
     const ParameterGradients parameters = {rows > 0 ? workspace + rows : nullptr, dgamma, dbeta, C};
     const WorkQueue queue = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
-                             static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(lead)};
+                             static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(prefetch_tiles)};
     const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
     const acc_t length = acc_t(group_channels) * acc_t(HxW);
     int offset = 0;

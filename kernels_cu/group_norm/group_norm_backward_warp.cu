@@ -2,7 +2,7 @@
 //
 //   dy, x, dx (N, C, HxW); mean, rstd (N, groups); gamma, beta (C) or null
 //   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   a team of Tile::lanes lanes holds Tile::packs packs a lane of dy and of x
+//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane of dy and of x
 //   sums: workspace row n of [N, C] pairs (dbeta, dgamma), or, for one row, the results
 //   grid: N * groups groups, dealt out to teams; a team writes its group of dx and its part of a row
 //   shared memory: where parameter gradients of several channels a group are wanted, the parts of their sums, per team

@@ -3,7 +3,7 @@
 //
 //   dy, x, dx (N, C), also (N, 1, C); mean, rstd (N, groups); gamma, beta (C) or null
 //   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   a team of Tile::lanes lanes holds Tile::packs packs a lane of dy and of x, and the sums of its channels over all its
+//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane of dy and of x, and the sums of its channels over all its
 //   samples, in float32 (float64 for float64 data): in registers where a lane has few enough, else in shared memory
 //   sums: workspace row i of [rows, C] pairs (dbeta, dgamma), or, for one row, dgamma and dbeta themselves; where a
 //   block's teams are a multiple of the groups, those of one group put their sums together, and a block has a row; else

@@ -1,7 +1,7 @@
-// GroupNorm forward, strategy `block` with its slab in registers (engine 3): a block per group.
+// GroupNorm forward, strategy `block` with its slab in registers (load=registers): a block per group.
 //
 //   x, y (N, C, HxW), also (N, 1, C); gamma, beta (C) or null; mean, rstd (N, groups)
-//   a thread holds Tile::packs packs: a group has at most threads * packs * pack_size elements
+//   a thread holds Tile::packs_per_thread packs: a group has at most threads * packs * pack_size elements
 //   grid: N * groups groups, dealt out block by block; a block writes its group of y and its mean and rstd
 //   shared memory: the warps' sums, twice
 //

@@ -6,7 +6,7 @@
 //   planes of a block of warps (channels-first), or a chunk of rows (channels-last)
 //   workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample; from pair `words` the
 //   counters of work_queue.cuh, all 0
-//   grid: any number of blocks; lead: tiles that moments run ahead of outputs
+//   grid: any number of blocks; prefetch_tiles: tiles that moments run ahead of outputs
 //   shared memory: moments of a channels-last tile; of a team moments of each thread and channel; take_work's three words
 //
 // x is asked for twice and comes from DRAM once. An element of y is written by the thread that has read the same element
@@ -19,10 +19,10 @@
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     group_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
                     Pair* workspace, long long N, long long C, long long HxW, long long groups, long long chunk,
-                    long long chunks, long long team, long long lead, long long words, double eps) {
+                    long long chunks, long long team, long long prefetch_tiles, long long words, double eps) {
     const GroupMoments of = {x, gamma, beta, {N, C, HxW, chunk, chunks, team}, groups};
     const WorkQueue queue = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
-                             static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(lead)};
+                             static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(prefetch_tiles)};
     const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
     int offset = 0;
     unsigned* drawn = shared_array<unsigned>(offset, 4);

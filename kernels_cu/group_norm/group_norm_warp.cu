@@ -1,7 +1,7 @@
 // GroupNorm forward, strategy `warp`: a run of `lanes` lanes of a warp per group, held in registers.
 //
 //   x, y (N, C, HxW); gamma, beta (C) or null; mean, rstd (N, groups)
-//   a team of Tile::lanes lanes holds Tile::packs packs a lane: a group has at most lanes * packs * pack_size elements
+//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane: a group has at most lanes * packs * pack_size elements
 //   grid: N * groups groups, dealt out to teams; a team writes its group of y and its mean and rstd
 //
 // Every byte of x is read once. No barrier and no shared memory. Wins for groups up to about two thousand elements. Where

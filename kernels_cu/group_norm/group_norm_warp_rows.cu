@@ -1,7 +1,7 @@
 // GroupNorm forward, strategy `warp`, where a channel is one element: LayerNorm's rows (rows.cuh), of one group each.
 //
 //   x, y (N, C), also (N, 1, C); gamma, beta (C) or null; mean, rstd (N, groups)
-//   a team of Tile::lanes lanes holds Tile::packs packs a lane: a group has at most lanes * packs * pack_size elements
+//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane: a group has at most lanes * packs * pack_size elements
 //   grid: `teams` teams, a multiple of `groups`, a block's worth each; a team takes a group of every teams / groups-th
 //   sample, and writes it of y and its mean and rstd; it asks for its part of gamma and beta once
 //

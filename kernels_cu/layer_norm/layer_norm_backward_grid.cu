@@ -44,12 +44,12 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
             weight.share(slab);
             __syncthreads();
             weight.keep(slab);
-            Pair sums[Tile::packs][pack_size] = {};
-            sweep_slab(slab, slots, [&](long long row, Pack<data_t>(&held)[2][Tile::packs]) {
+            Pair sums[Tile::packs_per_thread][pack_size] = {};
+            sweep_slab(slab, slots, [&](long long row, Pack<data_t>(&held)[2][Tile::packs_per_thread]) {
                 const Pair of_row = statistics[row];
                 Pair total = {};
 #pragma unroll
-                for (int k = 0; k < Tile::packs; ++k) {
+                for (int k = 0; k < Tile::packs_per_thread; ++k) {
                     Pair of_pack = {};
 #pragma unroll
                     for (int i = 0; i < pack_size; ++i) {
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
             }
             for (int team = 0; team < TeamSlab::teams; ++team) {  // one after another, in one row of sums
 #pragma unroll
-                for (int k = 0; team == TeamSlab::team() && k < Tile::packs; ++k) {
+                for (int k = 0; team == TeamSlab::team() && k < Tile::packs_per_thread; ++k) {
                     Pair before[pack_size] = {};
 #pragma unroll
                     for (int i = 0; i < pack_size; ++i) {
@@ -130,11 +130,11 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
             }
             __syncthreads();
             weight.keep(slab);
-            sweep_slab_back(slab, slots, latest, [&](long long row, Pack<data_t>(&held)[2][Tile::packs]) {
+            sweep_slab_back(slab, slots, latest, [&](long long row, Pack<data_t>(&held)[2][Tile::packs_per_thread]) {
                 const Pair of_row = statistics[row], means = row_sums[row];
                 Coefficients of = {acc_t(1), of_row.first, of_row.second, means.first, means.second};
 #pragma unroll
-                for (int k = 0; k < Tile::packs; ++k) {
+                for (int k = 0; k < Tile::packs_per_thread; ++k) {
                     Pack<data_t> out = {};
 #pragma unroll
                     for (int i = 0; i < pack_size; ++i) {

@@ -24,19 +24,19 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                                            length};
     for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
         const Strip strip(cut, dy, item);
-        ParameterPack<gamma_t> weight[Tile::packs];
+        ParameterPack<gamma_t> weight[Tile::packs_per_thread];
         strip.parameters(gamma, acc_t(1), weight);
-        Pair kept[Tile::packs][pack_size] = {};
+        Pair kept[Tile::packs_per_thread][pack_size] = {};
 #pragma unroll 1
         for (long long row = strip.band; row < rows && strip.live; row += bands) {
-            Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
+            Pack<data_t> held_dy[Tile::packs_per_thread], held_x[Tile::packs_per_thread];
             const long long at = strip.start(cut, row);
             strip.load_from(dy, at, held_dy);
             strip.load_from(x, at, held_x);
             const acc_t mean_of_row = widen(load(mean, row)), rstd_of_row = widen(load(rstd, row));
             Pair sums = {};
 #pragma unroll
-            for (int k = 0; k < Tile::packs; ++k) {
+            for (int k = 0; k < Tile::packs_per_thread; ++k) {
                 Pair of_pack = {};
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
             continue;
         }
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 if (strip.holds(k, i)) {
@@ -99,18 +99,18 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     const Strips cut = {rows, length, bands};
     for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
         const Strip strip(cut, dy, cut.items() - 1 - item);
-        ParameterPack<gamma_t> weight[Tile::packs];
+        ParameterPack<gamma_t> weight[Tile::packs_per_thread];
         strip.parameters(gamma, acc_t(1), weight);
 #pragma unroll 1
         for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {
-            Pack<data_t> held_dy[Tile::packs], held_x[Tile::packs];
+            Pack<data_t> held_dy[Tile::packs_per_thread], held_x[Tile::packs_per_thread];
             const long long at = strip.start(cut, row);
             strip.load_from(dy, at, held_dy);
             strip.load_from(x, at, held_x);
             const Pair means = load(row_sums, row * cut.of_row());
             Coefficients of = {acc_t(1), widen(load(mean, row)), widen(load(rstd, row)), means.first, means.second};
 #pragma unroll
-            for (int k = 0; k < Tile::packs; ++k) {
+            for (int k = 0; k < Tile::packs_per_thread; ++k) {
                 Pack<data_t> out = {};
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {

@@ -2,7 +2,7 @@
 //
 //   dy, x, dx (rows, length); mean, rstd (rows); gamma (length) or null
 //   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   a team of Tile::lanes lanes holds Tile::packs packs a lane of dy and of x; `teams` of them take the rows in turn,
+//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane of dy and of x; `teams` of them take the rows in turn,
 //   and each keeps the sums of its columns over all its rows, in float32 (float64 for float64 data): in registers where
 //   a lane has few enough columns, else in shared memory
 //   sums: workspace row i of [teams / teams in a block, length] pairs (dbeta, dgamma) holds those of the i-th block's

@@ -18,8 +18,8 @@
 
 // The moments of what a warp holds of a row, in all its lanes: about their mean, which is found relative to one of them.
 // 1 / count is given; no elements have no moments. The packs stay as narrow as they are stored between the passes.
-__device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_t> (&held)[Tile::packs], acc_t count,
-                                                acc_t inverse) {
+__device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_t> (&held)[Tile::packs_per_thread],
+                                                acc_t count, acc_t inverse) {
     acc_t own = acc_t(0);  // if the warp has elements, its first lane has some in its first pack
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_
     const auto sums_about = [&](acc_t centre, auto of_pack) {
         Pair sums = {};
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             sums = sums + of_pack(slab.whole(k) ? deviations(held[k], centre, Always())
                                                 : deviations(held[k], centre, [&](int i) { return slab.holds(k, i); }));
         }
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
             scale.share(slab);  // for the outputs: barriers lie between
             bias.share(slab);
             const acc_t of_warp = acc_t(slab.warp_elements()), inverse = acc_t(1) / of_warp;
-            sweep_slab(slab, slots, [&](long long row, Pack<data_t>(&held)[1][Tile::packs]) {
+            sweep_slab(slab, slots, [&](long long row, Pack<data_t>(&held)[1][Tile::packs_per_thread]) {
                 const Moments found = warp_moments(slab, held[0], of_warp, inverse);
                 if (threadIdx.x % warp_size == 0) {
                     parts[row * TeamSlab::warps + slab.warp()] = found;
@@ -121,10 +121,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
             __syncthreads();
             scale.keep(slab);
             bias.keep(slab);
-            sweep_slab_back(slab, slots, latest, [&](long long row, Pack<data_t>(&held)[1][Tile::packs]) {
+            sweep_slab_back(slab, slots, latest, [&](long long row, Pack<data_t>(&held)[1][Tile::packs_per_thread]) {
                 const Pair of = statistics[row];
 #pragma unroll
-                for (int k = 0; k < Tile::packs; ++k) {
+                for (int k = 0; k < Tile::packs_per_thread; ++k) {
                     Pack<data_t> out = {};
 #pragma unroll
                     for (int i = 0; i < pack_size; ++i) {

@@ -16,18 +16,18 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     const Strips cut = {rows, length, bands};
     for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
         const Strip strip(cut, x, cut.items() - 1 - item);
-        ParameterPack<gamma_t> scale[Tile::packs];
-        ParameterPack<beta_t> offset_of[Tile::packs];
+        ParameterPack<gamma_t> scale[Tile::packs_per_thread];
+        ParameterPack<beta_t> offset_of[Tile::packs_per_thread];
         strip.parameters(gamma, acc_t(1), scale);
         strip.parameters(beta, acc_t(0), offset_of);
 #pragma unroll 1
         for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {
-            Pack<data_t> held[Tile::packs];
+            Pack<data_t> held[Tile::packs_per_thread];
             const long long at = strip.start(cut, row);
             strip.load_from(x, at, held);
             const acc_t mean_of_row = load(mean, row), rstd_of_row = load(rstd, row);
 #pragma unroll
-            for (int k = 0; k < Tile::packs; ++k) {
+            for (int k = 0; k < Tile::packs_per_thread; ++k) {
                 Pack<data_t> out = {};
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {

@@ -1,7 +1,7 @@
 // LayerNorm forward, strategy `warp`: a run of `lanes` lanes of a warp per row, held in registers.
 //
 //   x, y (rows, length); gamma, beta (length) or null; mean, rstd (rows)
-//   a team of Tile::lanes lanes holds Tile::packs packs a lane: a row has at most lanes * packs * pack_size elements
+//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane: a row has at most lanes * packs * pack_size elements
 //   grid: `teams` teams take the rows in turn, a block's worth each; a team writes its rows of y and their mean and rstd
 //   shared memory: gamma and beta, which the teams of a block share
 //

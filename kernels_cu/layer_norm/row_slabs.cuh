@@ -118,13 +118,13 @@ __device__ __forceinline__ void fold_rows_of_slabs(const RowSlabs& cut, Of of, F
     }
 }
 
-// A team's part of a slab: `lanes` threads that have every teams-th row, Tile::packs packs of it a lane. It covers all its
+// A team's part of a slab: `lanes` threads that have every teams-th row, Tile::packs_per_thread packs of it a lane. It covers all its
 // rows from the 16-byte boundary before the slab in its first one, where its registers have room for that: the columns of
 // a lane do not move. Rows that begin elsewhere come element by element; the host sees to it that there are none by
 // default.
 struct TeamSlab {
     static constexpr int lanes = Tile::lanes, teams = Tile::threads / lanes, warps = lanes / warp_size;
-    static constexpr int capacity = lanes * Tile::packs * pack_size;
+    static constexpr int capacity = lanes * Tile::packs_per_thread * pack_size;
     static_assert(lanes % warp_size == 0 && Tile::threads % lanes == 0,
                   "teams of whole warps, an even part of the block");
     RowSlabs cut;
@@ -161,7 +161,7 @@ struct TeamSlab {
         const int begin = first(0) - (lane() % warp_size) * pack_size;  // of the warp's first pack
         int found = 0;
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             const int from = begin + k * lanes * pack_size, past = from + warp_size * pack_size;
             const int left = (past < columns ? past : columns) - (from > 0 ? from : 0);
             found += left > 0 ? left : 0;
@@ -177,7 +177,7 @@ struct SlabParameter {
     const T* array;  // of all columns, or null
     Pack<T>* shared;
     acc_t absent;
-    ParameterPack<T> held[Tile::packs];
+    ParameterPack<T> held[Tile::packs_per_thread];
 
     __device__ __forceinline__ SlabParameter(const T* array_, const RowSlabs& cut, acc_t absent_, int& offset)
         : array(array_),
@@ -192,7 +192,7 @@ struct SlabParameter {
     }
     __device__ __forceinline__ void keep(const TeamSlab& slab) {
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             if (array == nullptr) {
                 held[k].load_from(array, slab.first(k), slab.columns, absent);
             } else {
@@ -211,10 +211,10 @@ constexpr int bytes_ahead = 64 * 1024, fewest_ahead = 2, most_ahead = 8;
 // `ahead` slots in a ring, whose copies are under way while one of them is worked on.
 template <int tensors>
 struct RoundSlots {
-    static constexpr int round_bytes = tensors * Tile::packs * Tile::threads * access_bytes;
+    static constexpr int round_bytes = tensors * Tile::packs_per_thread * Tile::threads * access_bytes;
     static constexpr int enough = (bytes_ahead + round_bytes - 1) / round_bytes;
     static constexpr int ahead = enough < fewest_ahead ? fewest_ahead : enough > most_ahead ? most_ahead : enough;
-    typedef Pack<data_t> held_t[tensors][Tile::packs];
+    typedef Pack<data_t> held_t[tensors][Tile::packs_per_thread];
     const data_t* from[tensors];
     Pack<data_t>* packs;  // shared
     int resident_rounds;  // rounds with a slot of their own: all, or `ahead` fewer than there are slots
@@ -224,7 +224,7 @@ struct RoundSlots {
         : resident_rounds(static_cast<int>(resident_rounds_)) {
         const int rounds = TeamSlab::rounds_of(cut.rows),
                   slots = resident_rounds < rounds ? resident_rounds + ahead : rounds;
-        packs = shared_array<Pack<data_t>>(offset, slots * tensors * Tile::packs * Tile::threads);
+        packs = shared_array<Pack<data_t>>(offset, slots * tensors * Tile::packs_per_thread * Tile::threads);
 #pragma unroll
         for (int tensor = 0; tensor < tensors; ++tensor) {
             from[tensor] = from_[tensor];
@@ -234,7 +234,7 @@ struct RoundSlots {
         return round < resident_rounds ? round : resident_rounds + (round - resident_rounds) % ahead;
     }
     __device__ __forceinline__ Pack<data_t>* of(int round, int tensor, int k) const {
-        return packs + ((slot(round) * tensors + tensor) * Tile::packs + k) * Tile::threads + threadIdx.x;
+        return packs + ((slot(round) * tensors + tensor) * Tile::packs_per_thread + k) * Tile::threads + threadIdx.x;
     }
     // Starts the copies of a round, a group of this thread's copies; an empty group where there is no such round. Packs at
     // an edge come with what they have of the slabs and rows beside, which nobody uses: only at the ends of the tensor, and
@@ -242,7 +242,7 @@ struct RoundSlots {
     __device__ __forceinline__ void fetch(const TeamSlab& slab, int round) const {
         const long long row = slab.row(round), start = slab.start(row), all = slab.cut.rows * slab.cut.length;
 #pragma unroll
-        for (int k = 0; round >= 0 && row < slab.cut.rows && k < Tile::packs; ++k) {
+        for (int k = 0; round >= 0 && row < slab.cut.rows && k < Tile::packs_per_thread; ++k) {
             const int first = slab.first(k);
 #pragma unroll
             for (int tensor = 0; tensor < tensors && first < slab.columns; ++tensor) {
@@ -260,8 +260,9 @@ struct RoundSlots {
     __device__ __forceinline__ void take(int round, held_t& held) const {
         copy_async_wait<ahead - 1>();
 #pragma unroll
-        for (int i = 0; i < tensors * Tile::packs; ++i) {
-            held[i / Tile::packs][i % Tile::packs] = *of(round, i / Tile::packs, i % Tile::packs);
+        for (int i = 0; i < tensors * Tile::packs_per_thread; ++i) {
+            held[i / Tile::packs_per_thread][i % Tile::packs_per_thread] =
+                *of(round, i / Tile::packs_per_thread, i % Tile::packs_per_thread);
         }
     }
 };

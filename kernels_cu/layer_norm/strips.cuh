@@ -9,7 +9,7 @@
 #include "partition/slab.cuh"
 
 struct Strips {
-    static constexpr int span = warp_size * Tile::packs * pack_size;
+    static constexpr int span = warp_size * Tile::packs_per_thread * pack_size;
     long long rows, length, bands;
 
     __device__ __forceinline__ bool may_shift() const { return bands >= rows || bands * length % pack_size == 0; }
@@ -51,18 +51,18 @@ struct Strip {
         return row * cut.length + column;
     }
     __device__ __forceinline__ void load_from(const data_t* tensor, long long at,
-                                              Pack<data_t> (&held)[Tile::packs]) const {
+                                              Pack<data_t> (&held)[Tile::packs_per_thread]) const {
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             held[k] = tensor == nullptr ? Pack<data_t>{} : load_pack(tensor + at, first(k), length);
         }
     }
     // The parameters of the warp's columns, `absent` where there is no array.
     template <typename T>
     __device__ __forceinline__ void parameters(const T* array, acc_t absent,
-                                               ParameterPack<T> (&values)[Tile::packs]) const {
+                                               ParameterPack<T> (&values)[Tile::packs_per_thread]) const {
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             values[k].load_from(array == nullptr ? nullptr : array + column, first(k), length, absent);
         }
     }

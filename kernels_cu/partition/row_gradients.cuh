@@ -6,7 +6,7 @@
 // Whether the sums of a lane's columns fit into its registers beside its part of dy and x.
 template <int lanes>
 constexpr bool sums_in_registers =
-    Tile::packs * pack_size * static_cast<int>(sizeof(Pair)) <= (lanes > warp_size ? 128 : 256);
+    Tile::packs_per_thread * pack_size * static_cast<int>(sizeof(Pair)) <= (lanes > warp_size ? 128 : 256);
 
 // Where a block's teams keep the sums of their columns: in registers, and then the upper half of the teams hands its sums
 // to the lower half until the first has them all; or in a row of shared memory for each team.
@@ -16,7 +16,7 @@ struct KeptSums {
     static constexpr int teams = Tile::threads / lanes;
     Pair* shared;  // [rows, ColumnSums::size(length)]
     int length;    // of the block's slice of a row, at most
-    Pair sums[in_registers ? Tile::packs : 1][pack_size];
+    Pair sums[in_registers ? Tile::packs_per_thread : 1][pack_size];
 
     // Rows of shared memory, where so many neighbouring teams have columns of their own.
     static __device__ __forceinline__ int rows_for(int kinds) {
@@ -27,7 +27,7 @@ struct KeptSums {
     }
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int k = 0; in_registers && k < Tile::packs; ++k) {
+        for (int k = 0; in_registers && k < Tile::packs_per_thread; ++k) {
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 sums[k][i] = Pair{};
@@ -54,7 +54,7 @@ struct KeptSums {
     template <typename Use>
     __device__ __forceinline__ void each(const run_t& run, Use use) {
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             const int at = run.first(k);
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
@@ -110,7 +110,7 @@ struct KeptSums {
 // A row of dy and x on its way.
 template <int lanes, int blocks>
 struct RowOfBoth {
-    Pack<data_t> dy[Tile::packs], x[Tile::packs];
+    Pack<data_t> dy[Tile::packs_per_thread], x[Tile::packs_per_thread];
     stat_t mean, rstd;  // as they are stored: nobody waits for them here
 
     __device__ __forceinline__ void load_from(const data_t* dy_, const data_t* x_, const stat_t* mean_,
@@ -247,7 +247,7 @@ private:
             offsets.narrow_again();
         }
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             const ParameterPack<gamma_t> weight = weights.of(run, k);
             const ParameterPack<beta_t> offset = offsets.of(run, k);
             const auto holds = run.held(k);
@@ -284,10 +284,10 @@ private:
         ParameterPack<gamma_t> next_weight = weights.of(run, 0);
         ParameterPack<beta_t> next_offset = offsets.of(run, 0);
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             const ParameterPack<gamma_t> weight = next_weight;
             const ParameterPack<beta_t> offset = next_offset;
-            if (k + 1 < Tile::packs) {  // before the store: no load passes that
+            if (k + 1 < Tile::packs_per_thread) {  // before the store: no load passes that
                 next_weight = weights.of(run, k + 1);
                 next_offset = offsets.of(run, k + 1);
             }

@@ -14,7 +14,7 @@
 // Whether a row is read while the one before it is worked on: of so many tensors the packs of a lane have to fit into its
 // registers twice.
 template <int lanes, int tensors>
-constexpr bool reads_ahead = tensors * Tile::packs <= (lanes > warp_size ? 4 : 8);
+constexpr bool reads_ahead = tensors * Tile::packs_per_thread <= (lanes > warp_size ? 4 : 8);
 
 // Whether the teams of a block share parameters: those of several groups would, where their rows are many to a team, save
 // little.
@@ -42,11 +42,11 @@ template <typename T, int lanes, int blocks, bool grouped>
 struct RowParameters {
     static constexpr bool shares = teams_share<lanes, blocks, grouped>;
     static constexpr int most_bytes = lanes > warp_size ? 64 : 128;
-    static constexpr bool resident = Tile::packs * static_cast<int>(sizeof(ParameterPack<T>)) <= most_bytes;
+    static constexpr bool resident = Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= most_bytes;
     const T* array;
     const Pack<T>* shared;  // the same, or null
     acc_t absent;           // where there is no array
-    ParameterPack<T> held[resident ? Tile::packs : 1];
+    ParameterPack<T> held[resident ? Tile::packs_per_thread : 1];
 
     // Of any row of the team, here of the group's: all are covered from the same place.
     __device__ __forceinline__ RowParameters(const T* array_, long long group, const Pack<T>* shared_, acc_t absent_,
@@ -55,14 +55,14 @@ struct RowParameters {
           shared(shared_),
           absent(absent_) {
 #pragma unroll
-        for (int k = 0; resident && k < Tile::packs; ++k) {
+        for (int k = 0; resident && k < Tile::packs_per_thread; ++k) {
             load(held[resident ? k : 0], run, k);
         }
     }
     // Between two uses: they stay as they are stored, and are widened again.
     __device__ __forceinline__ void narrow_again() {
 #pragma unroll
-        for (int k = 0; resident && k < Tile::packs; ++k) {
+        for (int k = 0; resident && k < Tile::packs_per_thread; ++k) {
             make_opaque(held[resident ? k : 0].part);
         }
     }
@@ -97,7 +97,7 @@ __device__ __forceinline__ bool rows_may_shift(long long rows, long long teams, 
 // A row of x on its way.
 template <int lanes, int blocks>
 struct RowOfX {
-    Pack<data_t> x[Tile::packs];
+    Pack<data_t> x[Tile::packs_per_thread];
     data_t centre;
 
     __device__ __forceinline__ void load_from(const data_t* tensor, const Run<lanes, blocks>& run) {

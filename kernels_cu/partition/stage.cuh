@@ -1,40 +1,40 @@
-// Slabs on their way into shared memory: asynchronous copies in Tile::chunks parts, so that the first may be summed
+// Slabs on their way into shared memory: asynchronous copies in Tile::stages parts, so that the first may be summed
 // while the last are under way.
 //
-// Tile::engine says who copies: 1 the threads, 16 bytes each (sm_80); 2 one thread the whole run of a chunk
+// Tile::load says who copies: `cp_async`, the threads, 16 bytes each (sm_80); `bulk`, one thread the whole run of a stage
 // (channels-first, sm_90). Packs at the ends of a run, and tensors that are aligned differently, come through registers.
 #include "common/async.cuh"
 #include "partition/slab.cuh"
 
-constexpr bool by_bulk = Tile::engine == 2;
-// Packs that no engine copies, asked for at a time: more would not fit in registers.
+constexpr bool by_bulk = Tile::load == Tile::Load::bulk;
+// Packs that nobody copies, asked for at a time: more would not fit in registers.
 constexpr int others_in_flight = 2;
 
 template <int tensors>
-struct Stage {
+struct StagedSlab {
     const data_t* from[tensors];  // null: left out
     Pack<data_t>* to[tensors];
-    mbarrier_t* barriers;  // shared, Tile::chunks of them, where copies are by bulk
+    mbarrier_t* barriers;  // shared, Tile::stages of them, where copies are by bulk
     unsigned parity;
 
     static __device__ __forceinline__ mbarrier_t* shared_barriers(int& offset) {
-        mbarrier_t* barriers = shared_array<mbarrier_t>(offset, by_bulk ? Tile::chunks : 0);
+        mbarrier_t* barriers = shared_array<mbarrier_t>(offset, by_bulk ? Tile::stages : 0);
         if (by_bulk && threadIdx.x == 0) {
-            for (int chunk = 0; chunk < Tile::chunks; ++chunk) {
-                mbarrier_init(barriers + chunk, 1);
+            for (int stage = 0; stage < Tile::stages; ++stage) {
+                mbarrier_init(barriers + stage, 1);
             }
         }
         return barriers;  // the next barrier of the block lies before their first use
     }
 
-    // Whether a pack comes by the engine.
+    // Whether a pack is copied.
     __device__ __forceinline__ bool copied(int t, const PackSpan& where) const {
         return where.whole() && misalignment(from[t] + where.row + where.first) == 0;
     }
     __device__ __forceinline__ void through_registers(int t, int j, const PackSpan& where) const {
         to[t][j] = load_pack(from[t] + where.row, where.first, where.length);
     }
-    // The packs of a tensor that do not come by the engine, several asked for before the first is stored.
+    // The packs of a tensor that are not copied, several asked for before the first is stored.
     __device__ __forceinline__ void the_others(const slab_t& slab, int t, int begin, int end) const {
         for (int base = begin + threadIdx.x; base < end; base += Tile::threads * others_in_flight) {
             Pack<data_t> held[others_in_flight] = {};
@@ -111,34 +111,34 @@ struct Stage {
     // Sets all copies going. The barriers must be known to the block, and nobody reads `to` any more.
     __device__ __forceinline__ void issue(const slab_t& slab) const {
 #pragma unroll 1
-        for (int chunk = 0; chunk < Tile::chunks; ++chunk) {
-            const int begin = slab.cut(chunk, Tile::chunks), end = slab.cut(chunk + 1, Tile::chunks);
+        for (int stage = 0; stage < Tile::stages; ++stage) {
+            const int begin = slab.cut(stage, Tile::stages), end = slab.cut(stage + 1, Tile::stages);
             if (by_bulk) {
-                by_one(slab, begin, end, barriers + chunk);
+                by_one(slab, begin, end, barriers + stage);
             } else {
                 by_threads(slab, begin, end);
             }
         }
     }
-    // The chunk is there for the whole block. Ends with a barrier.
-    template <int chunk>
+    // The stage is there for the whole block. Ends with a barrier.
+    template <int stage>
     __device__ __forceinline__ void wait() const {
         if (by_bulk) {
-            mbarrier_wait(barriers + chunk, parity);
+            mbarrier_wait(barriers + stage, parity);
         } else {
-            copy_async_wait<Tile::chunks - 1 - chunk>();
+            copy_async_wait<Tile::stages - 1 - stage>();
         }
         __syncthreads();
     }
 };
 
-// Calls use(begin, end) for the packs of each chunk in turn, when they are there: behind a barrier.
-template <int chunk = 0, int tensors, typename Use>
-__device__ __forceinline__ void each_chunk(const Stage<tensors>& stage, const slab_t& slab, Use use) {
-    stage.template wait<chunk>();
-    use(slab.cut(chunk, Tile::chunks), slab.cut(chunk + 1, Tile::chunks));
-    if constexpr (chunk + 1 < Tile::chunks) {
-        each_chunk<chunk + 1>(stage, slab, use);
+// Calls use(begin, end) for the packs of each stage in turn, when they are there: behind a barrier.
+template <int stage = 0, int tensors, typename Use>
+__device__ __forceinline__ void each_stage(const StagedSlab<tensors>& copies, const slab_t& slab, Use use) {
+    copies.template wait<stage>();
+    use(slab.cut(stage, Tile::stages), slab.cut(stage + 1, Tile::stages));
+    if constexpr (stage + 1 < Tile::stages) {
+        each_stage<stage + 1>(copies, slab, use);
     }
 }
 

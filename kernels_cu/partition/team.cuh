@@ -1,4 +1,4 @@
-// A team: `lanes` consecutive threads that own one contiguous run, Tile::packs packs a lane in registers. A team is part
+// A team: `lanes` consecutive threads that own one contiguous run, Tile::packs_per_thread packs a lane in registers. A team is part
 // of a warp, a warp, several warps of a block up to all of it, or such warps of all blocks of a cluster, which have a
 // slice of the run each.
 #include "common/async.cuh"
@@ -72,7 +72,7 @@ struct Team {
 // cut it on such boundaries too: this is the block's slice.
 template <int lanes, int blocks = 1>
 struct Run {
-    static constexpr int capacity = lanes * Tile::packs * pack_size;  // of a block
+    static constexpr int capacity = lanes * Tile::packs_per_thread * pack_size;  // of a block
     static constexpr int sector_packs = 2;
     long long head;   // where the run begins
     long long start;  // where the slice does,
@@ -119,17 +119,18 @@ struct Run {
         const PackSpan where = {start, first(k), length};
         return [where](int i) { return where.holds(i); };
     }
-    __device__ __forceinline__ void load_from(const data_t* x, Pack<data_t> (&held)[Tile::packs]) const {
+    __device__ __forceinline__ void load_from(const data_t* x, Pack<data_t> (&held)[Tile::packs_per_thread]) const {
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             held[k] = load_pack(x + start, first(k), length);
         }
     }
     // Two tensors, pack by pack: one after the other would keep more addresses in registers. A null x reads as zeros.
-    __device__ __forceinline__ void load_both(const data_t* dy, const data_t* x, Pack<data_t> (&held_dy)[Tile::packs],
-                                              Pack<data_t> (&held_x)[Tile::packs]) const {
+    __device__ __forceinline__ void load_both(const data_t* dy, const data_t* x,
+                                              Pack<data_t> (&held_dy)[Tile::packs_per_thread],
+                                              Pack<data_t> (&held_x)[Tile::packs_per_thread]) const {
 #pragma unroll
-        for (int k = 0; k < Tile::packs; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
             held_dy[k] = load_pack(dy + start, first(k), length);
             held_x[k] = load_pack(x + start, first(k), x == nullptr ? 0 : length);
         }
@@ -141,7 +142,7 @@ struct Run {
         return Team<lanes, blocks>::of_block && live && !alone ? load(x, head) : data_t{};
     }
     // The same of a team within a warp: the last element of the run's first pack, wherever the run begins in it.
-    __device__ __forceinline__ acc_t one_of(const Pack<data_t> (&held)[Tile::packs]) const {
+    __device__ __forceinline__ acc_t one_of(const Pack<data_t> (&held)[Tile::packs_per_thread]) const {
         acc_t last = widen(held[0].get(pack_size - 1));
         if (shift + columns < pack_size) {
 #pragma unroll
@@ -174,19 +175,19 @@ struct Run {
 // they are stored between the passes.
 template <int lanes, int blocks>
 __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
-                                                     data_t read, Pack<data_t> (&held)[Tile::packs], int length,
-                                                     acc_t eps) {
+                                                     data_t read, Pack<data_t> (&held)[Tile::packs_per_thread],
+                                                     int length, acc_t eps) {
     const acc_t shift = usable_shift(team.of_block ? acc_t(widen(read)) : run.one_of(held));
     Pair sums = {};
 #pragma unroll
-    for (int k = 0; k < Tile::packs; ++k) {
+    for (int k = 0; k < Tile::packs_per_thread; ++k) {
         sums = sums + with_square(deviations(held[k], shift, run.held(k)).first);
     }
     const acc_t centre = second_centre(shift, team.sum(sums), acc_t(1) / acc_t(length), pack_size);
     make_opaque(held);
     sums = Pair{};
 #pragma unroll
-    for (int k = 0; k < Tile::packs; ++k) {
+    for (int k = 0; k < Tile::packs_per_thread; ++k) {
         sums = sums + deviations(held[k], centre, run.held(k));
     }
     sums = team.sum(sums);
@@ -199,15 +200,15 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, 
 // those of the next pack are asked for before this one's store, which no load passes.
 template <int lanes, int blocks, typename ScaleOf, typename OffsetOf, typename Activation>
 __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& run,
-                                          const Pack<data_t> (&held)[Tile::packs], const Statistics& found,
+                                          const Pack<data_t> (&held)[Tile::packs_per_thread], const Statistics& found,
                                           ScaleOf scale_of, OffsetOf offset_of, Activation activation) {
     auto next_scale = scale_of(0);
     auto next_offset = offset_of(0);
 #pragma unroll
-    for (int k = 0; k < Tile::packs; ++k) {
+    for (int k = 0; k < Tile::packs_per_thread; ++k) {
         const auto scale = next_scale;
         const auto offset = next_offset;
-        if (k + 1 < Tile::packs) {
+        if (k + 1 < Tile::packs_per_thread) {
             next_scale = scale_of(k + 1);
             next_offset = offset_of(k + 1);
         }

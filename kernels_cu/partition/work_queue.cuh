@@ -2,9 +2,9 @@
 // tensors; a team is the tiles whose sums are folded into one (sweep.cuh). A tile has two work items: its sums, and its
 // outputs once the sums of its team are folded, while what the sums read is still in the L2 cache.
 //
-// The order of tickets: the sums of the first team and of `lead` tiles more; then rounds, each with the outputs of a team
-// and the sums of as many tiles as a team has. So the sums run `lead` tiles ahead of the last team whose outputs may begin:
-// the more tiles blocks hold (one each, and the ticket of the next), the more lead keeps them from waiting. Outputs go
+// The order of tickets: the sums of the first team and of `prefetch_tiles` more; then rounds, each with the outputs of a team
+// and the sums of as many tiles as a team has. So the sums run `prefetch_tiles` ahead of the last team whose outputs may begin:
+// the more tiles blocks hold (one each, and the ticket of the next), the more of them keep blocks from waiting. Outputs go
 // backwards: what was read last is read first.
 //
 // A block waits only for tiles whose tickets were drawn before its own, by blocks that run or have ended: no number of
@@ -25,10 +25,10 @@ struct WorkQueue {
     unsigned* words;  // the next ticket; from ticket_words a word a team: tiles whose sums are stored, then one more
     unsigned tiles;   // of a team
     unsigned teams;
-    unsigned lead;  // the host sees to it that 32 bits count all tickets
+    unsigned prefetch_tiles;  // the host sees to it that 32 bits count all tickets
 
     __device__ __forceinline__ unsigned ahead() const {
-        return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;
+        return tiles + prefetch_tiles < tiles * teams ? tiles + prefetch_tiles : tiles * teams;
     }
     __device__ __forceinline__ unsigned end() const { return ahead() + 2 * tiles * teams - tiles; }
     __device__ __forceinline__ WorkItem of(unsigned ticket) const {

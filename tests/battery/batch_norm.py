@@ -9,14 +9,14 @@ from tests.battery.case import ALL_OFF, FAR, MIXED, NO_PARAMETERS, SAME_OFF, Cas
 BATCH_SLABS: Named = {
     "a short last slab and range": {"shape": (5, 7, 9), "shifts": SAME_OFF},
     "several parts a channel, every array elsewhere": {"shape": (3, 5, 9), "channels": 2, "shifts": ALL_OFF},
-    "one row of results": {"shape": (2, 7, 35), "samples": 8},
+    "one row of results": {"shape": (2, 7, 35), "samples_per_block": 8},
     "one channel": {"shape": (3, 1, 70)},
     "planes of two elements, more channels than threads": {"shape": (3, 140, 2), "channels": 140},
     "long planes": {"shape": (1, 2, 1100)},
-    "more samples than a chain": {"shape": (40, 2, 5), "samples": 64},
+    "more samples than a chain": {"shape": (40, 2, 5), "samples_per_block": 64},
     "one block for all": {"shape": (5, 9, 20), "grid": 1},
     "rows in slices": {"shape": (265, 3, 2)},
-    "rows in several rounds": {"shape": (200, 9, 2), "samples": 1},
+    "rows in several rounds": {"shape": (200, 9, 2), "samples_per_block": 1},
     "NaN in a neighbour": {"shape": (3, 7, 5), "nan": (1, 2, 4)},
     "a constant far from zero": {"shape": (3, 5, 35), **FAR},
     "16 bits": {"shape": (5, 7, 9), "shifts": ALL_OFF, **MIXED},
@@ -87,7 +87,7 @@ def batch_norm_cases(op: str) -> Iterator[Case]:
         planes = planes | masked(planes, "a short last chunk", "one row of results")
         rows = rows | masked(rows, "wide rows and one left over", "one row of results")
         rows |= {"four dtypes": {"shape": (17, 5), "sums": FOUR}}
-    yield from made("block", slabs, threads=64, channels=4, samples=2)
+    yield from made("block", slabs, threads=64, channels=4, samples_per_block=2)
     yield from made("split", planes, threads=64, chunk=16)
     yield from made("column", rows, threads=64, columns=64, chunk=2)
 

@@ -138,8 +138,8 @@ GROUP_GRID: Named = {
     "short last chunks and tiles": {"shape": (2, 6, 35), "groups": 2, "shifts": SAME_OFF},
     "chunks shorter than a pack": {"shape": (2, 3, 7), "groups": 3, "chunk": 3, "shifts": ALL_OFF},
     "one tile": {"shape": (1, 2, 64), "groups": 1, "chunk": 64},
-    "a lead of several teams": {"shape": (3, 6, 40), "groups": 3, "lead": 7},
-    "a lead of everything": {"shape": (2, 4, 40), "groups": 2, "lead": 1000},
+    "a lead of several teams": {"shape": (3, 6, 40), "groups": 3, "prefetch_tiles": 7},
+    "a lead of everything": {"shape": (2, 4, 40), "groups": 2, "prefetch_tiles": 1000},
     "more channels than threads, many rows to fold": {"shape": (2, 70, 9), "groups": 1, "chunk": 2},
     "as many channels as threads": {"shape": (2, 64, 5), "groups": 1},
     "channels of one value each": {"shape": (3, 70, 3), "groups": 2, "flat": True},
@@ -153,7 +153,7 @@ GROUP_GRID: Named = {
 GROUP_GRID_LAST: Named = {
     "all channels, rows of two packs and a tail": {"shape": (2, 35, 10), "groups": 5, "slab": 5, "shifts": ALL_OFF},
     "teams of two groups, idle threads": {"shape": (2, 37, 48), "groups": 4, "slab": 2},
-    "one group a team": {"shape": (2, 20, 32), "groups": 2, "lead": 3},
+    "one group a team": {"shape": (2, 20, 32), "groups": 2, "prefetch_tiles": 3},
     "more channels than threads, short chunks": {"shape": (1, 9, 136), "groups": 2, "slab": 1, "chunk": 2},
     "two blocks": {"shape": (5, 40, 48), "groups": 3, "grid": 2},
     "no parameters": {"shape": (1, 18, 16), "groups": 2, "slab": 2, **NO_PARAMETERS},
@@ -165,7 +165,7 @@ def _made(op: str, strategy: str, named: Named, **tile: int) -> Iterator[Case]:
         own = dict(facts)
         fields = {"groups": own.pop("slab", 1)} if strategy in ("block", "cluster", "grid") else {}
         fields |= {"chunk": own.pop("chunk", 16)} if strategy in ("split", "grid") else {}
-        fields |= {"lead": own.pop("lead", 1)} if strategy == "grid" else {}
+        fields |= {"prefetch_tiles": own.pop("prefetch_tiles", 1)} if strategy == "grid" else {}
         yield Case(op, label, {"strategy": strategy, **tile, **fields}, **own)
 
 
@@ -184,11 +184,11 @@ def _warp_cases(op: str) -> Iterator[Case]:
             for label, facts in GROUP_ROWS.items()
             if facts["groups"] in (1, 2, 5, 8) and "in place" not in label
         }
-        yield from _made(op, "warp", in_memory, threads=64, lanes=8, packs=16, samples=2)
+        yield from _made(op, "warp", in_memory, threads=64, lanes=8, packs_per_thread=16, samples_per_team=2)
     else:
         many = dict(GROUP_ROWS)
-    yield from _made(op, "warp", warp, threads=64, lanes=8, packs=2, samples=1)
-    yield from _made(op, "warp", many, threads=64, lanes=8, packs=2, samples=2)
+    yield from _made(op, "warp", warp, threads=64, lanes=8, packs_per_thread=2, samples_per_team=1)
+    yield from _made(op, "warp", many, threads=64, lanes=8, packs_per_thread=2, samples_per_team=2)
 
 
 def group_norm_cases(op: str) -> Iterator[Case]:
@@ -235,14 +235,14 @@ def group_norm_cases(op: str) -> Iterator[Case]:
         grid |= {
             f"{label}, dx alone": grid[label] | MASKS["dx alone"] for label in ("one tile", "NHWC: one group a team")
         }
-    yield from made("block", block, threads=64, chunks=2, engine=1, packs=1)
-    yield from made("block", GROUP_BLOCK_BULK, threads=64, chunks=2, engine=2, packs=1)
+    yield from made("block", block, threads=64, stages=2, load="cp_async", packs_per_thread=1)
+    yield from made("block", GROUP_BLOCK_BULK, threads=64, stages=2, load="bulk", packs_per_thread=1)
     held = dict(GROUP_BLOCK_REGISTERS)
     if backward:
         held["an infinite mean"] = {"shape": (2, 6, 35), "groups": 2, **INFINITE}
         held |= masked(held, "channels end within packs", "one channel a group, misaligned")
-    yield from made("block", held, threads=64, chunks=1, engine=3, packs=2)
+    yield from made("block", held, threads=64, stages=1, load="registers", packs_per_thread=2)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)
-    yield from made("cluster", cluster, threads=64, chunks=2, engine=2, cluster=2)
-    yield from made("cluster", last, threads=64, chunks=2, engine=1, cluster=2)
+    yield from made("cluster", cluster, threads=64, stages=2, load="bulk", cluster=2)
+    yield from made("cluster", last, threads=64, stages=2, load="cp_async", cluster=2)

@@ -93,14 +93,14 @@ LAYER_GRID: Named = {
     "fewer rows than teams": {"shape": (1, 203), "shifts": SAME_OFF},
     "more slabs than lanes, of a sector each": {"shape": (3, 320), "slabs": 40},
     "more rows than threads": {"shape": (133, 20)},
-    "rows that are not kept": {"shape": (70, 100), "keeps": 40},
-    "rows that are not kept, nor any other": {"shape": (70, 100), "keeps": 32},
-    "rows that are not kept, misaligned": {"shape": (83, 101), "keeps": 40, "shifts": SAME_OFF},
+    "rows that are not kept": {"shape": (70, 100), "smem_kib": 40},
+    "rows that are not kept, nor any other": {"shape": (70, 100), "smem_kib": 32},
+    "rows that are not kept, misaligned": {"shape": (83, 101), "smem_kib": 40, "shifts": SAME_OFF},
     "two blocks for three slabs": {"shape": (9, 300), "grid": 2},
     "one block for all slabs": {"shape": (9, 301), "grid": 1, "shifts": SAME_OFF},
-    "one block for all slabs, whose rows are not kept": {"shape": (70, 100), "keeps": 40, "grid": 1},
+    "one block for all slabs, whose rows are not kept": {"shape": (70, 100), "smem_kib": 40, "grid": 1},
     "slabs in place": {"shape": (9, 301), "in_place": True},
-    "slabs in place, not kept": {"shape": (70, 101), "keeps": 32, "in_place": True, "grid": 2},
+    "slabs in place, not kept": {"shape": (70, 101), "smem_kib": 32, "in_place": True, "grid": 2},
     "slabs of a constant far from zero": {"shape": (3, 300), **FAR},
     "slabs of a constant whose sum is infinite": {"shape": (9, 21), "constant": 3e38, "shifts": SAME_OFF},
     "a slab of two elements of such a constant": {"shape": (9, 18), "constant": 3e38},
@@ -124,20 +124,20 @@ def _grid_cases(op: str) -> Iterator[Case]:
     if op.endswith("backward"):
         grid["slabs of an infinite mean"] = {"shape": (5, 300), **INFINITE}
         grid["slabs, dx alone"] = grid["slabs and a short one"] | MASKS["dx alone"]
-    yield from _made(op, "grid", grid, threads=128, lanes=32, packs=1, slabs=3, keeps=64)
+    yield from _made(op, "grid", grid, threads=128, lanes=32, packs_per_thread=1, slabs=3, smem_kib=64)
     wide = {f"teams of two warps: {label}": grid[label] for label in OF_WIDE_TEAMS}
     wide["teams of two warps: rows that are not kept, misaligned"] = {"shape": (131, 101), "shifts": SAME_OFF}
-    yield from _made(op, "grid", wide, threads=256, lanes=64, packs=2, slabs=2, keeps=136)
+    yield from _made(op, "grid", wide, threads=256, lanes=64, packs_per_thread=2, slabs=2, smem_kib=136)
 
 
 def layer_norm_cases(op: str) -> Iterator[Case]:
     backward = op.endswith("backward")
-    rows = {"rows": 4}
+    rows = {"rows_per_team": 4}
 
     made = functools.partial(_made, op)
     warp, block, split, cluster = dict(LAYER), LAYER | LAYER_LONG, LAYER | LAYER_SPLIT, dict(LAYER_CLUSTER)
     one = {"cluster": 1} if backward else {}
-    alone, pair = {"block_teams": 1}, {"block_teams": 2}
+    alone, pair = {"teams_per_block": 1}, {"teams_per_block": 2}
     teams = {f"teams: {label}": block[label] for label in OF_TEAMS}
     cluster_teams = dict(CLUSTER_TEAMS)
     if backward:
@@ -146,42 +146,42 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
         cluster |= masked(cluster, "slices of every alignment")
         teams |= masked(teams, "teams: every alignment")
         cluster_teams |= masked(cluster_teams, "teams with slices, misaligned")
-        teams["teams: rows of sums in slices"] = {"shape": (133, 3), "rows": 1}
-        teams["teams: one row of results"] = {"shape": (5, 6), "rows": 100}
+        teams["teams: rows of sums in slices"] = {"shape": (133, 3), "rows_per_team": 1}
+        teams["teams: one row of results"] = {"shape": (5, 6), "rows_per_team": 100}
         teams["teams: an infinite mean"] = {"shape": (5, 6), **INFINITE}
-        cluster_teams["teams of a cluster, one row of results"] = {"shape": (5, 28), "rows": 100}
+        cluster_teams["teams of a cluster, one row of results"] = {"shape": (5, 28), "rows_per_team": 100}
         cluster_teams["teams of a cluster, an infinite mean"] = {"shape": (5, 28), **INFINITE}
-        block["rows of sums in slices"] = {"shape": (133, 3), "rows": 1}
-        block["rows of sums in several rounds"] = {"shape": (200, 9), "rows": 1}
+        block["rows of sums in slices"] = {"shape": (133, 3), "rows_per_team": 1}
+        block["rows of sums in several rounds"] = {"shape": (200, 9), "rows_per_team": 1}
         for named, length in ((warp, 6), (block, 6), (split, 6), (cluster, 26)):
-            named["one row of results"] = {"shape": (5, length), "rows": 100}
+            named["one row of results"] = {"shape": (5, length), "rows_per_team": 100}
             grid = 2 if named is cluster else 1
-            named["one block for many rows of sums"] = {"shape": (70, length + 1), "rows": 1, "grid": grid}
+            named["one block for many rows of sums"] = {"shape": (70, length + 1), "rows_per_team": 1, "grid": grid}
             named["an infinite mean"] = {"shape": (5, length), **INFINITE}
         in_memory = {label: facts for label, facts in warp.items() if "dtype" not in facts}
         in_memory["as many elements as the team holds"] = {"shape": (9, 256), "shifts": SAME_OFF}
-        yield from made("warp", in_memory, threads=64, lanes=4, packs=16, **rows)
+        yield from made("warp", in_memory, threads=64, lanes=4, packs_per_thread=16, **rows)
         merged = {label: block[label] for label in OF_MERGED}
-        merged["one cluster for many rows of sums"] = {"shape": (70, 7), "rows": 1, "grid": 4}
-        merged["one row of results of a cluster"] = {"shape": (9, 6), "rows": 100}
-        yield from made("block", merged, threads=64, packs=2, cluster=4, **alone, **rows)
+        merged["one cluster for many rows of sums"] = {"shape": (70, 7), "rows_per_team": 1, "grid": 4}
+        merged["one row of results of a cluster"] = {"shape": (9, 6), "rows_per_team": 100}
+        yield from made("block", merged, threads=64, packs_per_thread=2, cluster=4, **alone, **rows)
         from_memory = {"merged from memory": block["every alignment"]}
-        yield from made("block", from_memory, threads=64, packs=6, cluster=2, **alone, **rows)
+        yield from made("block", from_memory, threads=64, packs_per_thread=6, cluster=2, **alone, **rows)
         of_teams = {f"merged teams: {label}": block[label] for label in ("every alignment", "16 bits", "in place")}
-        yield from made("block", of_teams, threads=128, packs=2, cluster=2, **pair, **rows)
-    yield from made("warp", warp, threads=64, lanes=8, packs=2, **rows)
-    yield from made("block", block, threads=64, packs=2, **one, **alone, **rows)
+        yield from made("block", of_teams, threads=128, packs_per_thread=2, cluster=2, **pair, **rows)
+    yield from made("warp", warp, threads=64, lanes=8, packs_per_thread=2, **rows)
+    yield from made("block", block, threads=64, packs_per_thread=2, **one, **alone, **rows)
     many = {label: block[label] for label in OF_MANY_PACKS}
-    yield from made("block", many, threads=64, packs=6, **one, **alone, **rows)
-    yield from made("block", teams, threads=128, packs=2, **one, **pair, **rows)
+    yield from made("block", many, threads=64, packs_per_thread=6, **one, **alone, **rows)
+    yield from made("block", teams, threads=128, packs_per_thread=2, **one, **pair, **rows)
     four = {f"four teams: {label}": block[label] for label in OF_MANY_PACKS}
-    yield from made("block", four, threads=256, packs=2 if backward else 4, block_teams=4, **one, **rows)
-    yield from made("cluster", cluster, threads=64, packs=1, cluster=2, **alone, **rows)
-    yield from made("cluster", cluster_teams, threads=128, packs=1, cluster=2, **pair, **rows)
+    yield from made("block", four, threads=256, packs_per_thread=2 if backward else 4, teams_per_block=4, **one, **rows)
+    yield from made("cluster", cluster, threads=64, packs_per_thread=1, cluster=2, **alone, **rows)
+    yield from made("cluster", cluster_teams, threads=128, packs_per_thread=1, cluster=2, **pair, **rows)
     yield from _grid_cases(op)
     last = {
         "a last slice of one element": {"shape": (9, 49)},
         "slices of many packs": {"shape": (9, 49), "shifts": ALL_OFF},
     }
-    yield from made("cluster", last, threads=64, packs=6, cluster=4, **alone, **rows)
-    yield from made("split", split, threads=64, packs=1, **rows, **({} if backward else {"chunk": 64}))
+    yield from made("cluster", last, threads=64, packs_per_thread=6, cluster=4, **alone, **rows)
+    yield from made("split", split, threads=64, packs_per_thread=1, **rows, **({} if backward else {"chunk": 64}))

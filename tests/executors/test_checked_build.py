@@ -17,7 +17,7 @@ from tests.support.problems import group_arrays, laid_out, layer_arrays
 
 #: Tiles of the battery, whose builds these tests share.
 SPLIT = {"strategy": "split", "threads": 64, "chunk": 16}
-BLOCK = {"strategy": "block", "threads": 64, "groups": 1, "chunks": 2, "engine": 1, "packs": 1}
+BLOCK = {"strategy": "block", "threads": 64, "groups": 1, "stages": 2, "load": "cp_async", "packs_per_thread": 1}
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_inputs_stay_as_they_are_and_may_be_read_only(layout: str) -> None:
 
 def test_one_plan_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     a = layer_arrays((9, 33), 33)
-    tile = {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "block_teams": 1}
+    tile = {"strategy": "block", "threads": 64, "packs_per_thread": 2, "rows_per_team": 1, "teams_per_block": 1}
     plan = cunorm.plan("layer_norm", shape=(9, 33), dtype="float32", normalized_shape=33, device="cpu", tile=tile)
     for build in ("plain", "checked", "plain"):
         monkeypatch.setenv("CUNORM_CPU_BUILD", build)

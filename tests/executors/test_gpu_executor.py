@@ -505,7 +505,7 @@ def test_gpu_two_threads() -> None:
 @pytest.mark.gpu
 def test_gpu_more_than_48_kib_of_shared_memory() -> None:
     a, on_gpu = _on_gpu((2, 8, 48, 48))
-    tile = Tile("block", threads=256, groups=1, chunks=2, engine=1, packs=1)
+    tile = Tile("block", threads=256, groups=1, stages=2, load="cp_async", packs_per_thread=1)
     plan = cunorm.plan("group_norm_backward", shape=a.x.shape, dtype="float32", num_groups=2, tile=tile)
     assert plan.launches[0].shared_bytes > 48 * 1024
     a.check_backward(*map(cupy.asnumpy, cunorm.group_norm_backward(**on_gpu, num_groups=2, tile=tile)))

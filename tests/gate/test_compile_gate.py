@@ -67,7 +67,7 @@ SMALL = 'extern "C" __global__ void small(float* x) { x[threadIdx.x] = 1; }'
 def build_of(text: str, architecture: str = "sm_90", threads: int = 128, version: Nvrtc | None = None) -> Build:
     case, tile = (
         Case("group_norm", "block", "float32", "NCHW"),
-        Tile("block", threads=threads, groups=1, chunks=2, engine=1, packs=1),
+        Tile("block", threads=threads, groups=1, stages=2, load="cp_async", packs_per_thread=1),
     )
     return Build(case, tile, "kernel", threads, text, architecture, version or NVRTCS[0])
 

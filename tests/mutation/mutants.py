@@ -114,7 +114,16 @@ _PREDICATE = re.compile(
 _OPEN, _CLOSE = "([{", ")]}"
 #: Loops to these run over arrays in registers, and are unrolled: where one goes further the compiler drops it.
 _IN_REGISTERS = {
-    *("pack_size", "Tile::packs", "loads", "loads_in_flight", "others_in_flight", "tensors", "size", "Pack<T>::size"),
+    *(
+        "pack_size",
+        "Tile::packs_per_thread",
+        "loads",
+        "loads_in_flight",
+        "others_in_flight",
+        "tensors",
+        "size",
+        "Pack<T>::size",
+    ),
     "sweep_t::slots",
 }
 #: Comparisons of values, not of indices: floating-point constants, bit patterns, and the names that values have.

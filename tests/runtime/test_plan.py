@@ -114,7 +114,7 @@ def test_an_explicit_tile_beats_the_default() -> None:
     assert default.tile is not None
     assert default.tile != TILES["block"]
     with pytest.raises(cunorm.UnsupportedTile, match=r"^tile: warp"):
-        plan(tile=Tile("warp", threads=128, lanes=1, packs=1, samples=1))
+        plan(tile=Tile("warp", threads=128, lanes=1, packs_per_thread=1, samples_per_team=1))
 
 
 def test_workspace_is_two_accumulators_for_each_partial_sum() -> None:
@@ -207,7 +207,7 @@ def test_workspace_is_never_more(device: str) -> None:
         ("tile", {"strategy": "block", "threads": 64}, ValueError),
         (
             "tile",
-            {"strategy": "block", "threads": 33, "groups": 1, "chunks": 2, "engine": 1, "packs": 1},
+            {"strategy": "block", "threads": 33, "groups": 1, "stages": 2, "load": "cp_async", "packs_per_thread": 1},
             cunorm.UnsupportedTile,
         ),
         ("tile", {"strategy": "block", 3: 4}, (TypeError, ValueError)),
@@ -250,7 +250,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     large = {
         "shape": (1, 1, 45000),
         "num_groups": 1,
-        "tile": Tile("block", threads=64, groups=1, chunks=2, engine=1, packs=1),
+        "tile": Tile("block", threads=64, groups=1, stages=2, load="cp_async", packs_per_thread=1),
         "dtype": "float32",
     }
     assert plan(OPS[0], **large, device="H200").launches
@@ -259,7 +259,10 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_posed_device_is_not_cached_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, tile = np.ones((1, 1, 45000), np.float32), Tile("block", threads=64, groups=1, chunks=2, engine=1, packs=1)
+    x, tile = (
+        np.ones((1, 1, 45000), np.float32),
+        Tile("block", threads=64, groups=1, stages=2, load="cp_async", packs_per_thread=1),
+    )
     cunorm.group_norm(x, 1, tile=tile)
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
     with pytest.raises(cunorm.UnsupportedTile, match="A100"):
@@ -432,23 +435,23 @@ def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tiles_are_values() -> None:
-    tile = Tile("block", threads=64, groups=2, chunks=2, engine=1, packs=1)
-    assert tile == Tile("block", engine=1, packs=1, groups=2, threads=64, chunks=2)
-    assert hash(tile) == hash(Tile("block", engine=1, packs=1, groups=2, threads=64, chunks=2))
-    assert tile != Tile("block", engine=1, packs=1, groups=2, threads=128, chunks=2)
-    assert tile != Tile("split", engine=1, packs=1, groups=2, threads=64, chunks=2)
+    tile = Tile("block", threads=64, groups=2, stages=2, load="cp_async", packs_per_thread=1)
+    assert tile == Tile("block", load="cp_async", packs_per_thread=1, groups=2, threads=64, stages=2)
+    assert hash(tile) == hash(Tile("block", load="cp_async", packs_per_thread=1, groups=2, threads=64, stages=2))
+    assert tile != Tile("block", load="cp_async", packs_per_thread=1, groups=2, threads=128, stages=2)
+    assert tile != Tile("split", load="cp_async", packs_per_thread=1, groups=2, threads=64, stages=2)
     assert Tile.of({"strategy": "block", **tile.as_dict()}) == tile
     assert eval(repr(tile), {"Tile": Tile}) == tile
     assert (tile.threads, tile.groups) == (64, 2)
-    with pytest.raises(AttributeError, match="lead"):
-        _ = tile.lead
+    with pytest.raises(AttributeError, match="prefetch_tiles"):
+        _ = tile.prefetch_tiles
     for value in (0, -1, True, 1.0, "1", None):
         with pytest.raises((TypeError, ValueError), match=r"^tile"):
             Tile("block", threads=value)  # type: ignore[arg-type]
 
 
 def test_tiles_can_be_copied_and_pickled() -> None:
-    tile = Tile("block", threads=64, groups=2, chunks=2, engine=1, packs=1)
+    tile = Tile("block", threads=64, groups=2, stages=2, load="cp_async", packs_per_thread=1)
     assert copy.copy(tile) == copy.deepcopy(tile) == tile
     assert pickle.loads(pickle.dumps(tile)) == tile
     assert {tile: 1}[pickle.loads(pickle.dumps(tile))] == 1

@@ -31,8 +31,8 @@ SENTINEL = 200.0  # exact in every dtype
 
 #: One tile a strategy, those of the kernel tests, so that few kernels are built.
 TILES = {
-    "warp": Tile("warp", threads=128, lanes=32, packs=8, samples=1),
-    "block": Tile("block", threads=64, groups=1, chunks=2, engine=1, packs=1),
+    "warp": Tile("warp", threads=128, lanes=32, packs_per_thread=8, samples_per_team=1),
+    "block": Tile("block", threads=64, groups=1, stages=2, load="cp_async", packs_per_thread=1),
     "split": Tile("split", threads=128, chunk=16),
 }
 

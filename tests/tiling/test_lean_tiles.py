@@ -37,20 +37,25 @@ def test_the_teams_of_a_block_ask_for_parameters_once(op: str, cluster: int) -> 
     beta = {} if op.endswith("backward") else {"beta_dtype": "bfloat16"}
     plans = []
     for teams in (1, 2, 4):
-        tile = {"strategy": "cluster" if cluster > 1 else "block", "threads": 64 * teams, "packs": 2, "rows": 4}
-        tile |= {"block_teams": teams, **({"cluster": cluster} if cluster > 1 or op.endswith("backward") else {})}
+        tile = {
+            "strategy": "cluster" if cluster > 1 else "block",
+            "threads": 64 * teams,
+            "packs_per_thread": 2,
+            "rows_per_team": 4,
+        }
+        tile |= {"teams_per_block": teams, **({"cluster": cluster} if cluster > 1 or op.endswith("backward") else {})}
         plans.append(plan_of(op, (rows, length), tile, normalized_shape=length, **beta))
     once = (1 + len(beta)) * length * 2
     assert saved(plans) == [(8 - 4) * once, (4 - 2) * once]  # by so many blocks or clusters
 
 
 def test_the_teams_of_a_block_leave_one_row_of_sums() -> None:
-    tile = {"strategy": "block", "packs": 2, "rows": 2, "cluster": 1}
+    tile = {"strategy": "block", "packs_per_thread": 2, "rows_per_team": 2, "cluster": 1}
     plans = [
         plan_of(
             "layer_norm_backward",
             (64, 512),
-            tile | {"threads": 64 * teams, "block_teams": teams},
+            tile | {"threads": 64 * teams, "teams_per_block": teams},
             normalized_shape=512,
         )
         for teams in (1, 2, 4)
@@ -64,7 +69,7 @@ def test_the_samples_of_a_team_ask_for_parameters_once(op: str) -> None:
     beta = {} if op.endswith("backward") else {"beta_dtype": "bfloat16"}
     plans = []
     for samples in (1, 4, 16):
-        tile = {"strategy": "warp", "threads": 64, "lanes": 2, "packs": 1, "samples": samples}
+        tile = {"strategy": "warp", "threads": 64, "lanes": 2, "packs_per_thread": 1, "samples_per_team": samples}
         plans.append(plan_of(op, (N, C), tile, num_groups=groups, **beta))
     once = (1 + len(beta)) * C * 2
     assert saved(plans) == [(64 - 16) * once, (16 - 4) * once]
@@ -75,7 +80,7 @@ def test_the_samples_of_a_team_ask_for_parameters_once(op: str) -> None:
 )
 def test_teams_of_one_group_leave_one_row_of_sums(N: int, groups: int, rows: int) -> None:
     """Sixteen teams a block: four of each of four groups, say, whose sums are put together. No row without a sample."""
-    tile = {"strategy": "warp", "threads": 64, "lanes": 4, "packs": 1, "samples": 4}
+    tile = {"strategy": "warp", "threads": 64, "lanes": 4, "packs_per_thread": 1, "samples_per_team": 4}
     plan = plan_of("group_norm_backward", (N, 32 * groups), tile, num_groups=groups)
     assert plan.workspace_nbytes == (rows * 32 * groups * 8 if rows > 1 else 0)
 
@@ -84,25 +89,35 @@ def test_teams_of_one_group_leave_one_row_of_sums(N: int, groups: int, rows: int
 
 
 @pytest.mark.parametrize(("op", "shape", "tile", "sentence"), [
-    ("layer_norm", (8, 64), {"strategy": "block", "threads": 192, "packs": 1, "rows": 1, "block_teams": 3},
-     "block_teams is 3, expected 1, 2, 4 or 8"),
-    ("layer_norm", (8, 64), {"strategy": "block", "threads": 64, "packs": 1, "rows": 1, "block_teams": 2},
+    ("layer_norm", (8, 64), {"strategy": "block", "threads": 192, "packs_per_thread": 1, "rows_per_team": 1,
+        "teams_per_block": 3},
+     "teams_per_block is 3, expected 1, 2, 4 or 8"),
+    ("layer_norm", (8, 64), {"strategy": "block", "threads": 64, "packs_per_thread": 1, "rows_per_team": 1,
+        "teams_per_block": 2},
      "threads is 64, expected a multiple of 64 from 128 up"),
-    ("layer_norm", (8, 64), {"strategy": "block", "threads": 96, "packs": 1, "rows": 1, "block_teams": 2},
+    ("layer_norm", (8, 64), {"strategy": "block", "threads": 96, "packs_per_thread": 1, "rows_per_team": 1,
+        "teams_per_block": 2},
      "threads is 96, expected a multiple of 64 from 128 up"),
-    ("layer_norm", (8, 1025), {"strategy": "block", "threads": 256, "packs": 1, "rows": 1, "block_teams": 2},
+    ("layer_norm", (8, 1025), {"strategy": "block", "threads": 256, "packs_per_thread": 1, "rows_per_team": 1,
+        "teams_per_block": 2},
      "a row has 1025 elements, 128 threads of 1 packs hold 1024"),
-    ("layer_norm", (8, 1025), {"strategy": "cluster", "threads": 256, "packs": 4, "rows": 1, "block_teams": 2,
+    ("layer_norm", (8, 1025), {"strategy": "cluster", "threads": 256, "packs_per_thread": 4, "rows_per_team": 1,
+        "teams_per_block": 2,
                                "cluster": 2}, "rows of 1025 elements begin at different places of 16 bytes"),
-    ("layer_norm", (8, 4096), {"strategy": "block", "threads": 256, "packs": 6, "rows": 1, "block_teams": 2},
-     "packs is 6, expected at most 4 for 2 block_teams: they wait for each other"),
-    ("layer_norm_backward", (8, 4096), {"strategy": "cluster", "threads": 256, "packs": 3, "rows": 1, "block_teams": 4,
-                                        "cluster": 4}, "packs is 3, expected at most 2 for 4 block_teams"),
-    ("float64", (8, 64), {"strategy": "block", "threads": 128, "packs": 1, "rows": 1, "block_teams": 2},
-     "block_teams is 2, expected 1: float64 leaves no registers for several teams"),
-    ("group_norm", (8, 64, 2), {"strategy": "warp", "threads": 64, "lanes": 8, "packs": 2, "samples": 2},
-     "samples is 2, expected 1: a team has more than one only where HxW = 1"),
-    ("group_norm_backward", (8, 64), {"strategy": "warp", "threads": 96, "lanes": 8, "packs": 2, "samples": 2},
+    ("layer_norm", (8, 4096), {"strategy": "block", "threads": 256, "packs_per_thread": 6, "rows_per_team": 1,
+        "teams_per_block": 2},
+     "packs_per_thread is 6, expected at most 4 where teams_per_block is 2: teams wait for each other"),
+    ("layer_norm_backward", (8, 4096), {"strategy": "cluster", "threads": 256, "packs_per_thread": 3,
+        "rows_per_team": 1, "teams_per_block": 4,
+                                        "cluster": 4}, "packs_per_thread is 3, expected at most 2 where teams_per_block is 4"),
+    ("float64", (8, 64), {"strategy": "block", "threads": 128, "packs_per_thread": 1, "rows_per_team": 1,
+        "teams_per_block": 2},
+     "teams_per_block is 2, expected 1: float64 leaves no registers for more"),
+    ("group_norm", (8, 64, 2), {"strategy": "warp", "threads": 64, "lanes": 8, "packs_per_thread": 2,
+        "samples_per_team": 2},
+     "samples_per_team is 2, expected 1: more only where HxW = 1"),
+    ("group_norm_backward", (8, 64), {"strategy": "warp", "threads": 96, "lanes": 8, "packs_per_thread": 2,
+        "samples_per_team": 2},
      "threads is 96, expected a power of two"),
 ], ids=lambda value: "" if isinstance(value, (dict, str)) else str(value))  # fmt: skip
 def test_what_is_refused(op: str, shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
@@ -162,7 +177,7 @@ def test_where_bytes_take_no_time_the_fastest_stays() -> None:
 
 @pytest.mark.parametrize(("C", "groups", "slab"), [(320, 32, 4), (960, 32, 2), (320, 32, 8), (36, 4, 1), (33, 3, 1)])
 def test_the_model_counts_the_sectors_of_short_rows(C: int, groups: int, slab: int) -> None:
-    tile = Tile("block", threads=64, groups=slab, chunks=2, engine=1, packs=1)
+    tile = Tile("block", threads=64, groups=slab, stages=2, load="cp_async", packs_per_thread=1)
     plan = cunorm.plan(
         "group_norm", shape=(2, 48, C), dtype="bfloat16", num_groups=groups, data_format="NHWC", device="cpu", tile=tile
     )

@@ -233,7 +233,7 @@ def test_a_nearest_entry_that_is_predicted_slower_is_left(named: Callable[..., P
 def test_a_nearest_entry_that_is_not_legal_is_passed_over(named: Callable[..., Path]) -> None:
     """What fits another problem's shared memory need not fit this one; nobody is warned of that."""
     small = replace(PROBLEM, HxW=1024)
-    block = Tile("block", threads=512, groups=4, chunks=2, engine=1, packs=1)
+    block = Tile("block", threads=512, groups=4, stages=2, load="cp_async", packs_per_thread=1)
     assert STRATEGIES["block"].refuses(small, block, H200) is None
     asked = replace(PROBLEM, HxW=2048)
     assert STRATEGIES["block"].refuses(asked, block, H200) is not None

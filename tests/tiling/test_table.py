@@ -340,7 +340,7 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_better_entry(tmp_path: Path) -> None:
     slow, fast = (
         entry(time_us=9.0),
-        entry(tile=Tile("block", threads=64, groups=1, chunks=2, engine=1, packs=1), time_us=8.0),
+        entry(tile=Tile("block", threads=64, groups=1, stages=2, load="cp_async", packs_per_thread=1), time_us=8.0),
     )
     model = entry(source=MODEL, predicted_us=1.0)
     for one, other, best in ((slow, fast, fast), (fast, slow, fast), (model, slow, slow), (slow, model, slow)):

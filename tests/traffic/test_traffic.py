@@ -140,7 +140,13 @@ def test_grid_reads_again_from_the_cache_what_split_reads_from_memory(
     monkeypatch.setitem(KNOWN, "H200", small)
     groups = shape[-1] // 4 if layout == "NHWC" else shape[1] // 4
     chunk = 64 if layout == "NHWC" else 1024
-    tile = {"strategy": "grid", "threads": 128, "chunk": chunk, "groups": slab, "lead": lead if slab == 1 else 1}
+    tile = {
+        "strategy": "grid",
+        "threads": 128,
+        "chunk": chunk,
+        "groups": slab,
+        "prefetch_tiles": lead if slab == 1 else 1,
+    }
     found = _second_reads(op, tile, shape, groups, layout)
     assert found.reuse.within(small.l2_bytes // 2) >= 0.95
     assert found.reuse.at(0.95) <= grid.GroupGrid(found.problem, cunorm.Tile.of(tile)).reach(small)
@@ -155,7 +161,7 @@ def test_grid_reads_again_from_the_cache_what_split_reads_from_memory(
 def test_bytes_are_linear_in_slices(op: str, strategy: str) -> None:
     row = _first(op, strategy)
     # Several rows, or samples, are one part of a result: whole parts, and more than one.
-    step = 8 * row.tile.get("rows", 1) if op.startswith("layer") else row.tile.get("samples", 1)
+    step = 8 * row.tile.get("rows_per_team", 1) if op.startswith("layer") else row.tile.get("samples_per_team", 1)
     step *= 2 if strategy == "column" else 1
     few, some, many = (measured(row, step * N) for N in (2, 4, 8))
     if op.startswith("batch") and strategy == "column" and "gather" not in op:  # whose chunks are of all rows together
@@ -224,7 +230,7 @@ def test_a_sample_has_a_workspace_where_the_problem_has_one(monkeypatch: pytest.
     monkeypatch.setattr(sampling, "WHOLE", 2**19)  # 16 samples
     monkeypatch.setattr(sampling, "LARGEST", 2**20)
     part: Traffic = row.plan(64).traffic()
-    assert part.sample is not None and part.sample.few == 2 * row.tile["samples"]
+    assert part.sample is not None and part.sample.few == 2 * row.tile["samples_per_block"]
     assert part.of(WORKSPACE) == whole.of(WORKSPACE)
 
 

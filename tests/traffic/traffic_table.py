@@ -106,17 +106,17 @@ def _both_types(rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def _group(op: str) -> Iterator[Row]:
-    warp = {"threads": 64, "lanes": 8, "packs": 2, "samples": 1}
-    slab, split = {"threads": 64, "groups": 1, "chunks": 2, "engine": 1}, {"threads": 64, "chunk": 1024}
-    block = slab | {"packs": 1}
-    several, held = block | {"groups": 8}, block | {"chunks": 1, "engine": 3, "packs": 4}
+    warp = {"threads": 64, "lanes": 8, "packs_per_thread": 2, "samples_per_team": 1}
+    slab, split = {"threads": 64, "groups": 1, "stages": 2, "load": "cp_async"}, {"threads": 64, "chunk": 1024}
+    block = slab | {"packs_per_thread": 1}
+    several, held = block | {"groups": 8}, block | {"stages": 1, "load": "registers", "packs_per_thread": 4}
 
     yield Row(op, "warp", "aligned planes", (8, 16, 64, 16), warp)
     yield Row(op, "warp", "odd planes", (16, 8, 49, 8), warp, fetched=EDGE, wide=0.83, why=SHORT)
     yield Row(op, "warp", "tails", (12, 12, 61, 12), warp, fetched=EDGE, wide=0.83, why=SHORT)
     yield Row(op, "warp", "HxW = 1", (64, 256, 1, 8), warp)
     yield Row(op, "warp", "several waves", (1100, 32, 64, 32), warp, long=True)
-    yield Row(op, "warp", "HxW = 1, pairs of samples", (64, 256, 1, 8), warp | {"samples": 2})
+    yield Row(op, "warp", "HxW = 1, pairs of samples", (64, 256, 1, 8), warp | {"samples_per_team": 2})
     yield Row(op, "block", "aligned planes", (4, 16, 1024, 4), block)
     yield Row(op, "block", "odd planes", (8, 32, 49, 4), block, fetched=EDGE)
     yield Row(op, "block", "misaligned", (3, 9, 217, 3), block, fetched=EDGE)
@@ -130,17 +130,17 @@ def _group(op: str) -> Iterator[Row]:
     yield Row(op, "block", "in registers", (8, 16, 64, 2), held)
     yield Row(op, "block", "in registers, odd planes", (16, 16, 49, 2), held, fetched=EDGE)
     yield Row(op, "block", "in registers, HxW = 1", (64, 512, 1, 2), held)
-    cluster = slab | {"cluster": 2, "engine": 2}
+    cluster = slab | {"cluster": 2, "load": "bulk"}
     yield Row(op, "cluster", "aligned planes", (4, 16, 1024, 4), cluster)
     yield Row(op, "cluster", "odd planes", (4, 32, 147, 4), cluster, fetched=EDGE)
     yield Row(op, "cluster", "misaligned", (3, 9, 217, 3), cluster, fetched=EDGE, wide=0.94, why=SHORT)
-    yield Row(op, "cluster", "channels last", (4, 64, 196, 8), cluster | {"engine": 1}, layout="NHWC")
+    yield Row(op, "cluster", "channels last", (4, 64, 196, 8), cluster | {"load": "cp_async"}, layout="NHWC")
     yield Row(op, "cluster", "several waves", (264, 8, 512, 8), cluster)
-    grid = {"threads": 64, "chunk": 512, "groups": 1, "lead": 1}
+    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1}
     yield from _twice(
         Row(op, "grid", "aligned planes", (4, 16, 1024, 4), grid),
         Row(op, "grid", "odd planes", (2, 6, 2401, 2), grid, fetched=EDGE),
-        Row(op, "grid", "ahead", (4, 16, 1024, 4), grid | {"lead": 20}),
+        Row(op, "grid", "ahead", (4, 16, 1024, 4), grid | {"prefetch_tiles": 20}),
         Row(op, "grid", "channels last", (4, 64, 196, 2), grid | {"chunk": 64}, layout="NHWC"),
         Row(
             op, "grid", "channels last, all of them", (4, 60, 196, 6), grid | {"groups": 6, "chunk": 64}, layout="NHWC"
@@ -158,10 +158,16 @@ def _group(op: str) -> Iterator[Row]:
 
 def _layer(op: str) -> Iterator[Row]:
     backward = op.endswith("backward")
-    warp = {"threads": 64, "lanes": 8, "packs": 2, "rows": 4}
-    block = {"threads": 64, "packs": 2, "rows": 4, "block_teams": 1, **({"cluster": 1} if backward else {})}
-    cluster = {"threads": 64, "packs": 2, "rows": 4, "cluster": 2, "block_teams": 1}
-    split = {"threads": 64, "packs": 1, "rows": 4, **({} if backward else {"chunk": 1024})}
+    warp = {"threads": 64, "lanes": 8, "packs_per_thread": 2, "rows_per_team": 4}
+    block = {
+        "threads": 64,
+        "packs_per_thread": 2,
+        "rows_per_team": 4,
+        "teams_per_block": 1,
+        **({"cluster": 1} if backward else {}),
+    }
+    cluster = {"threads": 64, "packs_per_thread": 2, "rows_per_team": 4, "cluster": 2, "teams_per_block": 1}
+    split = {"threads": 64, "packs_per_thread": 1, "rows_per_team": 4, **({} if backward else {"chunk": 1024})}
     yield Row(op, "warp", "aligned", (64, 64), warp)
     yield Row(op, "warp", "odd rows", (64, 63), warp, fetched=EDGE, wide=0.83, why=SHORT)
     yield Row(op, "warp", "tails", (50, 37), warp, fetched=EDGE, wide=0.78, why=SHORT)
@@ -169,18 +175,18 @@ def _layer(op: str) -> Iterator[Row]:
     yield Row(op, "block", "aligned", (32, 512), block)
     yield Row(op, "block", "odd rows", (32, 335), block, fetched=EDGE)
     yield Row(op, "block", "several waves", (4300, 256), block, long=True)
-    yield Row(op, "block", "several teams", (64, 512), block | {"threads": 256, "block_teams": 4})
+    yield Row(op, "block", "several teams", (64, 512), block | {"threads": 256, "teams_per_block": 4})
     yield Row(
-        op, "block", "several teams, odd rows", (64, 335), block | {"threads": 256, "block_teams": 4}, fetched=EDGE
+        op, "block", "several teams, odd rows", (64, 335), block | {"threads": 256, "teams_per_block": 4}, fetched=EDGE
     )
-    yield Row(op, "cluster", "several teams", (64, 640), cluster | {"threads": 128, "block_teams": 2})
+    yield Row(op, "cluster", "several teams", (64, 640), cluster | {"threads": 128, "teams_per_block": 2})
     yield Row(op, "cluster", "aligned", (32, 640), cluster)
     yield Row(op, "cluster", "odd rows", (32, 727), cluster, fetched=EDGE)
-    grid = {"threads": 128, "lanes": 32, "packs": 1, "slabs": 3, "keeps": 64}
-    wide = {"threads": 256, "lanes": 64, "packs": 2, "slabs": 2, "keeps": 136}
+    grid = {"threads": 128, "lanes": 32, "packs_per_thread": 1, "slabs": 3, "smem_kib": 64}
+    wide = {"threads": 256, "lanes": 64, "packs_per_thread": 2, "slabs": 2, "smem_kib": 136}
     yield Row(op, "grid", "aligned", (32, 384), grid)
     yield Row(op, "grid", "odd rows", (32, 1001), wide, fetched=EDGE)
-    yield from _twice(Row(op, "grid", "not kept", (100, 384), grid | {"keeps": 40}))
+    yield from _twice(Row(op, "grid", "not kept", (100, 384), grid | {"smem_kib": 40}))
     if backward:
         yield Row(op, "block", "sums put together", (64, 512), block | {"cluster": 4})
     yield from _twice(
@@ -193,7 +199,7 @@ def _layer(op: str) -> Iterator[Row]:
 
 def _batch(kind: str) -> Iterator[Row]:
     op, reducing = f"batch_norm_{kind}", kind in ("stats", "backward_reduce")
-    block = {"threads": 64, "channels": 8, "samples": 8} if reducing else {"threads": 64, "chunk": 2048}
+    block = {"threads": 64, "channels": 8, "samples_per_block": 8} if reducing else {"threads": 64, "chunk": 2048}
     yield Row(op, "block", "aligned planes", (8, 32, 1024), block)
     yield Row(op, "block", "odd planes", (8, 32, 49), block, fetched=EDGE)
     yield Row(op, "block", "misaligned", (6, 9, 217), block, fetched=EDGE)

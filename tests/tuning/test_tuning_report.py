@@ -196,12 +196,12 @@ def test_importances_find_the_parameter_that_matters() -> None:
     result = modelled(0)
     tiles = [tile for tile in result.space.tiles if tile.strategy == "split"]
     assert len({tile.threads for tile in tiles}) > 1
-    assert len({tile.rows for tile in tiles}) > 2
-    result.trials = [Trial(tile, 1e-6 * (1 + tile.rows)) for tile in tiles]
+    assert len({tile.rows_per_team for tile in tiles}) > 2
+    result.trials = [Trial(tile, 1e-6 * (1 + tile.rows_per_team)) for tile in tiles]
     found = importances(tiles, [(trial.tile, trial.seconds or math.nan) for trial in result.trials])
     assert isinstance(found, dict)
-    assert max(found, key=lambda name: found[name]) == "rows"
-    assert found["rows"] > 0.6
+    assert max(found, key=lambda name: found[name]) == "rows_per_team"
+    assert found["rows_per_team"] > 0.6
     assert "strategy" not in found  # which has one value
 
 

@@ -74,7 +74,7 @@ def test_a_small_problem_is_verified_as_it_is() -> None:
     (("NHWC", 256, 256, 3136, 256), Tile("column", threads=128, columns=32, chunk=2048)),
     (("NHWC", 256, 64, 12544, 64), Tile("column", threads=128, columns=8, chunk=2048)),
     (("NCHW", 256, 64, 12544, 64), Tile("split", threads=128, chunk=16384)),
-    (("NCHW", 256, 512, 784, 512), Tile("block", threads=64, channels=4, samples=64)),
+    (("NCHW", 256, 512, 784, 512), Tile("block", threads=64, channels=4, samples_per_block=64)),
 ], ids=str)  # fmt: skip
 def test_a_cut_leaves_the_chain_of_a_thread(sizes: tuple[str, int, int, int, int], tile: Tile) -> None:
     """A thread adds up as much as before: on less, the faults of long chains would not be seen."""
@@ -106,7 +106,7 @@ def test_where_samples_are_the_chain_channels_are_cut() -> None:
         group=512,
         outputs=("mean", "invstd"),
     )
-    cut = cut_of(problem, Tile("block", threads=64, channels=4, samples=64))
+    cut = cut_of(problem, Tile("block", threads=64, channels=4, samples_per_block=64))
     assert cut.N >= 64 and cut.C < 512
 
 

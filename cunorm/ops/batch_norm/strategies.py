@@ -197,7 +197,7 @@ class _ReducingSlabs(_Reducing):
     @lazy
     def partial_rows(self) -> int:
         """Rows of partial results [rows, C]; one row is the results themselves."""
-        return ceil_div(self.view.N, self.tile.samples)
+        return ceil_div(self.view.N, self.tile.samples_per_block)
 
     @lazy
     def shared(self) -> int:
@@ -220,8 +220,14 @@ class _ReducingSlabs(_Reducing):
     @lazy
     def launches(self) -> tuple[Launch, ...]:
         """The slabs' kernel, and the fold."""
-        view, samples = self.view, min(self.view.N, self.tile.samples)
-        sizes = {"N": view.N, "C": view.C, "HxW": view.HxW, "channels": self.slab.channels, "samples": samples}
+        view, samples = self.view, min(self.view.N, self.tile.samples_per_block)
+        sizes = {
+            "N": view.N,
+            "C": view.C,
+            "HxW": view.HxW,
+            "channels": self.slab.channels,
+            "samples": samples,
+        }
         blocks = blocks_for(ceil_div(view.C, self.tile.channels) * self.partial_rows)
         # It waits for each sample, then sums what it staged: twice where the first sum only finds a centre.
         phases = samples * (2 if self.problem.is_backward else 3)
@@ -350,7 +356,7 @@ _ROWS = {
 _SLABS = {
     "threads": (64, 128, 256, 512),
     "channels": (1, 2, 4, 8, 16, 32, 64),
-    "samples": (1, 2, 4, 8, 16, 32, 64),
+    "samples_per_block": (1, 2, 4, 8, 16, 32, 64),
 }
 _RUNS = {"threads": (128, 256, 512), "chunk": (2048, 8192, 32768)}
 

@@ -74,16 +74,16 @@ class WarpRows(Tiling):
     @lazy
     def reads_ahead(self) -> bool:
         """reads_ahead in rows.cuh."""
-        return self.tile.packs <= self.most_packs_ahead
+        return self.tile.packs_per_thread <= self.most_packs_ahead
 
     def resident(self, dtype: str) -> bool:
         """RowParameters::resident in rows.cuh: whether a parameter of that dtype stays in registers from row to row."""
-        return self.tile.packs * self.problem.pack * ITEMSIZE[dtype] <= self.most_resident
+        return self.tile.packs_per_thread * self.problem.pack * ITEMSIZE[dtype] <= self.most_resident
 
     @lazy
     def sums_in_registers(self) -> bool:
         """sums_in_registers in row_gradients.cuh."""
-        return self.tile.packs * self.problem.pack * self.problem.pair <= self.most_sums
+        return self.tile.packs_per_thread * self.problem.pack * self.problem.pair <= self.most_sums
 
     @lazy
     def registers(self) -> int:
@@ -91,7 +91,7 @@ class WarpRows(Tiling):
         ahead; the parameters and the sums that stay from row to row; and for a forward y's packs. The compile gate
         proves it.
         """
-        problem, packs = self.problem, self.tile.packs
+        problem, packs = self.problem, self.tile.packs_per_thread
         words, widened = ACCESS_BYTES // 4, problem.pack * problem.sum_itemsize // 4
         of_pack = self._tensors * words * (2 if self.reads_ahead else 1)
         for dtype in self.given:  # one that is absent is held as constants
@@ -141,16 +141,16 @@ class WarpRows(Tiling):
         gives, and where lanes have none.
         """
         of_row, threads = ceil_div(self.problem.C, self.problem.pack), self.lanes * self.slices
-        packs = min(self.tile.packs, ceil_div(of_row, threads))
+        packs = min(self.tile.packs_per_thread, ceil_div(of_row, threads))
         shared = 1.0 if packs == 1 else min(1.0, self.lanes * ACCESS_BYTES / SIDE_BY_SIDE)
         return self.problem.read * packs * shared * min(1.0, of_row / threads) / PACKS_IN_FLIGHT
 
     def refuses_capacity(self) -> str | None:
         """Why a row does not fit into the registers of its team, or None."""
         threads = self.lanes * self.slices
-        capacity = threads * self.tile.packs * self.problem.pack
+        capacity = threads * self.tile.packs_per_thread * self.problem.pack
         if capacity < self.problem.C:
-            packs = f"{threads} threads of {self.tile.packs} packs hold {capacity}"
+            packs = f"{threads} threads of {self.tile.packs_per_thread} packs hold {capacity}"
             return f"a row has {self.problem.C} elements, {packs}"
         return None
 
@@ -178,7 +178,7 @@ class BlockRows(WarpRows):
     @lazy
     def lanes(self) -> int:
         """Threads of a block that share a row."""
-        return self.tile.threads // self.tile.block_teams
+        return self.tile.threads // self.tile.teams_per_block
 
 
 class ClusterRows(BlockRows):

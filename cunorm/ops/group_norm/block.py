@@ -27,21 +27,26 @@ from .one_sweep import OneSweep, Runs
 from .warp import WARP_SPACE
 
 SECTOR_BYTES = 32  # what DRAM and L2 move at least
-MOST_CHUNKS = 8
-BY_THREADS, BY_BULK = 1, 2  # Tile::engine in stage.cuh
-IN_REGISTERS = 3  # not staged at all
+MOST_STAGES = 8
+#: How data comes to a block: by bulk copies of one thread, by asynchronous copies of all threads, or into registers.
+BULK, CP_ASYNC, REGISTERS = "bulk", "cp_async", "registers"
 PHASES = 3  # its loads, its sums, what it writes: for the model
 WORDS = 4  # registers of a pack
-#: What reads a slab once: its groups; how many chunks it comes in, and who copies them. The model cannot tell these
-#: apart, and takes the first that is legal.
-_SLABS = {"groups": (1, 2, 4, 8, 16, 32), "chunks": (4, 1), "engine": (BY_BULK, BY_THREADS)}
+#: What reads a slab once: its groups; in how many stages it comes, and how. The model cannot tell these apart, and
+#: takes the first that is legal.
+_SLABS = {"groups": (1, 2, 4, 8, 16, 32), "stages": (4, 1), "load": (BULK, CP_ASYNC)}
 BLOCK_SPACE = {
     "threads": (32, 64, 128, 256, 512),
     **_SLABS,
-    "engine": (BY_BULK, BY_THREADS, IN_REGISTERS),
-    "packs": (1, 2, 4, 8),
+    "load": (BULK, CP_ASYNC, REGISTERS),
+    "packs_per_thread": (1, 2, 4, 8),
 }
-CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "chunks": (4,)}
+CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "stages": (4,)}
+
+
+def load_of(tile: Tile) -> str:
+    """How data comes to the block."""
+    return str(tile.load)
 
 
 class _Slabs(OneSweep):
@@ -75,7 +80,7 @@ class _Slabs(OneSweep):
     def shared(self) -> int:
         """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary."""
         channels, tile, sums = self.slab.channels, self.tile, self.problem.sum_itemsize
-        sizes = [8 * tile.chunks if tile.engine == BY_BULK else 0, channels * self.problem.pair]
+        sizes = [8 * tile.stages if load_of(tile) == BULK else 0, channels * self.problem.pair]
         if self.problem.is_backward and self.pieces > 1:
             sizes.append(channels * self.problem.pair)
         sizes += [channels * 4 * sums, tile.groups * 4 * sums]
@@ -95,16 +100,13 @@ class _Slabs(OneSweep):
             return sentence
         if self.problem.group % tile.groups:
             return f"slabs of {tile.groups} groups do not divide {self.problem.group} groups"
-        if tile.chunks > MOST_CHUNKS:
-            return f"chunks is {tile.chunks}, expected at most {MOST_CHUNKS}"
-        if tile.engine not in (BY_THREADS, BY_BULK):
-            own = f", or {IN_REGISTERS}, in registers" if tile.strategy == "block" else ""
-            return f"engine is {tile.engine}, expected {BY_THREADS}, copies by threads, {BY_BULK}, bulk copies{own}"
-        if tile.engine == BY_BULK:
+        if tile.stages > MOST_STAGES:
+            return f"stages is {tile.stages}, expected at most {MOST_STAGES}"
+        if load_of(tile) == BULK:
             if device.compute_capability < (9, 0):
                 return f"{device.name} has no bulk copies"
             if self.problem.layout != "NCHW":
-                return "channels-last rows are no run to copy in bulk"
+                return f"load={BULK} needs channels-first data: channels-last rows are no run"
         return refuses_shared(self.shared, device) or refuses_registers(self.registers, tile, device)
 
     @lazy
@@ -123,7 +125,7 @@ class _Slabs(OneSweep):
 
 def _better_in_a_warp(problem: Problem) -> bool:
     """Whether channels have one element and a warp holds a group: `warp` asks for their parameters once."""
-    return problem.HxW == 1 and problem.group_length <= WARP * max(WARP_SPACE["packs"]) * problem.pack
+    return problem.HxW == 1 and problem.group_length <= WARP * max(WARP_SPACE["packs_per_thread"]) * problem.pack
 
 
 class _Staged(_Slabs):
@@ -131,14 +133,14 @@ class _Staged(_Slabs):
 
     def refuses(self, device: Device) -> str | None:
         """As `Tiling.refuses`."""
-        if self.tile.packs > 1:
-            return f"packs is {self.tile.packs}, expected 1: only engine {IN_REGISTERS} holds packs in registers"
+        if self.tile.packs_per_thread > 1:
+            return f"packs_per_thread is {self.tile.packs_per_thread}, expected 1: only load={REGISTERS} holds packs"
         return super().refuses(device)
 
     @lazy
     def worth(self) -> bool:
         """Whether the fields of registers are not in use."""
-        return self.tile.packs == 1 and not _better_in_a_warp(self.problem)
+        return self.tile.packs_per_thread == 1 and not _better_in_a_warp(self.problem)
 
 
 class _InRegisters(Runs):
@@ -155,14 +157,14 @@ class _InRegisters(Runs):
         tensors, work = (2, 52) if problem.is_backward else (1, 48)
         wide = 20 if problem.dtype == "float64" else 0
         through = 14 if problem.is_backward and problem.activation is not None and problem.pack >= 8 else 0
-        return work + wide + through + WORDS * tensors * self.tile.packs
+        return work + wide + through + WORDS * tensors * self.tile.packs_per_thread
 
     def refuses(self, device: Device) -> str | None:
         """As `Tiling.refuses`."""
         tile = self.tile
-        if tile.groups > 1 or tile.chunks > 1:
-            fields = f"groups is {tile.groups}, chunks {tile.chunks}"
-            return f"{fields}, expected 1: engine {IN_REGISTERS} takes a group whole"
+        if tile.groups > 1 or tile.stages > 1:
+            fields = f"groups is {tile.groups}, stages {tile.stages}"
+            return f"{fields}, expected 1: load={REGISTERS} takes a group whole"
         sentence = refuses_threads(tile) or self.refuses_capacity() or refuses_shared(self.shared, device)
         return sentence or refuses_resident(self.held, tile, device)
 
@@ -170,8 +172,8 @@ class _InRegisters(Runs):
     def worth(self) -> bool:
         """Whether the threads have packs for the group, and none to spare."""
         tile, problem = self.tile, self.problem
-        half = tile.threads * tile.packs // 2 * problem.pack
-        fits = tile.groups == tile.chunks == 1 and (tile.packs == 1 or problem.group_length > half)
+        half = tile.threads * tile.packs_per_thread // 2 * problem.pack
+        fits = tile.groups == tile.stages == 1 and (tile.packs_per_thread == 1 or problem.group_length > half)
         return fits and not _better_in_a_warp(problem)
 
     @lazy
@@ -203,4 +205,4 @@ class GroupCluster(_Slabs):
 
 def group_block(problem: Problem, tile: Tile) -> Tiling:
     """The tiling of a block's tile."""
-    return _InRegisters(problem, tile) if tile.engine == IN_REGISTERS else _Staged(problem, tile)
+    return _InRegisters(problem, tile) if load_of(tile) == REGISTERS else _Staged(problem, tile)

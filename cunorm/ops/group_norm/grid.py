@@ -26,7 +26,7 @@ GRID_SPACE = {
     "threads": (256, 128, 512),
     "chunk": (64, 120, 256, 1024, 2048, 4096),
     "groups": (1, 2, 4, 8, 16, 32),
-    "lead": (1, 256),
+    "prefetch_tiles": (1, 256),
 }
 #: Tickets are counted in 32 bits; blocks draw a few more than there are.
 MOST_TICKETS = 2**32 - 2**22
@@ -81,7 +81,7 @@ class GroupGrid(Tiling):
         read = self.problem.read * team
         both = read + team
         held = self._blocks(device.multiprocessors) * ceil_div(both, self.tiles)
-        ahead = self.tile.lead * ceil_div(read, self.tiles)
+        ahead = self.tile.prefetch_tiles * ceil_div(read, self.tiles)
         found = int(0.95 * both + 0.25 * held + max(0.0, 0.75 * held - 0.5 * read) + 2.5 * ahead)
         return min(found, both * self.teams)
 
@@ -114,8 +114,9 @@ class GroupGrid(Tiling):
             return f"teams of {tile.groups} groups do not divide {problem.group} groups"
         if (sentence := self._refuses_team() or refuses_shared(self.shared, device)) is not None:
             return sentence
-        if 2 * self.tiles * self.teams + tile.lead > MOST_TICKETS:
-            return f"{self.tiles} tiles of {self.teams} teams, {tile.lead} ahead, are more than tickets can count"
+        if 2 * self.tiles * self.teams + tile.prefetch_tiles > MOST_TICKETS:
+            ahead = f"{tile.prefetch_tiles} ahead"
+            return f"{self.tiles} tiles of {self.teams} teams, {ahead}, are more than tickets can count"
         if (between := self.reach(device)) > device.l2_bytes // 2:
             half = f"half the L2 cache of {device.name} is {device.l2_bytes // 2}"
             return f"{between} bytes lie between two reads, {half}"
@@ -176,7 +177,7 @@ class GroupGrid(Tiling):
         tile's sums told, a team's fold told, and asked for by each tile, here once: a tile that waits asks again.
         """
         tiles = self.tiles * self.teams
-        tickets = min(self.tiles + self.tile.lead, tiles) + 2 * tiles - self.tiles + self.grid
+        tickets = min(self.tiles + self.tile.prefetch_tiles, tiles) + 2 * tiles - self.tiles + self.grid
         words = self.words + tickets + 2 * tiles + self.teams
         return self.parts_moved + 2 * self.rows_bytes + words * WORD
 
@@ -186,7 +187,7 @@ class GroupGrid(Tiling):
     def _arguments(self) -> Arguments:
         problem = self.problem
         shape = {**self.sweep.arguments, "groups": problem.group, "team": self.team}
-        shape |= {"lead": self.tile.lead, "words": self.words_at}
+        shape |= {"prefetch_tiles": self.tile.prefetch_tiles, "words": self.words_at}
         if not problem.is_backward:
             return {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps"), **shape}
         direct = problem.wants_parameters and not self.rows_bytes

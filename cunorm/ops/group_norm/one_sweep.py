@@ -83,16 +83,16 @@ class Runs(OneSweep):
         sums = 2 * (tile.threads // WARP) * self.problem.pair if self.lanes > WARP else 0
         if not problem.wants_parameters or problem.HxW == 1 or problem.group_channels == 1:
             return sums
-        parts = tile.threads // self.lanes * (self.lanes * tile.packs + problem.group_channels - 1) * self.problem.pair
-        return round_up(sums, 16) + parts
+        of_team = self.lanes * tile.packs_per_thread + problem.group_channels - 1
+        return round_up(sums, 16) + tile.threads // self.lanes * of_team * problem.pair
 
     def refuses_capacity(self) -> str | None:
         """Why a group does not fit into the registers of its team, or None."""
         if self.problem.layout != "NCHW":
             return "a group of channels-last data is not one run"
-        capacity = self.lanes * self.tile.packs * self.problem.pack
+        capacity = self.lanes * self.tile.packs_per_thread * self.problem.pack
         if self.problem.group_length > capacity:
-            packs = f"{self.lanes} lanes of {self.tile.packs} packs hold {capacity}"
+            packs = f"{self.lanes} lanes of {self.tile.packs_per_thread} packs hold {capacity}"
             return f"a group has {self.problem.group_length} elements, {packs}"
         return None
 

@@ -17,15 +17,15 @@ def _middling(tile: Tile, pack: int) -> tuple[int, int, int, int]:
 
 def _fills_team(tile: Tile, pack: int) -> tuple[int, int, int, int]:
     """As large a group as a team holds, of channels of one element where it takes several samples."""
-    HxW, group = 1 if tile.samples > 1 else 2, 4
-    return 256, tile.lanes * tile.packs * pack // HxW * group, HxW, group
+    HxW, group = 1 if tile.samples_per_team > 1 else 2, 4
+    return 256, tile.lanes * tile.packs_per_thread * pack // HxW * group, HxW, group
 
 
 def _strategies(op: str) -> dict[str, Strategy]:
-    staged = ("threads", "chunks", "engine")
+    staged = ("threads", "stages", "load")
     made = (
-        Strategy("warp", op, WARP_SPACE, ("threads", "lanes", "packs"), group_warp, _fills_team),
-        Strategy("block", op, BLOCK_SPACE, (*staged, "packs"), group_block, _middling),
+        Strategy("warp", op, WARP_SPACE, ("threads", "lanes", "packs_per_thread"), group_warp, _fills_team),
+        Strategy("block", op, BLOCK_SPACE, (*staged, "packs_per_thread"), group_block, _middling),
         Strategy("cluster", op, CLUSTER_SPACE, (*staged, "cluster"), GroupCluster, _middling),
         Strategy("grid", op, GRID_SPACE, ("threads",), GroupGrid, _middling),
         Strategy("split", op, SPLIT_SPACE, ("threads",), GroupSplit, _middling),

@@ -19,10 +19,10 @@ from .one_sweep import Runs
 
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
 WARP_SPACE = {
-    "packs": (1, 2, 4, 8),
+    "packs_per_thread": (1, 2, 4, 8),
     "lanes": (1, 2, 4, 8, 16, 32),
     "threads": (128, 256),
-    "samples": (1, 4, 16, 64),
+    "samples_per_team": (1, 4, 16, 64),
 }
 ACTIVATION_REGISTERS = 16
 
@@ -56,14 +56,14 @@ class _WarpRuns(_Warp):
         base += 8 if problem.dtype == "float64" else 0
         widened = problem.pack * problem.sum_itemsize // 4
         each = 9 + widened if problem.is_backward else 5 + 2 * widened
-        return base + self.tile.packs * each
+        return base + self.tile.packs_per_thread * each
 
     def refuses(self, device: Device) -> str | None:
         """As `Tiling.refuses`."""
         if (sentence := self.rows.refuses_team() or self.refuses_capacity()) is not None:
             return sentence
-        if self.tile.samples > 1:
-            return f"samples is {self.tile.samples}, expected 1: a team has more than one only where HxW = 1"
+        if self.tile.samples_per_team > 1:
+            return f"samples_per_team is {self.tile.samples_per_team}, expected 1: more only where HxW = 1"
         return refuses_shared(self.shared, device) or refuses_registers(self.registers, self.tile, device)
 
     @lazy
@@ -79,13 +79,13 @@ class _WarpRows(_Warp):
 
     @lazy
     def owners(self) -> int:
-        """Teams that share out the samples of a group, `tile.samples` each, in turn: as many as make up whole blocks
-        over all groups. Where a team has several samples, and those start off 16-byte boundaries, also a number that
-        lets it cover all of them from the same place.
+        """Teams that share out the samples of a group, `tile.samples_per_team` each, in turn: as many as make up whole
+        blocks over all groups. Where a team has several samples, and those start off 16-byte boundaries, also a number
+        that lets it cover all of them from the same place.
         """
         problem, teams = self.problem, self.rows.teams_of_block
         step = teams // math.gcd(teams, problem.group)
-        count = round_up(ceil_div(problem.N, self.tile.samples), step)
+        count = round_up(ceil_div(problem.N, self.tile.samples_per_team), step)
         if problem.C % problem.pack and count < problem.N:
             count = round_up(count, math.lcm(step, problem.pack))
         return count

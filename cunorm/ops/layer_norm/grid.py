@@ -27,9 +27,9 @@ from .split import gradient_arguments
 GRID_SPACE = {
     "threads": (512, 256),
     "lanes": (32, 64, 128, 256, 512),
-    "packs": (1, 2, 4),
+    "packs_per_thread": (1, 2, 4),
     "slabs": (64, 108, 128, 144, 168),
-    "keeps": (200, 128, 64),
+    "smem_kib": (200, 128, 64),
 }
 KIB = 1024
 #: As in row_slabs.cuh: bytes that a block has on their way, and how many rounds they may be.
@@ -74,7 +74,7 @@ class LayerGrid(Tiling):
     @lazy
     def round_bytes(self) -> int:
         """Shared memory that keeps a round."""
-        return self.problem.read * self.tile.packs * self.tile.threads * ACCESS_BYTES
+        return self.problem.read * self.tile.packs_per_thread * self.tile.threads * ACCESS_BYTES
 
     @lazy
     def ahead(self) -> int:
@@ -84,7 +84,7 @@ class LayerGrid(Tiling):
     @lazy
     def slots(self) -> int:
         """Rounds that shared memory has room for."""
-        return min(self.rounds, self.tile.keeps * KIB // self.round_bytes)
+        return min(self.rounds, self.tile.smem_kib * KIB // self.round_bytes)
 
     @lazy
     def kept(self) -> int:
@@ -137,7 +137,7 @@ class LayerGrid(Tiling):
             of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
         of_pack += 2 * widened if problem.is_backward else words
         pairs = 12 if problem.dtype == "float64" else 0  # of registers
-        return (32 if problem.is_backward else 44) + pairs + 2 * widened + self.tile.packs * of_pack
+        return (32 if problem.is_backward else 44) + pairs + 2 * widened + self.tile.packs_per_thread * of_pack
 
     # ---- legality ---------------------------------------------------------------------------------------------------
 
@@ -150,9 +150,9 @@ class LayerGrid(Tiling):
             return f"lanes is {tile.lanes}, expected a multiple of {WARP} that divides {tile.threads} threads"
         if problem.is_backward and "dx" not in problem.outputs:
             return "without dx no block waits for the sums of whole rows, and split keeps nothing"
-        capacity = tile.lanes * tile.packs * problem.pack
+        capacity = tile.lanes * tile.packs_per_thread * problem.pack
         if self.columns > capacity:
-            packs = f"{tile.lanes} lanes of {tile.packs} packs hold {capacity}"
+            packs = f"{tile.lanes} lanes of {tile.packs_per_thread} packs hold {capacity}"
             return f"{tile.slabs} slabs are of {self.columns} columns, {packs}"
         if self.slabs > min(device.multiprocessors, MOST_SLABS):
             most = f"one for each of the {device.multiprocessors} multiprocessors of {device.name}"
@@ -160,7 +160,7 @@ class LayerGrid(Tiling):
         if (sentence := refuses_shared(self.shared, device)) is not None:
             return sentence
         if self.kept < 0:
-            return f"{tile.keeps} KiB have no room for the rows of {self.ahead} turns on their way"
+            return f"{tile.smem_kib} KiB have no room for the rows of {self.ahead} turns on their way"
         if self.reach > device.l2_bytes // 2:
             half = f"half the L2 cache of {device.name} is {device.l2_bytes // 2}"
             return f"{self.reach} bytes lie between two reads, {half}"
@@ -178,11 +178,12 @@ class LayerGrid(Tiling):
         alike = self.teams >= problem.N or self.teams * problem.C % problem.pack == 0
         ahead = problem.pack - 1 if problem.C % problem.pack else 0
         needed = ceil_div(self.columns + ahead, tile.lanes * problem.pack)
-        if not alike or self.teams > max(problem.N, 1) or needed > tile.packs or 2 * needed <= tile.packs:
+        packs = tile.packs_per_thread
+        if not alike or self.teams > max(problem.N, 1) or needed > packs or 2 * needed <= packs:
             return False
         if 2 * self.columns < tile.lanes * problem.pack or 10 * self.slabs < 9 * tile.slabs:
             return False
-        smaller = max((size for size in GRID_SPACE["keeps"] if size < tile.keeps), default=0)
+        smaller = max((size for size in GRID_SPACE["smem_kib"] if size < tile.smem_kib), default=0)
         return smaller * KIB // self.round_bytes < self.rounds
 
     # ---- workspace --------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class LayerGrid(Tiling):
         """The words, the slabs."""
         problem, tile, entry = self.problem, self.tile, f"{self.problem.op}_grid"
         parameters = sum(problem.C * ITEMSIZE[dtype] for dtype in present(self.given))
-        share = min(1.0, self.columns / (tile.lanes * tile.packs * problem.pack))
+        share = min(1.0, self.columns / (tile.lanes * tile.packs_per_thread * problem.pack))
         main = Launch(
             entry,
             entry,
@@ -239,7 +240,7 @@ class LayerGrid(Tiling):
             cached=self.problem.read * self.again + self.workspace_traffic,
             registers=self.registers,
             phases=PHASES + (self.again > 0),
-            streams=self.ahead * self.problem.read * tile.packs * share / PACKS_IN_FLIGHT,
+            streams=self.ahead * self.problem.read * tile.packs_per_thread * share / PACKS_IN_FLIGHT,
             roams=self.again > 0,
             tickets=self.words_at * self.problem.pair,
         )

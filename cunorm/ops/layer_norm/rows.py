@@ -22,22 +22,28 @@ from cunorm.ops.common.rows import ACCESS_BYTES, BlockRows, ClusterRows, WarpRow
 from .split import gradient_arguments, owners
 
 #: Rows an owner takes in turn. It adds them one after another, so more of them would cost digits of dgamma and dbeta.
-_ROWS = {"rows": (1, 2, 4, 8, 16, 32, 64)}
+_ROWS = {"rows_per_team": (1, 2, 4, 8, 16, 32, 64)}
 #: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
-WARP_SPACE = {"packs": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256), **_ROWS}
+WARP_SPACE = {"packs_per_thread": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256), **_ROWS}
 #: Teams of a block that share its parameters and, in a backward, put their sums together.
-_TEAMS = {"block_teams": (1, 2, 4)}
-BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs": (1, 2, 3, 4, 6, 8), **_ROWS, **_TEAMS}
+_TEAMS = {"teams_per_block": (1, 2, 4)}
+BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs_per_thread": (1, 2, 3, 4, 6, 8), **_ROWS, **_TEAMS}
 #: Blocks of a backward that put their sums together, in `cluster`.
-BLOCK_BACKWARD_SPACE = {**BLOCK_SPACE, "packs": (1, 2, 3, 4, 6), "cluster": (1, 2, 4, 8)}
-CLUSTER_SPACE = {"threads": (256, 512), "packs": (1, 2, 3, 4, 6, 8), "cluster": (2, 4, 8, 16), **_ROWS, **_TEAMS}
+BLOCK_BACKWARD_SPACE = {**BLOCK_SPACE, "packs_per_thread": (1, 2, 3, 4, 6), "cluster": (1, 2, 4, 8)}
+CLUSTER_SPACE = {
+    "threads": (256, 512),
+    "packs_per_thread": (1, 2, 3, 4, 6, 8),
+    "cluster": (2, 4, 8, 16),
+    **_ROWS,
+    **_TEAMS,
+}
 
 
 class LayerWarp(WarpRows):
     """Teams of a warp or less, and what those of several warps have in common with them."""
 
     #: Packs of the space.
-    packs_tried = WARP_SPACE["packs"]
+    packs_tried = WARP_SPACE["packs_per_thread"]
 
     @lazy
     def teams(self) -> int:
@@ -74,7 +80,8 @@ class LayerWarp(WarpRows):
         ahead = problem.pack - 1 if problem.C % problem.pack else 0
         needed = ceil_div(problem.C + ahead, threads * problem.pack)
         enough = min((count for count in self.packs_tried if count >= needed), default=max(self.packs_tried))
-        return self.tile.packs == enough and (self.slices == 1 or 2 * self.columns >= self.lanes * problem.pack)
+        busy = self.slices == 1 or 2 * self.columns >= self.lanes * problem.pack
+        return self.tile.packs_per_thread == enough and busy
 
     # ---- launches ---------------------------------------------------------------------------------------------------
 
@@ -139,17 +146,18 @@ class _Blocks(BlockRows, LayerWarp):
         problem, tile = self.problem, self.tile
         if (sentence := refuses_threads(tile)) is not None:
             return sentence
-        if tile.block_teams not in (1, 2, 4, 8):
-            return f"block_teams is {tile.block_teams}, expected 1, 2, 4 or 8"
-        if tile.block_teams > 1 and problem.dtype == "float64":
-            return f"block_teams is {tile.block_teams}, expected 1: float64 leaves no registers for several teams"
-        if tile.block_teams > 1 and not self.reads_ahead:
+        if tile.teams_per_block not in (1, 2, 4, 8):
+            return f"teams_per_block is {tile.teams_per_block}, expected 1, 2, 4 or 8"
+        if tile.teams_per_block > 1 and problem.dtype == "float64":
+            return f"teams_per_block is {tile.teams_per_block}, expected 1: float64 leaves no registers for more"
+        if tile.teams_per_block > 1 and not self.reads_ahead:
             return (
-                f"packs is {tile.packs}, expected at most {self.most_packs_ahead} for {tile.block_teams} "
-                f"block_teams: they wait for each other, so each must have its next row on its way"
+                f"packs_per_thread is {tile.packs_per_thread}, expected at most {self.most_packs_ahead} where "
+                f"teams_per_block is {tile.teams_per_block}: teams wait for each other, so each must have its next row "
+                f"on its way"
             )
         if self.lanes % WARP or self.lanes == WARP:
-            least = f"a multiple of {WARP * tile.block_teams} from {2 * WARP * tile.block_teams} up"
+            least = f"a multiple of {WARP * tile.teams_per_block} from {2 * WARP * tile.teams_per_block} up"
             return f"threads is {tile.threads}, expected {least}: a row of one warp is strategy warp's"
         sentence = self.refuses_capacity() or refuses_shared(self.shared, device)
         return sentence or refuses_resident(self.registers, tile, device)
@@ -157,7 +165,7 @@ class _Blocks(BlockRows, LayerWarp):
     @lazy
     def worth(self) -> bool:
         """Also whether the teams of a block have something to share and a row each."""
-        several = self.tile.block_teams
+        several = self.tile.teams_per_block
         shared = self.problem.wants_parameters or any(present(self.given))
         if several > 1 and (not shared or several > self.problem.N):
             return False
@@ -167,12 +175,12 @@ class _Blocks(BlockRows, LayerWarp):
 class LayerBlock(_Blocks):
     """Teams of a block; in a backward the blocks of a cluster put their sums together."""
 
-    packs_tried = BLOCK_SPACE["packs"]
+    packs_tried = BLOCK_SPACE["packs_per_thread"]
 
     @lazy
     def merged(self) -> int:
         """Blocks that put the sums of their rows together."""
-        return self.tile.as_dict().get("cluster", 1)
+        return int(self.tile.as_dict().get("cluster", 1))
 
     def refuses(self, device: Device) -> str | None:
         """As `Tiling.refuses`."""
@@ -186,13 +194,13 @@ class LayerBlock(_Blocks):
 class LayerBlockBackward(LayerBlock):
     """The same with fewer packs to try: two tensors of them have to fit."""
 
-    packs_tried = BLOCK_BACKWARD_SPACE["packs"]
+    packs_tried = BLOCK_BACKWARD_SPACE["packs_per_thread"]
 
 
 class LayerCluster(ClusterRows, _Blocks):
     """Teams across the blocks of a cluster."""
 
-    packs_tried = CLUSTER_SPACE["packs"]
+    packs_tried = CLUSTER_SPACE["packs_per_thread"]
 
     def refuses(self, device: Device) -> str | None:
         """As `Tiling.refuses`."""
@@ -201,9 +209,9 @@ class LayerCluster(ClusterRows, _Blocks):
             return sentence
         if (tile.cluster - 1) * self.columns >= problem.C:
             return f"a row of {problem.C} elements is too short for {tile.cluster} slices"
-        if tile.block_teams > 1 and problem.C % problem.pack:
+        if tile.teams_per_block > 1 and problem.C % problem.pack:
             return (
-                f"block_teams is {tile.block_teams}, expected 1: rows of {problem.C} elements begin at different "
-                f"places of 16 bytes, so their slices have different columns"
+                f"teams_per_block is {tile.teams_per_block}, expected 1: rows of {problem.C} elements begin at "
+                f"different places of 16 bytes, so their slices have different columns"
             )
         return super().refuses(device)

@@ -23,7 +23,7 @@ from cunorm.ops.common.building_blocks import (
 from cunorm.ops.common.geometry import Sweep, refuses_chunk
 from cunorm.ops.common.split_moments import moments_launches
 
-SPLIT_BACKWARD_SPACE = {"threads": (128, 256), "packs": (1, 2, 4), "rows": (1, 2, 4, 8, 16, 32, 64)}
+SPLIT_BACKWARD_SPACE = {"threads": (128, 256), "packs_per_thread": (1, 2, 4), "rows_per_team": (1, 2, 4, 8, 16, 32, 64)}
 SPLIT_SPACE = {**SPLIT_BACKWARD_SPACE, "chunk": (1024, 4096, 16384, 65536)}
 
 
@@ -33,12 +33,12 @@ def gradient_arguments(problem: Problem) -> Arguments:
 
 
 def owners(problem: Problem, tile: Tile, step: int) -> int:
-    """How many owners share out the rows, `tile.rows` each, in turn: a multiple of ``step``.
+    """How many owners share out the rows, `tile.rows_per_team` each, in turn: a multiple of ``step``.
 
     Where an owner has several rows, and those start off 16-byte boundaries, also a number that lets it cover all its
     rows from the same place.
     """
-    count = round_up(ceil_div(problem.N, tile.rows), step)
+    count = round_up(ceil_div(problem.N, tile.rows_per_team), step)
     if problem.C % problem.pack and count < problem.N:
         count = round_up(count, math.lcm(step, problem.pack))
     return count
@@ -50,7 +50,7 @@ class _LayerSplit(Tiling):
     @lazy
     def strips(self) -> int:
         """Strips of a row, for the worst alignment: as wide as Strips::span in strips.cuh."""
-        span = WARP * self.tile.packs * self.problem.pack
+        span = WARP * self.tile.packs_per_thread * self.problem.pack
         return ceil_div(self.problem.C + self.problem.pack - 1, span)
 
     @lazy
@@ -86,7 +86,7 @@ class LayerSplit(_LayerSplit):
     @lazy
     def registers(self) -> int:
         """What a thread needs so as not to spill. The compile gate proves it."""
-        return 52 + self.tile.packs * (4 + 2 * self.widened)
+        return 52 + self.tile.packs_per_thread * (4 + 2 * self.widened)
 
     def refuses(self, device: Device) -> str | None:
         """As `Tiling.refuses`; no problem is refused for its sizes."""
@@ -122,7 +122,7 @@ class LayerSplitBackward(_LayerSplit):
     @lazy
     def registers(self) -> int:
         """What a thread needs so as not to spill. The compile gate proves it."""
-        return 64 + self.tile.packs * (8 + 4 * self.widened)
+        return 64 + self.tile.packs_per_thread * (8 + 4 * self.widened)
 
     def refuses(self, device: Device) -> str | None:
         """As `Tiling.refuses`; no problem is refused for its sizes."""

@@ -21,7 +21,7 @@ from .rows import (
 from .split import SPLIT_BACKWARD_SPACE, SPLIT_SPACE, LayerSplit, LayerSplitBackward
 
 #: What a kernel that holds rows in registers knows at compile time.
-_HELD = ("threads", "lanes", "packs", "cluster", "block_teams")
+_HELD = ("threads", "lanes", "packs_per_thread", "cluster", "teams_per_block")
 
 
 def _short_rows(tile: Tile, pack: int) -> tuple[int, int, int, int]:
@@ -30,12 +30,12 @@ def _short_rows(tile: Tile, pack: int) -> tuple[int, int, int, int]:
 
 def _fills_cluster(tile: Tile, pack: int) -> tuple[int, int, int, int]:
     """As long rows as a team of the cluster holds."""
-    return 256, tile.cluster * tile.threads // tile.block_teams * tile.packs * pack, 1, 1
+    return 256, tile.cluster * tile.threads // tile.teams_per_block * tile.packs_per_thread * pack, 1, 1
 
 
 def _fills_slabs(tile: Tile, pack: int) -> tuple[int, int, int, int]:
     """As long rows as the teams of all slabs hold: these have a row each."""
-    return max(1, tile.threads // tile.lanes), tile.slabs * tile.lanes * tile.packs * pack, 1, 1
+    return max(1, tile.threads // tile.lanes), tile.slabs * tile.lanes * tile.packs_per_thread * pack, 1, 1
 
 
 def _strategies(op: str, backward: bool) -> dict[str, Strategy]:
@@ -45,8 +45,8 @@ def _strategies(op: str, backward: bool) -> dict[str, Strategy]:
         Strategy("warp", op, WARP_SPACE, _HELD, LayerWarp, _short_rows),
         Strategy("block", op, block[0], _HELD, block[1], _short_rows),
         Strategy("cluster", op, CLUSTER_SPACE, _HELD, LayerCluster, _fills_cluster),
-        Strategy("grid", op, GRID_SPACE, ("threads", "lanes", "packs"), LayerGrid, _fills_slabs),
-        Strategy("split", op, split[0], ("threads", "packs"), split[1], _short_rows),
+        Strategy("grid", op, GRID_SPACE, ("threads", "lanes", "packs_per_thread"), LayerGrid, _fills_slabs),
+        Strategy("split", op, split[0], ("threads", "packs_per_thread"), split[1], _short_rows),
     )
     return {strategy.name: strategy for strategy in made}
 

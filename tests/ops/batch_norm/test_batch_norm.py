@@ -48,7 +48,7 @@ SHAPES = [
     (2, 2, (1030,)),
 ]
 REDUCING = {
-    "block": {"strategy": "block", "threads": 64, "channels": 4, "samples": 2},
+    "block": {"strategy": "block", "threads": 64, "channels": 4, "samples_per_block": 2},
     "split": {"strategy": "split", "threads": 64, "chunk": 16},
     "column": {"strategy": "column", "threads": 64, "columns": 64, "chunk": 2},
 }
@@ -179,9 +179,10 @@ def test_matches_the_oracle_on_hostile_shapes(dtype: str, kind: str, strategy: s
 
 
 @pytest.mark.parametrize(("kind", "strategy", "tile"), [
-    ("stats", "block", {"threads": 64, "channels": 1, "samples": 256}),
-    ("reduce", "block", {"threads": 64, "channels": 64, "samples": 1}),
-    ("reduce", "block", {"threads": 64, "channels": 17, "samples": 1}),  # the last slab has more parts a channel
+    ("stats", "block", {"threads": 64, "channels": 1, "samples_per_block": 256}),
+    ("reduce", "block", {"threads": 64, "channels": 64, "samples_per_block": 1}),
+    # the last slab has more parts a channel
+    ("reduce", "block", {"threads": 64, "channels": 17, "samples_per_block": 1}),
     ("stats", "split", {"threads": 64, "chunk": 1}),
     ("reduce", "split", {"threads": 64, "chunk": 100000}),
     ("stats", "column", {"threads": 64, "columns": 64, "chunk": 100000}),
@@ -202,7 +203,7 @@ def test_other_tiles(kind: str, strategy: str, tile: dict[str, int], executor: E
 @pytest.mark.parametrize("strategy", list(REDUCING))
 def test_one_row_of_results_needs_no_workspace(strategy: str, executor: Executor) -> None:
     tile = {"strategy": strategy, "threads": 64}
-    tile |= {"channels": 2, "samples": 8} if strategy == "block" else {"chunk": 64}
+    tile |= {"channels": 2, "samples_per_block": 8} if strategy == "block" else {"chunk": 64}
     tile |= {"columns": 8} if strategy == "column" else {}
     shape = {"block": (5, 3, 7), "split": (1, 3, 60), "column": (50, 8)}[strategy]
     for op, kind in (("batch_norm_stats", "stats"), ("batch_norm_backward_reduce", "reduce")):
@@ -581,7 +582,7 @@ def test_sums_past_2_to_the_31_elements(strategy: str) -> None:
     dy[end], x[end] = (a[-n:, end[1], -100:] for a in (case.dy, case.x))
     mean, invstd = np.linspace(0.5, 1, C, dtype=np.float32), np.ones(C, np.float32)
     tile = {"strategy": strategy, "threads": 64}
-    tile |= {"channels": 4, "samples": chunk} if strategy == "block" else {"chunk": chunk}
+    tile |= {"channels": 4, "samples_per_block": chunk} if strategy == "block" else {"chunk": chunk}
     tile |= {"threads": 128, "columns": 128} if strategy == "column" else {}
     workspace = sparse(2**28, np.uint8)
     with some_blocks(-blocks, None, None):

@@ -18,7 +18,7 @@ from tests.support.tolerance import assert_within, batch_reduce, batch_stats
 LONG = [
     ((8192, 256), {"strategy": "column", "threads": 128, "columns": 64, "chunk": 4096}),
     ((2, 2, 131072), {"strategy": "split", "threads": 128, "chunk": 65536}),
-    ((256, 4, 49), {"strategy": "block", "threads": 64, "channels": 4, "samples": 64}),
+    ((256, 4, 49), {"strategy": "block", "threads": 64, "channels": 4, "samples_per_block": 64}),
 ]
 
 
@@ -66,11 +66,11 @@ def test_tiny_running_statistics(tiny: float, dtype: str, executor: Executor) ->
     assert np.all(np.abs(executor.get(running).astype(np.float64)) <= 1e-30)
 
 
-@pytest.mark.parametrize("field", ["samples", "channels"])
+@pytest.mark.parametrize("field", ["samples_per_block", "channels"])
 def test_more_than_there_is(field: str, executor: Executor) -> None:
     """A tile may ask for more samples or channels than any tensor has."""
     x = np.random.default_rng(0).standard_normal((9, 5, 7)).astype(np.float32)
-    tile = {"strategy": "block", "threads": 64, "channels": 2, "samples": 2} | {field: 2**63 - 1}
+    tile = {"strategy": "block", "threads": 64, "channels": 2, "samples_per_block": 2} | {field: 2**63 - 1}
     exact = reference.batch_norm_stats(x)
     found = cunorm.batch_norm_stats(executor.put(x), tile=tile)
     for came, want, bound in zip(found, exact, batch_stats(x, *exact, "float32"), strict=True):

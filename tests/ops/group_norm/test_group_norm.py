@@ -50,11 +50,11 @@ IDS = ["x".join(map(str, (N, C, *spatial))) + f"g{groups}" for N, C, spatial, gr
 # One tile a strategy keeps the number of builds low; chunk = 16 makes many chunks of small shapes. "registers" is
 # `block` with its slab there.
 TILES: dict[str, dict[str, int]] = {
-    "warp": {"threads": 128, "lanes": 32, "packs": 8, "samples": 1},
-    "block": {"threads": 64, "groups": 1, "chunks": 2, "engine": 1, "packs": 1},
-    "registers": {"threads": 128, "groups": 1, "chunks": 1, "engine": 3, "packs": 8},
-    "cluster": {"threads": 64, "groups": 1, "chunks": 2, "engine": 1, "cluster": 2},
-    "grid": {"threads": 128, "chunk": 16, "groups": 1, "lead": 1},
+    "warp": {"threads": 128, "lanes": 32, "packs_per_thread": 8, "samples_per_team": 1},
+    "block": {"threads": 64, "groups": 1, "stages": 2, "load": "cp_async", "packs_per_thread": 1},
+    "registers": {"threads": 128, "groups": 1, "stages": 1, "load": "registers", "packs_per_thread": 8},
+    "cluster": {"threads": 64, "groups": 1, "stages": 2, "load": "cp_async", "cluster": 2},
+    "grid": {"threads": 128, "chunk": 16, "groups": 1, "prefetch_tiles": 1},
     "split": {"threads": 128, "chunk": 16},
 }
 #: Those that do not take every problem.
@@ -138,7 +138,7 @@ def run(case: Case, strategy: str, direction: str, executor: Executor, **options
     check = case.check_forward if direction == "forward" else case.check_backward
     tile = tile_of(strategy)
     if (strategy, case.dtype, direction) == ("registers", "float64", "backward"):
-        tile["packs"] = 4  # eight need more registers than the kernel leaves
+        tile["packs_per_thread"] = 4  # eight need more registers than the kernel leaves
     try:
         check(executor, tile=tile, **options)
     except cunorm.UnsupportedTile as refusal:
@@ -212,13 +212,13 @@ def test_mixed_and_missing_parameters(dtype: str, strategy: str, executor: Execu
 
 
 @pytest.mark.parametrize("tile", [
-    {"strategy": "warp", "threads": 128, "lanes": 4, "packs": 2, "samples": 1},
-    {"strategy": "warp", "threads": 128, "lanes": 8, "packs": 1, "samples": 8},
-    {"strategy": "warp", "threads": 256, "lanes": 1, "packs": 8, "samples": 1},
-    {"strategy": "block", "threads": 512, "groups": 8, "chunks": 2, "engine": 1, "packs": 1},
-    {"strategy": "block", "threads": 96, "groups": 1, "chunks": 1, "engine": 3, "packs": 1},
-    {"strategy": "block", "threads": 32, "groups": 1, "chunks": 1, "engine": 3, "packs": 2},
-    {"strategy": "block", "threads": 32, "groups": 2, "chunks": 2, "engine": 1, "packs": 1},
+    {"strategy": "warp", "threads": 128, "lanes": 4, "packs_per_thread": 2, "samples_per_team": 1},
+    {"strategy": "warp", "threads": 128, "lanes": 8, "packs_per_thread": 1, "samples_per_team": 8},
+    {"strategy": "warp", "threads": 256, "lanes": 1, "packs_per_thread": 8, "samples_per_team": 1},
+    {"strategy": "block", "threads": 512, "groups": 8, "stages": 2, "load": "cp_async", "packs_per_thread": 1},
+    {"strategy": "block", "threads": 96, "groups": 1, "stages": 1, "load": "registers", "packs_per_thread": 1},
+    {"strategy": "block", "threads": 32, "groups": 1, "stages": 1, "load": "registers", "packs_per_thread": 2},
+    {"strategy": "block", "threads": 32, "groups": 2, "stages": 2, "load": "cp_async", "packs_per_thread": 1},
     {"strategy": "split", "threads": 128, "chunk": 1},
     {"strategy": "split", "threads": 128, "chunk": 100000},
 ], ids=str)  # fmt: skip
@@ -299,7 +299,7 @@ def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
 def test_results_do_not_depend_on_the_order_of_threads(
     shape: tuple[Any, ...], tile: dict[str, Any], data_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (tile.get("engine"), data_format) == (3, "NHWC"):
+    if (tile.get("load"), data_format) == ("registers", "NHWC"):
         pytest.skip("registers hold channels-first groups")
     case = Case(*shape, "float32", data_format)
     mean, rstd = case.statistics()
@@ -318,7 +318,7 @@ def test_results_do_not_depend_on_the_order_of_threads(
 def test_grid_gets_on_with_any_number_of_resident_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """And gives the same bits, though other blocks draw other tickets."""
     case = Case(2, 12, (150,), 3, "float32")
-    tile = {"strategy": "grid", "threads": 128, "chunk": 16, "groups": 1, "lead": 3}
+    tile = {"strategy": "grid", "threads": 128, "chunk": 16, "groups": 1, "prefetch_tiles": 3}
     given = (case.dy, case.x, *case.statistics(), case.gamma)
     seen = set()
     for resident in (1, 2, 3, 7, 100):

@@ -90,7 +90,7 @@ def test_matches_the_oracle(dtype: str, place: tuple[str, str], executor: Execut
     for shape in SHAPES:
         tiles = {direction: tile_of(strategy) for direction in ("forward", "backward")}
         if strategy == "registers":  # eight packs of 16 bits leave a gradient no registers behind an activation
-            tiles["backward"] |= {"packs": 4}
+            tiles["backward"] |= {"packs_per_thread": 4}
         try:
             Arrays(shape, dtype, data_format).check(executor, **tiles)
             checked += 1
@@ -108,10 +108,10 @@ def test_eight_packs_of_16_bits_are_refused_behind_an_activation() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("lanes", "packs"), [(8, 2), (2, 16)])
+@pytest.mark.parametrize(("lanes", "packs_per_thread"), [(8, 2), (2, 16)])
 def test_several_samples_a_team_of_ragged_groups(lanes: int, packs: int, dtype: str, executor: Executor) -> None:
     """Channels of one element: parameters stay in registers, or, of many packs, are asked for again; sums in memory."""
-    tile = {"strategy": "warp", "threads": 64, "lanes": lanes, "packs": packs, "samples": 4}
+    tile = {"strategy": "warp", "threads": 64, "lanes": lanes, "packs_per_thread": packs, "samples_per_team": 4}
     for shape in ((9, 33, (), 3), (19, 62, (), 2)):
         Arrays(shape, dtype, "NCHW").check(executor, forward=tile, backward=tile)
 
@@ -119,7 +119,7 @@ def test_several_samples_a_team_of_ragged_groups(lanes: int, packs: int, dtype: 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_lanes_outside_a_group_stay_out_of_its_sums(samples: int, executor: Executor) -> None:
     """mean * rstd is infinite: what an activation makes of a zero outside the group would be NaN, and not of x."""
-    tile = {"strategy": "warp", "threads": 64, "lanes": 8, "packs": 2, "samples": samples}
+    tile = {"strategy": "warp", "threads": 64, "lanes": 8, "packs_per_thread": 2, "samples": samples}
     x = executor.put(np.full((4, 12), 2e36, np.float32))
     options: dict[str, Any] = {"activation": "silu", "tile": tile}
     _, mean, rstd = cunorm.group_norm(x, 2, **options)

@@ -207,7 +207,7 @@ def test_tile_refusal_is_the_sentence_of_refuses(monkeypatch: pytest.MonkeyPatch
     from cunorm.core.devices import known
     from cunorm.ops.group_norm.strategies import BACKWARD as STRATEGIES
 
-    tile = cunorm.Tile("warp", threads=128, lanes=1, packs=1, samples=1)
+    tile = cunorm.Tile("warp", threads=128, lanes=1, packs_per_thread=1, samples_per_team=1)
     problem = cunorm.plan(BACKWARD, **_plan_options(BACKWARD)).problem
     sentence = STRATEGIES["warp"].refuses(problem, tile, known("H200"))
     assert sentence is not None
@@ -542,7 +542,10 @@ def test_wrong_arguments_of_empty_arrays(monkeypatch: pytest.MonkeyPatch) -> Non
     changes += [("mean", np.zeros((1, 2), np.float32)), ("dy", x.astype(np.float64)), ("dy", x[:, :4])]
     changes += [
         ("tile", cunorm.Tile("nope")),
-        ("tile", {"strategy": "block", "threads": 33, "groups": 1, "chunks": 2, "engine": 1, "packs": 1}),
+        (
+            "tile",
+            {"strategy": "block", "threads": 33, "groups": 1, "stages": 2, "load": "cp_async", "packs_per_thread": 1},
+        ),
     ]
     changes += [("out", (None, None)), ("out", (None, np.ones(3, np.float32), None)), ("workspace", [1])]
     for name, value in changes:

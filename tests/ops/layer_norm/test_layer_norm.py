@@ -39,14 +39,20 @@ IDS = [f"{rows}x{length}" for rows, length in SHAPES]
 # One tile a strategy keeps the number of builds low. With packs = 8 a warp keeps its columns' sums in registers for
 # float32 and float64, in shared memory for the 16-bit types.
 TILES: dict[str, dict[str, dict[str, int]]] = {
-    "warp": {"forward": {"threads": 128, "lanes": 32, "packs": 8, "rows": 4}, "backward": {}},
-    "block": {"forward": {"threads": 96, "packs": 3, "rows": 4, "block_teams": 1}, "backward": {"cluster": 1}},
+    "warp": {"forward": {"threads": 128, "lanes": 32, "packs_per_thread": 8, "rows_per_team": 4}, "backward": {}},
+    "block": {
+        "forward": {"threads": 96, "packs_per_thread": 3, "rows_per_team": 4, "teams_per_block": 1},
+        "backward": {"cluster": 1},
+    },
     "cluster": {
-        "forward": {"threads": 64, "packs": 3, "cluster": 2, "rows": 4, "block_teams": 1},
+        "forward": {"threads": 64, "packs_per_thread": 3, "cluster": 2, "rows_per_team": 4, "teams_per_block": 1},
         "backward": {},
     },
-    "grid": {"forward": {"threads": 128, "lanes": 64, "packs": 2, "slabs": 3, "keeps": 64}, "backward": {}},
-    "split": {"forward": {"threads": 128, "packs": 1, "rows": 4, "chunk": 64}, "backward": {}},
+    "grid": {
+        "forward": {"threads": 128, "lanes": 64, "packs_per_thread": 2, "slabs": 3, "smem_kib": 64},
+        "backward": {},
+    },
+    "split": {"forward": {"threads": 128, "packs_per_thread": 1, "rows_per_team": 4, "chunk": 64}, "backward": {}},
 }
 STRATEGIES = list(TILES)
 
@@ -165,18 +171,28 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
 
 
 @pytest.mark.parametrize("tile", [
-    {"strategy": "warp", "threads": 128, "lanes": 4, "packs": 2, "rows": 1},
-    {"strategy": "warp", "threads": 256, "lanes": 1, "packs": 8, "rows": 3},
-    {"strategy": "warp", "threads": 32, "lanes": 32, "packs": 1, "rows": 100},  # one team in a block
-    {"strategy": "warp", "threads": 128, "lanes": 8, "packs": 16, "rows": 2},  # sums in shared memory
-    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 1, "block_teams": 1},
-    {"strategy": "block", "threads": 64, "packs": 2, "rows": 1, "cluster": 8, "block_teams": 1},  # sums put together
-    {"strategy": "block", "threads": 512, "packs": 1, "rows": 1000, "cluster": 1, "block_teams": 1},  # one for all
-    {"strategy": "block", "threads": 512, "packs": 1, "rows": 2, "cluster": 2, "block_teams": 8},  # teams of two warps
-    {"strategy": "grid", "threads": 256, "lanes": 256, "packs": 2, "slabs": 1, "keeps": 80},  # one team, one slab
-    {"strategy": "grid", "threads": 512, "lanes": 32, "packs": 1, "slabs": 130, "keeps": 64},  # a slab a sector
-    {"strategy": "split", "threads": 128, "packs": 1, "rows": 1, "chunk": 1},
-    {"strategy": "split", "threads": 128, "packs": 4, "rows": 1000, "chunk": 100000},  # one band, one chunk
+    {"strategy": "warp", "threads": 128, "lanes": 4, "packs_per_thread": 2, "rows_per_team": 1},
+    {"strategy": "warp", "threads": 256, "lanes": 1, "packs_per_thread": 8, "rows_per_team": 3},
+    # one team in a block
+    {"strategy": "warp", "threads": 32, "lanes": 32, "packs_per_thread": 1, "rows_per_team": 100},
+    # sums in shared memory
+    {"strategy": "warp", "threads": 128, "lanes": 8, "packs_per_thread": 16, "rows_per_team": 2},
+    {"strategy": "block", "threads": 64, "packs_per_thread": 2, "rows_per_team": 1, "cluster": 1, "teams_per_block": 1},
+    # sums put together
+    {"strategy": "block", "threads": 64, "packs_per_thread": 2, "rows_per_team": 1, "cluster": 8, "teams_per_block": 1},
+    # one for all
+    {"strategy": "block", "threads": 512, "packs_per_thread": 1, "rows_per_team": 1000, "cluster": 1,
+        "teams_per_block": 1},
+    # teams of two warps
+    {"strategy": "block", "threads": 512, "packs_per_thread": 1, "rows_per_team": 2, "cluster": 2,
+        "teams_per_block": 8},
+    # one team, one slab
+    {"strategy": "grid", "threads": 256, "lanes": 256, "packs_per_thread": 2, "slabs": 1, "smem_kib": 80},
+    # a slab a sector
+    {"strategy": "grid", "threads": 512, "lanes": 32, "packs_per_thread": 1, "slabs": 130, "smem_kib": 64},
+    {"strategy": "split", "threads": 128, "packs_per_thread": 1, "rows_per_team": 1, "chunk": 1},
+    # one band, one chunk
+    {"strategy": "split", "threads": 128, "packs_per_thread": 4, "rows_per_team": 1000, "chunk": 100000},
 ], ids=str)  # fmt: skip
 def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     for rows, length in ((19, 8), (19, 15), (45, 16), (100, 9)):
@@ -236,7 +252,10 @@ def test_the_variance_of_long_rows_far_from_zero(executor: Executor) -> None:
     random = np.random.default_rng(0)
     x = (100 + 0.01 * random.standard_normal((1024, 32768), np.float32)).astype(np.float32)
     exact = x.astype(np.float64).var(axis=1)
-    for tile, rows in ((None, 1024), ({"strategy": "split", "threads": 128, "packs": 1, "rows": 4, "chunk": 4096}, 64)):
+    for tile, rows in (
+        (None, 1024),
+        ({"strategy": "split", "threads": 128, "packs_per_thread": 1, "rows_per_team": 4, "chunk": 4096}, 64),
+    ):
         _, _, rstd = cunorm.layer_norm(executor.put(x[:rows]), 32768, eps=0, tile=tile)
         variance = executor.get(rstd).astype(np.float64).reshape(-1) ** -2
         assert np.max(np.abs(variance / exact[:rows] - 1)) < 1e-3
@@ -326,7 +345,14 @@ def test_a_grid_smaller_than_the_work(
 def test_parameter_sums_in_slices(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many partial rows of few columns: their sum is cut into slices, whose sums a second launch adds, in any order."""
     case = Case(700, 3, "float32")
-    tile = {"strategy": "block", "threads": 64, "packs": 1, "rows": 1, "cluster": 1, "block_teams": 1}
+    tile = {
+        "strategy": "block",
+        "threads": 64,
+        "packs_per_thread": 1,
+        "rows_per_team": 1,
+        "cluster": 1,
+        "teams_per_block": 1,
+    }
     plan = cunorm.plan(
         "layer_norm_backward", shape=(700, 3), dtype="float32", normalized_shape=3, tile=tile, device="cpu"
     )

@@ -40,13 +40,13 @@ def test_parameter_sums_of_equal_rows(strategy: str, executor: Executor) -> None
     rows = MOST_ROUNDS * 4 if grid else 256 * 16
     case = Case(rows, 20 if strategy in ("cluster", "grid") else 4, "float32", None)
     case.dy[:] = 0.1
-    tile = {"strategy": strategy, "threads": 128, "packs": 1}
-    owned = {"rows": plan.tile.as_dict()["rows"]}
+    tile = {"strategy": strategy, "threads": 128, "packs_per_thread": 1}
+    owned = {"rows_per_team": plan.tile.rows_per_team}
     more = {
         "warp": {"lanes": 32, **owned},
-        "block": {"cluster": 1, "block_teams": 1, **owned},
-        "cluster": {"cluster": 2, "block_teams": 1, **owned},
-        "grid": {"lanes": 32, "slabs": 2, "keeps": 64},
+        "block": {"cluster": 1, "teams_per_block": 1, **owned},
+        "cluster": {"cluster": 2, "teams_per_block": 1, **owned},
+        "grid": {"lanes": 32, "slabs": 2, "smem_kib": 64},
         "split": owned,
     }
     case.check_backward(executor, (grid, True, True), tile=tile | more[strategy])
@@ -70,9 +70,9 @@ def compile_for(text: str, architecture: str) -> list[Usage]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy for NVRTC")
-@pytest.mark.parametrize(("dtype", "packs"), [("bfloat16", 6), ("float32", 16)])
+@pytest.mark.parametrize(("dtype", "packs_per_thread"), [("bfloat16", 6), ("float32", 16)])
 def test_split_refuses_what_would_spill(dtype: str, packs: int) -> None:
-    strategy, tile = FORWARD["split"], Tile("split", threads=256, packs=packs, rows=4, chunk=4096)
+    strategy, tile = FORWARD["split"], Tile("split", threads=256, packs_per_thread=packs, rows_per_team=4, chunk=4096)
     sizes = ("NCHW", 512, 50000, 1, 1)
     problem = Problem(
         op="layer_norm",
@@ -127,7 +127,7 @@ def test_rows_that_walk_on_with_more_strips_than_lanes(monkeypatch: pytest.Monke
     try:
         for order in ("ascending", "descending", "random:1"):
             monkeypatch.setenv("CUNORM_CPU_ORDER", order)
-            tile = {"strategy": "split", "threads": 128, "packs": 1, "rows": 2}
+            tile = {"strategy": "split", "threads": 128, "packs_per_thread": 1, "rows_per_team": 2}
             Case(4, 128 * 100, "float32").check_backward(Executor("cpu"), tile=tile)
     finally:
         plans._plans.clear()
@@ -154,7 +154,7 @@ def inside_fences() -> None:
         given = [fenced(a) for a in (case.dy, case.x, *case.statistics(), case.gamma)]
         for strategy in (name for name in STRATEGIES if name != "cluster" or length > 50):
             tile = tile_of(strategy, "backward")
-            tile |= {"rows": 1} if "rows" in tile else {}
+            tile |= {"rows_per_team": 1} if "rows_per_team" in tile else {}
             plan = cunorm.plan(
                 "layer_norm_backward", shape=(rows, length), dtype=dtype, gamma_dtype=dtype, normalized_shape=length,
                 tile=tile, device="cpu",

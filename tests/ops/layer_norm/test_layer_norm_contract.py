@@ -108,7 +108,7 @@ SHARED: list[Wrong] = [
     *wrong(
         "tile",
         cunorm.UnsupportedTile,
-        short={"strategy": "block", "threads": 64, "packs": 1024, "rows": 4, "block_teams": 1},
+        short={"strategy": "block", "threads": 64, "packs_per_thread": 1024, "rows_per_team": 4, "teams_per_block": 1},
     ),
     *workspace_cases(),
     *workspace_on("x"),

@@ -61,7 +61,7 @@ def test_it_leaves_no_rows_of_sums() -> None:
 @pytest.mark.parametrize("op", OPTIONS)
 def test_parameters_are_asked_for_once(op: str) -> None:
     rows, length = 24, 1000
-    tile = {"strategy": "grid", "threads": 256, "lanes": 32, "packs": 1, "slabs": 5, "keeps": 64}
+    tile = {"strategy": "grid", "threads": 256, "lanes": 32, "packs_per_thread": 1, "slabs": 5, "smem_kib": 64}
     plan = plan_of(op, rows, length, tile=tile)
     assert plan.launches[-1].grid == 5
     parameters = len(OPTIONS[op]) * length * 2 + (2 * length * 2 if op.endswith("backward") else 0)
@@ -77,7 +77,7 @@ def test_what_is_not_kept_comes_back_from_the_cache(
     """On a GPU with an eighth of H200's multiprocessors and L2 cache: `reach` is where 19 of 20 second reads lie."""
     small = dataclasses.replace(H200, multiprocessors=16, l2_bytes=H200.l2_bytes // 8)
     monkeypatch.setitem(KNOWN, "H200", small)
-    tile = {"strategy": "grid", "threads": 512, "lanes": 64, "packs": 2, "slabs": 8, "keeps": keeps}
+    tile = {"strategy": "grid", "threads": 512, "lanes": 64, "packs_per_thread": 2, "slabs": 8, "smem_kib": keeps}
     plan = plan_of("layer_norm_backward", rows, 8 * 960, device="cpu", tile=tile)  # turns of eight rows
     found = plan.traffic()
     assert found.tensor_ratio == pytest.approx(1 + again * 8 / rows * 2 / 3)
@@ -96,17 +96,25 @@ def test_what_is_not_kept_comes_back_from_the_cache(
     ((8, 4000), {"slabs": 4}, "4 slabs are of 1008 columns, 64 lanes of 1 packs hold 512"),
     ((8, 40000), {"slabs": 200}, "193 slabs, expected one for each of the 132 multiprocessors"),
     ((8, 10**7), {"slabs": 64}, "64 slabs are of 156256 columns"),
-    ((200, 4000), {"slabs": 128, "keeps": 230}, "bytes of shared memory"),
-    ((4000, 4000), {"slabs": 128, "keeps": 8}, "8 KiB have no room for the rows of 4 turns on their way"),
+    ((200, 4000), {"slabs": 128, "smem_kib": 230}, "bytes of shared memory"),
+    ((4000, 4000), {"slabs": 128, "smem_kib": 8}, "8 KiB have no room for the rows of 4 turns on their way"),
     ((1000, 40000), {"slabs": 128}, "bytes lie between two reads, half the L2 cache of NVIDIA H200 is 31457280"),
 ], ids=lambda value: "" if isinstance(value, dict) else str(value)[:20])  # fmt: skip
 def test_what_is_refused(shape: tuple[int, int], fields: dict[str, int], sentence: str) -> None:
-    tile = {"strategy": "grid", "threads": 512, "lanes": 64, "packs": 1, "slabs": 8, "keeps": 128, **fields}
+    tile = {
+        "strategy": "grid",
+        "threads": 512,
+        "lanes": 64,
+        "packs_per_thread": 1,
+        "slabs": 8,
+        "smem_kib": 128,
+        **fields,
+    }
     with pytest.raises(cunorm.UnsupportedTile, match=sentence):
         plan_of("layer_norm_backward", *shape, tile=tile)
 
 
 def test_without_dx_there_is_nothing_to_keep() -> None:
-    tile = {"strategy": "grid", "threads": 512, "lanes": 64, "packs": 1, "slabs": 8, "keeps": 128}
+    tile = {"strategy": "grid", "threads": 512, "lanes": 64, "packs_per_thread": 1, "slabs": 8, "smem_kib": 128}
     with pytest.raises(cunorm.UnsupportedTile, match="without dx no block waits for the sums of whole rows"):
         plan_of("layer_norm_backward", 8, 4000, tile=tile, output_mask=(False, True, True))

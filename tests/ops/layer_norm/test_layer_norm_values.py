@@ -120,7 +120,7 @@ def test_more_than_2_to_the_31_elements(strategy: str, monkeypatch: pytest.Monke
             whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, 64), **known)
 
     monkeypatch.setattr(cpu, "launch", ends)
-    tile = {**tile_of(strategy, "backward"), "rows": 1}
+    tile = {**tile_of(strategy, "backward"), "rows_per_team": 1}
     cunorm.layer_norm_backward(
         dy, x, length, mean, rstd, case.gamma, out=(dx, None, None), tile=tile,
         output_mask=(True, False, False), workspace=sparse(2**31, np.uint8),
@@ -171,7 +171,7 @@ def test_a_row_of_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch
 
     seen: list[int] = []
     monkeypatch.setattr(cpu, "launch", only_the_second_sweep)
-    tile = {"strategy": "split", "threads": 128, "packs": 1, "rows": 4, "chunk": 64}
+    tile = {"strategy": "split", "threads": 128, "packs_per_thread": 1, "rows_per_team": 4, "chunk": 64}
     cunorm.layer_norm(x, length, out=(y, mean, rstd), tile=tile, workspace=sparse(2**30, np.uint8))
     assert len(seen) == 2
     assert np.all(y[:300] == 8)
