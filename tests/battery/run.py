@@ -134,7 +134,7 @@ def _batch(case: Case, **options: Any) -> list[np.ndarray | None]:
     arrays, out = _settled(case, made, case.last)
     function, given = getattr(cunorm, case.op), arrays.given(case.op)
     if case.op in ("batch_norm_elemt", "batch_norm_backward_elemt"):
-        function(*given, out=out, **options)
+        function(**given, out=out, **options)
         made.check(case.op, out)
         return [out]
     outs: tuple[Any, ...]
@@ -146,7 +146,7 @@ def _batch(case: Case, **options: Any) -> list[np.ndarray | None]:
         dtypes = case.sums or (NAMES[sums], NAMES[sums], *[parameter if parameter == case.dtype else NAMES[sums]] * 2)
         wanted = (case.mask[0], case.mask[0], *case.mask[1:])
         outs = tuple(emptied((C,), DTYPES[one]) if want else None for one, want in zip(dtypes, wanted, strict=True))
-    function(*given, out=outs, **options)
+    function(**given, out=outs, **options)
     made.check(case.op, outs)
     return list(outs)
 
