@@ -166,15 +166,19 @@ class Arrays:
                 assert sentence is None, sentence
 
     def checked(self, op: str, executor: Any, **changes: Any) -> Any:
-        """What the same `call` gives, compared with the oracle; each result is there if it is wanted."""
+        """What the same `call` gives, compared with the oracle."""
         found = self.call(op, executor, **changes)
+        self.compare(op, executor, found, **changes)
+        return found
+
+    def compare(self, op: str, executor: Any, found: Any, **changes: Any) -> None:
+        """Compare what such a call gave with the oracle: each result is there if it is wanted, and of its dtype."""
         results = tuple(map(executor.get, tupled(found)))
         self.check(op, results, **{name: float(changes[name]) for name in OPS[op].numbers if name in changes})
         assert [came is not None for came in results] == wanted(op, changes)
         if changes.get("out") is None:
             for name, came in zip(OPS[op].results, results, strict=True):
                 assert came is None or came.dtype == self.result(op, name)[1], f"{name}: {came.dtype}"
-        return found
 
     def check_forward(self, *results: Any, **numbers: float) -> None:
         """Compare y, mean and rstd with the oracle of these arrays."""
@@ -214,10 +218,11 @@ class GroupArrays(Arrays):
     beta: Any
     groups: int
     data_format: str
+    activation: str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"num_groups": self.groups, "data_format": self.data_format}
+        return {"num_groups": self.groups, "data_format": self.data_format, "activation": self.activation}
 
     @property
     def sizes(self) -> tuple[str, int, int, int, int]:
