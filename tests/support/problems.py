@@ -100,6 +100,10 @@ class Arrays:
         """The shape of gamma and beta."""
         return (self.sizes[2],)
 
+    def settle(self) -> None:
+        """Make statistics and sums those of x as it is, rounded as they are saved."""
+        raise NotImplementedError
+
     def given(self, op: str) -> dict[str, Any]:
         """The arguments of an op's call by name."""
         named = {name: getattr(self, name) for name in (*OPS[op].inputs, *OPS[op].updated)} | self.options
@@ -233,6 +237,10 @@ class GroupArrays(Arrays):
     def saved(self) -> tuple[int, ...]:
         return (len(self.x), self.groups)
 
+    def settle(self) -> None:
+        exact = reference.group_norm(self.x, self.groups, data_format=self.data_format)
+        self.mean, self.rstd = _saved(self.dtype, exact[1:])
+
 
 def group_arrays(
     shape: tuple[int, ...] = (2, 8, 3, 3),
@@ -253,8 +261,9 @@ def group_arrays(
     if gamma_dtype is not None:
         given = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
         gamma, beta = (random.standard_normal(C).astype(given) for _ in range(2))
-    mean, rstd = _saved(dtype, reference.group_norm(x, groups, data_format=data_format)[1:])
-    return GroupArrays(dy, x, mean, rstd, gamma, beta, groups, data_format)
+    made = GroupArrays(dy, x, None, None, gamma, beta, groups, data_format)
+    made.settle()
+    return made
 
 
 def _saved(dtype: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -298,6 +307,9 @@ class LayerArrays(Arrays):
     def parameters(self) -> tuple[int, ...]:
         return self.row
 
+    def settle(self) -> None:
+        self.mean, self.rstd = _saved(self.dtype, reference.layer_norm(self.x, self.row)[1:])
+
 
 def layer_arrays(
     shape: tuple[int, ...] = (2, 8, 3, 3),
@@ -316,7 +328,7 @@ def layer_arrays(
     if gamma_dtype is not None:
         given = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
         made.gamma, made.beta = (random.standard_normal(made.row).astype(given) for _ in range(2))
-    made.mean, made.rstd = _saved(dtype, reference.layer_norm(made.x, made.row)[1:])
+    made.settle()
     return made
 
 
@@ -353,6 +365,11 @@ class BatchArrays(Arrays):
     def saved(self) -> tuple[int, ...]:
         return self.parameters
 
+    def settle(self) -> None:
+        self.mean, self.invstd = _saved(self.dtype, reference.batch_norm_stats(self.x))
+        sums = reference.batch_norm_backward_reduce(self.dy, self.x, self.mean, self.invstd)
+        self.sum_dy, self.sum_dy_xmu = _saved(self.dtype, sums[:2])
+
 
 def batch_arrays(
     shape: tuple[int, ...] = (4, 8, 3, 3),
@@ -370,9 +387,9 @@ def batch_arrays(
     if gamma_dtype is not None:
         given = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
         gamma, beta = (random.standard_normal(shape[1]).astype(given) for _ in range(2))
-    mean, invstd = _saved(dtype, reference.batch_norm_stats(x))
-    totals = _saved(dtype, reference.batch_norm_backward_reduce(dy, x, mean, invstd)[:2])
-    return BatchArrays(dy, x, mean, invstd, gamma, beta, *totals, x.size // max(shape[1], 1))
+    made = BatchArrays(dy, x, None, None, gamma, beta, None, None, x.size // max(shape[1], 1))
+    made.settle()
+    return made
 
 
 # ---- memory layouts -------------------------------------------------------------------------------------------------
