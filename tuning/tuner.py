@@ -5,10 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from cunorm.core import settings
 from cunorm.core.devices import Device
@@ -30,6 +30,7 @@ from .search.study import ProblemStudy
 
 WARM_STARTS = 3  # neighbours' tiles that a study tries early
 WAIT_SECONDS = 2.0  # between looks at problems that somebody else is tuning
+Facts = ParamSpec("Facts")
 
 
 @dataclass(frozen=True)
@@ -81,27 +82,6 @@ class Events:
         """A problem was tuned by somebody who shares the storage; None: it is being tuned there."""
 
 
-class _Locked(Events):
-    def __init__(self, events: Events) -> None:
-        self._events, self._lock = events, threading.Lock()
-
-    def begins(self, space: Space, trials: int) -> None:
-        with self._lock:
-            self._events.begins(space, trials)
-
-    def tried(self, space: Space, trial: Trial) -> None:
-        with self._lock:
-            self._events.tried(space, trial)
-
-    def ends(self, result: Result) -> None:
-        with self._lock:
-            self._events.ends(result)
-
-    def elsewhere(self, problem: Problem, entry: Entry | None) -> None:
-        with self._lock:
-            self._events.elsewhere(problem, entry)
-
-
 def check_table(path: Path, device: Device) -> table.Table:
     """The table that is to be written, as it is now; TableError if it is none, or another device's."""
     path = table_file.target(path)
@@ -127,7 +107,7 @@ class _Run:
     """The threads of one `tune`."""
 
     def __init__(self, options: Options, events: Events) -> None:
-        self.options, self.events = options, _Locked(events)
+        self.options, self.events, self._lock = options, events, threading.Lock()
         self.stop = threading.Event()
         self.results: list[Result] = []
         self.entries: list[Entry] = []
@@ -181,16 +161,16 @@ class _Run:
         study = ProblemStudy(space, options.storage, ([incumbent] if incumbent else []) + warm, options.seed, source)
         budget = Budget(options.trials, options.seconds)
         if not study.claim():
-            self.events.elsewhere(problem, None)
+            self._tell(self.events.elsewhere, problem, None)
             return False
         try:
             if (entry := self._done(study, space, budget)) is not None:
                 self.entries.append(entry)
-                self.events.elsewhere(problem, entry)
+                self._tell(self.events.elsewhere, problem, entry)
                 return True
-            self.events.begins(space, budget.wanted(space))
+            self._tell(self.events.begins, space, budget.wanted(space))
             tuner = (Measuring if options.evaluator == "measure" else Modelling)(
-                space, study, worker, budget, incumbent, lambda trial: self.events.tried(space, trial),
+                space, study, worker, budget, incumbent, lambda trial: self._tell(self.events.tried, space, trial),
                 options.deadlines, ahead, options.seed,
             )  # fmt: skip
             result = tuner.run()
@@ -209,7 +189,12 @@ class _Run:
 
     def _ends(self, result: Result) -> None:
         self.results.append(result)
-        self.events.ends(result)
+        self._tell(self.events.ends, result)
+
+    def _tell(self, event: Callable[Facts, None], *facts: Facts.args, **named: Facts.kwargs) -> None:
+        """Call a method of the events while no other thread does."""
+        with self._lock:
+            event(*facts, **named)
 
     def _done(self, study: ProblemStudy, space: Space, budget: Budget) -> Entry | None:
         """The entry that somebody has left in the storage who tried no fewer tiles; it goes into this table too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import difflib
 import functools
@@ -9,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import io
+import json
 import os
 import platform
 import re
@@ -157,6 +159,7 @@ WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
 #: What `cunorm demo` and `cunorm tune` import beside cunorm: module and distribution.
 DEMO = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 TUNE = {"optuna": "optuna", "matplotlib": "matplotlib", "tqdm": "tqdm"}
+EXTRAS = {"demo": DEMO, "tune": TUNE}
 TOLERANCE = 1e-4
 CACHE = 'export CUNORM_CACHE_DIR="$(mktemp -d)"'
 
@@ -398,8 +401,8 @@ def examine() -> list[Finding]:
     """Look at everything. Never raises, prints nothing."""
     looks = {"Packages": _packages, "GPU executor": _cupy, "CPU executor": _cpu}
     looks |= {"Cache folders": cache_folders, "Settings": _variables}
-    extras = (("Demo", "demo", DEMO), ("Tuner", "tune", TUNE))
-    looks |= {group: functools.partial(_extras, group, extra, needed) for group, extra, needed in extras}
+    groups = {"Demo": "demo", "Tuner": "tune"}
+    looks |= {group: functools.partial(_extras, group, extra, EXTRAS[extra]) for group, extra in groups.items()}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [finding for group, look in looks.items() for finding in _guarded(group, look)]
@@ -407,3 +410,32 @@ def examine() -> list[Finding]:
         for finding in [finding for finding in found if re.fullmatch(r"GPU \d+", finding.name)]:
             found.append(_proof(finding.name, "gpu", _import_cupy, int(finding.name.split()[1])))
     return found
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def _kernels(as_json: bool, tiles: str) -> int:
+    from cunorm.gate import gate, kernel_report
+    from cunorm.jit import nvrtc
+
+    found = nvrtc.ends()
+    versions = [one.version for one in found]
+    if not found:
+        commands = "\n  ".join(str(kernel_report.missing(versions)).split(" && "))
+        print(f"cunorm doctor --kernels needs NVRTC {nvrtc.supported()}; type:\n  {commands}", file=sys.stderr)
+        return 1
+    results = gate.run(gate.builds(found, tiles=tiles), progress=True)
+    facts = kernel_report.document(results, versions, tiles)
+    print(json.dumps(facts, indent=1) if as_json else kernel_report.report(results, versions, tiles))
+    return 0 if facts["ok"] else 1
+
+
+def run(asked: argparse.Namespace) -> int:
+    """The command, from its parsed arguments; returns the exit code."""
+    if asked.kernels:
+        return _kernels(asked.json, asked.tiles or "choice")
+    found = examine()
+    facts = document(found)
+    print(json.dumps(facts, indent=1) if asked.json else report(found))
+    return 0 if facts["ok"] else 1

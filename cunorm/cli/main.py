@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
-import json
 import os
 import re
 import sys
 from collections.abc import Sequence
 
+from .doctor import EXTRAS
 from .parser import parser
 
-INSTALL_DEMO, INSTALL_TUNE = "pip install 'cunorm[demo]'", "pip install 'cunorm[tune]'"
 
-
-def _doctor(as_json: bool) -> int:
-    from .doctor import document, examine, report
-
-    found = examine()
-    facts = document(found)
-    print(json.dumps(facts, indent=1) if as_json else report(found))
-    return 0 if facts["ok"] else 1
-
-
-def _kernels(as_json: bool, tiles: str) -> int:
-    from cunorm.gate import gate, kernel_report
-    from cunorm.jit import nvrtc
-
-    found = nvrtc.ends()
-    versions = [one.version for one in found]
-    if not found:
-        commands = "\n  ".join(str(kernel_report.missing(versions)).split(" && "))
-        print(f"cunorm doctor --kernels needs NVRTC {nvrtc.supported()}; type:\n  {commands}", file=sys.stderr)
-        return 1
-    results = gate.run(gate.builds(found, tiles=tiles), progress=True)
-    facts = kernel_report.document(results, versions, tiles)
-    print(json.dumps(facts, indent=1) if as_json else kernel_report.report(results, versions, tiles))
-    return 0 if facts["ok"] else 1
+def _lacks(command: str) -> bool:
+    """Whether packages are missing that a command needs; it is said which, and what to type."""
+    needed = EXTRAS.get(command, {})
+    missing = [distribution for module, distribution in needed.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        print(f"cunorm {command} needs {', '.join(missing)}; type: pip install 'cunorm[{command}]'", file=sys.stderr)
+    return bool(missing)
 
 
 def _demo(arguments: list[str]) -> int:
     from cunorm.core.errors import CompileError
 
-    from .doctor import DEMO
-
-    missing = [distribution for module, distribution in DEMO.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        print(f"cunorm demo needs {', '.join(missing)}; type: {INSTALL_DEMO}", file=sys.stderr)
+    if _lacks("demo"):
         return 1
     example = importlib.import_module("cunorm.examples.train_digits")
     command = sys.argv
@@ -60,16 +37,6 @@ def _demo(arguments: list[str]) -> int:
         return 1
     finally:
         sys.argv = command
-
-
-def _tune(asked: argparse.Namespace) -> int:
-    from .doctor import TUNE
-
-    missing = [distribution for module, distribution in TUNE.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        print(f"cunorm tune needs {', '.join(missing)}; type: {INSTALL_TUNE}", file=sys.stderr)
-        return 1
-    return int(importlib.import_module("cunorm.tuning.command").run(asked))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,21 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _demo(given[2:] if given[1:2] == ["--"] else given[1:])
         made = parser()
         asked = made.parse_args(given)
-        if asked.command == "show":
-            from . import show
-
-            return show.run(asked)
-        if asked.command == "tune":
-            return _tune(asked)
-        if asked.command == "bench":
-            return int(importlib.import_module("cunorm.tuning.bench.command").run(asked))
-        if asked.command == "merge":
-            from . import tables
-
-            return tables.merge(asked)
-        if asked.tiles is not None and not asked.kernels:
+        if asked.command == "doctor" and asked.tiles is not None and not asked.kernels:
             made.error("--tiles goes with --kernels")
-        return _kernels(asked.json, asked.tiles or "choice") if asked.kernels else _doctor(asked.json)
+        if _lacks(asked.command):
+            return 1
+        module, _, function = asked.run.partition(":")  # imported now: most commands need little of the others
+        return int(getattr(importlib.import_module(module), function)(asked))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -20,6 +20,16 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
     command.add_argument("--outputs", metavar="NAMES", help="those of a gradient that are wanted: dx,dgamma,dbeta")
 
 
+def _add_lists(command: argparse.ArgumentParser) -> None:
+    """The arguments that name many problems."""
+    command.add_argument(
+        "--workload", metavar="NAME", help="a named list of problems: sd15-unet, llm, resnet50-bn, quick"
+    )
+    command.add_argument(
+        "--from-trace", metavar="FILE", help="the problems that CUNORM_TRACE or cunorm.trace() took down"
+    )
+
+
 def _doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     doctor = commands.add_parser(
         "doctor",
@@ -34,6 +44,7 @@ def _doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         epilog="example:\n  cunorm doctor --json > doctor.json\n  cunorm doctor --kernels",
         formatter_class=_RAW,
     )
+    doctor.set_defaults(run="cunorm.cli.doctor:run")
     doctor.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     doctor.add_argument(
         "--kernels", action="store_true", help="registers, spills, stack of every kernel, by architecture"
@@ -62,6 +73,7 @@ def _show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         ),
         formatter_class=_RAW,
     )
+    show.set_defaults(run="cunorm.cli.show:run")
     _add_problem(show)
     show.add_argument("--device", help=f"whose tiles and limits: {_DEVICES}")
     show.add_argument("--table", metavar="FILE", help="this tiling table before all others")
@@ -91,9 +103,9 @@ def _tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         ),
         formatter_class=_RAW,
     )
+    tune.set_defaults(run="cunorm.tuning.command:run")
     _add_problem(tune)
-    tune.add_argument("--workload", metavar="NAME", help="a named list of problems: sd15-unet, llm, resnet50-bn, quick")
-    tune.add_argument("--from-trace", metavar="FILE", help="the problems that CUNORM_TRACE or cunorm.trace() took down")
+    _add_lists(tune)
     tune.add_argument("--device", help=f"the GPU to tune for; one that is not here can be modelled: {_DEVICES}")
     tune.add_argument(
         "--evaluator", choices=("auto", "measure", "model"), default="auto", help="auto: measure where there is a GPU"
@@ -131,14 +143,10 @@ def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         ),
         formatter_class=_RAW,
     )
+    bench.set_defaults(run="cunorm.tuning.bench.command:run")
     _add_problem(bench)
     bench.add_argument("--op", dest="ops", metavar="OP,...", help="of a workload or a trace: these functions alone")
-    bench.add_argument(
-        "--workload", metavar="NAME", help="a named list of problems: sd15-unet, llm, resnet50-bn, quick"
-    )
-    bench.add_argument(
-        "--from-trace", metavar="FILE", help="the problems that CUNORM_TRACE or cunorm.trace() took down"
-    )
+    _add_lists(bench)
     bench.add_argument(
         "--peers", metavar="NAME,...", help="torch,torch.compile,liger,quack,apex; default all; '' for none"
     )
@@ -165,6 +173,7 @@ def _merge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         epilog="example:\n  cunorm merge mine.json yours.json -o both.json",
         formatter_class=_RAW,
     )
+    merge.set_defaults(run="cunorm.cli.tables:merge")
     merge.add_argument("tables", metavar="TABLE", nargs="+")
     merge.add_argument("-o", "--output", metavar="FILE", required=True, help="is replaced as a whole")
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from cunorm.core.errors import CompileError, KernelFault, UnsupportedTile
+from cunorm.core.terminal import columns
 from cunorm.executors.cpu.memory import PARAMETER, TENSOR, WORKSPACE
 from cunorm.ops.registry import OPS, plan
 from cunorm.ops.shapes import names_of, plan_options, tile_of
@@ -34,7 +35,7 @@ banks        turns of shared memory's banks, over the fewest that there could be
 
 def _refusal(strategy: Any, problem: Any, device: Any) -> str:
     """Why no tile of a strategy is legal: the sentence of the last one worth trying, whose numbers are the largest."""
-    worthy = [tile for tile in strategy.tiles() if strategy.worth(problem, tile)]
+    worthy = [tile for tile in strategy.tiles() if strategy.of(problem, tile).worth]
     sentence = strategy.refuses(problem, worthy[-1], device) if worthy else None
     return sentence or f"{strategy.name}: no tile is worth trying for so little"
 
@@ -110,19 +111,14 @@ def table(found: Sequence[Traffic], refused: Sequence[str] = ()) -> str:
         Sentences of strategies that are not legal.
     """
     first = found[0]
-    rows = [TITLES, *(tuple(_row(one)) for one in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         first.problem.describe(),
         f"cpu executor: counted, not timed; posing as {first.device.name}, L2 {first.device.l2_bytes >> 20} MiB",
         f"floor: {first.floor_bytes:,} bytes of tensors",
         "",
+        *columns([TITLES, *(tuple(_row(one)) for one in found)], 1),
+        "",
     ]
-    lines += [
-        "  ".join(f"{cell:{'>' if i else '<'}{width}}" for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
-    lines.append("")
     lines += [f"tile       {one.choice}{f'; {one.sample}' if one.sample else ''}" for one in found]
     lines += [f"refused    {sentence}" for sentence in refused]
     return "\n".join([*lines, "", LEGEND])

@@ -9,6 +9,7 @@ from typing import Any
 
 from cunorm.core.devices import Device, known
 from cunorm.core.errors import TableError
+from cunorm.core.terminal import columns
 from cunorm.ops.registry import OPS, place_named
 from cunorm.tiling import lookup, table
 from cunorm.tiling.table import MEASURED, Entry, microseconds, order_of, raw_of, shown
@@ -63,9 +64,7 @@ def listing(device: Device) -> str:
         if not entries:
             continue
         rows = [TITLES, *(_row(entry, device) for entry in entries)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        lines += columns(rows, len(TITLES))
     if len(lines) == 1:
         looked = "\n  ".join(str(place.path) for place in lookup.places(device))
         lines += ["", f"no tiling table; looked for\n  {looked}\n`cunorm tune` writes one"]

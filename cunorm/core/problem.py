@@ -97,6 +97,21 @@ class Problem:
         return ITEMSIZE[accumulator(self.dtype)]
 
     @lazy
+    def pair(self) -> int:
+        """Bytes of a `Pair` in reduce.cuh: two accumulators."""
+        return 2 * self.sum_itemsize
+
+    @lazy
+    def part(self) -> int:
+        """Bytes that a first sweep leaves of a channel's part in a workspace: `Moments`, or a `Pair` of sums."""
+        return self.pair if self.is_backward else 2 * self.pair
+
+    @lazy
+    def read(self) -> int:
+        """Tensors that a sweep reads: x in a forward; dy, and x unless only dbeta is wanted, in a backward."""
+        return 1 + self.reads_x if self.is_backward else 1
+
+    @lazy
     def pack(self) -> int:
         """Elements of x in a 16-byte access."""
         return 16 // self.itemsize

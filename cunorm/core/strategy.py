@@ -170,6 +170,47 @@ class Launch:
         return self.tickets is not None
 
 
+class Tiling:
+    """A problem cut by a tile of a strategy. Each strategy has a class of its own; each size is worked out once.
+
+    Attributes
+    ----------
+    problem : Problem
+    tile : Tile
+        With the fields of the strategy's space.
+    """
+
+    def __init__(self, problem: Problem, tile: Tile) -> None:
+        self.problem, self.tile = problem, tile
+
+    def refuses(self, device: Device) -> str | None:
+        """Why the tile cannot solve the problem on this device; None if it can. The only legality text."""
+        raise NotImplementedError
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The launches, in order."""
+        raise NotImplementedError
+
+    @lazy
+    def workspace(self) -> int:
+        """Bytes of workspace that a call needs."""
+        return 0
+
+    @lazy
+    def workspace_traffic(self) -> int:
+        """Bytes of the workspace that the launches of a call read and write at most, counted as warps ask for them.
+
+        What all lanes read from one place counts once. By default each byte is written once and read once.
+        """
+        return 2 * self.workspace
+
+    @lazy
+    def worth(self) -> bool:
+        """Whether a legal tile of the space is worth trying: not where another does the same with less."""
+        return True
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A way to solve an op: kernels, their numbers, their legality.
@@ -179,45 +220,37 @@ class Strategy:
     name : str
         From the vocabulary of strategies: warp, block, cluster, grid, split, column.
     op : str
-    space : mapping of str to tuple of int
+    space : mapping of str to tuple
         The values that are worth trying for each field of the tile.
     constants : tuple of str
         The fields that the kernel knows at compile time, in ``struct Tile``.
-    legality : callable
-        ``(problem, tile, device)`` -> a sentence, or None. Call `refuses`, which also checks the names.
-    launches : callable
-        ``(problem, tile)`` -> the launches, in order.
-    workspace : callable
-        ``(problem, tile)`` -> bytes.
-    workspace_traffic : callable
-        ``(problem, tile)`` -> bytes of the workspace that the launches of a call read and write at most, counted as
-        warps ask for them: what all lanes read from one place counts once.
-    worth : callable
-        ``(problem, tile)`` -> whether a legal tile of the space is worth trying: not where another does the same with
-        less.
+    of : callable
+        ``(problem, tile)`` -> its `Tiling`.
     example : callable
         ``(tile, elements of a pack)`` -> N, C, HxW and group of a problem that the tile takes.
+    in_place : bool
+        Whether the op's result may be exactly its input.
     """
 
     name: str
     op: str
     space: Mapping[str, tuple[int, ...]]
     constants: tuple[str, ...]
-    legality: Callable[[Problem, Tile, Device], str | None]
-    launches: Callable[[Problem, Tile], tuple[Launch, ...]]
-    workspace: Callable[[Problem, Tile], int]
-    workspace_traffic: Callable[[Problem, Tile], int]
+    of: Callable[[Problem, Tile], Tiling]
     example: Callable[[Tile, int], tuple[int, int, int, int]]
-    in_place: bool = field(default=True)
-    worth: Callable[[Problem, Tile], bool] = field(default=lambda problem, tile: True)
+    in_place: bool = True
 
     def refuses(self, problem: Problem, tile: Tile, device: Device) -> str | None:
-        """Why this tile cannot solve this problem on this device; None if it can. The only legality text."""
+        """Why this tile cannot solve this problem on this device, `Tiling.refuses`; or that it is none of its tiles."""
         names = {name for name, _ in tile.fields}
         if names != set(self.space):
             return f"{self.name}: a tile has {', '.join(sorted(self.space))}; came {', '.join(sorted(names)) or 'none'}"
-        sentence = self.legality(problem, tile, device)
+        sentence = self.of(problem, tile).refuses(device)
         return None if sentence is None else f"{self.name}: {sentence}"
+
+    def launches(self, problem: Problem, tile: Tile) -> tuple[Launch, ...]:
+        """What a tile launches for a problem."""
+        return self.of(problem, tile).launches
 
     @lazy
     def _tiles(self) -> tuple[Tile, ...]:

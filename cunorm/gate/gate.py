@@ -13,20 +13,17 @@ more registers (an activation, wide parameters), the others without; `spread` an
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cunorm.core import settings
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.errors import CompileError
 from cunorm.core.problem import ITEMSIZE, Problem, accumulator, laid_out
 from cunorm.core.strategy import Strategy, Tile, ceil_div, main_launch
+from cunorm.core.terminal import with_bar
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages
 from cunorm.jit.sources import kernel_text
 from cunorm.ops.registry import OPS
@@ -146,7 +143,7 @@ class Result:
 # ---- what there is to compile ---------------------------------------------------------------------------------------
 
 
-def _device(architecture: str) -> Device:
+def device_of(architecture: str) -> Device:
     """The known device of an architecture; those that share one have the same limits."""
     return next(device for device in KNOWN.values() if device.architecture == architecture)
 
@@ -165,7 +162,7 @@ def _accepted(case: Case, device: Device) -> tuple[tuple[Problem, Tile], ...]:
 
 def accepted(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     """Every tile of the space that refuses() accepts, once for all that differ in fields that no kernel knows."""
-    return _accepted(case, _device(architecture))
+    return _accepted(case, device_of(architecture))
 
 
 @functools.cache
@@ -219,7 +216,7 @@ def _demanding(case: Case, architecture: str, problem: Problem, tile: Tile) -> P
     """The problem that asks most of a tile, of those that the tile takes."""
     made = demanding(problem)
     asked = (made, replace(made, activation=None), problem)
-    return next(one for one in asked if case.solver.refuses(one, tile, _device(architecture)) is None)
+    return next(one for one in asked if case.solver.refuses(one, tile, device_of(architecture)) is None)
 
 
 def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
@@ -277,13 +274,6 @@ def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None 
 # ---- compiling it ---------------------------------------------------------------------------------------------------
 
 
-def _progress(total: int) -> Any:
-    """A bar on a terminal's standard error, if tqdm is there."""
-    if importlib.util.find_spec("tqdm") is None:
-        return None
-    return importlib.import_module("tqdm").tqdm(total=total, unit="kernel", desc="ptxas", disable=None, file=sys.stderr)
-
-
 def _use(build: Build) -> tuple[tuple[Usage, ...], str | None]:
     try:
         return tuple(usages(build.text, build.architecture, build.nvrtc)), None
@@ -306,16 +296,11 @@ def run(planned: Iterable[Build], *, threads: int | None = None, progress: bool 
     """
     listed = list(planned)
     distinct = {(build.text, build.architecture, build.nvrtc): build for build in listed}
-    bar = _progress(len(distinct)) if progress else None
     pool = ThreadPoolExecutor(threads or settings.cores())
     try:
         jobs = {key: pool.submit(_use, build) for key, build in distinct.items()}
-        for job in as_completed(jobs.values()):
+        for job in with_bar(as_completed(jobs.values()), len(jobs), "kernel", lambda _: "ptxas", shown=progress):
             job.result()
-            if bar is not None:
-                bar.update()
     finally:
         pool.shutdown(cancel_futures=True)  # Ctrl-C ends after the texts at work
-        if bar is not None:
-            bar.close()
     return [Result(build, *jobs[build.text, build.architecture, build.nvrtc].result()) for build in listed]

@@ -9,13 +9,9 @@ from typing import Any
 
 from cunorm.core.strategy import ceil_div
 from cunorm.jit.nvrtc import ARCHITECTURES, INSTALL, OPTIONS, SUPPORTED
+from cunorm.tiling.costmodel import PARTS, WARP, fitting_blocks
 
-from .gate import TILES, Result
-
-#: Threads and blocks of a multiprocessor, and that each of its four parts has 16,384 registers, which warps get by 256
-#: (CUDA C++ programming guide, "technical specifications per compute capability"; CUDA occupancy calculator).
-_RESIDENT = {"sm_80": (2048, 32), "sm_89": (1536, 24), "sm_90": (2048, 32), "sm_100": (2048, 32), "sm_120": (1536, 24)}
-_PARTS, _PART_REGISTERS, _WARP_REGISTERS = 4, 16384, 256
+from .gate import TILES, Result, device_of
 
 
 @dataclass(frozen=True)
@@ -63,11 +59,9 @@ def resident(registers: int, threads: int, architecture: str) -> float:
     architecture : str
         One of `cunorm.jit.nvrtc.ARCHITECTURES`.
     """
-    most, most_blocks = _RESIDENT[architecture]
-    warps = ceil_div(threads, 32)
-    per_part = _PART_REGISTERS // (ceil_div(max(registers, 1) * 32, _WARP_REGISTERS) * _WARP_REGISTERS)
-    blocks = min(_PARTS * per_part // warps, most_blocks, most // (32 * warps))
-    return blocks * 32 * warps / most
+    device = device_of(architecture)
+    blocks = fitting_blocks(device, threads, registers, parts=PARTS)
+    return blocks * ceil_div(threads, WARP) * WARP / device.threads_per_multiprocessor
 
 
 def rows(results: Iterable[Result]) -> list[Row]:

@@ -220,9 +220,8 @@ def plan_for(
             plan = Plan(problem, place, None, None, why, (), 0, names)
         else:
             strategy, chosen, reason = lookup.resolve(problem, strategies, place.device, tile)
-            launches = strategy.launches(problem, chosen)
-            workspace = strategy.workspace(problem, chosen)
-            plan = Plan(problem, place, strategy, chosen, reason, launches, workspace, names)
+            cut = strategy.of(problem, chosen)
+            plan = Plan(problem, place, strategy, chosen, reason, cut.launches, cut.workspace, names)
         if len(_plans) >= KEPT_PLANS:
             _plans.clear()
         plan = _plans.setdefault(key, plan)

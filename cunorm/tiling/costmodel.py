@@ -33,6 +33,7 @@ LEAN_ENOUGH = 0.05  # share of the time that bytes take at the bandwidth, from t
 ABREAST = 1.02  # factor for each doubling of what keeps step: blocks that need places at one time, teams at a barrier
 CLUSTER_SECONDS = 0.3e-6  # a barrier of a cluster, and what its blocks read of each other
 REGISTER_STEP, WARP = 8, 32
+PARTS = 4  # of a multiprocessor, each with a quarter of its registers; the model counts them as one pool
 ROUNDS = 2  # of steps away from a shortlist
 
 
@@ -46,17 +47,35 @@ class Choice:
     launches: tuple[Launch, ...] = field(repr=False, compare=False)
 
 
+def fitting_blocks(device: Device, threads: int, registers: int, shared_bytes: int = 0, parts: int = 1) -> int:
+    """Blocks of a kernel that are resident on one multiprocessor at a time; 0 if none fits.
+
+    Parameters
+    ----------
+    device : Device
+    threads : int
+        Of a block.
+    registers : int
+        Of a thread.
+    shared_bytes : int
+        Of a block, without what the driver keeps.
+    parts : int
+        Of a multiprocessor, each with its share of the registers: `PARTS` as NVIDIA's occupancy calculator has it. With
+        1 the result may be larger, by few blocks, where a block has fewer warps than `PARTS`.
+    """
+    warps = ceil_div(threads, WARP)
+    of_warp = ceil_div(max(registers, 1), REGISTER_STEP) * REGISTER_STEP * WARP
+    return min(
+        device.blocks_per_multiprocessor,
+        device.threads_per_multiprocessor // (warps * WARP),
+        parts * (device.registers_per_multiprocessor // parts // of_warp) // warps,
+        device.shared_memory_per_multiprocessor // (shared_bytes + device.shared_memory_reserved),
+    )
+
+
 def resident_blocks(launch: Launch, device: Device) -> int:
     """Blocks of this launch that fit on one multiprocessor at a time; at least 1."""
-    registers = ceil_div(launch.registers, REGISTER_STEP) * REGISTER_STEP
-    warps = ceil_div(launch.threads, WARP)
-    limits = [
-        device.blocks_per_multiprocessor,
-        device.threads_per_multiprocessor // launch.threads,
-        device.registers_per_multiprocessor // (registers * WARP * warps),
-        device.shared_memory_per_multiprocessor // (launch.shared_bytes + device.shared_memory_reserved),
-    ]
-    return max(1, min(limits))
+    return max(1, fitting_blocks(device, launch.threads, launch.registers, launch.shared_bytes))
 
 
 def launch_seconds(launch: Launch, device: Device) -> float:
@@ -94,10 +113,10 @@ def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) ->
 
 
 def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> Choice | None:
-    """A tile with its predicted time, if it is legal and worth trying."""
-    if strategy.worth(problem, tile) and strategy.refuses(problem, tile, device) is None:
-        launches = strategy.launches(problem, tile)
-        return Choice(strategy, tile, _seconds(launches, device), launches)
+    """A tile of the space with its predicted time, if it is legal and worth trying."""
+    cut = strategy.of(problem, tile)
+    if cut.worth and cut.refuses(device) is None:
+        return Choice(strategy, tile, _seconds(cut.launches, device), cut.launches)
     return None
 
 

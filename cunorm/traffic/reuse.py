@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cunorm.core import settings
+from cunorm.executors.cpu.checked import SECTOR_BYTES as SECTOR_BYTES
 from cunorm.jit import builds, cxx
 
-SECTOR_BYTES = 32
 #: At which shares of the second reads `Reuse` keeps a distance.
 LEVELS: NDArray[Any] = np.linspace(0.0, 1.0, 201)
 

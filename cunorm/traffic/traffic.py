@@ -10,85 +10,15 @@ from typing import Any
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch
+from cunorm.core.terminal import columns
 from cunorm.executors.choose import executor
+from cunorm.executors.cpu.checked import Moves
 from cunorm.executors.cpu.memory import ROLES, TENSOR
 from cunorm.runtime.plans import Plan
 from cunorm.tiling import costmodel
 
 from .reuse import SECTOR_BYTES, Reuse, by_ticket, replay
 from .sampling import Sample, arrays_of, floor_bytes, moves_tensors, sample_of, smaller
-
-
-@dataclass(frozen=True)
-class Moves:
-    """What kernels asked of global memory.
-
-    Attributes
-    ----------
-    loaded, stored : int
-        Bytes that warps ask for, each counted once a request: what all lanes load from one place counts once.
-    lane_loaded, lane_stored : int
-        Bytes that lanes ask for through load and store.
-    raw_loaded, raw_stored : int
-        The same as the compiler's hooks saw it.
-    load_requests, store_requests : int
-        Of warps.
-    load_sectors, store_sectors : int
-        32-byte sectors that those requests touch.
-    wide_bytes, wide_sectors : int
-        Bytes and sectors of 16-byte accesses alone.
-    load_fetched, store_fetched : int
-        32-byte sectors that blocks touch, each counted once a block and direction.
-    """
-
-    loaded: int = 0
-    stored: int = 0
-    lane_loaded: int = 0
-    lane_stored: int = 0
-    raw_loaded: int = 0
-    raw_stored: int = 0
-    load_requests: int = 0
-    store_requests: int = 0
-    load_sectors: int = 0
-    store_sectors: int = 0
-    wide_bytes: int = 0
-    wide_sectors: int = 0
-    load_fetched: int = 0
-    store_fetched: int = 0
-
-    def __add__(self, other: Moves) -> Moves:
-        return Moves(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Moves)))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that warps ask for, both ways."""
-        return self.loaded + self.stored
-
-    @property
-    def lane_nbytes(self) -> int:
-        """Bytes that lanes ask for, both ways."""
-        return self.lane_loaded + self.lane_stored
-
-    @property
-    def raw_nbytes(self) -> int:
-        """Bytes that the compiler's hooks saw, both ways."""
-        return self.raw_loaded + self.raw_stored
-
-    @property
-    def fetched_nbytes(self) -> int:
-        """Bytes of the sectors that blocks touch, each once a block and direction."""
-        return SECTOR_BYTES * (self.load_fetched + self.store_fetched)
-
-    @property
-    def efficiency(self) -> float:
-        """Bytes asked for, over those of the sectors that requests touch; 1 if there are none."""
-        sectors = self.load_sectors + self.store_sectors
-        return self.nbytes / (SECTOR_BYTES * sectors) if sectors else 1.0
-
-    @property
-    def wide_efficiency(self) -> float:
-        """Bytes of 16-byte accesses, over those of the sectors that they touch; 1 if there are none."""
-        return self.wide_bytes / (SECTOR_BYTES * self.wide_sectors) if self.wide_sectors else 1.0
 
 
 @dataclass(frozen=True)
@@ -236,13 +166,7 @@ class Traffic:
                     wide = f"{moves.wide_efficiency:.2f}" if moves.wide_sectors else "-"
                     sizes = (f"{moves.loaded:,}", f"{moves.stored:,}", *ratios, f"{moves.efficiency:.2f}", wide)
                     rows.append((launch.entry, role, *sizes))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        sides = "<<>>>>>>"
-        table = [
-            "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
-            for row in rows
-        ]
-        return "\n".join([*head, *table])
+        return "\n".join([*head, *columns(rows, 2)])
 
 
 # ---- counting -------------------------------------------------------------------------------------------------------
@@ -281,11 +205,11 @@ def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
     launches = []
     for count, alive, fetched, asked in zip(counts, resident, replayed.fetched, replayed.asked, strict=True):
         roles = dict.fromkeys(ROLES, Moves())
-        for index, (name, moved) in enumerate(count.moved.items()):
-            seen = asdict(moved) | {"lane_loaded": moved.loaded, "lane_stored": moved.stored}
-            for way, value in zip(("load", "store"), (2 * index, 2 * index + 1), strict=True):
-                seen |= {f"{way}_fetched": int(fetched[value]), f"{way.rstrip('e')}ed": int(asked[value])}
-            roles[known[name]] += Moves(**seen)
+        for index, (name, moves) in enumerate(count.moved.items()):
+            load, store = 2 * index, 2 * index + 1
+            seen = {"loaded": int(asked[load]), "stored": int(asked[store])}
+            seen |= {"load_fetched": int(fetched[load]), "store_fetched": int(fetched[store])}
+            roles[known[name]] += replace(moves, **seen)
         counters = {name: getattr(count, name) for name in COUNTED}
         launches.append(LaunchTraffic(count.kernel, count.blocks, count.threads, alive, roles, **counters))
     reads = sum(launch.roles[TENSOR].load_sectors for launch in launches)
@@ -310,7 +234,7 @@ def _sampled(plan: Plan, sample: Sample) -> tuple[list[LaunchTraffic], Reuse]:
     for size in (sample.few, sample.many):
         problem = smaller(plan.problem, sample.axis, size)
         launches = tuple(one for one in plan.strategy.launches(problem, plan.tile) if moves_tensors(problem, one))
-        workspace = plan.strategy.workspace(problem, plan.tile)
+        workspace = plan.strategy.of(problem, plan.tile).workspace
         found.append(_counted(replace(plan, problem=problem, launches=launches, workspace_nbytes=workspace)))
     (few, near), (many, far) = found
     pairs = zip(few, many, strict=True)

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         Coefficients* known = shared_array<Coefficients>(offset, run.planes());
         stage_channels(run, C, known, [&](long long channel) { return channels.of(channel); });
         const data_t* const from[2] = {dy, x};
-        stream(run, from, [&](const Place& where, Pack<data_t>(&held)[2]) {
+        stream(run, from, [&](const PackSpan& where, Pack<data_t>(&held)[2]) {
             Pack<data_t> out = {};
             run.each(
                 where, [&](int plane) { return known[plane]; },

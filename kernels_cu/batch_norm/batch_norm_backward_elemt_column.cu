@@ -17,8 +17,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                                      long long C, long long left, long long most_columns, double count) {
     const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
     const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, count};
-    for (long long turn = blockIdx.x; turn < batch.items(); turn += gridDim.x) {
-        const long long item = batch.items() - 1 - turn;
+    for (long long i = blockIdx.x; i < batch.items(); i += gridDim.x) {
+        const long long item = batch.items() - 1 - i;
         if (item >= batch.sweeps()) {
             left_over(batch, item, [&](long long at, long long channel) {
                 const acc_t gradient = widen(load(dy, batch.swept() + at));

@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                                      Pair* workspace, sum_dy_t* sum_dy, sum_dy_xmu_t* sum_dy_xmu, dgamma_t* dgamma,
                                      dbeta_t* dbeta, long long N, long long C, long long HxW, long long channels,
                                      long long samples) {
-    const GivenSums results = {workspace, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
+    const SumsOut results = {workspace, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
     const long long items = SlabRange::items(N, C, channels, samples);
     for (long long item = blockIdx.x; item < items; item += gridDim.x) {
         const SlabRange at(N, C, channels, samples, item);
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             }
         }
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-            results.give(at.range * C + first + channel, first + channel, so_far[channel]);
+            results.store_channel(at.range * C + first + channel, first + channel, so_far[channel]);
         }
         __syncthreads();  // the next item takes over the shared memory
     }

@@ -15,9 +15,11 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
     const Columns shape = {rows, C, columns, slices};
     int offset = 0;
     Pair* scratch = shared_array<Pair>(offset, Tile::threads);
-    const GivenSums results = {slices > 1 ? workspace : nullptr, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
+    const SumsOut results = {slices > 1 ? workspace : nullptr, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
     fold_columns(
         shape, scratch, [&](long long row, long long column) { return load(workspace, from + row * C + column); },
         [](Pair a, Pair b) { return a + b; },
-        [&](long long slice, long long column, Pair whole) { results.give(to + slice * C + column, column, whole); });
+        [&](long long slice, long long column, Pair whole) {
+            results.store_channel(to + slice * C + column, column, whole);
+        });
 }

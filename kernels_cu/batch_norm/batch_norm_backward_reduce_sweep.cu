@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                                      dbeta_t* dbeta, long long N, long long columns, long long HxW, long long chunk,
                                      long long chunks, long long C, long long left, long long most_columns) {
     const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
-    const GivenSums results = {workspace, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
+    const SumsOut results = {workspace, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
     int offset = 0;
     Pair* partials = shared_array<Pair>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
     for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {
@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                 const acc_t gradient = widen(load(dy, batch.swept() + at));
                 const acc_t value = x == nullptr ? acc_t(0) : acc_t(widen(load(x, batch.swept() + at)));
                 const acc_t deviation = value - acc_t(widen(load(mean, channel)));
-                results.give(batch.swept_parts() + at, channel, Pair{gradient, gradient * deviation});
+                results.store_channel(batch.swept_parts() + at, channel, Pair{gradient, gradient * deviation});
             });
             continue;
         }
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         Pair sums[sweep_t::slots] = {};
         sweep_gradient_sums(sweep, dy, x, mean_of, sums);
         gather_sums(sweep, partials, sums, [&](long long column, Pair whole) {
-            results.give(batch.cut.part(sweep.n, sweep.chunk, column), column, whole);
+            results.store_channel(batch.cut.part(sweep.n, sweep.chunk, column), column, whole);
         });
     }
 }

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         Affine* known = shared_array<Affine>(offset, run.planes());
         stage_channels(run, C, known, [&](long long channel) { return channels.of(channel); });
         const data_t* const from[1] = {x};
-        stream(run, from, [&](const Place& where, Pack<data_t>(&held)[1]) {
+        stream(run, from, [&](const PackSpan& where, Pack<data_t>(&held)[1]) {
             Pack<data_t> out = {};
             run.each(
                 where, [&](int plane) { return known[plane]; },

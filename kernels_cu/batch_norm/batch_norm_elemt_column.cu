@@ -16,8 +16,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                             long long chunk, long long chunks, long long C, long long left, long long most_columns) {
     const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
     const ChannelAffine channels = {mean, invstd, gamma, beta};
-    for (long long turn = blockIdx.x; turn < batch.items(); turn += gridDim.x) {
-        const long long item = batch.items() - 1 - turn;
+    for (long long i = blockIdx.x; i < batch.items(); i += gridDim.x) {
+        const long long item = batch.items() - 1 - i;
         if (item >= batch.sweeps()) {
             left_over(batch, item, [&](long long at, long long channel) {
                 const acc_t value = widen(load(x, batch.swept() + at));

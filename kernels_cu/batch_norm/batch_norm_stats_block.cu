@@ -27,7 +27,7 @@ struct ChannelDeviations {
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_stats_block(const data_t* x, Pair* workspace, acc_t* mean, acc_t* invstd, long long N, long long C,
                            long long HxW, long long channels, long long samples, double eps) {
-    const GivenMoments results = {workspace, mean, invstd, eps};
+    const MomentsOut results = {workspace, mean, invstd, eps};
     const acc_t length = acc_t(HxW), inverse = acc_t(1) / length;
     const long long items = SlabRange::items(N, C, channels, samples);
     for (long long item = blockIdx.x; item < items; item += gridDim.x) {
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         }
 #pragma unroll 1  // it rarely runs twice, and float64 divisions and roots side by side would not fit in registers
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-            results.give(at.range * C + first + channel, first + channel, so_far[channel]);
+            results.store_channel(at.range * C + first + channel, first + channel, so_far[channel]);
         }
         __syncthreads();  // the next item takes over the shared memory
     }

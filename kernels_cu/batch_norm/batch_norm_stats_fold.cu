@@ -16,12 +16,12 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     const Columns shape = {rows, C, columns, slices};
     int offset = 0;
     Moments* scratch = shared_array<Moments>(offset, Tile::threads);
-    const GivenMoments results = {slices > 1 ? workspace : nullptr, mean, invstd, eps};
+    const MomentsOut results = {slices > 1 ? workspace : nullptr, mean, invstd, eps};
     fold_columns(
         shape, scratch,
         [&](long long row, long long column) { return load_moments(workspace, from + row * C + column); },
         [](Moments a, Moments b) { return merge(a, b); },
         [&](long long slice, long long column, Moments whole) {
-            results.give(to + slice * C + column, column, whole);
+            results.store_channel(to + slice * C + column, column, whole);
         });
 }

@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                            long long HxW, long long chunk, long long chunks, long long C, long long left,
                            long long most_columns, double eps) {
     const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
-    const GivenMoments results = {workspace, mean, invstd, eps};
+    const MomentsOut results = {workspace, mean, invstd, eps};
     int offset = 0;
     Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
     for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {
@@ -26,13 +26,13 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             left_over(batch, item, [&](long long at, long long channel) {
                 const acc_t value = widen(load(x, batch.swept() + at)), shift = usable_shift(value);
                 const acc_t d = value - shift;  // 0, or what is not finite
-                results.give(batch.swept_parts() + at, channel, Moments{acc_t(1), shift, d, d - d});
+                results.store_channel(batch.swept_parts() + at, channel, Moments{acc_t(1), shift, d, d - d});
             });
             continue;
         }
         const sweep_t sweep(x, batch.cut, item);
         gather_moments(sweep, partials, sweep_moments(sweep, x), [&](long long column, Moments whole) {
-            results.give(batch.cut.part(sweep.n, sweep.chunk, column), column, whole);
+            results.store_channel(batch.cut.part(sweep.n, sweep.chunk, column), column, whole);
         });
     }
 }

@@ -23,13 +23,13 @@ struct FlatRun {
     }
     __device__ __forceinline__ int planes() const { return ceil_div(before + length, HxW); }
     __device__ __forceinline__ int packs() const { return ceil_div(shift + length, pack_size); }
-    __device__ __forceinline__ Place place(int j) const { return Place{start, j * pack_size - shift, length}; }
+    __device__ __forceinline__ PackSpan span_of(int j) const { return PackSpan{start, j * pack_size - shift, length}; }
 
     // Calls use(i, value) for the elements of the pack at `where`, i being their place in `packs`; value = of(plane of the
     // run). Elements outside the run, which nobody stores, may be among them.
     template <typename Of, typename Use, typename... Packs>
-    __device__ __forceinline__ void each(const Place& where, Of of, Use use, Packs&... packs) const {
-        const Place in_planes = {where.row, before + where.first, before + length};
+    __device__ __forceinline__ void each(const PackSpan& where, Of of, Use use, Packs&... packs) const {
+        const PackSpan in_planes = {where.row, before + where.first, before + length};
         each_in_channels(
             in_planes, ChannelWalk(in_planes.first, HxW), HxW,
             [&](int of_run, bool there) { return of(there ? of_run : 0); }, use, packs...);
@@ -56,7 +56,7 @@ __device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (
         for (int k = 0; k < loads_in_flight; ++k) {
             const int j = base + k * Tile::threads;
             if (j < packs) {
-                const Place where = run.place(j);
+                const PackSpan where = run.span_of(j);
 #pragma unroll
                 for (int t = 0; t < tensors; ++t) {
                     held[k][t] = load_pack(from[t] + where.row, where.first, where.length);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (
         for (int k = 0; k < loads_in_flight; ++k) {
             const int j = base + k * Tile::threads;
             if (j < packs) {
-                use(run.place(j), held[k]);
+                use(run.span_of(j), held[k]);
             }
         }
     }

@@ -1,14 +1,15 @@
 // Where the moments of BatchNorm's channels go.
 #include "common/moments.cuh"
 
-// To a place in a workspace [rows, C] that a second kernel folds, or, where there is only one row, to the results.
-struct GivenMoments {
+// store_channel() writes to a workspace [rows, C], at `part`, for a second kernel to fold; or, where there is only one row,
+// to the results.
+struct MomentsOut {
     Pair* workspace;
     acc_t* mean;
     acc_t* invstd;
     double eps;
 
-    __device__ __forceinline__ void give(long long part, long long channel, Moments found) const {
+    __device__ __forceinline__ void store_channel(long long part, long long channel, Moments found) const {
         if (workspace != nullptr) {
             store_moments(workspace, part, found);
             return;

@@ -34,7 +34,7 @@ __device__ __forceinline__ void stage(const slab_t& slab, const data_t* const (&
         for (int k = 0; k < loads_in_flight; ++k) {
             const int j = base + k * Tile::threads;
             if (j < packs) {
-                const Place where = slab.place(j);
+                const PackSpan where = slab.span_of(j);
 #pragma unroll
                 for (int t = 0; t < tensors; ++t) {
                     if (from[t] != nullptr) {

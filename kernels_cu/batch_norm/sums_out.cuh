@@ -1,9 +1,9 @@
 // The sums of BatchNorm's backward: where sum dy (first) and sum dy * (x - mean) (second) of a channel go.
 #include "common/norm.cuh"
 
-// To a place in a workspace [rows, C] that a second kernel sums, or, where there is only one row, to the results, each
-// of its own storage type and null where it is not wanted.
-struct GivenSums {
+// store_channel() writes to a workspace [rows, C], at `part`, for a second kernel to sum; or, where there is only one row,
+// to the results, each of its own storage type and null where it is not wanted.
+struct SumsOut {
     Pair* workspace;
     const stat_t* invstd;
     sum_dy_t* sum_dy;
@@ -11,7 +11,7 @@ struct GivenSums {
     dgamma_t* dgamma;
     dbeta_t* dbeta;
 
-    __device__ __forceinline__ void give(long long part, long long channel, Pair sums) const {
+    __device__ __forceinline__ void store_channel(long long part, long long channel, Pair sums) const {
         if (workspace != nullptr) {
             store(workspace, part, sums);
             return;

@@ -41,8 +41,9 @@ struct Silu {
 
 constexpr bool is_identity = activation_t::identity;  // then nobody needs z
 
-// The gradient that reaches the normalised values of a channel (norm.cuh's `through`).
-struct Through {
+// The gradient with respect to a channel's normalised values: dy times the slope of the activation. It is the
+// `activation_grad` of gradient_sums (norm.cuh).
+struct ActivationGrad {
     Affine z;
 
     __device__ __forceinline__ acc_t operator()(acc_t dy, acc_t x) const {

@@ -1,5 +1,6 @@
-// Asynchronous copies, mbarriers, thread-block clusters, and words that blocks tell each other: every wrapper of inline
-// PTX that moves or orders memory, each with its plain C++ twin for the CPU executor (cunorm/executors/cpu/include/async.h).
+// Asynchronous copies, mbarriers, thread-block clusters, and words by which blocks signal each other: every wrapper of
+// inline PTX that moves or orders memory, each with its plain C++ twin for the CPU executor
+// (cunorm/executors/cpu/include/async.h).
 //
 // The CPU executor is the adverse one of the two: there a copy poisons its destination when it is issued and lands only at
 // the wait that covers it, and a store to the workspace stays unseen by other blocks until a fence publishes it.
@@ -85,7 +86,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(mbarrier_t* barrier, unsi
 #endif
 }
 
-// Waits for the end of the phase with this parity: 0 for the first, then in turns.
+// Waits for the end of the phase with this parity. The first phase has parity 0; parities alternate.
 __device__ __forceinline__ void mbarrier_wait(mbarrier_t* barrier, unsigned parity CUNORM_SITE) {
 #ifdef CUNORM_CPU
     cunorm_cpu::mbarrier_wait(barrier, parity, file, line);
@@ -222,7 +223,7 @@ __device__ __forceinline__ void cluster_wait(CUNORM_ONLY_SITE) {
 #endif
 }
 
-// ---- words that blocks tell each other --------------------------------------------------------------------------------
+// ---- words by which blocks signal each other --------------------------------------------------------------------------
 
 // What the thread that wrote this value did before, is seen behind it. In a loop it is how to wait for another block.
 __device__ __forceinline__ unsigned load_acquire(const unsigned* address CUNORM_SITE) {

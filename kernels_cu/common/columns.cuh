@@ -14,10 +14,11 @@ struct Columns {
 };
 
 // The fold of of(row, column) by merge(a, b) over the rows [begin, end), for `live` of `columns` columns, which are at most
-// as many as threads: give(column, whole) in one thread a column. No rows give T{}. `scratch` is shared, a T a thread.
-template <typename T, typename Of, typename Merge, typename Give>
+// as many as threads: emit(column, whole) in one thread a column. Without rows whole is T{}. `scratch` is shared, a T a
+// thread.
+template <typename T, typename Of, typename Merge, typename Emit>
 __device__ __forceinline__ void fold_rows(int columns, long long live, long long begin, long long end, T* scratch,
-                                          Of of, Merge merge, Give give) {
+                                          Of of, Merge merge, Emit emit) {
     const int parts = Tile::threads / columns;
     const int part = threadIdx.x / columns, column = threadIdx.x - part * columns;
     T whole = {};
@@ -31,24 +32,24 @@ __device__ __forceinline__ void fold_rows(int columns, long long live, long long
     __syncthreads();
     fold_parts<1>(scratch, parts, columns, part, column, merge);
     if (part == 0 && column < live) {
-        give(column, scratch[column]);  // the thread's own place in scratch, as is what the next fold writes
+        emit(column, scratch[column]);  // the thread's own place in scratch, as is what the next fold writes
     }
 }
 
 // As fold_rows of all rows, for any number of columns.
-template <typename T, typename Of, typename Merge, typename Give>
-__device__ __forceinline__ void fold_wide(int columns, long long rows, T* scratch, Of of, Merge merge, Give give) {
+template <typename T, typename Of, typename Merge, typename Emit>
+__device__ __forceinline__ void fold_wide(int columns, long long rows, T* scratch, Of of, Merge merge, Emit emit) {
     for (int first = 0; first < columns; first += Tile::threads) {
         const int here = columns - first < Tile::threads ? columns - first : Tile::threads;
         fold_rows(
             here, here, 0, rows, scratch, [&](long long row, int column) { return of(row, first + column); }, merge,
-            [&](int column, T whole) { give(first + column, whole); });
+            [&](int column, T whole) { emit(first + column, whole); });
     }
 }
 
-// For each item of this block: give(slice, column, whole), as fold_rows. An empty slice gives T{}.
-template <typename T, typename Of, typename Merge, typename Give>
-__device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, Of of, Merge merge, Give give) {
+// For each item of this block: emit(slice, column, whole), as fold_rows. The whole of an empty slice is T{}.
+template <typename T, typename Of, typename Merge, typename Emit>
+__device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, Of of, Merge merge, Emit emit) {
     const long long of_slice = (shape.rows + shape.slices - 1) / shape.slices;
     for (long long item = blockIdx.x; item < shape.items(); item += gridDim.x) {
         const long long slice = item / shape.slabs(), first = (item - slice * shape.slabs()) * shape.columns;
@@ -57,6 +58,6 @@ __device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, O
         fold_rows(
             static_cast<int>(shape.columns), shape.C - first, begin, end, scratch,
             [&](long long row, int column) { return of(row, first + column); }, merge,
-            [&](int column, T whole) { give(slice, first + column, whole); });
+            [&](int column, T whole) { emit(slice, first + column, whole); });
     }
 }

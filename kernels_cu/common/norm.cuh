@@ -103,19 +103,19 @@ __device__ __forceinline__ acc_t input_gradient(acc_t dy, acc_t x, const Coeffic
     return k.rstd * (k.gamma * dy - k.a - (x - k.mean) * k.rstd * k.b);
 }
 
-// The gradient that reaches the normalised values: dy itself, where nothing lies behind them.
-struct Untouched {
+// The gradient with respect to the normalised values where there is no activation: dy itself.
+struct NoActivationGrad {
     __device__ __forceinline__ acc_t operator()(acc_t dy, acc_t) const { return dy; }
 };
 
-// sum g and sum g * (x - mean) over the elements i of a pack for which use(i) holds, with g = through(dy, x).
-template <typename Use, typename Through = Untouched>
+// sum g and sum g * (x - mean) over the elements i of a pack for which use(i) holds, with g = activation_grad(dy, x).
+template <typename Use, typename Grad = NoActivationGrad>
 __device__ __forceinline__ Pair gradient_sums(const Pack<data_t>& dy, const Pack<data_t>& x, acc_t mean, Use use,
-                                              const Through& through = Through()) {
+                                              const Grad& activation_grad = Grad()) {
     Pair sums = {};
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        const acc_t gradient = use(i) ? through(widen(dy.get(i)), widen(x.get(i))) : acc_t(0);
+        const acc_t gradient = use(i) ? activation_grad(widen(dy.get(i)), widen(x.get(i))) : acc_t(0);
         const acc_t deviation = use(i) ? acc_t(widen(x.get(i))) - mean : acc_t(0);
         sums = sums + Pair{gradient, gradient * deviation};
     }

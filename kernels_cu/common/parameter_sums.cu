@@ -18,5 +18,5 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
     fold_columns(
         shape, scratch, [&](long long row, long long column) { return load(workspace, from + row * C + column); },
         [](Pair a, Pair b) { return a + b; },
-        [&](long long slice, long long column, Pair whole) { results.give(slice, column, whole); });
+        [&](long long slice, long long column, Pair whole) { results.store_channel(slice, column, whole); });
 }

@@ -84,7 +84,7 @@ struct ParameterGradients {
     __device__ __forceinline__ bool wanted() const {
         return workspace != nullptr || dgamma != nullptr || dbeta != nullptr;
     }
-    __device__ __forceinline__ void give(long long row, long long channel, Pair sums) const {
+    __device__ __forceinline__ void store_channel(long long row, long long channel, Pair sums) const {
         if (workspace != nullptr) {
             store(workspace, row * C + channel, sums);
             return;

@@ -161,7 +161,7 @@ struct alignas(access_bytes) Pack {
         }
     }
     // Brings each element to the place before its own, and the first to the last.
-    __device__ __forceinline__ void turn() {
+    __device__ __forceinline__ void rotate() {
         const unsigned first[2] = {word[0], word[1]};
         if constexpr (sizeof(T) < sizeof(unsigned)) {
 #pragma unroll
@@ -180,17 +180,17 @@ struct alignas(access_bytes) Pack {
 
 constexpr int pack_size = Pack<data_t>::size;
 
-// Hides from the compiler that a value is still what it was, so that what is derived from it is worked out again where it
-// is used again. It would rather work that out once and keep it in registers, which are what is scarce: 16-bit elements
-// widened, predicates of every element.
-__device__ __forceinline__ void forget(int& value) {
+// An optimisation barrier: the compiler may not assume that the value is still what it was. What is derived from the value
+// is computed again where it is used again, and does not stay in registers, which are scarce: widened 16-bit elements, the
+// predicates of every element.
+__device__ __forceinline__ void make_opaque(int& value) {
 #ifndef CUNORM_CPU
     asm volatile("" : "+r"(value));
 #endif
 }
 
 template <typename T, int count>
-__device__ __forceinline__ void forget(Pack<T> (&packs)[count]) {
+__device__ __forceinline__ void make_opaque(Pack<T> (&packs)[count]) {
 #ifndef CUNORM_CPU
 #pragma unroll
     for (int k = 0; k < count; ++k) {

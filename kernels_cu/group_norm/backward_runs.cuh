@@ -7,7 +7,7 @@
 // What an element needs of its channel.
 struct WeighedChannel {
     acc_t gamma;
-    Through through;
+    ActivationGrad activation_grad;
 };
 
 // The sums of a team's channels, in shared memory: what each pack has of each of its channels. Neither goes back from
@@ -23,10 +23,10 @@ struct ChannelParts {
             parts[k * lanes + Team<lanes>::lane() + channel] = part;
         }
     }
-    // Calls give(channel, sums) in one lane for each of the run's channels. The whole warp calls, behind a barrier or a
+    // Calls emit(channel, sums) in one lane for each of the run's channels. The whole warp calls, behind a barrier or a
     // __syncwarp that makes the team's parts known to it.
-    template <typename Give>
-    __device__ __forceinline__ void each_sum(const Run<lanes>& run, int channels, Give give) const {
+    template <typename Emit>
+    __device__ __forceinline__ void each_sum(const Run<lanes>& run, int channels, Emit emit) const {
         const int most = unit_lanes(HxW), unit = most < lanes ? most : lanes;
         const int lane = Team<lanes>::lane() % unit;
         for (int base = 0; base < channels; base += lanes / unit) {
@@ -41,7 +41,7 @@ struct ChannelParts {
             }
             sums = lanes_sum(sums, unit);
             if (live && lane == 0) {
-                give(channel, sums);
+                emit(channel, sums);
             }
         }
     }
@@ -62,11 +62,11 @@ struct GroupRuns {
     int HxW;
 
     __device__ __forceinline__ int channels() const { return static_cast<int>(C / groups); }
-    // What lies between dy and the normalised values of a channel.
-    __device__ __forceinline__ Through in_front(long long channel, bool there, acc_t gamma_c,
-                                                const Coefficients& k) const {
+    // How dy becomes the gradient with respect to a channel's normalised values.
+    __device__ __forceinline__ ActivationGrad activation_grad_of(long long channel, bool there, acc_t gamma_c,
+                                                                 const Coefficients& k) const {
         const acc_t beta_c = is_identity ? acc_t(0) : parameter(beta, channel, acc_t(0), there);
-        return Through{Affine{k.mean, k.rstd * gamma_c, beta_c}};
+        return ActivationGrad{Affine{k.mean, k.rstd * gamma_c, beta_c}};
     }
 
     template <int lanes>
@@ -102,26 +102,26 @@ struct GroupRuns {
             ChannelWalk walk = run.walk(HxW);
 #pragma unroll
             for (int k = 0; k < Tile::packs; ++k) {
-                forget(walk.left);
+                make_opaque(walk.left);
                 run.each_sum(
                     k, walk, HxW,
                     [&](int channel, bool there) {
                         const bool asked = there && !(alone && is_identity);
                         const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1), asked);
                         return WeighedChannel{alone ? acc_t(1) : gamma_c,
-                                              in_front(first_channel + channel, there, gamma_c, of_group)};
+                                              activation_grad_of(first_channel + channel, there, gamma_c, of_group)};
                     },
                     [&](int i, const WeighedChannel& of) {
                         const acc_t value = widen(held_x[k].get(i));
-                        const acc_t gradient = of.through(widen(held_dy[k].get(i)), value);
+                        const acc_t gradient = of.activation_grad(widen(held_dy[k].get(i)), value);
                         return Pair{gradient, gradient * (value - of_group.mean)};
                     },
                     [&](int channel, const WeighedChannel& of, Pair part) {  // with gamma they join the group's
                         parts.keep(k, channel, part);
                         sums = sums + Pair{of.gamma * part.first, of.gamma * part.second};
                         if (HxW == 1 && parameters.wanted()) {
-                            parameters.give(row, first_channel + channel,
-                                            Pair{part.first, part.second * of_group.rstd});
+                            parameters.store_channel(row, first_channel + channel,
+                                                     Pair{part.first, part.second * of_group.rstd});
                         }
                     },
                     held_dy[k], held_x[k]);
@@ -129,12 +129,12 @@ struct GroupRuns {
             }
             const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);
             sums = team.sum(sums);
-            forget(held_dy);
-            forget(held_x);
+            make_opaque(held_dy);
+            make_opaque(held_x);
             sums.second *= of_group.rstd;
             if (alone && run.length > 0) {
                 if (parameters.wanted() && team.lane() == 0 && HxW > 1) {
-                    parameters.give(row, group, sums);
+                    parameters.store_channel(row, group, sums);
                 }
                 sums = Pair{gamma_alone * sums.first, gamma_alone * sums.second};
             }
@@ -149,7 +149,7 @@ struct GroupRuns {
                 }
                 parts.each_sum(run, channels, [&](int channel, Pair of_channel) {
                     of_channel.second *= of_group.rstd;
-                    parameters.give(row, first_channel + channel, of_channel);
+                    parameters.store_channel(row, first_channel + channel, of_channel);
                 });
                 team.meet();
             }
@@ -162,24 +162,25 @@ private:
                                           Pack<data_t> (&held_x)[Tile::packs], long long first_channel,
                                           const Coefficients& of_group) const {
         int positions = HxW;
-        forget(positions);  // divided by again: the places of the first sweep would take registers through the sum
+        make_opaque(positions);  // divided by again: the places of the first sweep would take registers through the sum
         const ChannelStride stride = run.stride(positions);
         ChannelWalk walk = run.walk(positions);
 #pragma unroll
         for (int k = 0; k < Tile::packs; ++k) {
             Pack<data_t> out = {};
-            forget(walk.left);
+            make_opaque(walk.left);
             run.each(
                 k, walk, HxW,
                 [&](int channel, bool there) {
                     const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1), there);
-                    return WeighedChannel{gamma_c, in_front(first_channel + channel, there, gamma_c, of_group)};
+                    return WeighedChannel{gamma_c,
+                                          activation_grad_of(first_channel + channel, there, gamma_c, of_group)};
                 },
                 [&](int i, const WeighedChannel& of) {
                     Coefficients coefficients = of_group;
                     coefficients.gamma = of.gamma;
                     const acc_t value = widen(held_x[k].get(i));
-                    const acc_t gradient = of.through(widen(held_dy[k].get(i)), value);
+                    const acc_t gradient = of.activation_grad(widen(held_dy[k].get(i)), value);
                     out.set(i, narrow<data_t>(input_gradient(gradient, value, coefficients)));
                 },
                 held_dy[k], held_x[k], out);

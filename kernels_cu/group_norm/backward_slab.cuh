@@ -25,14 +25,14 @@ struct alignas(16) SlabGroup {
     acc_t b;
 };
 
-__device__ __forceinline__ Through through_of(const SlabChannel& c, const SlabGroup& g) {
-    return Through{Affine{g.mean, g.rstd * c.gamma, c.beta}};
+__device__ __forceinline__ ActivationGrad activation_grad_of(const SlabChannel& c, const SlabGroup& g) {
+    return ActivationGrad{Affine{g.mean, g.rstd * c.gamma, c.beta}};
 }
 
 // What a sum needs of a channel.
 struct SummedChannel {
     acc_t mean;
-    Through through;
+    ActivationGrad activation_grad;
 };
 
 struct GradientTerms {
@@ -44,20 +44,20 @@ struct GradientTerms {
     __device__ __forceinline__ SummedChannel of(int channel) const {
         const SlabChannel k = channels[channel];
         const SlabGroup g = groups[k.group];
-        return SummedChannel{g.mean, through_of(k, g)};
+        return SummedChannel{g.mean, activation_grad_of(k, g)};
     }
     __device__ __forceinline__ Pack<data_t> value(int j) const { return x == nullptr ? Pack<data_t>{} : x[j]; }
     template <typename Use>
     __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
         const SummedChannel k = of(channel);
         const Pack<data_t> held_dy = dy[j], held_x = value(j);  // in one access each
-        return gradient_sums(held_dy, held_x, k.mean, use, k.through);
+        return gradient_sums(held_dy, held_x, k.mean, use, k.activation_grad);
     }
     __device__ __forceinline__ void add(int j, const SummedChannel (&known)[pack_size], Pair (&sums)[pack_size]) const {
         const Pack<data_t> held_dy = dy[j], held_x = value(j);
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
-            const acc_t v = widen(held_x.get(i)), gradient = known[i].through(widen(held_dy.get(i)), v);
+            const acc_t v = widen(held_x.get(i)), gradient = known[i].activation_grad(widen(held_dy.get(i)), v);
             sums[i] = sums[i] + Pair{gradient, gradient * (v - known[i].mean)};
         }
     }
@@ -66,16 +66,16 @@ struct GradientTerms {
 // Coefficients of a channel, and what lies behind it.
 struct WrittenChannel {
     Coefficients k;
-    Through through;
+    ActivationGrad activation_grad;
 };
 
 struct HeldPacks {
     Pack<data_t> dy;
     Pack<data_t> x;
 
-    __device__ __forceinline__ void turn() {
-        dy.turn();
-        x.turn();
+    __device__ __forceinline__ void rotate() {
+        dy.rotate();
+        x.rotate();
     }
 };
 
@@ -148,7 +148,7 @@ struct GroupSlabs {
                 const SlabChannel k = of_channel[channel];
                 sums.second *= of_group[k.group].rstd;
                 if (rank == 0) {
-                    parameters.give(n, first_channel + channel, sums);
+                    parameters.store_channel(n, first_channel + channel, sums);
                 }
                 whole[channel] = Pair{k.gamma * sums.first, k.gamma * sums.second};
             }
@@ -167,13 +167,13 @@ struct GroupSlabs {
                 const auto coefficients = [&](int channel) {
                     const SlabChannel c = of_channel[channel];
                     const SlabGroup g = of_group[c.group];
-                    return WrittenChannel{Coefficients{c.gamma, g.mean, g.rstd, g.a, g.b}, through_of(c, g)};
+                    return WrittenChannel{Coefficients{c.gamma, g.mean, g.rstd, g.a, g.b}, activation_grad_of(c, g)};
                 };
                 slab.write(
                     dx, [&](int j) { return HeldPacks{staged_dy[j], staged_x[j]}; }, coefficients,
                     [](const HeldPacks& held, int i, const WrittenChannel& of) {
                         const acc_t v = widen(held.x.get(i));
-                        return input_gradient(of.through(widen(held.dy.get(i)), v), v, of.k);
+                        return input_gradient(of.activation_grad(widen(held.dy.get(i)), v), v, of.k);
                     });
             }
             if (clustered) {

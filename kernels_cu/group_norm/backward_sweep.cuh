@@ -30,16 +30,16 @@ struct GroupGradients {
     // channels. The whole block calls.
     __device__ __forceinline__ void sums(const sweep_t& sweep, Pair* partials, Pair* workspace) const {
         acc_t mean_of[sweep_t::slots] = {};
-        Through through[sweep_t::slots] = {};
+        ActivationGrad activation_grad[sweep_t::slots] = {};
         const auto of_group = [&](long long group) { return statistics(sweep.n, group, !is_identity); };
         each_slot(sweep, group_channels(), of_group, [&](int slot, long long channel, Statistics of) {
             mean_of[slot] = of.mean;
             if (!is_identity) {
-                through[slot] = Through{affine_of(gamma, beta, channel, of.mean, of.rstd)};
+                activation_grad[slot] = ActivationGrad{affine_of(gamma, beta, channel, of.mean, of.rstd)};
             }
         });
         Pair found[sweep_t::slots] = {};
-        sweep_gradient_sums(sweep, dy, x, mean_of, through, found);
+        sweep_gradient_sums(sweep, dy, x, mean_of, activation_grad, found);
         const auto rstd_of = [&](long long group) { return acc_t(widen(load(rstd, sweep.n * groups + group))); };
         each_slot(sweep, group_channels(), rstd_of, [&](int slot, long long, acc_t of) { found[slot].second *= of; });
         gather_sums(sweep, partials, found, [&](long long channel, Pair whole) {
@@ -55,7 +55,7 @@ struct GroupGradients {
     // Writes the sweep's dx.
     __device__ __forceinline__ void input(const sweep_t& sweep, const Pair* workspace, data_t* dx) const {
         Coefficients of[sweep_t::slots] = {};
-        Through through[sweep_t::slots] = {};
+        ActivationGrad activation_grad[sweep_t::slots] = {};
         const auto of_group = [&](long long group) {
             const Statistics found = statistics(sweep.n, group, true);
             const Pair means = load(workspace, means_of(sweep.n, group));
@@ -65,12 +65,12 @@ struct GroupGradients {
             found.gamma = parameter(gamma, channel, acc_t(1));
             of[slot] = found;
             if (!is_identity) {
-                through[slot] = Through{affine_of(gamma, beta, channel, found.mean, found.rstd)};
+                activation_grad[slot] = ActivationGrad{affine_of(gamma, beta, channel, found.mean, found.rstd)};
             }
         });
         const data_t* const from[2] = {dy, x};
         sweep_write(sweep, from, dx, [&](int slot, const acc_t(&v)[2]) {
-            return input_gradient(through[slot](v[0], v[1]), v[1], of[slot]);
+            return input_gradient(activation_grad[slot](v[0], v[1]), v[1], of[slot]);
         });
     }
 };

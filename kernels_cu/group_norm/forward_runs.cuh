@@ -35,7 +35,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
             const auto packs_of = [&](const auto* array, int k, acc_t absent) {
                 return parameters_of(array, run.first(k), run.length, absent);
             };
-            forget(run.shift);  // the predicates of its elements do not fit beside their parameters
+            make_opaque(run.shift);  // the predicates of its elements do not fit beside their parameters
             write_run(
                 y, run, held, found, [&](int k) { return packs_of(own_gamma, k, acc_t(1)); },
                 [&](int k) { return packs_of(own_beta, k, acc_t(0)); },

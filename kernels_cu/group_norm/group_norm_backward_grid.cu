@@ -6,16 +6,16 @@
 //   planes of a block of warps (channels-first), or a chunk of rows (channels-last)
 //   workspace: [N * chunks, C] pairs: sum g and sum g * xhat of one channel over one chunk of one sample; from pair
 //   `rows` [N, C] pairs (dbeta, dgamma) that a second kernel sums, but for N = 1, whose are the results dgamma and dbeta;
-//   from pair `words` the counters of turns.cuh, all 0
+//   from pair `words` the counters of work_queue.cuh, all 0
 //   grid: any number of blocks; lead: tiles that sums run ahead of outputs
-//   shared memory: sums of a channels-last tile; of a team a pair a thread and a channel; the turns' words
+//   shared memory: sums of a channels-last tile; of a team a pair a thread and a channel; take_work's three words
 //
 // dy and x are asked for twice and come from DRAM once. An element of dx is written by the thread that has read the same
 // elements of dy and x, when their sums are complete: dx may be dy or x. Wins where a group is too large for the shared
 // memory of a cluster and small against the L2 cache, and where groups are fewer than multiprocessors.
 #include "common/columns.cuh"
 #include "group_norm/backward_sweep.cuh"
-#include "partition/turns.cuh"
+#include "partition/work_queue.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_threads))
     group_norm_backward_grid(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
                              long long chunks, long long team, long long lead, long long rows, long long words) {
     const GroupGradients of = {dy, x, mean, rstd, gamma, beta, {N, C, HxW, chunk, chunks, team}, groups};
     const ParameterGradients parameters = {rows > 0 ? workspace + rows : nullptr, dgamma, dbeta, C};
-    const Turns turns = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
-                         static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(lead)};
+    const WorkQueue queue = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
+                             static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(lead)};
     const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
     const acc_t length = acc_t(group_channels) * acc_t(HxW);
     int offset = 0;
@@ -33,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
     Pair* partials = shared_array<Pair>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
     Pair* scratch = shared_array<Pair>(offset, Tile::threads);
     Pair* totals = shared_array<Pair>(offset, channels);
-    take_turns(
-        turns, drawn,
+    take_work(
+        queue, drawn,
         [&](long long own, long long tile) { of.sums(sweep_t(dy, of.cut, own, tile), partials, workspace); },
         [&](long long own) {
             const long long n = own / (C / team), first_channel = (own - n * (C / team)) * team;
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
                 },
                 [](Pair a, Pair b) { return a + b; },
                 [&](int channel, Pair whole) {
-                    parameters.give(n, first_channel + channel, whole);
+                    parameters.store_channel(n, first_channel + channel, whole);
                     const acc_t weight = parameter(gamma, first_channel + channel, acc_t(1));
                     totals[channel] = Pair{weight * whole.first, weight * whole.second};
                 });

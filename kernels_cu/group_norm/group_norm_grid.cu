@@ -5,32 +5,32 @@
 //   a team: `team` channels, whole groups of one sample (channels-first: one group); its tiles: block_warps chunks of
 //   planes of a block of warps (channels-first), or a chunk of rows (channels-last)
 //   workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample; from pair `words` the
-//   counters of turns.cuh, all 0
+//   counters of work_queue.cuh, all 0
 //   grid: any number of blocks; lead: tiles that moments run ahead of outputs
-//   shared memory: moments of a channels-last tile; of a team moments of each thread and channel; the turns' words
+//   shared memory: moments of a channels-last tile; of a team moments of each thread and channel; take_work's three words
 //
 // x is asked for twice and comes from DRAM once. An element of y is written by the thread that has read the same element
 // of x, when the statistics are complete: y may be x. Wins where a group is too large for the shared memory of a cluster
 // and small against the L2 cache, and where groups are fewer than multiprocessors.
 #include "common/columns.cuh"
 #include "group_norm/forward_sweep.cuh"
-#include "partition/turns.cuh"
+#include "partition/work_queue.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     group_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
                     Pair* workspace, long long N, long long C, long long HxW, long long groups, long long chunk,
                     long long chunks, long long team, long long lead, long long words, double eps) {
     const GroupMoments of = {x, gamma, beta, {N, C, HxW, chunk, chunks, team}, groups};
-    const Turns turns = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
-                         static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(lead)};
+    const WorkQueue queue = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
+                             static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(lead)};
     const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
     int offset = 0;
     unsigned* drawn = shared_array<unsigned>(offset, 4);
     Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
     Moments* scratch = shared_array<Moments>(offset, Tile::threads);
     Moments* totals = shared_array<Moments>(offset, channels);
-    take_turns(
-        turns, drawn,
+    take_work(
+        queue, drawn,
         [&](long long own, long long tile) {
             store_sweep_moments(sweep_t(x, of.cut, own, tile), x, of.cut, partials, workspace);
         },

@@ -2,8 +2,8 @@
 // dx from what it has kept of dy and x when the sums of whole rows are there.
 //
 //   dy, x, dx (rows, length); mean, rstd (rows); gamma (length) or null; dgamma, dbeta (length), or null
-//   columns: of a slab, whole sectors, that the registers of a team hold; kept: turns of the teams that shared memory has
-//   room for, at most all
+//   columns: of a slab, whole sectors, that the registers of a team hold; kept: rounds of rows that stay in shared memory
+//   (RoundSlots::resident_rounds), at most all
 //   workspace: [rows, slabs] pairs: sum gamma * dy and sum gamma * dy * xhat of a row's part in a slab, the first of a row
 //   to become A / L and B / L; from pair `words` the ticket and the count of row_slabs.cuh, all 0
 //   grid: any number of blocks, best as many as slabs, all of them resident
@@ -32,10 +32,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     SlabParameter<gamma_t> weight(gamma, cut, acc_t(1), offset);
     const int summed = parameters.wanted() ? static_cast<int>(columns) : 0;
     const ColumnSums column_sums(shared_array<Pair>(offset, ColumnSums::size(summed)), summed);
-    const TurnSlots<2> slots({dy, x}, cut, kept, offset);
+    const RoundSlots<2> slots({dy, x}, cut, kept, offset);
     take_slabs(
         drawn,
-        [&](unsigned index, auto tell) {
+        [&](unsigned index, auto signal) {
             TeamSlab slab(dy, cut, index);
             begin_slab(slab, slots);
             for (int row = threadIdx.x; row < count; row += Tile::threads) {
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                 }
                 store(workspace, cut.part(row, index), total);
             }
-            tell();
+            signal();
             if (!parameters.wanted()) {
                 return;
             }
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                 __syncthreads();
             }
             for (int column = threadIdx.x; column < slab.columns; column += Tile::threads) {
-                parameters.give(0, slab.column + column, column_sums.of(column));
+                parameters.store_channel(0, slab.column + column, column_sums.of(column));
             }
         },
         [&] {

@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 if (strip.holds(k, i)) {
-                    parameters.give(strip.band, strip.column + strip.first(k) + i, kept[k][i]);
+                    parameters.store_channel(strip.band, strip.column + strip.first(k) + i, kept[k][i]);
                 }
             }
         }

@@ -2,8 +2,8 @@
 // first, y from what it has kept of x when the statistics of whole rows are there.
 //
 //   x, y (rows, length); gamma, beta (length) or null; mean, rstd (rows)
-//   columns: of a slab, whole sectors, that the registers of a team hold; kept: turns of the teams that shared memory has
-//   room for, at most all
+//   columns: of a slab, whole sectors, that the registers of a team hold; kept: rounds of rows that stay in shared memory
+//   (RoundSlots::resident_rounds), at most all
 //   workspace: [rows, slabs] moments of a row's part in a slab; from pair `words` the ticket and the count of
 //   row_slabs.cuh, all 0
 //   grid: any number of blocks, best as many as slabs, all of them resident
@@ -37,7 +37,7 @@ __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_
     };
     const Pair first_sums = sums_about(shift, [](Pair sums) { return with_square(sums.first); });
     const acc_t centre = second_centre(shift, first_sums, inverse, pack_size);
-    forget(held);
+    make_opaque(held);
     return moments_about(count, inverse, centre, sums_about(centre, [](Pair sums) { return sums; }));
 }
 
@@ -73,10 +73,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     Pair* const statistics = shared_array<Pair>(offset, count);
     SlabParameter<gamma_t> scale(gamma, cut, acc_t(1), offset);
     SlabParameter<beta_t> bias(beta, cut, acc_t(0), offset);
-    const TurnSlots<1> slots({x}, cut, kept, offset);
+    const RoundSlots<1> slots({x}, cut, kept, offset);
     take_slabs(
         drawn,
-        [&](unsigned index, auto tell) {
+        [&](unsigned index, auto signal) {
             TeamSlab slab(x, cut, index);
             begin_slab(slab, slots);
             scale.share(slab);  // for the outputs: barriers lie between
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                 }
                 store_moments(workspace, cut.part(row, index), found);
             }
-            tell();
+            signal();
         },
         [&] {
             fold_rows_of_slabs<Moments>(

@@ -2,13 +2,13 @@
 // gamma and beta once and has dgamma and dbeta to itself; what it read of its slab stays in shared memory until the sums
 // of whole rows, which all slabs make up together, have come round.
 //
-// A block draws a slab by ordered ticket, finds its sums, tells, and draws again: only when no slab is left does it wait,
-// for slabs that run or have ended. So no number of resident blocks is too small, and no cooperative launch is needed.
+// A block draws a slab by ordered ticket, stores its sums, signals that, and draws again. When no slab is left it waits for
+// slabs that run or have ended. So no number of resident blocks is too small, and no cooperative launch is needed.
 // With as many blocks as slabs each has one; with fewer, the slabs before a block's last, and their gamma and beta, are
 // read once more. Who folds the rows is up to the order in which blocks arrive; what is folded, and in which order, is not.
 #include "common/parameters.cuh"
 #include "partition/slab.cuh"
-#include "partition/turns.cuh"
+#include "partition/work_queue.cuh"
 
 // How rows are cut.
 struct RowSlabs {
@@ -24,8 +24,7 @@ struct RowSlabs {
     __device__ __forceinline__ long long part(long long row, long long slab) const { return row * slabs + slab; }
 };
 
-// The tickets, and what the threads of a block tell each other of them: the slabs that it has drawn, and whether it is the
-// last.
+// The tickets, and what the threads of a block share: the slabs that it has drawn, and whether its signal is the last.
 struct DrawnSlabs {
     unsigned* words;     // global, all 0: the next ticket; from ticket_words slabs whose sums are stored, then one more
     unsigned slabs;      // in all
@@ -39,13 +38,13 @@ struct DrawnSlabs {
           complete(shared_array<unsigned>(offset, 1)) {}
 };
 
-// sums(slab, tell) stores to the workspace, calls tell(), and may go on with what others do not wait for; fold() puts
+// sums(slab, signal) stores to the workspace, calls signal(), and may go on with what others do not wait for; fold() puts
 // together what the sums of all slabs stored; output(slab, latest) may read what fold stored, and finds what the last
 // sums of the block left where it is `latest`. The whole block calls; each of the three begins behind a barrier.
 template <typename Sums, typename Fold, typename Output>
 __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold fold, Output output) {
     const bool first = threadIdx.x == 0;
-    unsigned* const told = of.words + ticket_words;
+    unsigned* const signalled = of.words + ticket_words;
     unsigned next = first ? draw_ticket(of.words) : 0u;
     int taken = 0;
     for (;; ++taken) {
@@ -60,14 +59,14 @@ __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold
             __syncthreads();  // behind every thread's stores, which are published here, and seen by who folds
             if (first) {
                 next = draw_ticket(of.words);  // not before: a block that starts later would find its slab gone
-                *of.complete = add_release_acquire(told, 1u) + 1 == of.slabs;
+                *of.complete = add_release_acquire(signalled, 1u) + 1 == of.slabs;
             }
             __syncthreads();
             if (*of.complete) {
                 fold();
                 __syncthreads();
                 if (first) {
-                    store_release(told, of.slabs + 1);
+                    store_release(signalled, of.slabs + 1);
                 }
             }
         });
@@ -76,7 +75,7 @@ __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold
         return;
     }
     if (first) {
-        wait_above(told, of.slabs);
+        wait_above(signalled, of.slabs);
     }
     for (int slot = taken - 1; slot >= 0; --slot) {
         __syncthreads();
@@ -144,19 +143,19 @@ struct TeamSlab {
     static __device__ __forceinline__ int lane() { return threadIdx.x % lanes; }
     // Which of a team's warps this is.
     static __device__ __forceinline__ int warp() { return lane() / warp_size; }
-    // How many turns it takes to have all rows; row(turn) may be past the last.
-    static __device__ __forceinline__ int turns_of(long long rows) {
+    // Rounds that it takes to have all rows, one row a team in each. row(round) may be past the last.
+    static __device__ __forceinline__ int rounds_of(long long rows) {
         return static_cast<int>((rows + teams - 1) / teams);
     }
-    __device__ __forceinline__ int turns() const { return turns_of(cut.rows); }
-    __device__ __forceinline__ long long row(int turn) const { return static_cast<long long>(turn) * teams + team(); }
+    __device__ __forceinline__ int rounds() const { return rounds_of(cut.rows); }
+    __device__ __forceinline__ long long row(int round) const { return static_cast<long long>(round) * teams + team(); }
     // First element of this lane's k-th pack, counted from the slab's; neighbouring lanes hold neighbouring packs.
     __device__ __forceinline__ int first(int k) const { return (k * lanes + lane()) * pack_size - shift; }
-    __device__ __forceinline__ bool holds(int k, int i) const { return Place{0, first(k), columns}.holds(i); }
+    __device__ __forceinline__ bool holds(int k, int i) const { return PackSpan{0, first(k), columns}.holds(i); }
     // Of a row, the slab's start.
     __device__ __forceinline__ long long start(long long row) const { return row * cut.length + column; }
     // Whether a lane has all of its k-th pack.
-    __device__ __forceinline__ bool whole(int k) const { return Place{0, first(k), columns}.whole(); }
+    __device__ __forceinline__ bool whole(int k) const { return PackSpan{0, first(k), columns}.whole(); }
     // Elements that this warp has of a row.
     __device__ __forceinline__ int warp_elements() const {
         const int begin = first(0) - (lane() % warp_size) * pack_size;  // of the warp's first pack
@@ -203,109 +202,112 @@ struct SlabParameter {
     }
 };
 
-// Bytes that a block should have on their way: twice what DRAM gives a multiprocessor in its latency, some 30 KB. Turns
+// Bytes that a block should have on their way: twice what DRAM gives a multiprocessor in its latency, some 30 KB. Rounds
 // that make them up, or come as close as may be: two at least, so that one is on its way while another is worked on.
 constexpr int bytes_ahead = 64 * 1024, fewest_ahead = 2, most_ahead = 8;
 
-// Where threads keep the packs of a team's turns, each its own: no barrier lies between a copy and its use. The first turns
-// have a slot each; those behind them take turns in the last `ahead` slots, whose copies are under way while one of them is
-// worked on.
+// Slots of shared memory for the packs of a team's rounds. A thread uses only its own packs: no barrier lies between a copy
+// and its use. The first rounds have a slot each and stay there: they are resident. The rounds behind them share the last
+// `ahead` slots in a ring, whose copies are under way while one of them is worked on.
 template <int tensors>
-struct TurnSlots {
-    static constexpr int turn_bytes = tensors * Tile::packs * Tile::threads * access_bytes;
-    static constexpr int enough = (bytes_ahead + turn_bytes - 1) / turn_bytes;
+struct RoundSlots {
+    static constexpr int round_bytes = tensors * Tile::packs * Tile::threads * access_bytes;
+    static constexpr int enough = (bytes_ahead + round_bytes - 1) / round_bytes;
     static constexpr int ahead = enough < fewest_ahead ? fewest_ahead : enough > most_ahead ? most_ahead : enough;
     typedef Pack<data_t> held_t[tensors][Tile::packs];
     const data_t* from[tensors];
     Pack<data_t>* packs;  // shared
-    int kept;             // turns with a slot of their own, all or `ahead` fewer than there are slots
+    int resident_rounds;  // rounds with a slot of their own: all, or `ahead` fewer than there are slots
 
-    __device__ __forceinline__ TurnSlots(const data_t* const (&from_)[tensors], const RowSlabs& cut, long long kept_,
-                                         int& offset)
-        : kept(static_cast<int>(kept_)) {
-        const int turns = TeamSlab::turns_of(cut.rows), slots = kept < turns ? kept + ahead : turns;
+    __device__ __forceinline__ RoundSlots(const data_t* const (&from_)[tensors], const RowSlabs& cut,
+                                          long long resident_rounds_, int& offset)
+        : resident_rounds(static_cast<int>(resident_rounds_)) {
+        const int rounds = TeamSlab::rounds_of(cut.rows),
+                  slots = resident_rounds < rounds ? resident_rounds + ahead : rounds;
         packs = shared_array<Pack<data_t>>(offset, slots * tensors * Tile::packs * Tile::threads);
 #pragma unroll
         for (int tensor = 0; tensor < tensors; ++tensor) {
             from[tensor] = from_[tensor];
         }
     }
-    __device__ __forceinline__ int slot(int turn) const { return turn < kept ? turn : kept + (turn - kept) % ahead; }
-    __device__ __forceinline__ Pack<data_t>* of(int turn, int tensor, int k) const {
-        return packs + ((slot(turn) * tensors + tensor) * Tile::packs + k) * Tile::threads + threadIdx.x;
+    __device__ __forceinline__ int slot(int round) const {
+        return round < resident_rounds ? round : resident_rounds + (round - resident_rounds) % ahead;
     }
-    // Sets the copies of a turn going, a group of this thread's copies; an empty group where there is no such turn. Packs at
+    __device__ __forceinline__ Pack<data_t>* of(int round, int tensor, int k) const {
+        return packs + ((slot(round) * tensors + tensor) * Tile::packs + k) * Tile::threads + threadIdx.x;
+    }
+    // Starts the copies of a round, a group of this thread's copies; an empty group where there is no such round. Packs at
     // an edge come with what they have of the slabs and rows beside, which nobody uses: only at the ends of the tensor, and
     // where it begins elsewhere than the first, do they come element by element, through registers.
-    __device__ __forceinline__ void fetch(const TeamSlab& slab, int turn) const {
-        const long long row = slab.row(turn), start = slab.start(row), all = slab.cut.rows * slab.cut.length;
+    __device__ __forceinline__ void fetch(const TeamSlab& slab, int round) const {
+        const long long row = slab.row(round), start = slab.start(row), all = slab.cut.rows * slab.cut.length;
 #pragma unroll
-        for (int k = 0; turn >= 0 && row < slab.cut.rows && k < Tile::packs; ++k) {
+        for (int k = 0; round >= 0 && row < slab.cut.rows && k < Tile::packs; ++k) {
             const int first = slab.first(k);
 #pragma unroll
             for (int tensor = 0; tensor < tensors && first < slab.columns; ++tensor) {
                 const data_t* const of_slab = from[tensor] + start;
                 const bool inside = start + first >= 0 && start + first + pack_size <= all;
                 if (inside && misalignment(of_slab + first) == 0) {
-                    copy_async(of(turn, tensor, k), of_slab + first);
+                    copy_async(of(round, tensor, k), of_slab + first);
                 } else {
-                    *of(turn, tensor, k) = load_pack(of_slab, first, slab.columns);
+                    *of(round, tensor, k) = load_pack(of_slab, first, slab.columns);
                 }
             }
         }
         copy_async_commit();
     }
-    __device__ __forceinline__ void take(int turn, held_t& held) const {
+    __device__ __forceinline__ void take(int round, held_t& held) const {
         copy_async_wait<ahead - 1>();
 #pragma unroll
         for (int i = 0; i < tensors * Tile::packs; ++i) {
-            held[i / Tile::packs][i % Tile::packs] = *of(turn, i / Tile::packs, i % Tile::packs);
+            held[i / Tile::packs][i % Tile::packs] = *of(round, i / Tile::packs, i % Tile::packs);
         }
     }
 };
 
 // Sets the first copies of sweep_slab going.
 template <int tensors>
-__device__ __forceinline__ void begin_slab(const TeamSlab& slab, const TurnSlots<tensors>& slots) {
-    for (int turn = 0; turn < slots.ahead; ++turn) {
-        slots.fetch(slab, turn);
+__device__ __forceinline__ void begin_slab(const TeamSlab& slab, const RoundSlots<tensors>& slots) {
+    for (int round = 0; round < slots.ahead; ++round) {
+        slots.fetch(slab, round);
     }
 }
 
 // use(row, packs) for every row of the team, in order.
 template <int tensors, typename Use>
-__device__ __forceinline__ void sweep_slab(TeamSlab& slab, const TurnSlots<tensors>& slots, Use use) {
-    typename TurnSlots<tensors>::held_t held;
+__device__ __forceinline__ void sweep_slab(TeamSlab& slab, const RoundSlots<tensors>& slots, Use use) {
+    typename RoundSlots<tensors>::held_t held;
 #pragma unroll 1
-    for (int turn = 0; turn < slab.turns(); ++turn) {
-        forget(slab.shift);  // which elements of its packs a lane has would fill its registers
-        slots.take(turn, held);
-        slots.fetch(slab, turn + slots.ahead);
-        if (slab.row(turn) < slab.cut.rows) {
-            use(slab.row(turn), held);
+    for (int round = 0; round < slab.rounds(); ++round) {
+        make_opaque(slab.shift);  // which elements of its packs a lane has would fill its registers
+        slots.take(round, held);
+        slots.fetch(slab, round + slots.ahead);
+        if (slab.row(round) < slab.cut.rows) {
+            use(slab.row(round), held);
         }
     }
 }
 
-// The same in reverse. What a sweep in order has left in the slots is `there`: the turns that are kept and the last ones. Those
+// The same in reverse. What a sweep in order has left in the slots is `there`: the resident rounds and the last ones. Those
 // between them are fetched again, the latest first.
 template <int tensors, typename Use>
-__device__ __forceinline__ void sweep_slab_back(TeamSlab& slab, TurnSlots<tensors> slots, bool there, Use use) {
-    typename TurnSlots<tensors>::held_t held;
+__device__ __forceinline__ void sweep_slab_back(TeamSlab& slab, RoundSlots<tensors> slots, bool there, Use use) {
+    typename RoundSlots<tensors>::held_t held;
     if (!there) {
-        slots.kept = 0;
-        for (int turn = slab.turns() - 1; turn >= slab.turns() - slots.ahead; --turn) {
-            slots.fetch(slab, turn);
+        slots.resident_rounds = 0;
+        for (int round = slab.rounds() - 1; round >= slab.rounds() - slots.ahead; --round) {
+            slots.fetch(slab, round);
         }
     }
 #pragma unroll 1
-    for (int turn = slab.turns() - 1; turn >= 0; --turn) {
-        forget(slab.shift);
-        slots.take(turn, held);
-        const int next = turn - slots.ahead;
-        slots.fetch(slab, next < slots.kept ? -1 : next);
-        if (slab.row(turn) < slab.cut.rows) {
-            use(slab.row(turn), held);
+    for (int round = slab.rounds() - 1; round >= 0; --round) {
+        make_opaque(slab.shift);
+        slots.take(round, held);
+        const int next = round - slots.ahead;
+        slots.fetch(slab, next < slots.resident_rounds ? -1 : next);
+        if (slab.row(round) < slab.cut.rows) {
+            use(slab.row(round), held);
         }
         __syncwarp();  // the lanes of a warp go on side by side: those at an edge have stored element by element
     }

@@ -1,5 +1,6 @@
-// How the warps of LayerNorm's `split` kernels share out rows of any length: a warp takes one strip of columns, and every
-// bands-th row. What it knows of its columns, gamma and the sums for dgamma and dbeta, stays in registers.
+// How the warps of LayerNorm's `split` kernels share out rows of any length. A strip is a range of columns; a band is every
+// bands-th row. A warp takes one strip of one band. What it knows of its columns, gamma and the sums for dgamma and dbeta,
+// stays in registers.
 //
 // A strip is `span` elements of a row, counted from the 16-byte boundary at or before the row's start. That boundary
 // may lie elsewhere in each row, but a warp's columns must not move: rows that are covered from the boundary are

@@ -1,7 +1,8 @@
 // A pack of elements of a run or a row: where it lies, and which channels its elements are of.
 #include "common/norm.cuh"
 
-struct Place {
+// Where a pack lies in its run or row.
+struct PackSpan {
     long long row;  // elements from the tensor's start to the run or row
     int first;      // the pack's first element in the run, or column in the row; negative before a run's start
     int length;     // of the run or row
@@ -14,7 +15,7 @@ struct Place {
     __device__ __forceinline__ bool whole() const { return first >= 0 && first + pack_size <= length; }
 };
 
-// For an element's place that is known to hold it.
+// The `holds` of a pack whose elements all exist.
 struct Always {
     __device__ __forceinline__ bool operator()(int) const { return true; }
 };
@@ -58,18 +59,18 @@ struct ChannelStride {
     }
 };
 
-// Calls give(channel, known, sums) for the channels that a pack of a channels-first run has elements of, in order: known is
+// Calls emit(channel, known, sums) for the channels that a pack of a channels-first run has elements of, in order: known is
 // of(channel, true), and sums that of the Pairs terms(i, known) of these elements, i being their place in `packs`. The lanes
 // of a warp go apart in here: nobody may shuffle.
 //
 // Where a channel has as many elements as a pack, the pack is of one or two: what is known of both is asked for at once,
 // of(channel, false) where there is none, which is to load nothing; and each element takes its own. The outermost elements
-// may be of none of the run's channels, and their sums go nowhere. Smaller channels
-// are rare: they are taken element by element in one body for all, for which the packs turn, since they lie in registers,
-// whose numbers are known when the kernel is compiled. Unrolled it would be most of the kernel's code.
-template <typename Of, typename Terms, typename Give, typename... Packs>
-__device__ __forceinline__ void sums_in_channels(const Place& where, const ChannelWalk& from, int HxW, Of of,
-                                                 Terms terms, Give give, Packs&... packs) {
+// may be of none of the run's channels, and their sums go nowhere. Smaller channels are rare. Their elements are taken one
+// by one in a loop that is not unrolled: unrolled it would be most of the kernel's code. The loop rotates the packs and
+// takes element 0 of them, because packs lie in registers, which have no index at run time.
+template <typename Of, typename Terms, typename Emit, typename... Packs>
+__device__ __forceinline__ void sums_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW, Of of,
+                                                 Terms terms, Emit emit, Packs&... packs) {
     if (where.first >= where.length) {
         return;
     }
@@ -87,10 +88,10 @@ __device__ __forceinline__ void sums_in_channels(const Place& where, const Chann
             of_second = i < next ? of_second : of_second + term;
         }
         if (here) {
-            give(channel, first, of_first);
+            emit(channel, first, of_first);
         }
         if (both) {
-            give(channel + 1, second, of_second);
+            emit(channel + 1, second, of_second);
         }
         return;
     }
@@ -103,11 +104,11 @@ __device__ __forceinline__ void sums_in_channels(const Place& where, const Chann
         if (held) {
             sums = sums + terms(0, known);
         }
-        (packs.turn(), ...);
+        (packs.rotate(), ...);
         const int channel = walk.channel;
         const bool last = walk.step(HxW);
         if (held && (last || i + 1 == pack_size)) {
-            give(channel, known, sums);
+            emit(channel, known, sums);
             sums = Pair{};
         }
         if (last && i + 1 < pack_size && where.holds(i + 1)) {
@@ -118,8 +119,8 @@ __device__ __forceinline__ void sums_in_channels(const Place& where, const Chann
 
 // The same for its elements alone: calls use(i, known). Of elements outside the run it may be called too.
 template <typename Of, typename Use, typename... Packs>
-__device__ __forceinline__ void each_in_channels(const Place& where, const ChannelWalk& from, int HxW, Of of, Use use,
-                                                 Packs&... packs) {
+__device__ __forceinline__ void each_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW, Of of,
+                                                 Use use, Packs&... packs) {
     sums_in_channels(
         where, from, HxW, of,
         [&](int i, const auto& known) {

@@ -64,10 +64,10 @@ struct KeptSums {
             }
         }
     }
-    // give(team, column, sums), in one thread for each column of the first `kinds` teams: sums over these and all teams a
+    // emit(team, column, sums), in one thread for each column of the first `kinds` teams: sums over these and all teams a
     // multiple of that behind them, which have the same columns. The whole block calls.
-    template <typename Give>
-    __device__ __forceinline__ void gather(const run_t& run, int kinds, Give give) {
+    template <typename Emit>
+    __device__ __forceinline__ void gather(const run_t& run, int kinds, Emit emit) {
         if (!in_registers) {
             __syncthreads();
             for (int kind = 0; kind < kinds; ++kind) {
@@ -76,7 +76,7 @@ struct KeptSums {
                     for (int team = kind + kinds; team < teams; team += kinds) {
                         sum = sum + row(team).of(column);
                     }
-                    give(kind, column, sum);
+                    emit(kind, column, sum);
                 }
             }
             __syncthreads();  // the next item takes over the rows
@@ -87,7 +87,7 @@ struct KeptSums {
             const int team = Team<lanes>::index();
             run_t own = run;
             if (lanes > warp_size) {
-                forget(own.shift);  // the places of all its columns do not fit beside their sums
+                make_opaque(own.shift);  // the places of all its columns do not fit beside their sums
             }
             if (team >= half && team < 2 * half) {
                 const ColumnSums handed = row(team - half);
@@ -102,7 +102,7 @@ struct KeptSums {
         }
         const int team = Team<lanes>::index();
         if (team < kinds) {
-            each(run, [&](int column, Pair& sum) { give(team, column, sum); });
+            each(run, [&](int column, Pair& sum) { emit(team, column, sum); });
         }
     }
 };
@@ -165,7 +165,7 @@ struct RowGradients {
                 kept.clear();
             }
             int asked_again = length;
-            forget(asked_again);  // or whether rows may shift would take a register from item to item
+            make_opaque(asked_again);  // or whether rows may shift would take a register from item to item
             run_t run(dy, own, length, own < rows, rows_may_shift(rows, teams, asked_again));
             const long long group = grouped ? own % groups : 0;
             RowParameters<gamma_t, lanes, blocks, grouped> weights(gamma, group, shared_gamma, acc_t(1), run);
@@ -176,7 +176,7 @@ struct RowGradients {
 #pragma unroll 1
             for (long long first = 0; first < rows; first += teams) {
                 const long long row = first + own;
-                forget(run.shift);
+                make_opaque(run.shift);
                 const run_t run_behind = run.behind(teams * length, row + teams < rows);
                 if (reads_ahead<lanes, 2>) {
                     next.load_from(dy, x, mean, rstd, row + teams, run_behind);
@@ -197,14 +197,14 @@ struct RowGradients {
                 continue;
             }
             if (lanes > warp_size && team.count > 1) {
-                forget(run.shift);
+                make_opaque(run.shift);
             }
             if (merged == 1) {
                 kept.gather(run, kinds, [&](int first, int column, Pair sums) {
                     const long long giver = item * team.count + first, row = giver / groups * kinds / team.count;
                     const long long head = grouped ? giver % groups * length : run.from;
                     if (!grouped || giver < rows) {  // many groups make up whole blocks with teams that have no sample
-                        parameters.give(grouped ? row : item, head + column, sums);
+                        parameters.store_channel(grouped ? row : item, head + column, sums);
                     }
                 });
                 continue;
@@ -220,7 +220,7 @@ struct RowGradients {
                 for (int rank = 0; rank < merged; ++rank) {
                     sums = sums + *cluster_map(&of_block.of(column), rank);
                 }
-                parameters.give(item / merged, column, sums);
+                parameters.store_channel(item / merged, column, sums);
             }
             cluster_arrive_relaxed();
             cluster_wait();  // the others have read this block's sums
@@ -236,10 +236,10 @@ private:
                                             RowParameters<gamma_t, lanes, blocks, grouped>& weights,
                                             RowParameters<beta_t, lanes, blocks, grouped>& offsets, Keep keep) const {
         const acc_t mean_of_row = widen(held.mean), rstd_of_row = widen(held.rstd);
-        // The gradient that comes through the activation of the i-th element of the k-th pack.
-        const auto through = [&](int k, int i, acc_t weight, acc_t offset) {
+        // The gradient with respect to the normalised i-th element of the k-th pack.
+        const auto activation_grad = [&](int k, int i, acc_t weight, acc_t offset) {
             const Affine affine = {mean_of_row, rstd_of_row * weight, offset};
-            return Through{affine}(widen(held.dy[k].get(i)), widen(held.x[k].get(i)));
+            return ActivationGrad{affine}(widen(held.dy[k].get(i)), widen(held.x[k].get(i)));
         };
         Pair sums = {};
         weights.narrow_again();
@@ -256,7 +256,8 @@ private:
             for (int i = 0; i < pack_size; ++i) {
                 // Elements outside the row read as zeros: only an infinite mean would make something of them, or an
                 // activation of a mean that is infinite in units of rstd.
-                const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);
+                const acc_t gradient =
+                    is_identity || holds(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);
                 const acc_t xhat =
                     x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
                 const Pair terms = {gradient, gradient * xhat};
@@ -272,8 +273,8 @@ private:
             return;
         }
         sums = team.sum(sums);
-        forget(held.dy);
-        forget(held.x);
+        make_opaque(held.dy);
+        make_opaque(held.x);
         weights.narrow_again();
         if (!is_identity) {
             offsets.narrow_again();
@@ -294,7 +295,7 @@ private:
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 of_element.gamma = weight.of(i);
-                const acc_t gradient = through(k, i, weight.of(i), offset.of(i));
+                const acc_t gradient = activation_grad(k, i, weight.of(i), offset.of(i));
                 out.set(i, narrow<data_t>(input_gradient(gradient, widen(held.x[k].get(i)), of_element)));
             }
             store_pack(dx + run.start, run.first(k), run.length, out);

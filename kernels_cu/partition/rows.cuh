@@ -63,7 +63,7 @@ struct RowParameters {
     __device__ __forceinline__ void narrow_again() {
 #pragma unroll
         for (int k = 0; resident && k < Tile::packs; ++k) {
-            forget(held[resident ? k : 0].part);
+            make_opaque(held[resident ? k : 0].part);
         }
     }
     // Of the lane's k-th pack.
@@ -123,7 +123,7 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
     for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
         const long long own = item * team.count + team.index();
         int asked_again = length;
-        forget(asked_again);  // or whether rows may shift would take a register from item to item
+        make_opaque(asked_again);  // or whether rows may shift would take a register from item to item
         Run<lanes, blocks> run(x, own, length, own < rows, rows_may_shift(rows, teams, asked_again));
         const long long group = grouped ? own % groups : 0;
         RowParameters<gamma_t, lanes, blocks, grouped> scales(gamma, group, shared_gamma, acc_t(1), run);
@@ -133,7 +133,7 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
 #pragma unroll 1
         for (long long first = 0; first < rows; first += teams) {
             const long long row = first + own;
-            forget(run.shift);
+            make_opaque(run.shift);
             scales.narrow_again();
             offsets.narrow_again();
             const Run<lanes, blocks> run_behind = run.behind(teams * length, row + teams < rows);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                 next.load_from(x, run_behind);
             }
             const Statistics found = run_statistics(team, run, held.centre, held.x, length, eps);
-            forget(run.shift);  // the predicates of its elements do not fit beside their parameters
+            make_opaque(run.shift);  // the predicates of its elements do not fit beside their parameters
             if (run.live && team.lane() == 0 && team.rank() == 0) {
                 store(mean, row, found.mean);
                 store(rstd, row, found.rstd);

@@ -3,7 +3,7 @@
 // A slab is `channels` consecutive channels of sample n (one group, or several whole groups). Channels-first (N, C,
 // HxW) it is one contiguous run; channels-last (N, HxW, C) it is HxW rows, `pitch` elements apart. The blocks of a
 // cluster have a piece of it each: a part of the run, or of the rows. Either way a piece is covered by packs, numbered
-// from 0: pack j stands at `place(j)` in a tensor and at index j of an array of packs in shared memory. A run is covered
+// from 0: pack j stands at `span_of(j)` in a tensor and at index j of an array of packs in shared memory. A run is covered
 // from the 16-byte boundary at or before its first element, so that misaligned slices cost two ragged packs and not
 // every vector access; tensors that are aligned differently are read element by element.
 #include "partition/pack_channels.cuh"
@@ -46,7 +46,9 @@ struct Slab<ChannelsFirst> {
     }
     __device__ __forceinline__ int packs() const { return count; }
     __device__ __forceinline__ int length() const { return channels * HxW; }
-    __device__ __forceinline__ Place place(int j) const { return Place{start, j * pack_size - shift, length()}; }
+    __device__ __forceinline__ PackSpan span_of(int j) const {
+        return PackSpan{start, j * pack_size - shift, length()};
+    }
     // The first pack of the n-th of several parts.
     __device__ __forceinline__ int cut(int n, int parts) const {
         return static_cast<int>((long long)count * n / parts);
@@ -133,9 +135,9 @@ struct Slab<ChannelsFirst> {
     template <typename Held, typename Of, typename Element>
     __device__ __forceinline__ void write(data_t* to, Held held, Of of, Element element) const {
         const ChannelStride stride(Tile::threads * pack_size, HxW);
-        ChannelWalk walk(place(threadIdx.x).first, HxW);
+        ChannelWalk walk(span_of(threadIdx.x).first, HxW);
         for (int j = threadIdx.x; j < count; j += Tile::threads) {
-            const Place where = place(j);
+            const PackSpan where = span_of(j);
             auto packs = held(j);
             Pack<data_t> out = {};
             each_in_channels(
@@ -164,9 +166,9 @@ struct Slab<ChannelsLast> {
         start += begin * pitch;
     }
     __device__ __forceinline__ int packs() const { return rows * row_packs; }
-    __device__ __forceinline__ Place place(int j) const {
+    __device__ __forceinline__ PackSpan span_of(int j) const {
         const int row = j / row_packs;
-        return Place{start + row * pitch, (j - row * row_packs) * pack_size, channels};
+        return PackSpan{start + row * pitch, (j - row * row_packs) * pack_size, channels};
     }
     __device__ __forceinline__ int cut(int n, int parts) const {
         return static_cast<int>((long long)rows * n / parts) * row_packs;
@@ -260,15 +262,15 @@ typedef Slab<layout_t> slab_t;
 
 constexpr int loads_in_flight = 4;  // packs a thread asks for before it uses the first: hides DRAM latency
 
-// A warp for each group of a slab sums totals[channel] over the group's channels; all its lanes call give(group, sums).
-template <typename Give>
-__device__ __forceinline__ void group_sums(const Pair* totals, int groups, int group_channels, Give give) {
+// A warp for each group of a slab sums totals[channel] over the group's channels; all its lanes call emit(group, sums).
+template <typename Emit>
+__device__ __forceinline__ void group_sums(const Pair* totals, int groups, int group_channels, Emit emit) {
     const int lane = threadIdx.x % warp_size;
     for (int group = threadIdx.x / warp_size; group < groups; group += block_warps) {
         Pair sums = {};
         for (int c = lane; c < group_channels; c += warp_size) {
             sums = sums + totals[group * group_channels + c];
         }
-        give(group, warp_sum(sums));
+        emit(group, warp_sum(sums));
     }
 }

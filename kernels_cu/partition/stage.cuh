@@ -28,10 +28,10 @@ struct Stage {
     }
 
     // Whether a pack comes by the engine.
-    __device__ __forceinline__ bool copied(int t, const Place& where) const {
+    __device__ __forceinline__ bool copied(int t, const PackSpan& where) const {
         return where.whole() && misalignment(from[t] + where.row + where.first) == 0;
     }
-    __device__ __forceinline__ void through_registers(int t, int j, const Place& where) const {
+    __device__ __forceinline__ void through_registers(int t, int j, const PackSpan& where) const {
         to[t][j] = load_pack(from[t] + where.row, where.first, where.length);
     }
     // The packs of a tensor that do not come by the engine, several asked for before the first is stored.
@@ -41,7 +41,7 @@ struct Stage {
 #pragma unroll
             for (int k = 0; k < others_in_flight; ++k) {
                 const int j = base + k * Tile::threads;
-                const Place where = slab.place(j);
+                const PackSpan where = slab.span_of(j);
                 if (j < end && !copied(t, where)) {
                     held[k] = load_pack(from[t] + where.row, where.first, where.length);
                 }
@@ -49,7 +49,7 @@ struct Stage {
 #pragma unroll
             for (int k = 0; k < others_in_flight; ++k) {
                 const int j = base + k * Tile::threads;
-                if (j < end && !copied(t, slab.place(j))) {
+                if (j < end && !copied(t, slab.span_of(j))) {
                     to[t][j] = held[k];
                 }
             }
@@ -59,7 +59,7 @@ struct Stage {
     __device__ __forceinline__ void by_threads(const slab_t& slab, int begin, int end) const {
         bool left = false;
         for (int j = begin + threadIdx.x; j < end; j += Tile::threads) {
-            const Place where = slab.place(j);
+            const PackSpan where = slab.span_of(j);
 #pragma unroll
             for (int t = 0; t < tensors; ++t) {
                 if (from[t] != nullptr && copied(t, where)) {
@@ -79,19 +79,19 @@ struct Stage {
     }
     // Of packs that follow each other in a tensor, only the first and the last may be ragged.
     __device__ __forceinline__ void by_one(const slab_t& slab, int begin, int end, mbarrier_t* barrier) const {
-        const int first = slab.place(begin).whole() ? begin : begin + 1;
-        const int last = slab.place(end - 1).whole() ? end : end - 1;
+        const int first = slab.span_of(begin).whole() ? begin : begin + 1;
+        const int last = slab.span_of(end - 1).whole() ? end : end - 1;
         unsigned bytes = 0;
 #pragma unroll
         for (int t = 0; t < tensors; ++t) {
-            const bool bulk = from[t] != nullptr && first < last && copied(t, slab.place(first));
+            const bool bulk = from[t] != nullptr && first < last && copied(t, slab.span_of(first));
             bytes += bulk ? (last - first) * access_bytes : 0;
             if (from[t] != nullptr && !bulk) {
                 the_others(slab, t, begin, end);
             } else if (bulk && threadIdx.x < 2) {
                 const int j = threadIdx.x == 0 ? begin : end - 1;
                 if (j < first || j >= last) {
-                    through_registers(t, j, slab.place(j));
+                    through_registers(t, j, slab.span_of(j));
                 }
             }
         }
@@ -101,7 +101,7 @@ struct Stage {
         mbarrier_arrive_expect(barrier, bytes);
 #pragma unroll
         for (int t = 0; t < tensors; ++t) {
-            const Place where = slab.place(first);
+            const PackSpan where = slab.span_of(first);
             if (from[t] != nullptr && first < last && copied(t, where)) {
                 bulk_load(to[t] + first, from[t] + where.row + where.first, (last - first) * access_bytes, barrier);
             }

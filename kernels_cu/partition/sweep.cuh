@@ -65,24 +65,24 @@ struct Sweep<ChannelsFirst> {
         const int lane = threadIdx.x % warp_size;
         return length == 0 ? 0 : (ceil_div(shift + length, pack_size) - lane + warp_size - 1) / warp_size;
     }
-    __device__ __forceinline__ Place place(int step) const {
+    __device__ __forceinline__ PackSpan span_of(int step) const {
         const int lane = threadIdx.x % warp_size;
-        return Place{start, (step * warp_size + lane) * pack_size - shift, length};
+        return PackSpan{start, (step * warp_size + lane) * pack_size - shift, length};
     }
     static __device__ __forceinline__ int slot(int) { return 0; }
     // Elements of a pack that count for each slot, whether the i-th does, and whether all do.
-    static __device__ __forceinline__ int weight(const Place& where) { return where.count(); }
-    static __device__ __forceinline__ bool uses(const Place& where, int i) { return where.holds(i); }
-    static __device__ __forceinline__ bool full(const Place& where) { return where.whole(); }
+    static __device__ __forceinline__ int weight(const PackSpan& where) { return where.count(); }
+    static __device__ __forceinline__ bool uses(const PackSpan& where, int i) { return where.holds(i); }
+    static __device__ __forceinline__ bool full(const PackSpan& where) { return where.whole(); }
     __device__ __forceinline__ bool has(int) const { return live(); }
     __device__ __forceinline__ long long channel_of(int) const { return channel; }
 
-    // What the threads found of each channel, put together: over_lanes(found(0)) of a warp; give(channel, whole).
-    template <typename T, typename Found, typename OverLanes, typename Merge, typename Give>
-    __device__ __forceinline__ void gather(T*, Found found, OverLanes over_lanes, Merge, Give give) const {
+    // What the threads found of each channel, put together: over_lanes(found(0)) of a warp; emit(channel, whole).
+    template <typename T, typename Found, typename OverLanes, typename Merge, typename Emit>
+    __device__ __forceinline__ void gather(T*, Found found, OverLanes over_lanes, Merge, Emit emit) const {
         const T whole = over_lanes(found(0));
         if (live() && threadIdx.x % warp_size == 0) {
-            give(channel, whole);
+            emit(channel, whole);
         }
     }
 };
@@ -136,23 +136,23 @@ struct Sweep<ChannelsLast> {
         return of_part < rows ? (rows - of_part + parts - 1) / parts : 0;
     }
     __device__ __forceinline__ int steps() const { return live() ? rows_of(part) : 0; }
-    __device__ __forceinline__ Place place(int step) const {
+    __device__ __forceinline__ PackSpan span_of(int step) const {
         const long long left = C - first_channel;
         const int length = left < pack_size ? static_cast<int>(left) : pack_size;
-        return Place{start + (part + static_cast<long long>(step) * parts) * pitch + first_channel, 0, length};
+        return PackSpan{start + (part + static_cast<long long>(step) * parts) * pitch + first_channel, 0, length};
     }
     static __device__ __forceinline__ int slot(int i) { return i; }
     // A row is there or not; slots past the last channel read zeros and are given to nobody.
-    static __device__ __forceinline__ int weight(const Place& where) { return where.length > 0 ? 1 : 0; }
-    static __device__ __forceinline__ bool uses(const Place& where, int) { return where.length > 0; }
-    static __device__ __forceinline__ bool full(const Place& where) { return where.length > 0; }
+    static __device__ __forceinline__ int weight(const PackSpan& where) { return where.length > 0 ? 1 : 0; }
+    static __device__ __forceinline__ bool uses(const PackSpan& where, int) { return where.length > 0; }
+    static __device__ __forceinline__ bool full(const PackSpan& where) { return where.length > 0; }
     __device__ __forceinline__ bool has(int slot) const { return live() && first_channel + slot < C; }
     __device__ __forceinline__ long long channel_of(int slot) const { return first_channel + slot; }
 
     // What the threads found of each channel, put together: found(slot) of the parts merged by halves, by way of
-    // partials[slot][part][column], which is shared; give(channel, whole). The whole block calls; ends with a barrier.
-    template <typename T, typename Found, typename OverLanes, typename Merge, typename Give>
-    __device__ __forceinline__ void gather(T* partials, Found found, OverLanes, Merge merge, Give give) const {
+    // partials[slot][part][column], which is shared; emit(channel, whole). The whole block calls; ends with a barrier.
+    template <typename T, typename Found, typename OverLanes, typename Merge, typename Emit>
+    __device__ __forceinline__ void gather(T* partials, Found found, OverLanes, Merge merge, Emit emit) const {
         if (part < parts) {
 #pragma unroll
             for (int slot = 0; slot < pack_size; ++slot) {
@@ -163,7 +163,7 @@ struct Sweep<ChannelsLast> {
         fold_parts<pack_size>(partials, parts, columns, part, column, merge);
         const long long block_channel = first_channel - column * pack_size;
         for (int at = threadIdx.x; at < columns * pack_size && block_channel + at < C; at += Tile::threads) {
-            give(block_channel + at, partials[at % pack_size * parts * columns + at / pack_size]);
+            emit(block_channel + at, partials[at % pack_size * parts * columns + at / pack_size]);
         }
         __syncthreads();
     }
@@ -219,7 +219,7 @@ __device__ __forceinline__ void each_part(long long rows, long long group_channe
 template <int tensors>
 constexpr int sweep_loads = sweep_t::slots == 1 ? loads_in_flight : loads_in_flight / tensors;
 
-// Calls use(batch, places) for the thread's packs, sweep_loads of several tensors at a time: each tensor's packs are
+// Calls use(batch, spans) for the thread's packs, sweep_loads of several tensors at a time: each tensor's packs are
 // all asked for before the first is used. A null tensor reads as zeros.
 template <int tensors, typename Use>
 __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* const (&from)[tensors], Use use) {
@@ -227,18 +227,18 @@ __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* 
     const int steps = sweep.steps();
     for (int base = 0; base < steps; base += loads) {
         Pack<data_t> batch[tensors][loads] = {};
-        Place places[loads];
+        PackSpan spans[loads];
 #pragma unroll
         for (int k = 0; k < loads; ++k) {
-            places[k] = base + k < steps ? sweep.place(base + k) : Place{0, 0, 0};
+            spans[k] = base + k < steps ? sweep.span_of(base + k) : PackSpan{0, 0, 0};
 #pragma unroll
             for (int t = 0; t < tensors; ++t) {
                 if (base + k < steps && from[t] != nullptr) {
-                    batch[t][k] = load_pack(from[t] + places[k].row, places[k].first, places[k].length);
+                    batch[t][k] = load_pack(from[t] + spans[k].row, spans[k].first, spans[k].length);
                 }
             }
         }
-        use(batch, places);
+        use(batch, spans);
     }
 }
 
@@ -248,7 +248,7 @@ template <int tensors, typename Element>
 __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* const (&from)[tensors], data_t* to,
                                             Element element) {
     constexpr int loads = sweep_loads<tensors>;
-    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[tensors][loads], const Place(&places)[loads]) {
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[tensors][loads], const PackSpan(&spans)[loads]) {
 #pragma unroll
         for (int k = 0; k < loads; ++k) {
             Pack<data_t> out = {};
@@ -261,7 +261,7 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
                 }
                 out.set(i, narrow<data_t>(element(sweep_t::slot(i), values)));
             }
-            store_pack(to + places[k].row, places[k].first, places[k].length, out);
+            store_pack(to + spans[k].row, spans[k].first, spans[k].length, out);
         }
     });
 }
@@ -269,27 +269,28 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
 // ---- what a sweep finds -------------------------------------------------------------------------------------------
 
 // Add a pack's terms to the sums of a thread's channels: one channel (channels-first), or one an element.
-template <typename Use, typename Through>
+template <typename Use, typename Grad>
 __device__ __forceinline__ void add_terms(Pair (&sums)[1], const Pack<data_t>& dy, const Pack<data_t>& x,
-                                          const acc_t (&mean)[1], Use use, const Through (&through)[1]) {
-    sums[0] = sums[0] + gradient_sums(dy, x, mean[0], use, through[0]);
+                                          const acc_t (&mean)[1], Use use, const Grad (&activation_grad)[1]) {
+    sums[0] = sums[0] + gradient_sums(dy, x, mean[0], use, activation_grad[0]);
 }
 
-template <typename Use, typename Through>
+template <typename Use, typename Grad>
 __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<data_t>& dy, const Pack<data_t>& x,
-                                          const acc_t (&mean)[pack_size], Use, const Through (&through)[pack_size]) {
+                                          const acc_t (&mean)[pack_size], Use,
+                                          const Grad (&activation_grad)[pack_size]) {
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        const acc_t value = widen(x.get(i)), gradient = through[i](widen(dy.get(i)), value);
+        const acc_t value = widen(x.get(i)), gradient = activation_grad[i](widen(dy.get(i)), value);
         sums[i] = sums[i] + Pair{gradient, gradient * (value - mean[i])};
     }
 }
 
-// sums[slot] of g and of g * (x - mean[slot]) over the thread's packs, with g = through[slot](dy, x).
-template <typename Through>
+// sums[slot] of g and of g * (x - mean[slot]) over the thread's packs, with g = activation_grad[slot](dy, x).
+template <typename Grad>
 __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
                                                     const acc_t (&mean)[sweep_t::slots],
-                                                    const Through (&through)[sweep_t::slots],
+                                                    const Grad (&activation_grad)[sweep_t::slots],
                                                     Pair (&sums)[sweep_t::slots]) {
     constexpr int loads = sweep_loads<2>;
     const data_t* const from[2] = {dy, x};
@@ -302,14 +303,14 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
         }
     };
     int batches = 0;
-    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][loads], const Place(&places)[loads]) {
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][loads], const PackSpan(&spans)[loads]) {
 #pragma unroll
         for (int k = 0; k < loads; ++k) {
-            if (sweep_t::full(places[k])) {
-                add_terms(latest, batch[0][k], batch[1][k], mean, Always(), through);
+            if (sweep_t::full(spans[k])) {
+                add_terms(latest, batch[0][k], batch[1][k], mean, Always(), activation_grad);
             } else if (sweep_t::slots == 1) {
-                const auto holds = [&](int i) { return places[k].holds(i); };
-                add_terms(latest, batch[0][k], batch[1][k], mean, holds, through);
+                const auto holds = [&](int i) { return spans[k].holds(i); };
+                add_terms(latest, batch[0][k], batch[1][k], mean, holds, activation_grad);
             }
         }
         if (++batches % chain == 0) {
@@ -321,15 +322,15 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
 
 __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
                                                     const acc_t (&mean)[sweep_t::slots], Pair (&sums)[sweep_t::slots]) {
-    const Untouched through[sweep_t::slots] = {};
-    sweep_gradient_sums(sweep, dy, x, mean, through, sums);
+    const NoActivationGrad activation_grad[sweep_t::slots] = {};
+    sweep_gradient_sums(sweep, dy, x, mean, activation_grad, sums);
 }
 
-// give(channel, sums of the whole block or warp), in one thread a channel.
-template <typename Give>
+// emit(channel, sums of the whole block or warp), in one thread a channel.
+template <typename Emit>
 __device__ __forceinline__ void gather_sums(const sweep_t& sweep, Pair* partials, const Pair (&sums)[sweep_t::slots],
-                                            Give give) {
+                                            Emit emit) {
     sweep.gather(
         partials, [&](int slot) { return sums[slot]; }, [](Pair value) { return warp_sum(value); },
-        [](Pair a, Pair b) { return a + b; }, give);
+        [](Pair a, Pair b) { return a + b; }, emit);
 }

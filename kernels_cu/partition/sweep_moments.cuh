@@ -26,14 +26,14 @@ struct SweepMoments {
 template <int loads>
 struct MomentsBatch {
     const Pack<data_t> (&packs)[loads];
-    const Place (&places)[loads];
+    const PackSpan (&spans)[loads];
 
     // Elements that count for each slot.
     __device__ __forceinline__ int weight() const {
         int found = 0;
 #pragma unroll
         for (int k = 0; k < loads; ++k) {
-            found += sweep_t::weight(places[k]);
+            found += sweep_t::weight(spans[k]);
         }
         return found;
     }
@@ -41,7 +41,7 @@ struct MomentsBatch {
         bool found = true;
 #pragma unroll
         for (int k = 0; k < loads; ++k) {
-            found = found && sweep_t::full(places[k]);
+            found = found && sweep_t::full(spans[k]);
         }
         return found;
     }
@@ -61,7 +61,7 @@ struct MomentsBatch {
         return sums;
     }
     __device__ __forceinline__ Pair deviations_of(int slot, acc_t centre) const {
-        return deviations_of(slot, centre, [&](int k, int i) { return sweep_t::uses(places[k], i); });
+        return deviations_of(slot, centre, [&](int k, int i) { return sweep_t::uses(spans[k], i); });
     }
     // The mean of a slot's elements, or a finite number where there is none. It is found relative to the first of
     // them, so that the mean of equal elements is one of them to the last bit.
@@ -70,7 +70,7 @@ struct MomentsBatch {
         if (sweep_t::slots == 1) {  // the thread's first pack may begin before its run
 #pragma unroll
             for (int i = pack_size - 1; i >= 0; --i) {
-                first = places[0].holds(i) ? acc_t(widen(packs[0].get(i))) : first;
+                first = spans[0].holds(i) ? acc_t(widen(packs[0].get(i))) : first;
             }
         }
         first = usable_shift(first);
@@ -98,8 +98,8 @@ __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, cons
         latest_count = acc_t(0);
     };
     int batches = 0;
-    sweep_packs(sweep, from, [&](const Pack<data_t>(&packs)[1][loads], const Place(&places)[loads]) {
-        const MomentsBatch<loads> batch = {packs[0], places};
+    sweep_packs(sweep, from, [&](const Pack<data_t>(&packs)[1][loads], const PackSpan(&spans)[loads]) {
+        const MomentsBatch<loads> batch = {packs[0], spans};
         const acc_t more = acc_t(batch.weight());
         if (batches == 0) {
             const acc_t inverse = acc_t(1) / more;
@@ -132,13 +132,13 @@ __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, cons
     return found;
 }
 
-// give(channel, moments of the whole block or warp), in one thread a channel.
-template <typename Give>
+// emit(channel, moments of the whole block or warp), in one thread a channel.
+template <typename Emit>
 __device__ __forceinline__ void gather_moments(const sweep_t& sweep, Moments* partials, const SweepMoments& found,
-                                               Give give) {
+                                               Emit emit) {
     sweep.gather(
         partials, [&](int slot) { return found.at(slot); }, [](Moments value) { return lanes_merge(value, warp_size); },
-        [](Moments a, Moments b) { return merge(a, b); }, give);
+        [](Moments a, Moments b) { return merge(a, b); }, emit);
 }
 
 // Stores the moments of the sweep's channels where they stand in a workspace [N * chunks, C]. `partials` is shared,

@@ -5,7 +5,7 @@
 #include "partition/slab.cuh"
 
 // Sums over a team, given to all its lanes. A warp's teams sum by shuffles, and the whole warp calls. Teams of several
-// warps sum by way of shared memory, and the whole block calls: two rows of block_warps take turns, and between two uses
+// warps sum by way of shared memory, and the whole block calls: two rows of block_warps alternate, and between two uses
 // of one row lies the barrier of the other, so a sum costs one barrier. A cluster's blocks read each other's sums in the
 // same manner, in rank order.
 template <int lanes, int blocks = 1>
@@ -19,7 +19,7 @@ struct Team {
     static constexpr int scratch_size = lanes > warp_size || blocks > 1 ? 2 * (block_warps + count * (blocks > 1)) : 0;
     static constexpr bool of_block = scratch_size > 0;
     Pair* scratch;  // shared, scratch_size; null for teams in a warp
-    int turn = 0;
+    int slot = 0;   // the row of scratch that the latest sum used: 0 or 1
 
     static __device__ __forceinline__ int index() { return threadIdx.x / lanes; }
     static __device__ __forceinline__ int lane() { return threadIdx.x % lanes; }
@@ -39,20 +39,20 @@ struct Team {
         if (!of_block) {
             return lanes_sum(value, lanes);
         }
-        turn = 1 - turn;
-        value = block_sum<warps>(value, scratch + turn * block_warps);
+        slot = 1 - slot;
+        value = block_sum<warps>(value, scratch + slot * block_warps);
         if (blocks == 1) {
             return value;
         }
-        Pair* const told = scratch + 2 * block_warps + turn * count + index();
+        Pair* const published = scratch + 2 * block_warps + slot * count + index();
         if (lane() == 0) {
-            *told = value;
-            cluster_fence();  // the one thread that tells: the others need not wait for their stores
+            *published = value;
+            cluster_fence();  // by the one thread that publishes: the others need not wait for their stores
         }
         cluster_arrive_relaxed();
         cluster_wait();
         const int other = threadIdx.x % warp_size;  // a lane reads a block's
-        return warp_sum(other < blocks ? *cluster_map(told, other) : Pair{});
+        return warp_sum(other < blocks ? *cluster_map(published, other) : Pair{});
     }
     // What the first lane of a team within a warp has, given to all of the team. The whole warp calls.
     static __device__ __forceinline__ acc_t of_first_lane(acc_t value) {
@@ -116,7 +116,7 @@ struct Run {
     // First element of this lane's k-th pack, counted from the slice's; neighbouring lanes hold neighbouring packs.
     __device__ __forceinline__ int first(int k) const { return (k * lanes + Team<lanes>::lane()) * pack_size - shift; }
     __device__ __forceinline__ auto held(int k) const {
-        const Place where = {start, first(k), length};
+        const PackSpan where = {start, first(k), length};
         return [where](int i) { return where.holds(i); };
     }
     __device__ __forceinline__ void load_from(const data_t* x, Pack<data_t> (&held)[Tile::packs]) const {
@@ -159,13 +159,13 @@ struct Run {
     template <typename Of, typename Use, typename... Packs>
     __device__ __forceinline__ void each(int k, const ChannelWalk& from, int HxW, Of of, Use use,
                                          Packs&... packs) const {
-        each_in_channels(Place{start, first(k), length}, from, HxW, of, use, packs...);
+        each_in_channels(PackSpan{start, first(k), length}, from, HxW, of, use, packs...);
     }
-    // Calls give(channel, known, sums of terms(i, known)) for the channels of the k-th pack.
-    template <typename Of, typename Terms, typename Give, typename... Packs>
-    __device__ __forceinline__ void each_sum(int k, const ChannelWalk& from, int HxW, Of of, Terms terms, Give give,
+    // Calls emit(channel, known, sums of terms(i, known)) for the channels of the k-th pack.
+    template <typename Of, typename Terms, typename Emit, typename... Packs>
+    __device__ __forceinline__ void each_sum(int k, const ChannelWalk& from, int HxW, Of of, Terms terms, Emit emit,
                                              Packs&... packs) const {
-        sums_in_channels(Place{start, first(k), length}, from, HxW, of, terms, give, packs...);
+        sums_in_channels(PackSpan{start, first(k), length}, from, HxW, of, terms, emit, packs...);
     }
 };
 
@@ -183,24 +183,24 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, 
         sums = sums + with_square(deviations(held[k], shift, run.held(k)).first);
     }
     const acc_t centre = second_centre(shift, team.sum(sums), acc_t(1) / acc_t(length), pack_size);
-    forget(held);
+    make_opaque(held);
     sums = Pair{};
 #pragma unroll
     for (int k = 0; k < Tile::packs; ++k) {
         sums = sums + deviations(held[k], centre, run.held(k));
     }
     sums = team.sum(sums);
-    forget(held);
+    make_opaque(held);
     return corrected_statistics(centre, sums, acc_t(length), eps);
 }
 
 // What a forward writes of a run whose elements have a gamma and a beta each: a row of LayerNorm, a group with HxW = 1.
 // y of the run in `held`. scale_of(k) and offset_of(k) are the parameters of the k-th pack's elements: packs of them, and
 // those of the next pack are asked for before this one's store, which no load passes.
-template <int lanes, int blocks, typename ScaleOf, typename OffsetOf, typename Through>
+template <int lanes, int blocks, typename ScaleOf, typename OffsetOf, typename Activation>
 __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& run,
                                           const Pack<data_t> (&held)[Tile::packs], const Statistics& found,
-                                          ScaleOf scale_of, OffsetOf offset_of, Through through) {
+                                          ScaleOf scale_of, OffsetOf offset_of, Activation activation) {
     auto next_scale = scale_of(0);
     auto next_offset = offset_of(0);
 #pragma unroll
@@ -215,7 +215,7 @@ __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& r
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
             const Affine affine = {found.mean, found.rstd * scale.of(i), offset.of(i)};
-            out.set(i, narrow<data_t>(through(normalised(widen(held[k].get(i)), affine))));
+            out.set(i, narrow<data_t>(activation(normalised(widen(held[k].get(i)), affine))));
         }
         store_pack(y + run.start, run.first(k), run.length, out);
     }

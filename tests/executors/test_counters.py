@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cunorm.core.errors import KernelFault
-from cunorm.executors.cpu.checked import Count, Moved
+from cunorm.executors.cpu.checked import Count, Moves
 from cunorm.executors.cpu.executor import Kernel
 from tests.kernels.kernel_checks import ORDERS, compiled, launch
 from tests.support.paths import KERNELS
@@ -52,18 +52,18 @@ def sectors(shift: int, step: int, width: int) -> int:
 @pytest.mark.parametrize(("step", "shift"), [(1, 0), (1, 1), (1, 7), (2, 0), (3, 0), (8, 0), (16, 4), (0, 5)])
 def test_requests_and_sectors_of_single_elements(kernel: Kernel, step: int, shift: int) -> None:
     found = count(kernel, 0, step, shift).moved["array0"]
-    assert found.loaded == found.raw_loaded == 4 * BLOCKS * THREADS
+    assert found.lane_loaded == found.raw_loaded == 4 * BLOCKS * THREADS
     assert found.load_requests == WARPS
     per_warp = [sectors(shift + 32 * warp * step, step, 1) for warp in range(THREADS // 32)]
     assert found.load_sectors == BLOCKS * sum(per_warp)
-    assert (found.stored, found.store_requests, found.store_sectors, found.wide_bytes) == (0, 0, 0, 0)
+    assert (found.lane_stored, found.store_requests, found.store_sectors, found.wide_bytes) == (0, 0, 0, 0)
 
 
 @pytest.mark.usefixtures("order")
 @pytest.mark.parametrize(("step", "shift", "efficiency"), [(1, 0, 1.0), (1, 4, 128 * 4 / (17 * 32)), (2, 0, 0.5)])
 def test_sector_efficiency_of_wide_accesses(kernel: Kernel, step: int, shift: int, efficiency: float) -> None:
     found = count(kernel, 1, step, shift).moved["array0"]
-    assert found.wide_bytes == found.loaded == 16 * BLOCKS * THREADS
+    assert found.wide_bytes == found.lane_loaded == 16 * BLOCKS * THREADS
     assert found.load_requests == WARPS
     assert found.wide_bytes / (32 * found.wide_sectors) == pytest.approx(efficiency)
 
@@ -75,7 +75,7 @@ def test_lanes_that_part_make_requests_of_their_own(kernel: Kernel) -> None:
     assert found.load_sectors == WARPS * 2 * 2 * 4
     found = count(kernel, 7).moved["array0"]
     assert found.load_requests == WARPS * 31  # the busiest lane's
-    assert found.loaded == WARPS * 4 * sum(range(32))
+    assert found.lane_loaded == WARPS * 4 * sum(range(32))
 
 
 @pytest.mark.usefixtures("order")
@@ -94,15 +94,15 @@ def test_barriers_and_shuffles(kernel: Kernel) -> None:
     assert (found.blocks, found.threads) == (BLOCKS, THREADS)
     assert found.barriers == 7 * BLOCKS
     assert found.shuffles == 7 * WARPS
-    assert sum(each.loaded + each.stored for each in found.moved.values()) == 0
+    assert sum(each.lane_loaded + each.lane_stored for each in found.moved.values()) == 0
 
 
 @pytest.mark.usefixtures("order")
 def test_roles_and_the_trace(kernel: Kernel) -> None:
     found = count(kernel, 6)
     assert found.roles == {"array0": "parameter", "array1": "parameter", "array2": "workspace"}
-    assert found.moved["array2"].stored == 4 * BLOCKS * THREADS
-    assert found.moved["array0"] == Moved()
+    assert found.moved["array2"].lane_stored == 4 * BLOCKS * THREADS
+    assert found.moved["array0"] == Moves()
     assert found.moved["array2"].store_sectors == len(found.trace) == BLOCKS * THREADS * 4 // 32
     assert (found.trace["region"] == 2 * 2 + 1).all()
     assert sorted(set(found.trace["block"].tolist())) == [0, 1]

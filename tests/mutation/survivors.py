@@ -10,8 +10,8 @@ Key = tuple[str, str, str, int]  # file, the line stripped, kind, which of those
 
 NO_ELEMENT_LEFT = "Speed only: left_over() finds no element for an item past the last."
 NO_PACK_LEFT = "Speed only: `j < packs` below leaves nothing to do."
-NULL_RESULTS = "Speed only: give() leaves out each result that is null."
-EMPTY_TURN = "Speed only: every team of that turn has an empty run."
+NULL_RESULTS = "Speed only: store_channel() leaves out each result that is null."
+EMPTY_ROUND = "Speed only: every team of that round has an empty run."
 NO_X = "Speed only: without x held_x is zeros and dbeta alone is wanted; the products go into sums that nobody takes."
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics, and stores them to the same place."
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values, and stores them to the same place."
@@ -28,8 +28,8 @@ TWIN = (
     "The twin of one instruction for the CPU executor, whose blocks that wait for each other take turns in one thread."
 )
 LANDS_IN_ORDER = (
-    "One turn's copies are issued too early, and again in their turn. A GPU might land them before the slot has been "
-    "read; the executor lands copies in their order."
+    "One round's copies are issued too early, and again when they are due. A GPU might land them before the slot has "
+    "been read; the executor lands copies in their order."
 )
 BY_ELEMENT = "Speed only: element by element."
 
@@ -39,7 +39,7 @@ SURVIVORS: dict[Key, str] = {
     ("common/async.cuh", "cunorm_cpu::fence();", "barrier", 1): TWIN,
     ("batch_norm/wide_rows.cuh", "if (sweep.has(slot)) {", "guard", 0): (
         "Speed only: `channel` is taken modulo C, so what is then loaded too is in bounds, and goes to a slot of no "
-        "channel or an idle thread, which gather() gives to nobody."
+        "channel or an idle thread, which gather() emits for nobody."
     ),
     ("batch_norm/batch_norm_backward_reduce_sweep.cu",
      "for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {",
@@ -92,7 +92,7 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("group_norm/backward_runs.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;",
-     "guard", 0): EMPTY_TURN,
+     "guard", 0): EMPTY_ROUND,
     ("group_norm/backward_runs.cuh",
      "const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);",
      "guard", 1): "Speed only: a team without a group asks for the gamma of one that is there, for nothing.",
@@ -107,7 +107,7 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("group_norm/forward_runs.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;",
-     "guard", 0): EMPTY_TURN,
+     "guard", 0): EMPTY_ROUND,
     ("group_norm/forward_runs.cuh", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
     ("layer_norm/layer_norm_backward_split.cu",
      "for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {",
@@ -140,13 +140,13 @@ SURVIVORS: dict[Key, str] = {
         "the count and twice m2, in every set alike."
     ),
     ("partition/pack_channels.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
-        "Never negative: the packs of a sweep meet their run, and the place of a step past the last is {0, 0, 0}."
+        "Never negative: the packs of a sweep meet their run, and the span of a step past the last is {0, 0, 0}."
     ),
     ("partition/pack_channels.cuh", "if (last && i + 1 < pack_size && where.holds(i + 1)) {", "guard", 0): (
         "Speed only: looks up the channel of the next pack's first element, which the run holds, and does not use it."
     ),
     ("partition/row_gradients.cuh",
-     "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
+     "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
     ("partition/row_gradients.cuh",
      "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
@@ -154,7 +154,7 @@ SURVIVORS: dict[Key, str] = {
      "const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;",
      "guard", 1): "Rows are fewer for one team alone, behind whose sums nothing lies; the host counts the row.",
     ("partition/row_gradients.cuh",
-     "const acc_t gradient = is_identity || holds(i) ? through(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
+     "is_identity || holds(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
      "guard", 0): (
         "The battery has no activation: test_lanes_outside_a_group_stay_out_of_its_sums in "
         "test_group_norm_activation.py has one."
@@ -164,7 +164,7 @@ SURVIVORS: dict[Key, str] = {
      "barrier", 0): "Registers only: a lane's sums are its own.",
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 0): ALWAYS_SHIFTS,
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,
-    ("partition/rows.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_TURN,
+    ("partition/rows.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
     ("partition/rows.cuh", "if (run.live && team.lane() == 0 && team.rank() == 0) {", "owner", 0): SAME_STATISTICS,
     ("partition/slab.cuh", "while (lanes < warp_size && lanes < HxW / pack_size + 2) {", "guard", 1): (
         "Another number of lanes, as right: it makes no more parts than the host has made room for."
@@ -253,9 +253,10 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: the batch past the last has no elements, and adds nothing to a sum or a count."
     ),
     ("partition/sweep.cuh", "if (base + k < steps && from[t] != nullptr) {", "guard", 0): (
-        "Speed only: the place of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
+        "Speed only: the span of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
     ),
-    ("partition/team.cuh", "cluster_fence();  // the one thread that tells: the others need not wait for their stores",
+    ("partition/team.cuh",
+     "cluster_fence();  // by the one thread that publishes: the others need not wait for their stores",
      "barrier", 0): "The CPU executor takes every arrival at a cluster's barrier for one that releases.",
     ("partition/team.cuh",
      "if (shift + columns < pack_size) {", "guard", 0): "Speed only: any element of the run does.",
@@ -263,11 +264,11 @@ SURVIVORS: dict[Key, str] = {
      "const int ahead = may_shift && past + whole <= blocks * capacity ? past : 0;", "guard", 0): (
         "Speed only: a run that is covered from its start is read element by element, and is as right."
     ),
-    ("partition/turns.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 0): (
+    ("partition/work_queue.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 0): (
         "Speed only: all sums come before the first output, which may find its data gone from the cache."
     ),
-    ("partition/turns.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 1): (
-        "Speed only: tickets behind the last sums are nobody's, and the host has counted them."
+    ("partition/work_queue.cuh", "return tiles + lead < tiles * teams ? tiles + lead : tiles * teams;", "guard", 1): (
+        "Speed only: tickets past the last sums have nothing to do, and the host has counted them."
     ),
     ("common/types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
      "guard", 0): BY_ELEMENT,
@@ -297,11 +298,11 @@ SURVIVORS: dict[Key, str] = {
     ("layer_norm/row_slabs.cuh", "for (int i = 0; i < lane_parts; ++i) {", "guard", 1): (
         "Undefined, and left out by the compiler: neither array has such a place."
     ),
-    ("layer_norm/row_slabs.cuh", "for (int turn = 0; turn < slots.ahead; ++turn) {", "guard", 0): LANDS_IN_ORDER,
+    ("layer_norm/row_slabs.cuh", "for (int round = 0; round < slots.ahead; ++round) {", "guard", 0): LANDS_IN_ORDER,
     ("layer_norm/row_slabs.cuh",
-     "for (int turn = slab.turns() - 1; turn >= slab.turns() - slots.ahead; --turn) {", "guard",
+     "for (int round = slab.rounds() - 1; round >= slab.rounds() - slots.ahead; --round) {", "guard",
      0): LANDS_IN_ORDER,
-    ("layer_norm/row_slabs.cuh", "slots.fetch(slab, next < slots.kept ? -1 : next);", "guard", 0): (
+    ("layer_norm/row_slabs.cuh", "slots.fetch(slab, next < slots.resident_rounds ? -1 : next);", "guard", 0): (
         "Speed only: what is kept comes again, to the same place. test_layer_norm_grid.py counts that it does not."
     ),
     ("layer_norm/row_slabs.cuh",

@@ -69,7 +69,7 @@ def test_owners_and_parities() -> None:
     assert changes("if (live() && threadIdx.x % warp_size == 0) { }", "owner") == [
         "threadIdx.x % warp_size == 0 -> true"
     ]
-    for text in ("phase ^= 1;", "parity = !parity;", "turn = 1 - turn;", "parity ^= stage == last;"):
+    for text in ("phase ^= 1;", "parity = !parity;", "slot = 1 - slot;", "parity ^= stage == last;"):
         assert changes(f"{{ {text} }}", "parity") == [f"{text} -> ;"]
     assert changes("wait(bar, phase & 1);", "parity") == ["phase & 1 -> 0"]
     assert changes("((magnitude >> 13) & 1u); a = 2 - a; b = 1 - a;", "parity") == []
@@ -144,8 +144,8 @@ def test_every_reason_is_one_of_a_mutant_that_is_there() -> None:
 #: The file, the start of the line, kind, which of those; and a case that kills it.
 REAL = [
     ("group_norm/forward_slab.cuh", "__syncthreads();", "barrier", 2, "group_norm-block: one part a channel"),
-    ("partition/team.cuh", "turn = 1 - turn;", "parity", 0, "layer_norm-block: long rows"),
-    ("partition/turns.cuh", "__syncthreads();", "barrier", 0, "group_norm-grid: two blocks"),
+    ("partition/team.cuh", "slot = 1 - slot;", "parity", 0, "layer_norm-block: long rows"),
+    ("partition/work_queue.cuh", "__syncthreads();", "barrier", 0, "group_norm-grid: two blocks"),
     (
         "batch_norm/batch_norm_elemt_block.cu",
         "for (long long item",

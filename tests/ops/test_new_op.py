@@ -16,10 +16,11 @@ from cunorm.tuning.verify.verifier import Verifier
 import cunorm
 from cunorm.cli.main import main
 from cunorm.core.arrays import dtype_name, number
-from cunorm.core.devices import known
+from cunorm.core.devices import Device, known
+from cunorm.core.locks import lazy
 from cunorm.core.opspec import ArraySpec, Exact, Number
 from cunorm.core.problem import Problem, accumulator, laid_out
-from cunorm.core.strategy import Launch, Strategy, Tile, by_name, ceil_div, refuses_threads
+from cunorm.core.strategy import Launch, Strategy, Tiling, by_name, ceil_div, refuses_threads
 from cunorm.gate import gate
 from cunorm.ops.registry import OPS, fault_of
 from cunorm.runtime.checks import Result
@@ -48,11 +49,19 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
 """
 
 
-def _launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    elements = problem.N * problem.HxW
-    blocks = ceil_div(elements, tile.threads * problem.pack * tile.turns)
-    arguments = {**by_name("picture", "faded", "strength"), "elements": elements}
-    return (Launch("fade_block", "fade_block", blocks, tile.threads, arguments, traffic=2 * problem.nbytes),)
+class Fade(Tiling):
+    """A pack a thread and turn."""
+
+    def refuses(self, device: Device) -> str | None:
+        return refuses_threads(self.tile)
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        problem, tile = self.problem, self.tile
+        elements = problem.N * problem.HxW
+        blocks = ceil_div(elements, tile.threads * problem.pack * tile.turns)
+        arguments = {**by_name("picture", "faded", "strength"), "elements": elements}
+        return (Launch("fade_block", "fade_block", blocks, tile.threads, arguments, traffic=2 * problem.nbytes),)
 
 
 BLOCK = Strategy(
@@ -60,10 +69,7 @@ BLOCK = Strategy(
     op="fade",
     space={"threads": (64, 128, 256), "turns": (1, 2, 4)},
     constants=("threads",),
-    legality=lambda problem, tile, device: refuses_threads(tile),
-    launches=_launches,
-    workspace=lambda problem, tile: 0,
-    workspace_traffic=lambda problem, tile: 0,
+    of=Fade,
     example=lambda tile, pack: (8, 1, 4096, 1),
 )
 

@@ -153,7 +153,7 @@ def test_workspace_is_never_more(device: str) -> None:
                             most = N * C * chunks * moments * 2 * problem.sum_itemsize
                             if strategy.name == "grid":  # rows of sums, and counters on lines of their own
                                 most += N * C * 2 * problem.sum_itemsize + 2 * 128 + 4 * N * group + 16
-                            assert strategy.workspace(problem, tile) <= most
+                            assert strategy.of(problem, tile).workspace <= most
 
 
 # ---- wrong plans ----------------------------------------------------------------------------------------------------

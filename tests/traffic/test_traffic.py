@@ -13,13 +13,13 @@ import pytest
 import cunorm
 from cunorm.core.devices import KNOWN, known
 from cunorm.core.errors import KernelFault
-from cunorm.executors.cpu.checked import TRACE
+from cunorm.executors.cpu.checked import TRACE, Moves
 from cunorm.executors.cpu.memory import PARAMETER, ROLES, TENSOR, WORKSPACE
 from cunorm.ops.group_norm import grid
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Place
 from cunorm.traffic import reuse, sampling, traffic
-from cunorm.traffic.traffic import Moves, Traffic
+from cunorm.traffic.traffic import Traffic
 from tests.kernels.kernel_checks import compiled, launch
 from tests.support.paths import KERNELS
 from tests.traffic.traffic_table import EDGE, EFFICIENT, ROWS, SPLIT_BACKWARD, Row
@@ -61,7 +61,7 @@ def test_a_row_of_the_table(row: Row) -> None:
             assert (moves.lane_loaded, moves.lane_stored) == (moves.raw_loaded, moves.raw_stored), (one.entry, role)
     plan = row.plan()
     assert plan.strategy is not None and plan.tile is not None
-    said, moved = plan.strategy.workspace_traffic(plan.problem, plan.tile), found.of(WORKSPACE)
+    said, moved = plan.strategy.of(plan.problem, plan.tile).workspace_traffic, found.of(WORKSPACE)
     if (row.op, row.strategy) == ("layer_norm_backward", "split"):
         assert LOOSE * said <= moved.nbytes <= said
     elif row.op == "group_norm_backward" and row.strategy in ("split", "grid"):
@@ -143,7 +143,7 @@ def test_grid_reads_again_from_the_cache_what_split_reads_from_memory(
     tile = {"strategy": "grid", "threads": 128, "chunk": chunk, "groups": slab, "lead": lead if slab == 1 else 1}
     found = _second_reads(op, tile, shape, groups, layout)
     assert found.reuse.within(small.l2_bytes // 2) >= 0.95
-    assert found.reuse.at(0.95) <= grid.reach(found.problem, cunorm.Tile.of(tile), small)
+    assert found.reuse.at(0.95) <= grid.GroupGrid(found.problem, cunorm.Tile.of(tile)).reach(small)
     other = _second_reads(op, {"strategy": "split", "threads": 128, "chunk": chunk}, shape, groups, layout)
     assert other.reuse.within(small.l2_bytes // 2) < 0.95
 

@@ -16,8 +16,9 @@ from typing import Any
 from cunorm.tuning.measure.stand import Spec
 
 from cunorm.core.devices import KNOWN, Device
+from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch, Strategy, Tile, by_name
+from cunorm.core.strategy import Launch, Strategy, Tile, Tiling, by_name
 from cunorm.jit import sources
 from cunorm.ops.registry import OPS
 from tests.support.paths import KERNELS
@@ -44,35 +45,29 @@ BROKEN = {WRONG: "wrong", CRASH: "crash", HANG: "hang", OUTSIDE: "wrong", RANDOM
 KINDS = (RIGHT, *BROKEN, DIES_LATER, HANGS_LATER)
 
 
-def _refuses(problem: Problem, tile: Tile, device: Device) -> str | None:
-    if (problem.op, problem.C, problem.dtype) != (OP, CHANNELS, "float32"):
-        return "planted elsewhere"
-    return None if tile.kind == RIGHT or tile.threads == 64 else "one of each kind of break is enough"
+class Planted(Tiling):
+    """One block for the whole problem."""
 
+    def refuses(self, device: Device) -> str | None:
+        problem, tile = self.problem, self.tile
+        if (problem.op, problem.C, problem.dtype) != (OP, CHANNELS, "float32"):
+            return "planted elsewhere"
+        return None if tile.kind == RIGHT or tile.threads == 64 else "one of each kind of break is enough"
 
-def _launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    size = problem.N * problem.C * problem.HxW
-    arguments = {
-        **by_name("x", "mean", "invstd", "gamma", "beta", "y"),
-        "C": problem.C,
-        "HxW": problem.HxW,
-        "size": size,
-    }
-    return (Launch("planted", "planted", 1, tile.threads, arguments, traffic=2 * problem.nbytes),)
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        problem = self.problem
+        size = problem.N * problem.C * problem.HxW
+        arguments = {
+            **by_name("x", "mean", "invstd", "gamma", "beta", "y"),
+            **{"C": problem.C, "HxW": problem.HxW, "size": size},
+        }
+        return (Launch("planted", "planted", 1, self.tile.threads, arguments, traffic=2 * problem.nbytes),)
 
 
 def planted(kinds: tuple[int, ...] = KINDS, threads: tuple[int, ...] = (32, 64)) -> Strategy:
-    return Strategy(
-        name="planted",
-        op=OP,
-        space={"kind": kinds, "threads": threads},
-        constants=("kind",),
-        legality=_refuses,
-        launches=_launches,
-        workspace=lambda *_: 0,
-        workspace_traffic=lambda *_: 0,
-        example=lambda *_: (8, 64, 64, 64),
-    )
+    space = {"kind": kinds, "threads": threads}
+    return Strategy("planted", OP, space, ("kind",), Planted, lambda *_: (8, 64, 64, 64))
 
 
 def plant(strategy: Strategy) -> None:

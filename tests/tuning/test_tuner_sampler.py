@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,8 @@ from cunorm.tuning.search.space import SWEPT, Space
 from optuna.trial import TrialState
 
 from cunorm.core.devices import KNOWN
-from cunorm.core.strategy import Tile
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile, Tiling
 from cunorm.ops.registry import OPS
 from tests.support.paths import ROOT
 
@@ -39,6 +40,13 @@ def benchmark() -> Iterator[ModuleType]:
     sys.path.remove(str(ROOT / "benchmarks"))
 
 
+def _all_worth(of: Any, problem: Problem, tile: Tile) -> Tiling:
+    """A tiling that is worth trying."""
+    made: Tiling = of(problem, tile)
+    made.__dict__["worth"] = True
+    return made
+
+
 @lru_cache
 def space_of(start: str) -> Space:
     """The space of the benchmark's problem whose name begins so; a large one with what is not worth trying too."""
@@ -46,7 +54,7 @@ def space_of(start: str) -> Space:
     problem = next(one for name, one in problems.items() if name.startswith(start))
     strategies = OPS[problem.op].strategies
     if start in LARGE:
-        strategies = {name: replace(one, worth=lambda problem, tile: True) for name, one in strategies.items()}
+        strategies = {name: replace(one, of=partial(_all_worth, one.of)) for name, one in strategies.items()}
     return Space.of(problem, strategies, KNOWN["H200"])
 
 

@@ -21,6 +21,7 @@ from cunorm.core.errors import TraceError
 from cunorm.core.errors import sentence as sentence_of
 from cunorm.core.files import write_whole
 from cunorm.core.problem import Problem
+from cunorm.core.terminal import with_bar
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS, gpu_present
 from cunorm.runtime.plans import Place
@@ -112,19 +113,6 @@ def _versions(kind: str, peers: Sequence[str]) -> dict[str, Any]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return {**software(kind), **found, "python": platform.python_version()}
-
-
-def _bar(problems: Sequence[Problem], quiet: bool) -> Iterator[Problem]:
-    """The problems, with a bar on a terminal's standard error if tqdm is there."""
-    if quiet or importlib.util.find_spec("tqdm") is None:
-        yield from problems
-        return
-    from tqdm import tqdm
-
-    with tqdm(problems, unit="problem", disable=None, file=sys.stderr) as bar:
-        for problem in bar:
-            bar.set_description(problem.op)
-            yield problem
 
 
 class _Record:
@@ -238,7 +226,8 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
     def bench(problem: Problem) -> Outcome:
         return bench_problem(problem, place, clock, peers, rounds=rounds, seed=asked.seed)
 
-    record.run(_bar(problems, asked.quiet), peers, bench)
+    shown = with_bar(problems, len(problems), "problem", lambda problem: problem.op, shown=not asked.quiet)
+    record.run(shown, peers, bench)
     found = record.document()
     print("\n".join(text(found)))
     if to_plot is not None and record.results:

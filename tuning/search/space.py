@@ -91,7 +91,7 @@ class Space:
         strategy = self.strategy(tile)
         launches = strategy.launches(self.problem, tile)
         shared, threads = (max(values) for values in zip(*((one.shared_bytes, one.threads) for one in launches)))  # noqa: B905
-        return len(launches), strategy.workspace(self.problem, tile), shared, threads, tile.strategy, tile.fields
+        return len(launches), strategy.of(self.problem, tile).workspace, shared, threads, tile.strategy, tile.fields
 
     def digest(self) -> str:
         """A name for the space and its kernels: a study of another one must not be continued."""

@@ -21,17 +21,21 @@ MOST_ARRAYS = 24
 OTHER_POISON = 0x00
 #: Files whose functions only pass on what a kernel does.
 DOORS = re.compile(r"^(common/types\.cuh|common/async\.cuh|cunorm/executors/cpu/include/[\w/]+\.h)$")
+SECTOR_BYTES = 32
 TRACE = np.dtype([("sector", "u8"), ("block", "u4"), ("region", "u2"), ("bytes", "u2")])
 
 
-@dataclass
-class Moved:
-    """What one array gave and took in a launch.
+@dataclass(frozen=True)
+class Moves:
+    """What kernels asked of global memory.
 
     Attributes
     ----------
     loaded, stored : int
-        Bytes that lanes asked for through load and store, and by atomics and asynchronous copies.
+        Bytes that warps ask for, each counted once a request: what all lanes load from one place counts once. A replay
+        of the trace tells these.
+    lane_loaded, lane_stored : int
+        Bytes that lanes ask for through load and store, and by atomics and asynchronous copies.
     raw_loaded, raw_stored : int
         The same as the compiler's hooks saw it.
     load_requests, store_requests : int
@@ -40,10 +44,14 @@ class Moved:
         32-byte sectors that those requests touch.
     wide_bytes, wide_sectors : int
         Bytes and sectors of 16-byte accesses alone.
+    load_fetched, store_fetched : int
+        32-byte sectors that blocks touch, each counted once a block and direction. A replay of the trace tells these.
     """
 
     loaded: int = 0
     stored: int = 0
+    lane_loaded: int = 0
+    lane_stored: int = 0
     raw_loaded: int = 0
     raw_stored: int = 0
     load_requests: int = 0
@@ -52,10 +60,49 @@ class Moved:
     store_sectors: int = 0
     wide_bytes: int = 0
     wide_sectors: int = 0
+    load_fetched: int = 0
+    store_fetched: int = 0
+
+    def __add__(self, other: Moves) -> Moves:
+        return Moves(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Moves)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that warps ask for, both ways."""
+        return self.loaded + self.stored
+
+    @property
+    def lane_nbytes(self) -> int:
+        """Bytes that lanes ask for, both ways."""
+        return self.lane_loaded + self.lane_stored
+
+    @property
+    def raw_nbytes(self) -> int:
+        """Bytes that the compiler's hooks saw, both ways."""
+        return self.raw_loaded + self.raw_stored
+
+    @property
+    def fetched_nbytes(self) -> int:
+        """Bytes of the sectors that blocks touch, each once a block and direction."""
+        return SECTOR_BYTES * (self.load_fetched + self.store_fetched)
+
+    @property
+    def efficiency(self) -> float:
+        """Bytes asked for, over those of the sectors that requests touch; 1 if there are none."""
+        sectors = self.load_sectors + self.store_sectors
+        return self.nbytes / (SECTOR_BYTES * sectors) if sectors else 1.0
+
+    @property
+    def wide_efficiency(self) -> float:
+        """Bytes of 16-byte accesses, over those of the sectors that they touch; 1 if there are none."""
+        return self.wide_bytes / (SECTOR_BYTES * self.wide_sectors) if self.wide_sectors else 1.0
 
 
-class _Moved(ctypes.Structure):
-    _fields_ = [(each.name, ctypes.c_uint64) for each in fields(Moved)]
+#: struct Moved in counters.h.
+MOVED = (
+    "lane_loaded", "lane_stored", "raw_loaded", "raw_stored",
+    "load_requests", "store_requests", "load_sectors", "store_sectors", "wide_bytes", "wide_sectors",
+)  # fmt: skip
 
 
 class _Counters(ctypes.Structure):
@@ -69,7 +116,7 @@ class _Counters(ctypes.Structure):
         ("trace", ctypes.c_void_p),
         ("trace_count", ctypes.c_uint64),
         ("trace_capacity", ctypes.c_uint64),
-        ("moved", _Moved * MOST_ARRAYS),
+        ("moved", ctypes.c_uint64 * len(MOVED) * MOST_ARRAYS),
     ]
 
 
@@ -88,8 +135,8 @@ class Count:
         Shuffles, votes and ``__syncwarp`` of all warps.
     shared_requests, shared_wavefronts, shared_ideal : int
         Requests of warps to shared memory; turns of its banks that they take; the fewest that they could.
-    moved : dict of str to Moved
-        By array.
+    moved : dict of str to Moves
+        By array, without what a replay of the trace tells.
     roles : dict of str to str
     starts : dict of str to int
         Addresses of the arrays.
@@ -106,7 +153,7 @@ class Count:
     shared_requests: int
     shared_wavefronts: int
     shared_ideal: int
-    moved: dict[str, Moved]
+    moved: dict[str, Moves]
     roles: dict[str, str]
     starts: dict[str, int]
     trace: np.ndarray[Any, Any] = field(repr=False)
@@ -117,8 +164,8 @@ def _count(found: _Counters, name: str, grid: int, threads: int, memory: Sequenc
     if found.trace:
         ctypes.memmove(trace.ctypes.data, found.trace, trace.nbytes)
     moved = {
-        region.name: Moved(*(getattr(found.moved[i], each.name) for each in fields(Moved)))
-        for i, region in enumerate(memory)
+        region.name: Moves(**dict(zip(MOVED, counted, strict=True)))
+        for region, counted in zip(memory, found.moved, strict=False)
     }
     roles = {region.name: region.role for region in memory}
     starts = {region.name: region.address for region in memory}

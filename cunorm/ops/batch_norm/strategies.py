@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from cunorm.core.devices import Device
+from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE, Problem
-from cunorm.core.strategy import Launch, Strategy, Tile, by_name, ceil_div, refuses_threads
+from cunorm.core.strategy import Launch, Strategy, Tile, Tiling, by_name, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     SECTOR_PACKS,
@@ -15,22 +17,13 @@ from cunorm.ops.common.building_blocks import (
     blocks_for,
     fold_launches,
     fold_rows,
-    pair_bytes,
-    part_bytes,
     refuses_registers,
     refuses_shared,
     round_up,
-    tensors_read,
-    written_and_read,
 )
-from cunorm.ops.common.geometry import (
-    LARGEST_CHUNK,
-    refuses_sweep,
-    slab_packs,
-    slab_partials,
-    sweep_blocks,
-    sweep_shared,
-)
+from cunorm.ops.common.geometry import LARGEST_CHUNK, Slab, Sweep, refuses_sweep
+
+SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 
 
 class View(NamedTuple):
@@ -62,16 +55,6 @@ def refuses_layout(problem: Problem, layout: str) -> str | None:
 # ---- sweeps: `split`, and `column` of tensors ------------------------------------------------------------------------
 
 
-class Cut(NamedTuple):
-    """How a sweep is cut: struct Batch in wide_rows.cuh."""
-
-    layout: str
-    sizes: dict[str, int]  # of struct Batch, by the names of its members
-    rows: int  # of partial results [rows, C]
-    blocks: int
-    met: int  # channels that the warps of all blocks meet, each counted once a warp
-
-
 def _wide(problem: Problem) -> int:
     """Rows of a wide row: as many as are whole sectors."""
     unit = SECTOR_PACKS * problem.pack
@@ -83,216 +66,278 @@ def columns_of(problem: Problem) -> int:
     return _wide(problem) * problem.C // problem.pack
 
 
-def _block_columns(problem: Problem, tile: Tile) -> int:
-    """Columns of packs of a block: at most the tile's, evenly, and whole sectors."""
-    columns = columns_of(problem)
-    even = round_up(ceil_div(columns, ceil_div(columns, tile.columns)), SECTOR_PACKS)
-    return min(even, tile.columns)
+class _Viewed(Tiling):
+    """What the tilings of all five ops have: the view of the tensors."""
+
+    @lazy
+    def view(self) -> View:
+        """How the kernels look at a tensor."""
+        return view_of(self.problem)
 
 
-def _sizes(N: int, columns: int, HxW: int, chunk: int, chunks: int) -> dict[str, int]:
-    return {"N": N, "columns": columns, "HxW": HxW, "chunk": chunk, "chunks": chunks}
+class _Swept(_Viewed):
+    """A sweep: chunks of planes, or of wide rows with a few rows left over."""
 
+    #: The layout that the strategy's kernels are for.
+    own_layout = "NHWC"
 
-def cut_of(problem: Problem, tile: Tile) -> Cut:
-    """The cut of a sweep: chunks of planes, or of wide rows with a few rows left over."""
-    layout, N, C, HxW = view_of(problem)
-    if layout == "NCHW":
-        chunks = ceil_div(HxW, tile.chunk)
-        blocks = sweep_blocks(layout, N, C, chunks, problem.pack, tile.threads)
-        sizes = _sizes(N, C, HxW, tile.chunk, chunks) | {"C": C, "left": 0, "most_columns": 1}
-        return Cut(layout, sizes, N * chunks, blocks_for(blocks), N * C * chunks)
-    wide, columns = _wide(problem), _block_columns(problem, tile)
-    wide_rows, left = divmod(HxW, wide)
-    chunks = ceil_div(wide_rows, tile.chunk)
-    swept = sweep_blocks(layout, 1, wide * C, chunks, problem.pack, tile.threads, columns)
-    sizes = _sizes(1, wide * C, wide_rows, tile.chunk, chunks) | {"C": C, "left": left * C, "most_columns": columns}
-    met = swept * (tile.threads // WARP) * min(columns, WARP) * problem.pack + left * C
-    return Cut(layout, sizes, chunks * wide + left, blocks_for(swept + ceil_div(left * C, tile.threads)), met)
+    @lazy
+    def columns(self) -> int:
+        """Columns of packs of a block: at most the tile's, evenly, and whole sectors."""
+        columns = columns_of(self.problem)
+        even = round_up(ceil_div(columns, ceil_div(columns, self.tile.columns)), SECTOR_PACKS)
+        return min(even, self.tile.columns)
 
+    @lazy
+    def sweep(self) -> Sweep:
+        """The sweep without the rows that are left over."""
+        problem, tile, view = self.problem, self.tile, self.view
+        if view.layout == "NCHW":
+            return Sweep(*view, tile.chunk, problem.pack, tile.threads)
+        wide = _wide(problem)
+        return Sweep("NHWC", 1, wide * view.C, view.HxW // wide, tile.chunk, problem.pack, tile.threads, self.columns)
 
-def refuses_cut(problem: Problem, tile: Tile, device: Device) -> str | None:
-    """Why the tile is not legal, or None; no problem of the right layout is refused for its sizes."""
-    layout = "NCHW" if tile.strategy == "split" else "NHWC"
-    if (sentence := refuses_layout(problem, layout) or refuses_sweep(layout, problem, tile, device)) is not None:
-        return sentence
-    if layout == "NHWC" and tile.columns > tile.threads:
-        return f"columns is {tile.columns}, expected at most threads, {tile.threads}"
-    return None
+    @lazy
+    def left(self) -> int:
+        """Rows that make up no wide row."""
+        return 0 if self.view.layout == "NCHW" else self.view.HxW % _wide(self.problem)
 
+    @lazy
+    def sizes(self) -> dict[str, int]:
+        """What struct Batch in wide_rows.cuh has, by the names of its members."""
+        swept = {"columns" if name == "C" else name: size for name, size in self.sweep.arguments.items()}
+        most = {"most_columns": self.sweep.most_columns or 1}
+        return {**swept, "C": self.problem.C, "left": self.left * self.view.C, **most}
 
-# ---- runs: `block` of elemt ------------------------------------------------------------------------------------------
+    @lazy
+    def partial_rows(self) -> int:
+        """Rows of partial results [rows, C]; one row is the results themselves."""
+        if self.view.layout == "NCHW":
+            return self.view.N * self.sweep.chunks
+        return self.sweep.chunks * _wide(self.problem) + self.left
 
+    @lazy
+    def grid(self) -> int:
+        """Blocks of the launch."""
+        return blocks_for(self.sweep.items + ceil_div(self.left * self.view.C, self.tile.threads))
 
-def _run_shared(problem: Problem, tile: Tile) -> int:
-    """What a block knows of the channels of the planes that its run touches: Affine or Coefficients in norm.cuh."""
-    _, N, C, HxW = view_of(problem)
-    planes = min(N * C, tile.chunk // HxW + 2)
-    values = 5 if problem.is_backward else 4
-    return round_up(planes * values * problem.sum_itemsize, 16)
+    @lazy
+    def met(self) -> int:
+        """Channels that the warps of all blocks meet, each counted once a warp."""
+        view, warps = self.view, self.tile.threads // WARP
+        if view.layout == "NCHW":
+            return view.N * view.C * self.sweep.chunks
+        return self.sweep.items * warps * min(self.columns, WARP) * self.problem.pack + self.left * view.C
 
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`; no problem of the right layout is refused for its sizes."""
+        tile = self.tile
+        if (sentence := refuses_layout(self.problem, self.own_layout)) is not None:
+            return sentence
+        if (sentence := refuses_sweep(self.sweep, self.problem, tile, device)) is not None:
+            return sentence
+        if self.own_layout == "NHWC" and tile.columns > tile.threads:
+            return f"columns is {tile.columns}, expected at most threads, {tile.threads}"
+        return None
 
-def _refuses_run(problem: Problem, tile: Tile, device: Device) -> str | None:
-    if (sentence := refuses_threads(tile)) is not None:
-        return sentence
-    if (sentence := refuses_layout(problem, "NCHW")) is not None:
-        return sentence
-    if tile.chunk % problem.pack or tile.chunk > LARGEST_CHUNK:
-        return f"chunk is {tile.chunk}, expected a multiple of {problem.pack} up to {LARGEST_CHUNK} elements"
-    if (sentence := refuses_shared(_run_shared(problem, tile), device)) is not None:
-        return sentence
-    return refuses_registers(RESIDENT_REGISTERS, tile, device)
-
-
-# ---- slabs: `block` of stats and of reduce ---------------------------------------------------------------------------
-
-
-def _slab_shared(problem: Problem, tile: Tile) -> int:
-    """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary, for the worst
-    alignment.
-    """
-    layout, _, C, HxW = view_of(problem)
-    channels = min(tile.channels, C)
-    partials = slab_partials(layout, HxW, problem.pack, tile.threads)
-    # What a channel has so far, and of the latest; its centre or mean.
-    sizes = [*[channels * part_bytes(problem)] * 2, channels * problem.sum_itemsize]
-    sizes += [channels * pair_bytes(problem), partials * pair_bytes(problem)]
-    sizes += [16 * slab_packs(layout, channels, HxW, problem.pack)] * tensors_read(problem)
-    return sum(round_up(size, 16) for size in sizes)
-
-
-def _refuses_slab(problem: Problem, tile: Tile, device: Device) -> str | None:
-    if (sentence := refuses_threads(tile)) is not None:
-        return sentence
-    if (sentence := refuses_layout(problem, "NCHW")) is not None:
-        return sentence
-    if (sentence := refuses_shared(_slab_shared(problem, tile), device)) is not None:
-        return sentence
-    return refuses_registers(RESIDENT_REGISTERS, tile, device)
+    @lazy
+    def worth(self) -> bool:
+        """Whether no fewer columns of the space are all that there are."""
+        return all(columns >= self.tile.columns or columns < columns_of(self.problem) for columns in _ROWS["columns"])
 
 
 # ---- stats and backward_reduce: partial results, then their fold -----------------------------------------------------
 
 
-def _rows(problem: Problem, tile: Tile) -> int:
-    """Rows of partial results [rows, C]; one row is the results themselves."""
-    return ceil_div(view_of(problem).N, tile.samples) if tile.strategy == "block" else cut_of(problem, tile).rows
+class _Reducing(_Viewed):
+    """A kernel that leaves rows of partial results, and their fold."""
+
+    @lazy
+    def partial_rows(self) -> int:
+        """Rows of partial results [rows, C]; one row is the results themselves."""
+        raise NotImplementedError
+
+    @lazy
+    def workspace(self) -> int:
+        """The partial results."""
+        rows, C = self.partial_rows, self.problem.C
+        return 0 if rows == 1 else fold_rows(rows, C) * C * self.problem.part
+
+    def reducing(self, kind: str, grid: int, sizes: Mapping[str, int], **facts: Any) -> tuple[Launch, ...]:
+        """The launches, of a kernel that is told these sizes."""
+        problem, rows = self.problem, self.partial_rows
+        if problem.is_backward:
+            given = by_name("dy", "mean", "invstd", x=problem.reads_x)
+            wanted = by_name(**{name: name in problem.outputs for name in SUMS})
+            fold_given = by_name("invstd", "workspace")
+        else:
+            given, wanted = by_name("x", "eps"), by_name("mean", "invstd")
+            fold_given = by_name("workspace", "eps")
+        results = {**(wanted if rows == 1 else dict.fromkeys(wanted, 0)), **by_name(workspace=rows > 1)}
+        traffic = self.problem.read * problem.nbytes + (rows > 1) * rows * problem.C * self.problem.part
+        entry, fold = f"{problem.op}_{kind}", f"{problem.op}_fold"
+        arguments = {**given, **results, **sizes}
+        facts |= {"traffic": traffic, "registers": RESIDENT_REGISTERS, "layout": self.view.layout}
+        main = Launch(entry, entry, grid, self.tile.threads, arguments, **facts)
+        if rows == 1:
+            return (main,)
+        return (main, *fold_launches(problem, fold, rows, self.problem.part, fold_given, wanted))
 
 
-def _workspace(problem: Problem, tile: Tile) -> int:
-    rows = _rows(problem, tile)
-    return 0 if rows == 1 else fold_rows(rows, problem.C) * problem.C * part_bytes(problem)
+class _ReducingSlabs(_Reducing):
+    """`block`: slabs of a few channels, sample after sample."""
+
+    @lazy
+    def slab(self) -> Slab:
+        """A slab."""
+        view = self.view
+        channels = min(self.tile.channels, view.C)
+        return Slab(view.layout, channels, view.HxW, self.problem.pack, self.tile.threads)
+
+    @lazy
+    def partial_rows(self) -> int:
+        """Rows of partial results [rows, C]; one row is the results themselves."""
+        return ceil_div(self.view.N, self.tile.samples)
+
+    @lazy
+    def shared(self) -> int:
+        """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary, for the worst
+        alignment.
+        """
+        channels = self.slab.channels
+        # What a channel has so far, and of the latest; its centre or mean.
+        sizes = [*[channels * self.problem.part] * 2, channels * self.problem.sum_itemsize]
+        sizes += [channels * self.problem.pair, self.slab.partials * self.problem.pair]
+        sizes += [16 * self.slab.packs] * self.problem.read
+        return sum(round_up(size, 16) for size in sizes)
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        sentence = refuses_threads(self.tile) or refuses_layout(self.problem, "NCHW")
+        sentence = sentence or refuses_shared(self.shared, device)
+        return sentence or refuses_registers(RESIDENT_REGISTERS, self.tile, device)
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The slabs' kernel, and the fold."""
+        view, samples = self.view, min(self.view.N, self.tile.samples)
+        sizes = {"N": view.N, "C": view.C, "HxW": view.HxW, "channels": self.slab.channels, "samples": samples}
+        blocks = blocks_for(ceil_div(view.C, self.tile.channels) * self.partial_rows)
+        # It waits for each sample, then sums what it staged: twice where the first sum only finds a centre.
+        phases = samples * (2 if self.problem.is_backward else 3)
+        return self.reducing("block", blocks, sizes, shared_bytes=self.shared, phases=phases)
 
 
-SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
+class _ReducingRows(_Swept, _Reducing):
+    """`column`: chunks of wide rows."""
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The sweep, and the fold."""
+        mean = self.met * self.problem.sum_itemsize * self.problem.is_backward
+        shared = self.sweep.shared(self.problem.part)
+        return self.reducing("sweep", self.grid, self.sizes, shared_bytes=shared, cached=mean)
 
 
-def _reducing_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    layout, N, C, HxW = view_of(problem)
-    rows = _rows(problem, tile)
-    if not problem.is_backward:
-        given, wanted = by_name("x", "eps"), by_name("mean", "invstd")
-        fold_given = by_name("workspace", "eps")
-    else:
-        given = by_name("dy", "mean", "invstd", x=problem.reads_x)
-        wanted = by_name(**{name: name in problem.outputs for name in SUMS})
-        fold_given = by_name("invstd", "workspace")
-    results = {**(wanted if rows == 1 else dict.fromkeys(wanted, 0)), **by_name(workspace=rows > 1)}
-    traffic = tensors_read(problem) * problem.nbytes + (rows > 1) * rows * C * part_bytes(problem)
-    cached = 0
-    if tile.strategy == "block":
-        entry = f"{problem.op}_block"
-        blocks = blocks_for(ceil_div(C, tile.channels) * rows)
-        sizes = {"N": N, "C": C, "HxW": HxW, "channels": min(tile.channels, C), "samples": min(tile.samples, N)}
-        shared = _slab_shared(problem, tile)
-        passes = 1 if problem.is_backward else 2
-        phases = min(N, tile.samples) * (1 + passes)  # it waits for each sample, then sums what it staged
-    else:
-        entry = f"{problem.op}_sweep"
-        layout, sizes, _, blocks, met = cut_of(problem, tile)
-        shared, phases = sweep_shared(layout, problem, tile, part_bytes(problem)), 1
-        cached = met * problem.sum_itemsize * problem.is_backward  # its mean
-    main = Launch(
-        entry,
-        entry,
-        blocks,
-        tile.threads,
-        {**given, **results, **sizes},
-        shared_bytes=shared,
-        traffic=traffic,
-        cached=cached,
-        registers=RESIDENT_REGISTERS,
-        phases=phases,
-        layout=layout,
-    )
-    if rows == 1:
-        return (main,)
-    kernel = f"{problem.op}_fold"
-    return (main, *fold_launches(problem, kernel, rows, part_bytes(problem), fold_given, wanted))
+class _ReducingPlanes(_ReducingRows):
+    """`split`: chunks of planes."""
+
+    own_layout = "NCHW"
+
+    @lazy
+    def worth(self) -> bool:
+        """Any."""
+        return True
 
 
 # ---- elemt and backward_elemt: one stream ----------------------------------------------------------------------------
 
 
-def _channel_bytes(problem: Problem) -> int:
-    """What a thread reads of a channel: statistics, parameters, and a backward's sums."""
-    count = 4 if problem.is_backward else 2
-    given = (dtype for dtype in (problem.gamma_dtype, problem.beta_dtype) if dtype is not None)
-    return count * problem.sum_itemsize + sum(ITEMSIZE[dtype] for dtype in given)
+class _Streaming(_Viewed):
+    """A kernel that reads and writes every byte once."""
+
+    def streaming(self, grid: int, sizes: Mapping[str, int], **facts: Any) -> tuple[Launch, ...]:
+        """The launch, of a kernel that is told these sizes."""
+        problem, spec, entry = self.problem, self.problem.spec, f"{self.problem.op}_{self.tile.strategy}"
+        facts |= {"traffic": len(spec.tensors) * problem.nbytes, "registers": RESIDENT_REGISTERS}
+        arguments = {**by_name(*spec.arrays, *spec.numbers), **sizes}
+        return (Launch(entry, entry, grid, self.tile.threads, arguments, layout=self.view.layout, **facts),)
 
 
-def _streaming_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    layout, _, C, HxW = view_of(problem)
-    cached = 0
-    spec = problem.spec
-    if tile.strategy == "block":
+class _StreamingRuns(_Streaming):
+    """`block`: runs of a channels-first tensor."""
+
+    @lazy
+    def shared(self) -> int:
+        """What a block knows of the channels of the planes that its run touches: Affine or Coefficients in norm.cuh."""
+        planes = min(self.view.N * self.view.C, self.tile.chunk // self.view.HxW + 2)
+        values = 5 if self.problem.is_backward else 4
+        return round_up(planes * values * self.problem.sum_itemsize, 16)
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        tile, pack = self.tile, self.problem.pack
+        if (sentence := refuses_threads(tile) or refuses_layout(self.problem, "NCHW")) is not None:
+            return sentence
+        if tile.chunk % pack or tile.chunk > LARGEST_CHUNK:
+            return f"chunk is {tile.chunk}, expected a multiple of {pack} up to {LARGEST_CHUNK} elements"
+        return refuses_shared(self.shared, device) or refuses_registers(RESIDENT_REGISTERS, tile, device)
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The stream."""
+        problem, chunk = self.problem, self.tile.chunk
         elements = problem.N * problem.C * problem.HxW
-        blocks = blocks_for(ceil_div(elements, tile.chunk))
-        sizes = {"elements": elements, "C": C, "HxW": HxW, "chunk": tile.chunk}
-        shared, phases = _run_shared(problem, tile), 2  # what it knows of its channels, then the stream
-    else:
-        layout, sizes, _, blocks, met = cut_of(problem, tile)
-        shared, phases, cached = 0, 1, met * _channel_bytes(problem)
-    entry = f"{problem.op}_{tile.strategy}"
-    return (
-        Launch(
-            entry,
-            entry,
-            blocks,
-            tile.threads,
-            {**by_name(*spec.arrays, *spec.numbers), **sizes},
-            shared_bytes=shared,
-            traffic=len(spec.tensors) * problem.nbytes,
-            cached=cached,
-            registers=RESIDENT_REGISTERS,
-            phases=phases,
-            layout=layout,
-        ),
-    )
+        sizes = {"elements": elements, "C": self.view.C, "HxW": self.view.HxW, "chunk": chunk}
+        # What it knows of its channels, then the stream.
+        return self.streaming(blocks_for(ceil_div(elements, chunk)), sizes, shared_bytes=self.shared, phases=2)
+
+
+class _StreamingRows(_Swept, _Streaming):
+    """`column`: chunks of wide rows."""
+
+    @lazy
+    def channel_bytes(self) -> int:
+        """What a thread reads of a channel: statistics, parameters, and a backward's sums."""
+        problem, count = self.problem, 4 if self.problem.is_backward else 2
+        given = (dtype for dtype in (problem.gamma_dtype, problem.beta_dtype) if dtype is not None)
+        return count * problem.sum_itemsize + sum(ITEMSIZE[dtype] for dtype in given)
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The stream."""
+        return self.streaming(self.grid, self.sizes, cached=self.met * self.channel_bytes)
 
 
 # ---- gather_stats: a thread a channel --------------------------------------------------------------------------------
 
 
-def _refuses_gather(problem: Problem, tile: Tile, device: Device) -> str | None:
-    return refuses_threads(tile)
+class _Gather(Tiling):
+    """A thread for a channel."""
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        return refuses_threads(self.tile)
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The one kernel."""
+        problem, spec, entry = self.problem, self.problem.spec, f"{self.problem.op}_column"
+        return (
+            Launch(
+                entry,
+                entry,
+                blocks_for(ceil_div(problem.C, self.tile.threads)),
+                self.tile.threads,
+                {**by_name(*spec.arrays, *spec.numbers), "world": problem.N, "C": problem.C},
+                traffic=2 * problem.nbytes,
+                phases=1 + problem.N // 4,  # a thread has four ranks in flight
+                layout="NCHW",  # which it does not look at
+            ),
+        )
 
 
-def _gather_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    entry, spec = f"{problem.op}_column", problem.spec
-    return (
-        Launch(
-            entry,
-            entry,
-            blocks_for(ceil_div(problem.C, tile.threads)),
-            tile.threads,
-            {**by_name(*spec.arrays, *spec.numbers), "world": problem.N, "C": problem.C},
-            traffic=2 * problem.nbytes,
-            phases=1 + problem.N // 4,  # a thread has four ranks in flight
-            layout="NCHW",  # which it does not look at
-        ),
-    )
-
+# ---- their tiles ----------------------------------------------------------------------------------------------------
 
 _CHUNKS = {"threads": (128, 256, 512), "chunk": (64, 256, 1024, 4096, 16384, 65536)}
 #: 512 threads would only be more parts of the same columns; 8 columns of packs are 128 bytes of a row. What a thread
@@ -310,55 +355,34 @@ _SLABS = {
 _RUNS = {"threads": (128, 256, 512), "chunk": (2048, 8192, 32768)}
 
 
-def _columns_worth(problem: Problem, tile: Tile) -> bool:
-    """Whether no fewer columns of the space are all that there are."""
-    return all(columns >= tile.columns or columns < columns_of(problem) for columns in _ROWS["columns"])
-
-
 def _example(tile: Tile, pack: int) -> tuple[int, int, int, int]:
     return 8, 64, 64, 64
 
 
-def _named(*strategies: Strategy) -> dict[str, Strategy]:
-    return {strategy.name: strategy for strategy in strategies}
+def _strategies(op: str, *made: tuple[str, Mapping[str, tuple[int, ...]], type[Tiling]]) -> dict[str, Strategy]:
+    return {name: Strategy(name, op, space, ("threads",), tiling, _example) for name, space, tiling in made}
 
 
 def _reducing(op: str) -> dict[str, Strategy]:
-    known = ("threads",)
-    facts = (_reducing_launches, _workspace, written_and_read(_workspace), _example)
-    return _named(
-        Strategy("block", op, _SLABS, known, _refuses_slab, *facts),
-        Strategy("split", op, _CHUNKS, known, refuses_cut, *facts),
-        Strategy("column", op, _ROWS, known, refuses_cut, *facts, worth=_columns_worth),
-    )
-
-
-def _nothing(problem: Problem, tile: Tile) -> int:
-    return 0
+    rows, planes = ("column", _ROWS, _ReducingRows), ("split", _CHUNKS, _ReducingPlanes)
+    return _strategies(op, ("block", _SLABS, _ReducingSlabs), planes, rows)
 
 
 def _streaming(op: str) -> dict[str, Strategy]:
-    known, facts = ("threads",), (_streaming_launches, _nothing, _nothing, _example)
-    return _named(
-        Strategy("block", op, _RUNS, known, _refuses_run, *facts),
-        Strategy("column", op, _ROWS, known, refuses_cut, *facts, worth=_columns_worth),
-    )
+    return _strategies(op, ("block", _RUNS, _StreamingRuns), ("column", _ROWS, _StreamingRows))
 
 
 STATS: dict[str, Strategy] = _reducing("batch_norm_stats")
-GATHER_STATS: dict[str, Strategy] = _named(
-    Strategy(
+GATHER_STATS: dict[str, Strategy] = {
+    "column": Strategy(
         "column",
         "batch_norm_gather_stats",
         {"threads": (64, 128)},
         ("threads",),
-        _refuses_gather,
-        _gather_launches,
-        _nothing,
-        _nothing,
+        _Gather,
         lambda tile, pack: (8, 64, 1, 64),
     )
-)
+}
 ELEMT: dict[str, Strategy] = _streaming("batch_norm_elemt")
 BACKWARD_REDUCE: dict[str, Strategy] = _reducing("batch_norm_backward_reduce")
 BACKWARD_ELEMT: dict[str, Strategy] = _streaming("batch_norm_backward_elemt")

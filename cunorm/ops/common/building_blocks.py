@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import MAX_GRID, Arguments, Launch, Tile, by_name, ceil_div
@@ -24,32 +22,17 @@ RESIDENT_REGISTERS = 128
 ACTIVATED_REGISTERS = 168
 
 
-def gradient_registers(problem: Problem, layout: str) -> int:
-    """Registers of a thread of a backward that holds no packs: gradient_threads in backward_sweep.cuh, slab_threads in
-    backward_slab.cuh.
+def bound_registers(problem: Problem, layout: str) -> int:
+    """Registers of a thread that holds no packs: what the launch bounds of its kernel leave it, gradient_threads in
+    backward_sweep.cuh and slab_threads in backward_slab.cuh.
     """
-    wide = problem.activation is not None and layout == "NHWC" and problem.pack >= 8
+    wide = problem.is_backward and problem.activation is not None and layout == "NHWC" and problem.pack >= 8
     return ACTIVATED_REGISTERS if wide else RESIDENT_REGISTERS
-
-
-def pair_bytes(problem: Problem) -> int:
-    """Bytes of a `Pair` in reduce.cuh: two accumulators."""
-    return 2 * problem.sum_itemsize
 
 
 def moments_bytes(problem: Problem) -> int:
     """Bytes of `Moments` in moments.cuh, in shared memory and in a workspace: four accumulators."""
     return 4 * problem.sum_itemsize
-
-
-def part_bytes(problem: Problem) -> int:
-    """Bytes that a first sweep leaves of a channel's part in a workspace: moments, or a pair of sums."""
-    return pair_bytes(problem) if problem.is_backward else moments_bytes(problem)
-
-
-def tensors_read(problem: Problem) -> int:
-    """Tensors of x's size that a sweep reads: x in a forward; dy, and x unless only dbeta is wanted, in a backward."""
-    return 1 + problem.reads_x if problem.is_backward else 1
 
 
 def round_up(value: int, step: int) -> int:
@@ -128,19 +111,14 @@ def fold_launches(
 def parameter_launches(problem: Problem, rows: int, start: int = 0) -> tuple[Launch, ...]:
     """The launches that sum the workspace's rows, from pair ``start``, into dgamma and dbeta."""
     given, results = by_name("workspace"), by_name("dgamma", "dbeta")
-    return fold_launches(problem, "parameter_sums", rows, pair_bytes(problem), given, results, start)
+    return fold_launches(problem, "parameter_sums", rows, problem.pair, given, results, start)
 
 
 def parameter_workspace(problem: Problem, rows: int) -> int:
     """Bytes of the workspace whose rows `parameter_launches` sums; none for one row, which is the result itself."""
     if not problem.wants_parameters or rows == 1:
         return 0
-    return fold_rows(rows, problem.C) * problem.C * pair_bytes(problem)
-
-
-def written_and_read(workspace: Callable[[Problem, Tile], int]) -> Callable[[Problem, Tile], int]:
-    """The traffic of a workspace each of whose bytes is written once and read once: twice its size."""
-    return lambda problem, tile: 2 * workspace(problem, tile)
+    return fold_rows(rows, problem.C) * problem.C * problem.pair
 
 
 def refuses_shared(needed: int, device: Device) -> str | None:
@@ -175,7 +153,7 @@ def refuses_registers(registers: int, tile: Tile, device: Device) -> str | None:
 
 
 WORD = 4  # bytes of a counter
-LINE_WORDS = 32  # the tickets have a line of the L2 cache to themselves: ticket_words in turns.cuh
+LINE_WORDS = 32  # the tickets have a line of the L2 cache to themselves: ticket_words in work_queue.cuh
 CLEAR_THREADS = 256
 
 

@@ -1,21 +1,16 @@
-"""What the host knows of slab.cuh and sweep.cuh: the packs, parts, blocks and bytes that a tile makes of a tensor."""
+"""How slab.cuh and sweep.cuh cut a tensor: packs, parts, blocks and bytes."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from cunorm.core.devices import Device
+from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile, ceil_div, refuses_threads
 
-from .building_blocks import (
-    RESIDENT_REGISTERS,
-    WARP,
-    gradient_registers,
-    moments_bytes,
-    refuses_registers,
-    refuses_shared,
-)
+from .building_blocks import WARP, bound_registers, moments_bytes, refuses_registers, refuses_shared
 
 #: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
 LARGEST_CHUNK = 2**20
@@ -23,44 +18,108 @@ LARGEST_CHUNK = 2**20
 LINE_PACKS, SLOTS_AT_ONCE = 8, 4
 
 
-def slab_packs(layout: str, channels: int, HxW: int, pack: int) -> int:
-    """Packs of a slab in shared memory: Slab::packs() in slab.cuh, for the worst alignment."""
-    if layout == "NHWC":
-        return HxW * ceil_div(channels, pack)
-    return ceil_div(channels * HxW + pack - 1, pack)
+@dataclass(eq=False)  # not frozen: a ranking makes thousands
+class Slab:
+    """Neighbouring channels of a sample in shared memory, in one piece or a piece for each block of a cluster.
+
+    Attributes
+    ----------
+    layout : str
+    channels, HxW : int
+    pack : int
+        Elements of one.
+    threads : int
+        Of a block.
+    pieces : int
+    """
+
+    layout: str
+    channels: int
+    HxW: int
+    pack: int
+    threads: int
+    pieces: int = 1
+
+    @lazy
+    def packs(self) -> int:
+        """Packs of all of it: Slab::packs() in slab.cuh, for the worst alignment."""
+        if self.layout == "NHWC":
+            return self.HxW * ceil_div(self.channels, self.pack)
+        return ceil_div(self.channels * self.HxW + self.pack - 1, self.pack)
+
+    @lazy
+    def piece_packs(self) -> int:
+        """Packs of the largest piece: Slab's constructor in slab.cuh."""
+        if self.pieces == 1:
+            return self.packs
+        if self.layout == "NHWC":
+            return ceil_div(self.HxW, self.pieces) * ceil_div(self.channels, self.pack)
+        return ceil_div(ceil_div(self.packs, self.pieces), LINE_PACKS) * LINE_PACKS
+
+    @lazy
+    def partials(self) -> int:
+        """Sums that the threads of a block put together: Slab::partial_sums() in slab.cuh."""
+        if self.layout == "NHWC":
+            return self.threads * min(self.pack, SLOTS_AT_ONCE)
+        lanes = 1
+        while lanes < WARP and lanes < self.HxW // self.pack + 2:
+            lanes *= 2
+        return self.threads // lanes
 
 
-def piece_packs(layout: str, channels: int, HxW: int, pack: int, pieces: int) -> int:
-    """Packs of the largest of a slab's pieces: Slab's constructor in slab.cuh."""
-    if pieces == 1:
-        return slab_packs(layout, channels, HxW, pack)
-    if layout == "NHWC":
-        return ceil_div(HxW, pieces) * ceil_div(channels, pack)
-    each = ceil_div(slab_packs(layout, channels, HxW, pack), pieces)
-    return ceil_div(each, LINE_PACKS) * LINE_PACKS
+@dataclass(eq=False)  # not frozen: a ranking makes thousands
+class Sweep:
+    """A tensor that blocks sweep: HxW in chunks, and channels-last also C in columns of packs.
 
+    Attributes
+    ----------
+    layout : str
+    N, C, HxW : int
+    chunk : int
+        Positions of a chunk.
+    pack : int
+        Elements of one.
+    threads : int
+        Of a block.
+    most_columns : int
+        Columns that a channels-last block takes at most; 0: one for each thread.
+    """
 
-def slab_partials(layout: str, HxW: int, pack: int, threads: int) -> int:
-    """Slab::partial_sums() in slab.cuh."""
-    if layout == "NHWC":
-        return threads * min(pack, SLOTS_AT_ONCE)
-    lanes = 1
-    while lanes < WARP and lanes < HxW // pack + 2:
-        lanes *= 2
-    return threads // lanes
+    layout: str
+    N: int
+    C: int
+    HxW: int
+    chunk: int
+    pack: int
+    threads: int
+    most_columns: int = 0
 
+    @classmethod
+    def of(cls, problem: Problem, tile: Tile, layout: str) -> Sweep:
+        """The sweep of a problem's tensors."""
+        return cls(layout, problem.N, problem.C, problem.HxW, tile.chunk, problem.pack, tile.threads)
 
-def sweep_blocks(layout: str, samples: int, C: int, chunks: int, pack: int, threads: int, most_columns: int = 0) -> int:
-    """Sweep::items() in sweep.cuh; without a ``most_columns`` a channels-last block has a column for each thread."""
-    if layout == "NCHW":
-        return ceil_div(samples * C * chunks, threads // WARP)
-    columns = ceil_div(C, pack)
-    return samples * chunks * ceil_div(columns, min(columns, most_columns or threads))
+    @lazy
+    def chunks(self) -> int:
+        """Chunks of a channel of one sample."""
+        return ceil_div(self.HxW, self.chunk)
 
+    @lazy
+    def items(self) -> int:
+        """Pieces of work for blocks: Sweep::items() in sweep.cuh."""
+        if self.layout == "NCHW":
+            return ceil_div(self.N * self.C * self.chunks, self.threads // WARP)
+        columns = ceil_div(self.C, self.pack)
+        return self.N * self.chunks * ceil_div(columns, min(columns, self.most_columns or self.threads))
 
-def sweep_shared(layout: str, problem: Problem, tile: Tile, item_bytes: int) -> int:
-    """Partial results of a channels-last block: an item for each thread and channel of its pack."""
-    return tile.threads * problem.pack * item_bytes if layout == "NHWC" else 0
+    @lazy
+    def arguments(self) -> dict[str, int]:
+        """What kernels are told of it."""
+        return {"N": self.N, "C": self.C, "HxW": self.HxW, "chunk": self.chunk, "chunks": self.chunks}
+
+    def shared(self, item_bytes: int) -> int:
+        """Partial results of a channels-last block: an item for each thread and channel of its pack."""
+        return self.threads * self.pack * item_bytes if self.layout == "NHWC" else 0
 
 
 def groups_asked(layout: str, problem: Problem) -> int:
@@ -83,11 +142,10 @@ def refuses_chunk(tile: Tile, unit: str = "positions") -> str | None:
     return None
 
 
-def refuses_sweep(layout: str, problem: Problem, tile: Tile, device: Device) -> str | None:
+def refuses_sweep(sweep: Sweep, problem: Problem, tile: Tile, device: Device) -> str | None:
     """Why kernels that sweep cannot run with that tile, or None; no problem is refused for its sizes."""
     if (sentence := refuses_threads(tile) or refuses_chunk(tile)) is not None:
         return sentence
-    if (sentence := refuses_shared(sweep_shared(layout, problem, tile, moments_bytes(problem)), device)) is not None:
+    if (sentence := refuses_shared(sweep.shared(moments_bytes(problem)), device)) is not None:
         return sentence
-    needed = gradient_registers(problem, layout) if problem.is_backward else RESIDENT_REGISTERS
-    return refuses_registers(needed, tile, device)
+    return refuses_registers(bound_registers(problem, sweep.layout), tile, device)

@@ -1,128 +1,123 @@
-"""GroupNorm's strategy `split`: legality, launches, workspace."""
+"""GroupNorm's strategy `split`: chunks of the channels of a sample, each swept twice."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from cunorm.core.devices import Device
-from cunorm.core.problem import Problem
-from cunorm.core.strategy import Arguments, Launch, Tile, by_name, ceil_div
+from cunorm.core.locks import lazy
+from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
 from cunorm.ops.common.building_blocks import (
-    RESIDENT_REGISTERS,
     WARP,
     blocks_for,
+    bound_registers,
     fold_rows,
-    gradient_registers,
-    pair_bytes,
     parameter_launches,
-    part_bytes,
-    tensors_read,
 )
-from cunorm.ops.common.geometry import groups_asked, refuses_sweep, sweep_blocks, sweep_shared
+from cunorm.ops.common.geometry import Sweep, groups_asked, refuses_sweep
 from cunorm.ops.common.split_moments import moments_launches
 
-
-def _chunks(problem: Problem, tile: Tile) -> int:
-    return ceil_div(problem.HxW, tile.chunk)
+SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (16, 64, 256, 1024, 4096, 16384, 65536)}
 
 
-def _layout(problem: Problem) -> str:
-    """The order that the kernels are compiled for.
+class GroupSplit(Tiling):
+    """A part for each channel, sample and chunk."""
 
-    With HxW = 1 both are the same bytes, and a thread of a channels-last block owns a pack of channels where a
-    channels-first warp would own one element.
-    """
-    return "NHWC" if problem.HxW == 1 else problem.layout
+    @lazy
+    def sweep(self) -> Sweep:
+        """The sweep of a tensor, in the order that the kernels are compiled for.
 
+        With HxW = 1 both are the same bytes, and a thread of a channels-last block owns a pack of channels where a
+        channels-first warp would own one element.
+        """
+        return Sweep.of(self.problem, self.tile, "NHWC" if self.problem.HxW == 1 else self.problem.layout)
 
-def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
-    """Why the tile is not legal, or None; no problem is refused for its sizes."""
-    return refuses_sweep(_layout(problem), problem, tile, device)
+    @lazy
+    def rows(self) -> int:
+        """Rows of parts [rows, C] in the workspace."""
+        return self.problem.N * self.sweep.chunks
 
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`; no problem is refused for its sizes."""
+        return refuses_sweep(self.sweep, self.problem, self.tile, device)
 
-def split_workspace(problem: Problem, tile: Tile) -> int:
-    """Bytes of a part for each channel, sample and chunk, and of what the sum of those rows needs."""
-    rows = problem.N * _chunks(problem, tile)
-    if problem.is_backward and problem.wants_parameters:
-        rows = fold_rows(rows, problem.C)
-    return rows * problem.C * part_bytes(problem)
+    @lazy
+    def workspace(self) -> int:
+        """The parts, and what the sum of those rows needs."""
+        problem = self.problem
+        rows = fold_rows(self.rows, problem.C) if problem.wants_parameters else self.rows
+        return rows * problem.C * self.problem.part
 
+    @lazy
+    def workspace_traffic(self) -> int:
+        """With P = N * chunks * C parts and S * C pairs of slices. Forward 2 P: written by the first sweep, read by the
+        fold. Backward P, written by the first sweep; and P + 2 S * C, for dgamma and dbeta, which read them by way of
+        slices; and, for dx, P read by the fold, N * groups written by it, and what the second sweep reads: the pair of
+        its group for every channel (channels-last for every group of a pack), chunk and sample, channels-last for every
+        part of a block's threads that sweeps the same columns.
+        """
+        problem, sweep = self.problem, self.sweep
+        parts = self.rows * problem.C
+        if not problem.is_backward:
+            return 2 * parts * self.problem.part
+        moved = parts
+        if problem.wants_parameters:
+            moved += parts + 2 * (fold_rows(self.rows, problem.C) - self.rows) * problem.C
+        if "dx" in problem.outputs:
+            columns = min(ceil_div(problem.C, problem.pack), self.tile.threads)
+            readers = self.tile.threads // columns if sweep.layout == "NHWC" else 1
+            moved += parts + problem.N * problem.group + readers * self.rows * groups_asked(sweep.layout, problem)
+        return moved * self.problem.pair
 
-def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
-    """Bytes of the workspace that move, with P = N * chunks * C parts and S * C pairs of slices.
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The first sweep, the sums of its parts, the second sweep."""
+        return self._backward() if self.problem.is_backward else self._forward()
 
-    Forward 2 P: written by the first sweep, read by the fold. Backward P, written by the first sweep; and P + 2 S * C,
-    for dgamma and dbeta, which read them by way of slices; and, for dx, P read by the fold, N * groups written by it,
-    and what the second sweep reads: the pair of its group for every channel (channels-last for every group of a pack),
-    chunk and sample, channels-last for every part of a block's threads that sweeps the same columns.
-    """
-    rows, pair = problem.N * _chunks(problem, tile), pair_bytes(problem)
-    parts = rows * problem.C
-    if not problem.is_backward:
-        return 2 * parts * part_bytes(problem)
-    moved = parts
-    if problem.wants_parameters:
-        moved += parts + 2 * (fold_rows(rows, problem.C) - rows) * problem.C
-    if "dx" in problem.outputs:
-        columns = min(ceil_div(problem.C, problem.pack), tile.threads)
-        readers = tile.threads // columns if _layout(problem) == "NHWC" else 1
-        moved += parts + problem.N * problem.group + readers * rows * groups_asked(_layout(problem), problem)
-    return moved * pair
+    def _launch(self, stage: str, arguments: Arguments, traffic: int, **facts: Any) -> Launch:
+        """A launch of the op's own kernels: by default a sweep."""
+        stem = f"{self.problem.op}_split"
+        facts = {"grid": blocks_for(self.sweep.items), "threads": self.tile.threads, **facts}
+        facts |= {"registers": bound_registers(self.problem, self.sweep.layout), "layout": self.sweep.layout}
+        return Launch(stem, f"{stem}_{stage}", arguments=arguments, traffic=traffic, streams=self.problem.read, **facts)
 
+    @lazy
+    def _shape(self) -> dict[str, int]:
+        return {**self.sweep.arguments, "groups": self.problem.group}
 
-def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    """The launches in order: the first sweep, the sums of its parts, the second sweep."""
-    chunks, layout = _chunks(problem, tile), _layout(problem)
-    grid = blocks_for(sweep_blocks(layout, problem.N, problem.C, chunks, problem.pack, tile.threads))
-    cut = {"N": problem.N, "C": problem.C, "HxW": problem.HxW, "chunk": tile.chunk, "chunks": chunks}
-    shape = {**cut, "groups": problem.group}
-    tensor, workspace = problem.nbytes, problem.N * chunks * problem.C * part_bytes(problem)
-
-    def launch(
-        stage: str,
-        blocks: int,
-        arguments: Arguments,
-        traffic: int,
-        shared: int = 0,
-        phases: int = 1,
-    ) -> Launch:
-        stem = f"{problem.op}_split"
-        return Launch(
-            stem,
-            f"{stem}_{stage}",
-            blocks,
-            tile.threads,
-            arguments,
-            shared_bytes=shared,
-            traffic=traffic,
-            registers=gradient_registers(problem, layout) if problem.is_backward else RESIDENT_REGISTERS,
-            phases=phases,
-            layout=layout,
-            streams=tensors_read(problem),
-        )
-
-    if not problem.is_backward:
+    def _forward(self) -> tuple[Launch, ...]:
+        problem = self.problem
+        arguments = {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **self._shape}
         return (
-            *moments_launches(problem, tile, cut, problem.group, layout, grid),
-            launch("apply", grid, {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **shape}, 2 * tensor),
+            *moments_launches(problem, self.sweep, problem.group),
+            self._launch("apply", arguments, 2 * problem.nbytes),
         )
 
-    # A block folds a group: its threads wait for one part after another.
-    parts = problem.group_channels * chunks
-    fold_grid, fold_phases = blocks_for(problem.N * problem.group), 1 + parts // tile.threads
-    given, pair = by_name("dy", "mean", "rstd", "workspace", x=problem.reads_x), pair_bytes(problem)
-    activated = problem.activation is not None
-    launches = [
-        launch(
-            "sums",
-            grid,
-            {**given, **by_name(gamma=activated, beta=activated), **shape},
-            tensors_read(problem) * tensor + workspace,
-            sweep_shared(layout, problem, tile, pair),
+    def _backward(self) -> tuple[Launch, ...]:
+        problem, parts = self.problem, self.rows * self.problem.C * self.problem.pair
+        given, activated = by_name("dy", "mean", "rstd", "workspace", x=problem.reads_x), problem.activation is not None
+        sums = {**given, **by_name(gamma=activated, beta=activated), **self._shape}
+        traffic = self.problem.read * problem.nbytes + parts
+        launches = [self._launch("sums", sums, traffic, shared_bytes=self.sweep.shared(self.problem.pair))]
+        if problem.wants_parameters:
+            launches += parameter_launches(problem, self.rows)
+        if "dx" in problem.outputs:
+            launches += [self._fold(parts), self._input(given, activated)]
+        return tuple(launches)
+
+    def _fold(self, parts: int) -> Launch:
+        """A block folds a group: its threads wait for one part after another."""
+        problem, threads = self.problem, self.tile.threads
+        shape = {name: size for name, size in self._shape.items() if name != "chunk"}
+        return self._launch(
+            "fold",
+            {**by_name("gamma", "workspace"), **shape},
+            parts,
+            grid=blocks_for(problem.N * problem.group),
+            shared_bytes=threads // WARP * self.problem.pair,
+            phases=1 + problem.group_channels * self.sweep.chunks // threads,
         )
-    ]
-    if problem.wants_parameters:
-        launches += parameter_launches(problem, problem.N * chunks)
-    if "dx" in problem.outputs:
-        parts_of = {**by_name("gamma", "workspace"), **{name: size for name, size in shape.items() if name != "chunk"}}
-        launches.append(launch("fold", fold_grid, parts_of, workspace, tile.threads // WARP * pair, fold_phases))
-        launches.append(launch("input", grid, {**given, **by_name("gamma", "dx", beta=activated), **shape}, 3 * tensor))
-    return tuple(launches)
+
+    def _input(self, given: Arguments, activated: bool) -> Launch:
+        arguments = {**given, **by_name("gamma", "dx", beta=activated), **self._shape}
+        return self._launch("input", arguments, 3 * self.problem.nbytes)

@@ -1,16 +1,14 @@
-"""LayerNorm's strategies that hold rows in registers, `warp`, `block` and `cluster`: legality, launches, workspace."""
+"""LayerNorm's strategies that hold rows in registers: `warp`, `block` and `cluster`."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from cunorm.core.devices import Device
-from cunorm.core.problem import ITEMSIZE, Problem
-from cunorm.core.strategy import Launch, Tile, by_name, ceil_div, refuses_threads
-from cunorm.ops.common.building_blocks import (  # fmt: skip
+from cunorm.core.locks import lazy
+from cunorm.core.problem import ITEMSIZE
+from cunorm.core.strategy import Arguments, Launch, by_name, ceil_div, refuses_threads
+from cunorm.ops.common.building_blocks import (
     WARP,
     blocks_for,
-    pair_bytes,
     parameter_launches,
     parameter_workspace,
     refuses_cluster_size,
@@ -18,174 +16,194 @@ from cunorm.ops.common.building_blocks import (  # fmt: skip
     refuses_resident,
     refuses_shared,
     round_up,
-    tensors_read,
 )
-from cunorm.ops.common.rows import (  # fmt: skip
-    ACCESS_BYTES,
-    columns_of,
-    lanes_of,
-    merged_of,
-    most_packs_ahead,
-    parameters_given,
-    reads_ahead,
-    refuses_capacity,
-    resident,
-    row_phases,
-    row_registers,
-    row_streams,
-    row_sums_shared,
-    slices_of,
-    teams_of_block,
-)
+from cunorm.ops.common.rows import ACCESS_BYTES, BlockRows, ClusterRows, WarpRows, present
 
 from .split import gradient_arguments, owners
 
-# ---- teams ----------------------------------------------------------------------------------------------------------
+#: Rows an owner takes in turn. It adds them one after another, so more of them would cost digits of dgamma and dbeta.
+_ROWS = {"rows": (1, 2, 4, 8, 16, 32, 64)}
+#: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
+WARP_SPACE = {"packs": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256), **_ROWS}
+#: Teams of a block that share its parameters and, in a backward, put their sums together.
+_TEAMS = {"block_teams": (1, 2, 4)}
+BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs": (1, 2, 3, 4, 6, 8), **_ROWS, **_TEAMS}
+#: Blocks of a backward that put their sums together, in `cluster`.
+BLOCK_BACKWARD_SPACE = {**BLOCK_SPACE, "packs": (1, 2, 3, 4, 6), "cluster": (1, 2, 4, 8)}
+CLUSTER_SPACE = {"threads": (256, 512), "packs": (1, 2, 3, 4, 6, 8), "cluster": (2, 4, 8, 16), **_ROWS, **_TEAMS}
 
 
-def _teams(problem: Problem, tile: Tile) -> int:
-    return owners(problem, tile, teams_of_block(tile) * merged_of(tile))
+class LayerWarp(WarpRows):
+    """Teams of a warp or less, and what those of several warps have in common with them."""
 
+    #: Packs of the space.
+    packs_tried = WARP_SPACE["packs"]
 
-def _partial_rows(problem: Problem, tile: Tile) -> int:
-    """Rows of sums of the columns: one for each block, or for the blocks of a cluster."""
-    return _teams(problem, tile) // (teams_of_block(tile) * merged_of(tile))
+    @lazy
+    def teams(self) -> int:
+        """Teams of the grid."""
+        return owners(self.problem, self.tile, self.teams_of_block * self.merged)
 
+    @lazy
+    def partial_rows(self) -> int:
+        """Rows of sums of the columns: one for each block, or for the blocks of a cluster."""
+        return self.teams // (self.teams_of_block * self.merged)
 
-def _shared(problem: Problem, tile: Tile) -> int:
-    """Shared memory of a block: the sums, and the parameters that several teams share."""
-    sums = row_sums_shared(problem, tile)
-    if teams_of_block(tile) == 1:
-        return sums
-    given = [dtype for dtype in parameters_given(problem) if dtype is not None]
-    return sums + sum(round_up(columns_of(problem, tile) * ITEMSIZE[dtype], ACCESS_BYTES) for dtype in given)
+    @lazy
+    def shared(self) -> int:
+        """Shared memory of a block: the sums, and the parameters that several teams share."""
+        sums = self.sums_shared()
+        if self.teams_of_block == 1:
+            return sums
+        return sums + sum(round_up(self.columns * ITEMSIZE[dtype], ACCESS_BYTES) for dtype in present(self.given))
 
+    # ---- legality ---------------------------------------------------------------------------------------------------
 
-# ---- legality -------------------------------------------------------------------------------------------------------
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        sentence = self.refuses_team() or self.refuses_halves() or self.refuses_capacity()
+        sentence = sentence or refuses_shared(self.shared, device)
+        return sentence or refuses_registers(self.registers, self.tile, device)
 
+    @lazy
+    def worth(self) -> bool:
+        """Whether no fewer of the space's packs hold a row, from the 16-byte boundary before it; whether at least half
+        of the threads have a part of a slice.
+        """
+        problem, threads = self.problem, self.lanes * self.slices
+        ahead = problem.pack - 1 if problem.C % problem.pack else 0
+        needed = ceil_div(problem.C + ahead, threads * problem.pack)
+        enough = min((count for count in self.packs_tried if count >= needed), default=max(self.packs_tried))
+        return self.tile.packs == enough and (self.slices == 1 or 2 * self.columns >= self.lanes * problem.pack)
 
-def refuses_warp(problem: Problem, tile: Tile, device: Device) -> str | None:
-    """Why the tile is not legal, or None."""
-    if (sentence := refuses_threads(tile)) is not None:
-        return sentence
-    if tile.lanes not in (1, 2, 4, 8, 16, 32):
-        return f"lanes is {tile.lanes}, expected 1, 2, 4, 8, 16 or 32"
-    if problem.is_backward and tile.threads & (tile.threads - 1):
-        return f"threads is {tile.threads}, expected a power of two: teams hand on their sums by halves"
-    if (sentence := refuses_capacity(problem, tile)) is not None:
-        return sentence
-    if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
-        return sentence
-    return refuses_registers(row_registers(problem, tile), tile, device)
+    # ---- launches ---------------------------------------------------------------------------------------------------
 
+    @lazy
+    def workspace(self) -> int:
+        """The rows of sums of the columns."""
+        return parameter_workspace(self.problem, self.partial_rows)
 
-def _refuses_blocks(problem: Problem, tile: Tile, device: Device) -> str | None:
-    if (sentence := refuses_threads(tile)) is not None:
-        return sentence
-    if tile.block_teams not in (1, 2, 4, 8):
-        return f"block_teams is {tile.block_teams}, expected 1, 2, 4 or 8"
-    if tile.block_teams > 1 and problem.dtype == "float64":
-        return f"block_teams is {tile.block_teams}, expected 1: float64 leaves no registers for several teams"
-    if tile.block_teams > 1 and not reads_ahead(problem, tile):
-        return (
-            f"packs is {tile.packs}, expected at most {most_packs_ahead(problem, tile)} for {tile.block_teams} "
-            f"block_teams: they wait for each other, so each must have its next row on its way"
-        )
-    if lanes_of(tile) % WARP or lanes_of(tile) == WARP:
-        least = f"a multiple of {WARP * tile.block_teams} from {2 * WARP * tile.block_teams} up"
-        return f"threads is {tile.threads}, expected {least}: a row of one warp is strategy warp's"
-    if (sentence := refuses_capacity(problem, tile)) is not None:
-        return sentence
-    if (sentence := refuses_shared(_shared(problem, tile), device)) is not None:
-        return sentence
-    return refuses_resident(row_registers(problem, tile), tile, device)
+    @lazy
+    def _parameters_read(self) -> int:
+        """Bytes of gamma and beta that are asked for: by each block once where its teams share them or where they stay
+        in registers; else by a block for every row, and in a backward for the sums and for dx.
+        """
+        problem, blocks = self.problem, self.teams // self.teams_of_block
+        of_rows = problem.N * (1 + ("dx" in problem.outputs))
+        asked = ((dtype, self.teams_of_block > 1 or self.resident(dtype)) for dtype in present(self.given))
+        return sum(problem.C * ITEMSIZE[dtype] * (blocks if once else of_rows) for dtype, once in asked)
 
-
-def refuses_block(problem: Problem, tile: Tile, device: Device) -> str | None:
-    """Why the tile is not legal, or None."""
-    if merged_of(tile) > 1 and (sentence := refuses_cluster_size(tile, device)) is not None:
-        return sentence
-    if merged_of(tile) > 1 and not problem.wants_parameters:
-        return f"cluster is {tile.cluster}, expected 1: no dgamma and no dbeta to put together"
-    return _refuses_blocks(problem, tile, device)
-
-
-def refuses_cluster(problem: Problem, tile: Tile, device: Device) -> str | None:
-    """Why the tile is not legal, or None."""
-    if (sentence := refuses_cluster_size(tile, device)) is not None:
-        return sentence
-    if (tile.cluster - 1) * columns_of(problem, tile) >= problem.C:
-        return f"a row of {problem.C} elements is too short for {tile.cluster} slices"
-    if tile.block_teams > 1 and problem.C % problem.pack:
-        return (
-            f"block_teams is {tile.block_teams}, expected 1: rows of {problem.C} elements begin at different places of "
-            f"16 bytes, so their slices have different columns"
-        )
-    return _refuses_blocks(problem, tile, device)
-
-
-def worth_trying(problem: Problem, tile: Tile, packs: tuple[int, ...]) -> bool:
-    """Whether no fewer of the space's packs hold a row, from the 16-byte boundary before it; whether at least half of
-    the threads have a part of a slice; and whether the teams of a block have something to share and a row each.
-    """
-    if tile.strategy != "warp" and tile.block_teams > 1:
-        shared = problem.wants_parameters or any(dtype is not None for dtype in parameters_given(problem))
-        if not shared or tile.block_teams > problem.N:
-            return False
-    ahead = problem.pack - 1 if problem.C % problem.pack else 0
-    needed = ceil_div(problem.C + ahead, lanes_of(tile) * slices_of(tile) * problem.pack)
-    enough = min((count for count in packs if count >= needed), default=max(packs))
-    return tile.packs == enough and (
-        slices_of(tile) == 1 or 2 * columns_of(problem, tile) >= lanes_of(tile) * problem.pack
-    )
-
-
-# ---- launches -------------------------------------------------------------------------------------------------------
-
-
-def rows_workspace(problem: Problem, tile: Tile) -> int:
-    """Bytes of the rows of sums of the columns."""
-    return parameter_workspace(problem, _partial_rows(problem, tile))
-
-
-def _parameters_read(problem: Problem, tile: Tile) -> int:
-    """Bytes of gamma and beta that are asked for: by each block once where its teams share them or where they stay in
-    registers; else by a block for every row, and in a backward for the sums and for dx.
-    """
-    blocks, of_row = _teams(problem, tile) // teams_of_block(tile), 1 + ("dx" in problem.outputs)
-    return sum(
-        problem.C
-        * ITEMSIZE[dtype]
-        * (blocks if teams_of_block(tile) > 1 or resident(problem, tile, dtype) else of_row * problem.N)
-        for dtype in parameters_given(problem)
-        if dtype is not None
-    )
-
-
-def rows_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    """The kernel that reads every byte once, and the parameter sums behind it."""
-    entry, teams, partial_rows = f"{problem.op}_{tile.strategy}", _teams(problem, tile), _partial_rows(problem, tile)
-    blocks, cluster = teams // teams_of_block(tile) * slices_of(tile), slices_of(tile) * merged_of(tile)
-    shape = {"rows": problem.N, "length": problem.C, "teams": teams}
-    traffic = (tensors_read(problem) + ("y" in problem.outputs or "dx" in problem.outputs)) * problem.nbytes
-    # All blocks ask the same few places of the L2 cache for their parameters: no faster than DRAM gives what is apart.
-    traffic += _parameters_read(problem, tile)
-    if not problem.is_backward:
-        arguments = {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
-    else:
-        direct = problem.wants_parameters and partial_rows == 1
+    @lazy
+    def _arguments(self) -> Arguments:
+        problem = self.problem
+        shape = {"rows": problem.N, "length": problem.C, "teams": self.teams}
+        if not problem.is_backward:
+            return {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
+        direct = problem.wants_parameters and self.partial_rows == 1
         kept = by_name("dx", workspace=problem.wants_parameters and not direct, dgamma=direct, dbeta=direct)
-        arguments = {**gradient_arguments(problem), **kept, **shape}
-        traffic += partial_rows * problem.C * pair_bytes(problem) * problem.wants_parameters
-    facts: dict[str, Any] = {
-        "registers": row_registers(problem, tile),
-        "shared_bytes": _shared(problem, tile),
-        "phases": row_phases(problem, tile, ceil_div(problem.N, _teams(problem, tile))),
-        "streams": row_streams(problem, tile),
-        "cluster": cluster,
-        "abreast": merged_of(tile) * (1 if tile.strategy == "warp" else teams_of_block(tile)),
-    }
-    grid = max(1, blocks_for(blocks) // cluster) * cluster
-    main = Launch(entry, entry, grid, tile.threads, arguments, traffic=traffic, **facts)
-    second = problem.wants_parameters and partial_rows > 1
-    return (main, *parameter_launches(problem, partial_rows)) if second else (main,)
+        return {**gradient_arguments(problem), **kept, **shape}
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The kernel that reads every byte once, and the parameter sums behind it."""
+        problem, entry = self.problem, f"{self.problem.op}_{self.tile.strategy}"
+        blocks, cluster = self.teams // self.teams_of_block * self.slices, self.slices * self.merged
+        traffic = (self.problem.read + ("y" in problem.outputs or "dx" in problem.outputs)) * problem.nbytes
+        # All blocks ask the same few places of the L2 cache for their parameters: no faster than DRAM gives what is
+        # apart.
+        traffic += self._parameters_read
+        traffic += self.partial_rows * problem.C * self.problem.pair * problem.wants_parameters
+        main = Launch(
+            entry,
+            entry,
+            max(1, blocks_for(blocks) // cluster) * cluster,
+            self.tile.threads,
+            self._arguments,
+            traffic=traffic,
+            registers=self.registers,
+            shared_bytes=self.shared,
+            phases=self.phases(ceil_div(problem.N, self.teams)),
+            streams=self.streams,
+            cluster=cluster,
+            abreast=self.merged * (1 if self.of_warp else self.teams_of_block),
+        )
+        second = problem.wants_parameters and self.partial_rows > 1
+        return (main, *parameter_launches(problem, self.partial_rows)) if second else (main,)
+
+
+class _Blocks(BlockRows, LayerWarp):
+    """What teams of several warps have in common."""
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        problem, tile = self.problem, self.tile
+        if (sentence := refuses_threads(tile)) is not None:
+            return sentence
+        if tile.block_teams not in (1, 2, 4, 8):
+            return f"block_teams is {tile.block_teams}, expected 1, 2, 4 or 8"
+        if tile.block_teams > 1 and problem.dtype == "float64":
+            return f"block_teams is {tile.block_teams}, expected 1: float64 leaves no registers for several teams"
+        if tile.block_teams > 1 and not self.reads_ahead:
+            return (
+                f"packs is {tile.packs}, expected at most {self.most_packs_ahead} for {tile.block_teams} "
+                f"block_teams: they wait for each other, so each must have its next row on its way"
+            )
+        if self.lanes % WARP or self.lanes == WARP:
+            least = f"a multiple of {WARP * tile.block_teams} from {2 * WARP * tile.block_teams} up"
+            return f"threads is {tile.threads}, expected {least}: a row of one warp is strategy warp's"
+        sentence = self.refuses_capacity() or refuses_shared(self.shared, device)
+        return sentence or refuses_resident(self.registers, tile, device)
+
+    @lazy
+    def worth(self) -> bool:
+        """Also whether the teams of a block have something to share and a row each."""
+        several = self.tile.block_teams
+        shared = self.problem.wants_parameters or any(present(self.given))
+        if several > 1 and (not shared or several > self.problem.N):
+            return False
+        return super().worth
+
+
+class LayerBlock(_Blocks):
+    """Teams of a block; in a backward the blocks of a cluster put their sums together."""
+
+    packs_tried = BLOCK_SPACE["packs"]
+
+    @lazy
+    def merged(self) -> int:
+        """Blocks that put the sums of their rows together."""
+        return self.tile.as_dict().get("cluster", 1)
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        if self.merged > 1 and (sentence := refuses_cluster_size(self.tile, device)) is not None:
+            return sentence
+        if self.merged > 1 and not self.problem.wants_parameters:
+            return f"cluster is {self.tile.cluster}, expected 1: no dgamma and no dbeta to put together"
+        return super().refuses(device)
+
+
+class LayerBlockBackward(LayerBlock):
+    """The same with fewer packs to try: two tensors of them have to fit."""
+
+    packs_tried = BLOCK_BACKWARD_SPACE["packs"]
+
+
+class LayerCluster(ClusterRows, _Blocks):
+    """Teams across the blocks of a cluster."""
+
+    packs_tried = CLUSTER_SPACE["packs"]
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        problem, tile = self.problem, self.tile
+        if (sentence := refuses_cluster_size(tile, device)) is not None:
+            return sentence
+        if (tile.cluster - 1) * self.columns >= problem.C:
+            return f"a row of {problem.C} elements is too short for {tile.cluster} slices"
+        if tile.block_teams > 1 and problem.C % problem.pack:
+            return (
+                f"block_teams is {tile.block_teams}, expected 1: rows of {problem.C} elements begin at different "
+                f"places of 16 bytes, so their slices have different columns"
+            )
+        return super().refuses(device)

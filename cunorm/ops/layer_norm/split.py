@@ -1,4 +1,4 @@
-"""LayerNorm's strategy `split`: legality, launches, workspace; and what its other strategies share with it."""
+"""LayerNorm's strategy `split`; and what its other strategies share with it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import math
 from typing import Any
 
 from cunorm.core.devices import Device
+from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Arguments, Launch, Tile, by_name, ceil_div, refuses_threads
+from cunorm.core.strategy import Arguments, Launch, Tile, Tiling, by_name, ceil_div, refuses_threads
 from cunorm.ops.common.building_blocks import (
     RESIDENT_REGISTERS,
     WARP,
     blocks_for,
     fold_rows,
     moments_bytes,
-    pair_bytes,
     parameter_launches,
     refuses_registers,
     refuses_resident,
     round_up,
-    tensors_read,
 )
-from cunorm.ops.common.geometry import refuses_chunk
+from cunorm.ops.common.geometry import Sweep, refuses_chunk
 from cunorm.ops.common.split_moments import moments_launches
+
+SPLIT_BACKWARD_SPACE = {"threads": (128, 256), "packs": (1, 2, 4), "rows": (1, 2, 4, 8, 16, 32, 64)}
+SPLIT_SPACE = {**SPLIT_BACKWARD_SPACE, "chunk": (1024, 4096, 16384, 65536)}
 
 
 def gradient_arguments(problem: Problem) -> Arguments:
@@ -42,115 +44,137 @@ def owners(problem: Problem, tile: Tile, step: int) -> int:
     return count
 
 
-def _span(problem: Problem, tile: Tile) -> int:
-    """Strips::span in strips.cuh."""
-    return WARP * tile.packs * problem.pack
+class _LayerSplit(Tiling):
+    """Strips of a row, a warp each, and bands of rows that a warp takes in turn."""
+
+    @lazy
+    def strips(self) -> int:
+        """Strips of a row, for the worst alignment: as wide as Strips::span in strips.cuh."""
+        span = WARP * self.tile.packs * self.problem.pack
+        return ceil_div(self.problem.C + self.problem.pack - 1, span)
+
+    @lazy
+    def bands(self) -> int:
+        """Bands of rows."""
+        return min(self.problem.N, owners(self.problem, self.tile, 1))
+
+    @lazy
+    def grid(self) -> int:
+        """Blocks of a sweep: a warp for each strip of a band."""
+        return blocks_for(ceil_div(self.bands * self.strips, self.tile.threads // WARP))
+
+    @lazy
+    def shape(self) -> dict[str, int]:
+        """What kernels are told of the sizes."""
+        return {"rows": self.problem.N, "length": self.problem.C, "bands": self.bands}
+
+    @lazy
+    def widened(self) -> int:
+        """Registers of a pack of accumulators."""
+        return self.problem.pack * self.problem.sum_itemsize // 4
 
 
-def _strips(problem: Problem, tile: Tile) -> int:
-    return ceil_div(problem.C + problem.pack - 1, _span(problem, tile))
+class LayerSplit(_LayerSplit):
+    """The forward: moments of chunks of a row, their fold, and y."""
 
+    @lazy
+    def moments(self) -> Sweep:
+        """The sweep that finds the moments: a row is a sample of one channel."""
+        problem, tile = self.problem, self.tile
+        return Sweep("NCHW", problem.N, 1, problem.C, tile.chunk, problem.pack, tile.threads)
 
-def _bands(problem: Problem, tile: Tile) -> int:
-    return min(problem.N, owners(problem, tile, 1))
+    @lazy
+    def registers(self) -> int:
+        """What a thread needs so as not to spill. The compile gate proves it."""
+        return 52 + self.tile.packs * (4 + 2 * self.widened)
 
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`; no problem is refused for its sizes."""
+        sentence = refuses_threads(self.tile) or refuses_chunk(self.tile, "elements")
+        return sentence or refuses_resident(self.registers, self.tile, device)
 
-def _split_registers(problem: Problem, tile: Tile) -> int:
-    widened = problem.pack * problem.sum_itemsize // 4
-    if problem.is_backward:
-        return 64 + tile.packs * (8 + 4 * widened)
-    return 52 + tile.packs * (4 + 2 * widened)
+    @lazy
+    def workspace(self) -> int:
+        """Moments for each chunk of a row. They are written by the first sweep and read by the fold."""
+        return self.problem.N * self.moments.chunks * moments_bytes(self.problem)
 
-
-def refuses_split(problem: Problem, tile: Tile, device: Device) -> str | None:
-    """Why the tile is not legal, or None; no problem is refused for its sizes."""
-    if (sentence := refuses_threads(tile)) is not None:
-        return sentence
-    needed = _split_registers(problem, tile)
-    if problem.is_backward:
-        return refuses_registers(max(needed, RESIDENT_REGISTERS), tile, device)
-    return refuses_chunk(tile, "elements") or refuses_resident(needed, tile, device)
-
-
-def _row_sums(problem: Problem, tile: Tile) -> int:
-    """Pairs of the workspace that hold the sums of strips."""
-    return problem.N * _strips(problem, tile) if "dx" in problem.outputs else 0
-
-
-def split_workspace(problem: Problem, tile: Tile) -> int:
-    """Bytes: forward moments for each chunk of a row; backward one for each strip of a row, and each band's columns."""
-    if not problem.is_backward:
-        return problem.N * ceil_div(problem.C, tile.chunk) * moments_bytes(problem)
-    bands = _bands(problem, tile)
-    kept = fold_rows(bands, problem.C) * problem.C if problem.wants_parameters and bands > 1 else 0
-    return (_row_sums(problem, tile) + kept) * pair_bytes(problem)
-
-
-def split_workspace_traffic(problem: Problem, tile: Tile) -> int:
-    """Bytes of the workspace that move.
-
-    Forward the chunks' are written by the first sweep and read by the fold. Backward the bands' columns are written
-    once and read once, by way of slices; a row's strips are written by the first sweep, read by the fold, which writes
-    one pair a row, which the second sweep reads for every strip.
-    """
-    if not problem.is_backward:
-        return 2 * split_workspace(problem, tile)
-    row_sums = _row_sums(problem, tile)
-    bands = split_workspace(problem, tile) - row_sums * pair_bytes(problem)
-    fold = problem.N if row_sums else 0
-    return 2 * bands + (3 * row_sums + fold) * pair_bytes(problem)
-
-
-def split_launches(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    """The launches in order: the first sweep, the sums of its parts, the second sweep."""
-    return _backward(problem, tile) if problem.is_backward else _forward(problem, tile)
-
-
-def _forward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    rows, length = problem.N, problem.C
-    chunks, bands = ceil_div(length, tile.chunk), _bands(problem, tile)
-    warps, shape = tile.threads // WARP, {"rows": rows, "length": length, "bands": bands}
-    grid = blocks_for(ceil_div(bands * _strips(problem, tile), warps))
-    # A row is a sample of one channel.
-    cut = {"N": rows, "C": 1, "HxW": length, "chunk": tile.chunk, "chunks": chunks}
-    return (
-        *moments_launches(problem, tile, cut, 1, "NCHW", blocks_for(ceil_div(rows * chunks, warps))),
-        Launch(
-            "layer_norm_split",
-            "layer_norm_split_apply",
-            grid,
-            tile.threads,
-            {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **shape},
-            traffic=2 * problem.nbytes,
-            registers=_split_registers(problem, tile),
-            phases=ceil_div(rows, bands),
-        ),
-    )
-
-
-def _backward(problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-    rows, length, pair = problem.N, problem.C, pair_bytes(problem)
-    bands, strips, stem = _bands(problem, tile), _strips(problem, tile), "layer_norm_backward_split"
-    shape, row_sums = {"rows": rows, "length": length, "bands": bands}, _row_sums(problem, tile)
-    warps = tile.threads // WARP
-    grid = blocks_for(ceil_div(bands * strips, warps))
-    given, wants_dx = gradient_arguments(problem), "dx" in problem.outputs
-    direct = problem.wants_parameters and bands == 1
-    kept = problem.wants_parameters and not direct
-    facts: dict[str, Any] = {"registers": _split_registers(problem, tile), "phases": ceil_div(rows, bands)}
-    partial = (row_sums + bands * length * problem.wants_parameters) * pair
-    rows_at: Arguments = {"row_sums": "workspace" if wants_dx else 0, "bands_at": row_sums}
-    sums = {**given, **by_name(workspace=kept, dgamma=direct, dbeta=direct), **rows_at, **shape}
-    traffic = tensors_read(problem) * problem.nbytes + partial
-    launches = [Launch(stem, f"{stem}_sums", grid, tile.threads, sums, traffic=traffic, **facts)]
-    if kept:
-        launches += parameter_launches(problem, bands, start=row_sums)
-    if wants_dx:
-        fold: dict[str, Any] = {"shared_bytes": warps * pair, "traffic": row_sums * pair}
-        fold["phases"] = 1 + strips // tile.threads
-        launches.append(
-            Launch(stem, f"{stem}_fold", blocks_for(rows), tile.threads, {"row_sums": "workspace", **shape}, **fold)
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The moments, their fold, the second sweep."""
+        return (
+            *moments_launches(self.problem, self.moments, 1),
+            Launch(
+                "layer_norm_split",
+                "layer_norm_split_apply",
+                self.grid,
+                self.tile.threads,
+                {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **self.shape},
+                traffic=2 * self.problem.nbytes,
+                registers=self.registers,
+                phases=ceil_div(self.problem.N, self.bands),
+            ),
         )
-        sweep = {**given, "dx": "dx", "row_sums": "workspace", **shape}
-        launches.append(Launch(stem, f"{stem}_input", grid, tile.threads, sweep, traffic=3 * problem.nbytes, **facts))
-    return tuple(launches)
+
+
+class LayerSplitBackward(_LayerSplit):
+    """The gradients: sums of strips and of the columns of bands, their folds, and dx."""
+
+    @lazy
+    def registers(self) -> int:
+        """What a thread needs so as not to spill. The compile gate proves it."""
+        return 64 + self.tile.packs * (8 + 4 * self.widened)
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`; no problem is refused for its sizes."""
+        sentence = refuses_threads(self.tile)
+        return sentence or refuses_registers(max(self.registers, RESIDENT_REGISTERS), self.tile, device)
+
+    @lazy
+    def row_sums(self) -> int:
+        """Pairs of the workspace that hold the sums of strips."""
+        return self.problem.N * self.strips if "dx" in self.problem.outputs else 0
+
+    @lazy
+    def _bands_bytes(self) -> int:
+        """Bytes of the bands' columns, and of the slices in which they are summed."""
+        kept = self.problem.wants_parameters and self.bands > 1
+        return fold_rows(self.bands, self.problem.C) * self.problem.C * self.problem.pair if kept else 0
+
+    @lazy
+    def workspace(self) -> int:
+        """A pair for each strip of a row, and each band's columns."""
+        return self.row_sums * self.problem.pair + self._bands_bytes
+
+    @lazy
+    def workspace_traffic(self) -> int:
+        """The bands' columns are written once and read once, by way of slices. A row's strips are written by the first
+        sweep, read by the fold, which writes one pair a row, which the second sweep reads for every strip.
+        """
+        fold = self.problem.N if self.row_sums else 0
+        return 2 * self._bands_bytes + (3 * self.row_sums + fold) * self.problem.pair
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The first sweep, the sums of its parts, the second sweep."""
+        problem, threads, stem = self.problem, self.tile.threads, "layer_norm_backward_split"
+        given, wants_dx = gradient_arguments(problem), "dx" in problem.outputs
+        direct = problem.wants_parameters and self.bands == 1
+        kept = problem.wants_parameters and not direct
+        facts: dict[str, Any] = {"registers": self.registers, "phases": ceil_div(problem.N, self.bands)}
+        partial = (self.row_sums + self.bands * problem.C * problem.wants_parameters) * self.problem.pair
+        rows_at: Arguments = {"row_sums": "workspace" if wants_dx else 0, "bands_at": self.row_sums}
+        sums = {**given, **by_name(workspace=kept, dgamma=direct, dbeta=direct), **rows_at, **self.shape}
+        traffic = problem.read * problem.nbytes + partial
+        launches = [Launch(stem, f"{stem}_sums", self.grid, threads, sums, traffic=traffic, **facts)]
+        if kept:
+            launches += parameter_launches(problem, self.bands, start=self.row_sums)
+        if wants_dx:
+            fold: dict[str, Any] = {"shared_bytes": threads // WARP * problem.pair}
+            fold["traffic"] = self.row_sums * problem.pair
+            fold["phases"] = 1 + self.strips // threads
+            parts: Arguments = {"row_sums": "workspace", **self.shape}
+            launches.append(Launch(stem, f"{stem}_fold", blocks_for(problem.N), threads, parts, **fold))
+            sweep: Arguments = {**given, "dx": "dx", "row_sums": "workspace", **self.shape}
+            traffic = 3 * problem.nbytes
+            launches.append(Launch(stem, f"{stem}_input", self.grid, threads, sweep, traffic=traffic, **facts))
+        return tuple(launches)

@@ -20,7 +20,7 @@ from cunorm.core.strategy import Tile
 from cunorm.jit.nvrtc import Usage, ends, supported, usages
 from cunorm.jit.sources import kernel_text
 from cunorm.ops.common import building_blocks
-from cunorm.ops.layer_norm.grid import MOST_TURNS
+from cunorm.ops.layer_norm.grid import MOST_ROUNDS
 from cunorm.ops.layer_norm.strategies import FORWARD
 from cunorm.runtime import plans
 from tests.conftest import Executor
@@ -37,7 +37,7 @@ def test_parameter_sums_of_equal_rows(strategy: str, executor: Executor) -> None
     )
     assert plan.tile is not None
     grid = strategy == "grid"  # whose teams have as many rows as are worth trying
-    rows = MOST_TURNS * 4 if grid else 256 * 16
+    rows = MOST_ROUNDS * 4 if grid else 256 * 16
     case = Case(rows, 20 if strategy in ("cluster", "grid") else 4, "float32", None)
     case.dy[:] = 0.1
     tile = {"strategy": strategy, "threads": 128, "packs": 1}

@@ -9,7 +9,7 @@ import pytest
 
 import cunorm
 from cunorm.core.devices import KNOWN, known
-from cunorm.ops.layer_norm.grid import reach
+from cunorm.ops.layer_norm.grid import LayerGrid
 from cunorm.tiling import costmodel
 
 H200 = known("H200")
@@ -81,7 +81,7 @@ def test_what_is_not_kept_comes_back_from_the_cache(
     plan = plan_of("layer_norm_backward", rows, 8 * 960, device="cpu", tile=tile)  # turns of eight rows
     found = plan.traffic()
     assert found.tensor_ratio == pytest.approx(1 + again * 8 / rows * 2 / 3)
-    between = reach(found.problem, plan.tile)
+    between = LayerGrid(found.problem, plan.tile).reach
     assert (between == 0) == (again == 0)
     if again:
         assert 0.5 * between <= found.reuse.at(0.95) <= 1.1 * between and between <= small.l2_bytes // 2

@@ -1,0 +1,206 @@
+"""GroupNorm's strategies `block` and `cluster`: groups of a sample in the shared memory of a block, or of a cluster's
+blocks, a piece each; or one group in the registers of a block.
+"""
+
+from __future__ import annotations
+
+import math
+
+from cunorm.core.devices import Device
+from cunorm.core.locks import lazy
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Launch, Tile, Tiling, refuses_threads
+from cunorm.ops.common.building_blocks import (
+    RESIDENT_REGISTERS,
+    WARP,
+    blocks_for,
+    bound_registers,
+    refuses_cluster_size,
+    refuses_registers,
+    refuses_resident,
+    refuses_shared,
+    round_up,
+)
+from cunorm.ops.common.geometry import Slab
+
+from .one_sweep import OneSweep, Runs
+from .warp import WARP_SPACE
+
+SECTOR_BYTES = 32  # what DRAM and L2 move at least
+MOST_CHUNKS = 8
+BY_THREADS, BY_BULK = 1, 2  # Tile::engine in stage.cuh
+IN_REGISTERS = 3  # not staged at all
+PHASES = 3  # its loads, its sums, what it writes: for the model
+WORDS = 4  # registers of a pack
+#: What reads a slab once: its groups; how many chunks it comes in, and who copies them. The model cannot tell these
+#: apart, and takes the first that is legal.
+_SLABS = {"groups": (1, 2, 4, 8, 16, 32), "chunks": (4, 1), "engine": (BY_BULK, BY_THREADS)}
+BLOCK_SPACE = {
+    "threads": (32, 64, 128, 256, 512),
+    **_SLABS,
+    "engine": (BY_BULK, BY_THREADS, IN_REGISTERS),
+    "packs": (1, 2, 4, 8),
+}
+CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "chunks": (4,)}
+
+
+class _Slabs(OneSweep):
+    """Slabs of groups in shared memory, where they come by asynchronous copies."""
+
+    @lazy
+    def pieces(self) -> int:
+        """Blocks that share a slab."""
+        return 1
+
+    @lazy
+    def slab(self) -> Slab:
+        """The slab, cut into pieces."""
+        channels, problem = self.tile.groups * self.problem.group_channels, self.problem
+        return Slab(problem.layout, channels, problem.HxW, problem.pack, self.tile.threads, self.pieces)
+
+    @lazy
+    def tensor_bytes(self) -> int:
+        """Bytes of the 32-byte sectors that reading x once touches: rows of few channels share sectors with neighbours.
+
+        Rows begin anywhere at a multiple of `step` in a sector, as often here as there.
+        """
+        problem = self.problem
+        if problem.layout == "NCHW" or self.tile.groups == problem.group:
+            return problem.nbytes
+        row = self.slab.channels * problem.itemsize
+        step = math.gcd(row, problem.C * problem.itemsize, SECTOR_BYTES)
+        return problem.nbytes * (row + SECTOR_BYTES - step) // row
+
+    @lazy
+    def shared(self) -> int:
+        """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary."""
+        channels, tile, sums = self.slab.channels, self.tile, self.problem.sum_itemsize
+        sizes = [8 * tile.chunks if tile.engine == BY_BULK else 0, channels * self.problem.pair]
+        if self.problem.is_backward and self.pieces > 1:
+            sizes.append(channels * self.problem.pair)
+        sizes += [channels * 4 * sums, tile.groups * 4 * sums]
+        sizes += [16 * self.slab.piece_packs] * self.problem.read
+        sizes += [self.slab.partials * self.problem.pair]
+        return sum(round_up(size, 16) for size in sizes)
+
+    @lazy
+    def registers(self) -> int:
+        """Registers of a thread that its launch bound leaves it."""
+        return bound_registers(self.problem, self.problem.layout)
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        tile = self.tile
+        if (sentence := refuses_threads(tile)) is not None:
+            return sentence
+        if self.problem.group % tile.groups:
+            return f"slabs of {tile.groups} groups do not divide {self.problem.group} groups"
+        if tile.chunks > MOST_CHUNKS:
+            return f"chunks is {tile.chunks}, expected at most {MOST_CHUNKS}"
+        if tile.engine not in (BY_THREADS, BY_BULK):
+            own = f", or {IN_REGISTERS}, in registers" if tile.strategy == "block" else ""
+            return f"engine is {tile.engine}, expected {BY_THREADS}, copies by threads, {BY_BULK}, bulk copies{own}"
+        if tile.engine == BY_BULK:
+            if device.compute_capability < (9, 0):
+                return f"{device.name} has no bulk copies"
+            if self.problem.layout != "NCHW":
+                return "channels-last rows are no run to copy in bulk"
+        return refuses_shared(self.shared, device) or refuses_registers(self.registers, tile, device)
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The slabs' kernel, and the parameter sums behind it."""
+        blocks = self.problem.N * (self.problem.group // self.tile.groups) * self.pieces
+        return self.one_sweep(
+            max(1, blocks_for(blocks) // self.pieces) * self.pieces,
+            {"slab_groups": self.tile.groups, "piece_packs": self.slab.piece_packs},
+            phases=PHASES,
+            shared_bytes=self.shared,
+            registers=self.registers,
+            cluster=self.pieces,
+        )
+
+
+def _better_in_a_warp(problem: Problem) -> bool:
+    """Whether channels have one element and a warp holds a group: `warp` asks for their parameters once."""
+    return problem.HxW == 1 and problem.group_length <= WARP * max(WARP_SPACE["packs"]) * problem.pack
+
+
+class _Staged(_Slabs):
+    """A block for a slab."""
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        if self.tile.packs > 1:
+            return f"packs is {self.tile.packs}, expected 1: only engine {IN_REGISTERS} holds packs in registers"
+        return super().refuses(device)
+
+    @lazy
+    def worth(self) -> bool:
+        """Whether the fields of registers are not in use."""
+        return self.tile.packs == 1 and not _better_in_a_warp(self.problem)
+
+
+class _InRegisters(Runs):
+    """A block for a group."""
+
+    variant = "_registers"
+
+    @lazy
+    def held(self) -> int:
+        """The registers that a thread cannot do without: the packs as they are stored, and what it works with; more
+        where a gradient comes back through an activation for eight elements a pack.
+        """
+        problem = self.problem
+        tensors, work = (2, 52) if problem.is_backward else (1, 48)
+        wide = 20 if problem.dtype == "float64" else 0
+        through = 14 if problem.is_backward and problem.activation is not None and problem.pack >= 8 else 0
+        return work + wide + through + WORDS * tensors * self.tile.packs
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        tile = self.tile
+        if tile.groups > 1 or tile.chunks > 1:
+            fields = f"groups is {tile.groups}, chunks {tile.chunks}"
+            return f"{fields}, expected 1: engine {IN_REGISTERS} takes a group whole"
+        sentence = refuses_threads(tile) or self.refuses_capacity() or refuses_shared(self.shared, device)
+        return sentence or refuses_resident(self.held, tile, device)
+
+    @lazy
+    def worth(self) -> bool:
+        """Whether the threads have packs for the group, and none to spare."""
+        tile, problem = self.tile, self.problem
+        half = tile.threads * tile.packs // 2 * problem.pack
+        fits = tile.groups == tile.chunks == 1 and (tile.packs == 1 or problem.group_length > half)
+        return fits and not _better_in_a_warp(problem)
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """The groups' kernel, and the parameter sums behind it.
+
+        The model gives it the phases of what is staged: which of them is faster, and from where on, only the tuner
+        knows.
+        """
+        return self.run_launches(RESIDENT_REGISTERS, PHASES)
+
+
+class GroupCluster(_Slabs):
+    """Blocks of a cluster for a slab."""
+
+    @lazy
+    def pieces(self) -> int:
+        """Blocks that share a slab."""
+        return self.tile.cluster
+
+    def refuses(self, device: Device) -> str | None:
+        """As `Tiling.refuses`."""
+        if (sentence := refuses_cluster_size(self.tile, device)) is not None:
+            return sentence
+        if (self.pieces - 1) * self.slab.piece_packs >= self.slab.packs:
+            return f"a slab of {self.tile.groups} groups is too small for {self.pieces} pieces"
+        return super().refuses(device)
+
+
+def group_block(problem: Problem, tile: Tile) -> Tiling:
+    """The tiling of a block's tile."""
+    return _InRegisters(problem, tile) if tile.engine == IN_REGISTERS else _Staged(problem, tile)
