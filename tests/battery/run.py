@@ -11,6 +11,7 @@ import cunorm
 from cunorm import reference
 from cunorm.core.arrays import DTYPES, NAMES
 from cunorm.core.problem import accumulator
+from cunorm.ops.registry import OPS
 from tests.support import problems
 from tests.support.tolerance import assert_within
 
@@ -79,76 +80,32 @@ def _settled(case: Case, made: Any, last: bool = False) -> tuple[Any, np.ndarray
     return replace(made, **copies), emptied(made.x.shape, made.x.dtype, case.at("out"), last)
 
 
-def _group(case: Case, **options: Any) -> list[np.ndarray | None]:
-    formatted = "NHWC" if case.last else "NCHW"
-    made = _moved(case, problems.group_arrays(case.shape, case.groups, case.dtype, data_format=formatted))
-    sums = made.mean.dtype
-    mean, rstd = (a.astype(sums) for a in reference.group_norm(made.x, case.groups, data_format=formatted)[1:])
-    made = replace(made, mean=mean, rstd=rstd)
-    given, out = _settled(case, made)
-    options |= {"num_groups": case.groups, "data_format": formatted}
-    if case.op == "group_norm":
-        outs = (out, *(emptied(mean.shape, sums) for _ in range(2)))
-        cunorm.group_norm(given.x, gamma=given.gamma, beta=given.beta, out=outs, **options)
-        made.check_forward(*outs)
-    else:
-        outs = _gradients(case, out, made.gamma, mean)
-        arrays = (given.dy, given.x, given.mean, given.rstd, given.gamma)
-        cunorm.group_norm_backward(*arrays, output_mask=case.mask, out=outs, **options)
-        made.check_backward(*outs)
-    return list(outs)
+def _made(case: Case) -> Any:
+    """The arrays of a case before it moves them."""
+    if case.op.startswith("group_norm"):
+        formatted = "NHWC" if case.last else "NCHW"
+        return problems.group_arrays(case.shape, case.groups, case.dtype, data_format=formatted)
+    if case.op.startswith("layer_norm"):
+        return problems.layer_arrays(case.shape, case.shape[-1], case.dtype)
+    return problems.batch_arrays(case.shape, case.dtype)
 
 
-def _gradients(case: Case, dx: np.ndarray, gamma: np.ndarray | None, mean: np.ndarray) -> tuple[Any, ...]:
-    """Memory for those of dx, dgamma and dbeta that are wanted."""
-    C = case.shape[-1] if case.last or case.op.startswith("layer") else case.shape[1]
-    dtype = mean.dtype if gamma is None else gamma.dtype
-    made = (dx, *(emptied((C,), dtype) for _ in range(2)))
-    return tuple(array if wanted else None for array, wanted in zip(made, case.mask, strict=True))
-
-
-def _layer(case: Case, **options: Any) -> list[np.ndarray | None]:
-    made = _moved(case, problems.layer_arrays(case.shape, case.shape[-1], case.dtype))
-    sums = made.mean.dtype
-    mean, rstd = (a.astype(sums) for a in reference.layer_norm(made.x, case.shape[-1])[1:])
-    made = replace(made, mean=mean, rstd=rstd)
-    given, out = _settled(case, made)
-    if case.op == "layer_norm":
-        outs = (out, *(emptied(mean.shape, sums) for _ in range(2)))
-        cunorm.layer_norm(given.x, case.shape[-1], given.gamma, given.beta, out=outs, **options)
-        made.check_forward(*outs)
-    else:
-        outs = _gradients(case, out, made.gamma, mean)
-        arrays = (given.dy, given.x, case.shape[-1], given.mean, given.rstd, given.gamma)
-        cunorm.layer_norm_backward(*arrays, output_mask=case.mask, out=outs, **options)
-        made.check_backward(*outs)
-    return list(outs)
-
-
-def _batch(case: Case, **options: Any) -> list[np.ndarray | None]:
-    made = _moved(case, problems.batch_arrays(case.shape, case.dtype))
-    sums, (_, C) = made.mean.dtype, case.shape[:2]
-    mean, invstd = (a.astype(sums) for a in reference.batch_norm_stats(made.x))
-    totals = [a.astype(sums) for a in reference.batch_norm_backward_reduce(made.dy, made.x, mean, invstd)[:2]]
-    made = replace(made, mean=mean, invstd=invstd, sum_dy=totals[0], sum_dy_xmu=totals[1])
-    arrays, out = _settled(case, made, case.last)
-    function, given = getattr(cunorm, case.op), arrays.given(case.op)
-    if case.op in ("batch_norm_elemt", "batch_norm_backward_elemt"):
-        function(*given, out=out, **options)
-        made.check(case.op, out)
-        return [out]
-    outs: tuple[Any, ...]
-    if case.op == "batch_norm_stats":
-        outs = (emptied((C,), sums), emptied((C,), sums))
-    else:
-        options |= dict(zip(("input_g", "gamma_g", "beta_g"), case.mask, strict=True))
-        parameter = _parameter(case, case.gamma) or NAMES[sums]
-        dtypes = case.sums or (NAMES[sums], NAMES[sums], *[parameter if parameter == case.dtype else NAMES[sums]] * 2)
-        wanted = (case.mask[0], case.mask[0], *case.mask[1:])
-        outs = tuple(emptied((C,), DTYPES[one]) if want else None for one, want in zip(dtypes, wanted, strict=True))
-    function(*given, out=outs, **options)
-    made.check(case.op, outs)
-    return list(outs)
+def _run(case: Case, **options: Any) -> list[np.ndarray | None]:
+    made = _moved(case, _made(case))
+    made.settle()
+    given, first = _settled(case, made, case.last and case.op.startswith("batch_norm"))
+    backward = "dy" in OPS[case.op].inputs
+    flags = problems.flagged(case.op, case.mask) if OPS[case.op].flags else {}
+    outs: list[Any] = []
+    for index, name in enumerate(OPS[case.op].results):
+        shape, dtype = made.result(case.op, name)
+        outs.append(first if name in ("y", "dx") else emptied(shape, DTYPES[case.sums[index]] if case.sums else dtype))
+    outs = [out if flag else None for out, flag in zip(outs, problems.wanted(case.op, flags), strict=True)]
+    # Only an activation asks a gradient's beta.
+    arguments = {name: value for name, value in given.given(case.op).items() if name != "beta" or not backward}
+    getattr(cunorm, case.op)(**arguments, **flags, out=tuple(outs) if len(outs) > 1 else outs[0], **options)
+    made.check(case.op, tuple(outs))
+    return outs
 
 
 def _gather(case: Case, **options: Any) -> list[np.ndarray | None]:
@@ -173,14 +130,4 @@ def _gather(case: Case, **options: Any) -> list[np.ndarray | None]:
 
 
 #: By op: what runs a case, with the options of the call, and returns the results.
-RUNS = {
-    "group_norm": _group,
-    "group_norm_backward": _group,
-    "layer_norm": _layer,
-    "layer_norm_backward": _layer,
-    "batch_norm_stats": _batch,
-    "batch_norm_gather_stats": _gather,
-    "batch_norm_elemt": _batch,
-    "batch_norm_backward_reduce": _batch,
-    "batch_norm_backward_elemt": _batch,
-}
+RUNS = {op: _gather if op == "batch_norm_gather_stats" else _run for op in OPS}

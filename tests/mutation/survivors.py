@@ -264,10 +264,12 @@ SURVIVORS: dict[Key, str] = {
      "const int ahead = may_shift && past + whole <= blocks * capacity ? past : 0;", "guard", 0): (
         "Speed only: a run that is covered from its start is read element by element, and is as right."
     ),
-    ("partition/work_queue.cuh", "return tiles + prefetch_tiles < tiles * teams ? tiles + prefetch_tiles : tiles * teams;", "guard", 0): (
+    ("partition/work_queue.cuh",
+        "return tiles + prefetch_tiles < tiles * teams ? tiles + prefetch_tiles : tiles * teams;", "guard", 0): (
         "Speed only: all sums come before the first output, which may find its data gone from the cache."
     ),
-    ("partition/work_queue.cuh", "return tiles + prefetch_tiles < tiles * teams ? tiles + prefetch_tiles : tiles * teams;", "guard", 1): (
+    ("partition/work_queue.cuh",
+        "return tiles + prefetch_tiles < tiles * teams ? tiles + prefetch_tiles : tiles * teams;", "guard", 1): (
         "Speed only: tickets past the last sums have nothing to do, and the host has counted them."
     ),
     ("common/types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",

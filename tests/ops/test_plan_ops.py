@@ -91,8 +91,9 @@ def arguments_of(op: str) -> tuple[list[Any], dict[str, Any]]:
     b = batch_arrays()
     if op == GATHER:
         return [np.stack([b.mean] * 3), np.stack([b.invstd] * 3), np.array([4, 0, 9])], {}
-    given = list(b.given(op))
-    return (given[:-1], {"count": given[-1]}) if op == INPUT else (given, {})
+    given = b.given(op)
+    count = {"count": given.pop("count")} if op == INPUT else {}
+    return [*given.values()], count
 
 
 def call(op: str, given: list[Any], options: dict[str, Any], **more: Any) -> Any:

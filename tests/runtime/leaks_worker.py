@@ -72,7 +72,7 @@ def right() -> dict[str, Action]:
         "batch_norm_gather_stats": lambda _: cunorm.batch_norm_gather_stats(*gathered, tile=GATHER),
     }
     for op in BATCH_OPS:
-        made[op] = lambda _, op=op: getattr(cunorm, op)(*b.given(op))
+        made[op] = lambda _, op=op: getattr(cunorm, op)(**b.given(op))
     assert {*made} == {*OPS}
     return made
 

@@ -1,4 +1,4 @@
-"""Shared by the contract tests of every op: wrong arguments as a tired user types them, and how they are refused.
+"""Shared by the contract tests of every op: what they know of it, and wrong arguments as a tired user types them.
 
 A case is (label, the argument to blame, its errors, a change of the right arguments). Each is refused with the
 argument's name in front, before anything is allocated or launched, and everything that was passed keeps what it held.
@@ -7,19 +7,22 @@ argument's name in front, before anything is allocated or launched, and everythi
 from __future__ import annotations
 
 import functools
-import inspect
+import itertools
 import re
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cunorm
+from cunorm import Tile
+from cunorm.core.arrays import DTYPES
 from cunorm.ops.registry import OPS
-from tests.support.problems import SENTINEL, fake_cupy, forget_calls
+from tests.support.problems import FLAGS, SENTINEL, Arrays, invoke
 
 Arguments = dict[str, Any]
 Change = Callable[[Arguments], Arguments]
@@ -28,17 +31,6 @@ Wrong = tuple[str, str, Any, Change]
 EITHER = (TypeError, ValueError)
 #: In which a wrong call comes: nothing was called before, the right call was, or it was without out and workspace.
 STATES = ("cold", "warm", "allocating")
-
-
-@functools.cache
-def taken(op: str) -> frozenset[str]:
-    """The names of an op's arguments."""
-    return frozenset(inspect.signature(getattr(cunorm, op)).parameters)
-
-
-def invoke(op: str, given: Arguments) -> Any:
-    """Call an op with those of the arguments that it takes."""
-    return getattr(cunorm, op)(**{name: value for name, value in given.items() if name in taken(op)})
 
 
 def flat(value: Any) -> Iterator[np.ndarray]:
@@ -84,12 +76,114 @@ def refused(monkeypatch: pytest.MonkeyPatch, op: str, given: Arguments, name: st
     return sentence
 
 
-def parameters(cases: dict[str, list[Wrong]]) -> list[Any]:
-    """Parameters (op, case, state) of the cases of each op in each state that is one of its own."""
+@dataclass(frozen=True, eq=False)
+class Contract:
+    """What the tests that all ops share have to know of one. Arrays are made anew for each test, which may spoil them.
+
+    Attributes
+    ----------
+    op : str
+    made : callable
+        (dtype) -> the arrays of the right call; those of other calls too.
+    right_tile : Tile
+        Of the right call. A tile proper: a dictionary is checked in every call, and its call not remembered.
+    wrong : list of Wrong
+    tile : callable
+        (x as it lies, name of a strategy or None) -> the tile of a call that must work.
+    strided : tuple of callables
+        Arrays large enough to lie about in memory.
+    ranks : callable
+        (rank) -> arrays of every kind of shape of that rank.
+    square : callable, optional
+        Arrays whose axes are of one size, so that one may be taken for another; else those of the right call.
+    saved : tuple of shapes
+        That mean and rstd may come in.
+    empty : tuple of callables
+        (dtype) -> arrays without elements; the first without samples.
+    in_place : tuple of (strategy, layout, changes)
+        How the result lies that is written over an input.
+    large, dirty : mapping of str to (arrays, strategy, layout)
+        Calls whose memory is watched, and whose workspaces are dirty.
+    masked : tuple of str or None
+        Strategies for which every mask is tried.
+    alike : bool
+        Whether a tensor that comes out lies in memory as x does. Else it is contiguous.
+    any_dtype : bool
+        Whether results may be of every supported dtype.
+    needed : bool
+        Whether the right call needs a workspace.
+    """
+
+    op: str
+    made: Callable[..., Arrays]
+    right_tile: Tile
+    wrong: list[Wrong]
+    tile: Callable[[Any, str | None], Tile]
+    strided: tuple[Callable[[], Arrays], ...] = ()
+    ranks: Callable[[int], list[Arrays]] = lambda rank: []
+    square: Callable[[], Arrays] | None = None
+    saved: tuple[tuple[int, ...], ...] = ()
+    empty: tuple[Callable[[str], Arrays], ...] = ()
+    in_place: tuple[tuple[str | None, str | None, Arguments], ...] = ()
+    large: Mapping[str, Memory] = field(default_factory=dict)
+    dirty: Mapping[str, Memory] = field(default_factory=dict)
+    masked: tuple[str | None, ...] = (None,)
+    alike: bool = True
+    any_dtype: bool = False
+    needed: bool = True
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the results in `out`."""
+        return tuple(name for name in OPS[self.op].results if name not in OPS[self.op].updated)
+
+    def out(self, a: Arrays, xp: Any = np) -> Any:
+        """Arrays for all results, full of SENTINEL."""
+        facts = [a.result(self.op, name) for name in self.names]
+        made = tuple(xp.full(shape, SENTINEL, a.x.dtype if self.any_dtype else dtype) for shape, dtype in facts)
+        return made if len(made) > 1 else made[0]
+
+    def first(self, array: Any) -> Any:
+        """The first result is to go into that array, the others are to be allocated."""
+        return (array, *(None,) * (len(self.names) - 1)) if len(self.names) > 1 else array
+
+    @functools.cached_property
+    def workspace_nbytes(self) -> int:
+        """Of the right call."""
+        return self.made().plan(self.op, self.right_tile).workspace_nbytes
+
+    def right(self) -> Arguments:
+        """A correct call that needs nothing allocated: every argument is given."""
+        a = self.made()
+        needed = self.workspace_nbytes
+        return {
+            **vars(a),
+            **a.options,
+            **dict.fromkeys(FLAGS, True),
+            "output_mask": (True, True, True),
+            "eps": 1e-5,
+            "momentum": 0.25,
+            "activation": None,
+            "out": self.out(a),
+            "tile": self.right_tile,
+            "workspace": np.full(needed or 64, 0xFF, np.uint8),
+        }
+
+    def check(self, found: Any) -> None:
+        """Compare what came of the right call with the oracle."""
+        self.made().check(self.op, found)
+
+
+#: Arrays, their strategy, and how they lie in memory, if not contiguous.
+Memory = tuple[Callable[[], Arrays], "str | Tile | None", "str | None"]
+
+
+def cases_of(contracts: Iterable[Contract]) -> list[Any]:
+    """Parameters (contract, case, state) of the wrong cases of each op in each state that is one of its own."""
     return [
-        pytest.param(op, case[1:], state, id=f"{op}: {case[0]}-{state}")
-        for op, wrong in cases.items()
-        for case in wrong
+        pytest.param(one, case[1:], state, id=f"{one.op}: {case[0]}-{state}")
+        for one in contracts
+        for case in one.wrong
         for state in STATES
         if state != "allocating" or case[1] not in ("out", "workspace")
     ]
@@ -100,71 +194,6 @@ def warmed(op: str, given: Arguments) -> None:
     invoke(op, given)
     assert len(OPS[op].calls) == 1
     invoke(op, given)
-
-
-def check_refusal(
-    op: str,
-    right: Callable[[str], Arguments],
-    check: Callable[[str, Any], None],
-    case: tuple[str, Any, Change],
-    state: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One wrong argument in one state: it is refused, and the right call works as before."""
-    name, errors, change = case
-    given = right(op)
-    if state == "allocating":  # as most users call it
-        given.update(out=None, workspace=None)
-    forget_calls()
-    if state != "cold":
-        warmed(op, given)
-    for array in flat(given["out"]):
-        array.fill(SENTINEL)
-    changed = {**given, **change(given)}
-    refused(monkeypatch, op, changed, name, errors)
-    if state == "cold":  # not even a second time, and the right call still works
-        refused(monkeypatch, op, changed, name, errors)
-        check(op, invoke(op, right(op)))
-
-
-def check_read_only(
-    op: str, right: Callable[[str], Arguments], labels: Sequence[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each output that turns read-only between two calls is refused by its label."""
-    given = right(op)
-    arrays = given["out"] if isinstance(given["out"], tuple) else (given["out"],)
-    # What is updated and not in out goes by its own name.
-    for label, array in zip(labels, (*arrays, *(given.get(name) for name in labels[len(arrays) :])), strict=True):
-        invoke(op, given)
-        array.fill(SENTINEL)
-        array.flags.writeable = False
-        assert refused(monkeypatch, op, given, label, ValueError).startswith(f"{label}: read-only")
-        array.flags.writeable = True
-
-
-def check_mixed(
-    op: str, right: Callable[[str], Arguments], name: str, state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One CuPy array among NumPy arrays: both are named, and one of the arguments."""
-    given = right(op)
-    forget_calls()
-    if state == "warm":
-        warmed(op, given)
-    if isinstance(given[name], tuple):
-        given[name] = (*given[name][:-1], fake_cupy(given[name][-1].shape, np.float32))
-    else:
-        given[name] = fake_cupy(given[name].shape, given[name].dtype)
-    before = contents(given)
-    with nothing_may_happen(monkeypatch), pytest.raises(EITHER) as caught:
-        invoke(op, given)
-    sentence = str(caught.value)
-    names = "|".join(re.escape(label) for label in (*taken(op), *OPS[op].labels))
-    assert re.match(rf"({names}):", sentence), sentence
-    if name != "workspace":
-        assert caught.type is TypeError
-        assert "cupy.ndarray" in sentence
-        assert "numpy.ndarray" in sentence
-    assert contents(given) == before
 
 
 # ---- cases ----------------------------------------------------------------------------------------------------------
@@ -293,6 +322,34 @@ def gradient_cases() -> list[Wrong]:
     ]
 
 
+def x_cases(least: int = 2) -> list[Wrong]:
+    """Wrong values for an x of at least so many dimensions."""
+    return [
+        *array_cases("x"),
+        *wrong("x", TypeError, none=None),
+        *both("0-d", ValueError, lambda x: x.ravel()[:1].reshape(())),
+        *(both("rank 1", ValueError, lambda x: x.ravel()[:8]) if least > 1 else ()),
+        *both("rank 9", ValueError, lambda x: x.reshape(*x.shape[:2], *(1,) * 5, *x.shape[2:])),
+    ]
+
+
+def saved_cases(*names: str) -> list[Wrong]:
+    """Wrong values for the statistics of a float32 x."""
+    return [
+        case
+        for name in names
+        for case in [
+            *array_cases(name),
+            *wrong(name, TypeError, none=None, float64=lambda a, name=name: a[name].astype(np.float64)),
+            *wrong(name, TypeError, float16=lambda a, name=name: a[name].astype(np.float16)),
+            *wrong(name, TypeError, bfloat16=lambda a, name=name: a[name].astype(DTYPES["bfloat16"])),
+            *wrong(name, ValueError, long=lambda a, name=name: np.ones(a[name].size + 1, np.float32)),
+            *wrong(name, ValueError, short=lambda a, name=name: np.ones(a[name].size - 1, np.float32)),
+            *wrong(name, ValueError, empty=lambda _: np.ones(0, np.float32), as_x=lambda a: a["x"]),
+        ]
+    ]
+
+
 def epsilon_cases() -> list[Wrong]:
     """Wrong values for eps."""
     return [
@@ -405,6 +462,58 @@ def output_cases(index: int, any_dtype: bool = False) -> list[Wrong]:
         cases += output(index, "float64", TypeError, lambda o, _: o.astype(np.float64))
         cases += output(index, "half", TypeError, lambda o, _: o.astype(np.float16))
     return cases
+
+
+def result_cases(names: tuple[str, ...], tile: Tile, needed: bool = True, any_dtype: bool = False) -> list[Wrong]:
+    """Wrong outputs, workspaces and tiles, and outputs that lie on each other. Small ones are of one shape."""
+    cases = [*container_cases(len(names)), *workspace_cases(needed), *tile_cases(tile)]
+    for index in range(len(names)):
+        cases += output_cases(index, any_dtype)
+    tensor = names[0] in ("y", "dx")
+    if tensor and len(names) > 1:
+        cases += output(1, "in out 0", ValueError, lambda o, a: _start_of(a["out"][0], o, 0))
+    for one, two in itertools.pairwise(range(tensor, len(names))):
+        cases += output(two, f"is out {one}", ValueError, lambda _, a, one=one: a["out"][one])
+        cases += output(two, f"reversed out {one}", ValueError, lambda _, a, one=one: a["out"][one][::-1])
+        cases += [(f"out {two} half on out {one}", "out", ValueError, functools.partial(_half_on_each_other, one=one))]
+    return cases
+
+
+def _half_on_each_other(a: Arguments, one: int) -> Arguments:
+    shape, size = a["out"][one].shape, a["out"][one].size
+    whole, half = np.zeros(2 * size, np.float32), size // 2
+    pair = (whole[:size].reshape(shape), whole[half : half + size].reshape(shape))
+    return {"out": (*a["out"][:one], *pair, *a["out"][one + 2 :])}
+
+
+def _start_of(array: np.ndarray, like: np.ndarray, start: int = 4) -> np.ndarray:
+    return array.reshape(-1)[start : start + like.size].reshape(like.shape)
+
+
+def inside(index: int, name: str) -> list[Wrong]:
+    """A small output that lies within an input."""
+    return output(index, f"in {name}", ValueError, lambda o, a: _start_of(a[name], o))
+
+
+def overlap_cases(name: str, in_place: bool) -> list[Wrong]:
+    """A first output of x's shape that lies on an input; exactly on it, unless that is allowed."""
+    exact = [
+        *output(0, f"is {name}", ValueError, lambda _, a: a[name]),
+        *output(0, f"view of {name}", ValueError, lambda _, a: a[name][...]),
+    ]
+    return [
+        *(() if in_place else exact),
+        *[(f"out 0 {shift} past {name}", "out", ValueError, neighbours(name, shift)) for shift in (1, 4, 8, 143)],
+        (f"out 0 before {name} that runs backwards", "out", ValueError, backwards(name)),
+        *output(0, f"{name} reversed", ValueError, lambda _, a: a[name][::-1]),
+        *output(0, f"{name} swapped", ValueError, lambda _, a: a[name].swapaxes(2, 3)),
+    ]
+
+
+def gradient_overlap_cases() -> list[Wrong]:
+    """dx on dy, where it may be, and on x."""
+    same: Wrong = ("out 0 is dy and x", "out", ValueError, lambda a: {"dy": a["x"], "out": _first_output(a, a["x"])})
+    return [*overlap_cases("dy", in_place=True), *overlap_cases("x", in_place=False), same]
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------

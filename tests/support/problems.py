@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from cunorm.tuning.verify.oracle import Expected
 
+import cunorm
 from cunorm import Tile, reference
 from cunorm.core.arrays import DTYPES, NAMES
-from cunorm.core.problem import accumulator
+from cunorm.core.problem import Problem, accumulator
+from cunorm.core.problem import laid_out as memory
+from cunorm.ops.registry import OPS
 from cunorm.runtime.op import Op
-from tests.support.tolerance import (
-    assert_within,
-    backward,
-    batch_elemt,
-    batch_input,
-    batch_reduce,
-    batch_stats,
-    forward,
-    layer_backward,
-    layer_forward,
-)
 
 SENTINEL = 200.0  # exact in every dtype
 
@@ -46,9 +41,178 @@ def forget_calls() -> None:
                     value.calls.clear()
 
 
+# ---- arrays of a problem --------------------------------------------------------------------------------------------
+
+#: Numbers of a call that leaves them out.
+DEFAULTS = {"eps": 1e-5, "momentum": 0.1}
+#: The flags of batch_norm_backward_reduce, for which other gradients have an output_mask.
+FLAGS = ("input_g", "gamma_g", "beta_g")
+
+
+@functools.cache
+def taken(op: str) -> frozenset[str]:
+    """The names of an op's arguments."""
+    return frozenset(inspect.signature(getattr(cunorm, op)).parameters)
+
+
+def invoke(op: str, given: dict[str, Any]) -> Any:
+    """Call an op with those of the arguments that it takes."""
+    return getattr(cunorm, op)(**{name: value for name, value in given.items() if name in taken(op)})
+
+
+def tupled(results: Any) -> tuple[Any, ...]:
+    """The results of an op, also where it is one."""
+    return results if isinstance(results, tuple) else (results,)
+
+
+class Arrays:
+    """The arrays of one problem, NumPy: how the ops of a family take them, and what their results have to be.
+
+    The oracle is the ops' own, which the tuner verifies candidates with. The values are not `inputs_of` the tuner:
+    those are float32 in a float64 problem too, and would not show a kernel that drops the rest.
+    """
+
+    family: ClassVar[str]
+    x: Any
+
+    @property
+    def dtype(self) -> str:
+        """Of x."""
+        return NAMES[self.x.dtype]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a call takes besides arrays."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> tuple[str, int, int, int, int]:
+        """Layout, N, C, HxW and groups of the problem."""
+        raise NotImplementedError
+
+    @property
+    def saved(self) -> tuple[int, ...]:
+        """The shape of mean and rstd."""
+        raise NotImplementedError
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        """The shape of gamma and beta."""
+        return (self.sizes[2],)
+
+    def settle(self) -> None:
+        """Make statistics and sums those of x as it is, rounded as they are saved."""
+        raise NotImplementedError
+
+    def given(self, op: str) -> dict[str, Any]:
+        """The arguments of an op's call by name."""
+        named = {name: getattr(self, name) for name in (*OPS[op].inputs, *OPS[op].updated)} | self.options
+        return {name: value for name, value in named.items() if name in taken(op)}
+
+    def plan(self, op: str, tile: Any, last: bool = False) -> Any:
+        """The plan of a call of these arrays; ``last``: with channels innermost."""
+        options = {name: value for name, value in self.options.items() if name in OPS[op].takes}
+        shape = self.x.shape
+        if last:
+            shape, options["data_format"] = (shape[0], *shape[2:], shape[1]), "NHWC"
+        return cunorm.plan(op, shape=shape, dtype=self.dtype, device="cpu", tile=tile, **options)
+
+    def result(self, op: str, name: str) -> tuple[tuple[int, ...], Any]:
+        """Shape and dtype of a result that the op allocates."""
+        if name in ("y", "dx"):
+            return self.x.shape, self.x.dtype
+        if "dy" not in OPS[op].inputs:
+            return self.saved, DTYPES[accumulator(self.dtype)]
+        gamma = getattr(self, "gamma", None)
+        whose = gamma if gamma is not None and name in ("dgamma", "dbeta") else self.mean  # type: ignore[attr-defined]
+        return self.parameters, whose.dtype
+
+    def call(self, op: str, executor: Any, **changes: Any) -> Any:
+        """Call an op with these arrays there. Changes are other arguments, and arrays that lie elsewhere.
+
+        What the op does not take of the changes is left out.
+        """
+        there = {
+            name: executor.put(value) if isinstance(value, np.ndarray) else value
+            for name, value in self.given(op).items()
+            if name not in changes
+        }
+        return invoke(op, {**there, **changes})
+
+    def check(self, op: str, results: Any, **numbers: float) -> None:
+        """Compare the results of an op with its oracle of these arrays; None is passed over."""
+        spec, (layout, N, C, HxW, group) = OPS[op], self.sizes
+        problem = Problem(
+            op=op,
+            dtype=self.dtype,
+            gamma_dtype=None,
+            beta_dtype=None,
+            stats_dtype=accumulator(self.dtype),
+            **memory(layout, N, C, HxW, group),
+            outputs=tuple(spec.results),
+            activation=self.options.get("activation"),
+        )
+        arrays = {name: getattr(self, name) for name in (*spec.inputs, *spec.updated)}
+        given = {
+            name: value.reshape(-1) if name in ("gamma", "beta") else value
+            for name, value in arrays.items()
+            if value is not None
+        }
+        numbers = {name: self.options.get(name, DEFAULTS.get(name, math.nan)) for name in spec.numbers} | numbers
+        exact = {one.name: one for one in spec.oracle(problem, given, numbers)}
+        for name, came in zip(spec.results, tupled(results), strict=True):
+            if came is not None:
+                one, shape = exact[name], self.result(op, name)[0]
+                assert came.shape == shape, f"{name}: shape {came.shape}, expected {shape}"
+                assert np.size(one.values) == came.size  # the oracle looks at all of it
+                moved = layout == "NHWC" and came.ndim > 2 and name in ("y", "dx")
+                sentence = Expected(*one, NAMES[came.dtype], moved).fault(came.reshape(-1))
+                assert sentence is None, sentence
+
+    def checked(self, op: str, executor: Any, **changes: Any) -> Any:
+        """What the same `call` gives, compared with the oracle."""
+        found = self.call(op, executor, **changes)
+        self.compare(op, executor, found, **changes)
+        return found
+
+    def compare(self, op: str, executor: Any, found: Any, **changes: Any) -> None:
+        """Compare what such a call gave with the oracle: each result is there if it is wanted, and of its dtype."""
+        results = tuple(map(executor.get, tupled(found)))
+        self.check(op, results, **{name: float(changes[name]) for name in OPS[op].numbers if name in changes})
+        assert [came is not None for came in results] == wanted(op, changes)
+        if changes.get("out") is None:
+            for name, came in zip(OPS[op].results, results, strict=True):
+                assert came is None or came.dtype == self.result(op, name)[1], f"{name}: {came.dtype}"
+
+    def check_forward(self, *results: Any, **numbers: float) -> None:
+        """Compare y, mean and rstd with the oracle of these arrays."""
+        self.check(self.family, results, **numbers)
+
+    def check_backward(self, *results: Any) -> None:
+        """Compare dx, dgamma and dbeta with the oracle of these arrays; None is passed over."""
+        self.check(f"{self.family}_backward", results)
+
+
+def flagged(op: str, mask: Sequence[Any]) -> dict[str, Any]:
+    """The arguments of a gradient that say which results are wanted."""
+    return {"output_mask": tuple(mask)} if "output_mask" in taken(op) else dict(zip(FLAGS, mask, strict=True))
+
+
+def wanted(op: str, given: dict[str, Any]) -> list[bool]:
+    """Which results a call with these arguments gives."""
+    if "output_mask" in taken(op):
+        return [bool(flag) for flag in given.get("output_mask", (True,) * 3)]
+    if "input_g" in taken(op):
+        inputs, gamma, beta = (bool(given.get(flag, True)) for flag in FLAGS)
+        return [inputs, inputs, gamma, beta]
+    return [True] * len(OPS[op].results)
+
+
 @dataclass
-class GroupArrays:
-    """The arrays of one problem, NumPy, with statistics rounded as a forward would have saved them."""
+class GroupArrays(Arrays):
+    """Of GroupNorm, with statistics rounded as a forward would have saved them."""
+
+    family = "group_norm"
 
     dy: Any
     x: Any
@@ -58,27 +222,24 @@ class GroupArrays:
     beta: Any
     groups: int
     data_format: str
+    activation: str | None = None
 
     @property
-    def dtype(self) -> str:
-        return NAMES[self.x.dtype]
+    def options(self) -> dict[str, Any]:
+        return {"num_groups": self.groups, "data_format": self.data_format, "activation": self.activation}
 
-    def check_forward(self, y: Any, mean: Any, rstd: Any) -> None:
-        """Compare with the oracle of these arrays."""
-        exact = reference.group_norm(self.x, self.groups, self.gamma, self.beta, data_format=self.data_format)
-        bounds = forward(self.x, self.groups, self.gamma, self.beta, *exact[1:], self.dtype, self.data_format)
-        for name, came, want, bound in zip(("y", "mean", "rstd"), (y, mean, rstd), exact, bounds, strict=True):
-            assert_within(name, came, want, bound, NAMES[came.dtype])
+    @property
+    def sizes(self) -> tuple[str, int, int, int, int]:
+        N, C = self.x.shape[0], self.x.shape[1 if self.data_format == "NCHW" else -1]
+        return self.data_format, N, C, self.x.size // max(1, N * C), self.groups
 
-    def check_backward(self, dx: Any, dgamma: Any, dbeta: Any) -> None:
-        """Compare with the oracle of these arrays; None is passed over."""
-        exact = reference.group_norm_backward(
-            self.dy, self.x, self.mean, self.rstd, self.gamma, num_groups=self.groups, data_format=self.data_format
-        )
-        bounds = backward(self.dy, self.x, self.mean, self.rstd, self.gamma, self.groups, self.dtype, self.data_format)
-        for name, came, want, bound in zip(("dx", "dgamma", "dbeta"), (dx, dgamma, dbeta), exact, bounds, strict=True):
-            if came is not None:
-                assert_within(name, came, want, bound, NAMES[came.dtype])
+    @property
+    def saved(self) -> tuple[int, ...]:
+        return (len(self.x), self.groups)
+
+    def settle(self) -> None:
+        exact = reference.group_norm(self.x, self.groups, data_format=self.data_format)
+        self.mean, self.rstd = _saved(self.dtype, exact[1:])
 
 
 def group_arrays(
@@ -89,25 +250,32 @@ def group_arrays(
     gamma_dtype: str | None = "same",
     data_format: str = "NCHW",
     seed: int = 0,
+    offset: float = 0.0,
 ) -> GroupArrays:
-    """Random arrays of that shape."""
+    """Random arrays of that shape, x so far from 0."""
     random = np.random.default_rng(seed)
     C = shape[1] if data_format == "NCHW" else shape[-1]
+    x = (random.standard_normal(shape) + offset).astype(DTYPES[dtype])
+    dy = random.standard_normal(shape).astype(DTYPES[dtype])
+    gamma = beta = None
+    if gamma_dtype is not None:
+        given = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
+        gamma, beta = (random.standard_normal(C).astype(given) for _ in range(2))
+    made = GroupArrays(dy, x, None, None, gamma, beta, groups, data_format)
+    made.settle()
+    return made
 
-    def draw(shape: tuple[int, ...], name: str) -> np.ndarray:
-        return random.standard_normal(shape).astype(DTYPES[name])
 
-    x, dy = draw(shape, dtype), draw(shape, dtype)
-    given = dtype if gamma_dtype == "same" else gamma_dtype
-    gamma, beta = (None, None) if given is None else (draw((C,), given), draw((C,), given))
-    sums = np.float64 if dtype == "float64" else np.float32
-    _, mean, rstd = reference.group_norm(x, groups, data_format=data_format)
-    return GroupArrays(dy, x, mean.astype(sums), rstd.astype(sums), gamma, beta, groups, data_format)
+def _saved(dtype: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Statistics or sums, rounded as they are saved of that dtype."""
+    return [each.astype(DTYPES[accumulator(dtype)]) for each in values]
 
 
 @dataclass
-class LayerArrays:
-    """The arrays of one problem of LayerNorm, NumPy, with statistics rounded as a forward would have saved them."""
+class LayerArrays(Arrays):
+    """Of LayerNorm, with statistics rounded as a forward would have saved them."""
+
+    family = "layer_norm"
 
     dy: Any
     x: Any
@@ -122,47 +290,57 @@ class LayerArrays:
         """normalized_shape as a tuple of int."""
         return tuple(np.atleast_1d(self.normalized_shape).tolist())
 
-    def check_forward(self, y: Any, mean: Any, rstd: Any, eps: float = 1e-5) -> None:
-        """Compare with the oracle of these arrays."""
-        exact = reference.layer_norm(self.x, self.row, self.gamma, self.beta, eps=eps)
-        bounds = layer_forward(self.x, self.row, self.gamma, self.beta, *exact[1:], NAMES[self.x.dtype])
-        for name, came, want, bound in zip(("y", "mean", "rstd"), (y, mean, rstd), exact, bounds, strict=True):
-            assert_within(name, came, want, bound, NAMES[came.dtype])
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"normalized_shape": self.normalized_shape}
 
-    def check_backward(self, dx: Any, dgamma: Any, dbeta: Any) -> None:
-        """Compare with the oracle of these arrays; None is passed over."""
-        given = (self.dy, self.x, self.row, self.mean, self.rstd, self.gamma)
-        exact, bounds = reference.layer_norm_backward(*given), layer_backward(*given, NAMES[self.x.dtype])
-        for name, came, want, bound in zip(("dx", "dgamma", "dbeta"), (dx, dgamma, dbeta), exact, bounds, strict=True):
-            if came is not None:
-                assert_within(name, came, want, bound, NAMES[came.dtype])
+    @property
+    def sizes(self) -> tuple[str, int, int, int, int]:
+        length = math.prod(self.row)
+        return "NCHW", self.x.size // length, length, 1, 1
+
+    @property
+    def saved(self) -> tuple[int, ...]:
+        return (*self.x.shape[: self.x.ndim - len(self.row)], *(1,) * len(self.row))
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        return self.row
+
+    def settle(self) -> None:
+        self.mean, self.rstd = _saved(self.dtype, reference.layer_norm(self.x, self.row)[1:])
 
 
 def layer_arrays(
-    shape: tuple[int, ...] = (2, 8, 3, 3), normalized_shape: Any = (3, 3), dtype: str = "float32"
+    shape: tuple[int, ...] = (2, 8, 3, 3),
+    normalized_shape: Any = (3, 3),
+    dtype: str = "float32",
+    *,
+    gamma_dtype: str | None = "same",
+    seed: int | None = None,
+    offset: float = 0.0,
 ) -> LayerArrays:
-    """Random arrays of that shape."""
-    random = np.random.default_rng(math.prod(shape))
+    """Random arrays of that shape, x so far from 0."""
+    random = np.random.default_rng(math.prod(shape) if seed is None else seed)
     made = LayerArrays(*[None] * 2, normalized_shape, *[None] * 4)
-    made.x, made.dy = (random.standard_normal(shape).astype(DTYPES[dtype]) for _ in range(2))
-    made.gamma, made.beta = (random.standard_normal(made.row).astype(DTYPES[dtype]) for _ in range(2))
-    sums = DTYPES[accumulator(dtype)]
-    made.mean, made.rstd = (each.astype(sums) for each in reference.layer_norm(made.x, made.row)[1:])
+    made.x = (random.standard_normal(shape) + offset).astype(DTYPES[dtype])
+    made.dy = random.standard_normal(shape).astype(DTYPES[dtype])
+    if gamma_dtype is not None:
+        given = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
+        made.gamma, made.beta = (random.standard_normal(made.row).astype(given) for _ in range(2))
+    made.settle()
     return made
 
 
-#: The ops of BatchNorm on tensors: the arrays of a call in order, and count.
-BATCH_OPS = {
-    "batch_norm_stats": ("x",),
-    "batch_norm_elemt": ("x", "mean", "invstd", "gamma", "beta"),
-    "batch_norm_backward_reduce": ("dy", "x", "mean", "invstd", "gamma"),
-    "batch_norm_backward_elemt": ("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu", "count"),
-}
+#: The ops of BatchNorm on tensors.
+BATCH_OPS = ("batch_norm_stats", "batch_norm_elemt", "batch_norm_backward_reduce", "batch_norm_backward_elemt")
 
 
 @dataclass
-class BatchArrays:
-    """The arrays of one problem of BatchNorm, NumPy, with statistics and sums rounded as cunorm saves them."""
+class BatchArrays(Arrays):
+    """Of BatchNorm, with statistics and sums rounded as cunorm saves them."""
+
+    family = "batch_norm"
 
     dy: Any
     x: Any
@@ -174,39 +352,44 @@ class BatchArrays:
     sum_dy_xmu: Any
     count: float
 
-    def given(self, op: str) -> tuple[Any, ...]:
-        """The arguments of an op's call, in order."""
-        return tuple(getattr(self, name) for name in BATCH_OPS[op])
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"count": self.count}
 
-    def check(self, op: str, results: Any, eps: float = 1e-5) -> None:
-        """Compare the results of an op with the oracle of these arrays; None is passed over."""
-        arrays, dtype = self.given(op), NAMES[self.x.dtype]
-        exact: Any
-        bounds: Any
-        if op == "batch_norm_stats":
-            exact = reference.batch_norm_stats(self.x, eps=eps)
-            bounds = batch_stats(self.x, *exact, dtype)
-        elif op == "batch_norm_backward_reduce":
-            exact, bounds = reference.batch_norm_backward_reduce(*arrays), batch_reduce(*arrays[:4], dtype)
-        elif op == "batch_norm_elemt":
-            exact, bounds = (reference.batch_norm_elemt(*arrays),), (batch_elemt(*arrays, dtype),)
-        else:
-            exact, bounds = (reference.batch_norm_backward_elemt(*arrays),), (batch_input(*arrays, dtype),)
-        results = results if isinstance(results, tuple) else (results,)
-        for index, (came, want, bound) in enumerate(zip(results, exact, bounds, strict=True)):
-            if came is not None:
-                assert_within(f"{op}[{index}]", came, want, bound, NAMES[came.dtype])
+    @property
+    def sizes(self) -> tuple[str, int, int, int, int]:
+        N, C = self.x.shape[:2]
+        return "NCHW", N, C, self.x.size // max(1, N * C), C
+
+    @property
+    def saved(self) -> tuple[int, ...]:
+        return self.parameters
+
+    def settle(self) -> None:
+        self.mean, self.invstd = _saved(self.dtype, reference.batch_norm_stats(self.x))
+        sums = reference.batch_norm_backward_reduce(self.dy, self.x, self.mean, self.invstd)
+        self.sum_dy, self.sum_dy_xmu = _saved(self.dtype, sums[:2])
 
 
-def batch_arrays(shape: tuple[int, ...] = (4, 8, 3, 3), dtype: str = "float32") -> BatchArrays:
-    """Random arrays of that shape (N, C, *)."""
-    random = np.random.default_rng(math.prod(shape))
-    x, dy = (random.standard_normal(shape).astype(DTYPES[dtype]) for _ in range(2))
-    gamma, beta = (random.standard_normal(shape[1]).astype(DTYPES[dtype]) for _ in range(2))
-    sums = DTYPES[accumulator(dtype)]
-    mean, invstd = (each.astype(sums) for each in reference.batch_norm_stats(x))
-    totals = (each.astype(sums) for each in reference.batch_norm_backward_reduce(dy, x, mean, invstd)[:2])
-    return BatchArrays(dy, x, mean, invstd, gamma, beta, *totals, x.size // max(shape[1], 1))
+def batch_arrays(
+    shape: tuple[int, ...] = (4, 8, 3, 3),
+    dtype: str = "float32",
+    *,
+    gamma_dtype: str | None = "same",
+    seed: int | None = None,
+    offset: float = 0.0,
+) -> BatchArrays:
+    """Random arrays of that shape (N, C, *), x so far from 0."""
+    random = np.random.default_rng(math.prod(shape) if seed is None else seed)
+    x = (random.standard_normal(shape) + offset).astype(DTYPES[dtype])
+    dy = random.standard_normal(shape).astype(DTYPES[dtype])
+    gamma = beta = None
+    if gamma_dtype is not None:
+        given = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
+        gamma, beta = (random.standard_normal(shape[1]).astype(given) for _ in range(2))
+    made = BatchArrays(dy, x, None, None, gamma, beta, None, None, x.size // max(shape[1], 1))
+    made.settle()
+    return made
 
 
 # ---- memory layouts -------------------------------------------------------------------------------------------------

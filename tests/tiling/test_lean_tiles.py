@@ -88,37 +88,32 @@ def test_teams_of_one_group_leave_one_row_of_sums(N: int, groups: int, rows: int
 # ---- legality -------------------------------------------------------------------------------------------------------
 
 
+def rows_of(strategy: str, threads: int, packs: int = 1, teams: int = 2, **more: int) -> dict[str, Any]:
+    """A tile of LayerNorm's `block` or `cluster`."""
+    fields = {"packs_per_thread": packs, "rows_per_team": 1, "teams_per_block": teams, **more}
+    return {"strategy": strategy, "threads": threads, **fields}
+
+
+def group_of(threads: int) -> dict[str, Any]:
+    """A tile of GroupNorm's `warp`."""
+    return {"strategy": "warp", "threads": threads, "lanes": 8, "packs_per_thread": 2, "samples_per_team": 2}
+
+
 @pytest.mark.parametrize(("op", "shape", "tile", "sentence"), [
-    ("layer_norm", (8, 64), {"strategy": "block", "threads": 192, "packs_per_thread": 1, "rows_per_team": 1,
-        "teams_per_block": 3},
-     "teams_per_block is 3, expected 1, 2, 4 or 8"),
-    ("layer_norm", (8, 64), {"strategy": "block", "threads": 64, "packs_per_thread": 1, "rows_per_team": 1,
-        "teams_per_block": 2},
-     "threads is 64, expected a multiple of 64 from 128 up"),
-    ("layer_norm", (8, 64), {"strategy": "block", "threads": 96, "packs_per_thread": 1, "rows_per_team": 1,
-        "teams_per_block": 2},
-     "threads is 96, expected a multiple of 64 from 128 up"),
-    ("layer_norm", (8, 1025), {"strategy": "block", "threads": 256, "packs_per_thread": 1, "rows_per_team": 1,
-        "teams_per_block": 2},
-     "a row has 1025 elements, 128 threads of 1 packs hold 1024"),
-    ("layer_norm", (8, 1025), {"strategy": "cluster", "threads": 256, "packs_per_thread": 4, "rows_per_team": 1,
-        "teams_per_block": 2,
-                               "cluster": 2}, "rows of 1025 elements begin at different places of 16 bytes"),
-    ("layer_norm", (8, 4096), {"strategy": "block", "threads": 256, "packs_per_thread": 6, "rows_per_team": 1,
-        "teams_per_block": 2},
+    ("layer_norm", (8, 64), rows_of("block", 192, teams=3), "teams_per_block is 3, expected 1, 2, 4 or 8"),
+    ("layer_norm", (8, 64), rows_of("block", 64), "threads is 64, expected a multiple of 64 from 128 up"),
+    ("layer_norm", (8, 64), rows_of("block", 96), "threads is 96, expected a multiple of 64 from 128 up"),
+    ("layer_norm", (8, 1025), rows_of("block", 256), "a row has 1025 elements, 128 threads of 1 packs hold 1024"),
+    ("layer_norm", (8, 1025), rows_of("cluster", 256, 4, cluster=2),
+     "rows of 1025 elements begin at different places of 16 bytes"),
+    ("layer_norm", (8, 4096), rows_of("block", 256, 6),
      "packs_per_thread is 6, expected at most 4 where teams_per_block is 2: teams wait for each other"),
-    ("layer_norm_backward", (8, 4096), {"strategy": "cluster", "threads": 256, "packs_per_thread": 3,
-        "rows_per_team": 1, "teams_per_block": 4,
-                                        "cluster": 4}, "packs_per_thread is 3, expected at most 2 where teams_per_block is 4"),
-    ("float64", (8, 64), {"strategy": "block", "threads": 128, "packs_per_thread": 1, "rows_per_team": 1,
-        "teams_per_block": 2},
+    ("layer_norm_backward", (8, 4096), rows_of("cluster", 256, 3, 4, cluster=4),
+     "packs_per_thread is 3, expected at most 2 where teams_per_block is 4"),
+    ("float64", (8, 64), rows_of("block", 128),
      "teams_per_block is 2, expected 1: float64 leaves no registers for more"),
-    ("group_norm", (8, 64, 2), {"strategy": "warp", "threads": 64, "lanes": 8, "packs_per_thread": 2,
-        "samples_per_team": 2},
-     "samples_per_team is 2, expected 1: more only where HxW = 1"),
-    ("group_norm_backward", (8, 64), {"strategy": "warp", "threads": 96, "lanes": 8, "packs_per_thread": 2,
-        "samples_per_team": 2},
-     "threads is 96, expected a power of two"),
+    ("group_norm", (8, 64, 2), group_of(64), "samples_per_team is 2, expected 1: more only where HxW = 1"),
+    ("group_norm_backward", (8, 64), group_of(96), "threads is 96, expected a power of two"),
 ], ids=lambda value: "" if isinstance(value, (dict, str)) else str(value))  # fmt: skip
 def test_what_is_refused(op: str, shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
     dtype = op if op == "float64" else "bfloat16"

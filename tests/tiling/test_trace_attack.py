@@ -93,10 +93,10 @@ def recorded(dtype: str, other: str) -> Iterator[Any]:
     yield cunorm.layer_norm(c.x, (3, 3), c.gamma, c.beta)
     yield cunorm.layer_norm_backward(c.dy, c.x, (3, 3), c.mean, c.rstd, c.gamma, output_mask=(False, True, True))
     for op in BATCH_OPS:
-        yield getattr(cunorm, op)(*b.given(op))
+        yield getattr(cunorm, op)(**b.given(op))
     outs = tuple(np.empty(8, DTYPES[other]) for _ in range(4))
-    yield cunorm.batch_norm_backward_reduce(*b.given("batch_norm_backward_reduce"), out=outs)
-    yield cunorm.batch_norm_backward_reduce(*b.given("batch_norm_backward_reduce"), input_g=False, beta_g=False)
+    yield cunorm.batch_norm_backward_reduce(**b.given("batch_norm_backward_reduce"), out=outs)
+    yield cunorm.batch_norm_backward_reduce(**b.given("batch_norm_backward_reduce"), input_g=False, beta_g=False)
     means, invstds = np.zeros((3, 8), DTYPES[dtype]), np.ones((3, 8), DTYPES[dtype])
     for counts in ([1, 2, 3], np.ones(3, np.int32), np.ones(3, np.float32)):
         running = {"running_mean": np.zeros(8, DTYPES[other]), "running_var": np.ones(8)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -13,15 +14,12 @@ import pytest
 import cunorm
 from cunorm import reference
 from cunorm.core.arrays import DTYPES, NAMES
-from cunorm.core.problem import accumulator
 from cunorm.ops.batch_norm.strategies import STATS
 from cunorm.ops.common import building_blocks
 from cunorm.runtime import plans
 from tests.conftest import Executor
-from tests.ops.group_norm.test_group_norm import shifted
-from tests.ops.group_norm.test_group_norm_values import sparse
 from tests.support.covering import pairwise
-from tests.support.problems import forget_calls
+from tests.support.problems import BATCH_OPS, BatchArrays, batch_arrays, forget_calls, shifted, sparse, tupled
 from tests.support.tolerance import assert_within, batch_elemt, batch_input, batch_reduce, batch_stats
 
 # (N, C, spatial). HxW of 1, 2, 3, 7, 49, 63, 65 and 127 leave every tail of a 16-byte access; C of 1, 3, 5, 20, 33 and
@@ -71,8 +69,12 @@ def tile_of(kind: str, strategy: str) -> dict[str, Any]:
     return (REDUCING if kind in ("stats", "reduce") else STREAMING)[strategy]
 
 
-class Case:
-    """Arrays of one problem, NumPy, with statistics rounded as cunorm saves them; channels first or last in memory."""
+#: The ops of BatchNorm on tensors by the kinds of tiles that they have.
+OP = dict(zip(("stats", "elemt", "reduce", "input"), BATCH_OPS, strict=True))
+
+
+class Case(BatchArrays):
+    """Arrays of one problem; channels first or last in memory. Statistics may be saved in another dtype."""
 
     def __init__(
         self,
@@ -84,73 +86,30 @@ class Case:
         saved: str | None = None,
     ) -> None:
         N, C, spatial = shape
-        random = np.random.default_rng(N + C)
-        self.dtype = dtype
-        sums = DTYPES[saved or accumulator(dtype)]
+        made = batch_arrays((N, C, *spatial), dtype, gamma_dtype=parameters, seed=N + C, offset=offset)
+        super().__init__(**vars(made))
+        if layout == "last":
+            self.x, self.dy = (
+                np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 1, -1)), -1, 1) for a in (self.x, self.dy)
+            )
+        if saved is not None:
+            self.mean, self.invstd = (a.astype(DTYPES[saved]) for a in (self.mean, self.invstd))
 
-        def draw() -> np.ndarray:
-            if layout == "first":
-                return random.standard_normal((N, C, *spatial))
-            return np.moveaxis(random.standard_normal((N, *spatial, C)), -1, 1)
+    def arrays(self, kind: str) -> dict[str, Any]:
+        """The arrays of a call by name."""
+        return {name: value for name, value in self.given(OP[kind]).items() if name != "count"}
 
-        self.x = (draw() + offset).astype(DTYPES[dtype])
-        self.dy = draw().astype(DTYPES[dtype])
-        self.mean, self.invstd = (a.astype(sums) for a in reference.batch_norm_stats(self.x))
-        given = DTYPES[dtype if parameters == "same" else parameters or dtype]
-        self.gamma, self.beta = (random.standard_normal(C).astype(given) for _ in range(2))
-        if parameters is None:
-            self.gamma = self.beta = None
-        self.sums = reference.batch_norm_backward_reduce(self.dy, self.x, self.mean, self.invstd)[:2]
-        self.count = self.x.size // max(C, 1)
+    def run(self, kind: str, executor: Executor, **changes: Any) -> Any:
+        """Call the function on these arrays, or on others that lie elsewhere."""
+        return self.call(OP[kind], executor, **changes)
 
-    def given(self, kind: str) -> tuple[Any, ...]:
-        """The arrays of a call."""
-        saved = (self.mean, self.invstd, self.gamma)
-        sums = tuple(a.astype(DTYPES[accumulator(self.dtype)]) for a in self.sums)
-        return {
-            "stats": (self.x,),
-            "reduce": (self.dy, self.x, *saved),
-            "elemt": (self.x, *saved, self.beta),
-            "input": (self.dy, self.x, *saved, *sums),
-        }[kind]
-
-    def run(self, kind: str, executor: Executor, arrays: Any = None, **options: Any) -> Any:
-        """Call the function on these arrays, or on ``arrays`` that lie elsewhere."""
-        arrays = [executor.put(a) for a in self.given(kind)] if arrays is None else arrays
-        if kind == "input":
-            return cunorm.batch_norm_backward_elemt(*arrays, self.count, **options)
-        return FUNCTIONS[kind](*arrays, **options)
-
-    def check(self, kind: str, results: Any, executor: Executor) -> None:
+    def right(self, kind: str, results: Any, executor: Executor) -> None:
         """Compare results with the oracle; None is passed over."""
-        arrays = self.given(kind)
-        if kind == "stats":
-            exact = reference.batch_norm_stats(self.x)
-            bounds = batch_stats(self.x, *exact, self.dtype)
-        elif kind == "reduce":
-            exact = reference.batch_norm_backward_reduce(*arrays)
-            bounds = batch_reduce(*arrays[:4], self.dtype)
-        elif kind == "elemt":
-            exact, bounds = (reference.batch_norm_elemt(*arrays),), (batch_elemt(*arrays, self.dtype),)
-        else:
-            exact = (reference.batch_norm_backward_elemt(*arrays, self.count),)
-            bounds = (batch_input(*arrays, self.count, self.dtype),)
-        results = results if isinstance(results, tuple) else (results,)
-        for at, (came, want, bound) in enumerate(zip(results, exact, bounds, strict=True)):
-            if came is not None:
-                assert_within(f"{kind}[{at}]", executor.get(came), want, bound, NAMES[np.dtype(came.dtype)])
-
-
-FUNCTIONS = {
-    "stats": cunorm.batch_norm_stats,
-    "reduce": cunorm.batch_norm_backward_reduce,
-    "elemt": cunorm.batch_norm_elemt,
-}
+        self.check(OP[kind], tuple(map(executor.get, tupled(results))))
 
 
 def bits(executor: Executor, results: Any) -> list[bytes]:
-    results = results if isinstance(results, tuple) else (results,)
-    return [executor.get(a).tobytes() for a in results if a is not None]
+    return [executor.get(a).tobytes() for a in tupled(results) if a is not None]
 
 
 def taken(kind: str, strategy: str, shapes: Any = SHAPES, **facts: Any) -> Iterator[Case]:
@@ -171,7 +130,7 @@ def test_matches_the_oracle_on_hostile_shapes(dtype: str, kind: str, strategy: s
     for case in taken(kind, strategy, dtype=dtype):
         results = case.run(kind, executor, tile=tile_of(kind, strategy))
         try:
-            case.check(kind, results, executor)
+            case.right(kind, results, executor)
         except AssertionError as error:
             raise AssertionError(f"{case.x.shape} strides {case.x.strides}: {error}") from None
         checked += 1
@@ -197,7 +156,7 @@ def test_other_tiles(kind: str, strategy: str, tile: dict[str, int], executor: E
     """One channel or all, all samples or one, one position a chunk, one chunk of all, one row of results."""
     for case in taken(kind, strategy, [*SHAPES, (2, 33, (2,)), (1, 6, (4,)), (2, 3, (640,))]):
         results = case.run(kind, executor, tile={"strategy": strategy, **tile})
-        case.check(kind, results, executor)
+        case.right(kind, results, executor)
 
 
 @pytest.mark.parametrize("strategy", list(REDUCING))
@@ -210,7 +169,7 @@ def test_one_row_of_results_needs_no_workspace(strategy: str, executor: Executor
         plan = cunorm.plan(op, shape=shape, dtype="float32", device="cpu", tile=tile)
         assert (plan.workspace_nbytes, len(plan.launches)) == (0, 1)
         case = Case((shape[0], shape[1], shape[2:]))
-        case.check(kind, case.run(kind, executor, tile=tile), executor)
+        case.right(kind, case.run(kind, executor, tile=tile), executor)
 
 
 @pytest.mark.parametrize("flags", list(itertools.product((True, False), repeat=3)))
@@ -221,7 +180,7 @@ def test_every_mask(strategy: str, flags: tuple[bool, bool, bool], executor: Exe
         case = Case(shape, layout=LAYOUT_OF[strategy])
         results = case.run("reduce", executor, tile=tile_of("reduce", strategy), **wanted)
         assert [a is not None for a in results] == [flags[0], flags[0], *flags[1:]]
-        case.check("reduce", results, executor)
+        case.right("reduce", results, executor)
 
 
 @pytest.mark.parametrize("strategy", list(REDUCING))
@@ -238,7 +197,7 @@ def test_x_is_not_read_for_dbeta(strategy: str) -> None:
 def test_mixed_and_missing_parameters(parameters: str | None, kind: str, strategy: str, executor: Executor) -> None:
     case = Case((3, 20, (7,)), "bfloat16", LAYOUT_OF[strategy], parameters)
     results = case.run(kind, executor, tile=tile_of(kind, strategy))
-    case.check(kind, results, executor)
+    case.right(kind, results, executor)
     if kind == "reduce":
         assert [NAMES[np.dtype(a.dtype)] for a in results] == ["float32"] * 4
 
@@ -252,20 +211,19 @@ def test_sums_of_four_dtypes(strategy: str, executor: Executor) -> None:
         out = tuple(executor.xp.full(20, 77, DTYPES[dtype]) for dtype in dtypes)
         results = case.run("reduce", executor, out=out, tile=tile_of("reduce", strategy))
         assert all(a is b for a, b in zip(results, out, strict=True))
-        case.check("reduce", results, executor)
+        case.right("reduce", results, executor)
         if strategy == "column":  # new results: no strategy chooses their dtypes
             plain = case.run("reduce", executor, tile=tile_of("reduce", strategy))
-            case.check("reduce", plain, executor)
+            case.right("reduce", plain, executor)
             assert [NAMES[np.dtype(a.dtype)] for a in plain] == ["float16"] * 4
 
 
 @pytest.mark.parametrize("strategy", list(STREAMING))
 def test_sums_and_statistics_of_x_s_dtype(strategy: str, executor: Executor) -> None:
     case = Case((3, 20, (7,)), "float16", LAYOUT_OF[strategy], saved="float16")
-    case.check("elemt", case.run("elemt", executor, tile=tile_of("elemt", strategy)), executor)
-    case.sums = tuple(a.astype(np.float16) for a in case.sums)
-    arrays = [executor.put(a) for a in (*case.given("input")[:5], *case.sums)]
-    case.check("input", case.run("input", executor, arrays, tile=tile_of("input", strategy)), executor)
+    case.right("elemt", case.run("elemt", executor, tile=tile_of("elemt", strategy)), executor)
+    case.sum_dy, case.sum_dy_xmu = (a.astype(np.float16) for a in (case.sum_dy, case.sum_dy_xmu))
+    case.right("input", case.run("input", executor, tile=tile_of("input", strategy)), executor)
 
 
 @pytest.mark.parametrize(("kind", "strategy"), TILES, ids=NAMED)
@@ -281,19 +239,18 @@ def test_misaligned_slices(dtype: str, kind: str, strategy: str, executor: Execu
                 view = shifted(executor, np.moveaxis(array, 1, -1) if last else array, shift)  # noqa: B023
                 return executor.xp.moveaxis(view, -1, 1) if last else view  # noqa: B023
 
-            arrays = list(case.given(kind))
-            tensors = [i for i, a in enumerate(arrays) if a is not None and a.ndim > 1]
-            arrays = [
-                moved(a, shifts[i]) if i in tensors else executor.put(a) for i, a in enumerate(arrays)
-            ]  # fmt: skip
-            tile = tile_of(kind, strategy)
-            case.check(kind, case.run(kind, executor, arrays, tile=tile), executor)
+            given = case.arrays(kind)
+            names = [name for name in given if name in ("dy", "x")]
+            tensors = {name: moved(given[name], shift) for name, shift in zip(names, shifts, strict=False)}
+            call = functools.partial(case.run, kind, executor, **tensors, tile=tile_of(kind, strategy))
+            case.right(kind, call(), executor)
             if kind in ("elemt", "input"):
                 out = moved(case.x * 0, shifts[2])
-                assert case.run(kind, executor, arrays, tile=tile, out=out) is out
-                case.check(kind, out, executor)
-                assert case.run(kind, executor, arrays, tile=tile, out=arrays[0]) is arrays[0]
-                case.check(kind, arrays[0], executor)
+                assert call(out=out) is out
+                case.right(kind, out, executor)
+                first = tensors[names[0]]
+                assert call(out=first) is first
+                case.right(kind, first, executor)
 
 
 #: Several parts a channel, several samples and a last slab, rows left over.
@@ -313,7 +270,7 @@ def test_results_depend_on_no_order_and_no_workspace(
                 junk = executor.xp.full(2**16, 0xFF, np.uint8)
                 results = case.run(kind, executor, tile=tile_of(kind, strategy), workspace=junk)
                 seen.add(tuple(bits(executor, results)))
-            case.check(kind, results, executor)
+            case.right(kind, results, executor)
             assert len(seen) == 1
 
 
@@ -333,7 +290,7 @@ def test_a_grid_smaller_than_the_work(
         for order in ("ascending", "descending", "random:1"):
             monkeypatch.setenv("CUNORM_CPU_ORDER", order)
             for case in taken(kind, strategy, [(9, 33, (5,)), (9, 20, (50,)), (250, 3, ())]):
-                case.check(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
+                case.right(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
         assert plans._plans
         assert all(one.grid <= 3 for plan in plans._plans.values() for one in plan.launches)
     finally:
@@ -373,7 +330,7 @@ def test_offsets(strategy: str, offset: float, executor: Executor) -> None:
     """Sums are centred before they are multiplied; variances are not differences of squares."""
     case = Case((9, 20, (41,)), layout=LAYOUT_OF[strategy], offset=offset)
     for kind in ("stats", "reduce"):
-        case.check(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
+        case.right(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
 
 
 @pytest.mark.parametrize("constant", [0.1, 100.1, 1e4 + 0.1, 1e5 + 0.1])
@@ -392,7 +349,7 @@ def test_an_outlier(strategy: str, where: tuple[int, int], executor: Executor) -
     """One element of 1e6: the first, the middle or the last, which the shift is made of, or another."""
     case = Case((3, 5, (103,)), layout=LAYOUT_OF[strategy])
     case.x[where[0], 2, where[1]] = 1e6
-    case.check("stats", case.run("stats", executor, tile=tile_of("stats", strategy)), executor)
+    case.right("stats", case.run("stats", executor, tile=tile_of("stats", strategy)), executor)
 
 
 @pytest.mark.parametrize("rows", [9001, 9011])
@@ -401,7 +358,7 @@ def test_an_outlier_in_a_row_left_over(rows: int, executor: Executor) -> None:
     case = Case((rows, 7, ()), layout="last")
     case.x *= np.float32(1e-4)
     case.x[-1] = 1.0
-    case.check("stats", case.run("stats", executor, tile=REDUCING["column"] | {"chunk": 64}), executor)
+    case.right("stats", case.run("stats", executor, tile=REDUCING["column"] | {"chunk": 64}), executor)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -412,7 +369,7 @@ def test_nan_and_infinity_stay_in_their_channel(kind: str, strategy: str, value:
             case = Case((3, 5, (103,)), layout=LAYOUT_OF[strategy])
             getattr(case, name)[n, 2, p] = value
             with np.errstate(all="ignore"):
-                case.check(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
+                case.right(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
 
 
 @pytest.mark.parametrize("strategy", list(STREAMING))
@@ -421,7 +378,7 @@ def test_statistics_that_are_not_finite_stay_in_their_channel(strategy: str, exe
     case.mean[1], case.invstd[3] = np.nan, np.inf
     with np.errstate(all="ignore"):
         for kind in ("elemt", "input"):
-            case.check(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
+            case.right(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
 
 
 # ---- parts of a batch -----------------------------------------------------------------------------------------------
@@ -433,19 +390,17 @@ def test_uneven_parts_make_the_whole(strategy: str, executor: Executor) -> None:
     case = Case((9, 5, (11,)), layout=LAYOUT_OF[strategy], offset=3.0)
     parts = [slice(0, 1), slice(1, 6), slice(6, 9)]
 
-    def part(kind: str, arrays: tuple[Any, ...], rows: slice) -> Any:
-        return case.run(
-            kind, executor, [executor.put(a[rows] if a.ndim > 1 else a) for a in arrays],
-            tile=tile_of(kind, strategy),
-        )  # fmt: skip
+    def part(kind: str, rows: slice) -> Any:
+        tensors = {name: executor.put(a[rows]) for name, a in case.arrays(kind).items() if a.ndim > 1}
+        return case.run(kind, executor, **tensors, tile=tile_of(kind, strategy))
 
-    found = [part("stats", (case.x,), rows) for rows in parts]
+    found = [part("stats", rows) for rows in parts]
     means, invstds = (executor.xp.stack(each) for each in zip(*found, strict=True))
     counts = executor.put(np.array([11, 55, 33]))
     gathered = cunorm.batch_norm_gather_stats(means, invstds, counts, tile=GATHER)
-    case.check("stats", gathered, executor)
-    sums = [part("reduce", case.given("reduce"), rows) for rows in parts]
-    case.check("reduce", tuple(sum(each[1:], each[0]) for each in zip(*sums, strict=True)), executor)
+    case.right("stats", gathered, executor)
+    sums = [part("reduce", rows) for rows in parts]
+    case.right("reduce", tuple(sum(each[1:], each[0]) for each in zip(*sums, strict=True)), executor)
 
 
 def gathered(executor: Executor, means: Any, invstds: Any, counts: Any, **options: Any) -> list[np.ndarray]:

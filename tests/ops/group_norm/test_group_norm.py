@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 import cunorm
-from cunorm import reference
 from cunorm.core.arrays import DTYPES
-from cunorm.core.problem import LAYOUTS, accumulator
+from cunorm.core.problem import LAYOUTS
 from cunorm.ops.common import building_blocks
 from cunorm.runtime import plans
 from tests.conftest import Executor
 from tests.support.covering import pairwise
-from tests.support.problems import forget_calls, shifted
-from tests.support.tolerance import assert_within, backward, forward
+from tests.support.problems import GroupArrays, forget_calls, group_arrays, shifted
 
 DTYPE_NAMES = tuple(DTYPES)
 
@@ -65,10 +63,10 @@ def tile_of(strategy: str) -> dict[str, Any]:
     return {"strategy": "block" if strategy == "registers" else strategy, **TILES[strategy]}
 
 
-class Case:
-    """Arrays of one problem, rounded to its dtype, as NumPy arrays."""
+class Case(GroupArrays):
+    """Arrays of one problem."""
 
-    def __init__(  # noqa: PLR0913  # a problem's sizes and kinds
+    def __init__(  # a problem's sizes and kinds
         self,
         N: int,
         C: int,
@@ -78,64 +76,29 @@ class Case:
         data_format: str = "NCHW",
         gamma_dtype: str | None = "same",
         offset: float = 0.0,
-        seed: int = 0,
     ) -> None:
-        random = np.random.default_rng(seed)
         shape = (N, C, *spatial) if data_format == "NCHW" else (N, *spatial, C)
-        self.groups, self.dtype, self.data_format = groups, dtype, data_format
-        self.x = (random.standard_normal(shape) + offset).astype(DTYPES[dtype])
-        self.dy = random.standard_normal(shape).astype(DTYPES[dtype])
-        self.gamma = self.beta = None
-        if gamma_dtype is not None:
-            parameter = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
-            self.gamma, self.beta = (random.standard_normal(C).astype(parameter) for _ in range(2))
-
-    def check_forward(self, executor: Executor, **options: Any) -> None:
-        put = executor.put
-        y, mean, rstd = cunorm.group_norm(
-            put(self.x), self.groups, put(self.gamma), put(self.beta), data_format=self.data_format, **options
-        )
-        exact = reference.group_norm(self.x, self.groups, self.gamma, self.beta, data_format=self.data_format)
-        bounds = forward(self.x, self.groups, self.gamma, self.beta, *exact[1:], self.dtype, self.data_format)
-        sums = accumulator(self.dtype)
-        for name, came, want, bound, dtype in zip(
-            ("y", "mean", "rstd"), (y, mean, rstd), exact, bounds, (self.dtype, sums, sums), strict=True
-        ):
-            assert came.dtype == DTYPES[dtype]
-            assert_within(name, executor.get(came), want, bound, dtype)
+        made = group_arrays(shape, groups, dtype, gamma_dtype=gamma_dtype, data_format=data_format, offset=offset)
+        super().__init__(**vars(made))
 
     def statistics(self) -> tuple[np.ndarray, np.ndarray]:
-        _, mean, rstd = reference.group_norm(self.x, self.groups, data_format=self.data_format)
-        sums = DTYPES[accumulator(self.dtype)]
-        return mean.astype(sums), rstd.astype(sums)
+        """Of x as a test has made it."""
+        self.settle()
+        return self.mean, self.rstd
 
-    def check_backward(self, executor: Executor, mask: tuple[bool, bool, bool] = (True,) * 3, **options: Any) -> None:
-        mean, rstd = self.statistics()
-        arrays = [self.dy, self.x, mean, rstd, self.gamma]
-        results = cunorm.group_norm_backward(
-            *map(executor.put, arrays),
-            num_groups=self.groups,
-            data_format=self.data_format,
-            output_mask=mask,
-            **options,
-        )
-        exact = reference.group_norm_backward(*arrays, num_groups=self.groups, data_format=self.data_format)
-        bounds = backward(*arrays, self.groups, self.dtype, self.data_format)
-        parameter = DTYPES[accumulator(self.dtype)] if self.gamma is None else self.gamma.dtype
-        for name, wanted, came, want, bound in zip(
-            ("dx", "dgamma", "dbeta"), mask, results, exact, bounds, strict=True
-        ):
-            if not wanted:
-                assert came is None
-                continue
-            dtype = self.dtype if name == "dx" else next(n for n, d in DTYPES.items() if d == parameter)
-            assert came.dtype == DTYPES[dtype]
-            assert_within(name, executor.get(came), want, bound, dtype)
+    def forward(self, executor: Executor, **options: Any) -> None:
+        """Run it and compare."""
+        self.checked("group_norm", executor, **options)
+
+    def backward(self, executor: Executor, mask: tuple[bool, bool, bool] = (True,) * 3, **options: Any) -> None:
+        """The same, without beta, which only an activation asks for."""
+        self.settle()
+        self.checked("group_norm_backward", executor, beta=None, output_mask=mask, **options)
 
 
 def run(case: Case, strategy: str, direction: str, executor: Executor, **options: Any) -> None:
     """Check one direction with one strategy; skip with the sentence where the strategy refuses the problem."""
-    check = case.check_forward if direction == "forward" else case.check_backward
+    check = case.forward if direction == "forward" else case.backward
     tile = tile_of(strategy)
     if (strategy, case.dtype, direction) == ("registers", "float64", "backward"):
         tile["packs_per_thread"] = 4  # eight need more registers than the kernel leaves
@@ -238,10 +201,10 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
             )
             assert plan.problem.N * plan.problem.group == mean.size
             try:
-                case.check_backward(executor, tile=tile)
+                case.backward(executor, tile=tile)
             except cunorm.UnsupportedTile:
                 continue
-            case.check_forward(executor, tile=tile)
+            case.forward(executor, tile=tile)
 
 
 @pytest.mark.parametrize("strategy", list(TILES))
@@ -265,11 +228,7 @@ def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> Non
                 except cunorm.UnsupportedTile:
                     continue
                 assert dx is out
-                arrays = (case.dy, case.x, mean, rstd, case.gamma)
-                exact = reference.group_norm_backward(*arrays, num_groups=groups, data_format=data_format)
-                bounds = backward(*arrays, groups, dtype, data_format)
-                for name, came, want, bound in zip("xgb", (dx, dgamma, dbeta), exact, bounds, strict=True):
-                    assert_within(f"d{name}", executor.get(came), want, bound, dtype)
+                case.compare("group_norm_backward", executor, (dx, dgamma, dbeta))
 
 
 @pytest.mark.parametrize("strategy", list(TILES))

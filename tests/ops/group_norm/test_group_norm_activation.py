@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,10 @@ import cunorm
 from cunorm import reference
 from cunorm.core.arrays import DTYPES
 from cunorm.core.errors import UnsupportedTile
-from cunorm.core.problem import accumulator
 from cunorm.tiling.table import key_of, problem_of
 from tests.conftest import Executor
 from tests.ops.group_norm.test_group_norm import PARTIAL, PLACES, tile_of
-from tests.support.tolerance import assert_within, silu_backward, silu_forward
+from tests.support.problems import GroupArrays, group_arrays
 
 #: (N, C, spatial, groups).
 SHAPES = [(2, 6, (35,), 2), (3, 64, (7, 7), 4), (1, 8, (130,), 8), (17, 64, (), 8), (2, 4, (600,), 1)]
@@ -27,41 +27,24 @@ def gradients_of(dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, beta:
     return reference.group_norm_backward(dy, x, mean, rstd, gamma, beta=beta, activation="silu", **options)
 
 
-class Arrays:
-    def __init__(self, shape: tuple[Any, ...], dtype: str, data_format: str, spread: float = 1.0) -> None:
-        N, C, spatial, self.groups = shape
-        random = np.random.default_rng(0)
-        sizes = (N, C, *spatial) if data_format == "NCHW" else (N, *spatial, C)
-        self.dtype, self.data_format = dtype, data_format
-        self.x, self.dy = (random.standard_normal(sizes).astype(DTYPES[dtype]) for _ in range(2))
-        self.gamma, self.beta = ((spread * random.standard_normal(C)).astype(DTYPES[dtype]) for _ in range(2))
-        _, mean, rstd = reference.group_norm(self.x, self.groups, data_format=data_format)
-        self.mean, self.rstd = (one.astype(DTYPES[accumulator(dtype)]) for one in (mean, rstd))
+def arrays_of(shape: tuple[Any, ...], dtype: str, data_format: str = "NCHW", spread: float = 1.0) -> GroupArrays:
+    """Arrays of a problem with an activation, gamma and beta so far from 0."""
+    N, C, spatial, groups = shape
+    sizes = (N, C, *spatial) if data_format == "NCHW" else (N, *spatial, C)
+    made = group_arrays(sizes, groups, dtype, data_format=data_format)
+    gamma, beta = (one * np.asarray(spread, one.dtype) for one in (made.gamma, made.beta))
+    return replace(made, gamma=gamma, beta=beta, activation="silu")
 
-    def check(self, executor: Executor, **tiles: dict[str, Any]) -> None:
-        put, get = executor.put, executor.get
-        options: dict[str, Any] = {"data_format": self.data_format, "activation": "silu"}
-        affine = (self.gamma, self.beta)
-        given = map(put, affine)
-        found = cunorm.group_norm(put(self.x), self.groups, *given, tile=tiles.get("forward"), **options)
-        exact = reference.group_norm(self.x, self.groups, *affine, data_format=self.data_format, activation="silu")
-        bounds = silu_forward(self.x, self.groups, *affine, *exact[1:], self.dtype, self.data_format)
-        sums = accumulator(self.dtype)
-        for came, want, bound, dtype in zip(found, exact, bounds, (self.dtype, sums, sums), strict=True):
-            assert_within("forward", get(came), want, bound, dtype)
-        arrays = (self.dy, self.x, self.mean, self.rstd, *affine)
-        five, beta = [put(one) for one in arrays[:5]], put(self.beta)
-        options |= {"num_groups": self.groups, "beta": beta, "tile": tiles.get("backward")}
-        gradients = cunorm.group_norm_backward(*five, **options)
-        exact = gradients_of(*arrays, num_groups=self.groups, data_format=self.data_format)
-        bounds = silu_backward(*arrays, self.groups, self.dtype, self.data_format)
-        for name, came, want, bound in zip(("dx", "dgamma", "dbeta"), gradients, exact, bounds, strict=True):
-            assert_within(name, get(came), want, bound, self.dtype)
+
+def check(a: GroupArrays, executor: Executor, forward: Any = None, backward: Any = None) -> None:
+    """Run both directions, each with its tile, and compare."""
+    a.checked("group_norm", executor, tile=forward)
+    a.checked("group_norm_backward", executor, tile=backward)
 
 
 def test_the_oracle_is_the_derivative() -> None:
     """dx, dgamma and dbeta against central differences of the forward."""
-    a = Arrays((2, 6, (5,), 2), "float64", "NCHW")
+    a = arrays_of((2, 6, (5,), 2), "float64")
     exact = gradients_of(a.dy, a.x, a.mean, a.rstd, a.gamma, a.beta, num_groups=2)
     for array, gradient in zip((a.x, a.gamma, a.beta), exact, strict=True):
         for index in np.ndindex(array.shape):
@@ -92,7 +75,7 @@ def test_matches_the_oracle(dtype: str, place: tuple[str, str], executor: Execut
         if strategy == "registers":  # eight packs of 16 bits leave a gradient no registers behind an activation
             tiles["backward"] |= {"packs_per_thread": 4}
         try:
-            Arrays(shape, dtype, data_format).check(executor, **tiles)
+            check(arrays_of(shape, dtype, data_format), executor, **tiles)
             checked += 1
         except UnsupportedTile:
             assert strategy in PARTIAL
@@ -113,7 +96,7 @@ def test_several_samples_a_team_of_ragged_groups(lanes: int, packs: int, dtype: 
     """Channels of one element: parameters stay in registers, or, of many packs, are asked for again; sums in memory."""
     tile = {"strategy": "warp", "threads": 64, "lanes": lanes, "packs_per_thread": packs, "samples_per_team": 4}
     for shape in ((9, 33, (), 3), (19, 62, (), 2)):
-        Arrays(shape, dtype, "NCHW").check(executor, forward=tile, backward=tile)
+        check(arrays_of(shape, dtype), executor, tile, tile)
 
 
 @pytest.mark.parametrize("samples", [1, 2])
@@ -132,26 +115,17 @@ def test_lanes_outside_a_group_stay_out_of_its_sums(samples: int, executor: Exec
 @pytest.mark.parametrize("strategy", ["warp", "block", "split"])
 def test_masks(strategy: str, mask: tuple[bool, ...], executor: Executor) -> None:
     """dbeta alone needs x as well: what lies behind the norm depends on it."""
-    a = Arrays((5, 32, (), 4) if strategy == "warp" else (2, 6, (35,), 2), "float32", "NCHW")
-    arrays = (a.dy, a.x, a.mean, a.rstd, a.gamma)
-    options: dict[str, Any] = {"num_groups": a.groups, "beta": executor.put(a.beta), "activation": "silu"}
-    given = [executor.put(one) for one in arrays]
-    found = cunorm.group_norm_backward(*given, output_mask=mask, tile=tile_of(strategy), **options)
-    exact = gradients_of(*arrays, a.beta, num_groups=a.groups)
-    bounds = silu_backward(*arrays, a.beta, a.groups, "float32", "NCHW")
-    for wanted, came, want, bound in zip(mask, found, exact, bounds, strict=True):
-        assert (came is not None) == wanted
-        if wanted:
-            assert_within("gradient", executor.get(came), want, bound, "float32")
+    a = arrays_of((5, 32, (), 4) if strategy == "warp" else (2, 6, (35,), 2), "float32")
+    a.checked("group_norm_backward", executor, output_mask=mask, tile=tile_of(strategy))
 
 
 def test_large_z_neither_overflows_nor_loses_its_sign(executor: Executor) -> None:
     """exp(-z) is infinite for z below -89, and y is then -0."""
-    Arrays((2, 4, (600,), 1), "float32", "NCHW", spread=300.0).check(executor)
+    check(arrays_of((2, 4, (600,), 1), "float32", spread=300.0), executor)
 
 
 def test_without_parameters(executor: Executor) -> None:
-    a = Arrays((2, 6, (35,), 2), "float32", "NCHW")
+    a = arrays_of((2, 6, (35,), 2), "float32")
     y, *_ = cunorm.group_norm(executor.put(a.x), 2, activation="silu")
     exact = reference.group_norm(a.x, 2, activation="silu")
     assert np.abs(executor.get(y) - exact[0]).max() < 1e-5

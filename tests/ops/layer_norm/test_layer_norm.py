@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 import cunorm
-from cunorm import reference
-from cunorm.core.arrays import DTYPES, NAMES
-from cunorm.core.problem import accumulator
+from cunorm.core.arrays import DTYPES
 from cunorm.ops.common import building_blocks
 from cunorm.runtime import plans
 from tests.conftest import Executor
 from tests.support.covering import pairwise
-from tests.support.problems import forget_calls, shifted
-from tests.support.tolerance import assert_within, layer_backward, layer_forward
+from tests.support.problems import LayerArrays, forget_calls, layer_arrays, shifted
 
 # (rows, length): one row, one column, and lengths that leave every tail of a 16-byte access; more rows than the owners
 # of a tile take in one turn, so that sums of columns are kept over several rows.
@@ -64,59 +61,38 @@ def tile_of(strategy: str, direction: str) -> dict[str, Any]:
     return {"strategy": strategy, **fields}
 
 
-class Case:
-    """Arrays of one problem, rounded to its dtype, as NumPy arrays."""
+class Case(LayerArrays):
+    """Arrays of one problem, rows of the last axis."""
 
     def __init__(
-        self, rows: int, length: int, dtype: str, gamma_dtype: str | None = "same", offset: float = 0.0, seed: int = 0
+        self, rows: int, length: int, dtype: str, gamma_dtype: str | None = "same", offset: float = 0.0
     ) -> None:
-        random = np.random.default_rng(seed)
-        self.length, self.dtype = length, dtype
-        self.x = (random.standard_normal((rows, length)) + offset).astype(DTYPES[dtype])
-        self.dy = random.standard_normal((rows, length)).astype(DTYPES[dtype])
-        self.gamma = self.beta = None
-        if gamma_dtype is not None:
-            parameter = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
-            self.gamma, self.beta = (random.standard_normal(length).astype(parameter) for _ in range(2))
+        made = layer_arrays((rows, length), length, dtype, gamma_dtype=gamma_dtype, seed=0, offset=offset)
+        super().__init__(**vars(made))
 
     def statistics(self) -> tuple[np.ndarray, np.ndarray]:
-        sums = DTYPES[accumulator(self.dtype)]
-        _, mean, rstd = reference.layer_norm(self.x, self.length)
-        return mean.astype(sums), rstd.astype(sums)
+        """Of x as a test has made it."""
+        self.settle()
+        return self.mean, self.rstd
 
-    def check_forward(self, executor: Executor, **options: Any) -> None:
-        put = executor.put
-        found = cunorm.layer_norm(put(self.x), self.length, put(self.gamma), put(self.beta), **options)
-        exact = reference.layer_norm(self.x, self.length, self.gamma, self.beta)
-        bounds = layer_forward(self.x, self.length, self.gamma, self.beta, *exact[1:], self.dtype)
-        sums = accumulator(self.dtype)
-        for name, came, want, bound, dtype in zip(
-            ("y", "mean", "rstd"), found, exact, bounds, (self.dtype, sums, sums), strict=True
-        ):
-            assert came.dtype == DTYPES[dtype]
-            assert_within(name, executor.get(came), want, bound, dtype)
+    def forward(self, executor: Executor, **options: Any) -> None:
+        """Run it and compare."""
+        self.checked("layer_norm", executor, **options)
 
-    def check_backward(self, executor: Executor, mask: tuple[bool, ...] = (True,) * 3, **options: Any) -> None:
-        dy, x, mean, rstd, gamma = map(executor.put, (self.dy, self.x, *self.statistics(), self.gamma))
-        found = cunorm.layer_norm_backward(dy, x, self.length, mean, rstd, gamma, output_mask=mask, **options)
-        self.check_gradients(executor, found, mask)
+    def backward(self, executor: Executor, mask: tuple[bool, ...] = (True,) * 3, **options: Any) -> None:
+        """The same."""
+        self.settle()
+        self.checked("layer_norm_backward", executor, output_mask=mask, **options)
 
-    def check_gradients(self, executor: Executor, found: Any, mask: tuple[bool, ...] = (True,) * 3) -> None:
-        given = (self.dy, self.x, self.length, *self.statistics(), self.gamma)
-        exact = reference.layer_norm_backward(*given)
-        bounds = layer_backward(*given, self.dtype)
-        parameter = accumulator(self.dtype) if self.gamma is None else NAMES[self.gamma.dtype]
-        for name, wanted, came, want, bound in zip(("dx", "dgamma", "dbeta"), mask, found, exact, bounds, strict=True):
-            assert (came is not None) == wanted
-            if came is not None:
-                dtype = self.dtype if name == "dx" else parameter
-                assert came.dtype == DTYPES[dtype]
-                assert_within(name, executor.get(came), want, bound, dtype)
+    def check_gradients(self, executor: Executor, found: Any) -> None:
+        """Compare what a call gave that a test made itself."""
+        self.settle()
+        self.compare("layer_norm_backward", executor, found)
 
 
 def run(case: Case, strategy: str, direction: str, executor: Executor, **options: Any) -> bool:
     """Check one direction with one strategy; whether the strategy took it."""
-    check = case.check_forward if direction == "forward" else case.check_backward
+    check = case.forward if direction == "forward" else case.backward
     try:
         check(executor, tile=tile_of(strategy, direction), **options)
     except cunorm.UnsupportedTile as refusal:
@@ -197,8 +173,8 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
 def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     for rows, length in ((19, 8), (19, 15), (45, 16), (100, 9)):
         case = Case(rows, length, "float32")
-        case.check_backward(executor, tile={name: value for name, value in tile.items() if name != "chunk"})
-        case.check_forward(executor, tile={name: value for name, value in tile.items() if name != "cluster"})
+        case.backward(executor, tile={name: value for name, value in tile.items() if name != "chunk"})
+        case.forward(executor, tile={name: value for name, value in tile.items() if name != "cluster"})
 
 
 @pytest.mark.parametrize(("rows", "length", "strategy"), [
@@ -221,9 +197,9 @@ def test_the_strategy_of_named_shapes(rows: int, length: int, strategy: str, exe
     assert plan.tile is not None
     assert plan.strategy.name == strategy
     few = Case(min(rows, 5 if length > 1000 else 100), length, "bfloat16")
-    few.check_backward(executor, tile=plan.tile)
+    few.backward(executor, tile=plan.tile)
     forward = cunorm.plan("layer_norm", device="H200", **options).tile
-    few.check_forward(executor, tile=forward)
+    few.forward(executor, tile=forward)
 
 
 @pytest.mark.parametrize("device", ["H200", "A100"])
@@ -279,13 +255,11 @@ def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> Non
             )
             assert found[0] is out
             case.check_gradients(executor, found)
-            y, _, _ = cunorm.layer_norm(
+            y, saved_mean, saved_rstd = cunorm.layer_norm(
                 x, length, gamma, shifted(executor, case.beta, 3), out=(out, None, None),
                 tile=tile_of(strategy, "forward"),
             )  # fmt: skip
-            exact, m, r = reference.layer_norm(case.x, length, case.gamma, case.beta)
-            bound = layer_forward(case.x, length, case.gamma, case.beta, m, r, dtype)[0]
-            assert_within("y", executor.get(y), exact, bound, dtype)
+            case.compare("layer_norm", executor, (y, saved_mean, saved_rstd))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -361,4 +335,4 @@ def test_parameter_sums_in_slices(executor: Executor, monkeypatch: pytest.Monkey
     for order in ("ascending", "descending", "random:1"):
         monkeypatch.setenv("CUNORM_CPU_ORDER", order)
         workspace = executor.xp.full(plan.workspace_nbytes, 0xFF, np.uint8)
-        case.check_backward(executor, tile=tile, workspace=workspace)
+        case.backward(executor, tile=tile, workspace=workspace)
