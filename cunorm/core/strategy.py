@@ -147,6 +147,9 @@ class Launch:
         Whether warps of a block go on without each other between two reads of the same memory, as far as they like.
     tickets : int or None
         Where blocks draw tickets, and wait for others with earlier ones: at which byte of the workspace.
+    constants : mapping of str to int
+        What else its kernel knows at compile time, in ``struct Tile``, besides the fields of the tile: what follows
+        from them and the problem.
     """
 
     kernel: str
@@ -167,6 +170,7 @@ class Launch:
     prepares: bool = False
     roams: bool = False
     tickets: int | None = None
+    constants: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def waits(self) -> bool:

@@ -157,7 +157,7 @@ def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) 
         **dict(problem.others),
     }
     known = strategy.constants if launch.takes_tile else ()
-    constants: dict[str, int | tuple[str, ...]] = {"threads": launch.threads}
+    constants: dict[str, int | tuple[str, ...]] = {"threads": launch.threads, **launch.constants}
     for name, value in tile.fields:
         if name in known and name != "threads":
             constants[name] = (value, *strategy.space[name]) if isinstance(value, str) else value

@@ -14,12 +14,13 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_backward_elemt_column(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,
                                      const gamma_t* gamma, const sum_t* sum_dy, const sum_t* sum_dy_xmu, data_t* dx,
                                      long long N, long long columns, long long HxW, long long chunk, long long chunks,
-                                     long long C, long long left, long long most_columns, double count) {
-    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
+                                     long long C, long long left, long long most_columns, long long sweeps,
+                                     long long items, double count) {
+    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left, sweeps, items};
     const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, count};
-    for (long long i = blockIdx.x; i < batch.items(); i += gridDim.x) {
-        const long long item = batch.items() - 1 - i;
-        if (item >= batch.sweeps()) {
+    for (long long i = blockIdx.x; i < batch.items; i += gridDim.x) {
+        const long long item = batch.items - 1 - i;
+        if (item >= batch.sweeps) {
             left_over(batch, item, [&](long long at, long long channel) {
                 const acc_t gradient = widen(load(dy, batch.swept() + at));
                 const acc_t value = widen(load(x, batch.swept() + at));

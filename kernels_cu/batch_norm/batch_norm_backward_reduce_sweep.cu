@@ -18,13 +18,14 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_backward_reduce_sweep(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,
                                      Pair* workspace, sum_dy_t* sum_dy, sum_dy_xmu_t* sum_dy_xmu, dgamma_t* dgamma,
                                      dbeta_t* dbeta, long long N, long long columns, long long HxW, long long chunk,
-                                     long long chunks, long long C, long long left, long long most_columns) {
-    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
+                                     long long chunks, long long C, long long left, long long most_columns,
+                                     long long sweeps, long long items) {
+    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left, sweeps, items};
     const SumsOut results = {workspace, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
     int offset = 0;
     Pair* partials = shared_array<Pair>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
-    for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {
-        if (item >= batch.sweeps()) {
+    for (long long item = blockIdx.x; item < batch.items; item += gridDim.x) {
+        if (item >= batch.sweeps) {
             left_over(batch, item, [&](long long at, long long channel) {
                 const acc_t gradient = widen(load(dy, batch.swept() + at));
                 const acc_t value = x == nullptr ? acc_t(0) : acc_t(widen(load(x, batch.swept() + at)));

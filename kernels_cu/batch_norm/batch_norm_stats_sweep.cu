@@ -16,13 +16,13 @@
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_stats_sweep(const data_t* x, Pair* workspace, acc_t* mean, acc_t* invstd, long long N, long long columns,
                            long long HxW, long long chunk, long long chunks, long long C, long long left,
-                           long long most_columns, double eps) {
-    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left};
+                           long long most_columns, long long sweeps, long long items, double eps) {
+    const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left, sweeps, items};
     const MomentsOut results = {workspace, mean, invstd, eps};
     int offset = 0;
     Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
-    for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {
-        if (item >= batch.sweeps()) {
+    for (long long item = blockIdx.x; item < batch.items; item += gridDim.x) {
+        if (item >= batch.sweeps) {
             left_over(batch, item, [&](long long at, long long channel) {
                 const acc_t value = widen(load(x, batch.swept() + at)), shift = usable_shift(value);
                 const acc_t d = value - shift;  // 0, or what is not finite

@@ -11,12 +11,12 @@
 #include "partition/sweep.cuh"
 
 struct Batch {
-    Chunking cut;    // its C are the columns: of a wide row, where there are any
-    long long C;     // channels
-    long long left;  // elements of the rows left over
+    Chunking cut;      // its C are the columns: of a wide row, where there are any
+    long long C;       // channels
+    long long left;    // elements of the rows left over
+    long long sweeps;  // items that sweep; those behind them have the rows left over
+    long long items;
 
-    __device__ __forceinline__ long long sweeps() const { return sweep_t::items(cut); }
-    __device__ __forceinline__ long long items() const { return sweeps() + (left + Tile::threads - 1) / Tile::threads; }
     // Elements before the rows left over, in a tensor and in a workspace.
     __device__ __forceinline__ long long swept() const { return cut.N * cut.HxW * cut.C; }
     __device__ __forceinline__ long long swept_parts() const { return cut.N * cut.chunks * cut.C; }
@@ -38,7 +38,7 @@ __device__ __forceinline__ void each_channel(const sweep_t& sweep, long long C, 
 // Calls use(at, channel) for this thread's element of the rows left over, if the item has one for it.
 template <typename Use>
 __device__ __forceinline__ void left_over(const Batch& batch, long long item, Use use) {
-    const long long at = (item - batch.sweeps()) * Tile::threads + threadIdx.x;
+    const long long at = (item - batch.sweeps) * Tile::threads + threadIdx.x;
     if (at < batch.left) {
         use(at, at % batch.C);
     }

@@ -21,12 +21,12 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
     group_norm_backward_grid(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                              const gamma_t* gamma, const beta_t* beta, data_t* dx, Pair* workspace, gamma_t* dgamma,
                              gamma_t* dbeta, long long N, long long C, long long HxW, long long groups, long long chunk,
-                             long long chunks, long long team, long long prefetch_tiles, long long rows,
-                             long long words) {
+                             long long chunks, long long team, long long tiles, long long teams,
+                             long long prefetch_tiles, long long rows, long long words) {
     const GroupGradients of = {dy, x, mean, rstd, gamma, beta, {N, C, HxW, chunk, chunks, team}, groups};
     const ParameterGradients parameters = {rows > 0 ? workspace + rows : nullptr, dgamma, dbeta, C};
-    const WorkQueue queue = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
-                             static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(prefetch_tiles)};
+    const WorkQueue queue = {words_at(workspace, words), static_cast<unsigned>(tiles), static_cast<unsigned>(teams),
+                             static_cast<unsigned>(prefetch_tiles)};
     const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
     const acc_t length = acc_t(group_channels) * acc_t(HxW);
     int offset = 0;

@@ -16,11 +16,12 @@
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_threads))
     group_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                                    const gamma_t* gamma, const beta_t* beta, Pair* workspace, long long N, long long C,
-                                   long long HxW, long long groups, long long chunk, long long chunks) {
+                                   long long HxW, long long groups, long long chunk, long long chunks,
+                                   long long items) {
     const GroupGradients of = {dy, x, mean, rstd, gamma, beta, {N, C, HxW, chunk, chunks}, groups};
     int offset = 0;
     Pair* partials = shared_array<Pair>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
-    for (long long item = blockIdx.x; item < sweep_t::items(of.cut); item += gridDim.x) {
+    for (long long item = blockIdx.x; item < items; item += gridDim.x) {
         of.sums(sweep_t(dy, of.cut, item), partials, workspace);
     }
 }
@@ -53,9 +54,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
     group_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                                     const gamma_t* gamma, const beta_t* beta, data_t* dx, const Pair* workspace,
                                     long long N, long long C, long long HxW, long long groups, long long chunk,
-                                    long long chunks) {
+                                    long long chunks, long long items) {
     const GroupGradients of = {dy, x, mean, rstd, gamma, beta, {N, C, HxW, chunk, chunks}, groups};
-    const long long items = sweep_t::items(of.cut);
     for (long long item = blockIdx.x; item < items; item += gridDim.x) {
         of.input(sweep_t(dy, of.cut, items - 1 - item), workspace, dx);
     }

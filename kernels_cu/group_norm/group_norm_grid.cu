@@ -19,10 +19,11 @@
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     group_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
                     Pair* workspace, long long N, long long C, long long HxW, long long groups, long long chunk,
-                    long long chunks, long long team, long long prefetch_tiles, long long words, double eps) {
+                    long long chunks, long long team, long long tiles, long long teams, long long prefetch_tiles,
+                    long long words, double eps) {
     const GroupMoments of = {x, gamma, beta, {N, C, HxW, chunk, chunks, team}, groups};
-    const WorkQueue queue = {words_at(workspace, words), static_cast<unsigned>(sweep_t::tiles(of.cut)),
-                             static_cast<unsigned>(N * (C / team)), static_cast<unsigned>(prefetch_tiles)};
+    const WorkQueue queue = {words_at(workspace, words), static_cast<unsigned>(tiles), static_cast<unsigned>(teams),
+                             static_cast<unsigned>(prefetch_tiles)};
     const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
     int offset = 0;
     unsigned* drawn = shared_array<unsigned>(offset, 4);

@@ -21,8 +21,9 @@
 extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     layer_norm_backward_grid(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                              const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
-                             long long rows, long long length, long long columns, long long kept, long long words) {
-    const RowSlabs cut(rows, length, columns);
+                             long long rows, long long length, long long columns, long long slabs, long long kept,
+                             long long words) {
+    const RowSlabs cut = {rows, length, columns, static_cast<int>(slabs)};
     const ParameterGradients parameters = {nullptr, dgamma, dbeta, length};
     const int count = static_cast<int>(rows);
     int offset = 0;

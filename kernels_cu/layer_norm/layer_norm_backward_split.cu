@@ -17,9 +17,9 @@
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     layer_norm_backward_split_sums(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                                    const gamma_t* gamma, Pair* row_sums, Pair* workspace, gamma_t* dgamma,
-                                   gamma_t* dbeta, long long rows, long long length, long long bands,
+                                   gamma_t* dbeta, long long rows, long long length, long long bands, long long strips,
                                    long long bands_at) {
-    const Strips cut = {rows, length, bands};
+    const Strips cut = {rows, length, bands, strips};
     const ParameterGradients parameters = {workspace == nullptr ? nullptr : workspace + bands_at, dgamma, dbeta,
                                            length};
     for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
             if (row_sums != nullptr) {
                 sums = warp_sum(sums);
                 if (threadIdx.x % warp_size == 0) {
-                    store(row_sums, row * cut.of_row() + strip.strip, sums);
+                    store(row_sums, row * cut.strips + strip.strip, sums);
                 }
             }
         }
@@ -74,14 +74,15 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
-    layer_norm_backward_split_fold(Pair* row_sums, long long rows, long long length, long long bands) {
-    const Strips cut = {rows, length, bands};
+    layer_norm_backward_split_fold(Pair* row_sums, long long rows, long long length, long long bands,
+                                   long long strips) {
+    const Strips cut = {rows, length, bands, strips};
     int offset = 0;
     Pair* scratch = shared_array<Pair>(offset, block_warps);
     for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-        Pair* const parts = row_sums + row * cut.of_row();
+        Pair* const parts = row_sums + row * cut.strips;
         Pair sums = {};
-        for (long long strip = threadIdx.x; strip < cut.of_row(); strip += Tile::threads) {
+        for (long long strip = threadIdx.x; strip < cut.strips; strip += Tile::threads) {
             sums = sums + load(parts, strip);
         }
         sums = block_fold(sums, scratch, [](Pair value) { return warp_sum(value); });
@@ -95,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     layer_norm_backward_split_input(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                                     const gamma_t* gamma, data_t* dx, const Pair* row_sums, long long rows,
-                                    long long length, long long bands) {
-    const Strips cut = {rows, length, bands};
+                                    long long length, long long bands, long long strips) {
+    const Strips cut = {rows, length, bands, strips};
     for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
         const Strip strip(cut, dy, cut.items() - 1 - item);
         ParameterPack<gamma_t> weight[Tile::packs_per_thread];
@@ -107,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
             const long long at = strip.start(cut, row);
             strip.load_from(dy, at, held_dy);
             strip.load_from(x, at, held_x);
-            const Pair means = load(row_sums, row * cut.of_row());
+            const Pair means = load(row_sums, row * cut.strips);
             Coefficients of = {acc_t(1), widen(load(mean, row)), widen(load(rstd, row)), means.first, means.second};
 #pragma unroll
             for (int k = 0; k < Tile::packs_per_thread; ++k) {

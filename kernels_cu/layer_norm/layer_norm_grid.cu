@@ -63,9 +63,9 @@ __device__ __forceinline__ Statistics row_statistics(const Moments (&parts)[lane
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     layer_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
-                    Pair* workspace, long long rows, long long length, long long columns, long long kept,
-                    long long words, double eps) {
-    const RowSlabs cut(rows, length, columns);
+                    Pair* workspace, long long rows, long long length, long long columns, long long slabs,
+                    long long kept, long long words, double eps) {
+    const RowSlabs cut = {rows, length, columns, static_cast<int>(slabs)};
     const int count = static_cast<int>(rows);
     int offset = 0;
     const DrawnSlabs drawn(words_at(workspace, words), cut.slabs, offset);

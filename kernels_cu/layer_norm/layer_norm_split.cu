@@ -12,8 +12,8 @@
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     layer_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, const acc_t* mean,
-                           const acc_t* rstd, long long rows, long long length, long long bands) {
-    const Strips cut = {rows, length, bands};
+                           const acc_t* rstd, long long rows, long long length, long long bands, long long strips) {
+    const Strips cut = {rows, length, bands, strips};
     for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {
         const Strip strip(cut, x, cut.items() - 1 - item);
         ParameterPack<gamma_t> scale[Tile::packs_per_thread];

@@ -15,11 +15,6 @@ struct RowSlabs {
     long long rows, length, columns;  // columns of a slab: whole sectors
     int slabs;
 
-    __device__ __forceinline__ RowSlabs(long long rows_, long long length_, long long columns_)
-        : rows(rows_),
-          length(length_),
-          columns(columns_),
-          slabs(static_cast<int>((length_ + columns_ - 1) / columns_)) {}
     // Where in a workspace [rows, slabs] a row's part in a slab stands.
     __device__ __forceinline__ long long part(long long row, long long slab) const { return row * slabs + slab; }
 };
@@ -202,18 +197,12 @@ struct SlabParameter {
     }
 };
 
-// Bytes that a block should have on their way: twice what DRAM gives a multiprocessor in its latency, some 30 KB. Rounds
-// that make them up, or come as close as may be: two at least, so that one is on its way while another is worked on.
-constexpr int bytes_ahead = 64 * 1024, fewest_ahead = 2, most_ahead = 8;
-
 // Slots of shared memory for the packs of a team's rounds. A thread uses only its own packs: no barrier lies between a copy
 // and its use. The first rounds have a slot each and stay there: they are resident. The rounds behind them share the last
 // `ahead` slots in a ring, whose copies are under way while one of them is worked on.
 template <int tensors>
 struct RoundSlots {
-    static constexpr int round_bytes = tensors * Tile::packs_per_thread * Tile::threads * access_bytes;
-    static constexpr int enough = (bytes_ahead + round_bytes - 1) / round_bytes;
-    static constexpr int ahead = enough < fewest_ahead ? fewest_ahead : enough > most_ahead ? most_ahead : enough;
+    static constexpr int ahead = Tile::ahead;
     typedef Pack<data_t> held_t[tensors][Tile::packs_per_thread];
     const data_t* from[tensors];
     Pack<data_t>* packs;  // shared

@@ -10,11 +10,10 @@
 
 struct Strips {
     static constexpr int span = warp_size * Tile::packs_per_thread * pack_size;
-    long long rows, length, bands;
+    long long rows, length, bands, strips;  // strips of a row, whatever its alignment
 
     __device__ __forceinline__ bool may_shift() const { return bands >= rows || bands * length % pack_size == 0; }
-    __device__ __forceinline__ long long of_row() const { return (length + pack_size - 1 + span - 1) / span; }
-    __device__ __forceinline__ long long warps() const { return bands * of_row(); }
+    __device__ __forceinline__ long long warps() const { return bands * strips; }
     __device__ __forceinline__ long long items() const { return (warps() + block_warps - 1) / block_warps; }
 };
 
@@ -29,8 +28,8 @@ struct Strip {
     __device__ __forceinline__ Strip(const Strips& cut, const data_t* tensor, long long item) {
         const long long own = item * block_warps + threadIdx.x / warp_size;
         live = own < cut.warps();
-        band = live ? own / cut.of_row() : 0;
-        strip = live ? own - band * cut.of_row() : 0;
+        band = live ? own / cut.strips : 0;
+        strip = live ? own - band * cut.strips : 0;
         const int shift = cut.may_shift() ? misalignment(tensor + band * cut.length) : 0;
         ahead = strip == 0 ? shift : 0;
         column = strip == 0 ? 0 : strip * Strips::span - shift;

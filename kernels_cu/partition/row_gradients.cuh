@@ -3,11 +3,6 @@
 #include "partition/column_sums.cuh"
 #include "partition/rows.cuh"
 
-// Whether the sums of a lane's columns fit into its registers beside its part of dy and x.
-template <int lanes>
-constexpr bool sums_in_registers =
-    Tile::packs_per_thread * pack_size * static_cast<int>(sizeof(Pair)) <= (lanes > warp_size ? 128 : 256);
-
 // Where a block's teams keep the sums of their columns: in registers, and then the upper half of the teams hands its sums
 // to the lower half until the first has them all; or in a row of shared memory for each team.
 template <int lanes, int blocks, bool in_registers>
@@ -147,7 +142,7 @@ struct RowGradients {
         const int columns = blocks > 1 ? run_t::slice(length + pack_size - 1) : length;
         int offset = 0;
         team_t team = {team_t::shared_scratch(offset)};
-        typedef KeptSums<lanes, blocks, sums_in_registers<lanes>> kept_t;
+        typedef KeptSums<lanes, blocks, bool(Tile::sums_in_registers)> kept_t;
         // Teams of a block with the same columns are `kinds` apart, where their number goes into the block's.
         const int kinds = !grouped ? 1 : team.count % groups == 0 ? static_cast<int>(groups) : team.count;
         const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;
@@ -178,7 +173,7 @@ struct RowGradients {
                 const long long row = first + own;
                 make_opaque(run.shift);
                 const run_t run_behind = run.behind(teams * length, row + teams < rows);
-                if (reads_ahead<lanes, 2>) {
+                if (Tile::reads_ahead) {
                     next.load_from(dy, x, mean, rstd, row + teams, run_behind);
                 }
                 one_row(team, run, held, weights, offsets, [&](int k, int i, Pair terms) {
@@ -187,7 +182,7 @@ struct RowGradients {
                     }
                 });
                 run = run_behind;
-                if (reads_ahead<lanes, 2>) {
+                if (Tile::reads_ahead) {
                     held = next;
                 } else {
                     held.load_from(dy, x, mean, rstd, row + teams, run);
@@ -265,7 +260,7 @@ private:
                 keep(k, i, terms);
             }
             sums = sums + of_pack;
-            if (!sums_in_registers<lanes> && lanes <= warp_size) {
+            if (!bool(Tile::sums_in_registers) && lanes <= warp_size) {
                 __syncwarp();  // a compiler that asks for the columns' sums of all packs at once has no registers left
             }
         }

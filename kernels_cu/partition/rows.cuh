@@ -2,19 +2,14 @@
 // of several warps, up to a block) and `cluster` (teams across the blocks of a cluster) share. x, y, dy, dx (rows, length);
 // gamma, beta (length) or null; mean, rstd (rows).
 //
-// A team takes every `teams`-th row: what it needs of its columns stays in registers from row to row, and a row is on its
-// way while the one before it is worked on. The teams of a block ask for the parameters of their columns once.
+// A team takes every `teams`-th row: what it needs of its columns stays in registers from row to row, and, where
+// Tile::reads_ahead, a row is on its way while the one before it is worked on. The teams of a block ask for the parameters of their columns once.
 //
 // GroupNorm with HxW = 1 is the same thing: N * groups rows of the channels of a group, whose parameters are those of row
 // `row % groups`. `teams` is a multiple of `groups` then, so that all rows of a team are of one group. One group else.
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
 #include "partition/team.cuh"
-
-// Whether a row is read while the one before it is worked on: of so many tensors the packs of a lane have to fit into its
-// registers twice.
-template <int lanes, int tensors>
-constexpr bool reads_ahead = tensors * Tile::packs_per_thread <= (lanes > warp_size ? 4 : 8);
 
 // Whether the teams of a block share parameters: those of several groups would, where their rows are many to a team, save
 // little.
@@ -41,8 +36,8 @@ __device__ __forceinline__ const Pack<T>* shared_parameter(const T* array, const
 template <typename T, int lanes, int blocks, bool grouped>
 struct RowParameters {
     static constexpr bool shares = teams_share<lanes, blocks, grouped>;
-    static constexpr int most_bytes = lanes > warp_size ? 64 : 128;
-    static constexpr bool resident = Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= most_bytes;
+    static constexpr bool resident =
+        Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= Tile::most_parameter_bytes;
     const T* array;
     const Pack<T>* shared;  // the same, or null
     acc_t absent;           // where there is no array
@@ -137,7 +132,7 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
             scales.narrow_again();
             offsets.narrow_again();
             const Run<lanes, blocks> run_behind = run.behind(teams * length, row + teams < rows);
-            if (reads_ahead<lanes, 1>) {
+            if (Tile::reads_ahead) {
                 next.load_from(x, run_behind);
             }
             const Statistics found = run_statistics(team, run, held.centre, held.x, length, eps);
@@ -150,7 +145,7 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                 y, run, held.x, found, [&](int k) { return scales.of(run, k); },
                 [&](int k) { return offsets.of(run, k); }, [](acc_t value) { return activation_t::apply(value); });
             run = run_behind;
-            if (reads_ahead<lanes, 1>) {
+            if (Tile::reads_ahead) {
                 held = next;
             } else {
                 held.load_from(x, run);

@@ -11,11 +11,11 @@
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     split_moments(const data_t* x, Pair* workspace, long long N, long long C, long long HxW, long long chunk,
-                  long long chunks) {
+                  long long chunks, long long items) {
     const Chunking cut = {N, C, HxW, chunk, chunks};
     int offset = 0;
     Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
-    for (long long item = blockIdx.x; item < sweep_t::items(cut); item += gridDim.x) {
+    for (long long item = blockIdx.x; item < items; item += gridDim.x) {
         store_sweep_moments(sweep_t(x, cut, item), x, cut, partials, workspace);
     }
 }

@@ -33,12 +33,6 @@ struct Sweep<ChannelsFirst> {
     long long channel;
     int length, shift;
 
-    static __device__ __forceinline__ long long items(const Chunking& cut) {
-        return (cut.N * cut.C * cut.chunks + block_warps - 1) / block_warps;
-    }
-    static __device__ __forceinline__ long long tiles(const Chunking& cut) {
-        return (cut.team * cut.chunks + block_warps - 1) / block_warps;
-    }
     // `item` is the block's; a warp past the end has an empty sweep.
     __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long item)
         : Sweep(tensor, cut, 0, item * block_warps + threadIdx.x / warp_size, cut.N * cut.C * cut.chunks) {}
@@ -103,10 +97,6 @@ struct Sweep<ChannelsLast> {
     static __device__ __forceinline__ long long column_blocks(const Chunking& cut) {
         return (columns_of(cut) + columns_of_block(cut) - 1) / columns_of_block(cut);
     }
-    static __device__ __forceinline__ long long items(const Chunking& cut) {
-        return cut.N * cut.chunks * column_blocks(cut);
-    }
-    static __device__ __forceinline__ long long tiles(const Chunking& cut) { return cut.chunks; }
     __device__ __forceinline__ Sweep(const data_t*, const Chunking& cut, long long item) : pitch(cut.C), C(cut.C) {
         const long long row = item / column_blocks(cut);
         const long long column_block = item - row * column_blocks(cut);

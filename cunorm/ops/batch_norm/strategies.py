@@ -106,8 +106,13 @@ class _Swept(_Viewed):
     def sizes(self) -> dict[str, int]:
         """What struct Batch in wide_rows.cuh has, by the names of its members."""
         swept = {"columns" if name == "C" else name: size for name, size in self.sweep.arguments.items()}
-        most = {"most_columns": self.sweep.most_columns or 1}
+        most = {"most_columns": self.sweep.most_columns or 1, "sweeps": self.sweep.items, "items": self.items}
         return {**swept, "C": self.problem.C, "left": self.left * self.view.C, **most}
+
+    @lazy
+    def items(self) -> int:
+        """Pieces of work for blocks: the sweep's, and behind them the rows that are left over."""
+        return self.sweep.items + ceil_div(self.left * self.view.C, self.tile.threads)
 
     @lazy
     def partial_rows(self) -> int:
@@ -119,7 +124,7 @@ class _Swept(_Viewed):
     @lazy
     def grid(self) -> int:
         """Blocks of the launch."""
-        return blocks_for(self.sweep.items + ceil_div(self.left * self.view.C, self.tile.threads))
+        return blocks_for(self.items)
 
     @lazy
     def met(self) -> int:

@@ -106,7 +106,7 @@ class Sweep:
 
     @lazy
     def items(self) -> int:
-        """Pieces of work for blocks: Sweep::items() in sweep.cuh."""
+        """Pieces of work for blocks."""
         if self.layout == "NCHW":
             return ceil_div(self.N * self.C * self.chunks, self.threads // WARP)
         columns = ceil_div(self.C, self.pack)

@@ -73,17 +73,23 @@ class WarpRows(Tiling):
 
     @lazy
     def reads_ahead(self) -> bool:
-        """reads_ahead in rows.cuh."""
+        """Whether a lane reads its next row while it works on this one: where its packs fit into registers twice."""
         return self.tile.packs_per_thread <= self.most_packs_ahead
 
     def resident(self, dtype: str) -> bool:
-        """RowParameters::resident in rows.cuh: whether a parameter of that dtype stays in registers from row to row."""
+        """Whether a parameter of that dtype stays in registers from row to row: RowParameters in rows.cuh."""
         return self.tile.packs_per_thread * self.problem.pack * ITEMSIZE[dtype] <= self.most_resident
 
     @lazy
     def sums_in_registers(self) -> bool:
-        """sums_in_registers in row_gradients.cuh."""
+        """Whether the sums of a lane's columns stay in registers, beside its part of dy and x."""
         return self.tile.packs_per_thread * self.problem.pack * self.problem.pair <= self.most_sums
+
+    @lazy
+    def constants(self) -> dict[str, int]:
+        """What rows.cuh and row_gradients.cuh know at compile time."""
+        found = {"reads_ahead": int(self.reads_ahead), "most_parameter_bytes": self.most_resident}
+        return found | ({"sums_in_registers": int(self.sums_in_registers)} if self.problem.is_backward else {})
 
     @lazy
     def registers(self) -> int:

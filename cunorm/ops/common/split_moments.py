@@ -27,7 +27,7 @@ def moments_launches(problem: Problem, sweep: Sweep, groups: int) -> tuple[Launc
         "split_moments",
         blocks_for(sweep.items),
         sweep.threads,
-        {**by_name("x", "workspace"), **sweep.arguments},
+        {**by_name("x", "workspace"), **sweep.arguments, "items": sweep.items},
         shared_bytes=sweep.shared(moments),
         traffic=problem.nbytes + parts,
         registers=RESIDENT_REGISTERS,

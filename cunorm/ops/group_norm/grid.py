@@ -56,7 +56,7 @@ class GroupGrid(Tiling):
 
     @lazy
     def tiles(self) -> int:
-        """Tiles of a team: Sweep::tiles() in sweep.cuh."""
+        """Tiles of a team."""
         chunks = self.sweep.chunks
         return chunks if self.sweep.layout == "NHWC" else ceil_div(self.team * chunks, self.tile.threads // WARP)
 
@@ -186,7 +186,13 @@ class GroupGrid(Tiling):
     @lazy
     def _arguments(self) -> Arguments:
         problem = self.problem
-        shape = {**self.sweep.arguments, "groups": problem.group, "team": self.team}
+        shape = {
+            **self.sweep.arguments,
+            "groups": problem.group,
+            "team": self.team,
+            "tiles": self.tiles,
+            "teams": self.teams,
+        }
         shape |= {"prefetch_tiles": self.tile.prefetch_tiles, "words": self.words_at}
         if not problem.is_backward:
             return {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps"), **shape}

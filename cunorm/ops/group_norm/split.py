@@ -83,7 +83,7 @@ class GroupSplit(Tiling):
 
     @lazy
     def _shape(self) -> dict[str, int]:
-        return {**self.sweep.arguments, "groups": self.problem.group}
+        return {**self.sweep.arguments, "groups": self.problem.group, "items": self.sweep.items}
 
     def _forward(self) -> tuple[Launch, ...]:
         problem = self.problem
@@ -108,7 +108,7 @@ class GroupSplit(Tiling):
     def _fold(self, parts: int) -> Launch:
         """A block folds a group: its threads wait for one part after another."""
         problem, threads = self.problem, self.tile.threads
-        shape = {name: size for name, size in self._shape.items() if name != "chunk"}
+        shape = {name: size for name, size in self._shape.items() if name not in ("chunk", "items")}
         return self._launch(
             "fold",
             {**by_name("gamma", "workspace"), **shape},

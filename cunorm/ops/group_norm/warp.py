@@ -135,6 +135,7 @@ class _WarpRows(_Warp):
             phases=self.rows.phases(ceil_div(self.problem.N, max(1, self.owners))),
             shared_bytes=self.shared,
             streams=self.rows.streams,
+            constants=self.rows.constants,
         )
 
 

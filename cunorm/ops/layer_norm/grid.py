@@ -32,7 +32,8 @@ GRID_SPACE = {
     "smem_kib": (200, 128, 64),
 }
 KIB = 1024
-#: As in row_slabs.cuh: bytes that a block has on their way, and how many rounds they may be.
+#: Bytes that a block should have on their way: twice what DRAM gives a multiprocessor in its latency, some 30 KB. And
+#: rounds that make them up, at least and at most: with two, one is on its way while another is worked on.
 BYTES_AHEAD, FEWEST_AHEAD, MOST_AHEAD = 64 * KIB, 2, 8
 #: Words behind the ticket's line: how many slabs' sums are stored.
 WORDS = LINE_WORDS + 1
@@ -58,7 +59,7 @@ class LayerGrid(Tiling):
 
     @lazy
     def slabs(self) -> int:
-        """RowSlabs::slabs in row_slabs.cuh."""
+        """Slabs of a row."""
         return ceil_div(self.problem.C, self.columns)
 
     @lazy
@@ -78,7 +79,7 @@ class LayerGrid(Tiling):
 
     @lazy
     def ahead(self) -> int:
-        """Rounds on their way: RoundSlots::ahead in row_slabs.cuh."""
+        """Rounds on their way."""
         return min(max(ceil_div(BYTES_AHEAD, self.round_bytes), FEWEST_AHEAD), MOST_AHEAD)
 
     @lazy
@@ -160,7 +161,7 @@ class LayerGrid(Tiling):
         if (sentence := refuses_shared(self.shared, device)) is not None:
             return sentence
         if self.kept < 0:
-            return f"{tile.smem_kib} KiB have no room for the rows of {self.ahead} turns on their way"
+            return f"{tile.smem_kib} KiB have no room for the rows of {self.ahead} rounds on their way"
         if self.reach > device.l2_bytes // 2:
             half = f"half the L2 cache of {device.name} is {device.l2_bytes // 2}"
             return f"{self.reach} bytes lie between two reads, {half}"
@@ -218,7 +219,7 @@ class LayerGrid(Tiling):
     def _arguments(self) -> Arguments:
         problem, sums = self.problem, self.problem.wants_parameters
         shape = {"rows": problem.N, "length": problem.C, "words": self.words_at}
-        shape |= {"columns": self.columns, "kept": self.kept}
+        shape |= {"columns": self.columns, "slabs": self.slabs, "kept": self.kept}
         if problem.is_backward:
             return {**gradient_arguments(problem), **by_name("dx", "workspace", dgamma=sums, dbeta=sums), **shape}
         return {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps"), **shape}
@@ -243,5 +244,6 @@ class LayerGrid(Tiling):
             streams=self.ahead * self.problem.read * tile.packs_per_thread * share / PACKS_IN_FLIGHT,
             roams=self.again > 0,
             tickets=self.words_at * self.problem.pair,
+            constants={"ahead": self.ahead},
         )
         return (clear_launch(self.words_at, WORDS), main)

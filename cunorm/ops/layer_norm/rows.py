@@ -132,6 +132,7 @@ class LayerWarp(WarpRows):
             phases=self.phases(ceil_div(problem.N, self.teams)),
             streams=self.streams,
             cluster=cluster,
+            constants=self.constants,
             abreast=self.merged * (1 if self.of_warp else self.teams_of_block),
         )
         second = problem.wants_parameters and self.partial_rows > 1

@@ -66,7 +66,7 @@ class _LayerSplit(Tiling):
     @lazy
     def shape(self) -> dict[str, int]:
         """What kernels are told of the sizes."""
-        return {"rows": self.problem.N, "length": self.problem.C, "bands": self.bands}
+        return {"rows": self.problem.N, "length": self.problem.C, "bands": self.bands, "strips": self.strips}
 
     @lazy
     def widened(self) -> int:

@@ -97,7 +97,7 @@ def test_what_is_not_kept_comes_back_from_the_cache(
     ((8, 40000), {"slabs": 200}, "193 slabs, expected one for each of the 132 multiprocessors"),
     ((8, 10**7), {"slabs": 64}, "64 slabs are of 156256 columns"),
     ((200, 4000), {"slabs": 128, "smem_kib": 230}, "bytes of shared memory"),
-    ((4000, 4000), {"slabs": 128, "smem_kib": 8}, "8 KiB have no room for the rows of 4 turns on their way"),
+    ((4000, 4000), {"slabs": 128, "smem_kib": 8}, "8 KiB have no room for the rows of 4 rounds on their way"),
     ((1000, 40000), {"slabs": 128}, "bytes lie between two reads, half the L2 cache of NVIDIA H200 is 31457280"),
 ], ids=lambda value: "" if isinstance(value, dict) else str(value)[:20])  # fmt: skip
 def test_what_is_refused(shape: tuple[int, int], fields: dict[str, int], sentence: str) -> None:
