@@ -82,19 +82,20 @@ def shipped(space: Space, seed: int = 0, **settings: Any) -> ValidSetSampler:
     return ValidSetSampler(space.tiles, [space.default], seed, **settings)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("start", LARGE)
-def test_the_best_of_a_large_space_is_found(benchmark: ModuleType, start: str, seed: int) -> None:
-    """Where the model puts it behind what is proposed by the model alone: learning has to find it."""
+def test_the_best_of_a_large_space_is_found(benchmark: ModuleType, start: str) -> None:
+    """Where the model puts it behind what is proposed by the model alone: learning has to find it, in 7 of 8 cases."""
     space = space_of(start)
     assert len(space) > SWEPT
-    lands = (benchmark.landscape(space, number, 0.6) for number in range(100 * seed, 100 * seed + 100))
-    late = (
-        land for land in lands if not {t for t, time in land.truth.items() if time <= land.enough} & {*space.tiles[:40]}
-    )
-    land = next(late)
-    found = proposed(shipped(space, seed), MORE, land.truth.__getitem__)
-    assert min(land.truth[tile] for tile in found) <= land.enough
+
+    def is_found(seed: int) -> bool:
+        lands = (benchmark.landscape(space, number, 0.6) for number in range(100 * seed, 100 * seed + 100))
+        first = {*space.tiles[:40]}
+        land = next(one for one in lands if not {tile for tile in first if one.truth[tile] <= one.enough})
+        found = proposed(shipped(space, seed), MORE, land.truth.__getitem__)
+        return bool(min(land.truth[tile] for tile in found) <= land.enough)
+
+    assert sum(is_found(seed) for seed in range(8)) >= 7
 
 
 @pytest.mark.parametrize("start", LARGE)

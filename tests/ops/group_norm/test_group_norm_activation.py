@@ -91,7 +91,7 @@ def test_eight_packs_of_16_bits_are_refused_behind_an_activation() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("lanes", "packs_per_thread"), [(8, 2), (2, 16)])
+@pytest.mark.parametrize(("lanes", "packs"), [(8, 2), (2, 16)])
 def test_several_samples_a_team_of_ragged_groups(lanes: int, packs: int, dtype: str, executor: Executor) -> None:
     """Channels of one element: parameters stay in registers, or, of many packs, are asked for again; sums in memory."""
     tile = {"strategy": "warp", "threads": 64, "lanes": lanes, "packs_per_thread": packs, "samples_per_team": 4}
@@ -102,7 +102,7 @@ def test_several_samples_a_team_of_ragged_groups(lanes: int, packs: int, dtype: 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_lanes_outside_a_group_stay_out_of_its_sums(samples: int, executor: Executor) -> None:
     """mean * rstd is infinite: what an activation makes of a zero outside the group would be NaN, and not of x."""
-    tile = {"strategy": "warp", "threads": 64, "lanes": 8, "packs_per_thread": 2, "samples": samples}
+    tile = {"strategy": "warp", "threads": 64, "lanes": 8, "packs_per_thread": 2, "samples_per_team": samples}
     x = executor.put(np.full((4, 12), 2e36, np.float32))
     options: dict[str, Any] = {"activation": "silu", "tile": tile}
     _, mean, rstd = cunorm.group_norm(x, 2, **options)

@@ -70,7 +70,7 @@ def compile_for(text: str, architecture: str) -> list[Usage]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy for NVRTC")
-@pytest.mark.parametrize(("dtype", "packs_per_thread"), [("bfloat16", 6), ("float32", 16)])
+@pytest.mark.parametrize(("dtype", "packs"), [("bfloat16", 6), ("float32", 16)])
 def test_split_refuses_what_would_spill(dtype: str, packs: int) -> None:
     strategy, tile = FORWARD["split"], Tile("split", threads=256, packs_per_thread=packs, rows_per_team=4, chunk=4096)
     sizes = ("NCHW", 512, 50000, 1, 1)
