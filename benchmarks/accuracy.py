@@ -37,7 +37,7 @@ from cunorm.core.problem import Problem, accumulator, laid_out
 from cunorm.core.strategy import Strategy, Tile, main_launch
 from cunorm.ops.common.tolerance import UNIT, stored
 from cunorm.ops.registry import OPS
-from cunorm.runtime.plans import Place, plan_for
+from cunorm.runtime.plans import Target, plan_for
 from cunorm.tiling import costmodel
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -166,7 +166,7 @@ def rows_of(work: Work) -> list[dict[str, Any]]:
         if not any(costmodel.legal(problem, [strategy], device)):
             continue
         for tile in tiles_of(problem, strategy):
-            plan = plan_for(problem, OPS[work.op].strategies, OPS[work.op].names, Place("cpu", 0, device), tile)
+            plan = plan_for(problem, OPS[work.op].strategies, OPS[work.op].names, Target("cpu", 0, device), tile)
             found = errors(wanted, verifier.results(plan, given))
             rows.append({**shared, "contender": name, "tile": tile.as_dict(), "results": found})
     others = {"numpy": numpy_results, "torch": torch_results} if work.layout == "NCHW" else {"numpy": numpy_results}

@@ -25,7 +25,7 @@ from cunorm.core.devices import known
 from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import main_launch
 from cunorm.ops.registry import OPS
-from cunorm.runtime.plans import Place, Plan, plan_for
+from cunorm.runtime.plans import Plan, Target, plan_for
 from cunorm.tiling import costmodel
 from cunorm.traffic import sampling
 from cunorm.traffic.traffic import measure
@@ -74,7 +74,7 @@ def planned(problem: Problem) -> Plan:
     """The plan of the cost model's choice, whatever tables there are."""
     device = known(DEVICE)
     choice = costmodel.choose(problem, OPS[problem.op].strategies.values(), device)
-    return plan_for(problem, OPS[problem.op].strategies, OPS[problem.op].names, Place("cpu", 0, device), choice.tile)
+    return plan_for(problem, OPS[problem.op].strategies, OPS[problem.op].names, Target("cpu", 0, device), choice.tile)
 
 
 def key_of(name: str, problem: Problem) -> str:

@@ -20,7 +20,7 @@ from cunorm.tiling import lookup, table_file
 from cunorm.tiling.table import MEASURED, Entry
 
 from .measure.clock import GraphClock
-from .measure.result import Result
+from .measure.result import TuningResult
 from .measure.stand import Spec
 from .problems.requested import problems_of
 from .progress import Progress
@@ -101,7 +101,7 @@ def _options(asked: argparse.Namespace) -> Options:
 # ---- what came of it ------------------------------------------------------------------------------------------------
 
 
-def _document(result: Result) -> dict[str, Any]:
+def _document(result: TuningResult) -> dict[str, Any]:
     default = result.timings.get(result.space.default)
     chosen = None if result.winner is None else result.timings.get(result.winner)
     return {
@@ -130,7 +130,7 @@ def _document(result: Result) -> dict[str, Any]:
     }
 
 
-def _failed(results: list[Result]) -> Iterator[str]:
+def _failed(results: list[TuningResult]) -> Iterator[str]:
     for result in results:
         name = result.space.problem.describe()
         if result.winner is None and not result.interrupted:
@@ -190,7 +190,7 @@ def _report_folder(asked: argparse.Namespace) -> Path | None:
 
 
 def _summary(
-    options: Options, results: list[Result], entries: list[Entry], interrupted: bool, failed: list[str]
+    options: Options, results: list[TuningResult], entries: list[Entry], interrupted: bool, failed: list[str]
 ) -> dict[str, Any]:
     return {
         "schema": "cunorm-tune/1",

@@ -11,10 +11,10 @@ from typing import Any
 
 from cunorm.core.strategy import Tile
 
-from .measure.errors import NO_COMPILER, Stopped, Trouble
-from .measure.precompile import Ahead
+from .measure.errors import NO_COMPILER, CandidateError, Stopped
+from .measure.precompile import Precompiler
 from .measure.race import ControlFailedError, Race, Timing, winner
-from .measure.result import Budget, Deadlines, Result, Trial, measured_entry, modelled_entry
+from .measure.result import Budget, Deadlines, Trial, TuningResult, measured_entry, modelled_entry
 from .measure.worker import Worker
 from .search.space import Space
 from .search.study import ProblemStudy
@@ -43,7 +43,7 @@ class ProblemTuner:
     notify : callable
         Gets each Trial as it is told.
     deadlines : Deadlines, optional
-    ahead : Ahead, optional
+    ahead : Precompiler, optional
         Compiles a generation before it races.
     seed : int
     """
@@ -57,7 +57,7 @@ class ProblemTuner:
         incumbent: Tile | None,
         notify: Callable[[Trial], None],
         deadlines: Deadlines | None = None,
-        ahead: Ahead | None = None,
+        ahead: Precompiler | None = None,
         seed: int = 0,
     ) -> None:
         self.space, self.study, self.worker, self.budget = space, study, worker, budget
@@ -71,7 +71,9 @@ class ProblemTuner:
         """Who is taken in a tie."""
         return tile != self.incumbent, tile != self.space.default, *self.space.simplicity(tile)
 
-    def _told(self, result: Result, tile: Tile, seconds: float | None, trouble: Trouble | None = None) -> None:
+    def _told(
+        self, result: TuningResult, tile: Tile, seconds: float | None, trouble: CandidateError | None = None
+    ) -> None:
         if trouble is not None:
             self._bad.add(tile)
             self.study.fail(tile, trouble.kind, trouble.sentence)
@@ -90,23 +92,23 @@ class ProblemTuner:
                 try:
                     self.worker.open(self._problem, self.deadlines.open)
                     break
-                except Trouble as trouble:
+                except CandidateError as trouble:
                     if attempt == 2 or trouble.kind != "crash":
                         raise NotOpenedError(f"{trouble.kind}: {trouble.sentence}") from None
             self._opened = self.worker.spawned
         return self.worker.ask(*request, seconds=seconds)
 
-    def _check(self, tile: Tile) -> Trouble | None:
+    def _check(self, tile: Tile) -> CandidateError | None:
         """Compile and verify a tile; what is wrong with it."""
         if tile in self._verified:
             return None
         try:
             self._ask("compile", tile, seconds=self.deadlines.compile)
             sentence = self._ask("verify", tile, seconds=self.deadlines.verify)
-        except Trouble as trouble:
+        except CandidateError as trouble:
             return trouble
         if sentence is not None:
-            return Trouble("wrong", sentence)
+            return CandidateError("wrong", sentence)
         self._verified.add(tile)
         return None
 
@@ -120,9 +122,9 @@ class Measuring(ProblemTuner):
 
     _race: Race | None = None
 
-    def run(self) -> Result:
+    def run(self) -> TuningResult:
         """Tune."""
-        result = Result(self.space, "measured")
+        result = TuningResult(self.space, "measured")
         try:
             result.software, measures, bandwidth = self.worker.ask("facts", seconds=self.deadlines.sample)
             result.bandwidth = bandwidth
@@ -132,12 +134,12 @@ class Measuring(ProblemTuner):
         except Stopped:
             result.interrupted = True
             self._decide(result, self._kept())  # which asks nobody
-        except (NotOpenedError, Trouble) as error:  # not a candidate's: the worker cannot even begin
+        except (NotOpenedError, CandidateError) as error:  # not a candidate's: the worker cannot even begin
             result.sentence = str(error)
         self.study.abandon()
         return result
 
-    def _generations(self, result: Result) -> None:
+    def _generations(self, result: TuningResult) -> None:
         while (count := min(GENERATION, self.budget.left(self.space, self.study.count))) > 0:
             tiles = self.study.propose(count)
             if not tiles:
@@ -157,7 +159,7 @@ class Measuring(ProblemTuner):
         if self._race is None and not self.budget.over():  # everything was tried in an earlier run
             self._control(result, self.study.told())
 
-    def _control(self, result: Result, tiles: Iterable[Tile]) -> bool:
+    def _control(self, result: TuningResult, tiles: Iterable[Tile]) -> bool:
         """Have a race, whose control is the default, or the first tile that is right if the default is not."""
         if self._race is not None and self._race.control not in self._bad:
             return True
@@ -176,7 +178,7 @@ class Measuring(ProblemTuner):
         found: list[float] = self._ask("round", list(tiles), seconds=self.deadlines.sample)
         return found
 
-    def _screen(self, result: Result, tiles: list[Tile]) -> None:
+    def _screen(self, result: TuningResult, tiles: list[Tile]) -> None:
         while tiles and self._control(result, tiles):
             assert self._race is not None
             try:
@@ -195,7 +197,7 @@ class Measuring(ProblemTuner):
             elif (timing := race.timing(tile)) is not None:
                 self._told(result, tile, timing.seconds)
 
-    def _finals(self, result: Result) -> list[Tile]:
+    def _finals(self, result: TuningResult) -> list[Tile]:
         """The finalists, sampled once more beside each other; again without those that fail then."""
         race = self._race
         while race is not None and race.control not in self._bad:
@@ -235,7 +237,7 @@ class Measuring(ProblemTuner):
             return default.seconds / timing.q75
         return race.gain(tile)
 
-    def _decide(self, result: Result, finalists: list[Tile]) -> None:
+    def _decide(self, result: TuningResult, finalists: list[Tile]) -> None:
         race = self._race
         if race is None or race.timing(race.control) is None or race.control in self._bad:
             if not result.sentence:
@@ -282,9 +284,9 @@ ATTEMPTS = 3  # winners by prediction that may fail verification before the prob
 class Modelling(ProblemTuner):
     """The tile that the cost model predicts to be fastest, verified on the CPU executor."""
 
-    def run(self) -> Result:
+    def run(self) -> TuningResult:
         """Tune."""
-        result = Result(self.space, "model")
+        result = TuningResult(self.space, "model")
         try:
             while (count := min(GENERATION, self.budget.left(self.space, self.study.count))) > 0:
                 if not (tiles := self.study.propose(count)):
@@ -299,7 +301,7 @@ class Modelling(ProblemTuner):
         self.study.abandon()
         return result
 
-    def _verified_winner(self, result: Result) -> None:
+    def _verified_winner(self, result: TuningResult) -> None:
         left = {tile: Timing(seconds, seconds, seconds, 1) for tile, seconds in self.study.told().items()}
         for _ in range(ATTEMPTS):
             if not left:

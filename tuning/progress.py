@@ -9,7 +9,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.tiling.table import MEASURED, Entry
 
-from .measure.result import Result, Trial
+from .measure.result import Trial, TuningResult
 from .search.space import Space
 from .tuner import Events, Options
 
@@ -74,7 +74,7 @@ class Progress(Events):
         if self._bar is not None:
             self._bar.update(1)
 
-    def ends(self, result: Result) -> None:
+    def ends(self, result: TuningResult) -> None:
         """A problem ends."""
         self._ended += 1
         line = self._line(result)
@@ -92,7 +92,7 @@ class Progress(Events):
             self._ended += 1
             self._say(f"{problem.describe()}: tuned before in this storage, {tile_text(entry.tile)}")
 
-    def _line(self, result: Result) -> str:
+    def _line(self, result: TuningResult) -> str:
         name = result.space.problem.describe()
         if result.winner is None:
             return f"{name}\n  not tuned: {result.sentence}"
@@ -119,7 +119,7 @@ class Progress(Events):
             text += "; interrupted"
         return text
 
-    def summary(self, results: list[Result], entries: list[Entry], interrupted: bool) -> None:
+    def summary(self, results: list[TuningResult], entries: list[Entry], interrupted: bool) -> None:
         """The last lines."""
         measured = sum(entry.source == MEASURED for entry in entries)
         modelled = len(entries) - measured

@@ -19,9 +19,9 @@ from cunorm.ops.registry import OPS
 from cunorm.tiling import lookup, table, table_file
 from cunorm.tiling.table import MEASURED, Entry, entry_of, raw_of, shown
 
-from .measure.errors import Stopped, Trouble
-from .measure.precompile import MOST, Ahead
-from .measure.result import Budget, Deadlines, Result, Trial
+from .measure.errors import CandidateError, Stopped
+from .measure.precompile import MOST, Precompiler
+from .measure.result import Budget, Deadlines, Trial, TuningResult
 from .measure.stand import Spec, software
 from .measure.worker import Worker
 from .problem_tuner import Measuring, Modelling
@@ -75,7 +75,7 @@ class Events:
     def tried(self, space: Space, trial: Trial) -> None:
         """A tile was tried."""
 
-    def ends(self, result: Result) -> None:
+    def ends(self, result: TuningResult) -> None:
         """A problem ends."""
 
     def elsewhere(self, problem: Problem, entry: Entry | None) -> None:
@@ -103,20 +103,20 @@ def _warm_starts(space: Space, known: table.Table) -> tuple[Tile | None, list[Ti
     return incumbent, [one.tile for one in near[: WARM_STARTS + 1]]
 
 
-class _Run:
+class _TuningRun:
     """The threads of one `tune`."""
 
     def __init__(self, options: Options, events: Events) -> None:
         self.options, self.events, self._lock = options, events, threading.Lock()
         self.stop = threading.Event()
-        self.results: list[Result] = []
+        self.results: list[TuningResult] = []
         self.entries: list[Entry] = []
         self.errors: list[BaseException] = []
         self.todo: queue.SimpleQueue[Problem] = queue.SimpleQueue()
 
     def work(self, spec: Spec, over: threading.Event) -> None:
         try:
-            with Worker(spec, self.stop.is_set) as worker, Ahead(spec, self._compilers()) as ahead:
+            with Worker(spec, self.stop.is_set) as worker, Precompiler(spec, self._compilers()) as ahead:
                 waiting: list[Problem] = []
                 while not self.stop.is_set():
                     try:
@@ -143,7 +143,7 @@ class _Run:
             return 0
         return max(1, min(MOST, (settings.cores() - 1) // len(self.options.specs)))
 
-    def one(self, problem: Problem, worker: Worker, ahead: Ahead) -> bool:
+    def one(self, problem: Problem, worker: Worker, ahead: Precompiler) -> bool:
         """Tune a problem; False if somebody else is at it."""
         options = self.options
         space = Space.of(problem, OPS[problem.op].strategies, options.device)
@@ -154,8 +154,8 @@ class _Run:
                 versions, measures, _ = worker.ask("facts", seconds=options.deadlines.open)
             except Stopped:
                 return True
-            except Trouble as trouble:
-                self._ends(Result(space, "measured", sentence=f"the worker cannot begin: {trouble}"))
+            except CandidateError as trouble:
+                self._ends(TuningResult(space, "measured", sentence=f"the worker cannot begin: {trouble}"))
                 return True
             source = f"{'measured' if measures else 'rehearsed'} {versions}"
         study = ProblemStudy(space, options.storage, ([incumbent] if incumbent else []) + warm, options.seed, source)
@@ -187,7 +187,7 @@ class _Run:
             study.release()
         return True
 
-    def _ends(self, result: Result) -> None:
+    def _ends(self, result: TuningResult) -> None:
         self.results.append(result)
         self._tell(self.events.ends, result)
 
@@ -210,7 +210,7 @@ class _Run:
 
 def tune(
     problems: Iterable[Problem], options: Options, events: Events | None = None
-) -> tuple[list[Result], list[Entry], bool]:
+) -> tuple[list[TuningResult], list[Entry], bool]:
     """Tune problems; what comes of each is in the table when the next begins.
 
     Parameters
@@ -221,7 +221,7 @@ def tune(
 
     Returns
     -------
-    results : list of Result
+    results : list of TuningResult
         Of the problems that were tuned here.
     entries : list of Entry
         Of these, and of those that others had tuned in the same storage.
@@ -234,7 +234,7 @@ def tune(
         If the table cannot be used.
     """
     check_table(options.table, options.device)
-    run = _Run(options, events or Events())
+    run = _TuningRun(options, events or Events())
     for problem in dict.fromkeys(one.canonical() for one in problems):
         run.todo.put(problem)
     over = [threading.Event() for _ in options.specs]

@@ -26,7 +26,7 @@ from cunorm.core.arrays import (
 from cunorm.core.locks import lazy
 from cunorm.executors.choose import capturing, executor
 from cunorm.runtime.call import CAPTURED, WORKSPACE_ALIGNMENT
-from cunorm.runtime.checks import Result, is_direct
+from cunorm.runtime.checks import OutputSpec, is_direct
 from cunorm.runtime.plans import Plan
 
 #: What of an array may not change between two phases.
@@ -92,7 +92,7 @@ class Operand:
         """What to write: the caller's memory, or new memory for `store`."""
         if self.copied is None:
             return self.seen
-        return Result(self.name, self.shape, self.dtype, self.axes).allocate(xp)
+        return OutputSpec(self.name, self.shape, self.dtype, self.axes).allocate(xp)
 
     def store(self, result: Array) -> None:
         """Bring what was written to the caller's memory, where it is not there."""

@@ -31,11 +31,11 @@ from cunorm.jit import cxx
 GROUP = "Cache folders"
 
 
-def _fault(name: str, folder: Path, text: str, advice: str) -> Finding:
-    return Finding(GROUP, name, "fault", text, advice, {"path": str(folder), "writable": False, "bytes": 0})
+def _fault(name: str, folder: Path, text: str, advice: str) -> CheckResult:
+    return CheckResult(GROUP, name, "fault", text, advice, {"path": str(folder), "writable": False, "bytes": 0})
 
 
-def _folder(name: str, folder: Path, variable: str) -> Finding:
+def _folder(name: str, folder: Path, variable: str) -> CheckResult:
     facts: dict[str, Any] = {"path": str(folder), "writable": True, "bytes": 0}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,10 +48,10 @@ def _folder(name: str, folder: Path, variable: str) -> Finding:
         for file in files:
             with contextlib.suppress(OSError):
                 facts["bytes"] += os.lstat(os.path.join(directory, file)).st_size
-    return Finding(GROUP, name, "ok", f"{folder}, writable, {size(facts['bytes'])}", facts=facts)
+    return CheckResult(GROUP, name, "ok", f"{folder}, writable, {size(facts['bytes'])}", facts=facts)
 
 
-def _own() -> Finding:
+def _own() -> CheckResult:
     """cunorm's: code is loaded from it, so nobody else may write to it."""
     folder = settings.cache_dir().absolute()
     try:
@@ -69,7 +69,7 @@ def _own() -> Finding:
     return _folder("cunorm", folder, "CUNORM_CACHE_DIR")
 
 
-def cache_folders() -> Iterator[Finding]:
+def cache_folders() -> Iterator[CheckResult]:
     """The cache folders of cunorm and, if it is installed, of CuPy."""
     yield _own()
     if importlib.util.find_spec("cupy") is not None:
@@ -81,7 +81,7 @@ WIDTH = 80
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at.
 
     Attributes
@@ -114,19 +114,19 @@ def size(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
-def works(findings: list[Finding], kind: str) -> bool:
+def works(findings: list[CheckResult], kind: str) -> bool:
     """Whether an executor ran the check."""
     return any(finding.facts.get("executor") == kind and finding.facts["works"] for finding in findings)
 
 
-def document(findings: list[Finding]) -> dict[str, Any]:
+def document(findings: list[CheckResult]) -> dict[str, Any]:
     """The findings for programs."""
     executors = {kind: works(findings, kind) for kind in ("cpu", "gpu")}
     facts = [asdict(finding) for finding in findings]
     return {"schema": "cunorm-doctor/1", "ok": any(executors.values()), "executors": executors, "findings": facts}
 
 
-def report(findings: list[Finding]) -> str:
+def report(findings: list[CheckResult]) -> str:
     """The findings for people, in 80 columns."""
     lines: list[str] = []
     group = ""
@@ -174,24 +174,24 @@ def _version_of(distribution: str) -> str | None:
 # ---- packages -------------------------------------------------------------------------------------------------------
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[CheckResult]:
     import cunorm
     from cunorm.jit import sources
 
     group = "Packages"
-    yield Finding(group, "Python", "ok", f"{platform.python_version()}, {sys.executable}")
+    yield CheckResult(group, "Python", "ok", f"{platform.python_version()}, {sys.executable}")
     for name in ("numpy", "ml_dtypes"):
         version = str(importlib.import_module(name).__version__)
-        yield Finding(group, name, "ok", version, facts={"version": version})
+        yield CheckResult(group, name, "ok", version, facts={"version": version})
     facts = {"version": cunorm.__version__, "package": str(Path(cunorm.__file__).parent)}
-    yield Finding(group, "cunorm", "ok", f"{cunorm.__version__}, {facts['package']}", facts=facts)
+    yield CheckResult(group, "cunorm", "ok", f"{cunorm.__version__}, {facts['package']}", facts=facts)
     try:
         kernels = sources.folder()
     except FileNotFoundError as error:
-        yield Finding(group, "kernels_cu", "fault", str(error), "pip install --force-reinstall --no-deps cunorm")
+        yield CheckResult(group, "kernels_cu", "fault", str(error), "pip install --force-reinstall --no-deps cunorm")
         return
     count = len(list(kernels.rglob("*.cu")))
-    yield Finding(group, "kernels_cu", "ok", f"{count} kernel files, {kernels}", facts={"folder": str(kernels)})
+    yield CheckResult(group, "kernels_cu", "ok", f"{count} kernel files, {kernels}", facts={"folder": str(kernels)})
 
 
 def _import_cupy() -> Any:
@@ -215,37 +215,39 @@ def _extra() -> str:
     return "cuda13" if driver is not None and int(driver.partition(".")[0]) >= 580 else "cuda12"
 
 
-def _cupy() -> Iterator[Finding]:
+def _cupy() -> Iterator[CheckResult]:
     group, install = "GPU executor", f"pip install 'cunorm[{_extra()}]'"
     wheels = {name: version for name in WHEELS if (version := _version_of(name)) is not None}
     named = ", ".join(f"{name} {version}" for name, version in wheels.items())
     if len(wheels) > 1:
         advice = f"pip uninstall -y {' '.join(wheels)} && {install}"
-        yield Finding(group, "CuPy wheels", "fault", f"more than one: {named}", advice, {"wheels": wheels})
+        yield CheckResult(group, "CuPy wheels", "fault", f"more than one: {named}", advice, {"wheels": wheels})
     if not wheels and importlib.util.find_spec("cupy") is None:
-        yield Finding(group, "CuPy", "missing", "not installed; needed only for an NVIDIA GPU", install)
+        yield CheckResult(group, "CuPy", "missing", "not installed; needed only for an NVIDIA GPU", install)
         return
     try:
         cupy = _import_cupy()
         version = str(cupy.__version__)
     except (Exception, SystemExit) as error:
         again = f"pip install --force-reinstall 'cunorm[{_extra()}]'"
-        yield Finding(group, "CuPy", "fault", f"{named}: import fails: {sentence(error)}", again, {"wheels": wheels})
+        yield CheckResult(
+            group, "CuPy", "fault", f"{named}: import fails: {sentence(error)}", again, {"wheels": wheels}
+        )
         return
     facts = {"version": version, "wheels": wheels}
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < (14, 2):
-        yield Finding(group, "CuPy", "fault", f"{version}, expected 14.2 or newer", f"{install} --upgrade", facts)
+        yield CheckResult(group, "CuPy", "fault", f"{version}, expected 14.2 or newer", f"{install} --upgrade", facts)
     else:
-        yield Finding(group, "CuPy", "ok", f"{version} ({named or 'built from source'})", facts=facts)
+        yield CheckResult(group, "CuPy", "ok", f"{version} ({named or 'built from source'})", facts=facts)
     yield from _cuda(group, cupy, "nvidia-cuda-nvrtc" if "cupy-cuda13x" in wheels else "nvidia-cuda-nvrtc-cu12")
 
 
-def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[Finding]:
+def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[CheckResult]:
     try:
         nvrtc = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
-        yield Finding(group, "NVRTC", "ok", nvrtc, facts={"version": nvrtc})
+        yield CheckResult(group, "NVRTC", "ok", nvrtc, facts={"version": nvrtc})
     except Exception as error:
-        yield Finding(group, "NVRTC", "missing", sentence(error), f"pip install {nvrtc_wheel}")
+        yield CheckResult(group, "NVRTC", "missing", sentence(error), f"pip install {nvrtc_wheel}")
     runtime = cupy.cuda.runtime
     kernel, number, failed = _driver_version(), 0, ""
     try:
@@ -255,19 +257,19 @@ def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[Finding]:
     if number == 0:
         rest = f", but version {kernel} is loaded" if kernel else "; needed only for a GPU"
         text = f"none that CuPy can use{failed}{rest}"
-        yield Finding(group, "driver", "missing", text, "nvidia-smi   (fails? install NVIDIA's driver)")
+        yield CheckResult(group, "driver", "missing", text, "nvidia-smi   (fails? install NVIDIA's driver)")
         return
     level = f"{number // 1000}.{number % 1000 // 10}"
     text = f"for CUDA {level}" + (f", version {kernel}" if kernel else "")
-    yield Finding(group, "driver", "ok", text, facts={"cuda": level, "version": kernel})
+    yield CheckResult(group, "driver", "ok", text, facts={"cuda": level, "version": kernel})
     try:
         count = int(runtime.getDeviceCount())
     except Exception as error:
-        yield Finding(group, "GPUs", "fault", sentence(error), "nvidia-smi")
+        yield CheckResult(group, "GPUs", "fault", sentence(error), "nvidia-smi")
         return
     if count == 0:
         advice = "unset CUDA_VISIBLE_DEVICES && nvidia-smi"
-        yield Finding(group, "GPUs", "missing", "the driver shows none to this process", advice)
+        yield CheckResult(group, "GPUs", "missing", "the driver shows none to this process", advice)
     for ordinal in range(count):
         properties = runtime.getDeviceProperties(ordinal)
         facts = {
@@ -278,13 +280,13 @@ def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[Finding]:
         }
         text = "{name}, compute capability {compute_capability[0]}.{compute_capability[1]}, ".format(**facts)
         text += f"{size(facts['memory_bytes'])}, {facts['multiprocessors']} multiprocessors"
-        yield Finding(group, f"GPU {ordinal}", "ok", text, facts=facts)
+        yield CheckResult(group, f"GPU {ordinal}", "ok", text, facts=facts)
 
 
 # ---- the CPU executor, settings, the demo ---------------------------------------------------------------------------
 
 
-def _cpu() -> Iterator[Finding]:
+def _cpu() -> Iterator[CheckResult]:
     group = "CPU executor"
     found: list[cxx.Compiler] = []
     with contextlib.suppress(CompileError):  # which is said below
@@ -296,21 +298,21 @@ def _cpu() -> Iterator[Finding]:
         if isinstance(error, CompileError) and not isinstance(error, NoCompilerError):  # there may well be one
             advice = "cunorm doctor"
         state = "missing" if settings.cxx() is None else "fault"
-        yield Finding(group, "C++ compiler", state, str(error).partition(";")[0], advice)
+        yield CheckResult(group, "C++ compiler", state, str(error).partition(";")[0], advice)
         used = None
     for compiler in found:
         facts = {"command": list(compiler.command), "version": compiler.version, "used": compiler == used}
         text = f"{compiler.version}{' (the one in use)' if facts['used'] else ''}"
-        yield Finding(group, compiler.name, "ok", text, facts=facts)
+        yield CheckResult(group, compiler.name, "ok", text, facts=facts)
     try:
         device = devices.known(settings.cpu_device(), "CUNORM_CPU_DEVICE")
     except ValueError as error:
-        yield Finding(group, "poses as", "fault", str(error), "unset CUNORM_CPU_DEVICE")
+        yield CheckResult(group, "poses as", "fault", str(error), "unset CUNORM_CPU_DEVICE")
     else:
-        yield Finding(group, "poses as", "ok", f"{device.name}; exact, not fast", facts={"device": device.name})
+        yield CheckResult(group, "poses as", "ok", f"{device.name}; exact, not fast", facts={"device": device.name})
 
 
-def _variables() -> Iterator[Finding]:
+def _variables() -> Iterator[CheckResult]:
     group = "Settings"
     known = settings.VARIABLES
     names = sorted(name for name in os.environ if name.startswith("CUNORM_"))
@@ -319,23 +321,23 @@ def _variables() -> Iterator[Finding]:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-            yield Finding(group, name, "fault", f"cunorm knows no such variable{meant}", f"unset {name}", facts)
+            yield CheckResult(group, name, "fault", f"cunorm knows no such variable{meant}", f"unset {name}", facts)
             continue
         try:
             if name == "CUNORM_CPU_CORES":
                 settings.cpu_cores()
-            yield Finding(group, name, "ok", facts["value"] or "empty: the default", facts=facts)
+            yield CheckResult(group, name, "ok", facts["value"] or "empty: the default", facts=facts)
         except ValueError as error:
-            yield Finding(group, name, "fault", str(error), f"unset {name}", facts)
+            yield CheckResult(group, name, "fault", str(error), f"unset {name}", facts)
     if not names:
-        yield Finding(group, "CUNORM_*", "ok", "none is set: defaults everywhere")
+        yield CheckResult(group, "CUNORM_*", "ok", "none is set: defaults everywhere")
 
 
-def _extras(group: str, extra: str, needed: Mapping[str, str]) -> Iterator[Finding]:
+def _extras(group: str, extra: str, needed: Mapping[str, str]) -> Iterator[CheckResult]:
     missing = "missing", f"`cunorm {extra}` needs it", f"pip install 'cunorm[{extra}]'"
     for module, name in needed.items():
         found = importlib.util.find_spec(module) is not None
-        yield Finding(group, name, *(("ok", _version_of(name) or "of unknown version") if found else missing))
+        yield CheckResult(group, name, *(("ok", _version_of(name) or "of unknown version") if found else missing))
 
 
 # ---- the proof ------------------------------------------------------------------------------------------------------
@@ -370,34 +372,34 @@ def _remedy(text: str) -> str:
     return " && ".join(f"unset {name}" for name in suspects) or "pip install --force-reinstall cunorm"
 
 
-def _proof(name: str, kind: str, xp: Callable[[], Any], ordinal: int | None = None) -> Finding:
+def _proof(name: str, kind: str, xp: Callable[[], Any], ordinal: int | None = None) -> CheckResult:
     facts: dict[str, Any] = {"executor": kind, "works": False}
     try:
         module = xp()
         with contextlib.nullcontext() if ordinal is None else module.cuda.Device(ordinal):
             error = _differences(module)
     except (Exception, SystemExit) as problem:
-        return Finding("Check", name, "fault", sentence(problem), _remedy(str(problem)), facts)
+        return CheckResult("Check", name, "fault", sentence(problem), _remedy(str(problem)), facts)
     facts["worst_relative_error"] = error
     if not error <= TOLERANCE:
         text = f"group_norm_backward is wrong: relative error {error:.1e}, expected at most {TOLERANCE:.0e}"
-        return Finding("Check", name, "fault", text, f"{CACHE} && cunorm doctor", facts)
+        return CheckResult("Check", name, "fault", text, f"{CACHE} && cunorm doctor", facts)
     facts["works"] = True
     text = f"group_norm_backward compiled, ran and agrees with the reference (error {error:.0e})"
-    return Finding("Check", name, "ok", text, facts=facts)
+    return CheckResult("Check", name, "ok", text, facts=facts)
 
 
-def _guarded(group: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _guarded(group: str, look: Callable[[], Iterator[CheckResult]]) -> list[CheckResult]:
     """All findings of a group; an exception becomes the last of them."""
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     try:
         found.extend(look())
     except (Exception, SystemExit) as error:
-        found.append(Finding(group, "looking", "fault", sentence(error), _remedy(str(error))))
+        found.append(CheckResult(group, "looking", "fault", sentence(error), _remedy(str(error))))
     return found
 
 
-def examine() -> list[Finding]:
+def examine() -> list[CheckResult]:
     """Look at everything. Never raises, prints nothing."""
     looks = {"Packages": _packages, "GPU executor": _cupy, "CPU executor": _cpu}
     looks |= {"Cache folders": cache_folders, "Settings": _variables}

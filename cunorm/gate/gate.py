@@ -71,7 +71,7 @@ QUICK_PAIRS = 2
 
 
 @dataclass(frozen=True)
-class Case:
+class GateCase:
     """What the gate takes tiles for."""
 
     op: str
@@ -94,7 +94,7 @@ class Build:
 
     Attributes
     ----------
-    case : Case
+    case : GateCase
     tile : Tile
     kernel, threads : str, int
         Stem of the file in ``kernels_cu``, and threads of a block that it is launched with.
@@ -103,7 +103,7 @@ class Build:
     nvrtc : Nvrtc
     """
 
-    case: Case
+    case: GateCase
     tile: Tile
     kernel: str
     threads: int
@@ -113,7 +113,7 @@ class Build:
 
 
 @dataclass(frozen=True)
-class Result:
+class BuildResult:
     """What a build came to: what its kernels use, or why it did not compile."""
 
     build: Build
@@ -149,7 +149,7 @@ def device_of(architecture: str) -> Device:
 
 
 @functools.cache
-def _accepted(case: Case, device: Device) -> tuple[tuple[Problem, Tile], ...]:
+def _accepted(case: GateCase, device: Device) -> tuple[tuple[Problem, Tile], ...]:
     found: dict[tuple[tuple[str, int], ...], tuple[Problem, Tile]] = {}
     for tile in case.solver.tiles():
         compiled = tuple(item for item in tile.fields if item[0] in case.solver.constants)
@@ -160,22 +160,22 @@ def _accepted(case: Case, device: Device) -> tuple[tuple[Problem, Tile], ...]:
     return tuple(found.values())
 
 
-def accepted(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
+def accepted(case: GateCase, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     """Every tile of the space that refuses() accepts, once for all that differ in fields that no kernel knows."""
     return _accepted(case, device_of(architecture))
 
 
 @functools.cache
-def cases() -> tuple[Case, ...]:
+def cases() -> tuple[GateCase, ...]:
     """Every op, strategy, dtype and layout that has a tile at all."""
     found = []
     for op in OPS.values():
         for strategy in op.strategies:
-            found += [Case(op.name, strategy, dtype, layout) for dtype in ITEMSIZE for layout in op.layouts]
+            found += [GateCase(op.name, strategy, dtype, layout) for dtype in ITEMSIZE for layout in op.layouts]
     return tuple(case for case in found if accepted(case, "sm_90"))
 
 
-def demand(case: Case, problem: Problem, tile: Tile) -> tuple[float, int]:
+def demand(case: GateCase, problem: Problem, tile: Tile) -> tuple[float, int]:
     """How close a tile comes to the registers that its threads have, by the formula; then how much the kernel unrolls.
 
     The second counts where the formula says the same of all tiles, as for kernels bound to a number of registers.
@@ -192,12 +192,12 @@ def demand(case: Case, problem: Problem, tile: Tile) -> tuple[float, int]:
     return registers / have, math.prod(numbers)
 
 
-def _kernel(case: Case, problem: Problem, tile: Tile) -> str:
+def _kernel(case: GateCase, problem: Problem, tile: Tile) -> str:
     """The kernel that does the tile's main work: a strategy may have several to choose from."""
     return main_launch(case.solver.launches(problem, tile)).kernel
 
 
-def spread(case: Case, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
+def spread(case: GateCase, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     """Tiles from the most demanding to the least: both ends, those at a quarter, the middle and three quarters, and the
     most demanding of each kernel.
     """
@@ -215,18 +215,20 @@ def pairs(nvrtcs: Sequence[Nvrtc]) -> list[tuple[str, Nvrtc]]:
     return [(ARCHITECTURES[index % len(ARCHITECTURES)], nvrtcs[index % len(nvrtcs)]) for index in range(count)]
 
 
-def _most(case: Case) -> int:
+def _most(case: GateCase) -> int:
     return QUICK_PAIRS // list(ITEMSIZE.values()).count(ITEMSIZE[case.dtype])
 
 
-def _demanding(case: Case, architecture: str, problem: Problem, tile: Tile) -> Problem:
+def _demanding(case: GateCase, architecture: str, problem: Problem, tile: Tile) -> Problem:
     """The problem that asks most of a tile, of those that the tile takes."""
     made = demanding(problem)
     asked = (made, replace(made, activation=None), problem)
     return next(one for one in asked if case.solver.refuses(one, tile, device_of(architecture)) is None)
 
 
-def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
+def _choice(
+    case: GateCase, ring: Sequence[tuple[str, Nvrtc]], tiles: str
+) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
     """What the gate takes for a case: architecture, NVRTC, problem and tile."""
     ring = [pair for pair in ring if accepted(case, pair[0])]
     if tiles != "choice":
@@ -257,7 +259,7 @@ def _choice(case: Case, ring: Sequence[tuple[str, Nvrtc]], tiles: str) -> Iterat
         yield architecture, nvrtc, _demanding(case, architecture, problem, tile), tile
 
 
-def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None = None) -> list[Build]:
+def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: GateCase | None = None) -> list[Build]:
     """What the gate compiles.
 
     Parameters
@@ -266,7 +268,7 @@ def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: Case | None 
         One or two.
     tiles : str
         One of `TILES`.
-    only : Case, optional
+    only : GateCase, optional
         None: all.
     """
     ring, found = pairs(nvrtcs), []
@@ -288,7 +290,7 @@ def _use(build: Build) -> tuple[tuple[Usage, ...], str | None]:
         return (), str(error)
 
 
-def run(planned: Iterable[Build], *, threads: int | None = None, progress: bool = False) -> list[Result]:
+def run(planned: Iterable[Build], *, threads: int | None = None, progress: bool = False) -> list[BuildResult]:
     """Compile, in parallel and each text once per architecture and NVRTC; the results come in the order of the builds.
 
     Threads are enough: ctypes lets go of the interpreter while NVRTC works, and programs do not share anything.
@@ -310,4 +312,4 @@ def run(planned: Iterable[Build], *, threads: int | None = None, progress: bool 
             job.result()
     finally:
         pool.shutdown(cancel_futures=True)  # Ctrl-C ends after the texts at work
-    return [Result(build, *jobs[build.text, build.architecture, build.nvrtc].result()) for build in listed]
+    return [BuildResult(build, *jobs[build.text, build.architecture, build.nvrtc].result()) for build in listed]

@@ -11,7 +11,7 @@ from cunorm.core.strategy import ceil_div
 from cunorm.jit.nvrtc import ARCHITECTURES, INSTALL, OPTIONS, SUPPORTED
 from cunorm.tiling.costmodel import PARTS, WARP, fitting_blocks
 
-from .gate import TILES, Result, device_of
+from .gate import TILES, BuildResult, device_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def resident(registers: int, threads: int, architecture: str) -> float:
     return blocks * ceil_div(threads, WARP) * WARP / device.threads_per_multiprocessor
 
 
-def rows(results: Iterable[Result]) -> list[Row]:
+def rows(results: Iterable[BuildResult]) -> list[Row]:
     """The results by kernel, dtype, architecture and NVRTC, in the order in which they first come."""
     found: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for result in results:
@@ -109,7 +109,7 @@ def missing(versions: Sequence[str]) -> str | None:
     return " && ".join([*commands, f"PYTHONPATH={path} cunorm doctor --kernels"])
 
 
-def document(results: Sequence[Result], versions: Sequence[str], tiles: str) -> dict[str, Any]:
+def document(results: Sequence[BuildResult], versions: Sequence[str], tiles: str) -> dict[str, Any]:
     """The table for programs."""
     faults = list(dict.fromkeys(fault for result in results for fault in result.faults()))
     return {
@@ -148,7 +148,7 @@ def _line(dtype: str, here: Sequence[Row], versions: Sequence[str]) -> str:
     return _columns(dtype, str(sum(row.tiles for row in here)), _range(row.threads for row in here), cells, rest)
 
 
-def report(results: Sequence[Result], versions: Sequence[str], tiles: str) -> str:
+def report(results: Sequence[BuildResult], versions: Sequence[str], tiles: str) -> str:
     """The table for people, in 120 columns."""
     found = rows(results)
     numbers = [".".join(version.split(".")[:2]) for version in versions]

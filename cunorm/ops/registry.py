@@ -23,7 +23,7 @@ from cunorm.ops.group_norm.op import GROUP_NORM, GROUP_NORM_BACKWARD
 from cunorm.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BACKWARD
 from cunorm.runtime.checks import place_for
 from cunorm.runtime.op import Op, Request, plan_of
-from cunorm.runtime.plans import Place, Plan
+from cunorm.runtime.plans import Plan, Target
 from cunorm.tiling.table import shown
 
 #: Every op by its function's name: those of `cunorm.core.opspec.OPS`, which are nothing but these.
@@ -120,7 +120,7 @@ def gpu_present() -> bool:
     return bool(import_cupy.present())
 
 
-def place_named(device: object) -> Place:
+def place_named(device: object) -> Target:
     """Where a plan runs: None is the current GPU where there is one, else the CPU executor."""
     if device is None:
         return place_for("gpu", executor("gpu").current()) if gpu_present() else place_for("cpu", 0)
@@ -130,7 +130,7 @@ def place_named(device: object) -> Place:
         if not gpu_present():
             raise ValueError(f"device: GPU {device}, but CuPy sees none; see `cunorm doctor`")
         return place_for("gpu", device)
-    return place_for("cpu", 0) if device == "cpu" else Place("cpu", 0, known(device))
+    return place_for("cpu", 0) if device == "cpu" else Target("cpu", 0, known(device))
 
 
 def _counted(plan: Plan) -> Any:

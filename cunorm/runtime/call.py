@@ -16,7 +16,7 @@ from cunorm.core.arrays import Array, addresses, extent, kind_of, namespace, ove
 from cunorm.executors.choose import capturing, on
 from cunorm.tiling import tracing
 
-from .checks import Result, dense_copy, is_direct
+from .checks import OutputSpec, dense_copy, is_direct
 from .plans import Plan
 
 #: Signatures kept for each op.
@@ -54,7 +54,7 @@ class Call:
     plan : Plan
     inputs : sequence of (name, array or None, axes)
         The arrays in the order of the plan's names, with their axes in the memory order that the kernels read.
-    results : sequence of Result or None
+    results : sequence of OutputSpec or None
         In result order; None where an output is not wanted.
     out : sequence of array or None, optional
         The given outputs, already checked.
@@ -66,7 +66,7 @@ class Call:
         self,
         plan: Plan,
         inputs: Sequence[tuple[str, Array | None, tuple[int, ...]]],
-        results: Sequence[Result | None],
+        results: Sequence[OutputSpec | None],
         out: Sequence[Array | None] | None,
         in_place: tuple[str, str] | None,
         workspace: Array | None = None,

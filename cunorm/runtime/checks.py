@@ -26,7 +26,7 @@ from cunorm.core.devices import known
 from cunorm.core.problem import LAYOUTS, accumulator
 from cunorm.executors.choose import executor
 
-from .plans import Place
+from .plans import Target
 
 
 def memory_order(rank: int, data_format: str, layout: str) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def is_direct(array: Array, axes: tuple[int, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class Result:
+class OutputSpec:
     """An output of a call.
 
     Attributes
@@ -103,11 +103,11 @@ NAN = float("nan")
 MOST_ELEMENTS = 2**60
 
 
-def place_for(kind: str, ordinal: int) -> Place:
+def place_for(kind: str, ordinal: int) -> Target:
     """The place of arrays of that kind."""
     if kind == "cpu":
-        return Place("cpu", 0, known(settings.cpu_device(), "CUNORM_CPU_DEVICE"))
-    return Place("gpu", ordinal, executor("gpu").limits(ordinal))
+        return Target("cpu", 0, known(settings.cpu_device(), "CUNORM_CPU_DEVICE"))
+    return Target("gpu", ordinal, executor("gpu").limits(ordinal))
 
 
 def check_rank(shape: tuple[int, ...], least: int = 2, name: str = "x") -> None:
@@ -176,9 +176,9 @@ def statistics(first: tuple[str, Array], second: tuple[str, Array], dtype: str, 
     return found
 
 
-def vector(name: str, shape: tuple[int, ...], dtype: str, when_empty: float = 0.0) -> Result:
+def vector(name: str, shape: tuple[int, ...], dtype: str, when_empty: float = 0.0) -> OutputSpec:
     """A result that is dense in its own order: statistics, and gradients of parameters."""
-    return Result(name, shape, DTYPES[dtype], tuple(range(len(shape))), when_empty)
+    return OutputSpec(name, shape, DTYPES[dtype], tuple(range(len(shape))), when_empty)
 
 
 def chosen(names: Sequence[str], flags: Sequence[bool]) -> tuple[str, ...]:
@@ -188,13 +188,13 @@ def chosen(names: Sequence[str], flags: Sequence[bool]) -> tuple[str, ...]:
 
 def gradients(
     x: Array, axes: tuple[int, ...], shape: tuple[int, ...], dtype: str, wanted: Sequence[bool]
-) -> list[Result | None]:
+) -> list[OutputSpec | None]:
     """The results dx, as x lies in the memory order ``axes``, and dgamma and dbeta of that shape and dtype."""
-    results = [Result("dx", x.shape, x.dtype, axes), vector("dgamma", shape, dtype), vector("dbeta", shape, dtype)]
+    results = [OutputSpec("dx", x.shape, x.dtype, axes), vector("dgamma", shape, dtype), vector("dbeta", shape, dtype)]
     return [result if flag else None for result, flag in zip(results, wanted, strict=True)]
 
 
-def check_out(out: object, results: Sequence[Result | None], names: Sequence[str]) -> None:
+def check_out(out: object, results: Sequence[OutputSpec | None], names: Sequence[str]) -> None:
     """Check the given outputs: TypeError for a wrong container or dtype, ValueError for shapes and strides."""
     if out is None:
         return

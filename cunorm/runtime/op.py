@@ -19,8 +19,8 @@ from cunorm.core.strategy import Strategy, Tile
 from cunorm.tiling import tracing
 
 from .call import Call, Calls, signature
-from .checks import Result, check_out, place_for
-from .plans import Place, Plan, plan_for
+from .checks import OutputSpec, check_out, place_for
+from .plans import Plan, Target, plan_for
 
 #: The default mask, told by identity: 1 == True, but a mask of ints is an error.
 EVERY = (True, True, True)
@@ -35,13 +35,13 @@ class Checked:
     problem : Problem
     orders : sequence of tuple of int
         For each input, its axes in the memory order that the kernels read.
-    results : sequence of Result or None
+    results : sequence of OutputSpec or None
         In result order; None where an output is not wanted.
     """
 
     problem: Problem
     orders: Sequence[tuple[int, ...]]
-    results: Sequence[Result | None]
+    results: Sequence[OutputSpec | None]
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _plan(op: Op, problem: Problem, leader: tuple[str, Any], tile: Any, plan: Pl
     return plan if expected == plan.problem else plan_for(expected, op.strategies, op.names, plan.place, plan.tile)
 
 
-def plan_of(op: Op, request: Request, place: Place, tile: Tile | None) -> Plan:
+def plan_of(op: Op, request: Request, place: Target, tile: Tile | None) -> Plan:
     """The plan of a request, ready to be called with arrays."""
     problem, options = op.request(request)
     made = plan_for(problem, op.strategies, op.names, place, tile)

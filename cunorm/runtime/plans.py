@@ -25,7 +25,7 @@ KEPT_PLANS = 4096
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """Where a call runs: the kind of executor, its GPU's ordinal, and the device whose limits and tiles hold."""
 
     kind: str
@@ -40,7 +40,7 @@ class Plan:
     Attributes
     ----------
     problem : Problem
-    place : Place
+    place : Target
     strategy : Strategy or None
         None where there is nothing to launch (no elements, or no outputs wanted).
     tile : Tile or None
@@ -52,7 +52,7 @@ class Plan:
     """
 
     problem: Problem
-    place: Place
+    place: Target
     strategy: Strategy | None
     tile: Tile | None
     reason: str
@@ -187,7 +187,11 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 
 
 def plan_for(
-    problem: Problem, strategies: Mapping[str, Strategy], names: tuple[str, ...], place: Place, tile: Tile | None = None
+    problem: Problem,
+    strategies: Mapping[str, Strategy],
+    names: tuple[str, ...],
+    place: Target,
+    tile: Tile | None = None,
 ) -> Plan:
     """The plan of a problem at a place, made once.
 
@@ -198,7 +202,7 @@ def plan_for(
         The op's.
     names : tuple of str
         What a launch may name: the op's arrays and numbers, in the order in which `Plan.run` takes them.
-    place : Place
+    place : Target
     tile : Tile, optional
         Explicit choice.
 

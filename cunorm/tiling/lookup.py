@@ -54,7 +54,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Place:
+class TableSource:
     """Where a table may lie, and whether somebody named it."""
 
     path: Path
@@ -67,19 +67,19 @@ def user_table(device: Device) -> Path:
     return settings.cache_dir() / "tiling" / f"{table.slug(device)}.json"
 
 
-def places(device: Device) -> list[Place]:
+def places(device: Device) -> list[TableSource]:
     """Where the tables of a device may lie, in the order in which they are asked."""
     named = settings.tiling_table()
-    found = [] if named is None else [Place(named, True, False)]
-    found.append(Place(user_table(device), False, False))
+    found = [] if named is None else [TableSource(named, True, False)]
+    found.append(TableSource(user_table(device), False, False))
     return [*found, *_shipped(device, *sys.modules["cunorm"].__path__)]
 
 
 @functools.lru_cache(maxsize=64)
-def _shipped(device: Device, *entries: str) -> tuple[Place, ...]:
+def _shipped(device: Device, *entries: str) -> tuple[TableSource, ...]:
     """The places in the package, which has these entries in its path; paths are slow to make."""
     name = f"{table.slug(device)}.json"
-    return tuple(Place(Path(entry) / "tuning" / "tables" / name, False, True) for entry in entries)
+    return tuple(TableSource(Path(entry) / "tuning" / "tables" / name, False, True) for entry in entries)
 
 
 def _stamp(path: Path) -> Stamp:
@@ -104,7 +104,7 @@ def _distrust(path: Path) -> str | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _read(stamped: Stamp, place: Place) -> Indexed | None:
+def _read(stamped: Stamp, place: TableSource) -> Indexed | None:
     path = stamped[0]
     try:
         if not (place.named or place.shipped) and (sentence := _distrust(path)) is not None:

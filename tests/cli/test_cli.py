@@ -20,7 +20,7 @@ import cunorm
 from cunorm.cli import doctor
 from cunorm.cli import main as cli
 from cunorm.cli import parser as cli_parser
-from cunorm.cli.doctor import Finding, report
+from cunorm.cli.doctor import CheckResult, report
 from cunorm.gate import gate
 from cunorm.jit import cxx, nvrtc
 from cunorm.jit.nvrtc import Nvrtc, Usage
@@ -219,7 +219,7 @@ def test_a_look_that_fails_is_a_finding(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_commands_stand_on_lines_of_their_own() -> None:
-    text = report([Finding("Group", "name", "fault", "words " * 30, "first && second")])
+    text = report([CheckResult("Group", "name", "fault", "words " * 30, "first && second")])
     assert max(map(len, text.splitlines())) <= 80
     assert [line.strip() for line in text.splitlines() if "type:" in line] == ["type: first", "type: second"]
 

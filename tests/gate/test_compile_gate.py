@@ -21,7 +21,7 @@ from cunorm.core.errors import CompileError
 from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Tile
 from cunorm.gate import gate, kernel_report
-from cunorm.gate.gate import Build, Case, Result
+from cunorm.gate.gate import Build, BuildResult, GateCase
 from cunorm.jit import nvrtc, sources
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages_in
 from cunorm.ops.registry import OPS
@@ -66,13 +66,13 @@ SMALL = 'extern "C" __global__ void small(float* x) { x[threadIdx.x] = 1; }'
 
 def build_of(text: str, architecture: str = "sm_90", threads: int = 128, version: Nvrtc | None = None) -> Build:
     case, tile = (
-        Case("group_norm", "block", "float32", "NCHW"),
+        GateCase("group_norm", "block", "float32", "NCHW"),
         Tile("block", threads=threads, groups=1, stages=2, load="cp_async", packs_per_thread=1),
     )
     return Build(case, tile, "kernel", threads, text, architecture, version or NVRTCS[0])
 
 
-def faults(results: list[Result]) -> str:
+def faults(results: list[BuildResult]) -> str:
     return "\n".join(dict.fromkeys(fault for result in results for fault in result.faults()))
 
 
@@ -85,7 +85,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 # ---- the kernels of cunorm ------------------------------------------------------------------------------------------
 
 
-def all_wide(case: Case, results: list[Result]) -> None:
+def all_wide(case: GateCase, results: list[BuildResult]) -> None:
     """Tensors are moved 16 bytes at a time."""
     seen: dict[str, set[str]] = {}
     for result in results:
@@ -106,7 +106,7 @@ QUICK = [pytest.param(case, id=str(case), marks=[pytest.mark.long] if case.dtype
 
 @needs_nvrtc
 @pytest.mark.parametrize("case", QUICK)
-def test_no_tile_of_the_choice_spills_or_moves_tensors_in_small_pieces(case: Case) -> None:
+def test_no_tile_of_the_choice_spills_or_moves_tensors_in_small_pieces(case: GateCase) -> None:
     results = gate.run(gate.builds(NVRTCS, only=case), threads=THREADS)
     assert faults(results) == ""
     assert {result.build.case for result in results} == {case}
@@ -117,7 +117,7 @@ def test_no_tile_of_the_choice_spills_or_moves_tensors_in_small_pieces(case: Cas
 @needs_nvrtc
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_no_tile_of_the_spread_spills(case: Case) -> None:
+def test_no_tile_of_the_spread_spills(case: GateCase) -> None:
     """On every pair; `cunorm doctor --kernels --tiles all` takes the others."""
     results = gate.run(gate.builds(NVRTCS, tiles="spread", only=case), threads=THREADS)
     assert faults(results) == ""
@@ -180,7 +180,7 @@ def test_the_choice_meets_every_pair_with_every_strategy() -> None:
 @pytest.mark.parametrize(("tiles", "several"), [("spread", gate.spread), ("all", gate.accepted)])
 @pytest.mark.parametrize("versions", [[OLD], [OLD, NEW]])
 def test_larger_gates_take_every_pair(versions: list[Nvrtc], tiles: str, several: Any) -> None:
-    case = Case("layer_norm", "block", "bfloat16", "NCHW")
+    case = GateCase("layer_norm", "block", "bfloat16", "NCHW")
     found: dict[tuple[str, Nvrtc], Counter[Tile]] = {}
     for build in gate.builds(versions, tiles=tiles, only=case):
         found.setdefault((build.architecture, build.nvrtc), Counter())[build.tile] += 1
@@ -225,7 +225,7 @@ def test_the_gate_sees_spills_and_stacks(architecture: str, version: Nvrtc) -> N
 def test_the_gate_sees_what_cannot_be_launched() -> None:
     for registers, threads, fits in [(64, 1024, True), (65, 1000, False), (65, 896, True), (255, 256, True)]:
         usage = Usage("kernel", registers, 0, 0, 0, 0, 1, 1)
-        found = Result(build_of(SMALL, threads=threads, version=OLD), (usage,)).faults()
+        found = BuildResult(build_of(SMALL, threads=threads, version=OLD), (usage,)).faults()
         assert found == [] if fits else "cannot be launched" in found[0], (registers, threads)
 
 
@@ -454,9 +454,9 @@ def test_a_marked_test_kernel_is_compiled_from_its_architecture_on(tmp_path: Pat
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
-def invented(build: Build, spill: int = 0) -> Result:
+def invented(build: Build, spill: int = 0) -> BuildResult:
     entry = build.kernel if build.kernel != "group_norm_split" else "group_norm_split_apply"
-    return Result(build, (Usage(entry, 40 + build.threads // 64, spill, 0, 0, 1, 4, 4),))
+    return BuildResult(build, (Usage(entry, 40 + build.threads // 64, spill, 0, 0, 1, 4, 4),))
 
 
 @pytest.mark.parametrize("versions", [[NEW], [OLD, NEW]])
@@ -478,7 +478,7 @@ def test_the_table_has_every_op_and_strategy(versions: list[Nvrtc]) -> None:
 
 def test_a_row_has_the_extremes() -> None:
     uses = [(Usage("k", 32, 0, 0, 0, 1, 1, 1), 128), (Usage("k", 200, 8, 16, 400, 1, 1, 1), 256)]
-    results = [Result(build_of(f"{use}", "sm_90", threads, OLD), (use,)) for use, threads in uses]
+    results = [BuildResult(build_of(f"{use}", "sm_90", threads, OLD), (use,)) for use, threads in uses]
     (row,) = kernel_report.rows([*results, results[0]])
     assert (row.tiles, row.registers, row.threads) == (2, (32, 200), (128, 256))
     assert (row.spill_bytes, row.stack_bytes, row.shared_bytes) == (8, 16, 400)

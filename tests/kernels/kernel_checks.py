@@ -19,7 +19,7 @@ from cunorm.core import settings
 from cunorm.core.opspec import OPS
 from cunorm.executors.cpu import checked as cpu_checked
 from cunorm.executors.cpu import executor
-from cunorm.executors.cpu.memory import PARAMETER, WORKSPACE, Guarded, Region
+from cunorm.executors.cpu.memory import PARAMETER, WORKSPACE, GuardedCopies, Region
 from cunorm.jit import sources
 
 ORDERS = ("ascending", "descending", "random:3")
@@ -57,7 +57,7 @@ def launch(
     if settings.cpu_build() != "checked" and record is None:
         executor.launch(kernel, grid, threads, shared_bytes, arguments, memory=memory, **options)
         return
-    guarded = Guarded(memory)
+    guarded = GuardedCopies(memory)
     places = [*(guarded.moved(region.address, region.nbytes) for region in memory), *numbers]
     try:
         cpu_checked.checked(executor.launch, kernel, grid, threads, shared_bytes, places, guarded, record, **options)

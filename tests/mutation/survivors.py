@@ -17,11 +17,11 @@ SAME_STATISTICS = "Speed only: every lane of the team has the same statistics, a
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values, and stores them to the same place."
 LONGER_CHAIN = "Another order of additions, as right: a chain has one pack more."
 ALWAYS_SHIFTS = (
-    "True in every launch: owners() in layer_norm_split.py, and _owners() in group_norm_rows.py, make teams * length a "
-    "multiple of a pack, or there is a team a row."
+    "True in every launch: owners() in ops/layer_norm/split.py, and those of ops/group_norm/warp.py, make teams * "
+    "length a multiple of a pack, or there is a team a row."
 )
 ALWAYS_SHIFTS_BANDS = (
-    "True in every launch: owners() in layer_norm_split.py makes bands * length a multiple of a pack, or "
+    "True in every launch: owners() in ops/layer_norm/split.py makes bands * length a multiple of a pack, or "
     "there is a band a row."
 )
 TWIN = (
@@ -42,13 +42,13 @@ SURVIVORS: dict[Key, str] = {
         "channel or an idle thread, which gather() emits for nobody."
     ),
     ("batch_norm/batch_norm_backward_reduce_sweep.cu",
-     "for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {",
+     "for (long long item = blockIdx.x; item < batch.items; item += gridDim.x) {",
      "guard", 0): NO_ELEMENT_LEFT,
     ("batch_norm/batch_norm_stats_block.cu",
      "for (int pass = 0; pass < 2; ++pass) {  // the first finds the centre, the second what it missed",
      "guard", 0): "Every sample's moments are merged twice: twice the count, the same mean and variance.",
     ("batch_norm/batch_norm_stats_sweep.cu",
-     "for (long long item = blockIdx.x; item < batch.items(); item += gridDim.x) {",
+     "for (long long item = blockIdx.x; item < batch.items; item += gridDim.x) {",
      "guard", 0): NO_ELEMENT_LEFT,
     ("batch_norm/sample_slabs.cuh",
      "for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {",
@@ -211,10 +211,10 @@ SURVIVORS: dict[Key, str] = {
     ("layer_norm/strips.cuh",
      "__device__ __forceinline__ bool may_shift() const { return bands >= rows || bands * length % pack_size == 0; }",
      "guard", 1): ALWAYS_SHIFTS_BANDS,
-    ("layer_norm/strips.cuh", "band = live ? own / cut.of_row() : 0;", "guard", 0): (
+    ("layer_norm/strips.cuh", "band = live ? own / cut.strips : 0;", "guard", 0): (
         "A warp without a strip has length 0: its band makes addresses that are not used."
     ),
-    ("layer_norm/strips.cuh", "strip = live ? own - band * cut.of_row() : 0;", "guard", 0): (
+    ("layer_norm/strips.cuh", "strip = live ? own - band * cut.strips : 0;", "guard", 0): (
         "A warp without a strip has length 0: its strip makes addresses that are not used."
     ),
     ("layer_norm/strips.cuh",

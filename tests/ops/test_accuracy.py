@@ -21,7 +21,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile, ceil_div
 from cunorm.ops.common.oracles import WHOLE
 from cunorm.ops.registry import OPS
-from cunorm.runtime.plans import Place, plan_for
+from cunorm.runtime.plans import Target, plan_for
 from cunorm.tiling import costmodel
 from tests.support.paths import ROOT
 
@@ -81,7 +81,7 @@ def runs(problem: Problem, strategy: str, given: Inputs) -> Iterator[tuple[Tile,
     if not any(costmodel.legal(problem, [named], device)):
         return
     for tile in sys.modules["accuracy"].tiles_of(problem, named):
-        plan = plan_for(problem, OPS[problem.op].strategies, OPS[problem.op].names, Place("cpu", 0, device), tile)
+        plan = plan_for(problem, OPS[problem.op].strategies, OPS[problem.op].names, Target("cpu", 0, device), tile)
         yield tile, Verifier(problem, "cpu").results(plan, given)
 
 

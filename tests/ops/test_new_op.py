@@ -23,7 +23,7 @@ from cunorm.core.problem import Problem, accumulator, laid_out
 from cunorm.core.strategy import Launch, Strategy, Tiling, by_name, ceil_div, refuses_threads
 from cunorm.gate import gate
 from cunorm.ops.registry import OPS, fault_of
-from cunorm.runtime.checks import Result
+from cunorm.runtime.checks import OutputSpec
 from cunorm.runtime.op import Checked, Op, Request, perform
 from cunorm.tiling import costmodel, table
 
@@ -89,7 +89,7 @@ def _problem(dtype: str, shape: tuple[int, ...]) -> Problem:
 def _check(arrays: tuple[Any, ...], options: tuple[Any, ...], out: Any) -> Checked:
     (picture,) = arrays
     order = tuple(range(picture.ndim))
-    result = Result("faded", picture.shape, picture.dtype, order)
+    result = OutputSpec("faded", picture.shape, picture.dtype, order)
     return Checked(_problem(dtype_name("picture", picture), picture.shape), (order,), (result,))
 
 
@@ -203,7 +203,7 @@ def test_it_is_counted_and_shown(capsys: Any) -> None:
 
 
 def test_the_gate_compiles_it() -> None:
-    case = gate.Case("fade", "block", "float16", "NCHW")
+    case = gate.GateCase("fade", "block", "float16", "NCHW")
     assert {tile.threads for _, tile in gate.accepted(case, "sm_90")} == {64, 128, 256}
     assert all(problem.sizes_text == "pictures=8 pixels=4096" for problem, _ in gate.accepted(case, "sm_90"))
 

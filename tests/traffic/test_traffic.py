@@ -17,7 +17,7 @@ from cunorm.executors.cpu.checked import TRACE, Moves
 from cunorm.executors.cpu.memory import PARAMETER, ROLES, TENSOR, WORKSPACE
 from cunorm.ops.group_norm import grid
 from cunorm.ops.registry import OPS
-from cunorm.runtime.plans import Place
+from cunorm.runtime.plans import Target
 from cunorm.traffic import reuse, sampling, traffic
 from cunorm.traffic.traffic import Traffic
 from tests.kernels.kernel_checks import compiled, launch
@@ -377,7 +377,7 @@ def test_nothing_to_launch_moves_nothing() -> None:
 
 def test_a_plan_of_another_place_is_counted_here_as_its_device() -> None:
     row = _first("group_norm", "block")
-    there = dataclasses.replace(row.plan(), place=Place("gpu", 0, known("A100")))
+    there = dataclasses.replace(row.plan(), place=Target("gpu", 0, known("A100")))
     found = there.traffic()
     assert found.device.name == known("A100").name
     assert found.launches[0].resident == 8 * 108

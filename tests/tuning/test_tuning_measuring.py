@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cunorm.tuning.measure.errors import Failed, Lost, Stopped
-from cunorm.tuning.measure.result import MORE, Budget, Result
+from cunorm.tuning.measure.result import MORE, Budget, TuningResult
 from cunorm.tuning.problem_tuner import GAIN, Measuring, Modelling
 from cunorm.tuning.search.space import SWEPT, Space
 from cunorm.tuning.search.study import ProblemStudy
@@ -101,7 +101,7 @@ def times_of(space: Space, default: float = 10.0, others: float = 20.0) -> dict[
 
 def measured(
     space: Space, worker: FakeWorker, study: ProblemStudy | None = None, incumbent: Tile | None = None, **budget: Any
-) -> Result:
+) -> TuningResult:
     study = study or ProblemStudy(space, None, [incumbent] if incumbent else [], 0)
     return Measuring(space, study, worker, Budget(**budget), incumbent, lambda _: None).run()  # type: ignore[arg-type]
 

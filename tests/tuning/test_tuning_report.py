@@ -15,7 +15,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 from cunorm.tuning.measure.race import Timing
-from cunorm.tuning.measure.result import Result, Trial, measured_entry, modelled_entry
+from cunorm.tuning.measure.result import Trial, TuningResult, measured_entry, modelled_entry
 from cunorm.tuning.report import figures
 from cunorm.tuning.report import page as report
 from cunorm.tuning.search.importance import importances
@@ -46,7 +46,7 @@ def timing(seconds: float) -> Timing:
     return Timing(seconds, 0.98 * seconds, 1.03 * seconds, 23)
 
 
-def measured(count: int = 20, rows: int = 267, seed: int = 0) -> Result:
+def measured(count: int = 20, rows: int = 267, seed: int = 0) -> TuningResult:
     """Of a run that timed the first so many tiles; the winner is not the default."""
     space, chance = space_of(rows), random.Random(seed)
     times = {tile: space.predicted(tile) * math.exp(chance.gauss(0.1, 0.2)) for tile in space.tiles[:count]}
@@ -56,19 +56,19 @@ def measured(count: int = 20, rows: int = 267, seed: int = 0) -> Result:
     timings = {tile: timing(times[tile]) for tile in (winner, space.default)}
     facts = {"measures": True, "bandwidth": 4e12, "trials": count, "default": winner == space.default}
     entry = measured_entry(space, winner, timings, **facts)  # type: ignore[arg-type]
-    return Result(space, "measured", winner, entry, timings, trials, bandwidth=4e12, software={"driver": 13000})
+    return TuningResult(space, "measured", winner, entry, timings, trials, bandwidth=4e12, software={"driver": 13000})
 
 
-def modelled(count: int = 20) -> Result:
+def modelled(count: int = 20) -> TuningResult:
     space = space_of()
     trials = [Trial(tile, space.predicted(tile)) for tile in space.tiles[:count]]
     entry = modelled_entry(space, space.default, trials=count, verified="cpu executor, rows=267 length=513")
     seconds = space.predicted(space.default)
     timings = {space.default: Timing(seconds, seconds, seconds, 1)}
-    return Result(space, "model", space.default, entry, timings, trials)
+    return TuningResult(space, "model", space.default, entry, timings, trials)
 
 
-def page(results: list[Result], folder: Path, title: str = "A run") -> str:
+def page(results: list[TuningResult], folder: Path, title: str = "A run") -> str:
     path = report.write(results, folder, title=title)
     assert path == folder / "index.html"
     assert [one.name for one in folder.iterdir()] == ["index.html"]  # no temporary file is left
@@ -208,7 +208,7 @@ def test_importances_find_the_parameter_that_matters() -> None:
 def test_all_failed(tmp_path: Path) -> None:
     space = space_of()
     trials = [Trial(tile, None, "crash", "the worker died") for tile in space.tiles[:5]]
-    result = Result(space, "measured", trials=trials, sentence="5 of 5 tiles failed", interrupted=True)
+    result = TuningResult(space, "measured", trials=trials, sentence="5 of 5 tiles failed", interrupted=True)
     text = page([result], tmp_path)
     assert "Nothing came of it." in text
     assert "5 of 5 tiles failed" in text

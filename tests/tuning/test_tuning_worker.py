@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 import pytest
 from cunorm.tuning.measure.errors import Failed, Lost, Stopped
-from cunorm.tuning.measure.result import Budget, Deadlines, Result, measured_entry
+from cunorm.tuning.measure.result import Budget, Deadlines, TuningResult, measured_entry
 from cunorm.tuning.measure.worker import Worker
 from cunorm.tuning.problem_tuner import Measuring, Modelling
 from cunorm.tuning.search.sampler import tried
@@ -165,7 +165,7 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
 # ---- one problem ----------------------------------------------------------------------------------------------------
 
 
-def tuned(space: Space, storage: Any = None, **options: Any) -> tuple[Result, Worker, ProblemStudy]:
+def tuned(space: Space, storage: Any = None, **options: Any) -> tuple[TuningResult, Worker, ProblemStudy]:
     study = ProblemStudy(space, storage, [], 0)
     assert study.claim()
     budget = Budget(options.pop("trials", None), options.pop("seconds", None))
@@ -300,7 +300,7 @@ class Notes(Events):
     def tried(self, space: Space, trial: Any) -> None:
         self.happened.append(("tried", trial))
 
-    def ends(self, result: Result) -> None:
+    def ends(self, result: TuningResult) -> None:
         self.happened.append(("ends", result))
 
     def elsewhere(self, problem: Any, entry: Any) -> None:

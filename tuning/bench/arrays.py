@@ -16,7 +16,7 @@ from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS
 
 from ..verify.inputs import Inputs
-from ..verify.verifier import UNWRITTEN, Guarded, array_bytes, raw
+from ..verify.verifier import UNWRITTEN, GuardedBuffer, array_bytes, raw
 
 Arrays = Mapping[str, Any]
 
@@ -35,10 +35,11 @@ class Sets:
     def __init__(self, problem: Problem, given: Inputs, kind: str, count: int) -> None:
         self.problem, self.kind = problem, kind
         xp: Any = np if kind == "cpu" else executor("gpu").cupy
-        self._buffers: list[dict[str, Guarded]] = []
+        self._buffers: list[dict[str, GuardedBuffer]] = []
         for _ in range(count):
             made = {
-                name: Guarded(xp, nbytes) for name, nbytes in array_bytes(problem, OPS[problem.op].names, given).items()
+                name: GuardedBuffer(xp, nbytes)
+                for name, nbytes in array_bytes(problem, OPS[problem.op].names, given).items()
             }
             for name in given.keys() & made.keys():
                 made[name].fill(xp.asarray(raw(given[name])))

@@ -23,12 +23,12 @@ from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
-from cunorm.runtime.plans import Place
+from cunorm.runtime.plans import Target
 from cunorm.tiling import costmodel, lookup
 
 from ..verify.inputs import inputs_of
 from ..verify.oracle import Expected, expected
-from ..verify.verifier import Guarded
+from ..verify.verifier import GuardedBuffer
 from .arrays import Sets, public_call
 from .clock import BenchClock
 from .peers import PEERS, NotOffered
@@ -59,12 +59,12 @@ class _Entrant:
 # ---- who runs -------------------------------------------------------------------------------------------------------
 
 
-def _own(name: str, tile: Tile | None, place: Place, problem: Problem, sets: Sets) -> _Entrant:
+def _own(name: str, tile: Tile | None, place: Target, problem: Problem, sets: Sets) -> _Entrant:
     op = OPS[problem.op]
     plan = plans.plan_for(problem, op.strategies, op.names, place, tile).compile()
     numbers, names = problem.numbers, [name for name in op.names if name not in problem.numbers]
     xp: Any = np if sets.kind == "cpu" else executor("gpu").cupy
-    workspace = Guarded(xp, plan.workspace_nbytes)
+    workspace = GuardedBuffer(xp, plan.workspace_nbytes)
     values = []
     for index in range(len(sets)):
         at = {name: pointer(flat) for name, flat in sets.bytes_of(index).items()}
@@ -105,10 +105,10 @@ def _host(flat: Any) -> Any:
     return flat.get() if hasattr(flat, "get") else flat.cpu().numpy()
 
 
-class _Run:
+class _BenchRun:
     """A problem's contenders, of whom those that can be timed are entrants."""
 
-    def __init__(self, problem: Problem, place: Place, sets: Sets, clock: BenchClock, peers: Sequence[str]) -> None:
+    def __init__(self, problem: Problem, place: Target, sets: Sets, clock: BenchClock, peers: Sequence[str]) -> None:
         self.problem, self.place, self.sets, self.clock = problem, place, sets, clock
         self.names = (DEFAULT, TABLE, *peers)
         self.found: dict[str, Contender] = {}
@@ -221,14 +221,14 @@ class _Run:
 
 
 def bench_problem(
-    problem: Problem, place: Place, clock: BenchClock, peers: Sequence[str], *, rounds: int = ROUNDS, seed: int = 0
+    problem: Problem, place: Target, clock: BenchClock, peers: Sequence[str], *, rounds: int = ROUNDS, seed: int = 0
 ) -> Outcome:
     """Run a problem's contenders beside each other.
 
     Parameters
     ----------
     problem : Problem
-    place : Place
+    place : Target
         Where cunorm runs.
     clock : BenchClock
     peers : sequence of str
@@ -251,7 +251,7 @@ def bench_problem(
     wanted = expected(problem, given)
     nbytes = sum(values.nbytes for values in given.values())  # what is read has to come from memory
     sets = Sets(problem, given, place.kind, clock.sets(nbytes, place.device))
-    run, lost = _Run(problem, place, sets, clock, peers), None
+    run, lost = _BenchRun(problem, place, sets, clock, peers), None
     try:
         run.enter()
         run.admit(wanted)

@@ -24,7 +24,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.terminal import with_bar
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS, gpu_present
-from cunorm.runtime.plans import Place
+from cunorm.runtime.plans import Target
 
 from ..measure.stand import software
 from ..problems.requested import problems_of
@@ -210,7 +210,7 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
         )
         return NO_GPU
     here = executor(kind)
-    place = Place(kind, here.current() if kind == "gpu" else 0, here.limits())
+    place = Target(kind, here.current() if kind == "gpu" else 0, here.limits())
     clock = clock or (GpuClock() if kind == "gpu" else RehearsalClock())
     record = _Record(
         to_json,

@@ -6,7 +6,7 @@ from __future__ import annotations
 NO_COMPILER = "no compiler"
 
 
-class Trouble(Exception):  # not an error of the program: it happens to candidates
+class CandidateError(Exception):  # not an error of the program: it happens to candidates
     """A candidate failed.
 
     Parameters
@@ -23,11 +23,11 @@ class Trouble(Exception):  # not an error of the program: it happens to candidat
         self.kind, self.sentence, self.index = kind, sentence, index
 
 
-class Failed(Trouble):
+class Failed(CandidateError):
     """It failed, and its worker is fine."""
 
 
-class Lost(Trouble):
+class Lost(CandidateError):
     """It took its worker with it."""
 
 

@@ -23,7 +23,7 @@ MOST = 4  # processes that are worth their memory on a GPU
 SECONDS = 180  # for one text
 
 
-class Ahead:
+class Precompiler:
     """Processes that compile.
 
     Parameters
@@ -43,7 +43,7 @@ class Ahead:
         for thread in self._threads:
             thread.start()
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Precompiler:
         return self
 
     def __exit__(self, *_: object) -> None:

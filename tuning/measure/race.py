@@ -15,7 +15,7 @@ from statistics import median, quantiles
 
 from cunorm.core.strategy import Tile
 
-from .errors import Trouble
+from .errors import CandidateError
 
 #: (samples more, how many times the best median a survivor may take): of every generation, and of the finalists.
 SCREENING: tuple[tuple[int, float], ...] = ((2, 1.15), (3, 1.05))
@@ -33,7 +33,7 @@ ERROR_OF_MEDIAN = math.sqrt(math.pi / 2) / 1.349
 class ControlFailedError(Exception):
     """The control itself failed while it was sampled; ``trouble`` says how."""
 
-    def __init__(self, trouble: Trouble) -> None:
+    def __init__(self, trouble: CandidateError) -> None:
         super().__init__(str(trouble))
         self.trouble = trouble
 
@@ -61,7 +61,7 @@ class Race:
     Parameters
     ----------
     measure : callable
-        A list of tiles -> one sample of each, in seconds; raises Trouble with the index of the culprit.
+        A list of tiles -> one sample of each, in seconds; raises CandidateError with the index of the culprit.
     control : Tile
         The default.
     seed : int
@@ -81,7 +81,7 @@ class Race:
         self._random = random.Random(seed)
         self.ratios: dict[Tile, list[float]] = {control: []}
         self.controls: list[float] = []
-        self.failures: dict[Tile, Trouble] = {}
+        self.failures: dict[Tile, CandidateError] = {}
         self._lost = 0
 
     def timing(self, tile: Tile) -> Timing | None:
@@ -107,7 +107,7 @@ class Race:
                 try:
                     first, *times, last = self._measure(order)
                     break
-                except Trouble as trouble:
+                except CandidateError as trouble:
                     if trouble.index is None:  # nobody was begun: the process has died for reasons of its own
                         self._lost += 1
                         if self._lost > MOST_LOST:

@@ -62,7 +62,7 @@ class Trial:
 
 
 @dataclass
-class Result:
+class TuningResult:
     """What became of a problem.
 
     Attributes

@@ -16,10 +16,10 @@ from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
 from cunorm.runtime.op import Op
-from cunorm.runtime.plans import Place, Plan
+from cunorm.runtime.plans import Plan, Target
 
 from ..verify.inputs import Inputs
-from ..verify.verifier import Guarded, Verifier, array_bytes, raw
+from ..verify.verifier import GuardedBuffer, Verifier, array_bytes, raw
 from .clock import Clock
 
 
@@ -74,7 +74,7 @@ def software(kind: str) -> dict[str, Any]:
     return found
 
 
-class Stand:
+class Session:
     """One problem at a time on one device.
 
     Parameters
@@ -83,7 +83,7 @@ class Stand:
     """
 
     def __init__(self, spec: Spec) -> None:
-        self.spec, self.place = spec, Place(spec.kind, 0, spec.device)
+        self.spec, self.place = spec, Target(spec.kind, 0, spec.device)
         for module in spec.modules:
             _register(module)
         self.clock: Clock | None = None
@@ -91,7 +91,7 @@ class Stand:
             module, _, name = spec.clock.partition(":")
             self.clock = getattr(importlib.import_module(module), name)()
         self._verifier: Verifier | None = None
-        self._sets: list[list[Guarded]] = []
+        self._sets: list[list[GuardedBuffer]] = []
         self._values: list[list[int | float]] = []
         self._samplers: dict[Tile, Callable[[], float]] = {}
 
@@ -145,7 +145,7 @@ class Stand:
         names = self._names()
         needed = array_bytes(problem, names, given)
         for _ in range(clock.sets(sum(needed.values()), self.spec.device)):
-            made = {name: Guarded(xp, nbytes) for name, nbytes in needed.items()}
+            made = {name: GuardedBuffer(xp, nbytes) for name, nbytes in needed.items()}
             for name in given.keys() & made.keys():
                 made[name].fill(xp.asarray(raw(given[name])))
             self._sets.append(list(made.values()))
@@ -161,7 +161,7 @@ class Stand:
         """What launches a plan on a set of arrays; the workspace is one for all of them."""
         assert self._verifier is not None
         numbers, names = plan.problem.numbers, self._names()
-        workspace = Guarded(self._verifier.xp, plan.workspace_nbytes)
+        workspace = GuardedBuffer(self._verifier.xp, plan.workspace_nbytes)
         at, tail = names.index("workspace"), [numbers[name] for name in plan.names if name in numbers]
         sizes = [0] * len(names)  # nothing is checked while the clock runs
         values = []

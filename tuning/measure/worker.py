@@ -23,7 +23,7 @@ from cunorm.core.problem import Problem
 from cunorm.executors.choose import executor
 
 from .errors import NO_COMPILER, Failed, Lost, Stopped
-from .stand import Spec, Stand, software
+from .stand import Session, Spec, software
 
 POLL_SECONDS = 0.05
 START_SECONDS = 120  # for imports and a CUDA context
@@ -46,7 +46,7 @@ def _kind(error: Exception) -> str:
     return "launch"
 
 
-def _answer(stand: Stand, request: tuple[Any, ...], begin: Callable[[int], None]) -> Any:
+def _answer(stand: Session, request: tuple[Any, ...], begin: Callable[[int], None]) -> Any:
     what, *arguments = request
     if what == "open":
         return stand.open(*arguments)
@@ -74,7 +74,7 @@ def _answer(stand: Stand, request: tuple[Any, ...], begin: Callable[[int], None]
 def serve(connection: Connection) -> None:
     """Answer requests until the parent hangs up."""
     spec: Spec = connection.recv()
-    stand = Stand(spec)
+    stand = Session(spec)
     connection.send(("ready", None))
     while True:
         try:

@@ -24,7 +24,7 @@ from cunorm.core.strategy import Tile
 from cunorm.tiling import costmodel
 from cunorm.traffic.sampling import floor_bytes
 
-from ..measure.result import Result, Trial
+from ..measure.result import Trial, TuningResult
 
 BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#666666"
 DPI, SIZE = 110, (6.4, 3.7)  # of a problem's figures, in inches
@@ -36,19 +36,19 @@ NARROW = 5.0  # largest over smallest time, up to which a log axis has evenly sp
 # ---- facts of a result ----------------------------------------------------------------------------------------------
 
 
-def seconds(result: Result, tile: Tile | None) -> float | None:
+def seconds(result: TuningResult, tile: Tile | None) -> float | None:
     """What a tile took in the end, or is predicted to."""
     timing = None if tile is None else result.timings.get(tile)
     return None if timing is None else timing.seconds
 
 
-def gain(result: Result) -> float | None:
+def gain(result: TuningResult) -> float | None:
     """How many times as fast as the default the winner is."""
     chosen, default = seconds(result, result.winner), seconds(result, result.space.default)
     return default / chosen if chosen and default else None
 
 
-def floor(result: Result) -> float | None:
+def floor(result: TuningResult) -> float | None:
     """The seconds that the problem's bytes take at the bandwidth of a copy."""
     bandwidth = result.bandwidth
     if result.source == "model":
@@ -57,14 +57,14 @@ def floor(result: Result) -> float | None:
     return moved / bandwidth if bandwidth and moved else None
 
 
-def label(result: Result) -> str:
+def label(result: TuningResult) -> str:
     """A problem's short name."""
     problem = result.space.problem
     layout = f"{problem.layout} " if len(problem.spec.layouts) > 1 and problem.HxW > 1 else ""
     return f"{problem.op} {problem.dtype} {layout}{problem.sizes_text}"
 
 
-def timed(result: Result) -> list[Trial]:
+def timed(result: TuningResult) -> list[Trial]:
     """The trials that have a time and whose tile did not fail later."""
     failed = {trial.tile for trial in result.failures}
     return [trial for trial in result.trials if trial.seconds is not None and trial.tile not in failed]
@@ -114,12 +114,12 @@ def _log_axis(axes: Axes, which: Literal["x", "y"], times: Sequence[float], room
     axes.grid(axis=which, color="#dddddd", linewidth=0.8)
 
 
-def summary(results: Sequence[Result], times: str) -> bytes:
+def summary(results: Sequence[TuningResult], times: str) -> bytes:
     """What was chosen beside the default and the floor; a row for each problem, the first on top.
 
     Parameters
     ----------
-    results : sequence of Result
+    results : sequence of TuningResult
     times : str
         What the times are, for the axis.
     """
@@ -160,7 +160,7 @@ def summary(results: Sequence[Result], times: str) -> bytes:
     return _png(figure)
 
 
-def history(result: Result, times: str) -> bytes:
+def history(result: TuningResult, times: str) -> bytes:
     """The trials in their order, the best so far, the default, failures as crosses on top."""
     figure, axes = _new(*SIZE, f"{times} of each trial", 0.95, 0.85)
     trials = [(number, one.tile, 1e6 * (one.seconds or 0.0)) for number, one in enumerate(result.trials, 1)]
@@ -215,7 +215,7 @@ def importance(shares: Mapping[str, float], apart: str) -> bytes:
     return _png(figure)
 
 
-def strategies(result: Result, times: str) -> bytes:
+def strategies(result: TuningResult, times: str) -> bytes:
     """The times of each strategy's tiles, of which there has to be one; median and quartiles where there are four."""
     found: dict[str, list[float]] = {one.tile.strategy: [] for one in result.trials}
     for one in timed(result):

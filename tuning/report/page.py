@@ -15,7 +15,7 @@ from cunorm.core.files import write_whole
 from cunorm.core.strategy import Tile
 from cunorm.tiling import costmodel
 
-from ..measure.result import Result, Trial
+from ..measure.result import Trial, TuningResult
 from ..search.importance import fastest, importances
 from . import figures as figures
 
@@ -48,12 +48,12 @@ td.number, th.number { text-align: right; white-space: nowrap; }
 """
 
 
-def write(results: Sequence[Result], folder: Path, *, title: str) -> Path:
+def write(results: Sequence[TuningResult], folder: Path, *, title: str) -> Path:
     """Write the report of a run.
 
     Parameters
     ----------
-    results : sequence of Result
+    results : sequence of TuningResult
     folder : Path
         Is made if it is not there.
     title : str
@@ -81,7 +81,7 @@ def _name(tile: Tile) -> str:
     return f"{tile.strategy} ({fields})" if fields else tile.strategy
 
 
-def _sorted(results: Sequence[Result]) -> list[Result]:
+def _sorted(results: Sequence[TuningResult]) -> list[TuningResult]:
     """The largest gain first, last those without a winner."""
     return sorted(results, key=lambda result: (-(figures.gain(result) or 0.0), result.space.problem.describe()))
 
@@ -101,7 +101,7 @@ def _joined(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(values))
 
 
-def _page(results: Sequence[Result], title: str) -> Iterable[str]:
+def _page(results: Sequence[TuningResult], title: str) -> Iterable[str]:
     yield f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{_e(title)}</title>'
     yield f'<meta name="viewport" content="width=device-width"><style>{CSS}</style></head><body>'
     yield f"<h1>{_e(title)}</h1>"
@@ -130,14 +130,14 @@ def _page(results: Sequence[Result], title: str) -> Iterable[str]:
     yield "</body></html>"
 
 
-def _bandwidths(results: Sequence[Result]) -> str:
+def _bandwidths(results: Sequence[TuningResult]) -> str:
     if {result.source for result in results} == {"model"}:
         return f": {costmodel.ACHIEVABLE:g} of the device's peak"
     found = [result.bandwidth / 1e9 for result in results if result.bandwidth]
     return f": {min(found):,.0f} to {max(found):,.0f} GB/s in this run" if found else ""
 
 
-def _wrong(results: Sequence[Result]) -> Iterable[str]:
+def _wrong(results: Sequence[TuningResult]) -> Iterable[str]:
     """Tiles that compute something else than the oracle: first on the page."""
     counts = {at: sum(one.failure == "wrong" for one in result.trials) for at, result in enumerate(results, 1)}
     if total := sum(counts.values()):
@@ -145,7 +145,7 @@ def _wrong(results: Sequence[Result]) -> Iterable[str]:
         yield f'<div class="wrong">WRONG RESULTS: {total} tiles compute wrong results; problems {links}</div>'
 
 
-def _contents(results: Sequence[Result], times: str) -> Iterable[str]:
+def _contents(results: Sequence[TuningResult], times: str) -> Iterable[str]:
     yield f'<table><tr><th class="number">#</th><th>problem</th><th class="number">{_e(times)}</th>'
     yield '<th class="number">default</th><th class="number">gain</th><th>chosen</th><th>failed</th></tr>'
     for at, result in enumerate(results, 1):
@@ -162,7 +162,7 @@ def _contents(results: Sequence[Result], times: str) -> Iterable[str]:
     yield "</table>"
 
 
-def _section(result: Result, at: int) -> Iterable[str]:
+def _section(result: TuningResult, at: int) -> Iterable[str]:
     noun = SOURCES[result.source][1]
     yield f'<h2 id="p{at}">{at}. {_e(figures.label(result))}</h2>'
     word = SOURCES[result.source][0].lower()
@@ -184,7 +184,7 @@ def _section(result: Result, at: int) -> Iterable[str]:
         yield f"{_image(figures.importance(shares, apart), 'importance of the parameters')}</div>"
 
 
-def _sentences(result: Result, noun: str) -> Iterable[str]:
+def _sentences(result: TuningResult, noun: str) -> Iterable[str]:
     """What came of a problem, as escaped sentences."""
     default, winner, gain = result.space.default, result.winner, figures.gain(result)
     if winner is None:
@@ -213,7 +213,7 @@ def _sentences(result: Result, noun: str) -> Iterable[str]:
         yield f"<b>{_e(result.sentence)}</b>"
 
 
-def _failures(result: Result) -> Iterable[str]:
+def _failures(result: TuningResult) -> Iterable[str]:
     """The tiles that cannot be used, by kind; wrong results first, and always open."""
     kinds: dict[str, list[Trial]] = {}
     for trial in sorted(result.failures, key=lambda trial: trial.failure != "wrong"):

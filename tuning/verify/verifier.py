@@ -37,7 +37,7 @@ EVEN = (
 )  # of these as many as fit: packs of a row, and the columns of a block, are even numbers of channels
 
 
-class Guarded:
+class GuardedBuffer:
     """Memory for an array, between zones that nobody may write.
 
     Parameters
@@ -67,7 +67,7 @@ class Guarded:
         return bool((self.before == GUARD).all()) and bool((self.behind == GUARD).all())
 
 
-def _host(buffer: Guarded) -> NDArray[np.uint8]:
+def _host(buffer: GuardedBuffer) -> NDArray[np.uint8]:
     found: Any = buffer.bytes
     host: NDArray[np.uint8] = np.array(found) if isinstance(found, np.ndarray) else found.get()
     return host
@@ -148,7 +148,7 @@ class _GuardedCall:
         needed = array_bytes(of.problem, plan.names, given)
         if plan.workspace_nbytes:
             needed["workspace"] = plan.workspace_nbytes
-        self.buffers = {name: Guarded(of.xp, nbytes) for name, nbytes in needed.items()}
+        self.buffers = {name: GuardedBuffer(of.xp, nbytes) for name, nbytes in needed.items()}
         for name in self.buffers:
             self._fill(name)
         arrays = [name for name in plan.names if name not in numbers]

@@ -15,7 +15,7 @@ import numpy as np
 
 from cunorm.core.errors import KernelFault
 
-from .memory import Guarded, Region
+from .memory import GuardedCopies, Region
 
 MOST_ARRAYS = 24
 OTHER_POISON = 0x00
@@ -199,7 +199,7 @@ def run(
     KernelFault
         If a kernel broke a rule. What it had written stays written.
     """
-    guarded = Guarded(memory)
+    guarded = GuardedCopies(memory)
     places: list[int | float] = list(values)
     places[: len(sizes)] = [guarded.moved(int(address), size) for address, size in zip(values, sizes, strict=False)]
     try:
@@ -216,7 +216,7 @@ def checked(
     threads: int,
     shared_bytes: int,
     arguments: Sequence[int | float],
-    guarded: Guarded,
+    guarded: GuardedCopies,
     record: list[Count] | None = None,
     **options: Any,
 ) -> None:
@@ -230,7 +230,7 @@ def checked(
         In any build.
     grid, threads, shared_bytes, arguments
         As `cunorm.executors.cpu.executor.launch`; addresses are those of the copies.
-    guarded : Guarded
+    guarded : GuardedCopies
         The copies.
     record : list, optional
         Takes a `Count`, with a trace.

@@ -63,7 +63,7 @@ def regions_of(names: Sequence[str], values: Sequence[int | float], sizes: Seque
     return list(found.values())
 
 
-class Guarded:
+class GuardedCopies:
     """Copies of arrays, each between guard zones, for kernels to run on instead.
 
     Parameters

@@ -27,7 +27,7 @@ from cunorm.executors.choose import executor
 from cunorm.ops.common.arrays import BETA, DY, GAMMA, MEAN, RSTD, TENSOR, X
 from cunorm.runtime.checks import (
     NAN,
-    Result,
+    OutputSpec,
     chosen,
     direct_layout,
     like,
@@ -126,7 +126,7 @@ def _check_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Che
         **laid_out(*sizes),
         outputs=("y",),
     )
-    return Checked(problem, (axes, *[(0,)] * 4), (Result("y", x.shape, x.dtype, axes),))
+    return Checked(problem, (axes, *[(0,)] * 4), (OutputSpec("y", x.shape, x.dtype, axes),))
 
 
 def _request_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
@@ -240,7 +240,7 @@ def _check_backward_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: objec
         outputs=("dx",),
         others=(("sum_t", sum_dtype),),
     )
-    result = Result("dx", x.shape, x.dtype, axes)
+    result = OutputSpec("dx", x.shape, x.dtype, axes)
     return Checked(problem, (axes, axes, *[(0,)] * 5), (result,))
 
 
@@ -419,7 +419,7 @@ def _check_gather(arrays: tuple[Any, ...], _: tuple[Any, ...], out: Any) -> Chec
     shape_of("counts", counts, (world,), ", one count a rank")
     sums = accumulator(dtype)
     others = [("count_t", str(counts.dtype))]
-    kept: list[Result | None] = []
+    kept: list[OutputSpec | None] = []
     for name, array in zip(RUNNING, out[2:] if out is not None else (None, None), strict=True):
         found = sums if array is None else dtype_name(name, array)
         others.append((f"{name}_t", found))

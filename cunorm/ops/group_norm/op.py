@@ -13,7 +13,7 @@ from cunorm.ops.common.arrays import BETA, FLAGS, FORWARD_RESULTS, GAMMA, GRADIE
 from cunorm.runtime.checks import (
     GRADIENTS,
     NAN,
-    Result,
+    OutputSpec,
     chosen,
     direct_layout,
     gradients,
@@ -52,7 +52,7 @@ def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object)
     layout = direct_layout(x, data_format)
     axes = memory_order(x.ndim, data_format, layout)
     results = (
-        Result("y", x.shape, x.dtype, axes),
+        OutputSpec("y", x.shape, x.dtype, axes),
         vector("mean", (N, groups), sums, NAN),
         vector("rstd", (N, groups), sums, NAN),
     )

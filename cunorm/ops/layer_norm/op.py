@@ -22,7 +22,7 @@ from cunorm.ops.common.arrays import (
 from cunorm.runtime.checks import (
     GRADIENTS,
     NAN,
-    Result,
+    OutputSpec,
     check_rank,
     check_size,
     chosen,
@@ -90,7 +90,7 @@ def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object)
     sums = accumulator(dtype)
     saved = (*outer, *(1,) * len(row))
     results = (
-        Result("y", x.shape, x.dtype, _axes(x.ndim)),
+        OutputSpec("y", x.shape, x.dtype, _axes(x.ndim)),
         vector("mean", saved, sums, NAN),
         vector("rstd", saved, sums, NAN),
     )

@@ -28,10 +28,10 @@ from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.problem import Problem, laid_out
 from cunorm.ops.registry import OPS
-from cunorm.runtime.plans import Place
+from cunorm.runtime.plans import Target
 from cunorm.tiling import lookup
 
-PLACE = Place("cpu", 0, KNOWN["H200"])
+PLACE = Target("cpu", 0, KNOWN["H200"])
 PROBLEM = Problem(
     op="layer_norm",
     dtype="float32",

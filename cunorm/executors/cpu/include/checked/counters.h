@@ -56,16 +56,16 @@ struct Request {
 };
 
 // A place in the kernel: its first and last request of this flush, and the one that each lane came to last.
-struct Place {
+struct Site {
     uint64_t key;
-    uint32_t turn, first, last, at[lanes];
+    uint32_t round, first, last, at[lanes];
 };
 
-constexpr unsigned places = 8192;
+constexpr unsigned sites = 8192;
 
 struct Recorder {
-    Place place[places];
-    uint32_t turn;
+    Site site[sites];
+    uint32_t round;  // the number of this flush
     Request* requests;
     uint64_t count, capacity;
     Log* logs;
@@ -191,22 +191,22 @@ CUNORM_CPU_RUNTIME void count_request(Worker& worker, const Block& block, const 
     }
 }
 
-CUNORM_CPU_RUNTIME Place& place_of(Recorder& recorder, const Entry& entry) {
+CUNORM_CPU_RUNTIME Site& site_of(Recorder& recorder, const Entry& entry) {
     const uint64_t key = uint64_t(entry.site) << 2 | unsigned(entry.store) << 1 | unsigned(entry.shared);
-    unsigned i = unsigned(key * 0x9e3779b97f4a7c15u >> 51) % places;
-    for (unsigned tried = 0; tried < places; ++tried, i = (i + 1) % places) {
-        Place& place = recorder.place[i];
-        if (place.turn != recorder.turn) {
-            memset(static_cast<void*>(&place), 0, sizeof place);
-            place.turn = recorder.turn;
-            place.key = key;
-            return place;
+    unsigned i = unsigned(key * 0x9e3779b97f4a7c15u >> 51) % sites;
+    for (unsigned tried = 0; tried < sites; ++tried, i = (i + 1) % sites) {
+        Site& site = recorder.site[i];
+        if (site.round != recorder.round) {
+            memset(static_cast<void*>(&site), 0, sizeof site);
+            site.round = recorder.round;
+            site.key = key;
+            return site;
         }
-        if (place.key == key) {
-            return place;
+        if (site.key == key) {
+            return site;
         }
     }
-    fault("more than %u places that access memory", places);
+    fault("more than %u places that access memory", sites);
 }
 
 // The lanes of a warp have met, or it has ended: its log as requests.
@@ -216,13 +216,13 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void flush(Worker& worker, Block& block, 
         return;
     }
     Recorder& recorder = *worker.checks->recorder;
-    ++recorder.turn;
+    ++recorder.round;
     recorder.count = 0;
     for (uint64_t i = 0; i < log.count; ++i) {
         const Entry& entry = log.entries[i];
-        Place& place = place_of(recorder, entry);
-        uint32_t number = place.at[entry.lane];
-        number = number == 0 ? place.first : recorder.requests[number - 1].next;
+        Site& site = site_of(recorder, entry);
+        uint32_t number = site.at[entry.lane];
+        number = number == 0 ? site.first : recorder.requests[number - 1].next;
         if (number == 0) {
             make_room(recorder.requests, recorder.count, recorder.capacity);
             number = uint32_t(++recorder.count);
@@ -232,10 +232,10 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void flush(Worker& worker, Block& block, 
             fresh.region = entry.region;
             fresh.store = entry.store;
             fresh.shared = entry.shared;
-            (place.first == 0 ? place.first : recorder.requests[place.last - 1].next) = number;
-            place.last = number;
+            (site.first == 0 ? site.first : recorder.requests[site.last - 1].next) = number;
+            site.last = number;
         }
-        place.at[entry.lane] = number;
+        site.at[entry.lane] = number;
         Request& request = recorder.requests[number - 1];
         request.address[entry.lane] = entry.address;
         request.mask |= 1u << entry.lane;
