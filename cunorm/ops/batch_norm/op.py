@@ -70,6 +70,11 @@ def _saved(mean: Array, invstd: Array, dtype: str, C: int) -> str:
     return found
 
 
+def _problem(op: str, sizes: tuple[str, int, int, int, int], **facts: Any) -> Problem:
+    """A problem from its layout, N, C, HxW and groups, which are its channels; without parameters if none are said."""
+    return Problem(op=op, **laid_out(*sizes), **{"gamma_dtype": None, "beta_dtype": None, **facts})
+
+
 # ---- stats ----------------------------------------------------------------------------------------------------------
 
 
@@ -77,18 +82,8 @@ def _check_stats(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Che
     (x,) = arrays
     dtype, layout, axes, (N, C, HxW) = _tensor(x)
     sums = accumulator(dtype)
-    problem = Problem(
-        op="batch_norm_stats",
-        dtype=dtype,
-        gamma_dtype=None,
-        beta_dtype=None,
-        stats_dtype=sums,
-        layout=layout,
-        N=N,
-        C=C,
-        HxW=HxW,
-        group=max(1, C),
-        outputs=("mean", "invstd"),
+    problem = _problem(
+        "batch_norm_stats", (layout, N, C, HxW, max(1, C)), dtype=dtype, stats_dtype=sums, outputs=("mean", "invstd")
     )
     return Checked(problem, (axes,), (vector("mean", (C,), sums, NAN), vector("invstd", (C,), sums, NAN)))
 
@@ -97,15 +92,7 @@ def _request_stats(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     N, C, HxW = split_axes(asked.shape, asked.data_format)
     sizes = (asked.data_format, N, C, HxW, max(1, C))
     sums = accumulator(asked.dtype)
-    return Problem(
-        op="batch_norm_stats",
-        dtype=asked.dtype,
-        gamma_dtype=None,
-        beta_dtype=None,
-        stats_dtype=sums,
-        **laid_out(*sizes),
-        outputs=("mean", "invstd"),
-    ), ()
+    return _problem("batch_norm_stats", sizes, dtype=asked.dtype, stats_dtype=sums, outputs=("mean", "invstd")), ()
 
 
 # ---- elemt ----------------------------------------------------------------------------------------------------------
@@ -117,13 +104,13 @@ def _check_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Che
     stats_dtype = _saved(mean, invstd, dtype, C)
     gamma_dtype, beta_dtype = parameter("gamma", gamma, (C,), dtype), parameter("beta", beta, (C,), dtype)
     sizes = (layout, N, C, HxW, max(1, C))
-    problem = Problem(
-        op="batch_norm_elemt",
+    problem = _problem(
+        "batch_norm_elemt",
+        sizes,
         dtype=dtype,
         gamma_dtype=gamma_dtype,
         beta_dtype=beta_dtype,
         stats_dtype=stats_dtype,
-        **laid_out(*sizes),
         outputs=("y",),
     )
     return Checked(problem, (axes, *[(0,)] * 4), (OutputSpec("y", x.shape, x.dtype, axes),))
@@ -134,13 +121,13 @@ def _request_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     gamma, beta = (parameter_named(name, getattr(asked, name), asked.dtype) for name in ("gamma_dtype", "beta_dtype"))
     sizes = (asked.data_format, N, C, HxW, max(1, C))
     sums = accumulator(asked.dtype)
-    return Problem(
-        op="batch_norm_elemt",
+    return _problem(
+        "batch_norm_elemt",
+        sizes,
         dtype=asked.dtype,
         gamma_dtype=gamma,
         beta_dtype=beta,
         stats_dtype=sums,
-        **laid_out(*sizes),
         outputs=("y",),
     ), ()
 
@@ -174,17 +161,12 @@ def _check_reduce(arrays: tuple[Any, ...], flags: tuple[Any, ...], out: Any) -> 
     outputs = chosen(SUMS, wanted)
     others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, dtypes, strict=True))
     # gamma is not read: only its dtype counts, as that of dgamma and dbeta.
-    problem = Problem(
-        op="batch_norm_backward_reduce",
+    problem = _problem(
+        "batch_norm_backward_reduce",
+        (layout, N, C, HxW, max(1, C)),
         dtype=dtype,
         gamma_dtype=gamma_dtype,
-        beta_dtype=None,
         stats_dtype=stats_dtype,
-        layout=layout,
-        N=N,
-        C=C,
-        HxW=HxW,
-        group=max(1, C),
         outputs=outputs,
         others=others,
     )
@@ -200,13 +182,12 @@ def _request_reduce(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     plain = (sums, sums, gamma or sums, gamma or sums)
     others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, plain, strict=True))
     sizes = (asked.data_format, N, C, HxW, max(1, C))
-    problem = Problem(
-        op="batch_norm_backward_reduce",
+    problem = _problem(
+        "batch_norm_backward_reduce",
+        sizes,
         dtype=asked.dtype,
         gamma_dtype=gamma,
-        beta_dtype=None,
         stats_dtype=sums,
-        **laid_out(*sizes),
         outputs=outputs,
         others=others,
     )
@@ -226,17 +207,12 @@ def _check_backward_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: objec
     one_dtype(("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu))
     for name, array in (("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu)):
         shape_of(name, array, (C,), ", one element a channel")
-    problem = Problem(
-        op="batch_norm_backward_elemt",
+    problem = _problem(
+        "batch_norm_backward_elemt",
+        (layout, N, C, HxW, max(1, C)),
         dtype=dtype,
         gamma_dtype=gamma_dtype,
-        beta_dtype=None,
         stats_dtype=stats_dtype,
-        layout=layout,
-        N=N,
-        C=C,
-        HxW=HxW,
-        group=max(1, C),
         outputs=("dx",),
         others=(("sum_t", sum_dtype),),
     )
@@ -250,13 +226,12 @@ def _request_backward_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     sums = accumulator(asked.dtype)
     sizes = (asked.data_format, N, C, HxW, max(1, C))
     others = (("sum_t", sums),)
-    return Problem(
-        op="batch_norm_backward_elemt",
+    return _problem(
+        "batch_norm_backward_elemt",
+        sizes,
         dtype=asked.dtype,
         gamma_dtype=gamma,
-        beta_dtype=None,
         stats_dtype=sums,
-        **laid_out(*sizes),
         outputs=("dx",),
         others=others,
     ), ()
@@ -432,15 +407,8 @@ def _gathered(dtype: str, world: int, C: int, others: tuple[tuple[str, str], ...
     """The problem of a gather; running statistics that are not there are null in it."""
     sizes = ("NCHW", world, C, 1, max(1, C))
     outputs = ("mean", "invstd", *RUNNING)
-    return Problem(
-        op="batch_norm_gather_stats",
-        dtype=dtype,
-        gamma_dtype=None,
-        beta_dtype=None,
-        stats_dtype=accumulator(dtype),
-        **laid_out(*sizes),
-        outputs=outputs,
-        others=others,
+    return _problem(
+        "batch_norm_gather_stats", sizes, dtype=dtype, stats_dtype=accumulator(dtype), outputs=outputs, others=others
     )
 
 
