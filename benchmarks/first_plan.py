@@ -25,10 +25,9 @@ from cunorm.core.devices import known
 from cunorm.core.files import write_whole
 from cunorm.core.problem import Problem
 from cunorm.ops.registry import OPS
-from cunorm.ops.shapes import plan_options
+from cunorm.ops.shapes import plan_options, shape_text
 from cunorm.runtime import plans
 from cunorm.tiling import costmodel, lookup
-from cunorm.tiling.table import sizes_of
 
 DEVICE, DTYPE = "H200", "bfloat16"
 RESULTS = Path(__file__).resolve().parent / "results" / "first_plan.json"
@@ -57,7 +56,7 @@ def plan(problem: Problem) -> Any:
 @functools.cache
 def options_of(problem: Problem) -> dict[str, Any]:
     """What `cunorm.plan` takes for it."""
-    shape = ",".join(str(getattr(problem, name)) for name in sizes_of(problem.op).values())
+    shape = shape_text(problem)
     layout = problem.layout if "data_format" in OPS[problem.op].takes else None
     return plan_options(problem.op, shape, problem.dtype, layout)
 

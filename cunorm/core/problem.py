@@ -102,9 +102,14 @@ class Problem:
         return 2 * self.sum_itemsize
 
     @lazy
+    def moments(self) -> int:
+        """Bytes of `Moments` in moments.cuh, in shared memory and in a workspace: four accumulators."""
+        return 4 * self.sum_itemsize
+
+    @lazy
     def part(self) -> int:
         """Bytes that a first sweep leaves of a channel's part in a workspace: `Moments`, or a `Pair` of sums."""
-        return self.pair if self.is_backward else 2 * self.pair
+        return self.pair if self.is_backward else self.moments
 
     @lazy
     def read(self) -> int:

@@ -254,11 +254,10 @@ class Strategy:
         if names != set(self.space):
             return f"{self.name}: a tile has {', '.join(sorted(self.space))}; came {', '.join(sorted(names)) or 'none'}"
         for name, value in tile.fields:
-            if isinstance(value, str) is not isinstance(self.space[name][0], str) or (
-                isinstance(value, str) and value not in self.space[name]
-            ):
-                expected = " or ".join(self.space[name]) if isinstance(self.space[name][0], str) else "a number"
-                return f"{self.name}: {name} is {value}, expected {expected}"
+            known = self.space[name]
+            words = isinstance(known[0], str)
+            if value not in known if words else isinstance(value, str):
+                return f"{self.name}: {name} is {value}, expected {' or '.join(known) if words else 'a number'}"
         sentence = self.of(problem, tile).refuses(device)
         return None if sentence is None else f"{self.name}: {sentence}"
 

@@ -30,11 +30,6 @@ def bound_registers(problem: Problem, layout: str) -> int:
     return ACTIVATED_REGISTERS if wide else RESIDENT_REGISTERS
 
 
-def moments_bytes(problem: Problem) -> int:
-    """Bytes of `Moments` in moments.cuh, in shared memory and in a workspace: four accumulators."""
-    return 4 * problem.sum_itemsize
-
-
 def round_up(value: int, step: int) -> int:
     """The multiple of ``step`` at or above ``value``."""
     return ceil_div(value, step) * step

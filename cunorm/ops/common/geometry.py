@@ -10,7 +10,7 @@ from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile, ceil_div, refuses_threads
 
-from .building_blocks import WARP, bound_registers, moments_bytes, refuses_registers, refuses_shared
+from .building_blocks import WARP, bound_registers, refuses_registers, refuses_shared
 
 #: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
 LARGEST_CHUNK = 2**20
@@ -146,6 +146,6 @@ def refuses_sweep(sweep: Sweep, problem: Problem, tile: Tile, device: Device) ->
     """Why kernels that sweep cannot run with that tile, or None; no problem is refused for its sizes."""
     if (sentence := refuses_threads(tile) or refuses_chunk(tile)) is not None:
         return sentence
-    if (sentence := refuses_shared(sweep.shared(moments_bytes(problem)), device)) is not None:
+    if (sentence := refuses_shared(sweep.shared(problem.moments), device)) is not None:
         return sentence
     return refuses_registers(bound_registers(problem, sweep.layout), tile, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, by_name
 
-from .building_blocks import RESIDENT_REGISTERS, WARP, blocks_for, moments_bytes, round_up
+from .building_blocks import RESIDENT_REGISTERS, WARP, blocks_for, round_up
 from .geometry import Sweep
 
 
@@ -20,7 +20,7 @@ def moments_launches(problem: Problem, sweep: Sweep, groups: int) -> tuple[Launc
     groups : int
         In its channels.
     """
-    moments, channels, warps = moments_bytes(problem), sweep.C // groups, sweep.threads // WARP
+    moments, channels, warps = problem.moments, sweep.C // groups, sweep.threads // WARP
     parts = sweep.N * sweep.chunks * sweep.C * moments
     first = Launch(
         "split_moments",

@@ -14,7 +14,6 @@ from cunorm.ops.common.building_blocks import (
     WARP,
     blocks_for,
     fold_rows,
-    moments_bytes,
     parameter_launches,
     refuses_registers,
     refuses_resident,
@@ -96,7 +95,7 @@ class LayerSplit(_LayerSplit):
     @lazy
     def workspace(self) -> int:
         """Moments for each chunk of a row. They are written by the first sweep and read by the fold."""
-        return self.problem.N * self.moments.chunks * moments_bytes(self.problem)
+        return self.problem.N * self.moments.chunks * self.problem.moments
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
