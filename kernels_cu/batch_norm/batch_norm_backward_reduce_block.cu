@@ -42,8 +42,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         Pair* latest = shared_array<Pair>(offset, own);
         acc_t* mean_of = shared_array<acc_t>(offset, own);
         Pair* totals = shared_array<Pair>(offset, own);
-        const slab_t any(dy, begin, C, first, own, static_cast<int>(HxW));
-        Pair* partials = shared_array<Pair>(offset, any.partial_sums());
+        Pair* partials = shared_array<Pair>(offset, Tile::partial_sums);
 
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
             so_far[channel] = latest[channel] = Pair{};

@@ -39,8 +39,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         Moments* latest = shared_array<Moments>(offset, own);
         acc_t* centre = shared_array<acc_t>(offset, own);
         Pair* totals = shared_array<Pair>(offset, own);
-        const slab_t any(x, begin, C, first, own, static_cast<int>(HxW));
-        Pair* partials = shared_array<Pair>(offset, any.partial_sums());
+        Pair* partials = shared_array<Pair>(offset, Tile::partial_sums);
 
         // What is kept per channel belongs to one thread, which needs no barrier between its own steps.
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {

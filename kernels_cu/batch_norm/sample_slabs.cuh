@@ -66,6 +66,6 @@ __device__ __forceinline__ void channel_totals(const slab_t& slab, Pair* partial
         totals[channel] = Pair{};
     }
     __syncthreads();
-    slab.add_sums(0, slab.packs(), partials, totals, terms);
+    slab.add_sums<Tile::partial_sums>(0, slab.packs(), partials, totals, terms);
     __syncthreads();
 }

@@ -27,7 +27,7 @@ struct ChannelParts {
     // __syncwarp that makes the team's parts known to it.
     template <typename Emit>
     __device__ __forceinline__ void each_sum(const Run<lanes>& run, int channels, Emit emit) const {
-        const int most = unit_lanes(HxW), unit = most < lanes ? most : lanes;
+        constexpr int unit = Tile::channel_lanes;
         const int lane = Team<lanes>::lane() % unit;
         for (int base = 0; base < channels; base += lanes / unit) {
             const int channel = base + Team<lanes>::lane() / unit;

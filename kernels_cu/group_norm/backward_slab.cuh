@@ -90,7 +90,7 @@ struct GroupSlabs {
     data_t* dx;
     ParameterGradients parameters;
     long long N, C, HxW, groups, slab_groups;
-    long long piece_packs;  // that a block has room for
+    long long piece_packs;  // of the largest piece
 
     // With a cluster's blocks for a slab; `pieces` is 1 where there is no cluster.
     template <int pieces>
@@ -110,14 +110,14 @@ struct GroupSlabs {
         Pack<data_t>* const staged_dy = shared_array<Pack<data_t>>(offset, static_cast<int>(piece_packs));
         Pack<data_t>* const staged_x =
             x == nullptr ? nullptr : shared_array<Pack<data_t>>(offset, static_cast<int>(piece_packs));
-        Pair* const partials =
-            shared_array<Pair>(offset, slab_t(dy, 0, C, 0, channels, static_cast<int>(HxW)).partial_sums());
+        Pair* const partials = shared_array<Pair>(offset, Tile::partial_sums);
         __syncthreads();  // the mbarriers are there
         unsigned parity = 0;
         for (long long item = blockIdx.x / pieces; item < N * slabs; item += gridDim.x / pieces) {
             const long long n = item / slabs, first_group = (item - n * slabs) * slab_groups;
             const long long first_channel = first_group * group_channels;
-            const slab_t slab(dy, n, C, first_channel, channels, static_cast<int>(HxW), rank, pieces);
+            const slab_t slab(dy, n, C, first_channel, channels, static_cast<int>(HxW), rank,
+                              clustered ? static_cast<int>(piece_packs) : 0);
             const StagedSlab<2> copies = {{dy, x}, {staged_dy, staged_x}, barriers, parity};
             copies.issue(slab);
             parity ^= 1;
@@ -132,7 +132,9 @@ struct GroupSlabs {
                 of_group[group] = SlabGroup{widen(load(mean, at)), widen(load(rstd, at)), acc_t(0), acc_t(0)};
             }
             const GradientTerms terms = {staged_dy, staged_x, of_channel, of_group};
-            each_stage(copies, slab, [&](int begin, int end) { slab.add_sums(begin, end, partials, totals, terms); });
+            each_stage(copies, slab, [&](int begin, int end) {
+                slab.add_sums<Tile::partial_sums>(begin, end, partials, totals, terms);
+            });
 
             if (clustered) {
                 cluster_arrive();

@@ -35,7 +35,7 @@ struct GroupSlabs {
     acc_t* mean;
     acc_t* rstd;
     long long N, C, HxW, groups, slab_groups;
-    long long piece_packs;  // that a block has room for
+    long long piece_packs;  // of the largest piece
     acc_t eps;
 
     // With a cluster's blocks for a slab; `pieces` is 1 where there is no cluster.
@@ -52,12 +52,12 @@ struct GroupSlabs {
         Affine* const affine = shared_array<Affine>(offset, channels);
         Moments* const found = shared_array<Moments>(offset, own_groups);
         Pack<data_t>* const staged = shared_array<Pack<data_t>>(offset, static_cast<int>(piece_packs));
-        Pair* const partials =
-            shared_array<Pair>(offset, slab_t(x, 0, C, 0, channels, static_cast<int>(HxW)).partial_sums());
+        Pair* const partials = shared_array<Pair>(offset, Tile::partial_sums);
         unsigned parity = 0;
         for (long long item = blockIdx.x / pieces; item < N * slabs; item += gridDim.x / pieces) {
             const long long n = item / slabs, first_group = (item - n * slabs) * slab_groups;
-            const slab_t slab(x, n, C, first_group * group_channels, channels, static_cast<int>(HxW), rank, pieces);
+            const slab_t slab(x, n, C, first_group * group_channels, channels, static_cast<int>(HxW), rank,
+                              clustered ? static_cast<int>(piece_packs) : 0);
             const StagedSlab<1> copies = {{x}, {staged}, barriers, parity};
             copies.issue(slab);
             parity ^= 1;
@@ -79,7 +79,9 @@ struct GroupSlabs {
                 totals[channel] = Pair{};
             }
             const Deviations terms = {staged, affine};
-            each_stage(copies, slab, [&](int begin, int end) { slab.add_sums(begin, end, partials, totals, terms); });
+            each_stage(copies, slab, [&](int begin, int end) {
+                slab.add_sums<Tile::partial_sums>(begin, end, partials, totals, terms);
+            });
             __syncthreads();
             group_sums(totals, own_groups, group_channels, [&](int group, Pair sums) {
                 const acc_t inverse = acc_t(1) / acc_t(count_of(group));
@@ -91,7 +93,7 @@ struct GroupSlabs {
                 });
             });
             __syncthreads();
-            slab.add_sums(0, slab.packs(), partials, totals, terms);
+            slab.add_sums<Tile::partial_sums>(0, slab.packs(), partials, totals, terms);
             __syncthreads();
             group_sums(totals, own_groups, group_channels, [&](int group, Pair sums) {
                 if (lane == 0) {

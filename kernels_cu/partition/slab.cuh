@@ -8,19 +8,6 @@
 // every vector access; tensors that are aligned differently are read element by element.
 #include "partition/pack_channels.cuh"
 
-constexpr int line_packs = 8;  // of a line of the L2 cache: pieces of a run are cut there
-constexpr int slots_at_once =
-    pack_size < 4 ? pack_size : 4;  // sums of a thread's channels that are put together at a time
-
-// Lanes that sum a channel of a channels-first run together: a power of two, a pack or less for each, or a warp.
-__device__ __forceinline__ int unit_lanes(int HxW) {
-    int lanes = 1;
-    while (lanes < warp_size && lanes < HxW / pack_size + 2) {
-        lanes *= 2;
-    }
-    return lanes;
-}
-
 template <typename Layout>
 struct Slab;
 
@@ -33,14 +20,13 @@ struct Slab<ChannelsFirst> {
     long long start;  // of the run
 
     __device__ __forceinline__ Slab(const data_t* x, long long n, long long C, long long first_channel, int channels_,
-                                    int HxW_, int piece = 0, int pieces = 1)
+                                    int HxW_, int piece = 0, int piece_packs = 0)
         : channels(channels_), HxW(HxW_), start((n * C + first_channel) * HxW_) {
         shift = misalignment(x + start);
         count = ceil_div(shift + channels * HxW, pack_size);
-        if (pieces > 1) {
-            const int each = ceil_div(ceil_div(count, pieces), line_packs) * line_packs;
-            const int begin = piece * each;  // no further than the last pack's end: refuses_cluster() sees to it
-            count = count - begin < each ? count - begin : each;
+        if (piece_packs > 0) {
+            const int begin = piece * piece_packs;  // no further than the last pack's end: the strategy sees to it
+            count = count - begin < piece_packs ? count - begin : piece_packs;
             shift -= begin * pack_size;
         }
     }
@@ -78,17 +64,16 @@ struct Slab<ChannelsFirst> {
         return widen(staged[at / pack_size].get(at % pack_size));
     }
 
-    // Several units share a channel where there are more of them.
-    __device__ __forceinline__ int partial_sums() const { return Tile::threads / unit_lanes(HxW); }
-
     // totals[channel] += the sum of terms.pack(j, channel, use) over the packs [from, to), for the channels that lie
-    // there. `partials` is shared, partial_sums() long. The whole block calls, with a barrier between two calls.
-    template <typename Terms>
+    // there. The threads make up as many units as there are partial sums: a warp or a part of one each, for a channel
+    // or, where there are more units than channels, a part of one. `partials` is shared, partial_sums long. The whole
+    // block calls, with a barrier between two calls.
+    template <int partial_sums, typename Terms>
     __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
         if (first_in(from) >= last_in(to)) {
             return;
         }
-        const int lanes = unit_lanes(HxW), units = Tile::threads / lanes;
+        constexpr int units = partial_sums, lanes = Tile::threads / units;
         const int unit = threadIdx.x / lanes, lane = threadIdx.x % lanes;
         const int first = first_in(from) / HxW, here = (last_in(to) - 1) / HxW - first + 1;
         const int parts = units / here < 1 ? 1 : units / here;
@@ -158,12 +143,14 @@ struct Slab<ChannelsLast> {
     long long pitch;
 
     __device__ __forceinline__ Slab(const data_t*, long long n, long long C, long long first_channel, int channels_,
-                                    int HxW, int piece = 0, int pieces = 1)
+                                    int HxW, int piece = 0, int piece_packs = 0)
         : channels(channels_), rows(HxW), start(n * C * HxW + first_channel), pitch(C) {
         row_packs = ceil_div(channels, pack_size);
-        const int each = ceil_div(HxW, pieces), begin = piece * each;  // refuses_cluster(): each piece has rows
-        rows = HxW - begin < each ? HxW - begin : each;
-        start += begin * pitch;
+        if (piece_packs > 0) {
+            const int each = piece_packs / row_packs, begin = piece * each;  // the strategy: each piece has rows
+            rows = HxW - begin < each ? HxW - begin : each;
+            start += begin * pitch;
+        }
     }
     __device__ __forceinline__ int packs() const { return rows * row_packs; }
     __device__ __forceinline__ PackSpan span_of(int j) const {
@@ -177,8 +164,6 @@ struct Slab<ChannelsLast> {
     __device__ __forceinline__ long long first_held(int group, int group_channels) const {
         return start + group * group_channels;
     }
-    __device__ __forceinline__ int partial_sums() const { return Tile::threads * slots_at_once; }
-
     // Of packs, that the block has threads for at a time.
     __device__ __forceinline__ int columns() const { return row_packs < Tile::threads ? row_packs : Tile::threads; }
 
@@ -200,9 +185,11 @@ struct Slab<ChannelsLast> {
         }
     }
 
-    // As channels-first; from and to are `cut`s. terms.of(channel) is what terms.add(j, known, sums) wants of a channel.
-    template <typename Terms>
+    // As channels-first, but a thread has several partial sums: of so many of its channels at a time. from and to are
+    // `cut`s. terms.of(channel) is what terms.add(j, known, sums) wants of a channel.
+    template <int partial_sums, typename Terms>
     __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
+        constexpr int slots_at_once = partial_sums / Tile::threads;
         const int begin = from / row_packs, end = to / row_packs, columns = this->columns();
         each_column([&](int channel) { return terms.of(channel); },
                     [&](int first, int column, int part, int parts, const auto& known) {

@@ -212,7 +212,7 @@ class _ReducingSlabs(_Reducing):
         channels = self.slab.channels
         # What a channel has so far, and of the latest; its centre or mean.
         sizes = [*[channels * self.problem.part] * 2, channels * self.problem.sum_itemsize]
-        sizes += [channels * self.problem.pair, self.slab.partials * self.problem.pair]
+        sizes += [channels * self.problem.pair, self.slab.partial_sums * self.problem.pair]
         sizes += [16 * self.slab.packs] * self.problem.read
         return sum(round_up(size, 16) for size in sizes)
 
@@ -236,7 +236,8 @@ class _ReducingSlabs(_Reducing):
         blocks = blocks_for(ceil_div(view.C, self.tile.channels) * self.partial_rows)
         # It waits for each sample, then sums what it staged: twice where the first sum only finds a centre.
         phases = samples * (2 if self.problem.is_backward else 3)
-        return self.reducing("block", blocks, sizes, shared_bytes=self.shared, phases=phases)
+        facts = {"shared_bytes": self.shared, "phases": phases, "constants": self.slab.constants}
+        return self.reducing("block", blocks, sizes, **facts)
 
 
 class _ReducingRows(_Swept, _Reducing):

@@ -14,8 +14,18 @@ from .building_blocks import WARP, bound_registers, refuses_registers, refuses_s
 
 #: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
 LARGEST_CHUNK = 2**20
-#: line_packs and slots_at_once in slab.cuh.
-LINE_PACKS, SLOTS_AT_ONCE = 8, 4
+#: Packs of a line of the L2 cache: the pieces of a run are cut there.
+LINE_PACKS = 8
+#: Of the channels of its pack, a thread of a channels-last block puts sums together for so many at a time.
+SLOTS_AT_ONCE = 4
+
+
+def channel_lanes(HxW: int, pack: int) -> int:
+    """Lanes that sum a channel of a channels-first run together: a power of two, a pack or less for each, or a warp."""
+    lanes = 1
+    while lanes < WARP and lanes < HxW // pack + 2:
+        lanes *= 2
+    return lanes
 
 
 @dataclass(eq=False)  # not frozen: a ranking makes thousands
@@ -49,7 +59,7 @@ class Slab:
 
     @lazy
     def piece_packs(self) -> int:
-        """Packs of the largest piece: Slab's constructor in slab.cuh."""
+        """Packs of the largest piece, for the worst alignment: pieces begin at multiples of it."""
         if self.pieces == 1:
             return self.packs
         if self.layout == "NHWC":
@@ -57,14 +67,16 @@ class Slab:
         return ceil_div(ceil_div(self.packs, self.pieces), LINE_PACKS) * LINE_PACKS
 
     @lazy
-    def partials(self) -> int:
-        """Sums that the threads of a block put together: Slab::partial_sums() in slab.cuh."""
+    def partial_sums(self) -> int:
+        """Sums that the threads of a block put together at a time: Slab::add_sums in slab.cuh."""
         if self.layout == "NHWC":
             return self.threads * min(self.pack, SLOTS_AT_ONCE)
-        lanes = 1
-        while lanes < WARP and lanes < self.HxW // self.pack + 2:
-            lanes *= 2
-        return self.threads // lanes
+        return self.threads // channel_lanes(self.HxW, self.pack)
+
+    @lazy
+    def constants(self) -> dict[str, int]:
+        """What kernels know of it at compile time."""
+        return {"partial_sums": self.partial_sums}
 
 
 @dataclass(eq=False)  # not frozen: a ranking makes thousands

@@ -85,7 +85,7 @@ class _Slabs(OneSweep):
             sizes.append(channels * self.problem.pair)
         sizes += [channels * 4 * sums, tile.groups * 4 * sums]
         sizes += [16 * self.slab.piece_packs] * self.problem.read
-        sizes += [self.slab.partials * self.problem.pair]
+        sizes += [self.slab.partial_sums * self.problem.pair]
         return sum(round_up(size, 16) for size in sizes)
 
     @lazy
@@ -120,6 +120,7 @@ class _Slabs(OneSweep):
             shared_bytes=self.shared,
             registers=self.registers,
             cluster=self.pieces,
+            constants=self.slab.constants,
         )
 
 

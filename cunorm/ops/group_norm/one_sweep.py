@@ -15,6 +15,7 @@ from cunorm.ops.common.building_blocks import (
     parameter_workspace,
     round_up,
 )
+from cunorm.ops.common.geometry import channel_lanes
 from cunorm.ops.common.rows import parameters_given, present
 
 
@@ -99,4 +100,8 @@ class Runs(OneSweep):
     def run_launches(self, registers: int, phases: int) -> tuple[Launch, ...]:
         """The teams' kernel, and the parameter sums behind it."""
         items = ceil_div(self.problem.N * self.problem.group, self.tile.threads // self.lanes)
-        return self.one_sweep(blocks_for(items), {}, registers=registers, phases=phases, shared_bytes=self.shared)
+        facts: dict[str, Any] = {"registers": registers, "phases": phases, "shared_bytes": self.shared}
+        if self.problem.is_backward:
+            of_channel = channel_lanes(self.problem.HxW, self.problem.pack)
+            facts["constants"] = {"channel_lanes": min(of_channel, self.lanes)}
+        return self.one_sweep(blocks_for(items), {}, **facts)
