@@ -166,12 +166,6 @@ SURVIVORS: dict[Key, str] = {
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,
     ("partition/rows.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
     ("partition/rows.cuh", "if (run.live && team.lane() == 0 && team.rank() == 0) {", "owner", 0): SAME_STATISTICS,
-    ("partition/slab.cuh", "while (lanes < warp_size && lanes < HxW / pack_size + 2) {", "guard", 1): (
-        "Another number of lanes, as right: it makes no more parts than the host has made room for."
-    ),
-    ("partition/slab.cuh", "if (pieces > 1) {", "guard", 0): (
-        "Speed only: one piece begins at pack 0, and has no more packs than there are."
-    ),
     ("partition/slab.cuh", "return start + (first_in(0) < begin ? begin : first_in(0));", "guard", 1): (
         "As right: the group's first element, of another block's piece, which nobody has written over yet. Any element "
         "of the group does for a shift; the second pass finds what the first missed."
