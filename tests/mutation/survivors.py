@@ -222,7 +222,6 @@ SURVIVORS: dict[Key, str] = {
         "A lane's packs end with the strip whatever its length. Rows that an int cannot count are too large for this "
         "battery: there the mutant fails test_a_row_of_more_than_2_to_the_31_elements."
     ),
-    ("partition/sweep.cuh", "if (live() && threadIdx.x % warp_size == 0) {", "owner", 0): SAME_IN_THE_WARP,
     ("partition/sweep.cuh",
      "return static_cast<int>(columns_of(cut) < cut.most_columns ? columns_of(cut) : cut.most_columns);",
      "guard", 0): (
