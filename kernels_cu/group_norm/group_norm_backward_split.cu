@@ -8,8 +8,7 @@
 //   group_norm_backward_split_sums   reads dy and x, writes the workspace
 //   parameter_sums                   sums the rows of the workspace; only if dgamma or dbeta is wanted
 //   group_norm_backward_split_fold   one block per (n, group): computes A / L and B / L from the group's parts and
-//   stores
-//                                    them over the group's first part; only if dx is wanted
+//                                    stores them over the group's first part; only if dx is wanted
 //   group_norm_backward_split_input  reads dy, x and those values, writes dx; only if dx is wanted
 //
 // dy and x are read twice. The second sweep runs in reverse, because the elements that the first sweep read last are
