@@ -8,7 +8,7 @@
 //   Workspace: [rows, slabs] pairs (sum gamma * dy, sum gamma * dy * xhat) of a row's part in a slab. A / L and B / L
 //   of a row later replace its first pair. From pair `words` on: the ticket and the count of row_slabs.cuh, all 0 at
 //   launch.
-//   Grid: any number of blocks. Best are as many as slabs, all of them resident.
+//   Grid: any number of blocks. Best is one resident block per slab.
 //   Shared memory: the slabs drawn; sums [rows, warps of a team], later A / L and B / L [rows]; statistics [rows];
 //   gamma of a slab; (dbeta, dgamma) of a slab, if they are wanted; the dy and x that are kept.
 //

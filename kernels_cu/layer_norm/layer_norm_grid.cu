@@ -7,7 +7,7 @@
 //   that stay in shared memory (RoundSlots::resident_rounds), at most all.
 //   Workspace: [rows, slabs] moments of a row's part in a slab. From pair `words` on: the ticket and the count of
 //   row_slabs.cuh, all 0 at launch.
-//   Grid: any number of blocks. Best are as many as slabs, all of them resident.
+//   Grid: any number of blocks. Best is one resident block per slab.
 //   Shared memory: the slabs drawn; moments [rows, warps of a team]; statistics [rows]; gamma and beta of a slab; the x
 //   that is kept.
 //

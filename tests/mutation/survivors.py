@@ -277,10 +277,10 @@ SURVIVORS: dict[Key, str] = {
         "Redundant: store_release publishes by itself what the barrier has made the thread know of."
     ),
     ("layer_norm/layer_norm_backward_grid.cu",
-     "for (int team = 0; team < TeamSlab::teams; ++team) {  // one after another, in one row of sums", "guard",
+     "for (int team = 0; team < TeamSlab::teams; ++team) {  // in turn: all teams add to one row of sums", "guard",
      0): "Speed only: there is no such team.",
     ("layer_norm/layer_norm_backward_grid.cu",
-     "if (threadIdx.x % warp_size == 0) {  // behind the sum of what all lanes have read", "owner",
+     "if (threadIdx.x % warp_size == 0) {  // all lanes have loaded their parts before warp_sum", "owner",
      0): SAME_IN_THE_WARP,
     ("layer_norm/layer_norm_grid.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 1): SAME_IN_THE_WARP,
     ("layer_norm/layer_norm_grid.cu", "for (int i = 0; i < lane_parts; ++i) {", "guard", 0): (
@@ -302,7 +302,7 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: what is kept comes again, to the same place. test_layer_norm_grid.py counts that it does not."
     ),
     ("layer_norm/row_slabs.cuh",
-     "__syncwarp();  // the lanes of a warp go on side by side: those at an edge have stored element by element",
+     "__syncwarp();  // reconverge: lanes at an edge have stored element by element",
      "barrier", 0): "Speed only: no lane needs what another has done.",
 }
 # fmt: on
