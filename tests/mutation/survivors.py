@@ -45,7 +45,7 @@ SURVIVORS: dict[Key, str] = {
      "for (long long item = blockIdx.x; item < batch.items; item += gridDim.x) {",
      "guard", 0): NO_ELEMENT_LEFT,
     ("batch_norm/batch_norm_stats_block.cu",
-     "for (int pass = 0; pass < 2; ++pass) {  // the first finds the centre, the second what it missed",
+     "for (int pass = 0; pass < 2; ++pass) {  // pass 0 finds the centre, pass 1 the moments about it",
      "guard", 0): "Every sample's moments are merged twice: twice the count, the same mean and variance.",
     ("batch_norm/batch_norm_stats_sweep.cu",
      "for (long long item = blockIdx.x; item < batch.items; item += gridDim.x) {",
