@@ -77,7 +77,7 @@ struct GroupRuns {
         // With one channel per group, the group's sums without gamma are dbeta and dgamma. gamma is multiplied in after
         // the team has summed.
         const bool alone = channels == 1;
-        // Other channels need no parts: a channel of one element lies in one lane, and the sums of a group's only
+        // Otherwise no parts are needed: a channel of one element lies in one lane, and the sums of a group's only
         // channel are the sums of the group.
         const bool parted = parameters.wanted() && HxW > 1 && !alone;
         int offset = 0;

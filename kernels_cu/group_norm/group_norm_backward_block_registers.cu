@@ -9,7 +9,8 @@
 //   themselves.
 //   Grid: the blocks take the N * groups groups in turn. A block writes dx and the sums of its group.
 //   Shared memory: two rows of one pair per warp, for sums. If parameter gradients are wanted, HxW > 1 and a group has
-//   several channels: also the parts of the channels' sums, one pair per pack of the block and per channel, less one.
+//   several channels: also the parts of the channels' sums, one pair each (packs of the block + channels of a group -
+//   1).
 //
 // Every byte of dy and x is read once and stays in registers. No copy in shared memory is written and read back. The
 // registers of a multiprocessor hold data for which its shared memory has no room. Only one barrier precedes dx. The

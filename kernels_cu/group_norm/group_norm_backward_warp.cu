@@ -9,7 +9,7 @@
 //   themselves.
 //   Grid: the teams take the N * groups groups in turn. A team writes dx and the sums of its group.
 //   Shared memory: only if parameter gradients are wanted and a group has several channels. Each team stores the parts
-//   of the channels' sums: one pair per pack of the team and per channel, less one.
+//   of the channels' sums, one pair each (packs of the team + channels of a group - 1).
 //
 // Every byte of dy and x is read once. There is no barrier of the block. The strategy wins for groups of up to about
 // two thousand elements. For HxW = 1, group_norm_backward_warp_rows is used, in which a team may process several

@@ -1,7 +1,7 @@
 // LayerNorm's strategy `grid`: a few long rows, cut into slabs. Here a slab is a range of columns of all rows. One
 // block owns a slab. It loads the slab's gamma and beta once, and no other block contributes to the slab's dgamma and
 // dbeta. The sums of whole rows are folded from the sums of all slabs. Until they are complete, the elements that a
-// block has read stay in its shared memory.
+// block has read stay in its shared memory, as far as they fit.
 //
 // A block draws a slab by ordered ticket, stores the sums of the slab, signals that they are stored, and draws again.
 // When no slab is left, the block waits for all slabs. Their blocks are running or have ended. So any number of
@@ -25,12 +25,12 @@ struct RowSlabs {
 // The ticket and the signals of all blocks, and the words that the threads of a block share: the slabs that the block
 // has drawn, and whether its signal was the last one.
 //
-// words[0] is the next ticket. words[ticket_words] counts the slabs whose sums are stored. After the fold one more is
-// added.
+// words[0] is the next ticket. words[ticket_words] counts the slabs whose sums are stored. After the fold it is slabs +
+// 1.
 struct DrawnSlabs {
     unsigned* words;     // global, all 0 at launch
     unsigned slabs;      // number of slabs
-    unsigned* drawn;     // shared, slabs + 1
+    unsigned* drawn;     // shared, slabs + 1 entries
     unsigned* complete;  // shared
 
     __device__ __forceinline__ DrawnSlabs(unsigned* words_, int slabs_, int& offset)

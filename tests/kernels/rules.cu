@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
     }
     if (kind == 12) {
         if (breaks && thread < 32) {
-            __syncthreads();  // rule 12: another barrier
+            __syncthreads();  // rule 12: divergent barriers
         } else {
             __syncthreads();
         }
