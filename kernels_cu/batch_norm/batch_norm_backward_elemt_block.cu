@@ -1,13 +1,14 @@
-// BatchNorm input gradient with given sums, strategy `block`: a block per run of consecutive elements.
+// BatchNorm input gradient, strategy `block`: one block per run of consecutive elements. The sums are inputs.
 //
-//   dy, x, dx (N, C, HxW), `elements` of them; mean, invstd, gamma (may be null), sum_dy, sum_dy_xmu (C)
-//   count: elements of a channel in the whole batch
-//   grid: runs of `chunk` elements, the last of which may be shorter
-//   shared memory: five coefficients for each plane that a run touches
+//   dy, x, dx: (N, C, HxW), `elements` elements. mean, invstd, gamma, sum_dy, sum_dy_xmu: (C). gamma may be null.
+//   count: elements per channel in the whole batch.
+//   Grid: the blocks take the runs of `chunk` elements in turn. The last run may be shorter. A block writes dx of its
+//   runs.
+//   Shared memory: five coefficients for each plane that a run touches.
 //
-// Accesses are 16 bytes whatever HxW is. Runs are taken from the tensor's end: what the kernel that computed the sums
-// read last is still in the L2 cache. An element of dx is written by the thread that has read the same elements of dy
-// and x: dx may be dy.
+// Accesses are 16 bytes for any HxW. The kernel runs from the tensor's end: the kernel that computed the sums read
+// those elements last, and they are still in the L2 cache. An element of dx is written by the thread that has read the
+// same elements of dy and x. So dx may be the same array as dy.
 #include "batch_norm/channel_coefficients.cuh"
 #include "batch_norm/flat_runs.cuh"
 
@@ -33,6 +34,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                 held[0], held[1], out);
             store_pack(dx + where.row, where.first, where.length, out);
         });
-        __syncthreads();  // the next run takes over the shared memory
+        __syncthreads();  // the next run reuses the shared memory
     }
 }

@@ -1,12 +1,13 @@
-// BatchNorm input gradient with given sums, strategy `column`: channels-last, and HxW = 1.
+// BatchNorm input gradient, strategy `column`, for channels-last tensors and for HxW = 1. The sums are inputs.
 //
-//   dy, x, dx: rows of C channels, several of them a wide row (wide_rows.cuh)
-//   mean, invstd, gamma (may be null), sum_dy, sum_dy_xmu (C); count: elements of a channel in the whole batch
-//   grid: a block for each chunk of wide rows and its columns; then the rows left over
+//   dy, x, dx: rows of C channels, several of them a wide row (wide_rows.cuh).
+//   mean, invstd, gamma, sum_dy, sum_dy_xmu: (C). gamma may be null. count: elements per channel in the whole batch.
+//   Grid: one item per chunk of wide rows and range of columns, then the items of the rows left over. The blocks take
+//   the items in turn. A block writes dx of its items.
 //
-// A thread keeps what it knows of its channels in registers. Items are taken from the tensor's end: what the kernel
-// that computed the sums read last is still in the L2 cache. An element of dx is written by the thread that has read
-// the same elements of dy and x: dx may be dy.
+// A thread keeps the coefficients of its channels in registers. The kernel runs from the tensor's end: the kernel that
+// computed the sums read those elements last, and they are still in the L2 cache. An element of dx is written by the
+// thread that has read the same elements of dy and x. So dx may be the same array as dy.
 #include "batch_norm/channel_coefficients.cuh"
 #include "batch_norm/wide_rows.cuh"
 

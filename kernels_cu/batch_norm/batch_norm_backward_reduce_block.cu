@@ -1,16 +1,17 @@
-// BatchNorm backward sums, strategy `block`: a block per slab of neighbouring channels and a range of samples.
+// BatchNorm backward sums, strategy `block`: one block per slab of neighbouring channels and range of samples.
 //
-//   dy, x (N, C, HxW); mean, invstd (C); x is null where only dbeta is wanted
-//   workspace [ceil(N / samples), C] pairs: sum dy and sum dy * (x - mean) over a range of samples
-//   sum_dy, sum_dy_xmu, dgamma, dbeta (C), null where not wanted
-//   grid: ceil(C / channels) slabs for each range; the last slab may have fewer channels, the last range fewer samples
-//   shared memory: per channel its sums so far and the latest, its mean, its totals and partial sums; a sample's slabs
-//   of dy and x
+//   dy, x: (N, C, HxW). mean, invstd: (C). x is null if only dbeta is wanted.
+//   Workspace: [ceil(N / samples), C] pairs (sum dy, sum dy * (x - mean)) over a range of samples.
+//   sum_dy, sum_dy_xmu, dgamma, dbeta: (C), null if not wanted.
+//   Grid: ceil(C / channels) slabs for each range, which the blocks take in turn. The last slab may have fewer
+//   channels, the last range fewer samples.
+//   Shared memory: per channel the sums so far, the latest sums, the mean and the totals; partial sums; the slabs of dy
+//   and x of one sample.
 //
-// A slab is one contiguous run, so planes of 49 elements are read 16 bytes at a time too. dy and x are read once. Sums
-// of planes are added in the order of the samples. Where there are several ranges, batch_norm_backward_reduce_fold
-// follows; with one, its sums are the results. Wins where planes are short: a sweep would leave most lanes of a warp
-// without work.
+// A slab is one contiguous run, so planes of 49 elements are also read 16 bytes at a time. dy and x are read once. The
+// sums of planes are added in the order of the samples. If there are several ranges, batch_norm_backward_reduce_fold
+// folds the workspace. With one range the kernel writes the results. The strategy wins for short planes, for which a
+// sweep would leave most lanes of a warp without work.
 #include "batch_norm/sums_out.cuh"
 #include "batch_norm/sample_slabs.cuh"
 
@@ -21,7 +22,7 @@ struct ChannelGradients {
 
     template <typename Use>
     __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
-        const Pack<data_t> held_dy = dy[j], held_x = x == nullptr ? Pack<data_t>{} : x[j];  // in one access each
+        const Pack<data_t> held_dy = dy[j], held_x = x == nullptr ? Pack<data_t>{} : x[j];  // one 16-byte access each
         return gradient_sums(held_dy, held_x, mean[channel], use);
     }
 };
@@ -69,6 +70,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
             results.store_channel(at.range * C + first + channel, first + channel, so_far[channel]);
         }
-        __syncthreads();  // the next item takes over the shared memory
+        __syncthreads();  // the next item reuses the shared memory
     }
 }

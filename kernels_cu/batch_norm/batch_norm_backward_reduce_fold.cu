@@ -1,10 +1,11 @@
-// The last kernel of BatchNorm backward sums that left several rows of sums in a workspace.
+// BatchNorm backward sums: the last kernel, if the previous one stored several rows of sums to a workspace.
 //
-//   workspace: at pair `from`, [rows, C] pairs of parts of the batch; at pair `to`, room for the slices
-//   invstd (C); sum_dy, sum_dy_xmu, dgamma, dbeta (C), null where not wanted
-//   grid: slabs of columns x slices of rows (columns.cuh); shared memory: a pair a thread
+//   Workspace: at pair `from`, [rows, C] pairs of parts of the batch; at pair `to`, room for the slices.
+//   invstd: (C). sum_dy, sum_dy_xmu, dgamma, dbeta: (C), null if not wanted.
+//   Grid: slabs of columns x slices of rows (columns.cuh). Shared memory: one pair per thread.
 //
-// With one slice the sums are the results; with several they go to workspace rows that a second launch sums.
+// With one slice the kernel writes the results. With several slices it stores their sums to workspace rows, which a
+// second launch sums.
 #include "batch_norm/sums_out.cuh"
 #include "common/columns.cuh"
 

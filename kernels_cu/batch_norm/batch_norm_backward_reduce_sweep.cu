@@ -1,16 +1,17 @@
 // BatchNorm backward sums, strategies `split` (channels-first) and `column` (channels-last, and HxW = 1): a sweep.
 //
-//   dy, x (N, C, HxW), or rows of C channels, several of them a wide row (wide_rows.cuh); mean, invstd (C)
-//   x is null where only dbeta is wanted
-//   workspace [rows, C] pairs: sum dy and sum dy * (x - mean) over one chunk of a plane or of wide rows, or of one row
-//   left over
-//   sum_dy, sum_dy_xmu, dgamma, dbeta (C), null where not wanted
-//   grid: chunks, a warp each (channels-first) or a block for each and its columns (channels-last); then rows left over
-//   shared memory: channels-last, a pair for each thread and element of its pack
+//   dy, x: (N, C, HxW), or rows of C channels, several of them a wide row (wide_rows.cuh). mean, invstd: (C).
+//   x is null if only dbeta is wanted.
+//   Workspace: [rows, C] pairs (sum dy, sum dy * (x - mean)) over one chunk of a plane or of wide rows, or of one row
+//   left over.
+//   sum_dy, sum_dy_xmu, dgamma, dbeta: (C), null if not wanted.
+//   Grid: channels-first, one warp per chunk. Channels-last, one item per chunk and range of columns, then the items of
+//   the rows left over. The blocks take the items in turn.
+//   Shared memory: channels-last, one pair per thread and element of its pack.
 //
-// dy and x are read once, 16 bytes at a time, by as many blocks as there are chunks, however few the channels. Where
-// there are several rows, batch_norm_backward_reduce_fold follows; with one row its sums are the results. Takes any
-// size.
+// dy and x are read once, 16 bytes at a time, by as many blocks as there are chunks, however few channels there are. If
+// there are several rows, batch_norm_backward_reduce_fold folds the workspace. With one row the kernel writes the
+// results. The kernel takes any size.
 #include "batch_norm/wide_rows.cuh"
 #include "batch_norm/sums_out.cuh"
 

@@ -1,11 +1,13 @@
-// BatchNorm forward with given statistics, strategy `block`: a block per run of consecutive elements.
+// BatchNorm forward, strategy `block`: one block per run of consecutive elements. The statistics are inputs.
 //
-//   x, y (N, C, HxW), `elements` of them; mean, invstd, gamma, beta (C), the last two may be null
-//   grid: runs of `chunk` elements, the last of which may be shorter
-//   shared memory: mean, scale and offset for each plane that a run touches
+//   x, y: (N, C, HxW), `elements` elements. mean, invstd, gamma, beta: (C). gamma and beta may be null.
+//   Grid: the blocks take the runs of `chunk` elements in turn. The last run may be shorter. A block writes y of its
+//   runs.
+//   Shared memory: mean, scale and offset for each plane that a run touches.
 //
-// Accesses are 16 bytes whatever HxW is. Runs are taken from the tensor's end: what a kernel that computed the
-// statistics read last is still in the L2 cache. An element of y is written by the thread that has read it: y may be x.
+// Accesses are 16 bytes for any HxW. The kernel runs from the tensor's end: if a kernel has just computed the
+// statistics, it read those elements last, and they are still in the L2 cache. An element of y is written by the thread
+// that has read the same element of x. So y may be the same array as x.
 #include "batch_norm/channel_affine.cuh"
 #include "batch_norm/flat_runs.cuh"
 
@@ -29,6 +31,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                 held[0], out);
             store_pack(y + where.row, where.first, where.length, out);
         });
-        __syncthreads();  // the next run takes over the shared memory
+        __syncthreads();  // the next run reuses the shared memory
     }
 }

@@ -1,12 +1,13 @@
-// BatchNorm forward with given statistics, strategy `column`: channels-last, and HxW = 1.
+// BatchNorm forward, strategy `column`, for channels-last tensors and for HxW = 1. The statistics are inputs.
 //
-//   x, y: rows of C channels, several of them a wide row (wide_rows.cuh); mean, invstd, gamma, beta (C), the last
-//   two may be null
-//   grid: a block for each chunk of wide rows and its columns; then the rows left over
+//   x, y: rows of C channels, several of them a wide row (wide_rows.cuh). mean, invstd, gamma, beta: (C). gamma and
+//   beta may be null.
+//   Grid: one item per chunk of wide rows and range of columns, then the items of the rows left over. The blocks take
+//   the items in turn. A block writes y of its items.
 //
-// A thread keeps what it knows of its channels in registers. Items are taken from the tensor's end: what a kernel that
-// computed the statistics read last is still in the L2 cache. An element of y is written by the thread that has read
-// it: y may be x.
+// A thread keeps the mean, scale and offset of its channels in registers. The kernel runs from the tensor's end: if a
+// kernel has just computed the statistics, it read those elements last, and they are still in the L2 cache. An element
+// of y is written by the thread that has read the same element of x. So y may be the same array as x.
 #include "batch_norm/channel_affine.cuh"
 #include "batch_norm/wide_rows.cuh"
 

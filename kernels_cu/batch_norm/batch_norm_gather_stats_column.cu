@@ -1,22 +1,24 @@
-// BatchNorm statistics of several ranks made one, strategy `column`: a thread a channel.
+// BatchNorm statistics of several ranks merged into one, strategy `column`: one thread per channel.
 //
-//   means, invstds (world, C), counts (world): a rank's statistics, and its elements of a channel
-//   mean, invstd (C); running_mean, running_var (C) or null, read and written
-//   eps: the one that the statistics were made with; momentum: the share of the new in the running statistics
+//   means, invstds: (world, C), the statistics of each rank. counts: (world), each rank's elements per channel.
+//   mean, invstd: (C). running_mean, running_var: (C) or null, read and written.
+//   eps: the value with which the ranks computed invstds. momentum: the weight of the new statistics in the running
+//   statistics.
 //
-// Chan's formula in float64, rank after rank. A rank whose count is not more than 0 is absent, whatever it holds.
-// Without any, mean and invstd are NaN and the running statistics stay as they are.
+// Chan's formula in float64, rank after rank. A rank with a count that is not above 0 is ignored, whatever its
+// statistics are. If all ranks are ignored, mean and invstd are NaN and the running statistics do not change.
 #include "common/types.cuh"
 
 __device__ __forceinline__ double widen(int value) { return value; }
 __device__ __forceinline__ double widen(long long value) { return static_cast<double>(value); }
 
-// To a float on the way to 16 bits, with its last bit set where anything was lost: then the second rounding knows on
-// which side of a middle the value lies, and the two round as one.
+// Rounds float64 to float32 on the way to 16 bits. If the conversion is inexact, the last bit of the result is set
+// (round to odd). The second rounding then sees on which side of a midpoint the value is, so that the two roundings are
+// equal to a single one.
 __device__ __forceinline__ float round_to_odd(double value) {
     const float near = static_cast<float>(value);
     const double whole = value < 0 ? -value : value;
-    const double kept = value < 0 ? -static_cast<double>(near) : near;  // by the sign of value: near may be -0
+    const double kept = value < 0 ? -static_cast<double>(near) : near;  // the sign is that of value: near may be -0
     unsigned bits;
     memcpy(&bits, &near, sizeof bits);
     if (bits % 2 == 0 && (whole < kept || whole > kept)) {
@@ -40,7 +42,7 @@ struct Rounded<double> {
     static __device__ __forceinline__ double of(double value) { return value; }
 };
 
-// running = (1 - momentum) * running + momentum * found, where there is one.
+// running = (1 - momentum) * running + momentum * found, unless running is null.
 template <typename T>
 __device__ __forceinline__ void follow(T* running, long long channel, double found, double momentum) {
     if (running != nullptr) {
@@ -64,13 +66,13 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
             if (count > 0.0) {
                 const double variance = 1.0 / (reciprocal * reciprocal) - eps;
                 const double share = count / (total + count), delta = of_rank - centre;
-                // An infinite mean stays what it is; infinity minus itself would make it NaN.
+                // An infinite mean stays infinite. centre + delta * share would subtract infinities, and give NaN.
                 centre = delta - delta == 0.0 ? centre + delta * share : centre + of_rank;
                 m2 += (variance < 0.0 ? 0.0 : variance) * count + delta * total * share * delta;
                 total += count;
             }
         }
-        const double nothing = centre - centre;  // NaN where the mean is not finite: then there is no variance
+        const double nothing = centre - centre;  // 0, or NaN if the mean is not finite: then there is no variance
         const double variance = m2 / total + nothing;
         store(mean, channel, acc_t(total > 0.0 ? centre : variance));
         store(invstd, channel, acc_t(1.0 / sqrt(variance + eps)));

@@ -1,25 +1,27 @@
-// BatchNorm statistics, strategy `block`: a block per slab of neighbouring channels and a range of samples.
+// BatchNorm statistics, strategy `block`: one block per slab of neighbouring channels and range of samples.
 //
-//   x (N, C, HxW); mean, invstd (C)
-//   workspace [ceil(N / samples), C]: the moments of a channel over a range of samples (moments.cuh)
-//   grid: ceil(C / channels) slabs for each range; the last slab may have fewer channels, the last range fewer samples
-//   shared memory: per channel its moments so far and the latest, its centre, its totals and partial sums; a sample's slab
+//   x: (N, C, HxW). mean, invstd: (C).
+//   Workspace: [ceil(N / samples), C] moments (moments.cuh) of a channel over a range of samples.
+//   Grid: ceil(C / channels) slabs for each range, which the blocks take in turn. The last slab may have fewer
+//   channels, the last range fewer samples.
+//   Shared memory: per channel the moments so far, the latest moments, the centre and the totals; partial sums; the
+//   slab of one sample.
 //
-// A slab is one contiguous run, so planes of 49 elements are read 16 bytes at a time too. x is read once. A plane's
-// moments are taken in two passes over shared memory and merged by Chan's formula in the order of the samples. Where
-// there are several ranges, batch_norm_stats_fold follows; with one, its moments are the results. Wins where planes are
-// short: a sweep would leave most lanes of a warp without work.
+// A slab is one contiguous run, so planes of 49 elements are also read 16 bytes at a time. x is read once. The moments
+// of a plane are computed in two passes over shared memory and merged by Chan's formula in the order of the samples. If
+// there are several ranges, batch_norm_stats_fold folds the workspace. With one range the kernel writes the results.
+// The strategy wins for short planes, for which a sweep would leave most lanes of a warp without work.
 #include "batch_norm/moments_out.cuh"
 #include "batch_norm/sample_slabs.cuh"
 
-// The sums of d = x - centre and of d^2.
+// Terms of the sums of d = x - centre and of d^2.
 struct ChannelDeviations {
     const Pack<data_t>* x;
     const acc_t* centre;  // per channel of the slab
 
     template <typename Use>
     __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
-        const Pack<data_t> held = x[j];  // in one access
+        const Pack<data_t> held = x[j];  // one 16-byte access
         return deviations(held, centre[channel], use);
     }
 };
@@ -41,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         Pair* totals = shared_array<Pair>(offset, own);
         Pair* partials = shared_array<Pair>(offset, Tile::partial_sums);
 
-        // What is kept per channel belongs to one thread, which needs no barrier between its own steps.
+        // so_far and latest of a channel are accessed by one thread only, so no barrier is needed between its steps.
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
             so_far[channel] = latest[channel] = Moments{};
         }
@@ -59,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             const int nth = static_cast<int>((n - begin) % chain);
             const bool join = nth + 1 == chain || n + 1 == end;
 #pragma unroll 1
-            for (int pass = 0; pass < 2; ++pass) {  // the first finds the centre, the second what it missed
+            for (int pass = 0; pass < 2; ++pass) {  // pass 0 finds the centre, pass 1 the moments about it
                 channel_totals(slab, partials, totals, ChannelDeviations{staged, centre});
                 for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
                     const Pair sums = totals[channel];
@@ -76,10 +78,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                 }
             }
         }
-#pragma unroll 1  // it rarely runs twice, and float64 divisions and roots side by side would not fit in registers
+#pragma unroll 1  // rarely a second iteration; unrolled float64 divisions and roots would not fit in registers
         for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
             results.store_channel(at.range * C + first + channel, first + channel, so_far[channel]);
         }
-        __syncthreads();  // the next item takes over the shared memory
+        __syncthreads();  // the next item reuses the shared memory
     }
 }

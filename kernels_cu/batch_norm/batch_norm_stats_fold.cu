@@ -1,15 +1,16 @@
-// The last kernel of BatchNorm statistics that left several rows of moments in a workspace.
+// BatchNorm statistics: the last kernel, if the previous one stored several rows of moments to a workspace.
 //
-//   workspace: at item `from`, [rows, C] moments (moments.cuh) of parts of the batch; at item `to`, room for the
-//   slices
-//   mean, invstd (C)
-//   grid: slabs of columns x slices of rows (columns.cuh); shared memory: moments for each thread
+//   Workspace: at item `from`, [rows, C] moments (moments.cuh) of parts of the batch; at item `to`, room for the
+//   slices.
+//   mean, invstd: (C).
+//   Grid: slabs of columns x slices of rows (columns.cuh). Shared memory: moments for each thread.
 //
-// With one slice the moments are the results; with several they go to workspace rows that a second launch folds.
+// With one slice the kernel writes the results. With several slices it stores their moments to workspace rows, which a
+// second launch folds.
 #include "batch_norm/moments_out.cuh"
 #include "common/columns.cuh"
 
-// Its launch bound leaves registers for a float64 division in four rows at a time.
+// The launch bound leaves enough registers for the float64 divisions of four rows at a time.
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_stats_fold(Pair* workspace, acc_t* mean, acc_t* invstd, long long rows, long long C, long long columns,
                           long long slices, long long from, long long to, double eps) {

@@ -1,14 +1,16 @@
 // BatchNorm statistics, strategies `split` (channels-first) and `column` (channels-last, and HxW = 1): a sweep over x.
 //
-//   x (N, C, HxW), or rows of C channels, several of them a wide row (wide_rows.cuh); mean, invstd (C)
-//   workspace [rows, C]: the moments of a channel (moments.cuh) over one chunk of a plane or of wide rows, or in
-//   one row left over
-//   grid: chunks, a warp each (channels-first) or a block for each and its columns (channels-last); then rows left over
-//   shared memory: channels-last, moments for each thread and element of its pack
+//   x: (N, C, HxW), or rows of C channels, several of them a wide row (wide_rows.cuh). mean, invstd: (C).
+//   Workspace: [rows, C] moments (moments.cuh) of a channel over one chunk of a plane or of wide rows, or in one row
+//   left over.
+//   Grid: channels-first, one warp per chunk. Channels-last, one item per chunk and range of columns, then the items of
+//   the rows left over. The blocks take the items in turn.
+//   Shared memory: channels-last, moments for each thread and element of its pack.
 //
-// x is read once, 16 bytes at a time, by as many blocks as there are chunks, however few the channels. Where there are
-// several rows, batch_norm_stats_fold follows; with one row its moments are the results. Moments of what a thread holds
-// in registers are taken in two passes and merged by Chan's formula in a fixed order. Takes any size.
+// x is read once, 16 bytes at a time, by as many blocks as there are chunks, however few channels there are. If there
+// are several rows, batch_norm_stats_fold folds the workspace. With one row the kernel writes the results. A thread
+// sums each batch of packs about a centre near the mean of the elements that it has read before. Moments are merged by
+// Chan's formula in a fixed order (sweep_moments.cuh). The kernel takes any size.
 #include "batch_norm/wide_rows.cuh"
 #include "batch_norm/moments_out.cuh"
 #include "partition/sweep_moments.cuh"
@@ -25,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         if (item >= batch.sweeps) {
             left_over(batch, item, [&](long long at, long long channel) {
                 const acc_t value = widen(load(x, batch.swept() + at)), shift = usable_shift(value);
-                const acc_t d = value - shift;  // 0, or what is not finite
+                const acc_t d = value - shift;  // 0, or `value` if that is not finite
                 results.store_channel(batch.swept_parts() + at, channel, Moments{acc_t(1), shift, d, d - d});
             });
             continue;

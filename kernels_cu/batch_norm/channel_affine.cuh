@@ -1,4 +1,4 @@
-// BatchNorm's forward, given statistics: what y = (x - mean) * invstd * gamma + beta needs of a channel.
+// BatchNorm's forward: the values of a channel for y = (x - mean) * invstd * gamma + beta. The statistics are inputs.
 #include "common/parameters.cuh"
 
 struct ChannelAffine {

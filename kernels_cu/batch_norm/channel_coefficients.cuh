@@ -1,4 +1,4 @@
-// BatchNorm's input gradient, given sums: what input_gradient (norm.cuh) needs of a channel.
+// BatchNorm's input gradient: the values of a channel for input_gradient (norm.cuh). The sums are inputs.
 //
 //   dx = (dy - sum_dy / count - (x - mean) * invstd^2 * sum_dy_xmu / count) * invstd * gamma
 //      = invstd * (gamma * dy - a - (x - mean) * invstd * b)

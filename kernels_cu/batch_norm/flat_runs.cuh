@@ -1,16 +1,16 @@
-// Runs: a channels-first tensor cut into runs of `chunk` consecutive elements, whatever HxW is.
+// Cuts a channels-first tensor into runs of `chunk` consecutive elements, for any HxW.
 //
-// Packs are whole but at the ends of a run. A run may start and end in the middle of a plane. What the block knows of
-// the channels of the planes that it touches lies in shared memory, plane by plane.
+// Only the packs at the ends of a run can be ragged. A run may start and end in the middle of a plane. The values of
+// the channels are stored in shared memory, one entry per plane that the run touches.
 #include "partition/slab.cuh"
 
 struct FlatRun {
     long long start;  // elements from the tensor's start
-    long long plane;  // that the run starts in, counted over samples
+    long long plane;  // index of the first plane of the run, counted over all samples
     int length;
     int shift;   // elements between the 16-byte boundary and the run's start
-    int HxW;     // no more than a run can see: a plane may have more elements than an int
-    int before;  // elements of the first plane before the run, in planes of that size
+    int HxW;     // elements of a plane, at most `chunk`: a plane may have more elements than an int
+    int before;  // elements before the run in its first plane, if planes have HxW elements
 
     __device__ __forceinline__ FlatRun(const data_t* tensor, long long elements, long long HxW_, long long chunk,
                                        long long item)
@@ -25,8 +25,9 @@ struct FlatRun {
     __device__ __forceinline__ int packs() const { return ceil_div(shift + length, pack_size); }
     __device__ __forceinline__ PackSpan span_of(int j) const { return PackSpan{start, j * pack_size - shift, length}; }
 
-    // Calls use(i, value) for the elements of the pack at `where`, i being their place in `packs`; value = of(plane of the
-    // run). Elements outside the run, which nobody stores, may be among them.
+    // Calls use(i, value) for the elements of the pack at `where`. i is the element's index in `packs`. value = of(p),
+    // where p is the index of the element's plane in the run. use may also be called for elements outside the run.
+    // store_pack leaves those out.
     template <typename Of, typename Use, typename... Packs>
     __device__ __forceinline__ void each(const PackSpan& where, Of of, Use use, Packs&... packs) const {
         const PackSpan in_planes = {where.row, before + where.first, before + length};
@@ -36,7 +37,7 @@ struct FlatRun {
     }
 };
 
-// known[plane of the run] = of(channel). Ends with a barrier.
+// Sets known[p] = of(channel) for each plane p of the run. Ends with a barrier.
 template <typename T, typename Of>
 __device__ __forceinline__ void stage_channels(const FlatRun& run, long long C, T* known, Of of) {
     for (int plane = threadIdx.x; plane < run.planes(); plane += Tile::threads) {
@@ -45,8 +46,8 @@ __device__ __forceinline__ void stage_channels(const FlatRun& run, long long C, 
     __syncthreads();
 }
 
-// Calls use(where, held) for the thread's packs of a run, held[t] of each tensor; several packs are asked for before
-// the first is used.
+// Calls use(where, held) for the thread's packs of a run. held[t] is the pack of tensor t. Several packs are loaded
+// before the first is used.
 template <int tensors, typename Use>
 __device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (&from)[tensors], Use use) {
     const int packs = run.packs();

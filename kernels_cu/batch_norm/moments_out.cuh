@@ -1,8 +1,8 @@
-// Where the moments of BatchNorm's channels go.
+// Destination of the moments of BatchNorm's channels.
 #include "common/moments.cuh"
 
-// store_channel() writes to a workspace [rows, C], at `part`, for a second kernel to fold; or, where there is only one row,
-// to the results.
+// store_channel() writes to a workspace [rows, C], at index `part`, for a second kernel to fold. If there is only one
+// row, `workspace` is null, and it writes the results.
 struct MomentsOut {
     Pair* workspace;
     acc_t* mean;

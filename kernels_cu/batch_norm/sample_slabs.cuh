@@ -1,13 +1,13 @@
-// How the blocks of BatchNorm's `block` kernels share out a channels-first tensor: slabs of neighbouring channels, and
-// ranges of samples. The last slab may have fewer channels, the last range fewer samples. And a slab's way into shared
-// memory, through registers.
+// How the blocks of BatchNorm's `block` kernels divide a channels-first tensor: into slabs of neighbouring channels and
+// ranges of samples. The last slab may have fewer channels, the last range fewer samples. stage() loads a slab into
+// shared memory through registers.
 #include "partition/slab.cuh"
 
 struct SlabRange {
-    long long range;       // the row of a workspace [ranges, C]
-    long long first;       // channel
-    long long begin, end;  // samples
-    int own;               // channels
+    long long range;       // row in a workspace [ranges, C]
+    long long first;       // first channel
+    long long begin, end;  // samples [begin, end)
+    int own;               // channels of the slab
 
     static __device__ __forceinline__ long long items(long long N, long long C, long long channels, long long samples) {
         return (C + channels - 1) / channels * ((N + samples - 1) / samples);
@@ -23,7 +23,8 @@ struct SlabRange {
     }
 };
 
-// Copies slabs of several tensors into shared memory, their loads side by side; a null tensor is left out. No barrier.
+// Copies the slabs of several tensors into shared memory. Their loads are in flight together. A null tensor is left
+// out. No barrier.
 template <int tensors>
 __device__ __forceinline__ void stage(const slab_t& slab, const data_t* const (&from)[tensors],
                                       Pack<data_t>* const (&staged)[tensors]) {
@@ -58,8 +59,8 @@ __device__ __forceinline__ void stage(const slab_t& slab, const data_t* const (&
     }
 }
 
-// totals[channel] = the sum of terms over the channel's elements. The terms know what the block wrote to shared memory
-// before the call; behind it nobody looks at that any more.
+// Sets totals[channel] to the sum of terms over the channel's elements. `terms` may read shared memory that the block
+// has written before the call. When the call returns, all threads have finished reading it.
 template <typename Terms>
 __device__ __forceinline__ void channel_totals(const slab_t& slab, Pair* partials, Pair* totals, Terms terms) {
     for (int channel = threadIdx.x; channel < slab.channels; channel += Tile::threads) {

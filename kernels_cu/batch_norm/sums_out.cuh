@@ -1,8 +1,9 @@
-// The sums of BatchNorm's backward: where sum dy (first) and sum dy * (x - mean) (second) of a channel go.
+// Destination of the sums of BatchNorm's backward: sum dy (first) and sum dy * (x - mean) (second) of a channel.
 #include "common/norm.cuh"
 
-// store_channel() writes to a workspace [rows, C], at `part`, for a second kernel to sum; or, where there is only one row,
-// to the results, each of its own storage type and null where it is not wanted.
+// store_channel() writes to a workspace [rows, C], at index `part`, for a second kernel to sum. If there is only one
+// row, `workspace` is null, and it writes the results. Each result has its own storage type, and is null if it is not
+// wanted.
 struct SumsOut {
     Pair* workspace;
     const stat_t* invstd;

@@ -1,20 +1,21 @@
-// GroupNorm backward of groups that a team holds in registers: what the strategies `warp` (several teams a block) and
-// `block` (one) share.
+// GroupNorm backward of groups that a team holds in registers. Shared by the strategies `warp` (several teams per
+// block) and `block` (one team per block).
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
 #include "partition/team.cuh"
 
-// What an element needs of its channel.
+// Values of a channel that each of its elements uses.
 struct WeighedChannel {
     acc_t gamma;
     ActivationGrad activation_grad;
 };
 
-// The sums of a team's channels, in shared memory: what each pack has of each of its channels. Neither goes back from
-// pack to pack, so the part of pack j in channel c has place j + c for itself, and a channel's parts are neighbours.
+// Partial sums of a team's channels, in shared memory: one part for each pack and each channel in it. From one part of
+// the run to the next, the pack index j or the channel index c increases, and neither decreases. Index j + c is
+// therefore unique to a part, and the parts of a channel are contiguous.
 template <int lanes>
 struct ChannelParts {
-    Pair* parts;  // size(channels) of them, or null: nobody wants them
+    Pair* parts;  // size(channels) entries; null if the launch needs no parts
     int HxW;
 
     static __device__ __forceinline__ int size(int channels) { return lanes * Tile::packs_per_thread + channels - 1; }
@@ -23,15 +24,15 @@ struct ChannelParts {
             parts[k * lanes + Team<lanes>::lane() + channel] = part;
         }
     }
-    // Calls emit(channel, sums) in one lane for each of the run's channels. The whole warp calls, behind a barrier or a
-    // __syncwarp that makes the team's parts known to it.
+    // Calls emit(channel, sums) in one lane per channel of the run. The whole warp calls. A barrier or a __syncwarp
+    // that makes the team's parts visible to the warp must precede.
     template <typename Emit>
     __device__ __forceinline__ void each_sum(const Run<lanes>& run, int channels, Emit emit) const {
         constexpr int unit = Tile::channel_lanes;
         const int lane = Team<lanes>::lane() % unit;
         for (int base = 0; base < channels; base += lanes / unit) {
             const int channel = base + Team<lanes>::lane() / unit;
-            const bool live = run.length > 0 && channel < channels;  // the others come along for the shuffles
+            const bool live = run.length > 0 && channel < channels;  // the other lanes take part in the shuffles only
             const int begin = run.shift + channel * HxW, last = begin + HxW - 1;
             Pair sums = {};
             if (live) {
@@ -47,8 +48,8 @@ struct ChannelParts {
     }
 };
 
-// The arrays and sizes of a launch. Every byte of dy and x is read once, and before the team writes dx, so dx may be dy
-// or x.
+// Arrays and sizes of a launch. Every byte of dy and x is read once, before the team writes dx. So dx may be the same
+// array as dy or x.
 struct GroupRuns {
     const data_t* dy;
     const data_t* x;
@@ -62,7 +63,7 @@ struct GroupRuns {
     int HxW;
 
     __device__ __forceinline__ int channels() const { return static_cast<int>(C / groups); }
-    // How dy becomes the gradient with respect to a channel's normalised values.
+    // Functor that computes the gradient with respect to a channel's normalised values from dy and x.
     __device__ __forceinline__ ActivationGrad activation_grad_of(long long channel, bool there, acc_t gamma_c,
                                                                  const Coefficients& k) const {
         const acc_t beta_c = is_identity ? acc_t(0) : parameter(beta, channel, acc_t(0), there);
@@ -73,9 +74,11 @@ struct GroupRuns {
     __device__ __forceinline__ void run() const {
         const int channels = this->channels(), length = channels * HxW;
         const long long items = N * groups;
-        // Then the sums of a group, without gamma, are dbeta and dgamma, and gamma joins them behind.
+        // With one channel per group, the group's sums without gamma are dbeta and dgamma. gamma is multiplied in after
+        // the team has summed.
         const bool alone = channels == 1;
-        // Channels of one element lie in one lane, and with one channel a group its sums are the group's.
+        // Otherwise no parts are needed: a channel of one element lies in one lane, and the sums of a group's only
+        // channel are the sums of the group.
         const bool parted = parameters.wanted() && HxW > 1 && !alone;
         int offset = 0;
         Team<lanes> team = {Team<lanes>::shared_scratch(offset)};
@@ -91,7 +94,7 @@ struct GroupRuns {
             const Run<lanes> run(dy, item, length, item < items, true);
             Pack<data_t> held_dy[Tile::packs_per_thread], held_x[Tile::packs_per_thread];
             run.load_both(dy, x, held_dy, held_x);
-            const long long row = item / groups, group = item - row * groups;  // while the data is on its way
+            const long long row = item / groups, group = item - row * groups;  // overlaps with the loads above
             const long long first_channel = group * channels;
             Coefficients of_group = {};
             if (run.length > 0) {
@@ -116,7 +119,7 @@ struct GroupRuns {
                         const acc_t gradient = of.activation_grad(widen(held_dy[k].get(i)), value);
                         return Pair{gradient, gradient * (value - of_group.mean)};
                     },
-                    [&](int channel, const WeighedChannel& of, Pair part) {  // with gamma they join the group's
+                    [&](int channel, const WeighedChannel& of, Pair part) {  // add gamma * part to the group's sums
                         parts.keep(k, channel, part);
                         sums = sums + Pair{of.gamma * part.first, of.gamma * part.second};
                         if (HxW == 1 && parameters.wanted()) {
@@ -143,9 +146,9 @@ struct GroupRuns {
                 of_group.b = sums.second / acc_t(length);
                 write(run, held_dy, held_x, first_channel, of_group);
             }
-            if (parted) {  // dx does not wait for these
+            if (parted) {  // after dx, which does not need these sums
                 if (!team.of_block) {
-                    __syncwarp();  // the sum of a block had a barrier
+                    __syncwarp();  // if of_block, team.sum() contains a barrier
                 }
                 parts.each_sum(run, channels, [&](int channel, Pair of_channel) {
                     of_channel.second *= of_group.rstd;
@@ -162,7 +165,7 @@ private:
                                           Pack<data_t> (&held_x)[Tile::packs_per_thread], long long first_channel,
                                           const Coefficients& of_group) const {
         int positions = HxW;
-        make_opaque(positions);  // divided by again: the places of the first sweep would take registers through the sum
+        make_opaque(positions);  // divide again: the first sweep's positions would stay in registers across the sum
         const ChannelStride stride = run.stride(positions);
         ChannelWalk walk = run.walk(positions);
 #pragma unroll

@@ -1,18 +1,20 @@
-// GroupNorm backward with a slab of whole groups on chip: by a block (`block`), or by the blocks of a cluster, a piece
-// each (`cluster`). Every byte of dy and x is read once, and before any of the slab's dx is written, so dx may be dy or x.
+// GroupNorm backward with a slab of whole groups on chip. In strategy `block` one block holds the slab. In strategy
+// `cluster` each block of a cluster holds a piece of it. Every byte of dy and x is read once, before any dx of the slab
+// is written. So dx may be the same array as dy or x.
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
 #include "partition/stage.cuh"
 
-// Channels of a thread at a time, and resident threads that a launch bound asks for: fewer where each has the z of eight
-// channels to make again, as in backward_sweep.cuh.
+// thread_channels: channels that a thread processes at a time. slab_threads: resident threads per multiprocessor that
+// the launch bound requires. With an activation, a thread that recomputes z for eight channels needs more registers, so
+// the bound is lower, as in backward_sweep.cuh.
 template <typename Layout>
 constexpr int thread_channels = 1;
 template <>
 constexpr int thread_channels<ChannelsLast> = pack_size;
 constexpr int slab_threads = is_identity || thread_channels<layout_t> < 8 ? 512 : 384;
 
-// What a block knows of a channel and of a group of its slab: one access to shared memory each.
+// Values of a channel and of a group of the slab, in shared memory. Aligned so that a float32 struct is one access.
 struct alignas(16) SlabChannel {
     acc_t gamma;
     acc_t beta;
@@ -29,7 +31,7 @@ __device__ __forceinline__ ActivationGrad activation_grad_of(const SlabChannel& 
     return ActivationGrad{Affine{g.mean, g.rstd * c.gamma, c.beta}};
 }
 
-// What a sum needs of a channel.
+// Values of a channel that its sums use.
 struct SummedChannel {
     acc_t mean;
     ActivationGrad activation_grad;
@@ -50,7 +52,7 @@ struct GradientTerms {
     template <typename Use>
     __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
         const SummedChannel k = of(channel);
-        const Pack<data_t> held_dy = dy[j], held_x = value(j);  // in one access each
+        const Pack<data_t> held_dy = dy[j], held_x = value(j);  // one 16-byte access each
         return gradient_sums(held_dy, held_x, k.mean, use, k.activation_grad);
     }
     __device__ __forceinline__ void add(int j, const SummedChannel (&known)[pack_size], Pair (&sums)[pack_size]) const {
@@ -63,7 +65,7 @@ struct GradientTerms {
     }
 };
 
-// Coefficients of a channel, and what lies behind it.
+// Values of a channel that its dx uses.
 struct WrittenChannel {
     Coefficients k;
     ActivationGrad activation_grad;
@@ -79,7 +81,7 @@ struct HeldPacks {
     }
 };
 
-// The arrays and sizes of a launch.
+// Arrays and sizes of a launch.
 struct GroupSlabs {
     const data_t* dy;
     const data_t* x;
@@ -90,9 +92,9 @@ struct GroupSlabs {
     data_t* dx;
     ParameterGradients parameters;
     long long N, C, HxW, groups, slab_groups;
-    long long piece_packs;  // of the largest piece
+    long long piece_packs;  // packs of the largest piece
 
-    // With a cluster's blocks for a slab; `pieces` is 1 where there is no cluster.
+    // Processes slabs, with the `pieces` blocks of a cluster for each. `pieces` is 1 if there is no cluster.
     template <int pieces>
     __device__ __forceinline__ void run() const {
         const int group_channels = static_cast<int>(C / groups), own_groups = static_cast<int>(slab_groups);
@@ -111,7 +113,7 @@ struct GroupSlabs {
         Pack<data_t>* const staged_x =
             x == nullptr ? nullptr : shared_array<Pack<data_t>>(offset, static_cast<int>(piece_packs));
         Pair* const partials = shared_array<Pair>(offset, Tile::partial_sums);
-        __syncthreads();  // the mbarriers are there
+        __syncthreads();  // the mbarriers are initialised
         unsigned parity = 0;
         for (long long item = blockIdx.x / pieces; item < N * slabs; item += gridDim.x / pieces) {
             const long long n = item / slabs, first_group = (item - n * slabs) * slab_groups;
@@ -138,7 +140,7 @@ struct GroupSlabs {
 
             if (clustered) {
                 cluster_arrive();
-                cluster_wait();  // every block's totals are there
+                cluster_wait();  // the totals of every block are complete
             } else {
                 __syncthreads();
             }
@@ -155,7 +157,7 @@ struct GroupSlabs {
                 whole[channel] = Pair{k.gamma * sums.first, k.gamma * sums.second};
             }
             if (clustered) {
-                cluster_arrive();  // this block has read the others' totals
+                cluster_arrive();  // this block has read the other blocks' totals
             }
             if (dx != nullptr) {
                 __syncthreads();
@@ -179,7 +181,7 @@ struct GroupSlabs {
                     });
             }
             if (clustered) {
-                cluster_wait();  // the others have read this block's totals
+                cluster_wait();  // the other blocks have read this block's totals
             }
             staged_is_free();
         }

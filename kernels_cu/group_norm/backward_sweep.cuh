@@ -1,13 +1,14 @@
-// GroupNorm backward over a sweep's part of the tensors: the sums of its channels, and its dx. `split` has a kernel for
-// each, `grid` one for both.
+// GroupNorm backward over the part of the tensors that a sweep covers: the sums of its channels, and its dx. Strategy
+// `split` has one kernel for each of the two, strategy `grid` one kernel for both.
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
 #include "partition/sweep.cuh"
 
-// Resident threads that a launch bound asks for: fewer where each has the z of eight channels to make again.
+// Resident threads per multiprocessor that the launch bound requires. With an activation, a thread that recomputes z
+// for eight channels needs more registers, so the bound is lower.
 constexpr int gradient_threads = is_identity || sweep_t::slots < 8 ? 512 : 384;
 
-// The arrays of a call, and how it is cut.
+// Arrays of a launch, and how the tensors are cut into chunks.
 struct GroupGradients {
     const data_t* dy;
     const data_t* x;
@@ -25,9 +26,9 @@ struct GroupGradients {
         return Statistics{widen(load(mean, at)), with_rstd ? acc_t(widen(load(rstd, at))) : acc_t(0)};
     }
 
-    // Stores sum g and sum g * xhat of the sweep's channels, g being the gradient in front of the activation, where they
-    // stand in a workspace [N * chunks, C]. `partials` is shared, pack_size pairs a thread where a thread has several
-    // channels. The whole block calls.
+    // Stores sum g and sum g * xhat of the sweep's channels to a workspace [N * chunks, C], at the row of the sweep's
+    // chunk. g is the gradient with respect to the activation's input. `partials` is shared: pack_size pairs per thread
+    // if a thread has several channels. The whole block calls.
     __device__ __forceinline__ void sums(const sweep_t& sweep, Pair* partials, Pair* workspace) const {
         acc_t mean_of[sweep_t::slots] = {};
         ActivationGrad activation_grad[sweep_t::slots] = {};
@@ -47,12 +48,12 @@ struct GroupGradients {
         });
     }
 
-    // Where A / L and B / L of a group stand: its first part, once that has been read.
+    // Workspace index of A / L and B / L of a group. They replace the group's first part after that part has been read.
     __device__ __forceinline__ long long means_of(long long n, long long group) const {
         return cut.part(n, 0, group * group_channels());
     }
 
-    // Writes the sweep's dx.
+    // Writes dx of the sweep's elements.
     __device__ __forceinline__ void input(const sweep_t& sweep, const Pair* workspace, data_t* dx) const {
         Coefficients of[sweep_t::slots] = {};
         ActivationGrad activation_grad[sweep_t::slots] = {};

@@ -1,10 +1,10 @@
-// GroupNorm forward of groups that a team holds in registers: what the strategies `warp` (several teams a block) and
-// `block` (one) share. x, y (N, C, HxW); gamma, beta (C) or null; mean, rstd (N, groups).
+// GroupNorm forward of groups that a team holds in registers. Shared by the strategies `warp` (several teams per block)
+// and `block` (one team per block). x, y: (N, C, HxW). gamma, beta: (C) or null. mean, rstd: (N, groups).
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
 #include "partition/team.cuh"
 
-// Every byte of x is read once, and before the team writes y, so y may be x.
+// Every byte of x is read once, before the team writes y. So y may be the same array as x.
 template <int lanes>
 __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y,
                                                  acc_t* mean, acc_t* rstd, long long N, long long C, long long HxW,
@@ -20,7 +20,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         Run<lanes> run(x, item, length, item < N * groups, true);
         Pack<data_t> held[Tile::packs_per_thread];
         run.load_from(x, held);
-        const long long first_channel = item % groups * channels;  // a long division, while the data is on its way
+        const long long first_channel = item % groups * channels;  // 64-bit division, overlaps with the loads above
         const gamma_t* const own_gamma = from_index(gamma, first_channel);
         const beta_t* const own_beta = from_index(beta, first_channel);
         const Statistics found = run_statistics(team, run, run.centre(x), held, length, eps);
@@ -31,11 +31,11 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
             store(mean, item, found.mean);
             store(rstd, item, found.rstd);
         }
-        if (HxW == 1) {  // neighbours are channels, and their parameters lie side by side
+        if (HxW == 1) {  // neighbouring elements are channels, and their parameters are contiguous
             const auto packs_of = [&](const auto* array, int k, acc_t absent) {
                 return parameters_of(array, run.first(k), run.length, absent);
             };
-            make_opaque(run.shift);  // the predicates of its elements do not fit beside their parameters
+            make_opaque(run.shift);  // its elements' predicates and parameters do not fit in registers together
             write_run(
                 y, run, held, found, [&](int k) { return packs_of(own_gamma, k, acc_t(1)); },
                 [&](int k) { return packs_of(own_beta, k, acc_t(0)); },

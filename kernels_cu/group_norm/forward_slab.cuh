@@ -1,19 +1,20 @@
-// GroupNorm forward with a slab of whole groups on chip: by a block (`block`), or by the blocks of a cluster, a piece
-// each (`cluster`). Every byte of x is read once, and before any of the slab's y is written, so y may be x.
+// GroupNorm forward with a slab of whole groups on chip. In strategy `block` one block holds the slab. In strategy
+// `cluster` each block of a cluster holds a piece of it. Every byte of x is read once, before any y of the slab is
+// written. So y may be the same array as x.
 #include "common/activation.cuh"
 #include "common/moments.cuh"
 #include "common/parameters.cuh"
 #include "partition/stage.cuh"
 
-// The sums of d = x - centre and of d^2; centre is the group's, found through the channel.
+// Terms of the sums of d = x - centre and of d^2. The channels of a group have the same centre.
 struct Deviations {
     const Pack<data_t>* x;
-    const Affine* known;  // per channel of the slab; the centre is its mean so far
+    const Affine* known;  // per channel of the slab; before the statistics are known, its mean is the centre
 
     __device__ __forceinline__ acc_t of(int channel) const { return known[channel].mean; }
     template <typename Use>
     __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
-        const Pack<data_t> held = x[j];  // in one access
+        const Pack<data_t> held = x[j];  // one 16-byte access
         return deviations(held, of(channel), use);
     }
     __device__ __forceinline__ void add(int j, const acc_t (&centre)[pack_size], Pair (&sums)[pack_size]) const {
@@ -26,7 +27,7 @@ struct Deviations {
     }
 };
 
-// The arrays and sizes of a launch.
+// Arrays and sizes of a launch.
 struct GroupSlabs {
     const data_t* x;
     const gamma_t* gamma;
@@ -35,10 +36,10 @@ struct GroupSlabs {
     acc_t* mean;
     acc_t* rstd;
     long long N, C, HxW, groups, slab_groups;
-    long long piece_packs;  // of the largest piece
+    long long piece_packs;  // packs of the largest piece
     acc_t eps;
 
-    // With a cluster's blocks for a slab; `pieces` is 1 where there is no cluster.
+    // Processes slabs, with the `pieces` blocks of a cluster for each. `pieces` is 1 if there is no cluster.
     template <int pieces>
     __device__ __forceinline__ void run() const {
         const int group_channels = static_cast<int>(C / groups), own_groups = static_cast<int>(slab_groups);
@@ -67,7 +68,7 @@ struct GroupSlabs {
                     use(c);
                 }
             };
-            // The first centre of the piece's sums is its first element of the group.
+            // The first centre of a group is the first of its elements in this piece.
             for (int group = threadIdx.x; group < own_groups; group += Tile::threads) {
                 const long long first = slab.first_held(group, group_channels);
                 const acc_t shift = count_of(group) > 0 ? usable_shift(widen(load(x, first))) : acc_t(0);
@@ -103,7 +104,7 @@ struct GroupSlabs {
             });
             if (clustered) {
                 cluster_arrive();
-                cluster_wait();  // every block's moments are there
+                cluster_wait();  // the moments of every block are complete
             } else {
                 __syncthreads();
             }
@@ -122,7 +123,7 @@ struct GroupSlabs {
                 }
             }
             if (clustered) {
-                cluster_arrive();  // this block has read the others' moments
+                cluster_arrive();  // this block has read the other blocks' moments
             }
             __syncthreads();
             slab.write(
@@ -131,7 +132,7 @@ struct GroupSlabs {
                     return activation_t::apply(normalised(widen(held.get(i)), k));
                 });
             if (clustered) {
-                cluster_wait();  // the others have read this block's moments
+                cluster_wait();  // the other blocks have read this block's moments
             }
             staged_is_free();
         }

@@ -1,10 +1,10 @@
-// GroupNorm forward over a sweep's part of the tensor: its y, in `split` and in `grid`. The moments of its channels are
-// store_sweep_moments in sweep_moments.cuh.
+// GroupNorm forward over the part of the tensor that a sweep covers: its y, for the strategies `split` and `grid`.
+// store_sweep_moments in sweep_moments.cuh computes the moments of its channels.
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
 #include "partition/sweep_moments.cuh"
 
-// The arrays of a call, and how it is cut.
+// Arrays of a launch, and how the tensor is cut into chunks.
 struct GroupMoments {
     const data_t* x;
     const gamma_t* gamma;
@@ -14,7 +14,7 @@ struct GroupMoments {
 
     __device__ __forceinline__ long long group_channels() const { return cut.C / groups; }
 
-    // Writes the sweep's y.
+    // Writes y of the sweep's elements.
     __device__ __forceinline__ void apply(const sweep_t& sweep, const acc_t* mean, const acc_t* rstd, data_t* y) const {
         Affine of[sweep_t::slots] = {};
         const auto of_group = [&](long long group) {

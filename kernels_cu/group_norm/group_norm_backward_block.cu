@@ -1,14 +1,17 @@
-// GroupNorm backward, strategy `block`: a block per slab of whole groups of one sample, staged in shared memory.
+// GroupNorm backward, strategy `block`: one block per slab of whole groups of one sample, staged in shared memory.
 //
-//   dy, x, dx (N, C, HxW) or (N, HxW, C); mean, rstd (N, groups); gamma, beta (C) or null
-//   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   sums: workspace row n of [N, C] pairs (dbeta, dgamma), or, for N = 1, dgamma and dbeta themselves
-//   grid: N * groups / slab_groups slabs, dealt out block by block; a block writes its slab of dx and its row of sums
-//   shared memory: mbarriers; per channel its totals, gamma, beta and group; per group its statistics and sums; the slabs
-//   of dy and x, piece_packs each; partial sums
+//   dy, x, dx: (N, C, HxW) or (N, HxW, C). mean, rstd: (N, groups). gamma, beta: (C) or null.
+//   dx and the parameter gradients are null if they are not wanted. x is null if only dbeta is wanted and there is no
+//   activation.
+//   Sums: pairs (dbeta, dgamma), stored to row n of a workspace [N, C]. For N = 1 the kernel writes dgamma and dbeta
+//   themselves.
+//   Grid: the blocks take the N * groups / slab_groups slabs in turn. A block writes dx and the sums of its slab.
+//   Shared memory: mbarriers; per channel the totals, gamma, beta and the index of the group; per group the statistics,
+//   A / L and B / L; the slabs of dy and x, piece_packs packs each; partial sums.
 //
-// Every byte of dy and x is read once. Wins from a few thousand elements a group up to what shared memory holds; where
-// half of that is enough, two blocks share a multiprocessor and one loads while the other writes.
+// Every byte of dy and x is read once. The strategy wins from a few thousand elements per group up to the capacity of
+// shared memory. If a block needs at most half of it, two blocks share a multiprocessor: one loads while the other
+// writes.
 #include "group_norm/backward_slab.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(slab_threads))

@@ -1,16 +1,20 @@
-// GroupNorm backward, strategy `block` with its slab in registers (load=registers): a block per group.
+// GroupNorm backward, strategy `block` with the slab in registers (load=registers): one block per group.
 //
-//   dy, x, dx (N, C, HxW), also (N, 1, C); mean, rstd (N, groups); gamma, beta (C) or null
-//   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   a thread holds Tile::packs_per_thread packs of dy and of x: a group has at most threads * packs * pack_size elements
-//   sums: workspace row n of [N, C] pairs (dbeta, dgamma), or, for N = 1, dgamma and dbeta themselves
-//   grid: N * groups groups, dealt out block by block; a block writes its group of dx and its part of a row
-//   shared memory: the warps' sums, twice; where parameter gradients of several channels a group are wanted, and
-//   HxW > 1, the parts of their sums, packs and channels of them
+//   dy, x, dx: (N, C, HxW), also (N, 1, C). mean, rstd: (N, groups). gamma, beta: (C) or null.
+//   dx and the parameter gradients are null if they are not wanted. x is null if only dbeta is wanted and there is no
+//   activation.
+//   A thread holds Tile::packs_per_thread packs of dy and of x. A group has at most threads * packs * pack_size
+//   elements.
+//   Sums: pairs (dbeta, dgamma), stored to row n of a workspace [N, C]. For N = 1 the kernel writes dgamma and dbeta
+//   themselves.
+//   Grid: the blocks take the N * groups groups in turn. A block writes dx and the sums of its group.
+//   Shared memory: two rows of one pair per warp, for sums. If parameter gradients are wanted, HxW > 1 and a group has
+//   several channels: also the parts of the channels' sums, one pair each (packs of the block + channels of a group -
+//   1).
 //
-// Every byte of dy and x is read once, and goes nowhere between: no copy in shared memory is written and read again, and
-// the registers hold what a multiprocessor's shared memory does not. dx waits for one barrier alone. Wins from about two
-// thousand elements a group up to what the threads hold.
+// Every byte of dy and x is read once and stays in registers. No copy in shared memory is written and read back. The
+// registers of a multiprocessor hold data for which its shared memory has no room. Only one barrier precedes dx. The
+// strategy wins from about two thousand elements per group up to the capacity of the threads' registers.
 #include "group_norm/backward_runs.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

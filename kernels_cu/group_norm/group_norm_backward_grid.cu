@@ -1,18 +1,20 @@
-// GroupNorm backward, strategy `grid`: persistent blocks take tiles by ticket, the sums of a team of tiles first, dx
-// while dy and x are still in the L2 cache.
+// GroupNorm backward, strategy `grid`: persistent blocks draw tiles by ticket. The sums of a team of tiles are computed
+// first. Its dx follows while dy and x are still in the L2 cache.
 //
-//   dy, x, dx (N, C, HxW) or (N, HxW, C); mean, rstd (N, groups); gamma, beta (C) or null
-//   a team: `team` channels, whole groups of one sample (channels-first: one group); its tiles: block_warps chunks of
-//   planes of a block of warps (channels-first), or a chunk of rows (channels-last)
-//   workspace: [N * chunks, C] pairs: sum g and sum g * xhat of one channel over one chunk of one sample; from pair
-//   `rows` [N, C] pairs (dbeta, dgamma) that a second kernel sums, but for N = 1, whose are the results dgamma and dbeta;
-//   from pair `words` the counters of work_queue.cuh, all 0
-//   grid: any number of blocks; prefetch_tiles: tiles that sums run ahead of outputs
-//   shared memory: sums of a channels-last tile; of a team a pair a thread and a channel; take_work's three words
+//   dy, x, dx: (N, C, HxW) or (N, HxW, C). mean, rstd: (N, groups). gamma, beta: (C) or null.
+//   A team is `team` channels: whole groups of one sample (channels-first: one group). Channels-first, a tile is
+//   block_warps chunks of planes, one per warp. Channels-last, a tile is a chunk of rows.
+//   Workspace: [N * chunks, C] pairs (sum g, sum g * xhat) of one channel over one chunk of one sample. From pair
+//   `rows` on: [N, C] pairs (dbeta, dgamma), which a second kernel sums. For N = 1 the kernel writes dgamma and dbeta
+//   themselves instead. From pair `words` on: the counters of work_queue.cuh, all 0 at launch.
+//   Grid: any number of blocks. prefetch_tiles: the number of tiles by which sums run ahead of outputs.
+//   Shared memory: the sums of a channels-last tile; one pair per thread and one per channel of a team, for the fold;
+//   the three words of take_work.
 //
-// dy and x are asked for twice and come from DRAM once. An element of dx is written by the thread that has read the same
-// elements of dy and x, when their sums are complete: dx may be dy or x. Wins where a group is too large for the shared
-// memory of a cluster and small against the L2 cache, and where groups are fewer than multiprocessors.
+// dy and x are loaded twice, but only once from DRAM. An element of dx is written by the thread that has read the same
+// elements of dy and x, after the sums of the team are complete. So dx may be the same array as dy or x. The strategy
+// wins for groups that are too large for the shared memory of a cluster and small relative to the L2 cache. It also
+// wins if there are fewer groups than multiprocessors.
 #include "common/columns.cuh"
 #include "group_norm/backward_sweep.cuh"
 #include "partition/work_queue.cuh"

@@ -1,16 +1,19 @@
-// GroupNorm backward, strategy `split`: sums first, dx in a second sweep. Any size, any layout: the fallback.
+// GroupNorm backward, strategy `split`: sums first, dx in a second sweep. It is the fallback: it takes any size and any
+// layout.
 //
-//   dy, x, dx (N, C, HxW) or (N, HxW, C); mean, rstd (N, groups); gamma, beta (C) or null
-//   x is null where only dbeta is wanted, and nothing lies behind the norm
-//   workspace [N * chunks, C] pairs: sum g and sum g * xhat of one channel over one chunk of one sample
+//   dy, x, dx: (N, C, HxW) or (N, HxW, C). mean, rstd: (N, groups). gamma, beta: (C) or null.
+//   x is null if only dbeta is wanted and there is no activation.
+//   Workspace: [N * chunks, C] pairs (sum g, sum g * xhat) of one channel over one chunk of one sample.
 //
 //   group_norm_backward_split_sums   reads dy and x, writes the workspace
-//   (dgamma, dbeta wanted)           parameter_sums sums the workspace's rows
-//   group_norm_backward_split_fold   a block per (n, group): A / L and B / L from the group's parts, into the first
-//   group_norm_backward_split_input  reads dy, x and those, writes dx; both only where dx is wanted
+//   parameter_sums                   sums the rows of the workspace; only if dgamma or dbeta is wanted
+//   group_norm_backward_split_fold   one block per (n, group): computes A / L and B / L from the group's parts and
+//                                    stores them over the group's first part; only if dx is wanted
+//   group_norm_backward_split_input  reads dy, x and those values, writes dx; only if dx is wanted
 //
-// dy and x are read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache.
-// An element of dx is written by the thread that has read the same elements of dy and x: dx may be dy or x.
+// dy and x are read twice. The second sweep runs in reverse, because the elements that the first sweep read last are
+// still in the L2 cache. An element of dx is written by the thread that has read the same elements of dy and x. So dx
+// may be the same array as dy or x.
 #include "group_norm/backward_sweep.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_threads))
@@ -43,10 +46,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             sums = sums + Pair{weight * part.first, weight * part.second};
         });
         sums = block_fold(sums, scratch, [](Pair value) { return warp_sum(value); });
-        if (threadIdx.x == 0) {  // the barrier of the fold lies behind every thread's reading of the parts
+        if (threadIdx.x == 0) {  // all threads have loaded their parts before the barrier in block_fold
             store(parts, 0, Pair{sums.first / length, sums.second / length});
         }
-        __syncthreads();  // scratch is taken over by the next group
+        __syncthreads();  // the next group reuses scratch
     }
 }
 

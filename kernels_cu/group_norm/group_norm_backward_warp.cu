@@ -1,15 +1,19 @@
-// GroupNorm backward, strategy `warp`: a run of `lanes` lanes of a warp per group, held in registers.
+// GroupNorm backward, strategy `warp`: one team of `lanes` lanes of a warp per group, which the team holds in
+// registers.
 //
-//   dy, x, dx (N, C, HxW); mean, rstd (N, groups); gamma, beta (C) or null
-//   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane of dy and of x
-//   sums: workspace row n of [N, C] pairs (dbeta, dgamma), or, for one row, the results
-//   grid: N * groups groups, dealt out to teams; a team writes its group of dx and its part of a row
-//   shared memory: where parameter gradients of several channels a group are wanted, the parts of their sums, per team
-//   packs and channels of them
+//   dy, x, dx: (N, C, HxW). mean, rstd: (N, groups). gamma, beta: (C) or null.
+//   dx and the parameter gradients are null if they are not wanted. x is null if only dbeta is wanted and there is no
+//   activation.
+//   A team has Tile::lanes lanes. A lane holds Tile::packs_per_thread packs of dy and of x.
+//   Sums: pairs (dbeta, dgamma), stored to row n of a workspace [N, C]. For N = 1 the kernel writes dgamma and dbeta
+//   themselves.
+//   Grid: the teams take the N * groups groups in turn. A team writes dx and the sums of its group.
+//   Shared memory: only if parameter gradients are wanted and a group has several channels. Each team stores the parts
+//   of the channels' sums, one pair each (packs of the team + channels of a group - 1).
 //
-// Every byte of dy and x is read once. No barrier of the block. Wins for groups up to about two thousand elements. Where
-// HxW = 1 a team has more than one sample: group_norm_backward_warp_rows.
+// Every byte of dy and x is read once. There is no barrier of the block. The strategy wins for groups of up to about
+// two thousand elements. For HxW = 1, group_norm_backward_warp_rows is used, in which a team may process several
+// samples.
 #include "group_norm/backward_runs.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))

@@ -1,19 +1,24 @@
-// GroupNorm backward, strategy `warp`, where a channel is one element: LayerNorm's rows (row_gradients.cuh), of one group
-// each.
+// GroupNorm backward, strategy `warp`, for HxW = 1 (a channel is one element): each group is a row, as in LayerNorm
+// (row_gradients.cuh).
 //
-//   dy, x, dx (N, C), also (N, 1, C); mean, rstd (N, groups); gamma, beta (C) or null
-//   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane of dy and of x, and the sums of its channels over all its
-//   samples, in float32 (float64 for float64 data): in registers where a lane has few enough, else in shared memory
-//   sums: workspace row i of [rows, C] pairs (dbeta, dgamma), or, for one row, dgamma and dbeta themselves; where a
-//   block's teams are a multiple of the groups, those of one group put their sums together, and a block has a row; else
-//   each team that has a sample has its part of row i of at most teams / groups
-//   grid: `teams` teams, a multiple of `groups`, a block's worth each; a team takes a group of every teams / groups-th
-//   sample, and asks for its part of gamma (with an activation, of beta) once
-//   shared memory: the sums of the channels as they are handed on, or where they do not stay in registers
+//   dy, x, dx: (N, C), also (N, 1, C). mean, rstd: (N, groups). gamma, beta: (C) or null.
+//   dx and the parameter gradients are null if they are not wanted. x is null if only dbeta is wanted and there is no
+//   activation.
+//   A team has Tile::lanes lanes. A lane holds Tile::packs_per_thread packs of dy and of x. The team keeps the sums of
+//   its channels over all its samples in float32 (float64 for float64 data): in registers if a lane has few enough,
+//   otherwise in shared memory.
+//   Sums: pairs (dbeta, dgamma), stored to a workspace [rows, C]. If there is one row, the kernel writes dgamma and
+//   dbeta themselves. If the number of teams per block is a multiple of `groups`, the teams of a block that process the
+//   same group add their sums, and a block stores one row. Otherwise each team that has a sample stores its group's
+//   part of a row, and there are at most teams / groups rows.
+//   Grid: the blocks take the `teams` teams in turn, Tile::threads / Tile::lanes teams at a time. `teams` is a multiple
+//   of `groups`. A team processes one group of every (teams / groups)-th sample. It loads the group's part of gamma
+//   (with an activation, also of beta) once if registers hold it, otherwise again for every sample.
+//   Shared memory: the sums of the channels, if registers do not hold them or while teams add theirs.
 //
-// Every byte of dy and x is read once, and before the team writes dx, so dx may be dy or x. No barrier but for the sums at
-// the end. Wins for groups up to about two thousand channels.
+// Every byte of dy and x is read once, before the team writes dx. So dx may be the same array as dy or x. The only
+// barriers are those for the channels' sums, before and after the loop over the samples. The strategy wins for groups
+// of up to about two thousand channels.
 #include "partition/row_gradients.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))

@@ -1,12 +1,12 @@
-// GroupNorm forward, strategy `block`: a block per slab of whole groups of one sample, staged in shared memory.
+// GroupNorm forward, strategy `block`: one block per slab of whole groups of one sample, staged in shared memory.
 //
-//   x, y (N, C, HxW) or (N, HxW, C); gamma, beta (C) or null; mean, rstd (N, groups)
-//   grid: N * groups / slab_groups slabs, dealt out block by block; a block writes its slab of y, mean and rstd
-//   shared memory: mbarriers; per channel its totals and affine form, whose mean is at first a centre; per group its
-//   moments; the slab of x, piece_packs long; partial sums
+//   x, y: (N, C, HxW) or (N, HxW, C). gamma, beta: (C) or null. mean, rstd: (N, groups).
+//   Grid: the blocks take the N * groups / slab_groups slabs in turn. A block writes y, mean and rstd of its slab.
+//   Shared memory: mbarriers; per channel the totals and an Affine, whose mean is the centre until the statistics are
+//   known; per group the moments; the slab of x, piece_packs packs; partial sums.
 //
-// Every byte of x is read once. Wins from a few thousand elements a group up to what shared memory holds; where half of
-// that is enough, two blocks share a multiprocessor and one loads while the other writes.
+// Every byte of x is read once. The strategy wins from a few thousand elements per group up to the capacity of shared
+// memory. If a block needs at most half of it, two blocks share a multiprocessor: one loads while the other writes.
 #include "group_norm/forward_slab.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

@@ -1,13 +1,14 @@
-// GroupNorm forward, strategy `block` with its slab in registers (load=registers): a block per group.
+// GroupNorm forward, strategy `block` with the slab in registers (load=registers): one block per group.
 //
-//   x, y (N, C, HxW), also (N, 1, C); gamma, beta (C) or null; mean, rstd (N, groups)
-//   a thread holds Tile::packs_per_thread packs: a group has at most threads * packs * pack_size elements
-//   grid: N * groups groups, dealt out block by block; a block writes its group of y and its mean and rstd
-//   shared memory: the warps' sums, twice
+//   x, y: (N, C, HxW), also (N, 1, C). gamma, beta: (C) or null. mean, rstd: (N, groups).
+//   A thread holds Tile::packs_per_thread packs. A group has at most threads * packs * pack_size elements.
+//   Grid: the blocks take the N * groups groups in turn. A block writes y, mean and rstd of its group.
+//   Shared memory: two rows of one pair per warp, for sums.
 //
-// Every byte of x is read once (y waits for two barriers: the mean, then the variance), and goes nowhere between: no copy in shared memory is written and read again, and the
-// registers hold what a multiprocessor's shared memory does not. Wins from about two thousand elements a group up to
-// what the threads hold.
+// Every byte of x is read once and stays in registers. No copy in shared memory is written and read back. The registers
+// of a multiprocessor hold data for which its shared memory has no room. Two barriers precede y: one for the mean, one
+// for the variance. The strategy wins from about two thousand elements per group up to the capacity of the threads'
+// registers.
 #include "group_norm/forward_runs.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

@@ -1,14 +1,15 @@
-// GroupNorm forward, strategy `cluster`: a cluster of Tile::cluster blocks per slab of whole groups of one sample, a piece
-// of it in each block's shared memory.
+// GroupNorm forward, strategy `cluster`: a cluster of Tile::cluster blocks per slab of whole groups of one sample. Each
+// block stages a piece of the slab in its shared memory.
 //
-//   x, y (N, C, HxW) or (N, HxW, C); gamma, beta (C) or null; mean, rstd (N, groups)
-//   grid: Tile::cluster blocks for each of the N * groups / slab_groups slabs, dealt out cluster by cluster; a block
-//   writes its piece of the slab's y, the first one mean and rstd
-//   shared memory: as in group_norm_block.cu
+//   x, y: (N, C, HxW) or (N, HxW, C). gamma, beta: (C) or null. mean, rstd: (N, groups).
+//   Grid: Tile::cluster blocks per cluster; the clusters take the N * groups / slab_groups slabs in turn. A block
+//   writes y of its piece. The first block of the cluster writes mean and rstd.
+//   Shared memory: same as group_norm_block.cu.
 //
-// Every byte of x is read once. Each block takes the moments of its piece in two passes; the blocks merge them by way of
-// distributed shared memory, all in the same order. Wins for groups that are too large for one block's shared memory, up
-// to some 3.6 MB, and where groups are fewer than multiprocessors. sm_90.
+// Every byte of x is read once. Each block computes the moments of its piece in two passes. Each block then merges the
+// moments of all blocks of the cluster, which it reads through distributed shared memory. All blocks merge them in the
+// same order. The strategy wins for groups that are too large for one block's shared memory, up to about 3.6 MB. It
+// also wins if there are fewer groups than multiprocessors. Requires sm_90.
 #include "group_norm/forward_slab.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))

@@ -1,17 +1,19 @@
-// GroupNorm forward, strategy `grid`: persistent blocks take tiles by ticket, the moments of a team of tiles first, y
-// while x is still in the L2 cache.
+// GroupNorm forward, strategy `grid`: persistent blocks draw tiles by ticket. The moments of a team of tiles are
+// computed first. Its y follows while x is still in the L2 cache.
 //
-//   x, y (N, C, HxW) or (N, HxW, C); gamma, beta (C) or null; mean, rstd (N, groups)
-//   a team: `team` channels, whole groups of one sample (channels-first: one group); its tiles: block_warps chunks of
-//   planes of a block of warps (channels-first), or a chunk of rows (channels-last)
-//   workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample; from pair `words` the
-//   counters of work_queue.cuh, all 0
-//   grid: any number of blocks; prefetch_tiles: tiles that moments run ahead of outputs
-//   shared memory: moments of a channels-last tile; of a team moments of each thread and channel; take_work's three words
+//   x, y: (N, C, HxW) or (N, HxW, C). gamma, beta: (C) or null. mean, rstd: (N, groups).
+//   A team is `team` channels: whole groups of one sample (channels-first: one group). Channels-first, a tile is
+//   block_warps chunks of planes, one per warp. Channels-last, a tile is a chunk of rows.
+//   Workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample. From pair `words` on:
+//   the counters of work_queue.cuh, all 0 at launch.
+//   Grid: any number of blocks. prefetch_tiles: the number of tiles by which moments run ahead of outputs.
+//   Shared memory: the moments of a channels-last tile; moments per thread and per channel of a team, for the fold; the
+//   three words of take_work.
 //
-// x is asked for twice and comes from DRAM once. An element of y is written by the thread that has read the same element
-// of x, when the statistics are complete: y may be x. Wins where a group is too large for the shared memory of a cluster
-// and small against the L2 cache, and where groups are fewer than multiprocessors.
+// x is loaded twice, but only once from DRAM. An element of y is written by the thread that has read the same element
+// of x, after the statistics are complete. So y may be the same array as x. The strategy wins for groups that are too
+// large for the shared memory of a cluster and small relative to the L2 cache. It also wins if there are fewer groups
+// than multiprocessors.
 #include "common/columns.cuh"
 #include "group_norm/forward_sweep.cuh"
 #include "partition/work_queue.cuh"

@@ -1,13 +1,15 @@
-// GroupNorm forward, strategy `split`: statistics first, y in a second sweep. Any size, any layout: the fallback.
+// GroupNorm forward, strategy `split`: statistics first, y in a second sweep. It is the fallback: it takes any size and
+// any layout.
 //
-//   x, y (N, C, HxW) or (N, HxW, C); gamma, beta (C) or null; mean, rstd (N, groups)
-//   workspace [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample
+//   x, y: (N, C, HxW) or (N, HxW, C). gamma, beta: (C) or null. mean, rstd: (N, groups).
+//   Workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample.
 //
-//   split_moments and split_moments_fold (partition/split_moments.cu)  read x, write mean and rstd
-//   group_norm_split_apply  reads x, mean and rstd, writes y
+//   split_moments, split_moments_fold  read x, write mean and rstd (partition/split_moments.cu)
+//   group_norm_split_apply             reads x, mean and rstd, writes y
 //
-// x is read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache. An element
-// of y is written by the thread that has read the same element of x: y may be x.
+// x is read twice. The second sweep runs in reverse, because the elements that the first sweep read last are still in
+// the L2 cache. An element of y is written by the thread that has read the same element of x. So y may be the same
+// array as x.
 #include "group_norm/forward_sweep.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

@@ -1,11 +1,12 @@
-// GroupNorm forward, strategy `warp`: a run of `lanes` lanes of a warp per group, held in registers.
+// GroupNorm forward, strategy `warp`: one team of `lanes` lanes of a warp per group, which the team holds in registers.
 //
-//   x, y (N, C, HxW); gamma, beta (C) or null; mean, rstd (N, groups)
-//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane: a group has at most lanes * packs * pack_size elements
-//   grid: N * groups groups, dealt out to teams; a team writes its group of y and its mean and rstd
+//   x, y: (N, C, HxW). gamma, beta: (C) or null. mean, rstd: (N, groups).
+//   A team has Tile::lanes lanes. A lane holds Tile::packs_per_thread packs. A group has at most lanes * packs *
+//   pack_size elements.
+//   Grid: the teams take the N * groups groups in turn. A team writes y, mean and rstd of its group.
 //
-// Every byte of x is read once. No barrier and no shared memory. Wins for groups up to about two thousand elements. Where
-// HxW = 1 a team has more than one sample: group_norm_warp_rows.
+// Every byte of x is read once. There is no barrier and no shared memory. The strategy wins for groups of up to about
+// two thousand elements. For HxW = 1, group_norm_warp_rows is used, in which a team may process several samples.
 #include "group_norm/forward_runs.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))

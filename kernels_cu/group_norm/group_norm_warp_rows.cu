@@ -1,11 +1,15 @@
-// GroupNorm forward, strategy `warp`, where a channel is one element: LayerNorm's rows (rows.cuh), of one group each.
+// GroupNorm forward, strategy `warp`, for HxW = 1 (a channel is one element): each group is a row, as in LayerNorm
+// (rows.cuh).
 //
-//   x, y (N, C), also (N, 1, C); gamma, beta (C) or null; mean, rstd (N, groups)
-//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane: a group has at most lanes * packs * pack_size elements
-//   grid: `teams` teams, a multiple of `groups`, a block's worth each; a team takes a group of every teams / groups-th
-//   sample, and writes it of y and its mean and rstd; it asks for its part of gamma and beta once
+//   x, y: (N, C), also (N, 1, C). gamma, beta: (C) or null. mean, rstd: (N, groups).
+//   A team has Tile::lanes lanes. A lane holds Tile::packs_per_thread packs. A group has at most lanes * packs *
+//   pack_size elements.
+//   Grid: the blocks take the `teams` teams in turn, Tile::threads / Tile::lanes teams at a time. `teams` is a multiple
+//   of `groups`. A team processes one group of every (teams / groups)-th sample and writes its y, mean and rstd. It
+//   loads the group's part of gamma and beta once if registers hold it, otherwise again for every sample.
 //
-// Every byte of x is read once. No barrier and no shared memory. Wins for groups up to about two thousand channels.
+// Every byte of x is read once. There is no barrier and no shared memory. The strategy wins for groups of up to about
+// two thousand channels.
 #include "partition/rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))

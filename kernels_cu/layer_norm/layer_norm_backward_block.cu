@@ -1,20 +1,22 @@
-// LayerNorm backward, strategy `block`: a block per row, or an even part of one, held in registers; `teams` teams take
-// the rows in turn.
+// LayerNorm backward, strategy `block`: a row is held in the registers of a team, which is a block or an even part of a
+// block. `teams` teams take the rows in turn.
 //
-//   dy, x, dx (rows, length); mean, rstd (rows); gamma (length) or null
-//   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   Tile::teams_per_block teams a block hold Tile::packs_per_thread packs a thread of dy and of x, and the sums of their columns over all
-//   their rows, in float32 (float64 for float64 data): in registers where a thread has few enough, else in shared memory
-//   sums: workspace row i of [blocks / Tile::cluster, length] pairs (dbeta, dgamma), or, for one row, dgamma and dbeta
-//   themselves; the teams of a block have rows of their own, and put their sums together at the end, and then the blocks
-//   of a cluster in rank order, so that few rows of data do not become as many rows of sums
-//   grid: teams / Tile::teams_per_block, a multiple of Tile::cluster
-//   shared memory: two rows of a pair a warp, for a row's sums; the sums of the columns, where they are wanted and do not
-//   stay in registers, or as they are handed on; gamma, where several teams share it
+//   dy, x, dx: (rows, length). mean, rstd: (rows). gamma: (length) or null.
+//   dx and the parameter gradients are null if they are not wanted. x is null if only dbeta is wanted.
+//   A block has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs of dy and of x. A team keeps
+//   the sums of its columns over all its rows, in float32 (float64 for float64 data): in registers if a thread has few
+//   enough columns, otherwise in shared memory.
+//   Sums: pairs (dbeta, dgamma), stored to a workspace [blocks / Tile::cluster, length]. If there is one row, the
+//   kernel writes dgamma and dbeta themselves. Each team of a block has its own rows. At the end the teams of a block
+//   add their sums, then the blocks of a cluster add theirs in rank order. Without that, few rows of data would produce
+//   as many rows of sums.
+//   Grid: teams / Tile::teams_per_block blocks, a multiple of Tile::cluster.
+//   Shared memory: two rows of one pair per warp, for the sums of a row; the sums of the columns, if they are wanted
+//   and registers do not hold them, or while teams or blocks add them; gamma, if several teams share it.
 //
-// Every byte of dy and x is read once, and before the team writes dx, so dx may be dy or x; one barrier a row, which the
-// teams of a block pass together. Wins from about a thousand elements up to what registers and shared memory hold. A
-// cluster of more than one block takes sm_90.
+// Every byte of dy and x is read once, before the team writes dx. So dx may be the same array as dy or x. There is one
+// barrier per row, which all teams of the block pass together. The strategy wins from about a thousand elements up to
+// the capacity of registers and shared memory. A cluster of more than one block requires sm_90.
 #include "partition/row_gradients.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))

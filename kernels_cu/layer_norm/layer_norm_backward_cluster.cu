@@ -1,21 +1,23 @@
-// LayerNorm backward, strategy `cluster`: the Tile::cluster blocks of a cluster per row, or an even part of each of them, a
-// slice of it in the registers of each; `teams` teams take the rows in turn.
+// LayerNorm backward, strategy `cluster`: a row is held in the registers of a team, which spans the Tile::cluster
+// blocks of a cluster. In each block the team is the whole block or an even part of it, and holds a slice of the row.
+// `teams` teams take the rows in turn.
 //
-//   dy, x, dx (rows, length); mean, rstd (rows); gamma (length) or null
-//   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   each of Tile::teams_per_block teams holds Tile::packs_per_thread packs a thread of dy and of x in a block, and the sums of its columns
-//   over all its rows, in float32 (float64 for float64 data): in registers where a thread has few enough, else in shared
-//   memory; more than one team take rows that begin alike (length a multiple of pack_size), so that they have slices of
-//   the same columns, and put their sums together at the end
-//   sums: workspace row i of [clusters, length] pairs (dbeta, dgamma), or, for one cluster, dgamma and dbeta themselves
-//   grid: teams / Tile::teams_per_block clusters of Tile::cluster blocks
-//   shared memory: two rows of a pair a warp, and two pairs a team that the cluster reads, for a row's sums; the sums of
-//   the slice's columns, where they are wanted and do not stay in registers, or as they are handed on; gamma of the
-//   slice, where several teams share it
+//   dy, x, dx: (rows, length). mean, rstd: (rows). gamma: (length) or null.
+//   dx and the parameter gradients are null if they are not wanted. x is null if only dbeta is wanted.
+//   A cluster has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs of dy and of x. A team keeps
+//   the sums of its columns over all its rows, in float32 (float64 for float64 data): in registers if a thread has few
+//   enough columns, otherwise in shared memory. Several teams require length to be a multiple of pack_size: then all
+//   rows have the same alignment, and the teams' slices have the same columns. At the end the teams add their sums.
+//   Sums: pairs (dbeta, dgamma), stored to a workspace [clusters, length]. If there is one cluster, the kernel writes
+//   dgamma and dbeta themselves.
+//   Grid: teams / Tile::teams_per_block clusters of Tile::cluster blocks.
+//   Shared memory: two rows of one pair per warp, and two pairs per team that the cluster reads, for the sums of a row;
+//   the sums of the slice's columns, if they are wanted and registers do not hold them, or while teams add them; gamma
+//   of the slice, if several teams share it.
 //
-// Every byte of dy and x is read once, and before the cluster writes dx, so dx may be dy or x; one barrier of the block and
-// one of the cluster a row. Wins from about 16 thousand elements to 128 thousand, and where few rows leave blocks idle.
-// sm_90.
+// Every byte of dy and x is read once, before the cluster writes dx. So dx may be the same array as dy or x. There is
+// one barrier of the block and one of the cluster per row. The strategy wins from about 16 thousand to 128 thousand
+// elements. It also wins if few rows would leave blocks idle. Requires sm_90.
 #include "partition/row_gradients.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))

@@ -1,20 +1,23 @@
-// LayerNorm backward, strategy `grid`: a block takes a slab of columns of all rows by ticket (row_slabs.cuh), sums first,
-// dx from what it has kept of dy and x when the sums of whole rows are there.
+// LayerNorm backward, strategy `grid`: a block draws a slab of columns of all rows by ticket (row_slabs.cuh). It
+// computes the sums of the slab first. When the sums of whole rows are complete, it computes dx from the elements of dy
+// and x that it has kept.
 //
-//   dy, x, dx (rows, length); mean, rstd (rows); gamma (length) or null; dgamma, dbeta (length), or null
-//   columns: of a slab, whole sectors, that the registers of a team hold; kept: rounds of rows that stay in shared memory
-//   (RoundSlots::resident_rounds), at most all
-//   workspace: [rows, slabs] pairs: sum gamma * dy and sum gamma * dy * xhat of a row's part in a slab, the first of a row
-//   to become A / L and B / L; from pair `words` the ticket and the count of row_slabs.cuh, all 0
-//   grid: any number of blocks, best as many as slabs, all of them resident
-//   shared memory: the slabs drawn; [rows, warps of a team] sums, then [rows] A / L and B / L; [rows] statistics; gamma of
-//   a slab; its (dbeta, dgamma), where they are wanted; dy and x kept
+//   dy, x, dx: (rows, length). mean, rstd: (rows). gamma: (length) or null. dgamma, dbeta: (length) or null.
+//   columns: columns of a slab, in whole sectors; the registers of a team hold them. kept: number of rounds of rows
+//   that stay in shared memory (RoundSlots::resident_rounds), at most all.
+//   Workspace: [rows, slabs] pairs (sum gamma * dy, sum gamma * dy * xhat) of a row's part in a slab. A / L and B / L
+//   of a row later replace its first pair. From pair `words` on: the ticket and the count of row_slabs.cuh, all 0 at
+//   launch.
+//   Grid: any number of blocks. Best is one resident block per slab.
+//   Shared memory: the slabs drawn; sums [rows, warps of a team], later A / L and B / L [rows]; statistics [rows];
+//   gamma of a slab; (dbeta, dgamma) of a slab, if they are wanted; the dy and x that are kept.
 //
-// dy, x and gamma are asked for once by as many blocks as slabs; what of dy and x there was no room for is asked for
-// again, the latest first, from the L2 cache. All rows of a column are one block's: dgamma and dbeta need no partial rows.
-// An element of dx is written by the thread that has read the same elements of dy and x, after all of them have been read:
-// dx may be dy or x. Wins where rows are so few, and so long, that blocks with rows of their own would each ask for all of
-// gamma and leave sums of all columns, or be fewer than multiprocessors.
+// With as many blocks as slabs, gamma is loaded once. So are the elements of dy and x for which shared memory has room.
+// The others are loaded again from the L2 cache, the latest first. One block owns all rows of a column, so dgamma and
+// dbeta need no partial rows. An element of dx is written by the thread that has read the same elements of dy and x,
+// after all of dy and x have been read. So dx may be the same array as dy or x. The strategy wins for few long rows.
+// There, blocks that own whole rows would each load all of gamma and store sums of all columns, or would be fewer than
+// the multiprocessors.
 #include "partition/column_sums.cuh"
 #include "layer_norm/row_slabs.cuh"
 
@@ -82,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
             if (!parameters.wanted()) {
                 return;
             }
-            for (int team = 0; team < TeamSlab::teams; ++team) {  // one after another, in one row of sums
+            for (int team = 0; team < TeamSlab::teams; ++team) {  // in turn: all teams add to one row of sums
 #pragma unroll
                 for (int k = 0; team == TeamSlab::team() && k < Tile::packs_per_thread; ++k) {
                     Pair before[pack_size] = {};
@@ -115,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                         total = total + parts[i];
                     }
                     total = warp_sum(total);
-                    if (threadIdx.x % warp_size == 0) {  // behind the sum of what all lanes have read
+                    if (threadIdx.x % warp_size == 0) {  // all lanes have loaded their parts before warp_sum
                         const acc_t all = acc_t(length);
                         store(workspace, cut.part(row, 0), Pair{total.first / all, total.second / all});
                     }

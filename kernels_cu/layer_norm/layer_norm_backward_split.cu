@@ -1,17 +1,21 @@
-// LayerNorm backward, strategy `split`: sums first, dx in a second sweep. Any length: the fallback.
+// LayerNorm backward, strategy `split`: sums first, dx in a second sweep. It is the fallback: it takes any length.
 //
-//   dy, x, dx (rows, length); mean, rstd (rows); gamma (length) or null; x is null where only dbeta is wanted
-//   workspace: [rows, strips] pairs, the sums of gamma * dy and gamma * dy * xhat over a strip of a row, where dx is
-//   wanted; behind them, at pair `bands_at`, [bands, length] pairs of (dbeta, dgamma), where those are, or, for one band,
-//   dgamma and dbeta themselves
+//   dy, x, dx: (rows, length). mean, rstd: (rows). gamma: (length) or null. x is null if only dbeta is wanted.
+//   Workspace, if dx is wanted: [rows, strips] pairs, the sums of gamma * dy and of gamma * dy * xhat over a strip of a
+//   row.
+//   Workspace from pair `bands_at` on, if dgamma or dbeta is wanted: [bands, length] pairs (dbeta, dgamma). If there is
+//   one band, the kernel writes dgamma and dbeta themselves instead.
 //
-//   layer_norm_backward_split_sums   a warp per strip and band of rows (strips.cuh) reads dy and x, writes both
-//   (dgamma, dbeta wanted)           parameter_sums sums the bands
-//   layer_norm_backward_split_fold   a block per row: A / L and B / L from the row's strips, into the first
-//   layer_norm_backward_split_input  reads dy, x and those, writes dx; both only where dx is wanted
+//   layer_norm_backward_split_sums   one warp per strip and band of rows (strips.cuh): reads dy and x, writes the
+//                                    workspace
+//   parameter_sums                   sums the bands; only if dgamma or dbeta is wanted
+//   layer_norm_backward_split_fold   one block per row: computes A / L and B / L from the row's strips and stores them
+//                                    over the first strip's pair; only if dx is wanted
+//   layer_norm_backward_split_input  reads dy, x and those values, writes dx; only if dx is wanted
 //
-// dy and x are read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache.
-// An element of dx is written by the thread that has read the same elements of dy and x: dx may be dy or x.
+// dy and x are read twice. The second sweep runs in reverse, because the elements that the first sweep read last are
+// still in the L2 cache. An element of dx is written by the thread that has read the same elements of dy and x. So dx
+// may be the same array as dy or x.
 #include "layer_norm/strips.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
@@ -86,10 +90,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
             sums = sums + load(parts, strip);
         }
         sums = block_fold(sums, scratch, [](Pair value) { return warp_sum(value); });
-        if (threadIdx.x == 0) {  // the barrier of the fold lies behind every thread's reading of the parts
+        if (threadIdx.x == 0) {  // all threads have loaded their parts before the barrier in block_fold
             store(parts, 0, Pair{sums.first / acc_t(length), sums.second / acc_t(length)});
         }
-        __syncthreads();  // scratch is taken over by the next row
+        __syncthreads();  // the next row reuses scratch
     }
 }
 

@@ -1,17 +1,18 @@
-// LayerNorm backward, strategy `warp`: a run of `lanes` lanes of a warp per row, held in registers.
+// LayerNorm backward, strategy `warp`: one team of `lanes` lanes of a warp per row, which the team holds in registers.
 //
-//   dy, x, dx (rows, length); mean, rstd (rows); gamma (length) or null
-//   dx, and the parameter gradients, are null where they are not wanted; x is null where only dbeta is
-//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane of dy and of x; `teams` of them take the rows in turn,
-//   and each keeps the sums of its columns over all its rows, in float32 (float64 for float64 data): in registers where
-//   a lane has few enough columns, else in shared memory
-//   sums: workspace row i of [teams / teams in a block, length] pairs (dbeta, dgamma) holds those of the i-th block's
-//   teams; for one row they go straight to the results
-//   grid: teams, a block's worth each; shared memory: a row of sums for each team of a block, for every second where the
-//   teams' sums are in registers; gamma, which they share
+//   dy, x, dx: (rows, length). mean, rstd: (rows). gamma: (length) or null.
+//   dx and the parameter gradients are null if they are not wanted. x is null if only dbeta is wanted.
+//   A team has Tile::lanes lanes. A lane holds Tile::packs_per_thread packs of dy and of x. `teams` teams take the rows
+//   in turn. A team keeps the sums of its columns over all its rows, in float32 (float64 for float64 data): in
+//   registers if a lane has few enough columns, otherwise in shared memory.
+//   Sums: pairs (dbeta, dgamma), stored to a workspace [teams / teams per block, length]. Row i contains the sums of
+//   the i-th block's teams. If there is one row, the kernel writes dgamma and dbeta themselves.
+//   Grid: the blocks take the teams in turn, Tile::threads / Tile::lanes teams at a time.
+//   Shared memory: one row of sums per team of the block, or one per two teams if registers hold the teams' sums;
+//   gamma, which the teams share.
 //
-// Every byte of dy and x is read once, and before the team writes dx, so dx may be dy or x. Wins for rows up to about two
-// thousand elements.
+// Every byte of dy and x is read once, before the team writes dx. So dx may be the same array as dy or x. The strategy
+// wins for rows of up to about two thousand elements.
 #include "partition/row_gradients.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))

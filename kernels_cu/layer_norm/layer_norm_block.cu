@@ -1,13 +1,15 @@
-// LayerNorm forward, strategy `block`: a block per row, or an even part of one, held in registers.
+// LayerNorm forward, strategy `block`: a row is held in the registers of a team, which is a block or an even part of a
+// block.
 //
-//   x, y (rows, length); gamma, beta (length) or null; mean, rstd (rows)
-//   Tile::teams_per_block teams a block hold Tile::packs_per_thread packs a thread: a row has at most that many elements of a team
-//   grid: `teams` teams take the rows in turn; a team writes its rows of y and their mean and rstd
-//   shared memory: two rows of a pair a warp, for sums; gamma and beta, where several teams share them
+//   x, y: (rows, length). gamma, beta: (length) or null. mean, rstd: (rows).
+//   A block has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs. A row has at most as many
+//   elements as the threads of a team hold.
+//   Grid: `teams` teams take the rows in turn. A team writes y, mean and rstd of its rows.
+//   Shared memory: two rows of one pair per warp, for sums; gamma and beta, if several teams share them.
 //
-// Every byte of x is read once; two barriers a row, which the teams of a block pass together. Wins from about two
-// thousand elements up to what registers hold; with several teams a block where a team has few rows to one of gamma and
-// beta.
+// Every byte of x is read once. There are two barriers per row, which all teams of the block pass together. The
+// strategy wins from about two thousand elements up to the capacity of registers. Several teams per block win if a team
+// processes few rows per load of gamma and beta.
 #include "partition/rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

@@ -1,16 +1,17 @@
-// LayerNorm forward, strategy `cluster`: the Tile::cluster blocks of a cluster per row, or an even part of each of them, a
-// slice of it in the registers of each.
+// LayerNorm forward, strategy `cluster`: a row is held in the registers of a team, which spans the Tile::cluster blocks
+// of a cluster. In each block the team is the whole block or an even part of it, and holds a slice of the row.
 //
-//   x, y (rows, length); gamma, beta (length) or null; mean, rstd (rows)
-//   each of Tile::teams_per_block teams holds Tile::packs_per_thread packs a thread of its row's slice in a block; more than one take
-//   rows that begin alike (length a multiple of pack_size), so that they have slices of the same columns
-//   grid: `teams` teams take the rows in turn, Tile::teams_per_block of them a cluster; a block writes its slices of y, the
-//   first one mean and rstd
-//   shared memory: two rows of a pair a warp, and two pairs a team that the cluster reads, for sums; gamma and beta of the
-//   slice, where several teams share them
+//   x, y: (rows, length). gamma, beta: (length) or null. mean, rstd: (rows).
+//   A cluster has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs of its team's row. Several
+//   teams require length to be a multiple of pack_size: then all rows have the same alignment, and the teams' slices
+//   have the same columns.
+//   Grid: `teams` teams take the rows in turn, Tile::teams_per_block teams per cluster. A block writes y of its slices.
+//   The first block of the cluster writes mean and rstd.
+//   Shared memory: two rows of one pair per warp, and two pairs per team that the cluster reads, for sums; gamma and
+//   beta of the slice, if several teams share them.
 //
-// Every byte of x is read once; two barriers of the block and two of the cluster a row. Wins from about 16 thousand
-// elements to 128 thousand, and where few rows leave blocks idle. sm_90.
+// Every byte of x is read once. There are two barriers of the block and two of the cluster per row. The strategy wins
+// from about 16 thousand to 128 thousand elements. It also wins if few rows would leave blocks idle. Requires sm_90.
 #include "partition/rows.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))

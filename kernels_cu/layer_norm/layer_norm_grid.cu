@@ -1,26 +1,30 @@
-// LayerNorm forward, strategy `grid`: a block takes a slab of columns of all rows by ticket (row_slabs.cuh), moments
-// first, y from what it has kept of x when the statistics of whole rows are there.
+// LayerNorm forward, strategy `grid`: a block draws a slab of columns of all rows by ticket (row_slabs.cuh). It
+// computes the moments of the slab first. When the statistics of whole rows are complete, it computes y from the
+// elements of x that it has kept.
 //
-//   x, y (rows, length); gamma, beta (length) or null; mean, rstd (rows)
-//   columns: of a slab, whole sectors, that the registers of a team hold; kept: rounds of rows that stay in shared memory
-//   (RoundSlots::resident_rounds), at most all
-//   workspace: [rows, slabs] moments of a row's part in a slab; from pair `words` the ticket and the count of
-//   row_slabs.cuh, all 0
-//   grid: any number of blocks, best as many as slabs, all of them resident
-//   shared memory: the slabs drawn; [rows, warps of a team] moments; [rows] statistics; gamma and beta of a slab; x kept
+//   x, y: (rows, length). gamma, beta: (length) or null. mean, rstd: (rows).
+//   columns: columns of a slab, in whole sectors; the registers of a team hold them. kept: number of rounds of rows
+//   that stay in shared memory (RoundSlots::resident_rounds), at most all.
+//   Workspace: [rows, slabs] moments of a row's part in a slab. From pair `words` on: the ticket and the count of
+//   row_slabs.cuh, all 0 at launch.
+//   Grid: any number of blocks. Best is one resident block per slab.
+//   Shared memory: the slabs drawn; moments [rows, warps of a team]; statistics [rows]; gamma and beta of a slab; the x
+//   that is kept.
 //
-// x, gamma and beta are asked for once by as many blocks as slabs; what of x there was no room for is asked for again, the
-// latest first, from the L2 cache. An element of y is written by the thread that has read the same element of x, after all
-// of x has been read: y may be x. Wins where rows are so few, and so long, that blocks with rows of their own would each
-// ask for all of gamma and beta, or be fewer than multiprocessors.
+// With as many blocks as slabs, gamma and beta are loaded once. So are the elements of x for which shared memory has
+// room. The others are loaded again from the L2 cache, the latest first. An element of y is written by the thread that
+// has read the same element of x, after all of x has been read. So y may be the same array as x. The strategy wins for
+// few long rows. There, blocks that own whole rows would each load all of gamma and beta, or would be fewer than the
+// multiprocessors.
 #include "common/moments.cuh"
 #include "layer_norm/row_slabs.cuh"
 
-// The moments of what a warp holds of a row, in all its lanes: about their mean, which is found relative to one of them.
-// 1 / count is given; no elements have no moments. The packs stay as narrow as they are stored between the passes.
+// Moments of the elements of a row that a warp holds, in all its lanes. The first pass finds their mean relative to one
+// of them, the second pass sums about that mean. inverse = 1 / count. For count = 0 only the count of the result has a
+// meaning. Between the passes the packs keep their storage type.
 __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_t> (&held)[Tile::packs_per_thread],
                                                 acc_t count, acc_t inverse) {
-    acc_t own = acc_t(0);  // if the warp has elements, its first lane has some in its first pack
+    acc_t own = acc_t(0);  // a warp with elements has some in its first lane's first pack
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
         own = slab.holds(0, i) ? acc_t(widen(held[0].get(i))) : own;
@@ -41,11 +45,12 @@ __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_
     return moments_about(count, inverse, centre, sums_about(centre, [](Pair sums) { return sums; }));
 }
 
-// Of a row whose slabs' moments the lanes of a warp have, in all its lanes: no chain of merges, with a division each, but
-// the mean of the means, and what the parts deviate from it. Quotients are summed, so that no sum is larger than its terms.
+// Statistics of a row in all lanes of a warp, whose lanes hold the moments of the row's slabs. A chain of merges would
+// take one division each. Instead, the mean of the means is computed, then the parts' deviations from it. The weights
+// count / length sum to 1, so that no partial sum exceeds the largest distance.
 __device__ __forceinline__ Statistics row_statistics(const Moments (&parts)[lane_parts], acc_t length, acc_t eps) {
     const acc_t first = __shfl_sync(whole_warp, parts[0].mean, 0), inverse = acc_t(1) / length;
-    acc_t further = acc_t(0);  // how much the mean of the means is from the first of them
+    acc_t further = acc_t(0);  // distance of the mean of the means from the first mean
 #pragma unroll
     for (int i = 0; i < lane_parts; ++i) {
         further += parts[i].count * inverse * (parts[i].mean - first + parts[i].rest);
@@ -79,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
         [&](unsigned index, auto signal) {
             TeamSlab slab(x, cut, index);
             begin_slab(slab, slots);
-            scale.share(slab);  // for the outputs: barriers lie between
+            scale.share(slab);  // for the outputs, which follow after barriers
             bias.share(slab);
             const acc_t of_warp = acc_t(slab.warp_elements()), inverse = acc_t(1) / of_warp;
             sweep_slab(slab, slots, [&](long long row, Pack<data_t>(&held)[1][Tile::packs_per_thread]) {

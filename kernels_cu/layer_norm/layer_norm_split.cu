@@ -1,13 +1,16 @@
-// LayerNorm forward, strategy `split`, the second sweep: y from statistics. Any length: the fallback.
+// LayerNorm forward, strategy `split`, the second sweep: y from the statistics. It is the fallback: it takes any
+// length.
 //
-//   x, y (rows, length); gamma, beta (length) or null; mean, rstd (rows)
+//   x, y: (rows, length). gamma, beta: (length) or null. mean, rstd: (rows).
 //
-//   group_norm_split_moments  with a row for a sample of one channel: moments of the chunks of each row
-//   group_norm_split_fold     mean and rstd of each row
-//   layer_norm_split_apply    reads x, mean and rstd, writes y
+//   split_moments           moments of the chunks of each row, with a row as a sample of one channel
+//                           (partition/split_moments.cu)
+//   split_moments_fold      mean and rstd of each row
+//   layer_norm_split_apply  reads x, mean and rstd, writes y
 //
-// x is read twice, the second time in reverse so that what the first sweep read last is still in the L2 cache. An
-// element of y is written by the thread that has read the same element of x: y may be x.
+// x is read twice. The second sweep runs in reverse, because the elements that the first sweep read last are still in
+// the L2 cache. An element of y is written by the thread that has read the same element of x. So y may be the same
+// array as x.
 #include "layer_norm/strips.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

@@ -1,11 +1,14 @@
-// LayerNorm forward, strategy `warp`: a run of `lanes` lanes of a warp per row, held in registers.
+// LayerNorm forward, strategy `warp`: one team of `lanes` lanes of a warp per row, which the team holds in registers.
 //
-//   x, y (rows, length); gamma, beta (length) or null; mean, rstd (rows)
-//   a team of Tile::lanes lanes holds Tile::packs_per_thread packs a lane: a row has at most lanes * packs * pack_size elements
-//   grid: `teams` teams take the rows in turn, a block's worth each; a team writes its rows of y and their mean and rstd
-//   shared memory: gamma and beta, which the teams of a block share
+//   x, y: (rows, length). gamma, beta: (length) or null. mean, rstd: (rows).
+//   A team has Tile::lanes lanes. A lane holds Tile::packs_per_thread packs. A row has at most lanes * packs *
+//   pack_size elements.
+//   Grid: `teams` teams take the rows in turn. The blocks take the teams in turn, Tile::threads / Tile::lanes teams at
+//   a time. A team writes y, mean and rstd of its rows.
+//   Shared memory: gamma and beta, which the teams of a block share.
 //
-// Every byte of x is read once. No barrier but one at the start. Wins for rows up to about two thousand elements.
+// Every byte of x is read once. The only barrier is at the start. The strategy wins for rows of up to about two
+// thousand elements.
 #include "partition/rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))

@@ -1,29 +1,36 @@
-// LayerNorm's `grid`: few long rows, cut across into slabs of columns. A block owns all rows of a slab, so it asks for
-// gamma and beta once and has dgamma and dbeta to itself; what it read of its slab stays in shared memory until the sums
-// of whole rows, which all slabs make up together, have come round.
+// LayerNorm's strategy `grid`: a few long rows, cut into slabs. Here a slab is a range of columns of all rows. One
+// block owns a slab. It loads the slab's gamma and beta once, and no other block contributes to the slab's dgamma and
+// dbeta. The sums of whole rows are folded from the sums of all slabs. Until they are complete, the elements that a
+// block has read stay in its shared memory, as far as they fit.
 //
-// A block draws a slab by ordered ticket, stores its sums, signals that, and draws again. When no slab is left it waits for
-// slabs that run or have ended. So no number of resident blocks is too small, and no cooperative launch is needed.
-// With as many blocks as slabs each has one; with fewer, the slabs before a block's last, and their gamma and beta, are
-// read once more. Who folds the rows is up to the order in which blocks arrive; what is folded, and in which order, is not.
+// A block draws a slab by ordered ticket, stores the sums of the slab, signals that they are stored, and draws again.
+// When no slab is left, the block waits for all slabs. Their blocks are running or have ended. So any number of
+// resident blocks suffices, and no cooperative launch is needed. With as many blocks as slabs, each block processes one
+// slab. With fewer blocks, a block reads every slab but its last one a second time, with its gamma and beta. The order
+// in which blocks arrive decides which block folds the rows. It does not affect the values that are folded, nor the
+// order of the additions.
 #include "common/parameters.cuh"
 #include "partition/slab.cuh"
 #include "partition/work_queue.cuh"
 
-// How rows are cut.
+// How rows are cut into slabs.
 struct RowSlabs {
-    long long rows, length, columns;  // columns of a slab: whole sectors
+    long long rows, length, columns;  // columns: of a slab, whole sectors
     int slabs;
 
-    // Where in a workspace [rows, slabs] a row's part in a slab stands.
+    // Index of a row's part in a slab, in a workspace [rows, slabs].
     __device__ __forceinline__ long long part(long long row, long long slab) const { return row * slabs + slab; }
 };
 
-// The tickets, and what the threads of a block share: the slabs that it has drawn, and whether its signal is the last.
+// The ticket and the signals of all blocks, and the words that the threads of a block share: the slabs that the block
+// has drawn, and whether its signal was the last one.
+//
+// words[0] is the next ticket. words[ticket_words] counts the slabs whose sums are stored. After the fold it is slabs +
+// 1.
 struct DrawnSlabs {
-    unsigned* words;     // global, all 0: the next ticket; from ticket_words slabs whose sums are stored, then one more
-    unsigned slabs;      // in all
-    unsigned* drawn;     // shared, slabs + 1
+    unsigned* words;     // global, all 0 at launch
+    unsigned slabs;      // number of slabs
+    unsigned* drawn;     // shared, slabs + 1 entries
     unsigned* complete;  // shared
 
     __device__ __forceinline__ DrawnSlabs(unsigned* words_, int slabs_, int& offset)
@@ -33,9 +40,10 @@ struct DrawnSlabs {
           complete(shared_array<unsigned>(offset, 1)) {}
 };
 
-// sums(slab, signal) stores to the workspace, calls signal(), and may go on with what others do not wait for; fold() puts
-// together what the sums of all slabs stored; output(slab, latest) may read what fold stored, and finds what the last
-// sums of the block left where it is `latest`. The whole block calls; each of the three begins behind a barrier.
+// Processes slabs until none is left. sums(slab, signal) stores to the workspace, calls signal(), and may then continue
+// with work for which no other block waits. fold() folds the sums of all slabs. output(slab, latest) may read the
+// values that fold stored. If `latest`, it finds shared memory as the block's last call of sums left it. The whole
+// block calls. A barrier precedes each call of the three functions.
 template <typename Sums, typename Fold, typename Output>
 __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold fold, Output output) {
     const bool first = threadIdx.x == 0;
@@ -51,9 +59,9 @@ __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold
             break;
         }
         sums(of.drawn[taken], [&] {
-            __syncthreads();  // behind every thread's stores, which are published here, and seen by who folds
+            __syncthreads();  // all threads have stored; add_release_acquire publishes that to the block that folds
             if (first) {
-                next = draw_ticket(of.words);  // not before: a block that starts later would find its slab gone
+                next = draw_ticket(of.words);  // not earlier: a block that starts later would find no slab
                 *of.complete = add_release_acquire(signalled, 1u) + 1 == of.slabs;
             }
             __syncthreads();
@@ -78,11 +86,12 @@ __device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold
     }
 }
 
-// Parts of a row that a lane folds, one of every warp_size slabs: the host sees to it that there are no more.
+// Parts of a row that a lane folds, one of every warp_size slabs. The host limits the slabs to warp_size * lane_parts.
 constexpr int lane_parts = 8;
 
-// fold(row, parts) in a warp for every row: the warp's lanes have the parts of its slabs, of(row, slab), or T{} where there
-// is no such slab. Those of a warp's next row are on their way meanwhile, where registers are enough. The whole block calls.
+// Calls fold(row, parts) in one warp per row. Each lane holds the parts of every warp_size-th slab: parts[i] = of(row,
+// slab), or T{} if there is no such slab. If registers suffice, the parts of the warp's next row are loaded before the
+// fold of the current one. The whole block calls.
 template <typename T, typename Of, typename Fold>
 __device__ __forceinline__ void fold_rows_of_slabs(const RowSlabs& cut, Of of, Fold fold) {
     const auto fetch = [&](int row, T(&parts)[lane_parts]) {
@@ -92,7 +101,7 @@ __device__ __forceinline__ void fold_rows_of_slabs(const RowSlabs& cut, Of of, F
             parts[i] = row < cut.rows && slab < cut.slabs ? of(row, slab) : T{};
         }
     };
-    constexpr bool ahead = sizeof(T) <= 16;  // else registers have no room for both
+    constexpr bool ahead = sizeof(T) <= 16;  // parts of two rows of a larger T do not fit in registers
     T parts[lane_parts], next[ahead ? lane_parts : 1];
     int row = threadIdx.x / warp_size;
     fetch(row, parts);
@@ -113,19 +122,20 @@ __device__ __forceinline__ void fold_rows_of_slabs(const RowSlabs& cut, Of of, F
     }
 }
 
-// A team's part of a slab: `lanes` threads that have every teams-th row, Tile::packs_per_thread packs of it a lane. It covers all its
-// rows from the 16-byte boundary before the slab in its first one, where its registers have room for that: the columns of
-// a lane do not move. Rows that begin elsewhere come element by element; the host sees to it that there are none by
-// default.
+// A team's part of a slab. The `lanes` threads of a team own every teams-th row, and each lane holds
+// Tile::packs_per_thread packs of a row. A lane's columns are the same in all rows. If `capacity` allows, the team
+// covers its rows from the 16-byte boundary at or before the slab in its first row, otherwise from the slab's start. In
+// a row with another alignment, the packs are loaded and stored element by element. With the host's default tiles there
+// are no such rows.
 struct TeamSlab {
     static constexpr int lanes = Tile::lanes, teams = Tile::threads / lanes, warps = lanes / warp_size;
     static constexpr int capacity = lanes * Tile::packs_per_thread * pack_size;
     static_assert(lanes % warp_size == 0 && Tile::threads % lanes == 0,
                   "teams of whole warps, an even part of the block");
     RowSlabs cut;
-    long long column;  // where the slab begins
-    int columns;       // of it
-    int shift;         // of the team's first pack, elements that lie before the slab
+    long long column;  // first column of the slab
+    int columns;       // columns of the slab
+    int shift;         // elements of the team's first pack that precede the slab
 
     __device__ __forceinline__ TeamSlab(const data_t* tensor, const RowSlabs& cut_, long long slab)
         : cut(cut_), column(slab * cut_.columns) {
@@ -136,24 +146,25 @@ struct TeamSlab {
     }
     static __device__ __forceinline__ int team() { return threadIdx.x / lanes; }
     static __device__ __forceinline__ int lane() { return threadIdx.x % lanes; }
-    // Which of a team's warps this is.
+    // Index of this warp in its team.
     static __device__ __forceinline__ int warp() { return lane() / warp_size; }
-    // Rounds that it takes to have all rows, one row a team in each. row(round) may be past the last.
+    // Number of rounds. In a round each team processes one row. In the last round row(round) may be past the last row.
     static __device__ __forceinline__ int rounds_of(long long rows) {
         return static_cast<int>((rows + teams - 1) / teams);
     }
     __device__ __forceinline__ int rounds() const { return rounds_of(cut.rows); }
     __device__ __forceinline__ long long row(int round) const { return static_cast<long long>(round) * teams + team(); }
-    // First element of this lane's k-th pack, counted from the slab's; neighbouring lanes hold neighbouring packs.
+    // First element of this lane's k-th pack, counted from the slab's first column. Neighbouring lanes hold
+    // neighbouring packs.
     __device__ __forceinline__ int first(int k) const { return (k * lanes + lane()) * pack_size - shift; }
     __device__ __forceinline__ bool holds(int k, int i) const { return PackSpan{0, first(k), columns}.holds(i); }
-    // Of a row, the slab's start.
+    // Index in the tensor of the slab's first element in a row.
     __device__ __forceinline__ long long start(long long row) const { return row * cut.length + column; }
-    // Whether a lane has all of its k-th pack.
+    // Whether the slab contains the lane's whole k-th pack.
     __device__ __forceinline__ bool whole(int k) const { return PackSpan{0, first(k), columns}.whole(); }
-    // Elements that this warp has of a row.
+    // Elements of a row that this warp holds.
     __device__ __forceinline__ int warp_elements() const {
-        const int begin = first(0) - (lane() % warp_size) * pack_size;  // of the warp's first pack
+        const int begin = first(0) - (lane() % warp_size) * pack_size;  // first element of the warp's first lane
         int found = 0;
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
@@ -165,11 +176,11 @@ struct TeamSlab {
     }
 };
 
-// A parameter of a slab's columns: the block asks for it once, by way of shared memory, since teams have the same
-// columns; each lane keeps its own in registers.
+// A parameter of a slab's columns. The block loads it into shared memory once, because all teams have the same columns.
+// Each lane then keeps the values of its columns in registers.
 template <typename T>
 struct SlabParameter {
-    const T* array;  // of all columns, or null
+    const T* array;  // all columns, or null
     Pack<T>* shared;
     acc_t absent;
     ParameterPack<T> held[Tile::packs_per_thread];
@@ -178,7 +189,7 @@ struct SlabParameter {
         : array(array_),
           shared(shared_array<Pack<T>>(offset, array_ == nullptr ? 0 : static_cast<int>(cut.columns) / Pack<T>::size)),
           absent(absent_) {}
-    // The whole block calls; a barrier lies between this and keep().
+    // The whole block calls. A barrier must follow before keep().
     __device__ __forceinline__ void share(const TeamSlab& slab) const {
         const int packs = array == nullptr ? 0 : ceil_div(slab.columns, Pack<T>::size);
         for (int j = threadIdx.x; j < packs; j += Tile::threads) {
@@ -197,9 +208,10 @@ struct SlabParameter {
     }
 };
 
-// Slots of shared memory for the packs of a team's rounds. A thread uses only its own packs: no barrier lies between a copy
-// and its use. The first rounds have a slot each and stay there: they are resident. The rounds behind them share the last
-// `ahead` slots in a ring, whose copies are under way while one of them is worked on.
+// Slots of shared memory for the packs of a team's rounds. A thread reads only the packs that it copied, so no barrier
+// is needed between a copy and its use. The first rounds have one slot each and stay there: they are resident. The
+// later rounds share the last `ahead` slots as a ring. While one of them is processed, the copies of the next ones are
+// in flight.
 template <int tensors>
 struct RoundSlots {
     static constexpr int ahead = Tile::ahead;
@@ -225,9 +237,10 @@ struct RoundSlots {
     __device__ __forceinline__ Pack<data_t>* of(int round, int tensor, int k) const {
         return packs + ((slot(round) * tensors + tensor) * Tile::packs_per_thread + k) * Tile::threads + threadIdx.x;
     }
-    // Starts the copies of a round, a group of this thread's copies; an empty group where there is no such round. Packs at
-    // an edge come with what they have of the slabs and rows beside, which nobody uses: only at the ends of the tensor, and
-    // where it begins elsewhere than the first, do they come element by element, through registers.
+    // Starts the copies of a round as one group of this thread's copies. The group is empty if there is no such round.
+    // A pack at an edge of the slab is copied whole. Its elements of the neighbouring slab or row are not used. Two
+    // kinds of packs are loaded element by element through registers: those at the ends of the tensor, and misaligned
+    // ones. All packs of a tensor are misaligned if its alignment differs from the first tensor's.
     __device__ __forceinline__ void fetch(const TeamSlab& slab, int round) const {
         const long long row = slab.row(round), start = slab.start(row), all = slab.cut.rows * slab.cut.length;
 #pragma unroll
@@ -256,7 +269,7 @@ struct RoundSlots {
     }
 };
 
-// Sets the first copies of sweep_slab going.
+// Starts the first copies of sweep_slab.
 template <int tensors>
 __device__ __forceinline__ void begin_slab(const TeamSlab& slab, const RoundSlots<tensors>& slots) {
     for (int round = 0; round < slots.ahead; ++round) {
@@ -264,13 +277,13 @@ __device__ __forceinline__ void begin_slab(const TeamSlab& slab, const RoundSlot
     }
 }
 
-// use(row, packs) for every row of the team, in order.
+// Calls use(row, packs) for every row of the team, in order.
 template <int tensors, typename Use>
 __device__ __forceinline__ void sweep_slab(TeamSlab& slab, const RoundSlots<tensors>& slots, Use use) {
     typename RoundSlots<tensors>::held_t held;
 #pragma unroll 1
     for (int round = 0; round < slab.rounds(); ++round) {
-        make_opaque(slab.shift);  // which elements of its packs a lane has would fill its registers
+        make_opaque(slab.shift);  // the predicates of a lane's elements would fill its registers
         slots.take(round, held);
         slots.fetch(slab, round + slots.ahead);
         if (slab.row(round) < slab.cut.rows) {
@@ -279,8 +292,8 @@ __device__ __forceinline__ void sweep_slab(TeamSlab& slab, const RoundSlots<tens
     }
 }
 
-// The same in reverse. What a sweep in order has left in the slots is `there`: the resident rounds and the last ones. Those
-// between them are fetched again, the latest first.
+// The same in reverse. `there`: whether the slots still contain the rounds that sweep_slab left in them, which are the
+// resident rounds and the last ones. The rounds between them are fetched again, the latest first.
 template <int tensors, typename Use>
 __device__ __forceinline__ void sweep_slab_back(TeamSlab& slab, RoundSlots<tensors> slots, bool there, Use use) {
     typename RoundSlots<tensors>::held_t held;
@@ -299,6 +312,6 @@ __device__ __forceinline__ void sweep_slab_back(TeamSlab& slab, RoundSlots<tenso
         if (slab.row(round) < slab.cut.rows) {
             use(slab.row(round), held);
         }
-        __syncwarp();  // the lanes of a warp go on side by side: those at an edge have stored element by element
+        __syncwarp();  // reconverge: lanes at an edge have stored element by element
     }
 }

@@ -1,27 +1,28 @@
-// How the warps of LayerNorm's `split` kernels share out rows of any length. A strip is a range of columns; a band is every
-// bands-th row. A warp takes one strip of one band. What it knows of its columns, gamma and the sums for dgamma and dbeta,
-// stays in registers.
+// How the warps of LayerNorm's `split` kernels divide rows of any length. A strip is a range of columns. A band is
+// every bands-th row. A warp processes one strip of one band. The parameters of its columns, and their sums for dgamma
+// and dbeta, stay in registers.
 //
-// A strip is `span` elements of a row, counted from the 16-byte boundary at or before the row's start. That boundary
-// may lie elsewhere in each row, but a warp's columns must not move: rows that are covered from the boundary are
-// `bands` apart with bands * length a multiple of a pack, else all are covered from their start.
+// A strip is `span` elements of a row, counted from the 16-byte boundary at or before the row's start. The row's offset
+// from that boundary may differ from row to row, but a warp's columns must not move. So rows are covered from the
+// boundary only if all rows of a band have the same offset: if bands * length is a multiple of a pack, or if a band is
+// a single row. Otherwise all rows are covered from their start.
 #include "common/parameters.cuh"
 #include "partition/slab.cuh"
 
 struct Strips {
     static constexpr int span = warp_size * Tile::packs_per_thread * pack_size;
-    long long rows, length, bands, strips;  // strips of a row, whatever its alignment
+    long long rows, length, bands, strips;  // strips: per row, enough for any alignment
 
     __device__ __forceinline__ bool may_shift() const { return bands >= rows || bands * length % pack_size == 0; }
     __device__ __forceinline__ long long warps() const { return bands * strips; }
     __device__ __forceinline__ long long items() const { return (warps() + block_warps - 1) / block_warps; }
 };
 
-// The strip of this warp in the `item`-th block's worth; a warp past the end has none.
+// The strip of this warp in the `item`-th set of block_warps strips. A warp past the last strip has no elements.
 struct Strip {
     long long band, strip;
-    long long column;  // of the strip's first element
-    int ahead;         // elements between the boundary and a row's start, for the first strip of a row
+    long long column;  // column of the strip's first element
+    int ahead;         // elements between the boundary and the row's start; 0 unless it is a row's first strip
     int length;        // elements of the strip
     bool live;
 
@@ -36,16 +37,16 @@ struct Strip {
         const long long left = cut.length - column;
         length = live && left > 0 ? static_cast<int>(left < Strips::span - ahead ? left : Strips::span - ahead) : 0;
     }
-    // First element of this lane's k-th pack, counted from the strip's.
+    // First element of this lane's k-th pack, counted from the strip's first element.
     __device__ __forceinline__ int first(int k) const {
         return (k * warp_size + static_cast<int>(threadIdx.x % warp_size)) * pack_size - ahead;
     }
     __device__ __forceinline__ bool holds(int k, int i) const { return first(k) + i >= 0 && first(k) + i < length; }
-    // Of the band, for sweeps in reverse.
+    // Last row of the band, where a sweep in reverse starts.
     __device__ __forceinline__ long long last_row(const Strips& cut) const {
         return band + (cut.rows - 1 - band) / cut.bands * cut.bands;
     }
-    // The strip's start in a row of a tensor.
+    // Index in a tensor of the strip's first element in a row.
     __device__ __forceinline__ long long start(const Strips& cut, long long row) const {
         return row * cut.length + column;
     }
@@ -56,7 +57,7 @@ struct Strip {
             held[k] = tensor == nullptr ? Pack<data_t>{} : load_pack(tensor + at, first(k), length);
         }
     }
-    // The parameters of the warp's columns, `absent` where there is no array.
+    // Loads the parameters of the lane's columns; `absent` for each if `array` is null.
     template <typename T>
     __device__ __forceinline__ void parameters(const T* array, acc_t absent,
                                                ParameterPack<T> (&values)[Tile::packs_per_thread]) const {

@@ -1,6 +1,7 @@
 // gate: sm_90
-// y = 2 x by a pipeline: warp 0 brings tiles in by bulk copies and mbarriers, the other warps double them in place, and
-// one thread sends each tile out by a bulk store. full: the tile has landed. empty: all have read it, it has gone out.
+// y = 2 x by a pipeline. Thread 0 loads tiles by bulk copies and mbarriers. All warps but the first double the tiles in
+// place. One thread stores each tile by a bulk store. Phases of the mbarriers: full: the tile has landed. worked: all
+// workers have doubled their packs. empty: the bulk store has read the tile, so that the stage can be filled again.
 #include "common/async.cuh"
 
 constexpr int stages = 2;

@@ -1,7 +1,7 @@
 // gate: sm_80
-// y = 2 x for rows of tiles, each tile copied to shared memory while the one before is worked on: two stages. A thread
-// reads packs that another thread's copy has brought, so a barrier stands behind each wait, and one before the stage is
-// filled again.
+// y = 2 x for rows of tiles, with two stages: each tile is copied to shared memory while the previous one is processed.
+// A thread reads packs that another thread has copied. So a barrier follows each wait, and another one precedes the
+// next copy into the same stage.
 #include "common/async.cuh"
 
 constexpr int stages = 2;

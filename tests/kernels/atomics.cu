@@ -1,4 +1,4 @@
-// Tickets, a sum and a maximum over all blocks; taken[ticket] counts who drew it.
+// Tickets, a sum and a maximum over all blocks. taken[ticket] counts the threads that drew the ticket.
 extern "C" __global__ void atomics(unsigned* counter, unsigned long long* sum, int* maximum, unsigned* taken,
                                    int* swapped, int* locked) {
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -7,7 +7,7 @@ extern "C" __global__ void atomics(unsigned* counter, unsigned long long* sum, i
         atomicAdd(sum, 1ull << 33 | index);
     }
     atomicMax(maximum, static_cast<int>(index) - 1000);
-    atomicAdd(swapped + 1, atomicExch(swapped, static_cast<int>(index)));  // all but the last are seen by a successor
+    atomicAdd(swapped + 1, atomicExch(swapped, static_cast<int>(index)));  // each value but the last is read later
     if (atomicCAS(locked, -1, static_cast<int>(index)) == -1) {
         atomicAdd(locked + 1, 1);
     }

@@ -1,4 +1,4 @@
-// Copies through load and store, but for one element.
+// Copies through load and store. Only element `raw` is read by a raw dereference.
 #include "common/types.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads) bypass(const data_t* x, data_t* y, long long raw) {

@@ -1,6 +1,7 @@
 // gate: sm_90
-// Sums of clusters of blocks: each block sums its part, every block adds all parts out of the others' shared memory in
-// the same order, and writes the sum where its own number says. Then each tells its right neighbour its rank.
+// Sums per cluster. Each block sums its part, then adds the parts of all blocks of the cluster, in the same order in
+// every block, and stores the sum at its own index. Then each block writes its rank to the shared memory of its right
+// neighbour.
 #include "common/async.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads)
@@ -35,7 +36,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads)
         *cluster_map(left, (rank + 1) % Tile::cluster) = static_cast<float>(rank);
     }
     cluster_arrive();
-    cluster_wait();  // nobody ends while another still reads or writes here
+    cluster_wait();  // no block ends while another one accesses its shared memory
     if (thread == 1) {
         store(neighbours, blockIdx.x, *left);
     }

@@ -1,4 +1,4 @@
-// Every element of `wide` rounded to data_t, and every element of `stored` widened: types.cuh and nothing else.
+// Rounds every element of `wide` to data_t, and widens every element of `stored`. Uses types.cuh only.
 #include "common/types.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)

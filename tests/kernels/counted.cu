@@ -1,4 +1,4 @@
-// Accesses whose counts anybody can work out: `kind` says which, `step` how far apart lanes are. x, y: plenty of floats.
+// Accesses with known counts. `kind` selects the case, `step` is the distance between lanes. x, y: large float arrays.
 #include "common/types.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
     if (kind == 1) {
         value = load_whole(x + blockIdx.x * 4096 + thread * 4 * step).get(0);
     }
-    if (kind == 2) {  // lanes part, each half asks twice for the same
+    if (kind == 2) {  // lanes diverge, each half loads the same elements twice
         for (int i = 0; i < 2; ++i) {
             if (thread % 2 == 0) {
                 value += load(x, thread);
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
     if (kind == 6) {
         store(workspace, blockIdx.x * Tile::threads + thread, 1.0f);
     }
-    if (kind == 7) {  // as many accesses as the lane says
+    if (kind == 7) {  // as many accesses as the lane's index
         for (int i = 0; i < thread % 32; ++i) {
             value += load(x, i * 32 + thread % 32);
         }

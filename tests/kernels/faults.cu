@@ -1,4 +1,4 @@
-// A rule broken per `kind`; block 3 breaks it. The test counts on these line numbers.
+// Block 3 breaks one rule per `kind`. The test depends on the line numbers in this file.
 extern "C" __global__ void faults(double* data, long long kind) {
     const unsigned thread = threadIdx.x, lane = thread % 32;
     if (blockIdx.x != 3) {
@@ -41,7 +41,7 @@ extern "C" __global__ void faults(double* data, long long kind) {
         lane == 0 ? __any_sync(3u, 1) : __all_sync(3u, 1);  // line 41: two intrinsics
     }
     if (kind == 9) {
-        __shfl_sync(1u, thread, 0);  // line 44: lane 1 is not in its own mask
+        __shfl_sync(1u, thread, 0);  // line 44: a lane is not in its own mask
     }
     if (kind == 10 && lane < 2) {
         __shfl_sync(3u, thread, 5);  // line 47: reads a lane outside the mask

@@ -1,8 +1,8 @@
-"""Runs the test kernels and says whether they are right: of what no kernel of the library uses yet, and of what no
-whole kernel's results would show.
+"""Runs test kernels and checks their results.
 
-``check_<stem>(text)`` takes the text of ``kernels/<stem>.cu``, or of a mutant of it; AssertionError or KernelFault if
-it is wrong. The build is that of CUNORM_CPU_BUILD.
+They test features that no kernel of the library uses yet, and features whose faults a whole kernel's results would not
+show. ``check_<stem>(text)`` takes the text of ``kernels/<stem>.cu`` or of a mutant of it. It raises AssertionError or
+KernelFault if the kernel is wrong. The environment variable CUNORM_CPU_BUILD selects the build.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ORDERS = ("ascending", "descending", "random:3")
 
 
 def expanded(text: str, stem: str) -> str:
-    """The text of a test kernel as `sources` puts a kernel's together: as that of a kernel that an op brings."""
+    """Return a test kernel's text as `sources` assembles it for a kernel that an op defines."""
     with mock.patch.dict(OPS, {"a test": SimpleNamespace(kernels={stem: text})}):
-        return sources._expand.__wrapped__(stem)  # not remembered by its name: a mutant has another text
+        return sources._expand.__wrapped__(stem)  # bypass the cache, whose key is the name: a mutant has another text
 
 
 def compiled(text: str, entry: str, **constants: int) -> executor.Kernel:
-    """A test kernel of float32, behind what the host writes on top of a kernel."""
+    """Compile a float32 test kernel, preceded by the head that the host writes."""
     return executor.compile(sources._head({"data_t": "float32"}, "NCHW", constants) + expanded(text, entry), entry)
 
 
@@ -48,7 +48,7 @@ def launch(
     record: list[cpu_checked.Count] | None = None,
     **options: Any,
 ) -> None:
-    """Launch on arrays, which the executor then knows; those numbered in ``workspace`` are workspaces."""
+    """Launch on arrays that are registered with the executor; ``workspace`` lists the indices of workspaces."""
     memory = [
         Region(f"array{i}", int(a.ctypes.data), a.nbytes, WORKSPACE if i in workspace else PARAMETER)
         for i, a in enumerate(arrays)
@@ -66,12 +66,12 @@ def launch(
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
-    """Normal float32."""
+    """Return normally distributed float32 values."""
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
 def check_async_copy(text: str) -> None:
-    """cp.async, two stages."""
+    """Check cp.async with two stages."""
     kernel = compiled(text, "async_copy", threads=64)
     for tiles in (1, 2, 5):
         x, y = random(3, tiles, 256), np.full((3, tiles, 256), np.nan, np.float32)
@@ -80,7 +80,7 @@ def check_async_copy(text: str) -> None:
 
 
 def check_async_bulk(text: str) -> None:
-    """Bulk copies and mbarriers: a producer, workers, and a sender."""
+    """Check bulk copies and mbarriers: one thread loads, others work, one stores."""
     kernel = compiled(text, "async_bulk", threads=96)
     for tiles in (1, 2, 3, 7):
         x, y = random(2, tiles, 400), np.full((2, tiles, 400), np.nan, np.float32)
@@ -89,7 +89,7 @@ def check_async_bulk(text: str) -> None:
 
 
 def check_cluster_sum(text: str) -> None:
-    """Distributed shared memory and the cluster's barrier."""
+    """Check distributed shared memory and the cluster's barrier."""
     for cluster in (1, 2, 4):
         kernel = compiled(text, "cluster_sum", threads=64, cluster=cluster)
         x = random(8, 500)
@@ -102,7 +102,7 @@ def check_cluster_sum(text: str) -> None:
 
 
 def check_ticket_wait(text: str) -> None:
-    """Blocks that wait for an earlier ticket, with any number of them resident."""
+    """Check blocks that wait for an earlier ticket, with several numbers of resident blocks."""
     kernel = compiled(text, "ticket_wait", threads=32)
     blocks = 9
     x = random(blocks, 32)
@@ -119,7 +119,7 @@ def check_ticket_wait(text: str) -> None:
 
 
 def check_last_block(text: str) -> None:
-    """The block that comes last sums what the others left in the workspace."""
+    """Check that the last block to arrive sums the values that all blocks stored to the workspace."""
     kernel = compiled(text, "last_block", threads=32)
     x = np.arange(5 * 32, dtype=np.float32)
     for resident in (1, 3):
@@ -129,7 +129,7 @@ def check_last_block(text: str) -> None:
 
 
 def check_statics(text: str) -> None:
-    """Static shared memory, of several blocks alive at once too."""
+    """Check static shared memory, also with several resident blocks."""
     kernel = compiled(text, "statics")
     assert ctypes.sizeof(ctypes.c_float) * 128 <= kernel.static_bytes
     for resident in (None, 3):
@@ -139,7 +139,7 @@ def check_statics(text: str) -> None:
 
 
 def check_moments(text: str) -> None:
-    """Merges of a large set and a small one far away, either first: the mean has more digits than float32."""
+    """Check merges of a large set and a distant small one, in both orders: the mean has more digits than float32."""
     kernel = compiled(text, "moments", threads=64)
     rng = np.random.default_rng(0)
     sets = 70
@@ -155,7 +155,7 @@ def check_moments(text: str) -> None:
         launch(kernel, 2, 64, 0, [a, b, merged], [sets])
         count, centre, rest, found = merged.astype(np.float64).T
         assert np.array_equal(count, n + few)
-        step = np.abs(distance) * few / (n + few)  # what is rounded
+        step = np.abs(distance) * few / (n + few)  # the rounded term
         assert np.all(np.abs(centre + rest - exact) <= 4 * 2.0**-24 * step)
         assert np.allclose(found, spread, rtol=8 * 2.0**-24, atol=0)
 

@@ -1,5 +1,5 @@
 // gate: sm_80
-// Every block writes its threads' values to the workspace; the block that comes last adds them up.
+// Every block stores its threads' values to the workspace. The last block to arrive adds them.
 #include "common/async.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)

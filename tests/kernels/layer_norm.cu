@@ -1,4 +1,4 @@
-// A small LayerNorm forward: a block a row, statistics by shuffles and one barrier each.
+// A small LayerNorm forward: one block per row. Each statistic is summed by shuffles and one barrier.
 constexpr int threads = 256;
 
 static __device__ float block_sum(float value, float* scratch) {

@@ -1,12 +1,13 @@
-// Groups of lanes that change from shuffle to shuffle, and run ahead of each other: y[5][32] of what each lane got.
+// Groups of lanes that change from shuffle to shuffle, and progress independently. y[5][32]: the value that each lane
+// received.
 extern "C" __global__ void masks(int* y) {
     const int lane = threadIdx.x;
-    // Pairs: a lane may be two pairs ahead of the partner that it left.
+    // Pairs: a lane may be two pairs ahead of a previous partner.
     for (int round = 0; round < 3; ++round) {
         const int other = lane ^ (1 << round);
         y[round * 32 + lane] = __shfl_sync(1u << lane | 1u << other, 100 * round + lane, other);
     }
-    // The lower half does four shuffles while the upper half does one.
+    // The lower half executes four shuffles while the upper half executes one.
     int value = lane;
     if (lane < 16) {
         for (int distance = 8; distance > 0; distance /= 2) {

@@ -1,4 +1,4 @@
-// Pairs of sets of elements merged: thread i writes the merge of a[i] and b[i], four numbers each.
+// Merges pairs of sets of elements: thread i stores the merge of a[i] and b[i]. A set is four numbers.
 #include "common/moments.cuh"
 
 __device__ __forceinline__ Moments load_set(const float* from, long long set) {

@@ -1,5 +1,5 @@
-// Candidates for the tuner's tests: batch_norm_elemt as it should be, and as a broken kernel would do it.
-// Tile::kind says which; see tests/tuning/planted_device.py.
+// Candidates for the tuner's tests: a correct batch_norm_elemt, and broken ones. Tile::kind selects the case; see
+// tests/tuning/planted_device.py.
 
 constexpr int right = 1, wrong = 4, crash = 5, hang = 6, outside = 7, random_bits = 8, unwritten = 9;
 
@@ -17,7 +17,7 @@ extern "C" __global__ void planted(const data_t* x, const stat_t* mean, const st
         const long long c = i / HxW % C;
         float value = (x[i] - mean[c]) * (invstd[c] * gamma[c]) + beta[c];
         if (Tile::kind == wrong) value *= 1.001f;
-        // The next number in float32, in every second launch.
+        // The next float32 number, in every second launch.
         if (Tile::kind == random_bits && i == 3 && number / blockDim.x % 2) value *= 1.0f + 1.2e-7f;
         if (Tile::kind == unwritten && i == size - 1) continue;
         y[i] = value;

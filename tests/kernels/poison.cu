@@ -1,4 +1,4 @@
-// What shared memory holds at a block's start; then dirties it for the next block.
+// Reports the contents of shared memory at a block's start, then overwrites them before the next block.
 extern "C" __global__ void poison(unsigned* seen, long long words) {
     unsigned* shared = static_cast<unsigned*>(cunorm_cpu::shared_memory());
     unsigned same = 0xffffffffu;

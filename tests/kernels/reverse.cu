@@ -1,4 +1,4 @@
-// Every block turns its threads' values round, `rounds` times, through shared memory: two barriers a round.
+// Every block reverses the order of its threads' values through shared memory, `rounds` times. Two barriers per round.
 extern "C" __global__ void reverse(const float* x, float* y, long long rounds) {
     float* shared = static_cast<float*>(cunorm_cpu::shared_memory());
     const long long base = (long long)blockIdx.x * blockDim.x;

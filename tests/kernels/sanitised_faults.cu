@@ -1,5 +1,5 @@
-// What only the compiler's sanitisers see: each case is harmless with one operand and a fault with another. No access
-// goes through a door. The words behind the lines are for the test to find them.
+// Faults that only the compiler's sanitisers report. Each case is harmless with one operand and a fault with another.
+// No access uses load or store. The test finds the lines by the words after them.
 extern "C" __global__ void __launch_bounds__(32)
     sanitised_faults(const float* x, float* y, long long what, long long operand) {
     if (threadIdx.x != 5) {

@@ -1,4 +1,4 @@
-// One shuffle per call: kind 0 to 3 is lane, xor, up, down. T is the host's.
+// One shuffle per call: kinds 0 to 3 are lane, xor, up and down. The host defines T.
 extern "C" __global__ void shuffles(const T* x, T* y, const int* operand, long long kind, long long width) {
     const T value = x[threadIdx.x];
     const int by = operand[threadIdx.x], w = static_cast<int>(width);

@@ -1,4 +1,4 @@
-// Turns every block's values round through static shared memory, then through a second variable.
+// Reverses the order of every block's values through static shared memory, then copies them through a second variable.
 #include "common/types.cuh"
 
 extern "C" __global__ void statics(const float* x, float* y) {

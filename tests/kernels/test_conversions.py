@@ -1,4 +1,4 @@
-"""The 16-bit conversions of types.cuh, bit for bit: rounded once, to nearest even, subnormals and infinities too."""
+"""The 16-bit conversions of types.cuh, bit for bit: one rounding to nearest even, with subnormals and infinities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THREADS = 128
 
 
 def text_of(dtype: str) -> str:
-    """The test kernel behind what the host writes, with types.cuh in the place of its include."""
+    """Return the head that the host writes and the test kernel, with the include of types.cuh expanded."""
     head = (
         "struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast;\n"
         f"typedef {dtype} data_t;\nstruct Tile {{ static constexpr int threads = {THREADS}; }};\n"
@@ -26,7 +26,9 @@ def text_of(dtype: str) -> str:
 
 
 def interesting_floats(dtype: str) -> np.ndarray:
-    """For every 16-bit value its float, the middle to its neighbour (a tie), and the floats beside that middle."""
+    """Return every 16-bit value, the midpoints of neighbours (ties), the floats next to each midpoint, and values past
+    the largest.
+    """
     bits = np.arange(65536, dtype=np.uint16)
     values = bits.view(DTYPES[dtype]).astype(np.float32)
     finite = np.sort(values[np.isfinite(values)])
@@ -42,7 +44,7 @@ def test_conversions_are_exact(dtype: str, executor: Executor) -> None:
     with np.errstate(all="ignore"):
         wide = interesting_floats(dtype)
         exact = wide.astype(DTYPES[dtype])
-    if executor.name == "gpu":  # CuPy compiles with -ftz=true: float32 denormals are zero there
+    if executor.name == "gpu":  # CuPy compiles with -ftz=true, which flushes float32 subnormals to zero
         kept = (np.abs(wide) >= np.finfo(np.float32).tiny) | (wide == 0) | ~np.isfinite(wide)
         wide, exact = wide[kept], exact[kept]
     stored = np.resize(np.arange(65536, dtype=np.uint16).view(DTYPES[dtype]), wide.shape)

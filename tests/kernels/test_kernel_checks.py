@@ -1,6 +1,6 @@
-"""Asynchronous copies, mbarriers, clusters, tickets, static shared memory: right in every order, wrong when broken.
+"""Asynchronous copies, mbarriers, clusters, tickets and static shared memory: correct in every thread order.
 
-Each breakage takes one thing away that the kernel needs; the executor has to notice.
+Each breakage removes one operation that the kernel needs. The checked build or the kernel's check must report it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_right_in_every_order(stem: str, build: str, order: str, monkeypatch: py
     CHECKS[stem](text_of(stem))
 
 
-#: (kernel, what is replaced, by what, what the checked build says)
+#: (kernel, replaced text, replacement, pattern of the expected fault or failed assertion)
 BROKEN = [
     (
         "async_copy",
@@ -60,8 +60,8 @@ BROKEN = [
     ),
     (
         "cluster_sum",
-        "    cluster_arrive();\n    cluster_wait();  // nobody ends",
-        "    // nobody ends",
+        "    cluster_arrive();\n    cluster_wait();  // no block ends",
+        "    // no block ends",
         "race|has ended",
     ),
     ("cluster_sum", "    cluster_wait();\n    if", "    if", "arrives at the cluster's barrier twice"),
@@ -101,5 +101,5 @@ def test_what_is_taken_away_is_missed(
             words.append(str(fault))
         except AssertionError as error:
             words.append(f"assert: {error}")
-    assert words, "no order shows it"
+    assert words, "no thread order reveals the breakage"
     assert any(re.search(said, word) for word in words), words

@@ -1,6 +1,7 @@
 // gate: sm_80
-// A running total over blocks: a block draws a ticket, writes its part to the workspace, waits for the ticket before it,
-// and adds. Whoever waits, waits for an earlier ticket, so no number of resident blocks is too small.
+// A running total over blocks. A block draws a ticket and waits for the block with the preceding ticket. Each thread
+// adds that block's last total to its own element and stores the sum. A block waits only for an earlier ticket, so any
+// number of resident blocks suffices.
 #include "common/async.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)

@@ -1,4 +1,4 @@
-// ballot, any and all of a predicate, in halves of a warp.
+// ballot of a predicate over a warp; any and all of it over each half of a warp.
 extern "C" __global__ void votes(const int* predicate, unsigned* y) {
     const int lane = threadIdx.x % 32;
     const unsigned half = lane < 16 ? 0x0000ffffu : 0xffff0000u;

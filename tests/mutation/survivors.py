@@ -45,7 +45,7 @@ SURVIVORS: dict[Key, str] = {
      "for (long long item = blockIdx.x; item < batch.items; item += gridDim.x) {",
      "guard", 0): NO_ELEMENT_LEFT,
     ("batch_norm/batch_norm_stats_block.cu",
-     "for (int pass = 0; pass < 2; ++pass) {  // the first finds the centre, the second what it missed",
+     "for (int pass = 0; pass < 2; ++pass) {  // pass 0 finds the centre, pass 1 the moments about it",
      "guard", 0): "Every sample's moments are merged twice: twice the count, the same mean and variance.",
     ("batch_norm/batch_norm_stats_sweep.cu",
      "for (long long item = blockIdx.x; item < batch.items; item += gridDim.x) {",
@@ -276,10 +276,10 @@ SURVIVORS: dict[Key, str] = {
         "Redundant: store_release publishes by itself what the barrier has made the thread know of."
     ),
     ("layer_norm/layer_norm_backward_grid.cu",
-     "for (int team = 0; team < TeamSlab::teams; ++team) {  // one after another, in one row of sums", "guard",
+     "for (int team = 0; team < TeamSlab::teams; ++team) {  // in turn: all teams add to one row of sums", "guard",
      0): "Speed only: there is no such team.",
     ("layer_norm/layer_norm_backward_grid.cu",
-     "if (threadIdx.x % warp_size == 0) {  // behind the sum of what all lanes have read", "owner",
+     "if (threadIdx.x % warp_size == 0) {  // all lanes have loaded their parts before warp_sum", "owner",
      0): SAME_IN_THE_WARP,
     ("layer_norm/layer_norm_grid.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 1): SAME_IN_THE_WARP,
     ("layer_norm/layer_norm_grid.cu", "for (int i = 0; i < lane_parts; ++i) {", "guard", 0): (
@@ -301,7 +301,7 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: what is kept comes again, to the same place. test_layer_norm_grid.py counts that it does not."
     ),
     ("layer_norm/row_slabs.cuh",
-     "__syncwarp();  // the lanes of a warp go on side by side: those at an edge have stored element by element",
+     "__syncwarp();  // reconverge: lanes at an edge have stored element by element",
      "barrier", 0): "Speed only: no lane needs what another has done.",
 }
 # fmt: on
