@@ -1,5 +1,5 @@
-// Activations that are fused after a normalisation: y = apply(z), and the gradient that a backward needs, gradient(z,
-// dy) = apply'(z) * dy.
+// Activations that are fused after a normalisation: y = apply(z). A backward needs their gradient, which is
+// gradient(z, dy) = apply'(z) * dy.
 //
 // The host chooses activation_t. z is not stored: a backward recomputes it from x, the statistics and the parameters.
 #include "common/norm.cuh"

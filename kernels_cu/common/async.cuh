@@ -105,7 +105,7 @@ __device__ __forceinline__ void mbarrier_wait(mbarrier_t* barrier, unsigned pari
 #endif
 }
 
-// ---- bulk copies: issued by one thread, a multiple of 16 bytes, both addresses 16-byte aligned -----------------------
+// ---- bulk copies: issued by one thread, a multiple of 16 bytes, both addresses 16-byte aligned ----------------------
 
 // Copies from global to shared memory. The bytes count towards the mbarrier's current phase, and are readable after a
 // wait for that phase.
@@ -120,8 +120,8 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, unsigned b
 #endif
 }
 
-// Copies from shared to global memory. If other threads wrote the source, each of them calls fence_async, and a barrier
-// follows, before this call.
+// Copies from shared to global memory. If other threads wrote the source, each of them must call fence_async, and a
+// barrier must follow, before this call.
 __device__ __forceinline__ void bulk_store(void* to, const void* from, unsigned bytes) {
 #ifdef CUNORM_CPU
     cunorm_cpu::bulk_store(to, from, bytes);
@@ -288,7 +288,7 @@ __device__ __forceinline__ void wait_above(const unsigned* address, unsigned val
 __device__ __forceinline__ unsigned draw_ticket(unsigned* counter CUNORM_SITE) {
     const unsigned drawn = atomicAdd(counter, 1u);
 #ifdef CUNORM_CPU
-    cunorm_cpu::poll(cunorm_cpu::POLL, nullptr, 0, file, line);  // tickets go round: the other blocks run first
+    cunorm_cpu::poll(cunorm_cpu::POLL, nullptr, 0, file, line);  // blocks draw in turn: the other blocks run first
 #endif
     return drawn;
 }

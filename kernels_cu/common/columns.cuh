@@ -14,9 +14,9 @@ struct Columns {
     __device__ __forceinline__ long long items() const { return slabs() * slices; }
 };
 
-// Folds of(row, column) by merge(a, b) over the rows [begin, end), for the first `live` of `columns` columns. `columns`
-// is at most the number of threads. Calls emit(column, whole) in one thread per column. If there are no rows, whole is
-// T{}. `scratch` is in shared memory, one T per thread.
+// Folds of(row, column) by merge(a, b) over the rows [begin, end), for those of `columns` columns that are below
+// `live`. `columns` is at most the number of threads. Calls emit(column, whole) in one thread per column. If there are
+// no rows, whole is T{}. `scratch` is in shared memory, one T per thread.
 template <typename T, typename Of, typename Merge, typename Emit>
 __device__ __forceinline__ void fold_rows(int columns, long long live, long long begin, long long end, T* scratch,
                                           Of of, Merge merge, Emit emit) {
@@ -33,8 +33,7 @@ __device__ __forceinline__ void fold_rows(int columns, long long live, long long
     __syncthreads();
     fold_parts<1>(scratch, parts, columns, part, column, merge);
     if (part == 0 && column < live) {
-        emit(column,
-             scratch[column]);  // own entry, and the next fold writes own entries: no barrier needed
+        emit(column, scratch[column]);  // own entry, and the next fold writes own entries: no barrier needed
     }
 }
 

@@ -47,8 +47,8 @@ __device__ __forceinline__ Moments moments_about(acc_t count, acc_t inverse, acc
 }
 
 // Chan's merge. Either set may be empty. The merged mean is computed from the mean of the larger set, from which it
-// differs by at most half of the distance between the means. Computed from a small set that is far away, the step would
-// have the rounding error of the whole distance. The order of a and b affects the last bit: callers fix it.
+// differs by at most half of the distance between the means. A step from the mean of a distant, smaller set would have
+// the rounding error of the whole distance. The order of a and b affects the last bit: callers fix it.
 __device__ __forceinline__ Moments merge(Moments a, Moments b) {
     if (b.count == acc_t(0)) {
         return a;

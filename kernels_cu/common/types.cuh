@@ -246,7 +246,7 @@ __device__ __forceinline__ unsigned* words_at(T* array, long long index) {
     return reinterpret_cast<unsigned*>(array + index);
 }
 
-// Number of elements between the last 16-byte boundary at or before `address` and `address`.
+// Number of elements from the 16-byte boundary at or before `address` to `address`.
 template <typename T>
 __device__ __forceinline__ int misalignment(const T* address) {
     return static_cast<int>(reinterpret_cast<unsigned long long>(address) % access_bytes / sizeof(T));
