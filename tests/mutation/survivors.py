@@ -160,7 +160,7 @@ SURVIVORS: dict[Key, str] = {
         "test_group_norm_activation.py has one."
     ),
     ("partition/row_gradients.cuh",
-     "__syncwarp();  // a compiler that asks for the columns' sums of all packs at once has no registers left",
+     "__syncwarp();  // else the compiler loads all packs' column sums at once and runs out of registers",
      "barrier", 0): "Registers only: a lane's sums are its own.",
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 0): ALWAYS_SHIFTS,
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,
