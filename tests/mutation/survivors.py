@@ -250,7 +250,7 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: the span of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
     ),
     ("partition/team.cuh",
-     "cluster_fence();  // by the one thread that publishes: the others need not wait for their stores",
+     "cluster_fence();  // only by the thread that publishes: the others need not wait for their stores",
      "barrier", 0): "The CPU executor takes every arrival at a cluster's barrier for one that releases.",
     ("partition/team.cuh",
      "if (shift + columns < pack_size) {", "guard", 0): "Speed only: any element of the run does.",
