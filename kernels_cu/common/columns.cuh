@@ -1,6 +1,6 @@
 // Folds the columns of a workspace: rows of partial results [rows, C] that the blocks of an earlier kernel stored.
 //
-// A block owns up to `columns` neighbouring columns and one slice of the rows. Its threads process the rows of the slice
+// A block owns up to `columns` neighbouring columns and one slice of the rows. Its threads process the slice's rows
 // in turn, and their partial results are folded by halves. The reduction is therefore spread over slabs x slices
 // blocks, and its order is fixed by indices alone. If there are several slices, a second launch folds the rows that the
 // slices stored.
