@@ -160,7 +160,7 @@ SURVIVORS: dict[Key, str] = {
         "test_group_norm_activation.py has one."
     ),
     ("partition/row_gradients.cuh",
-     "__syncwarp();  // a compiler that asks for the columns' sums of all packs at once has no registers left",
+     "__syncwarp();  // else the compiler loads all packs' column sums at once and runs out of registers",
      "barrier", 0): "Registers only: a lane's sums are its own.",
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 0): ALWAYS_SHIFTS,
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,
@@ -249,7 +249,7 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: the span of a step past the last is {0, 0, 0}, of which load_pack reads nothing."
     ),
     ("partition/team.cuh",
-     "cluster_fence();  // by the one thread that publishes: the others need not wait for their stores",
+     "cluster_fence();  // only by the thread that publishes: the others need not wait for their stores",
      "barrier", 0): "The CPU executor takes every arrival at a cluster's barrier for one that releases.",
     ("partition/team.cuh",
      "if (shift + columns < pack_size) {", "guard", 0): "Speed only: any element of the run does.",
