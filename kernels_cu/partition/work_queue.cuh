@@ -50,9 +50,11 @@ struct WorkQueue {
     }
 };
 
+constexpr int drawn_words = 3;  // of a block: two tickets in turn, and whether its signal completed a team
+
 // Processes a block's work items. sums(team, tile) stores to the workspace. fold(team) combines the sums of all the
-// team's tiles. output(team, tile) may read the values that fold stored. `drawn` is in shared memory, three words. The
-// whole block calls. Each of the three callbacks begins after a barrier.
+// team's tiles. output(team, tile) may read the values that fold stored. `drawn` is in shared memory,
+// drawn_words long. The whole block calls. Each of the three callbacks begins after a barrier.
 template <typename Sums, typename Fold, typename Output>
 __device__ __forceinline__ void take_work(const WorkQueue& queue, unsigned* drawn, Sums sums, Fold fold,
                                           Output output) {
