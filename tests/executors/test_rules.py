@@ -28,7 +28,7 @@ SAID = {
     7: r"thread [89]: shared-memory race at byte 32: it writes at HERE what thread [89] wrote at HERE, and no ",
     8: r"thread \d+: shared-memory race at byte \d+: it (reads|writes) at \S+ what thread \d+ (read|wrote) at \S+, ",
     9: r"thread \d+: shared-memory race at byte \d+: it (reads|writes) at \S+ what thread \d+ (read|wrote) at \S+, ",
-    10: r"thread 56: reads byte 28 of shared memory at HERE, which nobody wrote, and results depend on such reads",
+    10: r"thread 56: reads byte 28 of shared memory at HERE, which no thread wrote, and the results depend on such ",
     11: r"thread 5: 4-byte load at HERE of array0 that bypasses load and store",
     12: r"divergent barrier: thread \d+ waits at __syncthreads \(rules.cu:\d+\), thread \d+ waits at __syncthreads",
     13: r"deadlock: thread 0 waits at __syncthreads \(HERE\), thread 63 has ended",

@@ -56,9 +56,9 @@ def test_the_order_of_a_launch_is_the_kernels() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"x": None}, r"missing: \['x'\], that it does not have: \[\]"),
-        ({"xs": "x"}, r"missing: \[\], that it does not have: \['xs'\]"),
-        ({"groups": None, "group": 32}, r"missing: \['groups'\], that it does not have: \['group'\]"),
+        ({"x": None}, r"missing: \['x'\], unknown: \[\]"),
+        ({"xs": "x"}, r"missing: \[\], unknown: \['xs'\]"),
+        ({"groups": None, "group": 32}, r"missing: \['groups'\], unknown: \['group'\]"),
     ],
 )
 def test_an_argument_that_the_kernel_does_not_have(change: dict[str, Any], sentence: str) -> None:
