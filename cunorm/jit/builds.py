@@ -124,7 +124,7 @@ def _finish(work: Path, name: str) -> None:
     work.chmod(0o700)
 
 
-# ---- making one -----------------------------------------------------------------------------------------------------
+# ---- building -------------------------------------------------------------------------------------------------------
 
 
 def _build(
@@ -201,7 +201,7 @@ def _claim(kept: Path) -> tuple[Path, int] | None:
 
 @contextlib.contextmanager
 def _working(kept: Path) -> Iterator[Path]:
-    """Yield an empty folder to compile in. Its lock tells `_sweep` of another process that it is in use."""
+    """Yield an empty folder to compile in. Its lock prevents `_sweep` of other processes from deleting it."""
     claimed = next(filter(None, (_claim(kept) for _ in range(ATTEMPTS))), None)
     if claimed is None:
         raise OSError(errno.EBUSY, "another process deletes new folders in it", str(kept))

@@ -1,4 +1,4 @@
-"""Finds the C++ compiler of the CPU executor and runs it."""
+"""Find the C++ compiler of the CPU executor and run it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _version(command: tuple[str, ...]) -> str | None:
 
 
 def _asked(text: str) -> Compiler | None:
-    """Return the compiler that ``CUNORM_CXX`` names, or None if it does not run. ValueError: it is no command."""
+    """Return the compiler of ``CUNORM_CXX``, or None if it does not run; raise ValueError if it is no command."""
     return _find(text, shlex.split(text))
 
 

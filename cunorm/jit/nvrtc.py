@@ -57,8 +57,8 @@ class Usage:
     loads_16, stores_16 : int
         16-byte accesses to global memory in the PTX, including asynchronous and bulk copies. ptxas does not split them.
     taken_apart : int
-        The number of these loads whose words are split into 16-bit elements immediately after the load. Such a thread
-        waits for each load before it starts the next, and its data needs twice the registers.
+        The number of these loads whose words are split into 16-bit elements immediately after the load. A thread
+        then waits for each load before it starts the next, and its data needs twice the registers.
     """
 
     entry: str
@@ -110,7 +110,7 @@ def usages_in(ptx: str, log: str) -> list[Usage]:
 #: Supported versions: from the first (included) to the second (excluded). CUDA 12.8 is the first that supports sm_100
 #: and sm_120.
 SUPPORTED: tuple[tuple[int, int], tuple[int, int]] = ((12, 8), (14, 0))
-#: The wheels that bring the oldest and the newest of them.
+#: The wheels that provide the oldest and the newest supported version.
 INSTALL: tuple[str, str] = ("nvidia-cuda-nvrtc-cu12==12.8.*", "nvidia-cuda-nvrtc>=13,<14")
 #: Options that CuPy's RawKernel passes, in its order. With other options the machine code would differ from the code
 #: that users run.

@@ -180,7 +180,7 @@ constexpr int lanes = 32;
 constexpr unsigned widest_access = 16;  // per lane, in bytes
 constexpr uintptr_t stack_bytes = 65536;  // the host reserves this size, with this alignment, per thread
 // State of a worker. `looking`: the worker has not ended; its fibers wait while the calling thread checks for signals.
-// The other states tell how it ended.
+// The other states record how it ended.
 constexpr unsigned done = 0, faulted = 1, stopped = 2, forked = 3, looking = 4;
 
 struct Warp;

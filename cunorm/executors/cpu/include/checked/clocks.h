@@ -19,7 +19,7 @@ struct Clocks {
     bool* grown;                           // whether the thread's row has changed since the block's last barrier
     uint32_t* fenced;                      // tick of each thread's last fence_async
     bool rows;                             // whether any row is allocated
-    uint32_t* arrival[3];                  // per thread, its arrival at the cluster's barrier; three generations in turn
+    uint32_t* arrival[3];                  // per thread, arrival at the cluster's barrier; three generations in turn
     uint32_t* passed;                      // number of cluster barriers that each thread has passed
 };
 

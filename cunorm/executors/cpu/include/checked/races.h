@@ -25,8 +25,8 @@ struct Readers {
     unsigned count, capacity;
 };
 
-// A store to the workspace that other blocks do not see yet. While the storing block runs, memory contains the new value
-// and `value` the old one. While other blocks run, the two are exchanged.
+// A store to the workspace that other blocks do not see yet. While the storing block runs, memory contains the new
+// value and `value` the old one. While other blocks run, the two are exchanged.
 struct Held {
     uint64_t address;
     unsigned char value[16];
