@@ -121,7 +121,7 @@ def test_a_workspace_that_is_too_small_shows_in_both_builds(monkeypatch: pytest.
     object.__setattr__(plan, "workspace_nbytes", plan.workspace_nbytes - 8)
     for build in ("plain", "checked"):
         monkeypatch.setenv("CUNORM_CPU_BUILD", build)
-        with pytest.raises(KernelFault, match=r"out-of-bounds 8-byte store at .* of workspace, whose size is \d+ bytes"):
+        with pytest.raises(KernelFault, match=r"out-of-bounds 8-byte store at .* of workspace, whose size is \d+ "):
             plan(a.dy, a.x, a.mean, a.rstd, a.gamma, workspace=np.empty(1 << 16, np.uint8))
 
 
