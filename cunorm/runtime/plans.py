@@ -220,7 +220,7 @@ def plan_for(
     plan = _plans.get(key)
     if plan is None:
         if problem.N * problem.C * problem.HxW == 0 or not problem.outputs:
-            why = "no output is wanted" if not problem.outputs else "there are no elements; the results are only filled"
+            why = "no output is wanted" if not problem.outputs else "there are no elements; results are filled"
             if tile is not None:  # an illegal tile is an error even if a size is 0
                 N, C, HxW = max(1, problem.N), problem.C or problem.group, max(1, problem.HxW)
                 lookup.resolve(replace(problem, N=N, C=C, HxW=HxW), strategies, place.device, tile)

@@ -70,7 +70,7 @@ def check_writable(path: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"):
             pass
         if os.path.exists(lock) and not os.access(lock, os.R_OK | os.W_OK):
-            raise PermissionError(errno.EACCES, f"{lock} belongs to another user")
+            raise PermissionError(errno.EACCES, f"no permission to read and write {lock}")
     except OSError as error:
         raise TableError(f"{path}: cannot be written: {error.strerror or error}; name another file") from None
 

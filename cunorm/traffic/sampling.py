@@ -169,8 +169,9 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
     """The sample to count instead of the problem; None: count the problem itself.
 
     It is the smallest sample that has `WAVES` waves of blocks on the device and consists of whole sectors, so that its
-    slices start at all the offsets in a sector at which the problem's slices start. If there is none, it is the sample with the most blocks among
-    those of at most `WHOLE` elements, or, for a problem of more than `LARGEST` elements, of at most `LARGEST`.
+    slices start at all the offsets in a sector at which the problem's slices start. If there is none, it is the sample
+    with the most blocks among those of at most `WHOLE` elements, or, for a problem of more than `LARGEST` elements, of
+    at most `LARGEST`.
 
     If blocks wait for each other, reuse distances are those of the problem only with several teams. Such a problem is
     counted whole up to `LARGEST` elements, and its samples have up to `LARGEST` elements.
