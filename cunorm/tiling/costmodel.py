@@ -24,11 +24,11 @@ from .shortlist import Placed, Shortlist, shortlist_of
 LAUNCH_SECONDS = 2.5e-6  # start of a kernel after another one on the same stream
 ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy achieves
 LATENCY_SECONDS = 0.8e-6  # of a load from DRAM
-BYTES_IN_FLIGHT = 64  # per thread and tensor: four packs
+BYTES_IN_FLIGHT = 64  # loads in flight per thread and tensor: four packs
 CACHE_SPEED = 1.5  # bandwidth of the L2 cache over that of DRAM
 SOLO_SHARE = 1.25  # bandwidth of a multiprocessor, others being idle, over its even share
 PHASED = 1.3  # time factor if the only resident block does not load while it stores
-NONPORTABLE = 4.0  # time factor of clusters that not every GPU can launch: the tuner tries them, no default does
+NONPORTABLE = 4.0  # time factor of clusters that not every GPU can launch: defaults avoid them, the tuner tries them
 PORTABLE_CLUSTER = 8
 NEAR_TIE = 1.1  # predictions within this factor count as equal: counted facts decide between them, not estimates
 BUSY_ENOUGH = 0.9  # if this share of the multiprocessors is busy, none counts as idle
@@ -36,7 +36,7 @@ LEAN_ENOUGH = 0.05  # bytes, L2 included, count as equal if their difference tak
 ABREAST = 1.02  # time factor per doubling of `Launch.abreast`: blocks scheduled together, teams at a barrier
 CLUSTER_SECONDS = 0.3e-6  # a cluster barrier and the reads of other blocks' shared memory
 REGISTER_STEP, WARP = 8, 32
-PARTS = 4  # of a multiprocessor, each with a quarter of the registers; the model counts one pool
+PARTS = 4  # of a multiprocessor, each with a quarter of the registers; the model counts one pool of registers
 ROUNDS = 2  # steps of the search that starts from a shortlist
 
 
@@ -124,7 +124,7 @@ def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
 
 
 def least_seconds(problem: Problem, launches: Iterable[Launch], device: Device) -> float:
-    """Lower bound of the predicted time: the tensors of the launches, each once, at the bandwidth in one launch."""
+    """Lower bound of the predicted time of all tiles: each tensor of the launches once at the bandwidth, in one launch."""
     named = {value for launch in launches for value in launch.arguments.values()}
     return LAUNCH_SECONDS + len(named & problem.spec.tensors) * problem.nbytes / (ACHIEVABLE * device.bandwidth)
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t word_bits = 64, least_times = 1u << 20;
 
-// struct Trace in counters.h.
+// Same layout as struct Trace in counters.h.
 struct Access {
     uint64_t sector;
     uint32_t block;
