@@ -1,7 +1,7 @@
 """A checked call: the plan for one signature of arrays, and the copies between its arrays and the kernels' arrays.
 
 Shapes, dtypes and places are checked in the first call with a signature. A later call with the same signature looks up
-the checked call, reads the addresses, and checks the fact that a signature does not contain: whether arrays overlap.
+the checked call, reads the addresses, and checks for overlapping arrays, which a signature does not show.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Call:
         self.results = tuple(results)
         self.names = tuple(name for name, _, _ in inputs)
         self.in_place = in_place
-        #: Inputs that the kernels cannot read in their memory order: (index, axes). Each call copies them once.
+        #: Inputs that the kernels cannot read without a copy: (index, axes). Each call copies them once.
         self.copied = tuple(
             (index, axes)
             for index, (_, array, axes) in enumerate(inputs)

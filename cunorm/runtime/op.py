@@ -230,8 +230,8 @@ def _plan(op: Op, problem: Problem, leader: tuple[str, Any], tile: Any, plan: Pl
         return plan_for(problem, op.strategies, op.names, place_for(kind, ordinal), chosen)
     if (kind, ordinal) != (plan.place.kind, plan.place.ordinal):
         raise ValueError(f"{name}: on {kind} {ordinal}, but the plan is for {plan.place.kind} {plan.place.ordinal}")
-    # A plan without a dtype for gamma or beta accepts any of their dtypes, and every plan accepts any dtype of the
-    # statistics that the op accepts. None of them changes the tile.
+    # A plan without a dtype for gamma or beta accepts arrays of any dtype, or none. Every plan accepts all dtypes of
+    # the statistics that the op accepts. None of these dtypes changes the tile.
     loose = {
         name: getattr(problem, name) for name in ("gamma_dtype", "beta_dtype") if getattr(plan.problem, name) is None
     }

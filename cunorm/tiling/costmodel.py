@@ -124,7 +124,7 @@ def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
 
 
 def least_seconds(problem: Problem, launches: Iterable[Launch], device: Device) -> float:
-    """Lower bound of the predicted time of all tiles: each tensor of the launches once at the bandwidth, in one launch."""
+    """Lower bound of all tiles' predicted times: each tensor of the launches once at the bandwidth, in one launch."""
     named = {value for launch in launches for value in launch.arguments.values()}
     return LAUNCH_SECONDS + len(named & problem.spec.tensors) * problem.nbytes / (ACHIEVABLE * device.bandwidth)
 

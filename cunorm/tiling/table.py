@@ -263,7 +263,7 @@ class Table:
     kept : list
         Unchanged entries that this version cannot read.
     faults : list of str
-        Error messages for the entries in ``kept``.
+        Error messages for the faulty entries in ``kept``.
     rest : dict
         Fields of the file that this version does not know.
     """
