@@ -1,7 +1,7 @@
-"""Arrays of both kinds: checks with their sentences, once, and where an array's elements lie in memory.
+"""Checks of NumPy and CuPy arrays with their error messages, and the memory that an array's elements occupy.
 
-A kind is ``"cpu"`` (numpy.ndarray) or ``"gpu"`` (cupy.ndarray). CuPy is never imported here: an array of it can only
-come from a process that has.
+A kind is ``"cpu"`` (numpy.ndarray) or ``"gpu"`` (cupy.ndarray). CuPy is never imported here: a process that passes a
+CuPy array has already imported it.
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-Array = Any  # numpy.ndarray or cupy.ndarray; the latter has no types to name
+Array = Any  # numpy.ndarray or cupy.ndarray; CuPy has no type annotations
 
-#: The supported dtypes by name. bfloat16 is told by identity, never by ``kind``.
+#: The supported dtypes by name. bfloat16 is recognised by comparing dtypes, never by ``dtype.kind``.
 DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
-#: Kernels take sizes in 64 bits.
+#: Kernels take sizes as signed 64-bit integers.
 LARGEST_SIZE = 2**63 - 1
-#: Letters of a value in a sentence.
+#: Maximum length of a value's text in an error message, characters.
 LONGEST_WORDS = 80
 NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def kind_of(name: str, array: object) -> str:
-    """``"cpu"`` or ``"gpu"``.
+    """The kind of an array: ``"cpu"`` or ``"gpu"``.
 
     Raises
     ------
     TypeError
-        If it is no array of either; says how to make one. A masked array is none: kernels see no masks.
+        If it is not an array of either kind; the message says how to make one. A masked array is rejected because
+        kernels ignore masks.
     """
     if isinstance(array, np.ndarray):
         if isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
             raise TypeError(
-                f"{name}: a numpy.ma.MaskedArray, expected an array without a mask, which would be lost; "
-                f"pass {name}.filled(value), or {name}.data if masked elements are to count"
+                f"{name}: a numpy.ma.MaskedArray, expected an array without a mask, which kernels ignore; "
+                f"pass {name}.filled(value), or {name}.data to include the masked elements"
             )
         return "cpu"
     cupy = sys.modules.get("cupy")
@@ -55,7 +56,7 @@ def kind_of(name: str, array: object) -> str:
 
 
 def namespace(kind: str) -> Any:
-    """The module that makes arrays of that kind."""
+    """The array module of a kind: numpy or cupy."""
     return np if kind == "cpu" else sys.modules["cupy"]
 
 
@@ -65,14 +66,14 @@ def place_of(array: Array) -> tuple[str, int]:
 
 
 def same_place(arrays: Iterable[tuple[str, Array | None]]) -> tuple[str, int]:
-    """Where all of these arrays live; Nones are passed over.
+    """The place (kind and GPU ordinal) of all of these arrays; None entries are skipped.
 
     Raises
     ------
     TypeError
-        If one is no array, or NumPy and CuPy arrays are mixed.
+        If an argument is not an array, or NumPy and CuPy arrays are mixed.
     ValueError
-        If they live on different GPUs.
+        If the arrays are on different GPUs.
     """
     first: tuple[str, tuple[str, int]] | None = None
     for name, array in arrays:
@@ -97,7 +98,7 @@ def dtype_name(name: str, array: Array, allowed: Sequence[str] = tuple(DTYPES), 
     Raises
     ------
     TypeError
-        If it is not among those allowed.
+        If the dtype is not allowed.
     """
     found = NAMES.get(array.dtype)
     if found is None or found not in allowed:
@@ -107,9 +108,9 @@ def dtype_name(name: str, array: Array, allowed: Sequence[str] = tuple(DTYPES), 
 
 
 def dtype_named(name: str, value: object, allowed: Sequence[str] = tuple(DTYPES)) -> str:
-    """The name of a dtype given as a name or a dtype object (TypeError)."""
+    """The name of a dtype, from its name or its dtype object (TypeError)."""
     try:
-        known = value is not None  # which numpy.dtype would take for float64
+        known = value is not None  # numpy.dtype(None) is float64
         found = value if value in DTYPES else NAMES.get(np.dtype(value)) if known else None  # type: ignore[call-overload]
     except TypeError:
         found = None
@@ -137,23 +138,26 @@ def sized(name: str, array: Array, size: int, expected: str) -> None:
 
 
 def _is_array(value: object) -> bool:
-    """Whether it is an array of any library, and not a scalar of NumPy's."""
+    """Whether a value is an array of any library; a NumPy scalar is not."""
     return hasattr(value, "ndim") and not isinstance(value, np.generic)
 
 
 def said(value: object) -> str:
-    """A wrong value in a sentence; an array by its type alone, for one on a GPU would have to be waited for."""
+    """The text of a wrong value in an error message.
+
+    For an array it is only the type's name: to print an array on a GPU, the process would have to wait for the GPU.
+    """
     if _is_array(value):
         return type(value).__name__
     try:
         words = repr(value)
-    except Exception:  # such as an int of more digits than Python prints
-        return f"one {type(value).__name__}"
+    except Exception:  # for example an int with more digits than Python prints
+        return f"an unprintable {type(value).__name__}"
     return words if len(words) <= LONGEST_WORDS else f"{words[:LONGEST_WORDS]}..."
 
 
 def integer(name: str, value: object, least: int = 1) -> int:
-    """A whole number of at least ``least`` that fits in 64 bits, as kernels take it; bool is not one."""
+    """A value as an int from ``least`` to 2**63 - 1, the largest size that kernels take; bool is rejected."""
     try:
         number = operator.index(None if isinstance(value, (bool, np.bool_)) else value)  # type: ignore[arg-type]
     except TypeError:
@@ -166,9 +170,9 @@ def integer(name: str, value: object, least: int = 1) -> int:
 
 
 def number(name: str, value: object) -> float:
-    """A number as a float; infinite where it is too large for one. bool is not a number, nor is an array of one.
+    """A value as a float, infinity if it is too large for one. bool, text and arrays are rejected.
 
-    A number that lives on a GPU would have to be waited for.
+    To read an array on a GPU, the process would have to wait for the GPU.
     """
     if _is_array(value) or isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
         raise TypeError(f"{name}: {said(value)}, expected a number")
@@ -183,7 +187,7 @@ def number(name: str, value: object) -> float:
 def epsilon(value: object, name: str = "eps") -> float:
     """eps as a float: finite and not negative."""
     if value.__class__ is float and 0 <= value < float("inf"):
-        return value  # a plain float: calls are many
+        return value  # fast path, taken in every call
     found = number(name, value)
     if not 0 <= found < float("inf"):
         raise ValueError(f"{name}: {found}, expected a finite number of at least 0")
@@ -191,20 +195,20 @@ def epsilon(value: object, name: str = "eps") -> float:
 
 
 def flag(name: str, value: object) -> bool:
-    """A bool; an int is not one (TypeError)."""
+    """A value as a bool; an int is rejected (TypeError)."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: {said(value)}, expected a bool")
     return bool(value)
 
 
 def choice(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Check that a value is one of a few (ValueError)."""
+    """Check that a value is one of those allowed (ValueError)."""
     if not any(isinstance(value, one.__class__) and value == one for one in allowed):
         raise ValueError(f"{name}: {said(value)}, expected {' or '.join(map(repr, allowed))}")
 
 
 def mask(name: str, value: object, names: Sequence[str]) -> tuple[bool, ...]:
-    """A flag for each result, from a sequence or a NumPy array of bools."""
+    """An output mask as a tuple with one bool per result, from a sequence or a NumPy array of bools."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
@@ -213,7 +217,7 @@ def mask(name: str, value: object, names: Sequence[str]) -> tuple[bool, ...]:
         raise ValueError(f"{name}: {len(value)} flags, expected {len(names)} for {', '.join(names)}")
     for wanted in value:
         if not isinstance(wanted, (bool, np.bool_)):
-            raise TypeError(f"{name}: {said(wanted)} in it, expected bools")
+            raise TypeError(f"{name}: contains {said(wanted)}, expected bools")
     return tuple(bool(wanted) for wanted in value)
 
 
@@ -233,8 +237,9 @@ def addresses(kind: str, arrays: Iterable[Array | None]) -> tuple[int, ...]:
     return tuple([0 if array is None else _asked(array) for array in arrays])
 
 
-# NumPy makes a dictionary or an object to tell an address, which for nine arrays costs as much as all else in a call.
-# In its C interface, fixed for decades, the address stands first behind the object's head; where it does not, it asks.
+# NumPy's Python interface creates a dictionary or an object to return an address. For nine arrays that costs as much as
+# the rest of a call. In NumPy's C structure, unchanged for decades, the data pointer is the first field after the
+# object header: `_word` reads it there. If the probe below finds another address, `_asked` uses the Python interface.
 def _asked(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
@@ -248,12 +253,15 @@ _probe = np.empty(1)
 _DATA_FIRST = sys.implementation.name == "cpython" and _word(_probe) == _asked(_probe)
 
 
-#: Candidates that NumPy may try to tell whether two strided arrays share an element; after that they count as sharing.
+#: Candidates that NumPy may try to decide whether two strided arrays share memory; after that they count as sharing it.
 SHARING_WORK = 10**6
 
 
 def elements_apart(array: Array) -> bool:
-    """Whether no two elements of an array share memory, told from its strides: each steps over all smaller ones."""
+    """Whether the strides guarantee that no two elements of an array share memory.
+
+    They do if each stride is at least the extent of all axes with smaller strides.
+    """
     reach = array.dtype.itemsize
     steps = sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True) if size > 1)
     for stride, size in steps:
@@ -264,7 +272,7 @@ def elements_apart(array: Array) -> bool:
 
 
 class _Shadow:
-    """An array's address, shape and strides without its memory: NumPy computes with it, and never reads there."""
+    """The address, shape and strides of an array, for NumPy to compute with; its memory is never read."""
 
     def __init__(self, array: Array) -> None:
         self.__array_interface__ = {
@@ -277,37 +285,40 @@ class _Shadow:
 
 
 def _shadow(array: Array) -> np.ndarray:
-    """A NumPy array that lies as this one does, on a GPU too: to compute with its strides, never to be read."""
+    """A NumPy array with the address, shape and strides of an array of either kind.
+
+    Only its strides and addresses may be used. Its elements must not be read: they may be on a GPU.
+    """
     return np.asarray(_Shadow(array))
 
 
 def share_elements(a: Array, b: Array) -> bool:
-    """Whether two arrays of either kind have a byte in common; two halves of one tensor have none."""
+    """Whether two arrays of either kind share a byte. Disjoint interleaved slices of one tensor do not."""
     try:
-        return np.shares_memory(_shadow(a), _shadow(b), max_work=SHARING_WORK)  # type: ignore[arg-type]  # the stubs know two of its values
+        return np.shares_memory(_shadow(a), _shadow(b), max_work=SHARING_WORK)  # type: ignore[arg-type]  # the stubs allow two values
     except np.exceptions.TooHardError:
         return True
 
 
 def overlap(a: Array, a_span: tuple[int, int], b: Array, b_span: tuple[int, int]) -> bool:
-    """Whether two arrays of these spans have a byte in common; asked of their strides only where the spans meet."""
+    """Whether two arrays with these spans share a byte. Strides are compared only if the spans overlap."""
     return a_span[0] < b_span[1] and b_span[0] < a_span[1] and share_elements(a, b)
 
 
 def same_elements(a: Array, b: Array) -> bool:
-    """Whether two arrays of one shape and dtype have each element in the same place; one of size 1 takes no step."""
+    """Whether two arrays of one dtype have the same shape and addresses. Strides of axes of size 1 are ignored."""
     steps = [[stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1] for array in (a, b)]
     return bool(a.shape == b.shape and steps[0] == steps[1] and pointer(a) == pointer(b))
 
 
 def span(array: Array) -> tuple[int, int]:
-    """The addresses that an array's elements lie between: [low, high)."""
+    """The address range of an array's elements: [low, high)."""
     start, (before, behind) = pointer(array), extent(array)
     return start - before, start + behind
 
 
 def extent(array: Array) -> tuple[int, int]:
-    """The bytes before and behind the first element that an array's elements reach: [pointer - low, pointer + high)."""
+    """The pair (low, high), bytes: an array's elements occupy [pointer - low, pointer + high)."""
     if array.size == 0:
         return 0, 0
     reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
@@ -315,12 +326,12 @@ def extent(array: Array) -> tuple[int, int]:
 
 
 def plain(array: Array) -> Array:
-    """The array; of a subclass of NumPy's its memory, for a matrix has ideas of its own about shapes."""
+    """The array, without a NumPy subclass: numpy.matrix, for example, changes shapes."""
     return np.asarray(array) if isinstance(array, np.ndarray) else array
 
 
 def view_as(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """The same elements, in C order, in another shape of as many, without a copy; None where it would take one."""
+    """A view of the elements, in C order, in another shape of the same size; None if that needs a copy."""
     if isinstance(array, np.ndarray):
         try:
             return np.asarray(array).reshape(shape, copy=False)
@@ -336,7 +347,7 @@ def view_as(array: Array, shape: tuple[int, ...]) -> Array | None:
 
 
 def in_one_piece(array: Array) -> Array | None:
-    """The memory of an array as bytes, in a row; None where there are gaps in it, or elements share it."""
+    """The memory of an array as one contiguous array of bytes; None if it has gaps, or elements share memory."""
     flat = plain(array)
     flat = flat.reshape(1) if flat.ndim == 0 else flat
     flat = flat[tuple([slice(None, None, -1 if stride < 0 else 1) for stride in flat.strides])]

@@ -1,4 +1,7 @@
-"""The cache folder: how it is made, and who may write to it. Code is loaded from it, so nobody else may."""
+"""The cache folder: its creation and its permissions.
+
+Code is loaded from it, so only its user and root may be able to write to it.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make(path: Path) -> None:
-    """Make a folder and its missing parents, each for its owner alone, whatever the umask says.
+    """Create a folder and its missing parents, each accessible to its owner only, whatever the umask.
 
     Raises
     ------
     OSError
-        If one cannot be made, or something else lies there.
+        If a folder cannot be created, or its path exists and is not a folder.
     """
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(path).st_mode):
@@ -37,15 +40,15 @@ def make(path: Path) -> None:
     try:
         path.mkdir(PRIVATE)
     except FileExistsError:
-        if path.is_dir():  # another process was first
+        if path.is_dir():  # another process has created it
             return
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
-    path.chmod(PRIVATE)  # the umask may have taken more
+    path.chmod(PRIVATE)  # the umask may have removed some of the owner's rights
 
 
 def _user(uid: int) -> str:
-    """A user's name, or the number of one that has none here."""
-    import pwd  # here: it is needed for an error alone
+    """A user's name, or ``user UID`` if the system has no name for it."""
+    import pwd  # imported here: only error messages need it
 
     try:
         return pwd.getpwuid(uid).pw_name
@@ -54,18 +57,18 @@ def _user(uid: int) -> str:
 
 
 def distrust(facts: os.stat_result, sticky: bool = False) -> str | None:
-    """Why a file or folder may hold what somebody else has put there; None if only its owner and root can.
+    """Why another user can write a file or folder; None if only this user and root can.
 
     Parameters
     ----------
     facts : os.stat_result
     sticky : bool
-        Whether a folder like ``/tmp`` will do, where nobody can replace what others have made.
+        Whether to accept a folder with the sticky bit, such as ``/tmp``: users cannot replace each other's files in it.
 
     Returns
     -------
     str or None
-        What follows its name in a sentence: ``belongs to mallory``.
+        The rest of a sentence that begins with the path: ``belongs to mallory, not to alice``.
     """
     if facts.st_uid not in (0, os.geteuid()):
         return f"belongs to {_user(facts.st_uid)}, not to {_user(os.geteuid())}"
@@ -75,22 +78,22 @@ def distrust(facts: os.stat_result, sticky: bool = False) -> str | None:
 
 
 def _fault(path: Path, sticky: bool = False) -> str | None:
-    """As `distrust`; of a link, whether link and target can be trusted."""
+    """See `distrust`. Of a symbolic link, the link's owner and the target are checked."""
     if (link := os.lstat(path)).st_uid not in (0, os.geteuid()):
         return distrust(link)
     return distrust(os.stat(path), sticky)
 
 
 def _tighten(path: Path) -> None:
-    """Take the right to write away from others, if the folder is this user's: an old umask gave it."""
+    """Remove other users' write permission, left by an old umask, from a folder that belongs to this user."""
     facts = os.stat(path)
     if facts.st_uid == os.geteuid() and facts.st_mode & OTHERS_WRITE and os.lstat(path).st_uid == facts.st_uid:
-        with contextlib.suppress(OSError):  # on a read-only file system: the next look says what is wrong
+        with contextlib.suppress(OSError):  # on a read-only file system: `_fault` reports it afterwards
             path.chmod(stat.S_IMODE(facts.st_mode) & ~OTHERS_WRITE)
 
 
 def _advice(path: Path) -> str:
-    """What to type about a folder that ``CUNORM_CACHE_DIR`` names and that is not safe."""
+    """The shell command that replaces or repairs an unsafe folder that ``CUNORM_CACHE_DIR`` names."""
     quoted = shlex.quote(str(path))
     if os.stat(path).st_uid == os.geteuid():
         return f"chmod go-w {quoted}"
@@ -101,7 +104,7 @@ def _advice(path: Path) -> str:
 
 @functools.cache
 def _temporary(path: Path, sentence: str, process: int) -> Path:
-    """A private folder for one process, deleted at its end, in the place of one that is not safe."""
+    """Create a private folder that replaces an unsafe cache folder; it is deleted when the process ends."""
     made = Path(tempfile.mkdtemp(prefix="cunorm-"))
 
     def delete() -> None:
@@ -110,8 +113,8 @@ def _temporary(path: Path, sentence: str, process: int) -> Path:
 
     atexit.register(delete)
     warnings.warn(
-        f"the cache folder {path} {sentence}, and code is loaded from it; this process uses {made} and deletes it at "
-        "its end; set CUNORM_CACHE_DIR to a folder of your own",
+        f"the cache folder {path} {sentence}, and code is loaded from it; this process uses {made} instead and deletes "
+        "it at exit; set CUNORM_CACHE_DIR to a folder that only you can write to",
         CacheWarning,
         stacklevel=2,
     )
@@ -119,17 +122,18 @@ def _temporary(path: Path, sentence: str, process: int) -> Path:
 
 
 def root() -> Path:
-    """The cache folder, made if it is not there, after a look at who may write to it.
+    """The cache folder. It is created if missing, and its permissions are checked.
 
-    The default folder is taken from others if it is this user's; if it is somebody else's, the process gets a private
-    temporary one, and a `CacheWarning`. One that ``CUNORM_CACHE_DIR`` names is left as it is.
+    If the default folder belongs to this user, other users' write permission is removed. If it is still unsafe, the
+    process gets a private temporary folder and a `CacheWarning`. The permissions of a folder that ``CUNORM_CACHE_DIR``
+    names are not changed.
 
     Raises
     ------
     CompileError
-        If ``CUNORM_CACHE_DIR`` names a folder that others may write to; the text says what to type.
+        If ``CUNORM_CACHE_DIR`` names a folder that other users may write to; the text says what to type.
     OSError
-        If it cannot be made or reached.
+        If the folder cannot be created or accessed.
     """
     path = settings.cache_dir().absolute()
     make(path)
@@ -147,7 +151,7 @@ def root() -> Path:
 
 
 def folder(name: str) -> Path:
-    """A folder of the cache, for its owner alone; made if it is not there.
+    """A private subfolder of the cache folder; it is created if missing.
 
     Parameters
     ----------
@@ -156,7 +160,7 @@ def folder(name: str) -> Path:
     Raises
     ------
     CompileError, OSError
-        As `root`.
+        See `root`.
     """
     path = root() / name
     make(path)

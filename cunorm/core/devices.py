@@ -1,4 +1,4 @@
-"""What a GPU is to cunorm: the few facts that legality and the cost model ask for."""
+"""The facts of a GPU that legality checks and the cost model need."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Device:
     shared_memory_per_block : int
         Largest dynamic shared memory of one block after opting in, bytes.
     shared_memory_per_multiprocessor : int
-        Bytes; the driver keeps ``shared_memory_reserved`` of them for each resident block.
+        Bytes. The driver reserves ``shared_memory_reserved`` of them per resident block.
     shared_memory_reserved : int
     registers_per_multiprocessor : int
         32-bit registers.
     threads_per_multiprocessor, blocks_per_multiprocessor : int
-        Most that can be resident.
+        Maximum number that are resident at a time.
     largest_cluster : int
-        Blocks in the largest thread-block cluster; 1 where there are none. More than 8 is not portable: a GPU with
-        few multiprocessors in a cluster of them may refuse the launch.
+        Blocks in the largest thread-block cluster; 1 if the GPU has no clusters. More than 8 is not portable: a GPU
+        whose processing clusters have few multiprocessors may refuse the launch.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Device:
 
     @property
     def architecture(self) -> str:
-        """The compiler's name of it, for instance ``sm_90``."""
+        """The compiler's name of the architecture, for instance ``sm_90``."""
         return "sm_{}{}".format(*self.compute_capability)
 
 
@@ -126,19 +126,19 @@ KNOWN: dict[str, Device] = {
 
 
 def known(name: str, asked_by: str = "device") -> Device:
-    """The device of that short name.
+    """The device with that short name.
 
     Parameters
     ----------
     name : str
-        In any case, with or without its spaces: ``"rtx4090"``.
+        Case, spaces, hyphens and underscores do not matter: ``"rtx4090"``.
     asked_by : str
-        The argument or variable that holds it, for the error.
+        The argument or environment variable that contains the name, for the error message.
 
     Raises
     ------
     ValueError
-        If no such device is known; the text lists those that are.
+        If no such device is known; the text lists the known devices.
     """
     plain = re.sub(r"[-_ ]", "", name).upper()
     for short, device in KNOWN.items():

@@ -1,4 +1,4 @@
-"""The exceptions of cunorm that are not plain ``TypeError`` or ``ValueError``; any exception in a sentence."""
+"""The exceptions and warnings that cunorm defines, and an exception as one line of text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class CompileError(RuntimeError):
 
 
 class CacheWarning(UserWarning):
-    """The default cache folder is not safe to load code from; a private temporary one takes its place."""
+    """The default cache folder is not safe to load code from; the process uses a private temporary folder."""
 
 
 class NoCompilerError(CompileError):
@@ -16,26 +16,29 @@ class NoCompilerError(CompileError):
 
 
 class UnsupportedTile(ValueError):
-    """A strategy or tile is not legal for a problem on a device; the text is ``refuses()``'s sentence."""
+    """A strategy or tile is not legal for a problem on a device; the text is the message of ``refuses()``."""
 
 
 class KernelFault(RuntimeError):
-    """A kernel broke the rules while the CPU executor ran it (deadlock, divergent barrier, misaligned access)."""
+    """The CPU executor found a fault in a kernel, such as a deadlock, a divergent barrier or a misaligned access."""
 
 
 class TableError(ValueError):
-    """A tiling table cannot be used: no table, of a newer version, of another device; the text names the file."""
+    """A tiling table cannot be used; the text names the file.
+
+    The file is not a tiling table, has another version's schema, or is for another device.
+    """
 
 
 class TableWarning(UserWarning):
-    """A tiling table, or an entry of it, is left out of a call, which goes on with what is next in the tile chain."""
+    """A tiling table or one of its entries is ignored; the call uses the next link of the tile chain."""
 
 
 class TraceError(ValueError):
-    """A file is no trace of problems; the text names file and line."""
+    """A file is not a trace of problems; the text names the file and, if a line is wrong, the line."""
 
 
 def sentence(error: BaseException) -> str:
-    """The first line of an exception, and which kind it is."""
+    """The type of an exception and the first line of its text."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644, lasting: bool = False) -> None:
-    """Write a file beside its place, then put it there: who reads it sees the old one or the new one.
+    """Write a temporary file in the same folder and rename it: a reader sees the old or the new contents.
 
     Parameters
     ----------
     path : Path
-        In a folder that is there.
+        A path in an existing folder.
     text : str
     mode : int
-        Of the file, whatever the umask says.
+        Permissions of the file, whatever the umask.
     lasting : bool
-        Whether its bytes reach the disk before its name does.
+        Whether to flush the contents to the disk before the file is renamed.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

@@ -1,4 +1,4 @@
-"""Work that is done once, such as a compile, and what a fork or a signal handler may find of it."""
+"""Guards for work that is done once, such as a compilation, safe in forked children and signal handlers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Value = TypeVar("Value")
 
 
 class Lock:
-    """A re-entrant lock that a forked child finds free, even if a thread that it does not have held it.
+    """A re-entrant lock that is free in a forked child, even if another thread of the parent held it.
 
-    Re-entrant, because a signal handler may want what its own thread is making. What it guards must bear to be done
-    twice.
+    It is re-entrant because a signal handler may need the value that its own thread is making. The guarded work can
+    therefore be done twice, which must be harmless.
 
     Attributes
     ----------
     held : context manager
-        ``with lock.held:`` waits for the lock, and releases it at the end.
+        ``with lock.held:`` waits for the lock and releases it at the end.
     """
 
     def __init__(self) -> None:
@@ -42,9 +42,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class lazy(Generic[Value]):  # noqa: N801 (it is used as a decorator)
-    """`functools.cached_property` without its lock, which a fork leaves held, and which Python 3.12 has given up too.
+    """`functools.cached_property` without its lock, which a fork can leave held. Python 3.12 removed that lock too.
 
-    Two threads may both work the value out; the later one's stays.
+    Two threads may both compute the value; the later value is kept.
     """
 
     def __init__(self, function: Callable[[Any], Value]) -> None:
@@ -55,5 +55,5 @@ class lazy(Generic[Value]):  # noqa: N801 (it is used as a decorator)
 
     def __get__(self, instance: Any, owner: type) -> Value:
         value = self._function(instance)
-        instance.__dict__[self._name] = value  # found before this is, from now on
+        instance.__dict__[self._name] = value  # later look-ups find it there and do not call this method
         return value

@@ -1,6 +1,6 @@
-"""OpSpec: what the rest of the library has to know of an op. Nobody asks for an op by its name.
+"""OpSpec: the facts about an op that the rest of the library needs. No other code depends on the name of an op.
 
-An op is known as soon as its spec is in `OPS`. The rooms below `ops` find it there, by the name in a `Problem`.
+An op is known as soon as its spec is in `OPS`. Packages that `ops` builds on find the spec there by `Problem.op`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """An array of an op.
+    """An input or result of an op.
 
     Attributes
     ----------
     sizes : tuple of str
-        The fields of a problem that are its sizes, in the order of its shape in NCHW.
+        The fields of a problem that are the sizes of the array, in the order of its NCHW shape.
     dtype : tuple of str
-        Where a problem says its dtype: the first of these that is not None, fields or names of `Problem.others`.
+        Fields of `Problem` or names in `Problem.others`; the first that is not None is the dtype of the array.
     tensor : bool
-        Whether it has an element for each of the problem's, so that every strategy moves it at least once. Other arrays
-        hold parameters and statistics.
+        Whether the array has one element per element of the problem. Every strategy loads or stores a tensor at least
+        once. Other arrays contain parameters and statistics.
     values : str
-        What the tests and the tuner fill it with: a key of ``MAKERS`` in ``tuning/verify/inputs.py``.
+        How the tests and the tuner fill the array: a key of ``MAKERS`` in ``tuning/verify/inputs.py``.
     """
 
     sizes: tuple[str, ...]
@@ -38,11 +38,11 @@ class ArraySpec:
     values: str = "normal"
 
     def shape_of(self, problem: Problem) -> tuple[int, ...]:
-        """Its shape, with the channels of a tensor second."""
+        """The shape of the array; the channels are the second axis of a tensor."""
         return tuple(getattr(problem, size) for size in self.sizes)
 
     def dtype_of(self, problem: Problem) -> str | None:
-        """Its dtype; None where the problem has no such array."""
+        """The dtype of the array; None if the problem has no such array."""
         others = dict(problem.others)
         named = (others[name] if name in others else getattr(problem, name, None) for name in self.dtype)
         return next((dtype for dtype in named if dtype is not None), None)
@@ -50,16 +50,16 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a call.
+    """A scalar argument of a call.
 
     Attributes
     ----------
     default : float or None
-        None: it has to be given.
+        None: the argument is required.
     validate : callable
-        What a user gives -> a float; raises the sentence of a wrong one.
+        Value from the user -> float; raises the error for a wrong value.
     typical : callable, optional
-        Problem -> what the tests and the tuner give; None: the default.
+        Problem -> value that the tests and the tuner pass; None: they pass the default.
     """
 
     default: float | None
@@ -67,7 +67,7 @@ class Number:
     typical: Callable[[Problem], float] | None = None
 
     def of(self, problem: Problem) -> float:
-        """What the tests and the tuner give."""
+        """The value that the tests and the tuner pass for a problem."""
         if self.typical is not None:
             return self.typical(problem)
         assert self.default is not None
@@ -75,18 +75,18 @@ class Number:
 
 
 class Exact(NamedTuple):
-    """What a result has to be.
+    """The exact values of a result.
 
     Attributes
     ----------
     name : str
-        Of the result.
+        Name of the result.
     shape : tuple of int
-        Of the whole of it, with the channels of a tensor second.
+        Shape of the whole result; the channels are the second axis of a tensor.
     part : tuple
-        The index of what was looked at: of a large problem not all.
+        Index of the elements that the oracle computed: of a large problem, not all.
     values, bound : ndarray
-        The float64 oracle's values of that part, and how far from them a result may lie before it is rounded.
+        The float64 oracle's values of that part, and the largest allowed error of a result before it is rounded.
     """
 
     name: str
@@ -96,26 +96,26 @@ class Exact(NamedTuple):
     bound: Any
 
 
-#: (problem, its inputs as they lie in memory, the numbers of the call) -> what its results have to be.
+#: (problem, its inputs in memory order, the scalar arguments of the call) -> the exact values of its results.
 Oracle = Callable[["Problem", Mapping[str, Any], Mapping[str, float]], Iterable[Exact]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OpSpec:
-    """What there is to know of an op besides its checks and its kernels.
+    """The facts about an op besides its checks and its kernels.
 
     Attributes
     ----------
     name : str
-        Of its public function, and of its kernels.
+        Name of its public function and of its kernels.
     family : str
-        What a forward and its gradients have in common: ``"group_norm"``.
+        Common name of a forward op and its gradients: ``"group_norm"``.
     sizes : mapping of str to str
-        The sizes that make a problem: name in tables and on the command line -> field of `Problem`.
+        The sizes that define a problem: name in tables and on the command line -> field of `Problem`.
     inputs : mapping of str to ArraySpec
-        The arrays of a call, in its order.
+        The arrays of a call, in argument order.
     results : mapping of str to ArraySpec
-        In result order.
+        The results, in result order.
     layouts : tuple of str
         Memory orders that its problems may have.
     oracle : callable
@@ -123,22 +123,22 @@ class OpSpec:
     optional : tuple of str
         Inputs that may be None.
     numbers : mapping of str to Number
-        What kernels get besides arrays and sizes.
+        Scalar arguments of a call that are passed to kernels.
     activations : tuple of str
-        What may lie behind it, fused.
+        Activations that may follow it in the same kernel (fused).
     flags : mapping of str to tuple of str
-        The flags of its output mask, and the results that each stands for; none: it always gives all.
+        The flags of its output mask, and the results that each flag selects; empty: it always returns all results.
     types : mapping of str to tuple of str
-        The names in `Problem.others`, and the dtypes that each may be.
+        The names in `Problem.others`, and the allowed dtypes of each.
     updated : tuple of str
-        Results that arrays of that name bring, and not ``out``: their old content is read.
+        Results that are passed as arguments of that name instead of in ``out``; kernels read their old contents.
     kernels : mapping of str to str
-        The texts of its kernels that are no files of ``kernels_cu``, by name.
+        The source texts of its kernels that are not files in ``kernels_cu``, by name.
     channelwise : bool
-        Whether statistics are of a channel over all samples: then a problem has a group for each channel. Else they
-        are of a group of one sample.
+        Whether statistics are computed per channel over all samples; a problem then has one group per channel.
+        Otherwise they are computed per group of one sample.
     holds_parameters : bool
-        Whether threads hold gamma and beta as they come: wide ones take more registers.
+        Whether threads keep gamma and beta in registers in the dtype of the arrays: wide ones take more registers.
     """
 
     name: str
@@ -160,27 +160,27 @@ class OpSpec:
 
     @lazy
     def arrays(self) -> Mapping[str, ArraySpec]:
-        """Inputs and results."""
+        """Inputs and results by name."""
         return {**self.inputs, **self.results}
 
     @lazy
     def tensors(self) -> frozenset[str]:
-        """The arrays that every strategy moves at least once."""
+        """The arrays that every strategy loads or stores at least once."""
         return frozenset(name for name, array in self.arrays.items() if array.tensor)
 
     @lazy
     def saved(self) -> frozenset[str]:
-        """The statistics that it returns beside a tensor, for its gradient."""
+        """The statistics that the op returns with a tensor, for its gradient."""
         beside = any(array.tensor for array in self.results.values())
         return frozenset(name for name in ("mean", "rstd", "invstd") if beside and name in self.results)
 
     @lazy
     def is_backward(self) -> bool:
-        """Whether it is a gradient, or a part of one."""
+        """Whether the op computes a gradient, or a part of one."""
         return "dy" in self.inputs
 
 
-#: Every op by its name: `cunorm.ops.registry` puts them in.
+#: Every op by its name, filled by `cunorm.ops.registry`.
 OPS: dict[str, OpSpec] = {}
 
 
@@ -190,7 +190,7 @@ def spec_of(op: str) -> OpSpec:
     Raises
     ------
     ValueError
-        If there is none of that name.
+        If there is no op with that name.
     """
     if op not in OPS:
         raise ValueError(f"op: {op!r}, expected one of {', '.join(OPS)}")
@@ -198,5 +198,5 @@ def spec_of(op: str) -> OpSpec:
 
 
 def is_tensor(name: str) -> bool:
-    """Whether an array of that name is a tensor in the op that has it."""
+    """Whether an array of that name is a tensor in any op."""
     return any(name in spec.tensors for spec in OPS.values())

@@ -1,4 +1,4 @@
-"""Problem: everything about a call that selects code or changes traffic, in one canonical form."""
+"""Problem: everything about a call that selects code or changes traffic, in a canonical form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .opspec import OpSpec, spec_of
 #: Bytes of an element of each supported dtype.
 ITEMSIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
-#: What may lie behind GroupNorm, fused.
+#: Activations that may follow GroupNorm in the same kernel (fused).
 ACTIVATIONS: tuple[str, ...] = ("silu",)
 
 #: Memory orders that kernels read directly: (N, C, HxW) and (N, HxW, C).
@@ -20,12 +20,12 @@ LAYOUTS: tuple[str, str] = ("NCHW", "NHWC")
 
 
 def accumulator(dtype: str) -> str:
-    """The dtype that sums and saved statistics of ``dtype`` have: float64 for float64, else float32."""
+    """The dtype of sums and saved statistics for x of ``dtype``: float64 for float64, else float32."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def laid_out(layout: str, N: int, C: int, HxW: int, group: int) -> dict[str, Any]:
-    """The order in memory and the sizes of a `Problem`, by name."""
+    """The layout and the sizes of a `Problem`, by name."""
     return {"layout": layout, "N": N, "C": C, "HxW": HxW, "group": group}
 
 
@@ -36,24 +36,24 @@ class Problem:
     Attributes
     ----------
     op : str
-        The name of the function.
+        Name of the op.
     dtype : str
-        Of x, and of dy, dx and y.
+        dtype of x, dy, dx and y.
     gamma_dtype, beta_dtype : str or None
-        None where there is no such array. In a backward, gamma's is also that of dgamma and dbeta.
+        None if the array is absent. In a backward, dgamma and dbeta also have gamma's dtype.
     stats_dtype : str
-        Of mean and rstd (or invstd).
+        dtype of mean and rstd (or invstd).
     layout : str
-        ``"NCHW"`` or ``"NHWC"``: the order in memory, whatever the shape says.
+        ``"NCHW"`` or ``"NHWC"``: the order in memory, which may differ from the order of the shape.
     N, C, HxW, group : int
-        Samples, channels, positions in a channel, groups. LayerNorm has rows for samples, the length of a row for
-        channels, one position and one group; BatchNorm has a group a channel.
+        Samples, channels, positions per channel, groups. For LayerNorm, N is the number of rows, C the length of a
+        row, and HxW and group are 1. For BatchNorm, group is C.
     outputs : tuple of str
-        The wanted results, in result order.
+        The requested results, in result order.
     others : tuple of (str, str)
-        What only some ops have: the name of a type in their kernels, and the dtype that it stands for.
+        dtypes that only some ops have: the name of a type in the kernels, and its dtype.
     activation : str or None
-        What lies behind GroupNorm, fused: ``"silu"``.
+        The activation that is fused with GroupNorm: ``"silu"``.
     """
 
     op: str
@@ -71,24 +71,24 @@ class Problem:
     activation: str | None = None
 
     def canonical(self) -> Problem:
-        """The same problem under its one name: with HxW = 1 or C = 1 the two layouts are the same bytes."""
+        """The same problem in its canonical form: NCHW if HxW = 1 or C = 1, where both layouts are the same bytes."""
         if self.layout == "NHWC" and (self.HxW == 1 or self.C == 1):
             return replace(self, layout="NCHW")
         return self
 
     @property
     def spec(self) -> OpSpec:
-        """What there is to know of its op."""
+        """The spec of its op."""
         return spec_of(self.op)
 
     @lazy
     def is_backward(self) -> bool:
-        """Whether it is one of a gradient."""
+        """Whether its op computes a gradient, or a part of one."""
         return self.spec.is_backward
 
     @lazy
     def itemsize(self) -> int:
-        """Bytes of an element of x."""
+        """Bytes per element of x."""
         return ITEMSIZE[self.dtype]
 
     @lazy
@@ -108,27 +108,27 @@ class Problem:
 
     @lazy
     def part(self) -> int:
-        """Bytes that a first sweep leaves of a channel's part in a workspace: `Moments`, or a `Pair` of sums."""
+        """Bytes of one channel's partial result in a workspace: `Moments` in a forward, a `Pair` in a backward."""
         return self.pair if self.is_backward else self.moments
 
     @lazy
     def read(self) -> int:
-        """Tensors that a sweep reads: x in a forward; dy, and x unless only dbeta is wanted, in a backward."""
+        """Number of tensors that a sweep reads: x in a forward; dy, and x if `reads_x`, in a backward."""
         return 1 + self.reads_x if self.is_backward else 1
 
     @lazy
     def pack(self) -> int:
-        """Elements of x in a 16-byte access."""
+        """Elements of x per pack of 16 bytes."""
         return 16 // self.itemsize
 
     @lazy
     def group_channels(self) -> int:
-        """Channels in a group."""
+        """Channels per group."""
         return self.C // self.group
 
     @lazy
     def group_length(self) -> int:
-        """Elements in a group of one sample."""
+        """Elements per group of one sample."""
         return self.group_channels * self.HxW
 
     @lazy
@@ -138,49 +138,49 @@ class Problem:
 
     @lazy
     def wants_parameters(self) -> bool:
-        """Whether dgamma or dbeta is wanted."""
+        """Whether dgamma or dbeta is requested."""
         return "dgamma" in self.outputs or "dbeta" in self.outputs
 
     @lazy
     def reads_x(self) -> bool:
-        """Whether x is needed: all but a lone dbeta do, and that one too where an activation makes z of x again."""
+        """Whether x is read. Only dbeta alone does not need x, unless an activation recomputes z from x."""
         return self.outputs != ("dbeta",) or self.activation is not None
 
     def has(self, name: str) -> bool:
-        """Whether a call of it has that array: a result that is wanted, an input that is given."""
+        """Whether a call has that array: a result that is requested, or an input that is passed."""
         if name in self.spec.results:
             return name in self.outputs
         return self.spec.inputs[name].dtype_of(self) is not None
 
     def dtype_of(self, name: str) -> str:
-        """The dtype of an array that it has."""
+        """The dtype of an array of the problem."""
         found = self.spec.arrays[name].dtype_of(self)
         assert found is not None, f"{self.describe()} has no {name}"
         return found
 
     def elements_of(self, name: str) -> int:
-        """How many elements an array that it has is long."""
+        """Number of elements of an array of the problem."""
         return math.prod(self.spec.arrays[name].shape_of(self))
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers of a call, as the tests and the tuner make it."""
+        """The scalar arguments that the tests and the tuner pass."""
         return {name: number.of(self) for name, number in self.spec.numbers.items()}
 
     @property
     def sizes_text(self) -> str:
-        """Its sizes, as a table names them: ``N=2 C=320 HxW=4096 group=32``."""
+        """Its sizes by their names in tables: ``N=2 C=320 HxW=4096 group=32``."""
         return " ".join(f"{name}={getattr(self, field)}" for name, field in self.spec.sizes.items())
 
     @property
     def parameters(self) -> list[tuple[str, str]]:
-        """What there is besides the tensors, by the names that people use, with its dtype."""
+        """The user-facing names and the dtypes of the arrays that are not tensors."""
         named = [("gamma", self.gamma_dtype), ("beta", self.beta_dtype), ("statistics", self.stats_dtype)]
         named += [(name.removesuffix("_t"), dtype) for name, dtype in self.others]
         return [(name, dtype) for name, dtype in named if dtype is not None]
 
     def describe(self) -> str:
-        """One line for people."""
+        """A one-line description for users."""
         others = ", ".join(f"{name} {dtype}" for name, dtype in self.parameters if dtype != self.dtype)
         layout = f"{self.layout} " if len(self.spec.layouts) > 1 else ""
         behind = f" activation={self.activation}" if self.activation is not None else ""

@@ -1,16 +1,16 @@
-"""Every environment variable that cunorm reads, once.
+"""All environment variables that cunorm reads.
 
 =======================  ==================================================================  =================
 variable                 meaning                                                             default
 =======================  ==================================================================  =================
-``CUNORM_CACHE_DIR``     folder for CPU builds, what NVRTC said of kernels, tiling tables    user cache dir
-``CUNORM_TILING_TABLE``  a tiling table that is asked before all others                      none
-``CUNORM_TRACE``         a file that takes down the problems that run, for cunorm tune       none
-``CUNORM_CPU_DEVICE``    the GPU whose limits and tiles the CPU executor takes on            ``H200``
+``CUNORM_CACHE_DIR``     folder for CPU builds, NVRTC reports on kernels, tiling tables      user cache dir
+``CUNORM_TILING_TABLE``  a tiling table that is searched before all others                   none
+``CUNORM_TRACE``         a file in which the problems that run are recorded for cunorm tune  none
+``CUNORM_CPU_DEVICE``    the GPU whose limits and tiles the CPU executor uses                ``H200``
 ``CUNORM_CXX``           the C++ compiler of the CPU executor                                g++, clang++, zig
 ``CUNORM_CPU_ORDER``     order of the CPU executor's threads: ascending, descending, random  ``ascending``
 ``CUNORM_CPU_CORES``     operating-system threads that the CPU executor spreads blocks over  all cores
-``CUNORM_CPU_BUILD``     plain: for use; checked: every access is checked and counted        ``plain``
+``CUNORM_CPU_BUILD``     plain: for normal use; checked: all accesses checked and counted    ``plain``
 =======================  ==================================================================  =================
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import platformdirs
 
-#: The names of them all: another CUNORM_ name in the environment is a slip.
+#: The names of all variables. Any other CUNORM_ name in the environment is probably a spelling mistake.
 VARIABLES = (
     "CUNORM_CACHE_DIR",
     "CUNORM_TILING_TABLE",
@@ -43,17 +43,17 @@ def cache_dir_named() -> bool:
 
 
 def cache_dir() -> Path:
-    """The folder for builds, tables and studies; not made here, see `cunorm.core.cache`.
+    """The folder for builds, tables and studies. `cunorm.core.cache` creates it.
 
-    Without ``CUNORM_CACHE_DIR`` the user's cache folder; of a user who has no home, ``cunorm-UID`` in the folder for
-    temporary files.
+    Without ``CUNORM_CACHE_DIR`` it is in the user's cache folder. If the user has no home folder, it is ``cunorm-UID``
+    in the folder for temporary files.
     """
     chosen = os.environ.get("CUNORM_CACHE_DIR")
     if chosen:
         return Path(os.path.expanduser(chosen))
     try:
         found = platformdirs.user_cache_dir("cunorm", appauthor=False)
-    except RuntimeError:  # platformdirs knows no home
+    except RuntimeError:  # the user has no home folder
         found = ""
     if os.path.isabs(found):
         return Path(found)
@@ -61,24 +61,24 @@ def cache_dir() -> Path:
 
 
 def cpu_device() -> str:
-    """Name of the device that the CPU executor poses as."""
+    """Name of the device whose limits and tiles the CPU executor uses."""
     return os.environ.get("CUNORM_CPU_DEVICE") or "H200"
 
 
 def tiling_table() -> Path | None:
-    """The tiling table that is asked before all others, or None."""
+    """The tiling table that is searched before all others, or None."""
     chosen = os.environ.get("CUNORM_TILING_TABLE")
     return Path(chosen) if chosen else None
 
 
 def trace() -> Path | None:
-    """The file that takes down the problems that run, or None."""
+    """The file in which the problems that run are recorded, or None."""
     chosen = os.environ.get("CUNORM_TRACE")
     return Path(chosen) if chosen else None
 
 
 def cxx() -> str | None:
-    """The C++ compiler asked for, or None."""
+    """The C++ compiler that ``CUNORM_CXX`` names, or None."""
     return os.environ.get("CUNORM_CXX") or None
 
 
@@ -96,12 +96,12 @@ def cpu_build() -> str:
 
 
 def cores() -> int:
-    """The cores that this process may run on."""
+    """Number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_cores() -> int:
-    """Operating-system threads over which the CPU executor spreads blocks."""
+    """Number of operating-system threads that run the blocks of a kernel on the CPU executor."""
     text = os.environ.get("CUNORM_CPU_CORES")
     if text is None or text == "":
         return cores()

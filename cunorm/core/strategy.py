@@ -1,4 +1,4 @@
-"""Strategy and Tile: who owns one slice of statistics, with which numbers, and whether that is legal."""
+"""Strategy, Tile and Tiling: how a problem is divided among threads, with which parameters, and what is legal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cunorm.core.locks import lazy
 from .devices import Device
 from .problem import Problem
 
-#: A word among a tile's fields; in the kernel it is an enumerator.
+#: A word as the value of a tile's field; in the kernel it is an enumerator.
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
-#: Most blocks in the x direction of a grid.
+#: Maximum number of blocks in the x direction of a grid.
 MAX_GRID = 2**31 - 1
 
 
@@ -31,7 +31,7 @@ class Tile:
     ----------
     strategy : str
     **fields : int or str
-        As the strategy's search space names them, numbers or words; also attributes of the tile.
+        Numbers or words, named as in the strategy's search space. They are also attributes of the tile.
     """
 
     strategy: str
@@ -39,14 +39,14 @@ class Tile:
 
     def __init__(self, strategy: str, **fields: int | str) -> None:
         if not isinstance(strategy, str):
-            raise TypeError(f"tile: strategy {strategy!r}, expected the name of one")
+            raise TypeError(f"tile: strategy {strategy!r}, expected the name of a strategy")
         for name, value in fields.items():
             number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not number and not (isinstance(value, str) and _WORD.fullmatch(value)):
-                raise ValueError(f"tile: {name}={value!r}, expected a whole number from 1 up, or a word")
+                raise ValueError(f"tile: {name}={value!r}, expected an int of at least 1, or a lower-case word")
         self.strategy = strategy
         self.fields = tuple(sorted(fields.items()))
-        self.__dict__.update(fields)  # found without a call: a ranking asks for them a hundred thousand times
+        self.__dict__.update(fields)  # instance attributes: a ranking reads them 100,000 times
         self._hash = hash((strategy, self.fields))
 
     @classmethod
@@ -56,7 +56,7 @@ class Tile:
         Raises
         ------
         TypeError, ValueError
-            If it is neither, or names no strategy.
+            If it is neither a tile nor such a mapping.
         """
         if isinstance(given, Tile):
             return given
@@ -64,18 +64,18 @@ class Tile:
             raise TypeError(f"tile: a {type(given).__name__}, expected a cunorm.Tile, a mapping or None")
         fields: dict[Any, Any] = dict(given)
         if not all(isinstance(name, str) for name in fields):
-            raise TypeError(f"tile: {fields!r}, expected names of fields as keys")
+            raise TypeError(f"tile: {fields!r}, expected keys that are names of fields")
         strategy = fields.pop("strategy", None)
         if not isinstance(strategy, str):
-            raise ValueError(f'tile: {dict(given)!r}, expected a "strategy" in it')
+            raise ValueError(f'tile: {dict(given)!r}, expected a key "strategy"')
         return cls(strategy, **fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields, without the strategy."""
+        """The fields by name, without the strategy."""
         return dict(self.fields)
 
     def __getattr__(self, name: str) -> int:
-        raise AttributeError(f"a tile has no {name}")
+        raise AttributeError(f"the tile has no field {name}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.strategy, self.as_dict())
@@ -94,12 +94,15 @@ def _rebuild(strategy: str, fields: dict[str, Any]) -> Tile:
     return Tile(strategy, **fields)
 
 
-#: What a kernel takes, by the names of its parameters; see `Launch`.
+#: The arguments of a kernel by the names of its parameters; see `Launch`.
 Arguments = Mapping[str, str | int | float]
 
 
 def by_name(*names: str, **wanted: bool) -> Arguments:
-    """Arguments under the names that they have in a call: those that are there, and those that are wanted or absent."""
+    """Arguments for kernel parameters that have the same names as the arrays and numbers of the call.
+
+    ``names`` are always passed. A keyword argument is passed if its flag is true; else the array is absent (0).
+    """
     return dict(zip(names, names, strict=True)) | {name: name if kept else 0 for name, kept in wanted.items()}
 
 
@@ -110,46 +113,46 @@ class Launch:
     Attributes
     ----------
     kernel : str
-        Name of the file in a folder of ``kernels_cu``, without its ending.
+        Name of the file in a folder of ``kernels_cu``, without its suffix.
     entry : str
-        Name of the kernel in it.
+        Name of the kernel in the file.
     grid : int
-        Blocks.
+        Number of blocks.
     threads : int
-        In a block.
+        Threads per block.
     arguments : mapping of str to str, int or float
-        By the names of the kernel's parameters, whatever their order: a name stands for the array or number that the
-        call brings, an int or a float for itself, 0 for an array that is absent.
+        Arguments by the names of the kernel's parameters, in any order. A str is the name of an array or number of the
+        call, an int or a float is passed as it is, and 0 is passed for an absent array.
     shared_bytes : int
-        Dynamic shared memory of a block.
+        Dynamic shared memory per block.
     traffic : int
-        Bytes of global memory it reads and writes, for the cost model.
+        Bytes of global memory that the launch reads and writes, for the cost model.
     registers : int
-        32-bit registers a thread holds, an upper estimate.
+        32-bit registers per thread, an upper estimate.
     phases : int
-        How often a block waits for memory with nothing else to do: 1 for a stream, more where sums lie between.
+        Exposed memory latencies per block: 1 for a streaming kernel, more if the block computes sums in between.
     streams : float
-        Tensors whose loads a thread has in flight side by side, four packs of each.
+        Tensors whose loads a thread has in flight at the same time, with four packs in flight for each.
     cached : int
-        Bytes that it reads besides, but from the L2 cache.
+        Bytes that the launch reads from the L2 cache, in addition to ``traffic``.
     layout : str or None
         The layout that the kernel is compiled for; None: the problem's.
     takes_tile : bool
-        Whether the kernel knows the tile's constants; False for one that serves all strategies and knows its threads.
+        Whether the kernel is compiled with the tile's constants. False for a kernel that all strategies share: it is
+        compiled with its number of threads.
     cluster : int
-        Blocks of a thread-block cluster.
+        Blocks per thread-block cluster.
     abreast : int
-        Pieces of work that keep step although each is its own: teams that pass a block's barriers together, blocks of a
-        cluster that only put their results together.
+        Independent work items that advance in step: teams that share a block's barriers, or blocks of a cluster that
+        only combine their results.
     prepares : bool
-        Whether it only makes the workspace ready for the next launch: where that runs, so does this.
+        Whether the launch only initialises the workspace of the next launch. It runs whenever the next launch runs.
     roams : bool
-        Whether warps of a block go on without each other between two reads of the same memory, as far as they like.
+        Whether the warps of a block advance independently, without limit, between two reads of the same memory.
     tickets : int or None
-        Where blocks draw tickets, and wait for others with earlier ones: at which byte of the workspace.
+        Byte offset of the tickets in the workspace, if blocks draw tickets and wait for blocks with earlier tickets.
     constants : mapping of str to int
-        What else its kernel knows at compile time, in ``struct Tile``, besides the fields of the tile: what follows
-        from them and the problem.
+        Further compile-time constants in ``struct Tile``. They follow from the fields of the tile and the problem.
     """
 
     kernel: str
@@ -174,25 +177,25 @@ class Launch:
 
     @property
     def waits(self) -> bool:
-        """Whether blocks wait for what other blocks do."""
+        """Whether blocks wait for other blocks."""
         return self.tickets is not None
 
 
 class Tiling:
-    """A problem cut by a tile of a strategy. Each strategy has a class of its own; each size is worked out once.
+    """The division of a problem by a tile. Each strategy has its own subclass; each size is computed once.
 
     Attributes
     ----------
     problem : Problem
     tile : Tile
-        With the fields of the strategy's space.
+        A tile with the fields of the strategy's space.
     """
 
     def __init__(self, problem: Problem, tile: Tile) -> None:
         self.problem, self.tile = problem, tile
 
     def refuses(self, device: Device) -> str | None:
-        """Why the tile cannot solve the problem on this device; None if it can. The only legality text."""
+        """Return the error message for a tile that is illegal on this device, or None; its only source."""
         raise NotImplementedError
 
     @lazy
@@ -207,37 +210,38 @@ class Tiling:
 
     @lazy
     def workspace_traffic(self) -> int:
-        """Bytes of the workspace that the launches of a call read and write at most, counted as warps ask for them.
+        """Upper bound of the bytes of workspace that the launches of a call read and write, counted by warp request.
 
-        What all lanes read from one place counts once. By default each byte is written once and read once.
+        An address that all lanes of a warp read counts once. By default each byte is written once and read once.
         """
         return 2 * self.workspace
 
     @lazy
     def worth(self) -> bool:
-        """Whether a legal tile of the space is worth trying: not where another does the same with less."""
+        """Whether a legal tile is worth trying; False if another tile does the same with fewer resources."""
         return True
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to solve an op: kernels, their numbers, their legality.
+    """A way to compute an op: its kernels, their parameters and their legality.
 
     Attributes
     ----------
     name : str
-        From the vocabulary of strategies: warp, block, cluster, grid, split, column.
+        warp, block, cluster, grid, split or column.
     op : str
     space : mapping of str to tuple
-        The values that are worth trying for each field of the tile: numbers, or words, of which it has all.
+        The values that are worth trying for each field of the tile. Other numbers may be legal too; for words, these
+        are all legal values.
     constants : tuple of str
-        The fields that the kernel knows at compile time, in ``struct Tile``.
+        The fields that are compile-time constants of the kernel, in ``struct Tile``.
     of : callable
         ``(problem, tile)`` -> its `Tiling`.
     example : callable
-        ``(tile, elements of a pack)`` -> N, C, HxW and group of a problem that the tile takes.
+        ``(tile, elements per pack)`` -> N, C, HxW and group of a problem that the tile accepts.
     in_place : bool
-        Whether the op's result may be exactly its input.
+        Whether the op's result may be the same array as its input.
     """
 
     name: str
@@ -249,10 +253,10 @@ class Strategy:
     in_place: bool = True
 
     def refuses(self, problem: Problem, tile: Tile, device: Device) -> str | None:
-        """Why this tile cannot solve this problem on this device, `Tiling.refuses`; or that it is none of its tiles."""
+        """See `Tiling.refuses`; also the error message for a tile whose fields are not those of this strategy."""
         names = {name for name, _ in tile.fields}
         if names != set(self.space):
-            return f"{self.name}: a tile has {', '.join(sorted(self.space))}; came {', '.join(sorted(names)) or 'none'}"
+            return f"{self.name}: fields {', '.join(sorted(names)) or 'none'}, expected {', '.join(sorted(self.space))}"
         for name, value in tile.fields:
             known = self.space[name]
             words = isinstance(known[0], str)
@@ -262,7 +266,7 @@ class Strategy:
         return None if sentence is None else f"{self.name}: {sentence}"
 
     def launches(self, problem: Problem, tile: Tile) -> tuple[Launch, ...]:
-        """What a tile launches for a problem."""
+        """The launches of a tile for a problem."""
         return self.of(problem, tile).launches
 
     @lazy
@@ -271,17 +275,17 @@ class Strategy:
         return tuple(Tile(self.name, **dict(zip(self.space, values, strict=True))) for values in every)
 
     def tiles(self) -> Iterator[Tile]:
-        """Every tile of the search space, legal or not."""
+        """All tiles of the search space, legal or not."""
         return iter(self._tiles)
 
 
 def main_launch(launches: Iterable[Launch]) -> Launch:
-    """The launch that moves most."""
+    """The launch with the most traffic."""
     return max(launches, key=lambda launch: launch.traffic)
 
 
 def refuses_threads(tile: Tile) -> str | None:
-    """The legality that every strategy shares: whole warps, and no more than a block may have."""
+    """The legality rule of all strategies: whole warps, and at most the threads that a block can have."""
     if tile.threads % 32 or tile.threads > 1024:
         return f"threads is {tile.threads}, expected a multiple of 32 up to 1024"
     return None

@@ -1,4 +1,4 @@
-"""What people see on a terminal: columns, and a bar while something takes long."""
+"""Output for a terminal: tables in columns, and a progress bar."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     Parameters
     ----------
     rows : sequence of sequence of str
-        All of one length.
+        Rows of equal length.
     left : int
-        So many columns are flush left, those after them flush right.
+        Number of left-aligned columns; the columns after them are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = ["<" if at < left else ">" for at in range(len(widths))]
@@ -32,24 +32,25 @@ def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
 def with_bar(
     items: Iterable[Item], total: int, unit: str, label: Callable[[Item], str], *, shown: bool = True
 ) -> Iterator[Item]:
-    """The items as they come, with a bar on standard error where that is a terminal and tqdm is there.
+    """Yield the items; show a progress bar on standard error if that is a terminal and tqdm is installed.
 
     Parameters
     ----------
     items : iterable
     total : int
-        How many there are.
+        Number of items.
     unit : str
+        Name of an item after the bar.
     label : callable
-        An item -> what stands before the bar.
+        Item -> text before the bar.
     shown : bool
-        False: no bar.
+        False: show no bar.
     """
     if not shown or importlib.util.find_spec("tqdm") is None:
         yield from items
         return
     tqdm = importlib.import_module("tqdm").tqdm
-    with tqdm(items, total=total, unit=unit, disable=None, file=sys.stderr) as bar:  # None: on a terminal alone
+    with tqdm(items, total=total, unit=unit, disable=None, file=sys.stderr) as bar:  # None: only on a terminal
         for item in bar:
             bar.set_description(label(item))
             yield item

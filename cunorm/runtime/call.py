@@ -1,7 +1,7 @@
-"""A checked call: the plan of one signature of arrays, and how to bring its arrays to the kernels and back.
+"""A checked call: the plan for one signature of arrays, and the copies between its arrays and the kernels' arrays.
 
-All checks of shapes, dtypes and places happen when a signature is first met; a later call with the same signature pays
-for a look-up, for the addresses, and for what cannot be known from a signature: whether arrays overlap.
+Shapes, dtypes and places are checked in the first call with a signature. A later call with the same signature looks up
+the checked call, reads the addresses, and checks for overlapping arrays, which a signature does not show.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cunorm.tiling import tracing
 from .checks import OutputSpec, dense_copy, is_direct
 from .plans import Plan
 
-#: Signatures kept for each op.
+#: Maximum number of cached signatures per op.
 KEPT_CALLS = 4096
-#: Bytes; kernels access a workspace in packs of 16.
+#: Alignment of a workspace, bytes: kernels access it in packs.
 WORKSPACE_ALIGNMENT = 16
 MISALIGNED = (
     f"workspace: its address is not a multiple of {WORKSPACE_ALIGNMENT}; pass a whole array, not a slice of one"
@@ -31,7 +31,7 @@ CAPTURED = "the stream is being captured into a graph, where nothing may be allo
 
 
 def signature(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
-    """What the checks of a call can see of its arrays: type, shape, strides, dtype, GPU. Cheap to make and to hash."""
+    """The facts of arrays on which the checks depend: type, shape, strides, dtype, GPU. Cheap to make and to hash."""
     return tuple(
         [
             None
@@ -55,11 +55,11 @@ class Call:
     inputs : sequence of (name, array or None, axes)
         The arrays in the order of the plan's names, with their axes in the memory order that the kernels read.
     results : sequence of OutputSpec or None
-        In result order; None where an output is not wanted.
+        The results in result order; None for an output that is not requested.
     out : sequence of array or None, optional
-        The given outputs, already checked.
+        The checked outputs that the user passed.
     in_place : (str, str) or None
-        A result, and the input that it may exactly be.
+        A result, and the input that may be the same array.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Call:
         self.results = tuple(results)
         self.names = tuple(name for name, _, _ in inputs)
         self.in_place = in_place
-        #: Inputs that the kernels cannot read where they are: (index, axes). Each call copies them once.
+        #: Inputs that the kernels cannot read without a copy: (index, axes). Each call copies them once.
         self.copied = tuple(
             (index, axes)
             for index, (_, array, axes) in enumerate(inputs)
@@ -89,17 +89,18 @@ class Call:
             None if array is None or result is None else extent(array)
             for array, result in zip(given, self.results, strict=True)
         ]
-        #: Outputs that the kernels write elsewhere first, and that this call allocates.
+        #: Outputs for which the kernels write temporary arrays (staged), and outputs that this call allocates.
         self.staged = tuple(i for i, result, array in wanted if array is not None and not is_direct(array, result.axes))
         self.allocated = tuple(i for i, _, array in wanted if array is None)
         self.needs = plan.workspace_nbytes
         if workspace is not None:
             self._check_workspace(workspace)
-        #: Nothing to allocate, to copy or to leave out: with a workspace, a call is addresses, a sweep and launches.
+        #: No allocation, no copy and no omitted result. With a workspace, such a call only reads addresses, tests for
+        #: overlaps and launches.
         self.direct = bool(plan.launches) and not (self.allocated or self.copied or self.staged or None in self.results)
-        #: Bytes at each address of a direct call; the same where the output lies on the input that it may lie on.
+        #: Bytes at each address of a direct call. `sizes_in_place` is used if the output is the input that it may be.
         self.sizes = [0 if a is None else a.nbytes for a in (*(a for _, a, _ in inputs), *given, workspace)]
-        #: Bytes that kernels may touch there.
+        #: Bytes that kernels may access at each address.
         self.touched = (*self.sizes[:-1], self.needs)
         self.sizes_in_place = list(self.sizes)
         self.written = self.source = 0
@@ -115,7 +116,7 @@ class Call:
         workspace: Array | None,
         numbers: tuple[float, ...] = (),
     ) -> Any:
-        """Run on arrays of the checked signature; returns the results in order, None where not wanted."""
+        """Run on arrays of the checked signature; return the results in order, None for those not requested."""
         if not self.direct or out is None:
             return self._general(inputs, out, workspace, numbers)
         values = addresses(self.kind, (*inputs, *out, workspace))
@@ -137,7 +138,7 @@ class Call:
         workspace: Array | None,
         numbers: tuple[float, ...],
     ) -> tuple[Array | None, ...]:
-        """A call that allocates, copies, leaves results out, or has nothing to launch."""
+        """Run a call that allocates, copies, omits results, or has no launches."""
         given = out if out is not None else (None,) * len(self.results)
         found = [array if result else None for array, result in zip(given, self.results, strict=True)]
         if workspace is not None and self.needs and pointer(workspace) % WORKSPACE_ALIGNMENT:
@@ -159,7 +160,7 @@ class Call:
             for index, axes in self.copied:
                 read[index] = dense_copy(inputs[index], axes, xp)
             sizes: list[int] = []
-            if self.kind == "cpu":  # which checks bounds by them
+            if self.kind == "cpu":  # the CPU executor checks bounds with them
                 sizes = [0 if array is None else array.nbytes for array in (*read, *written)] + [self.needs]
             self.plan.run((*addresses(self.kind, (*read, *written, workspace)), *numbers), sizes)
             for index in self.staged:
@@ -167,13 +168,13 @@ class Call:
         return tuple(found)
 
     def _fill(self, found: Sequence[Array | None]) -> None:
-        """Give the results what they are without any elements to sum."""
+        """Fill the results with their values for an empty problem."""
         for result, array in zip(self.results, found, strict=True):
             if result is not None and array is not None and not result.updated:
                 array.fill(result.when_empty)
 
     def _stage(self, found: Sequence[Array | None], xp: Any) -> list[Array | None]:
-        """What kernels write: the results, or arrays in their place that are copied to them afterwards."""
+        """The arrays that kernels write: the results, or temporary arrays that are copied to the results afterwards."""
         written = list(found)
         for index in self.staged:
             result = self.results[index]
@@ -184,7 +185,7 @@ class Call:
         return written
 
     def _device(self) -> AbstractContextManager[Any]:
-        """Where this call allocates, copies and fills: on the GPU of its arrays, whichever is current."""
+        """A context in which the GPU of the arrays is current, for allocations, copies and fills."""
         return on(self.kind, self.plan.place.ordinal)
 
     def _new_workspace(self) -> Array:
@@ -193,10 +194,10 @@ class Call:
             return namespace(self.kind).empty(self.needs, np.uint8)
 
     def _apart(self, values: tuple[int, ...]) -> bool:
-        """Whether no two arrays of a direct call touch; False leaves it to `_check_overlap`, which also words it."""
+        """Whether no two arrays of a direct call overlap. If False, `_check_overlap` decides and raises the error."""
         sizes = self.sizes if values[self.written] != values[self.source] else self.sizes_in_place
         end = 0
-        for start, size in sorted(zip(values, sizes)):  # noqa: B905  # of one length, and strict costs time here
+        for start, size in sorted(zip(values, sizes)):  # noqa: B905  # equal lengths; strict costs time here
             if start < end:
                 return False
             end = start + size
@@ -234,15 +235,17 @@ class Call:
                     raise ValueError(OVERLAPS.format(self._labels[name], other))
             for other_span, other, target in written[:position]:
                 if overlap(array, span, target, other_span):
-                    raise ValueError(f"{self._labels[name]}: overlaps {self._labels[other]} in memory")
+                    raise ValueError(
+                        f"{self._labels[name]}: overlaps {self._labels[other]} in memory; pass separate arrays"
+                    )
 
     @property
     def _labels(self) -> dict[str, str]:
-        """What a user calls the arrays that are written, by their names."""
+        """The user-facing names of the written arrays, by their names in launches."""
         return {"workspace": "workspace", **{r.name: r.label for r in self.results if r is not None}}
 
     def _in_place(self, name: str, array: Array, other: str, source: Array) -> bool:
-        """Whether an output lies exactly on the input that it may lie on, and the strategy allows it."""
+        """Whether an output is the same array as the input that it may be, and the strategy allows that."""
         allowed = self.plan.strategy is None or self.plan.strategy.in_place
         return (name, other) == self.in_place and allowed and same_elements(array, source)
 
@@ -256,14 +259,14 @@ class Call:
 
 
 class Calls(dict[Any, Call]):
-    """The checked calls of one op by signature, bounded; none is kept while problems are traced."""
+    """A bounded cache of the checked calls of one op, by signature. It stays empty while problems are traced."""
 
     def __init__(self) -> None:
         super().__init__()
         tracing.on_begin.append(self.clear)
 
     def keep(self, key: Any, call: Call) -> None:
-        """Remember a call; forget all when there are too many."""
+        """Add a call; if the cache is full, clear it first."""
         if tracing.active():
             return
         if len(self) >= KEPT_CALLS:

@@ -1,4 +1,4 @@
-"""What the ops check of arrays, and how tensors lie in memory: sizes, dtypes, layouts, outputs."""
+"""Checks of arrays that the ops share (sizes, dtypes, outputs), and the memory layouts of tensors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .plans import Target
 
 
 def memory_order(rank: int, data_format: str, layout: str) -> tuple[int, ...]:
-    """The axes of a (N, C, *) or (N, *, C) tensor in the order in which ``layout`` has them in memory."""
+    """The axes of a (N, C, *) or (N, *, C) tensor in the memory order of ``layout``."""
     if data_format == layout:
         return tuple(range(rank))
     return (0, *range(2, rank), 1) if layout == "NHWC" else (0, rank - 1, *range(1, rank - 1))
 
 
 def is_direct(array: Array, axes: tuple[int, ...]) -> bool:
-    """Whether a kernel can access the array where it lies: dense in that order, each element on its own boundary."""
+    """Whether kernels can access the array without a copy: dense in that order, and aligned to the element size."""
     return bool(array.transpose(axes).flags.c_contiguous) and pointer(array) % array.dtype.itemsize == 0
 
 
@@ -48,17 +48,17 @@ class OutputSpec:
     Attributes
     ----------
     name : str
-        What launches call it.
+        Name of the output in launches.
     shape : tuple of int
     dtype : numpy.dtype
     axes : tuple of int
-        Its axes in memory order.
+        The axes of the output in memory order.
     when_empty : float
-        What it holds where there are no elements.
+        Fill value for a problem without elements.
     updated : bool
-        Whether kernels read what it held.
+        Whether kernels read the old contents.
     label : str
-        What a user calls the array to write.
+        User-facing name of the array.
     """
 
     name: str
@@ -75,7 +75,7 @@ class OutputSpec:
         return xp.empty([self.shape[axis] for axis in self.axes], self.dtype).transpose(inverse)
 
     def check(self, array: Array) -> None:
-        """Check an ``out`` array: TypeError for its dtype, ValueError for its shape or if it cannot be written."""
+        """Check an ``out`` array: TypeError for the dtype, ValueError for the shape or if it is not writable."""
         if array.dtype != self.dtype:
             raise TypeError(f"{self.label}: dtype {array.dtype}, expected {self.dtype}")
         if array.shape != self.shape:
@@ -84,27 +84,27 @@ class OutputSpec:
 
 
 def writable(name: str, array: Array) -> None:
-    """Check that an array can be written, each element on its own (ValueError)."""
+    """Check that an array can be written and that its elements do not share memory (ValueError)."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f"{name}: read-only, expected an array that can be written")
     if not elements_apart(array):
-        raise ValueError(f"{name}: strides {array.strides}, expected elements that are apart in memory")
+        raise ValueError(f"{name}: strides {array.strides}, expected elements that do not share memory")
 
 
 def dense_copy(array: Array, axes: tuple[int, ...], xp: Any) -> Array:
-    """A copy of an array that is dense in the order of ``axes``, each element on its own boundary."""
+    """A copy of an array that is dense in the order of ``axes`` and aligned to the element size."""
     copy = xp.ascontiguousarray(array.transpose(axes))
     return copy if pointer(copy) % copy.dtype.itemsize == 0 else copy.copy()
 
 
 GRADIENTS = ("dx", "dgamma", "dbeta")
 NAN = float("nan")
-#: Sizes and byte counts pass to kernels in 64 bits.
+#: Sizes and byte counts are passed to kernels in 64 bits.
 MOST_ELEMENTS = 2**60
 
 
 def place_for(kind: str, ordinal: int) -> Target:
-    """The place of arrays of that kind."""
+    """The `Target` of arrays of that kind."""
     if kind == "cpu":
         return Target("cpu", 0, known(settings.cpu_device(), "CUNORM_CPU_DEVICE"))
     return Target("gpu", ordinal, executor("gpu").limits(ordinal))
@@ -117,9 +117,9 @@ def check_rank(shape: tuple[int, ...], least: int = 2, name: str = "x") -> None:
 
 
 def check_size(shape: tuple[int, ...], name: str = "shape") -> None:
-    """Check that x has no more elements than kernels can count, nor would have without its empty axes (ValueError)."""
+    """Check that x has at most `MOST_ELEMENTS` elements, where empty axes count as 1 (ValueError)."""
     if math.prod(max(1, size) for size in shape) > MOST_ELEMENTS:
-        raise ValueError(f"{name}: {shape}, expected at most 2**60 elements, sizes of 0 left out")
+        raise ValueError(f"{name}: {shape}, expected at most 2**60 elements, where a size of 0 counts as 1")
 
 
 def split_axes(shape: tuple[int, ...], data_format: object) -> tuple[int, int, int]:
@@ -138,7 +138,7 @@ def split_axes(shape: tuple[int, ...], data_format: object) -> tuple[int, int, i
 
 
 def direct_layout(x: Array, data_format: str) -> str:
-    """The memory order in which x can be read where it lies; its own logical order where it has to be copied."""
+    """The memory order in which kernels can read x without a copy; ``data_format`` if x has to be copied."""
     for layout in (data_format, *LAYOUTS):
         if x.transpose(memory_order(x.ndim, data_format, layout)).flags.c_contiguous:
             return layout
@@ -152,9 +152,12 @@ def like(name: str, array: Array, x: Array) -> None:
 
 
 def parameter(
-    name: str, array: Array | None, shape: tuple[int, ...], dtype: str, why: str = ", one element a channel"
+    name: str, array: Array | None, shape: tuple[int, ...], dtype: str, why: str = ", one element per channel"
 ) -> str | None:
-    """The dtype of gamma or beta: x's or the statistics' (TypeError), of that shape (ValueError); None if absent."""
+    """The dtype of gamma or beta, None if absent.
+
+    It must be x's dtype or the accumulator's (TypeError), and the shape must be ``shape`` (ValueError).
+    """
     if array is None:
         return None
     found = dtype_name(name, array, (dtype, accumulator(dtype)), f" for {dtype} x")
@@ -168,7 +171,10 @@ def parameter_named(name: str, given: object, dtype: str) -> str | None:
 
 
 def statistics(first: tuple[str, Array], second: tuple[str, Array], dtype: str, size: int, expected: str) -> str:
-    """The one dtype of mean and rstd: the accumulator's or x's (TypeError). Both have that size (ValueError)."""
+    """The common dtype of mean and rstd.
+
+    It must be the accumulator's dtype or x's (TypeError), and both must have ``size`` elements (ValueError).
+    """
     found = dtype_name(*first, (accumulator(dtype), dtype), f" for {dtype} x")
     one_dtype(first, second)
     for name, array in (first, second):
@@ -177,7 +183,7 @@ def statistics(first: tuple[str, Array], second: tuple[str, Array], dtype: str, 
 
 
 def vector(name: str, shape: tuple[int, ...], dtype: str, when_empty: float = 0.0) -> OutputSpec:
-    """A result that is dense in its own order: statistics, and gradients of parameters."""
+    """The output of a C-contiguous result: statistics, or the gradient of a parameter."""
     return OutputSpec(name, shape, DTYPES[dtype], tuple(range(len(shape))), when_empty)
 
 
@@ -189,13 +195,13 @@ def chosen(names: Sequence[str], flags: Sequence[bool]) -> tuple[str, ...]:
 def gradients(
     x: Array, axes: tuple[int, ...], shape: tuple[int, ...], dtype: str, wanted: Sequence[bool]
 ) -> list[OutputSpec | None]:
-    """The results dx, as x lies in the memory order ``axes``, and dgamma and dbeta of that shape and dtype."""
+    """The outputs dx, in the memory order ``axes`` of x, and dgamma and dbeta with that shape and dtype."""
     results = [OutputSpec("dx", x.shape, x.dtype, axes), vector("dgamma", shape, dtype), vector("dbeta", shape, dtype)]
     return [result if flag else None for result, flag in zip(results, wanted, strict=True)]
 
 
 def check_out(out: object, results: Sequence[OutputSpec | None], names: Sequence[str]) -> None:
-    """Check the given outputs: TypeError for a wrong container or dtype, ValueError for shapes and strides."""
+    """Check the outputs that the user passed: TypeError for container or dtype, ValueError for shape or strides."""
     if out is None:
         return
     if not isinstance(out, tuple) or len(out) != len(results):

@@ -1,4 +1,4 @@
-"""Op: what an operator is, and the one path from the arguments of a call, or of a plan's call, to its kernels."""
+"""Op: the definition of an operator, and the common path from the arguments of all calls to the kernels."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .call import Call, Calls, signature
 from .checks import OutputSpec, check_out, place_for
 from .plans import Plan, Target, plan_for
 
-#: The default mask, told by identity: 1 == True, but a mask of ints is an error.
+#: The default mask. It is compared by identity: (1, 1, 1) is equal to it, but a mask of ints is an error.
 EVERY = (True, True, True)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What an op's checks make of the arrays of a call.
+    """The result of an op's checks of the arrays of a call.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Checked:
     orders : sequence of tuple of int
         For each input, its axes in the memory order that the kernels read.
     results : sequence of OutputSpec or None
-        In result order; None where an output is not wanted.
+        The results in result order; None for an output that is not requested.
     """
 
     problem: Problem
@@ -46,7 +46,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Request:
-    """What `cunorm.plan` was asked for, in place of arrays; names as in `cunorm.plan`."""
+    """The arguments of `cunorm.plan`, which replace the arrays of a call. The names are the same."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -67,15 +67,15 @@ class Op(OpSpec):
     ----------
     strategies : mapping of str to Strategy
     check : callable
-        (arrays, options, out) -> Checked; raises the sentences of wrong arrays. Most ops do not look at out.
+        (arrays, options, out) -> Checked; raises the errors for wrong arrays. Most ops ignore out.
     request : callable
         Request -> (problem, options), for arrays that are contiguous in the request's format.
     in_place : (str, str) or None
-        A result, and the input that it may exactly be.
+        A result, and the input that may be the same array.
     options : tuple of str
-        The fields of a request that are this op's own, but for the output mask, which `OpSpec.flags` tells of.
+        The fields of a request that this op uses, without the output mask, which follows from `OpSpec.flags`.
     caller : callable or None
-        What a plan does when it is called; None: `call_planned`.
+        The function that runs when a plan is called; None: `call_planned`.
     calls : Calls
         The checked calls of this op.
     """
@@ -90,35 +90,35 @@ class Op(OpSpec):
 
     @lazy
     def takes(self) -> tuple[str, ...]:
-        """The fields of a request that are this op's own."""
+        """The fields of a request that this op uses."""
         return (*self.options, "output_mask") if self.flags else self.options
 
     @lazy
     def names(self) -> tuple[str, ...]:
-        """What a launch may name, in the order in which `Plan.run` takes it."""
+        """The names that a launch may use, in the order of the values of `Plan.run`."""
         return (*self.inputs, *self.results, "workspace", *self.numbers)
 
     @lazy
     def labels(self) -> tuple[str, ...]:
-        """What a user calls the arrays that are written, result by result."""
+        """The user-facing names of the written arrays, one per result."""
         if len(self.results) == 1:
             return ("out",)
         return tuple(name if name in self.updated else f"out[{name}]" for name in self.results)
 
     @lazy
     def defaults(self) -> tuple[float, ...] | None:
-        """The numbers where none is given; None if one has to be."""
+        """The default values of the scalar arguments; None if one of them is required."""
         found = [number.default for number in self.numbers.values()]
         return None if None in found else tuple(found)  # type: ignore[arg-type]
 
     @lazy
     def least(self) -> int:
-        """How many arrays a call has at least: those behind may be None."""
+        """The minimum number of arrays in a call: all inputs after them may be None."""
         return 1 + max(index for index, name in enumerate(self.inputs) if name not in self.optional)
 
     @lazy
     def signature(self) -> inspect.Signature:
-        """Of a plan's call."""
+        """The signature of a plan's call."""
         free, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         absent = inspect.Parameter.empty
         arrays = [
@@ -135,7 +135,7 @@ class Op(OpSpec):
 
 
 def typed(values: Any) -> Any:
-    """A key for flags or sizes that tells True from 1; what cannot be one is left to the checks."""
+    """A cache key for flags or sizes that distinguishes True from 1. The checks reject unusable values later."""
     try:
         return (values, *map(type, values))
     except TypeError:
@@ -152,19 +152,19 @@ def perform(
     numbers: tuple[float, ...] = (),
     key: Any = None,
 ) -> Any:
-    """Run an op on arrays: the one path of every public function.
+    """Run an op on arrays: the common path of all public functions.
 
-    ``options`` go to the op's checks; ``key`` stands for them in the memory of checked calls where they alone would
-    take one call for another. Returns the results in order, None where not wanted.
+    ``options`` are passed to the op's checks. ``key`` replaces ``options`` in the cache key where equal options differ
+    in type (1 == True). Returns the results in order, None for those not requested.
     """
-    # The device that the CPU executor poses as takes part in the choice of a tile.
+    # The choice of a tile depends on the device whose limits the CPU executor uses.
     posing = settings.cpu_device() if isinstance(arrays[0], np.ndarray) else None
     return _run(
         op, (options if key is None else key, tile, posing), arrays, options, out, tile, None, workspace, numbers
     )
 
 
-def _run(  # noqa: PLR0913  # of every call: an object that holds them would cost a microsecond
+def _run(  # noqa: PLR0913  # runs in every call: an object for the arguments would cost a microsecond
     op: Op,
     kind: Any,
     arrays: tuple[Array | None, ...],
@@ -175,12 +175,12 @@ def _run(  # noqa: PLR0913  # of every call: an object that holds them would cos
     workspace: Array | None,
     numbers: tuple[float, ...],
 ) -> Any:
-    """Look a call up, or check it and remember it; then run it. ``kind`` is what its key has besides the arrays."""
+    """Run a cached call, or check and cache it first. ``kind`` is the part of its key besides the arrays."""
     key: Any
     try:
         key = (kind, signature((*arrays, workspace) if out is None else (*arrays, workspace, *out)), out.__class__)
         call = op.calls.get(key)
-    except (AttributeError, TypeError):  # no array, or nothing that can be looked up: the checks say what
+    except (AttributeError, TypeError):  # not an array, or not hashable: the checks raise the error
         key, call = None, None
     if call is None:
         call = _checked(op, arrays, options, out, tile, plan, workspace)
@@ -198,12 +198,12 @@ def _checked(
     plan: Plan | None,
     workspace: Any,
 ) -> Call:
-    """The checked call of these arguments; of that plan, if there is one."""
+    """The checked call for these arguments, with ``plan`` if it is not None."""
     given = list(zip(op.inputs, arrays, strict=True))
     for name, array in given:
         if name not in op.optional:
             kind_of(name, array)
-    # x is what the others are compared with, wherever it stands.
+    # The other arrays are compared with x, whatever its position.
     leader = ("x", dict(given)["x"]) if "x" in op.inputs else given[0]
     outputs = list(zip(op.labels, out, strict=False)) if isinstance(out, tuple) else []
     same_place([leader, *given, *outputs])
@@ -222,7 +222,7 @@ def _checked(
 
 
 def _plan(op: Op, problem: Problem, leader: tuple[str, Any], tile: Any, plan: Plan | None) -> Plan:
-    """The plan of a problem; where a plan was made before, that one, if the arrays are of its problem and place."""
+    """The plan of a problem. An existing ``plan`` is used if the arrays match its problem and place (ValueError)."""
     name, array = leader
     kind, ordinal = place_of(array)
     if plan is None:
@@ -230,8 +230,8 @@ def _plan(op: Op, problem: Problem, leader: tuple[str, Any], tile: Any, plan: Pl
         return plan_for(problem, op.strategies, op.names, place_for(kind, ordinal), chosen)
     if (kind, ordinal) != (plan.place.kind, plan.place.ordinal):
         raise ValueError(f"{name}: on {kind} {ordinal}, but the plan is for {plan.place.kind} {plan.place.ordinal}")
-    # A plan that was made without saying what gamma and beta are takes what comes, and any statistics that the op
-    # takes: none of them changes the tile.
+    # A plan without a dtype for gamma or beta accepts arrays of any dtype, or none. Every plan accepts all dtypes of
+    # the statistics that the op accepts. None of these dtypes changes the tile.
     loose = {
         name: getattr(problem, name) for name in ("gamma_dtype", "beta_dtype") if getattr(plan.problem, name) is None
     }
@@ -259,7 +259,7 @@ def call_planned(
     workspace: Array | None = None,
     **named: Any,
 ) -> Any:
-    """What a plan does when it is called."""
+    """Run a plan on arrays: the default function of a plan's call."""
     if not named and op.defaults is not None and op.least <= len(arrays) <= len(op.inputs):
         arrays, numbers = (*arrays, *(None,) * (len(op.inputs) - len(arrays))), op.defaults
     else:

@@ -1,4 +1,4 @@
-"""The one path from a Problem to running kernels: plans, their launches, what an executor gets."""
+"""The common path from a Problem to running kernels: plans, their launches, and the arguments of executors."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from cunorm.executors.choose import executor
 from cunorm.jit import sources
 from cunorm.tiling import costmodel, lookup
 
-#: A launch as executors take it: kernel, blocks, threads, bytes of shared memory, what picks its arguments, blocks of a
-#: cluster, and how many are resident at once where blocks wait for each other (0: they do not).
+#: A launch for an executor: kernel, blocks, threads per block, bytes of shared memory, function that selects its
+#: arguments, blocks per cluster, and number of resident blocks if blocks wait for each other (0: they do not).
 Step = tuple[Any, int, int, int, Callable[[Any], Any], int, int]
-#: Plans kept; an application meets few problems, a fuzzer many.
+#: Maximum number of cached plans. An application has few problems, a fuzzer has many.
 KEPT_PLANS = 4096
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a call runs: the kind of executor, its GPU's ordinal, and the device whose limits and tiles hold."""
+    """The place of a call: the kind of executor, the GPU's ordinal, and the device whose limits and tiles apply."""
 
     kind: str
     ordinal: int
     device: Device
 
 
-@dataclass(eq=False)  # a plan is itself: a key of calls
+@dataclass(eq=False)  # compared by identity: plans are keys of calls
 class Plan:
-    """A prepared call. Get one from `cunorm.plan`; call it with the arrays of the op.
+    """A prepared call, made by `cunorm.plan`. Call it with the arrays of the op.
 
     Attributes
     ----------
     problem : Problem
     place : Target
     strategy : Strategy or None
-        None where there is nothing to launch (no elements, or no outputs wanted).
+        None if there is nothing to launch (no elements, or no requested outputs).
     tile : Tile or None
     reason : str
-        Which link of the tile chain chose it, and why.
+        The link of the tile chain that chose the tile, and why.
     launches : tuple of Launch
     workspace_nbytes : int
         Bytes of workspace that a call needs; 0 for none.
@@ -66,13 +66,15 @@ class Plan:
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def compile(self) -> Plan:
-        """Compile the kernels now rather than at the first call; returns the plan itself.
+        """Compile the kernels now rather than in the first call; return the plan itself.
 
-        Once, whatever the number of threads; a signal handler that calls the plan meanwhile compiles for itself.
+        Several threads compile them only once. A signal handler that interrupts the compilation and calls the plan
+        compiles them again.
 
         Raises
         ------
         CompileError
+            If a kernel does not compile, or there is no compiler.
         """
         if self._ready is None:
             with self._lock.held:
@@ -86,16 +88,16 @@ class Plan:
         if self.place.kind == "gpu":
             for kernel, *_, cluster, _ in ready:
                 executor("gpu").allow_cluster(kernel, cluster)
-        self._constants = constants  # first: whoever sees _ready uses both
+        self._constants = constants  # set before _ready: another thread that sees _ready uses both
         self._ready = ready
 
     def steps(self, compile: Callable[[str, str], Any]) -> tuple[list[Step], tuple[int | float, ...]]:
-        """The launches as an executor takes them, and the numbers that they take behind a call's.
+        """The launches for an executor, and the constants that follow the values of a call in their arguments.
 
         Parameters
         ----------
         compile : callable
-            Text and entry of a kernel -> what the executor launches.
+            Text and entry of a kernel -> compiled kernel for the executor.
         """
         constants: list[int | float] = []
         ready: list[Step] = []
@@ -127,7 +129,7 @@ class Plan:
         values : sequence of int or float
             Addresses (0: absent array) and numbers in the order of ``names``.
         sizes : sequence of int
-            Bytes of the arrays at these addresses; the CPU executor checks bounds by them.
+            Bytes of the arrays at these addresses, with which the CPU executor checks bounds.
         """
         if self._ready is None:
             self.compile()
@@ -141,14 +143,14 @@ class Plan:
             launch(kernel, grid, threads, shared_bytes, pick(everything))
 
     def __call__(self, *arrays: Array, out: Any = None, workspace: Array | None = None, **options: Any) -> Any:
-        """Run the op on these arrays, as its public function does; they must be of the plan's problem."""
-        assert self.caller is not None, "a plan from cunorm.plan"
+        """Run the op on these arrays, as its public function does. They must match the plan's problem."""
+        assert self.caller is not None, "expected a plan from cunorm.plan"
         return self.caller(self, *arrays, out=out, workspace=workspace, **options)
 
     def traffic(self) -> Any:
-        """What it moves: bytes, sectors, reuse, bank conflicts, beside the fewest bytes that its problem has to move.
+        """Count the traffic of the plan: bytes, sectors, reuse and bank conflicts, compared with the byte floor.
 
-        Counted on the CPU executor, with arrays of its own, whatever the plan's place; never timed. Takes seconds.
+        The CPU executor counts it on its own arrays, whatever the plan's place. Nothing is timed. Takes seconds.
 
         Returns
         -------
@@ -157,15 +159,16 @@ class Plan:
         Raises
         ------
         CompileError, KernelFault
+            See `cunorm.core.errors`.
         ValueError
             If the problem is too large to be counted.
         """
-        assert self.counter is not None, "a plan from cunorm.plan"
+        assert self.counter is not None, "expected a plan from cunorm.plan"
         return self.counter(self)
 
     def explain(self) -> str:
-        """What will run, and why, for people."""
-        where = "cpu executor: exact, not fast; posing as " if self.place.kind == "cpu" else ""
+        """A text for users: the launches of the plan, and why its tile was chosen."""
+        where = "cpu executor: exact, not fast; with the limits and tiles of " if self.place.kind == "cpu" else ""
         lines = [self.problem.describe(), f"device     {where}{self.place.device.name}"]
         if self.strategy is None or self.tile is None:
             return "\n".join([*lines, f"strategy   none: {self.reason}"])
@@ -199,26 +202,26 @@ def plan_for(
     ----------
     problem : Problem
     strategies : mapping of str to Strategy
-        The op's.
+        The strategies of the op.
     names : tuple of str
-        What a launch may name: the op's arrays and numbers, in the order in which `Plan.run` takes them.
+        The arrays and numbers that a launch may use, in the order of the values of `Plan.run`.
     place : Target
     tile : Tile, optional
-        Explicit choice.
+        An explicit tile.
 
     Raises
     ------
     ValueError, UnsupportedTile
-        As `cunorm.tiling.lookup.resolve`.
+        See `cunorm.tiling.lookup.resolve`.
     """
     problem = problem.canonical()
-    # What tables say takes part in the choice of a tile; a plan that exists keeps its own.
+    # The choice of a tile depends on the contents of the tables. An existing plan keeps its tile.
     key = (problem, place, tile, None if tile is not None else lookup.stamp(place.device))
     plan = _plans.get(key)
     if plan is None:
         if problem.N * problem.C * problem.HxW == 0 or not problem.outputs:
             why = "no output is wanted" if not problem.outputs else "there are no elements; results are filled"
-            if tile is not None:  # a wrong tile is wrong whatever the sizes
+            if tile is not None:  # an illegal tile is an error even if a size is 0
                 N, C, HxW = max(1, problem.N), problem.C or problem.group, max(1, problem.HxW)
                 lookup.resolve(replace(problem, N=N, C=C, HxW=HxW), strategies, place.device, tile)
             plan = Plan(problem, place, None, None, why, (), 0, names)

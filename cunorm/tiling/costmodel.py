@@ -1,9 +1,12 @@
-"""Analytic time of (problem, strategy, tile, device): the default tile of what nobody has tuned.
+"""Cost model: predicted time of (problem, strategy, tile, device), which selects the tile of untuned problems.
 
-A normalisation kernel waits for memory. A launch takes a start-up time, then the longest of three: its bytes at what
-the DRAM gives; the busiest multiprocessor's bytes at its largest share of that; and its waves of blocks, each of which
-takes its latencies and its own bytes at what it keeps in flight. The numbers below that are not device facts are
-estimates; the tuner measures.
+A normalisation kernel is bound by memory. The time of a launch is a start-up time plus the longest of three times:
+
+- all bytes of the launch at the achievable DRAM bandwidth;
+- the bytes of the busiest multiprocessor at its largest share of that bandwidth;
+- the waves of blocks, where a block takes its exposed latencies plus its bytes at the rate of its loads in flight.
+
+The constants below that are not device facts are estimates; the tuner measures.
 """
 
 from __future__ import annotations
@@ -18,28 +21,28 @@ from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, main_launch
 
 from .shortlist import Placed, Shortlist, shortlist_of
 
-LAUNCH_SECONDS = 2.5e-6  # start of one kernel behind another on a stream
-ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy reaches
-LATENCY_SECONDS = 0.8e-6  # one load from DRAM
-BYTES_IN_FLIGHT = 64  # of a tensor, that a thread of these kernels asks for at a time: four packs
-CACHE_SPEED = 1.5  # bytes a second from the L2 cache over those from DRAM
-SOLO_SHARE = 1.25  # how far above its even share of the bandwidth a multiprocessor gets when others are idle
-PHASED = 1.3  # time of a lone resident block that does not load while it stores, against one that does
-NONPORTABLE = 4.0  # factor on clusters that not every GPU takes: for the tuner to try, not by default
+LAUNCH_SECONDS = 2.5e-6  # start of a kernel after another one on the same stream
+ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy achieves
+LATENCY_SECONDS = 0.8e-6  # of a load from DRAM
+BYTES_IN_FLIGHT = 64  # loads in flight per thread and tensor: four packs
+CACHE_SPEED = 1.5  # bandwidth of the L2 cache over that of DRAM
+SOLO_SHARE = 1.25  # bandwidth of a multiprocessor, others being idle, over its even share
+PHASED = 1.3  # time factor if the only resident block does not load while it stores
+NONPORTABLE = 4.0  # time factor of clusters that not every GPU can launch: defaults avoid them, the tuner tries them
 PORTABLE_CLUSTER = 8
-NEAR_TIE = 1.1  # predictions that differ by less are one to the model: what is counted decides, and not estimated
-BUSY_ENOUGH = 0.9  # share of the multiprocessors from which none counts as idle
-LEAN_ENOUGH = 0.05  # share of the time that bytes take at the bandwidth, from the L2 cache too: so much is no more
-ABREAST = 1.02  # factor for each doubling of what keeps step: blocks that need places at one time, teams at a barrier
-CLUSTER_SECONDS = 0.3e-6  # a barrier of a cluster, and what its blocks read of each other
+NEAR_TIE = 1.1  # predictions within this factor count as equal: counted facts decide between them, not estimates
+BUSY_ENOUGH = 0.9  # if this share of the multiprocessors is busy, none counts as idle
+LEAN_ENOUGH = 0.05  # bytes, L2 included, count as equal if their difference takes at most this share of the time
+ABREAST = 1.02  # time factor per doubling of `Launch.abreast`: blocks scheduled together, teams at a barrier
+CLUSTER_SECONDS = 0.3e-6  # a cluster barrier and the reads of other blocks' shared memory
 REGISTER_STEP, WARP = 8, 32
-PARTS = 4  # of a multiprocessor, each with a quarter of its registers; the model counts them as one pool
-ROUNDS = 2  # of steps away from a shortlist
+PARTS = 4  # of a multiprocessor, each with a quarter of the registers; the model counts one pool of registers
+ROUNDS = 2  # steps of the search that starts from a shortlist
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy, its tile, the predicted time in seconds, and what would be launched."""
+    """A strategy, its tile, the predicted time in seconds, and the launches."""
 
     strategy: Strategy
     tile: Tile
@@ -54,14 +57,14 @@ def fitting_blocks(device: Device, threads: int, registers: int, shared_bytes: i
     ----------
     device : Device
     threads : int
-        Of a block.
+        Threads per block.
     registers : int
-        Of a thread.
+        Registers per thread.
     shared_bytes : int
-        Of a block, without what the driver keeps.
+        Shared memory per block, bytes, without the part that the driver reserves.
     parts : int
-        Of a multiprocessor, each with its share of the registers: `PARTS` as NVIDIA's occupancy calculator has it. With
-        1 the result may be larger, by few blocks, where a block has fewer warps than `PARTS`.
+        Parts of a multiprocessor, each with an equal share of the registers; NVIDIA's occupancy calculator uses
+        `PARTS`. With 1 the result may be a few blocks too large if a block has fewer warps than `PARTS`.
     """
     warps = ceil_div(threads, WARP)
     of_warp = ceil_div(max(registers, 1), REGISTER_STEP) * REGISTER_STEP * WARP
@@ -74,7 +77,7 @@ def fitting_blocks(device: Device, threads: int, registers: int, shared_bytes: i
 
 
 def resident_blocks(launch: Launch, device: Device) -> int:
-    """Blocks of this launch that fit on one multiprocessor at a time; at least 1."""
+    """Blocks of this launch that are resident on one multiprocessor at a time; at least 1."""
     return max(1, fitting_blocks(device, launch.threads, launch.registers, launch.shared_bytes))
 
 
@@ -83,15 +86,15 @@ def launch_seconds(launch: Launch, device: Device) -> float:
     resident = resident_blocks(launch, device)
     bandwidth = ACHIEVABLE * device.bandwidth
     moved = launch.traffic + launch.cached
-    # Blocks that take their work by ticket are as many as are resident at once, and share it out evenly.
+    # If blocks draw tickets, no more blocks work than are resident at once, and they share the work evenly.
     grid = min(launch.grid, resident * device.multiprocessors) if launch.waits else launch.grid
     of_block, phases = moved / grid, launch.phases * launch.grid / grid
-    # A block takes a latency for each of its phases, and its bytes at the rate of what it keeps in flight.
+    # A block takes one latency per phase, plus its bytes at the rate of its loads in flight.
     in_flight = launch.threads * launch.streams * BYTES_IN_FLIGHT
     block = phases * LATENCY_SECONDS + of_block * LATENCY_SECONDS / in_flight
     block += CLUSTER_SECONDS * (launch.cluster > 1)
     waves = max(1.0, grid / (resident * device.multiprocessors))
-    # The busiest multiprocessor has its blocks' bytes to move, at no more than its largest share of the bandwidth.
+    # The busiest multiprocessor moves the bytes of its blocks at its largest share of the bandwidth, at most.
     even = 1 / min(grid, device.multiprocessors)
     busiest = launch.traffic * (even if launch.waits else ceil_div(grid, device.multiprocessors) / grid)
     share = SOLO_SHARE * bandwidth / device.multiprocessors
@@ -113,7 +116,7 @@ def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) ->
 
 
 def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> Choice | None:
-    """A tile of the space with its predicted time, if it is legal and worth trying."""
+    """A tile with its predicted time; None if it is illegal or not worth trying."""
     cut = strategy.of(problem, tile)
     if cut.worth and cut.refuses(device) is None:
         return Choice(strategy, tile, _seconds(cut.launches, device), cut.launches)
@@ -121,13 +124,13 @@ def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
 
 
 def least_seconds(problem: Problem, launches: Iterable[Launch], device: Device) -> float:
-    """No tile of the problem is predicted to take less: its tensors at the bandwidth, each once, in one launch."""
+    """Lower bound of all tiles' predicted times: each tensor of the launches once at the bandwidth, in one launch."""
     named = {value for launch in launches for value in launch.arguments.values()}
     return LAUNCH_SECONDS + len(named & problem.spec.tensors) * problem.nbytes / (ACHIEVABLE * device.bandwidth)
 
 
 def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Iterator[Choice]:
-    """Every legal tile of the strategies' search spaces that is worth trying, with its predicted time."""
+    """All legal tiles of the strategies' search spaces that are worth trying, with their predicted times."""
     for strategy in strategies:
         for tile in strategy.tiles():
             if (found := evaluated(problem, strategy, tile, device)) is not None:
@@ -135,20 +138,20 @@ def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> I
 
 
 def busy(launches: Sequence[Launch], device: Device) -> int:
-    """Multiprocessors that the launch which moves most has a block for."""
+    """Number of multiprocessors to which the launch with the most traffic can give a block."""
     return min(main_launch(launches).grid, device.multiprocessors)
 
 
 def _by_time(found: Iterable[Choice]) -> list[Choice]:
-    # Rounded, so that equals by arithmetic are equals in order.
+    # Times are rounded so that rounding errors do not change the order of equal tiles.
     return sorted(found, key=lambda choice: float(f"{choice.seconds:.9g}"))
 
 
 def default_of(found: Iterable[Choice], device: Device) -> Choice:
-    """The tile to take of some, which come in the order of strategies and spaces.
+    """The tile to use among some that are in the order of strategies and search spaces.
 
-    The predicted fastest; of those within `NEAR_TIE` of it, the fastest that leaves no multiprocessors idle, or as few
-    as any, and of these moves no more bytes than any.
+    Of the tiles whose predicted time is within `NEAR_TIE` of the fastest, keep those that leave the fewest
+    multiprocessors idle; of these, keep those that move the fewest bytes, within `LEAN_ENOUGH`; return the fastest.
     """
     ordered = _by_time(found)
     near = [choice for choice in ordered if choice.seconds <= NEAR_TIE * ordered[0].seconds]
@@ -161,12 +164,13 @@ def default_of(found: Iterable[Choice], device: Device) -> Choice:
 
 
 def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> list[Choice]:
-    """Every legal tile, the default first, then by predicted time; equals in the order of strategies and spaces.
+    """All legal tiles: the default first, the others by predicted time, equal times in the order of the spaces.
 
     Raises
     ------
     RuntimeError
-        If no strategy takes the problem: a fault of cunorm, since every op has one for each layout that takes all.
+        If no strategy accepts the problem. That is a bug in cunorm: for each layout of an op, one strategy accepts all
+        problems.
     """
     known = list(strategies)
     default = choose(problem, known, device)
@@ -177,14 +181,14 @@ def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> 
 
 
 def choose(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Choice:
-    """The default of a problem that nobody has tuned: `default_of` the strategies' shortlists, and of what is near.
+    """The tile of an untuned problem: `default_of` the tiles in the strategies' shortlists and their neighbours.
 
-    So it looks at some dozens of the thousands of tiles that `ranked` does.
+    It evaluates some dozens of tiles, where `ranked` evaluates thousands.
 
     Raises
     ------
     RuntimeError
-        As `ranked`.
+        See `ranked`.
     """
     known = list(strategies)
     found = listed(problem, [shortlist_of(strategy) for strategy in known], device)
@@ -197,11 +201,12 @@ def choose(problem: Problem, strategies: Iterable[Strategy], device: Device) -> 
 
 
 def listed(problem: Problem, lists: Sequence[Shortlist], device: Device) -> Choice | None:
-    """`default_of` lists of tiles, and of those that differ by a step of one field; None if none of the lists is legal.
+    """`default_of` the tiles of shortlists and some of their neighbours; None if no tile of the lists is legal.
 
-    The steps are those from the default and from the fastest, `ROUNDS` times.
+    A neighbour differs by one step in one field. In each of `ROUNDS` rounds, the neighbours of the current default and
+    of the fastest tile are added.
     """
-    found: dict[tuple[int, tuple[int, ...]], Choice] = {}  # by the order of strategies and spaces
+    found: dict[tuple[int, tuple[int, ...]], Choice] = {}  # by strategy and place in its space
     seen: set[tuple[int, tuple[int, ...]]] = set()
 
     def look(number: int, placed: Iterable[Placed]) -> None:

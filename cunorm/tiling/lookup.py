@@ -1,8 +1,8 @@
-"""Which tile a problem gets: the chain, which tables it asks, and what they answer.
+"""The tile chain: the choice of a problem's tile, and the look-up in tiling tables.
 
-The tables, in order: the one that ``CUNORM_TILING_TABLE`` names, the device's in the user's cache folder, the device's
-in the package. They are read when a plan is first made and again when a file has changed; a plan that exists keeps its
-tile. What is wrong with a table is said once, as a `TableWarning`, and the call goes on.
+The tables, in order: the table that ``CUNORM_TILING_TABLE`` names, the device's table in the user's cache folder, and
+the device's table in the package. A table is read when a plan is first made and again after its file has changed. An
+existing plan keeps its tile. A fault in a table causes one `TableWarning`, and the table or entry is ignored.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from . import costmodel, table
 from .table import MEASURED, Entry, Sizes, place_of, shown
 from .table_index import Indexed, Stamp, warn
 
-#: A nearest entry is taken if it is predicted no slower than this many times the cost model's own choice.
+#: The nearest entry is used if its predicted time is at most this factor times that of the cost model's own choice.
 NEAREST = 1.02
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a table answers.
+    """A legal entry that was found in a table.
 
     Attributes
     ----------
@@ -41,9 +41,9 @@ class Found:
     tile : Tile
     entry : Entry
     path : Path
-        Of the table.
+        Path of the table.
     distance : float
-        From the problem that was asked for, see `nearest`; 0 for the same sizes.
+        Distance of the entry's sizes from those of the problem, see `distance`; 0 for the same sizes.
     """
 
     strategy: Strategy
@@ -55,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True)
 class TableSource:
-    """Where a table may lie, and whether somebody named it."""
+    """A possible path of a table, and whether ``CUNORM_TILING_TABLE`` names it or the package contains it."""
 
     path: Path
     named: bool
@@ -68,7 +68,7 @@ def user_table(device: Device) -> Path:
 
 
 def places(device: Device) -> list[TableSource]:
-    """Where the tables of a device may lie, in the order in which they are asked."""
+    """The possible tables of a device, in the order in which they are searched."""
     named = settings.tiling_table()
     found = [] if named is None else [TableSource(named, True, False)]
     found.append(TableSource(user_table(device), False, False))
@@ -77,7 +77,7 @@ def places(device: Device) -> list[TableSource]:
 
 @functools.lru_cache(maxsize=64)
 def _shipped(device: Device, *entries: str) -> tuple[TableSource, ...]:
-    """The places in the package, which has these entries in its path; paths are slow to make."""
+    """The tables in the package, whose ``__path__`` has these entries. Cached, because paths are slow to make."""
     name = f"{table.slug(device)}.json"
     return tuple(TableSource(Path(entry) / "tuning" / "tables" / name, False, True) for entry in entries)
 
@@ -91,16 +91,16 @@ def _stamp(path: Path) -> Stamp:
 
 
 def stamp(device: Device) -> tuple[Stamp, ...]:
-    """What changes when a table does: part of a plan's key."""
+    """The paths, times and sizes of a device's tables. They are part of the key of a plan."""
     return tuple(_stamp(place.path) for place in places(device))
 
 
 def _distrust(path: Path) -> str | None:
-    """Why a table in the cache folder is not believed; None if only this user, or root, can have written it."""
+    """Why a table in the cache folder is not trusted; None if only this user and root can write it."""
     try:
         return cache.distrust(os.stat(path))
     except OSError:
-        return None  # reading it will say
+        return None  # `table.load` raises the error
 
 
 @functools.lru_cache(maxsize=16)
@@ -108,7 +108,7 @@ def _read(stamped: Stamp, place: TableSource) -> Indexed | None:
     path = stamped[0]
     try:
         if not (place.named or place.shipped) and (sentence := _distrust(path)) is not None:
-            raise TableError(f"{path}: {sentence}")
+            raise TableError(f"{path}: {sentence}, expected a file that only you can write to")
         return Indexed(stamped, table.load(path))
     except FileNotFoundError:
         if place.named:
@@ -121,13 +121,13 @@ def _read(stamped: Stamp, place: TableSource) -> Indexed | None:
 
 
 def tables(device: Device, shipped: bool | None = None) -> Iterator[tuple[Path, Indexed]]:
-    """The readable tables of a device, in the order in which they are asked.
+    """The readable tables of a device, in the order in which they are searched.
 
     Parameters
     ----------
     device : Device
     shipped : bool, optional
-        Only those of the package, or only the user's.
+        True: only the tables in the package. False: only the user's tables.
     """
     for place in places(device):
         if shipped is not None and place.shipped != shipped:
@@ -144,7 +144,7 @@ def tables(device: Device, shipped: bool | None = None) -> Iterator[tuple[Path, 
 
 
 def is_stale(entry: Entry, strategies: Mapping[str, Strategy]) -> bool:
-    """Whether the kernels of an entry have changed since it was made; True also where they no longer exist."""
+    """Whether the kernels of an entry have changed since it was tuned, or no longer exist."""
     strategy = strategies.get(entry.tile.strategy)
     if strategy is None or {name for name, _ in entry.tile.fields} != set(strategy.space):
         return True
@@ -154,7 +154,10 @@ def is_stale(entry: Entry, strategies: Mapping[str, Strategy]) -> bool:
 def _legal(
     entry: Entry, path: Path, problem: Problem, strategies: Mapping[str, Strategy], device: Device
 ) -> Strategy | None:
-    """The strategy of an entry that may run the problem; None, with a word if it is the entry's own fault."""
+    """The strategy of an entry if its tile is legal for the problem, else None.
+
+    If the entry is illegal for its own problem, a `TableWarning` is issued.
+    """
     strategy = strategies.get(entry.tile.strategy)
     if strategy is None:
         sentence: str | None = f"strategy {entry.tile.strategy!r}, expected one of {', '.join(strategies)}"
@@ -168,9 +171,9 @@ def _legal(
 
 
 def exact(problem: Problem, strategies: Mapping[str, Strategy], device: Device) -> Found | None:
-    """The entry of a problem in the first table that has a legal one; None if there is none.
+    """The problem's entry in the first table with a legal entry; None if there is none.
 
-    An entry of the same sizes with other dtypes of gamma, beta, statistics or sums serves too, after one of the same.
+    Entries with the same dtypes come before entries that differ only in dtypes of parameters, statistics or sums.
     """
     for shipped in (False, True):
         for path, read in tables(device, shipped):
@@ -188,19 +191,19 @@ def _far(one: Sizes, other: Sizes) -> float:
 
 
 def distance(one: Problem, other: Problem) -> float:
-    """How far two problems lie apart: Euclid's, in the logarithms to base 2 of N, C/group, HxW and group."""
+    """Distance of two problems: Euclidean, in the logarithms to base 2 of N, C/group, HxW and group."""
     return _far(place_of(one)[1], place_of(other)[1])
 
 
 def alike(one: Problem, other: Problem) -> bool:
-    """Whether two problems differ in sizes and dtypes of parameters alone."""
+    """Whether two problems differ at most in sizes and in the dtypes of parameters and statistics."""
     return place_of(one)[0] == place_of(other)[0]
 
 
 def nearest(problem: Problem, strategies: Mapping[str, Strategy], device: Device) -> Found | None:
     """The legal entry of the same op, dtype, layout and outputs whose sizes are nearest; None if there is none.
 
-    See `distance`: 1 is twice as much of one size.
+    See `distance`: two problems of which one is twice as large in one size have distance 1.
     """
     kind, asked = place_of(problem)
     asking = list(tables(device))
@@ -209,7 +212,7 @@ def nearest(problem: Problem, strategies: Mapping[str, Strategy], device: Device
         for order, (_, read) in enumerate(asking)
         for sizes in read.kinds.get(kind, {})
     ]
-    heapq.heapify(near)  # most are never looked at
+    heapq.heapify(near)  # a heap, because most are never popped
     while near:
         far, tied = near[0][0], []
         while near and near[0][0] == far:
@@ -226,7 +229,7 @@ def nearest(problem: Problem, strategies: Mapping[str, Strategy], device: Device
 
 
 def state(entry: Entry, strategies: Mapping[str, Strategy]) -> str:
-    """What an entry rests on, for people."""
+    """How the entry was obtained, as a text for users."""
     time = "" if entry.microseconds is None else f" {entry.microseconds:.1f} us"
     text = f"measured{time}" if entry.source == MEASURED else f"modelled, not measured: predicted{time}"
     if entry.facts.get("verified") is False:
@@ -234,23 +237,23 @@ def state(entry: Entry, strategies: Mapping[str, Strategy]) -> str:
     if entry.facts.get("default") is True:
         text += "; no tile beat the default"
     if is_stale(entry, strategies):
-        text += "; stale: its kernels have changed since"
+        text += "; stale: its kernels have changed since it was tuned; run cunorm tune again"
     return text
 
 
 # ---- the tile chain -------------------------------------------------------------------------------------------------
 
 
-#: What the cost model chose last for a problem but for its N, and for which N; an application meets few of them.
+#: By problem without its N: the N and the choice of the cost model's last ranking. An application has few such keys.
 _chosen: dict[tuple[Problem, Device], tuple[int, costmodel.Choice]] = {}
 MOST_CHOSEN = 4096
 
 
 def _modelled(problem: Problem, strategies: Mapping[str, Strategy], device: Device) -> tuple[costmodel.Choice, str]:
-    """The cost model's choice, and a word on where it is from.
+    """The cost model's choice, and a text for users if it was reused from another problem.
 
-    The tile of a problem that differs in N alone is taken over, and nothing is ranked, where its predicted time is at
-    most `NEAREST` times the least that any tile could have: what its tensors take at the bandwidth.
+    The last tile chosen for a problem that differs only in N is reused without a ranking if its predicted time is at
+    most `NEAREST` times `least_seconds`, a lower bound for all tiles: the time of the tensors at the bandwidth.
     """
     key = replace(problem, N=0), device
     if (kept := _chosen.get(key)) is not None:
@@ -258,7 +261,7 @@ def _modelled(problem: Problem, strategies: Mapping[str, Strategy], device: Devi
         named = strategies.get(before.strategy.name)
         found = None if named is None else costmodel.evaluated(problem, named, before.tile, device)
         if found is not None and found.seconds <= NEAREST * costmodel.least_seconds(problem, found.launches, device):
-            return found, f"; the tile of N={rows}, which is within 2 % of what its bytes take"
+            return found, f"; same tile as for N={rows}, within 2 % of the least time that its tensors take"
     found = costmodel.choose(problem, strategies.values(), device)
     if len(_chosen) >= MOST_CHOSEN:
         _chosen.clear()
@@ -269,17 +272,18 @@ def _modelled(problem: Problem, strategies: Mapping[str, Strategy], device: Devi
 def resolve(
     problem: Problem, strategies: Mapping[str, Strategy], device: Device, tile: Tile | None
 ) -> tuple[Strategy, Tile, str]:
-    """The tile chain, with a sentence that says which link answered and why.
+    """The tile chain: the strategy and tile of a problem, and a text for users that says where they are from and why.
 
-    The explicit tile; the problem's entry in the user's tables, then in the shipped ones; the nearest problem's, if the
-    cost model thinks it as good as its own; the cost model.
+    The links of the chain, in order: the explicit tile; the problem's entry in the user's tables, then in the shipped
+    tables; the nearest problem's entry, if its predicted time is within `NEAREST` of the cost model's choice; the cost
+    model.
 
     Raises
     ------
     ValueError
         If ``tile`` names an unknown strategy.
     UnsupportedTile
-        If it is not legal for this problem on this device.
+        If ``tile`` is not legal for this problem on this device.
     """
     if tile is not None:
         strategy = strategies.get(tile.strategy)
@@ -287,9 +291,9 @@ def resolve(
             raise ValueError(f"tile: strategy {tile.strategy!r}, expected one of {', '.join(strategies)}")
         if (sentence := strategy.refuses(problem, tile, device)) is not None:
             raise UnsupportedTile(f"tile: {sentence}")
-        return strategy, tile, "the tile= that was given"
+        return strategy, tile, "the tile= argument"
     if (tuned := exact(problem, strategies, device)) is not None:
-        reason = f"its entry in {tuned.path}: {state(tuned.entry, strategies)}"
+        reason = f"the problem's entry in {tuned.path}: {state(tuned.entry, strategies)}"
         if tuned.entry.problem != problem:
             reason += f"; tuned with {', '.join(map(' '.join, tuned.entry.problem.parameters))}"
         return tuned.strategy, tuned.tile, reason

@@ -1,8 +1,8 @@
-"""The tiles that the cost model looks at: those that it prefers for some problem, a few dozen of an op's thousands.
+"""The shortlist: the tiles that the cost model evaluates, a few dozen of the thousands of tiles of an op.
 
-The list is ``shortlist.json``, which ``python benchmarks/shortlist.py`` makes: of each strategy of each op the tiles
-without which some problem, of the named workloads or drawn at random, would get a tile that is predicted more than 2 %
-slower or faster than the one that a ranking of all tiles gives it.
+The list is ``shortlist.json``, which ``python benchmarks/shortlist.py`` writes. For each strategy of each op it
+contains the tiles without which some problem would get a tile whose predicted time differs by more than 2 % from that
+of the tile that a ranking of all tiles selects. The problems are those of the named workloads and a random sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from cunorm.core.strategy import Strategy, Tile
 
 PATH = Path(__file__).with_name("shortlist.json")
-#: Where the values of a tile's fields stand in its strategy's space, and the tile.
+#: The indices of a tile's field values in its strategy's space, and the tile.
 Placed = tuple[tuple[int, ...], Tile]
 
 
@@ -27,19 +27,19 @@ def _document() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def place_in(strategy: Strategy, tile: Tile) -> tuple[int, ...]:
-    """Where the values of a tile's fields stand in the space: tiles compare by it as the space enumerates them."""
+    """The indices of a tile's field values in the space. They sort tiles in the order of the space."""
     known = dict(tile.fields)
     return tuple(values.index(known[name]) for name, values in strategy.space.items())
 
 
 class Shortlist:
-    """The tiles of one strategy, and their neighbours.
+    """The shortlisted tiles of one strategy, and their neighbours.
 
     Attributes
     ----------
     strategy : Strategy
     tiles : sequence of Placed
-        In the order of the space.
+        The tiles, in the order of the space.
     """
 
     def __init__(self, strategy: Strategy, tiles: Sequence[Tile]) -> None:
@@ -48,7 +48,7 @@ class Shortlist:
         self._near: dict[tuple[int, ...], list[Placed]] = {}
 
     def near(self, place: tuple[int, ...]) -> list[Placed]:
-        """The tiles that differ from one by a step of one field."""
+        """The tiles that differ from the tile at that place by one step in one field."""
         if place not in self._near:
             space = self.strategy.space
             moved = [
@@ -69,7 +69,7 @@ _kept: dict[int, tuple[Strategy, Shortlist]] = {}
 
 
 def shortlist_of(strategy: Strategy) -> Shortlist:
-    """The shortlist of a strategy; all of its space where nobody has made one."""
+    """The shortlist of a strategy; all tiles of its space if ``shortlist.json`` has none for it."""
     kept = _kept.get(id(strategy))
     if kept is None or kept[0] is not strategy:
         listed = _document().get(strategy.op, {}).get(strategy.name)

@@ -1,6 +1,6 @@
-"""The tiling table: which tile a problem was tuned to. The whole format, in one file: read, merge, write.
+"""The tiling table, which stores the tuned tile of each problem: its file format, reading, merging and writing.
 
-A table is a JSON file for one device, one line for each entry, sorted, so that a diff reads well::
+A table is a JSON file for one device. Each entry is one line, and the lines are sorted, which keeps diffs readable::
 
     {"schema": "cunorm-tiling/1",
      "device": {"name": "NVIDIA H200", "compute_capability": "9.0", "multiprocessors": 132, ...},
@@ -11,10 +11,11 @@ A table is a JSON file for one device, one line for each entry, sorted, so that 
        "tile": {"chunk": 1024, "threads": 512}, "source": "measured", "kernel": "9f2c1a7be01d4c33", "time_us": ...},
       ...]}
 
-The sizes have the names of the op's `OpSpec.sizes`: LayerNorm has rows and length. What selects code is in an entry's
-key: ``beta_dtype``, ``stats_dtype`` and ``types`` stand there where they are not what the op would have
-anyway. An entry says what it rests on: ``source`` is "measured" (on that device) or "model" (predicted, never timed).
-Fields that this version does not know are kept on a rewrite, and so are entries that it cannot read.
+The sizes have the names in the op's `OpSpec.sizes`: LayerNorm has rows and length. The key of an entry contains
+everything that selects code. ``gamma_dtype``, ``beta_dtype``, ``types`` and ``activation`` are stored if the problem
+has them, ``layout`` if the op has several, and ``stats_dtype`` if it is not the accumulator's dtype. ``source`` is
+"measured" (on that device) or "model" (predicted, never timed). When a table is rewritten, fields that this version
+does not know and entries that it cannot read are kept.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from cunorm.core.strategy import Tile
 
 from . import table_file
 
-#: What two problems have in common that differ in sizes and dtypes of parameters alone.
+#: The part of a problem without its sizes and the dtypes of parameters and statistics.
 Kind = tuple[str, str, str, tuple[str, ...], str | None]
 #: N, C, HxW and group.
 Sizes = tuple[int, int, int, int]
 
 MEASURED, MODEL = "measured", "model"
 MOST_MICROSECONDS = 1e15
-LARGEST = 2**60  # a size; what kernels can count
-COUNTS = ("int32", "int64")  # dtypes of whole numbers
-#: What names in a file are made of: they are printed, and none may steer a terminal.
+LARGEST = 2**60  # largest size: kernels count in 64 bits
+COUNTS = ("int32", "int64")  # integer dtypes
+#: The legal characters of names in a file. Names are printed, so they must not contain terminal escape sequences.
 _WORDS = re.compile(r"[A-Za-z0-9_,]*")
 _KEY = ("op", "dtype", "gamma_dtype", "beta_dtype", "stats_dtype", "types", "layout", "outputs", "activation")
-#: Fields that the library and its tuner give a meaning, besides the key's; others are somebody else's, and kept.
+#: Fields besides the key's that the library and its tuner define. Other fields are foreign and are kept.
 FACTS = (
     "strategy", "tile", "source", "kernel", "time_us", "q25_us", "q75_us", "samples", "default_us", "predicted_us",
     "gigabytes_per_s", "roofline", "trials", "runner_up", "default", "verified",
@@ -55,18 +56,18 @@ FACTS = (
 
 
 def shown(value: object, most: int = 80) -> str:
-    """What a file says, for people: cut short, and without anything that steers a terminal."""
+    """A value from a file as printable ASCII text of limited length, without terminal escape sequences."""
     text = value if isinstance(value, str) else repr(value)
     return ascii(text[:most])[1:-1] + ("..." if len(text) > most else "")
 
 
 def _quoted(value: object) -> str:
-    """The same with the quotes of a text."""
+    """See `shown`; a str is put in quotes."""
     return f"'{shown(value)}'" if isinstance(value, str) else shown(value)
 
 
 def microseconds(value: object) -> float | None:
-    """A time of a file: None if it is none, or no time at all."""
+    """A time from a file; None if it is absent or not a valid time."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST_MICROSECONDS:
         return None
     return float(value)
@@ -79,13 +80,13 @@ class Entry:
     Attributes
     ----------
     problem : Problem
-        In its canonical form: the key.
+        The key, in its canonical form.
     tile : Tile
     source : {"measured", "model"}
     kernel : str
-        Digest of the text that was tuned, see `cunorm.jit.sources.kernel_digest`.
+        Digest of the kernels that were tuned, see `cunorm.jit.sources.kernel_digest`.
     facts : mapping
-        The other fields: times in microseconds, what else the file had.
+        The other fields of the entry, such as times in microseconds.
     """
 
     problem: Problem
@@ -96,26 +97,26 @@ class Entry:
 
     @property
     def microseconds(self) -> float | None:
-        """The time that was measured, or predicted; None if the file does not say."""
+        """The measured or predicted time; None if the entry has none."""
         return microseconds(self.facts.get("time_us" if self.source == MEASURED else "predicted_us"))
 
 
 def sizes_of(op: str) -> Mapping[str, str]:
-    """The sizes of an op's entries: name in the file -> name in the problem; none for an op of another version."""
+    """The sizes of an op's entries: name in the file -> field of `Problem`; empty for an unknown op."""
     return OPS[op].sizes if op in OPS else {}
 
 
 def is_unknown(raw: Any) -> bool:
-    """Whether an entry is of an op of another version, which is nobody's fault."""
+    """Whether an entry is for an op that only another version has. That is not a fault of the table."""
     op = raw.get("op") if isinstance(raw, dict) else None
     return isinstance(op, str) and _WORDS.fullmatch(op) is not None and op not in OPS
 
 
-# ---- where an entry is found ----------------------------------------------------------------------------------------
+# ---- look-up keys of entries ----------------------------------------------------------------------------------------
 
 
 def place_of(problem: Problem) -> tuple[Kind, Sizes]:
-    """What the entries of a problem are found by: all of it but the dtypes of parameters and statistics."""
+    """The look-up key of a problem's entries: everything except the dtypes of parameters and statistics."""
     kind = (problem.op, problem.dtype, problem.layout, problem.outputs, problem.activation)
     return kind, (problem.N, problem.C, problem.HxW, problem.group)
 
@@ -127,7 +128,7 @@ def _outputs(text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _columns(spec: OpSpec) -> tuple[str | None, ...]:
-    """Where an entry of the op has N, C, HxW and group."""
+    """The names of the fields that contain N, C, HxW and group in an entry of the op; None: the size is 1."""
     names = {attribute: name for name, attribute in spec.sizes.items()}
     if spec.channelwise:
         names["group"] = names["C"]
@@ -135,12 +136,12 @@ def _columns(spec: OpSpec) -> tuple[str | None, ...]:
 
 
 def raw_place(raw: Any) -> tuple[Kind, Sizes]:
-    """The same of an entry of a file, as cheaply as it can be had: nothing else of the entry is looked at.
+    """The look-up key of an entry of a file. To be fast, no other field of the entry is checked.
 
     Raises
     ------
     TypeError, ValueError, KeyError
-        If it cannot be had; `entry_of` says why.
+        If the entry has no valid key; the message of `entry_of` says why.
     """
     op, dtype, layout, activation = raw["op"], raw["dtype"], raw.get("layout", LAYOUTS[0]), raw.get("activation")
     if type(dtype) is not str or type(layout) is not str or type(activation) not in (str, type(None)):
@@ -151,12 +152,12 @@ def raw_place(raw: Any) -> tuple[Kind, Sizes]:
             raise ValueError
     if C % group:
         raise ValueError
-    if layout == LAYOUTS[1] and (HxW == 1 or C == 1):  # as Problem.canonical
+    if layout == LAYOUTS[1] and (HxW == 1 or C == 1):  # see Problem.canonical
         layout = LAYOUTS[0]
     return (op, dtype, layout, _outputs(raw["outputs"]), activation), (N, C, HxW, group)
 
 
-# ---- reading and writing one ----------------------------------------------------------------------------------------
+# ---- reading and writing an entry -----------------------------------------------------------------------------------
 
 
 def _text(raw: Mapping[str, Any], name: str, allowed: Iterable[str] | None = None) -> str:
@@ -170,10 +171,10 @@ def _text(raw: Mapping[str, Any], name: str, allowed: Iterable[str] | None = Non
 
 
 def problem_of(raw: Mapping[str, Any]) -> Problem:
-    """The problem that the key of an entry names; ValueError says what is wrong with it."""
+    """The problem of an entry's key (ValueError if the key is wrong)."""
     op, dtype = _text(raw, "op"), _text(raw, "dtype", ITEMSIZE)
     if not sizes_of(op):
-        raise ValueError(f"op is {_quoted(op)}, which this version does not know; it knows {', '.join(OPS)}")
+        raise ValueError(f"op is {_quoted(op)}, which this version does not know; expected one of {', '.join(OPS)}")
     found: dict[str, Any] = {"N": 1, "C": 1, "HxW": 1, "group": 1}
     for name, attribute in sizes_of(op).items():
         value = raw.get(name)
@@ -191,7 +192,7 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
     if not isinstance(types, dict) or not all(
         _WORDS.fullmatch(name) and value in (*ITEMSIZE, *COUNTS) for name, value in types.items()
     ):
-        raise ValueError(f"types is {_quoted(types)}, expected names of dtypes by names of arrays")
+        raise ValueError(f"types is {_quoted(types)}, expected an object from names of arrays to names of dtypes")
     others = tuple((f"{name}_t", value) for name, value in types.items())
     activation = _text(raw, "activation", ACTIVATIONS) if "activation" in raw else None
     if activation is not None and not OPS[op].activations:
@@ -204,7 +205,7 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
 
 
 def key_of(problem: Problem) -> dict[str, Any]:
-    """The fields that name a problem, as `problem_of` reads them."""
+    """The key of a problem's entry: the fields that `problem_of` reads."""
     key: dict[str, Any] = {"op": problem.op, "dtype": problem.dtype}
     key |= {name: value for name in ("gamma_dtype", "beta_dtype") if (value := getattr(problem, name)) is not None}
     if problem.stats_dtype != accumulator(problem.dtype):
@@ -220,13 +221,13 @@ def key_of(problem: Problem) -> dict[str, Any]:
 
 
 def entry_of(raw: Any) -> Entry:
-    """An entry of a file; ValueError says what is wrong with it."""
+    """The entry that a JSON object of a file contains (ValueError if it is wrong)."""
     if not isinstance(raw, dict):
         raise ValueError(f"a {type(raw).__name__}, expected an object")
     problem = problem_of(raw)
     tile = raw.get("tile")
     if not isinstance(tile, dict) or not all(map(_WORDS.fullmatch, tile)):
-        raise ValueError(f"tile is {_quoted(tile)}, expected an object of fields and numbers")
+        raise ValueError(f"tile is {_quoted(tile)}, expected an object with the fields of the tile")
     source, kernel = _text(raw, "source", (MEASURED, MODEL)), _text(raw, "kernel")
     named = {*_KEY, *sizes_of(problem.op), "strategy", "tile", "source", "kernel"}
     facts = {name: value for name, value in raw.items() if name not in named}
@@ -234,13 +235,13 @@ def entry_of(raw: Any) -> Entry:
 
 
 def raw_of(entry: Entry) -> dict[str, Any]:
-    """The line of an entry."""
+    """The JSON object of an entry."""
     chosen = {"strategy": entry.tile.strategy, "tile": entry.tile.as_dict(), "source": entry.source}
     return key_of(entry.problem) | chosen | {"kernel": entry.kernel} | dict(entry.facts)
 
 
 def order_of(entry: Entry) -> tuple[Any, ...]:
-    """What a file's entries are sorted by: op, dtype, layout, sizes, then what else is in the key."""
+    """The sort key of the entries in a file: op, dtype, layout, sizes, then the rest of the key."""
     one = entry.problem
     sizes = (one.N, one.C, one.HxW, one.group)
     dtypes = [one.gamma_dtype or "", one.beta_dtype or "", one.stats_dtype]
@@ -252,17 +253,17 @@ SCHEMA = "cunorm-tiling/1"
 
 @dataclass
 class Table:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes
     ----------
     device, software : dict
-        As in the file.
+        The fields of that name in the file.
     entries : dict of Problem to Entry
     kept : list
-        Entries that this version cannot read, as they came.
+        Unchanged entries that this version cannot read.
     faults : list of str
-        What is wrong with them.
+        Error messages for the faulty entries in ``kept``.
     rest : dict
         Fields of the file that this version does not know.
     """
@@ -276,7 +277,7 @@ class Table:
 
 
 def device_facts(device: Device) -> dict[str, Any]:
-    """What a table says of its device."""
+    """The field ``device`` of a table for that device."""
     return {
         "name": device.name,
         "compute_capability": "{}.{}".format(*device.compute_capability),
@@ -286,25 +287,25 @@ def device_facts(device: Device) -> dict[str, Any]:
     }
 
 
-#: What makes a device that device: a slice of one has fewer multiprocessors.
+#: The facts that identify a device. A slice of a GPU (MIG) has fewer multiprocessors, so it is another device.
 _IDENTITY = ("name", "compute_capability", "multiprocessors")
 
 
 class _OfDevice(Protocol):
-    """Whatever says which device it is of."""
+    """An object with the field ``device`` of a table."""
 
     @property
     def device(self) -> dict[str, Any]: ...
 
 
 def for_device(table: _OfDevice, device: Device) -> bool:
-    """Whether the table is of that device; a table of another is never launched from."""
+    """Whether the table is for that device. Calls never use a table for another device."""
     facts = device_facts(device)
     return all(table.device.get(name) == facts[name] for name in _IDENTITY)
 
 
 def slug(device: Device) -> str:
-    """The stem of a device's table in a folder: ``nvidia_h200_sm_90_132``."""
+    """The file name of a device's table, without suffix: ``nvidia_h200_sm_90_132``."""
     words = "".join(letter if letter.isalnum() else " " for letter in device.name.lower()).split()
     return "_".join([*words, device.architecture, str(device.multiprocessors)])
 
@@ -313,35 +314,35 @@ def slug(device: Device) -> str:
 
 
 def load(path: str | Path) -> Table:
-    """The table in a file with its entries as they came: all of them are in `Table.kept`, and none is checked.
+    """The table in a file with unchecked entries: all of them are in `Table.kept`.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     TableError
-        If it is no table, too large for one, or one of a newer schema; the sentence names the file.
+        If the file is not a table, is too large, or has another schema; the text names the file.
     """
     path = Path(path)
     data = table_file.contents(path)
     try:
-        raw = json.loads(data, parse_constant=lambda _: None)  # NaN and infinity are no JSON, and no times
+        raw = json.loads(data, parse_constant=lambda _: None)  # NaN and infinity are neither JSON nor valid times
     except (RecursionError, ValueError) as error:
-        state = "empty" if not data.strip() else "no JSON, or cut short"
+        state = "empty" if not data.strip() else "not JSON, or cut short"
         raise TableError(f"{path}: {state}: {error}") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("schema"), str):
-        raise TableError(f'{path}: no tiling table: it has no "schema"')
+        raise TableError(f'{path}: not a tiling table: it has no "schema"')
     if raw["schema"] != SCHEMA:
-        raise TableError(f"{path}: schema '{shown(raw['schema'])}', this version of cunorm reads {SCHEMA!r}")
+        raise TableError(f"{path}: schema '{shown(raw['schema'])}', expected {SCHEMA!r}; use the cunorm that wrote it")
     device, software, entries = (raw.get(name) for name in ("device", "software", "entries"))
     if not isinstance(device, dict) or not isinstance(entries, list):
-        raise TableError(f'{path}: no tiling table: it needs a "device" and a list of "entries"')
+        raise TableError(f'{path}: not a tiling table: expected an object "device" and a list "entries"')
     rest = {name: raw[name] for name in raw if name not in ("schema", "device", "software", "entries")}
     return Table(device, software if isinstance(software, dict) else {}, kept=entries, rest=rest)
 
 
 def checked(loaded: Table) -> Table:
-    """A table from `load` with every entry checked. Those that cannot be read stay in `Table.kept`."""
+    """A table from `load` with every entry checked. Unreadable entries stay in `Table.kept`."""
     table = replace(loaded, entries={}, kept=[], faults=[])
     for number, one in enumerate(loaded.kept, 1):
         if is_unknown(one):
@@ -353,18 +354,18 @@ def checked(loaded: Table) -> Table:
             table.faults.append(f"entry {number}: {error}")
             table.kept.append(one)
         else:
-            # Twice the same problem: as a merge of two texts leaves it.
+            # A problem may occur twice, for example after a textual merge of two files.
             table.entries[entry.problem] = better(table.entries.get(entry.problem, entry), entry)
     return table
 
 
 def read(path: str | Path) -> Table:
-    """The table in a file. Entries that cannot be read are kept aside, see `Table.faults`.
+    """The table in a file, with its entries checked. For unreadable entries see `Table.kept` and `Table.faults`.
 
     Raises
     ------
     OSError, TableError
-        As `load`.
+        See `load`.
     """
     return checked(load(path))
 
@@ -384,7 +385,7 @@ def _lines(table: Table) -> Iterator[str]:
 
 
 def better(one: Entry, other: Entry, stale: Callable[[Entry], bool] = lambda _: False) -> Entry:
-    """The one of two entries of a problem to keep: measured before modelled, fresh before stale, then the faster."""
+    """The better of two entries of a problem: measured before modelled, then fresh before stale, then the faster."""
 
     def rank(entry: Entry) -> tuple[bool, bool, float]:
         return entry.source != MEASURED, stale(entry), entry.microseconds or float("inf")
@@ -393,19 +394,19 @@ def better(one: Entry, other: Entry, stale: Callable[[Entry], bool] = lambda _: 
 
 
 def merged(tables: Iterable[Table], stale: Callable[[Entry], bool] = lambda _: False) -> Table:
-    """Tables of one device as one: of each problem the better entry, see `better`.
+    """Merge tables of one device into one table with the better entry of each problem, see `better`.
 
     Raises
     ------
     TableError
-        If they are of several devices.
+        If the tables are for different devices.
     """
     first, *others = tables
     found = Table(first.device, first.software, dict(first.entries), [*first.kept], [*first.faults], first.rest)
     for table in others:
         if any(table.device.get(name) != first.device.get(name) for name in _IDENTITY):
             names = " and ".join(shown(one.device.get("name")) for one in (first, table))
-            raise TableError(f"tables of different devices: {names}; a table has one, merge those of each apart")
+            raise TableError(f"tables of different devices: {names}; merge the tables of each device separately")
         for problem, entry in table.entries.items():
             old = found.entries.get(problem)
             found.entries[problem] = entry if old is None else better(old, entry, stale)
@@ -418,21 +419,22 @@ def merged(tables: Iterable[Table], stale: Callable[[Entry], bool] = lambda _: F
 def merge_files(
     paths: Sequence[str | Path], output: str | Path, stale: Callable[[Entry], bool] = lambda _: False
 ) -> tuple[Table, int]:
-    """Merge the tables of some files into another, which may be one of them; see `merged`.
+    """Merge the tables of some files into an output file, which may be one of them; see `merged`.
 
-    Returns the table as it was written, and how many entries all the files had.
+    Returns the table as it was written, and the number of entries in all the files.
 
     Raises
     ------
     OSError, TableError
-        If a file cannot be read or written, is no table (the output too), or they are of several devices.
+        If a file cannot be read or written or is not a table (an existing output included), or if the tables are for
+        different devices.
     """
     path = table_file.target(output)
     if not path.parent.is_dir():
         raise TableError(f"{output}: no folder {path.parent}")
     files = [*paths, *([path] if path.exists() else [])]
-    merged(map(read, files), stale)  # whether it can be done, before anything is made
-    with table_file.locked(path):  # which may be among them, and a tuner's
+    merged(map(read, files), stale)  # raises its errors before anything is written
+    with table_file.locked(path):  # files are read again: one may be the output, to which a tuner may write
         tables = [read(one) for one in paths]
         made = merged(tables, stale)
         table_file.write(path, _lines(made))
@@ -440,17 +442,17 @@ def merge_files(
 
 
 def update(path: str | Path, device: Device, software: Mapping[str, Any], entries: Iterable[Entry]) -> Table:
-    """Put entries into the table of a file, which is made if there is none; returns the table as it is now.
+    """Add entries to the table in a file, which is created if missing; return the table as it was written.
 
-    A fresh measurement replaces what is there; a modelled entry never replaces a measured one. What others wrote in
-    the meantime stays.
+    A new entry replaces the old one, except that a modelled entry never replaces a measured one. Entries that other
+    processes wrote in the meantime are kept.
 
     Raises
     ------
     OSError
         If the file cannot be read or written.
     TableError
-        If it is no table, of another device, or another process does not let go of it: it is left as it is.
+        If the file is not a table, is for another device, or is locked by another process. The file is not changed.
     """
     path = table_file.target(path)
     with table_file.locked(path):

@@ -1,4 +1,4 @@
-"""Writes the file of a tiling table: one writer at a time, and whole or not at all."""
+"""The file of a tiling table: writers lock it and replace it atomically."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from cunorm.core import cache
 from cunorm.core.errors import TableError
 from cunorm.core.files import write_whole
 
-LOCK_SECONDS = 60  # that a writer waits for another
-#: Of a table's file: some 150,000 entries. A larger one is read in no call.
+LOCK_SECONDS = 60  # for which a writer waits for another writer
+#: Maximum size of a table's file: some 150,000 entries. A larger file is never read.
 MOST_BYTES = 64 << 20
 
 
 def target(path: str | Path) -> Path:
-    """The file that a table is written to: a link stays one.
+    """The file to which a table is written. Of a symbolic link it is the target, so that the link is kept.
 
     Raises
     ------
     TableError
-        If it cannot be a table's: a folder, a pipe, a link to itself.
+        If it is not a regular file (a folder, a pipe), or is a link to itself.
     """
     try:
         found = Path(path).resolve()
         if found.exists() and not found.is_file():
-            raise TableError(f"{path}: no regular file")
+            raise TableError(f"{path}: not a regular file")
     except (OSError, RuntimeError) as error:
         raise TableError(f"{path}: {error}") from None
     return found
 
 
 def contents(path: Path) -> bytes:
-    """What is in the file.
+    """The contents of the file.
 
     Raises
     ------
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     TableError
-        If it is larger than `MOST_BYTES`, or no file.
+        If the file is larger than `MOST_BYTES`, or not a regular file.
     """
     if path.exists() and not path.is_file():
-        raise TableError(f"{path}: no regular file")
+        raise TableError(f"{path}: not a regular file")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(MOST_BYTES + 1) if size <= MOST_BYTES else b""
@@ -55,12 +55,12 @@ def contents(path: Path) -> bytes:
 
 
 def check_writable(path: Path) -> None:
-    """Whether the file can be written, before anybody works for what is to be in it.
+    """Check that the file can be written, before its contents are computed.
 
     Raises
     ------
     TableError
-        If it cannot.
+        If the file cannot be written.
     """
     import tempfile
 
@@ -70,47 +70,47 @@ def check_writable(path: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"):
             pass
         if os.path.exists(lock) and not os.access(lock, os.R_OK | os.W_OK):
-            raise PermissionError(errno.EACCES, f"{lock} is somebody else's")
+            raise PermissionError(errno.EACCES, f"no permission to read and write {lock}")
     except OSError as error:
         raise TableError(f"{path}: cannot be written: {error.strerror or error}; name another file") from None
 
 
 def _lock_of(path: Path) -> str:
-    """The file that is locked while a table is written."""
+    """The path of the lock file that is held while a table is written."""
     name = f"{path}.lock"
-    if os.path.islink(name):  # filelock would refuse it, in the system's words
-        raise TableError(f"{path}: {name} is a link, expected the lock's own file; delete it")
+    if os.path.islink(name):  # filelock would refuse it too, but with an unclear message
+        raise TableError(f"{path}: {name} is a link, expected a regular lock file; delete it")
     return name
 
 
 def write(path: Path, lines: Iterable[str]) -> None:
-    """Replace the file as a whole: whoever reads it sees the old one or the new one. Under the lock.
+    """Replace the file atomically: a reader sees the old or the new contents. The caller holds the lock.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     TableError
-        If it would be larger than `MOST_BYTES`: nothing would read it.
+        If the file would be larger than `MOST_BYTES`, and so could not be read.
     """
-    import glob  # here, as filelock below: whoever only reads tables need not wait for them
+    import glob  # imported here, as filelock below, because calls that only read tables do not need it
 
     text = "\n".join(lines) + "\n"
     if len(text) > MOST_BYTES:
-        raise TableError(f"{path}: would have {len(text) / 2**20:.0f} MiB, expected at most {MOST_BYTES >> 20}")
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a writer that was killed
+        raise TableError(f"{path}: would be {len(text) / 2**20:.0f} MiB, expected at most {MOST_BYTES >> 20}")
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # left by a killed writer
         left.unlink(missing_ok=True)
     write_whole(path, text, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644, lasting=True)
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a table's file; its folder is made if it is not there.
+    """Hold the lock of a table's file; its folder is created if missing.
 
     Raises
     ------
     TableError
-        If another process does not let go of it, or a link lies in its place.
+        If another process holds the lock for more than `LOCK_SECONDS`, or the lock file is a link.
     OSError
         If the folder cannot be written.
     """
@@ -125,7 +125,7 @@ def locked(path: Path) -> Iterator[None]:
         lock = filelock.SoftFileLock(name, timeout=LOCK_SECONDS)
         lock.acquire()
     except filelock.Timeout:
-        raise TableError(f"{path}: another process has held {name} for {LOCK_SECONDS} s") from None
+        raise TableError(f"{path}: another process has held {name} for {LOCK_SECONDS} s; try again later") from None
     try:
         yield
     finally:

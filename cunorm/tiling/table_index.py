@@ -1,4 +1,4 @@
-"""A tiling table as calls ask it: found by sizes, and checked where somebody looks."""
+"""An index of a tiling table for calls: entries are found by sizes and checked on first use."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Stamp = tuple[Path, int, int]
 
 @functools.lru_cache(maxsize=1024)
 def warn(stamped: Stamp, sentence: str) -> None:
-    """Say it, once for each state of the file."""
+    """Issue a `TableWarning`, once per state of the file."""
     warnings.warn(f"{sentence}; calls go on without it", TableWarning, stacklevel=2)
 
 
 class Indexed:
-    """A table as calls ask it. An entry is checked when somebody looks at it: most of a large table never are.
+    """An index of a table. An entry is checked on first use, because most entries of a large table are never used.
 
     Attributes
     ----------
     device : dict
-        As in the file.
+        The field ``device`` of the file.
     kinds : dict
-        Numbers of entries by what `table.raw_place` finds them by: first the kind, then the sizes.
+        Indices of entries by the key that `table.raw_place` returns: first by kind, then by sizes.
     """
 
     def __init__(self, stamped: Stamp, loaded: Table) -> None:
@@ -50,7 +50,7 @@ class Indexed:
 
     @lazy
     def table(self) -> Table:
-        """The whole table, every entry checked."""
+        """The whole table with every entry checked."""
         found = table.checked(self._loaded)
         if found.faults:
             more = f" and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
@@ -58,7 +58,7 @@ class Indexed:
         return found
 
     def _entry(self, number: int) -> Entry | None:
-        """An entry, checked at the first look; None if it cannot be read, with a word if it is the first of them."""
+        """An entry, checked on first use; None if it is unreadable. The first unreadable entry causes a warning."""
         if number not in self._entries:
             try:
                 self._entries[number] = entry_of(self._loaded.kept[number])
@@ -70,7 +70,7 @@ class Indexed:
         return self._entries[number]
 
     def entries(self, kind: Kind, sizes: Sizes) -> list[Entry]:
-        """The entries of these sizes: of several of one problem the best."""
+        """The entries with these sizes; of several entries of one problem, the best."""
         found: dict[Problem, Entry] = {}
         for number in self.kinds.get(kind, {}).get(sizes, ()):
             if (entry := self._entry(number)) is not None:

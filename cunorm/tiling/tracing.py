@@ -1,12 +1,12 @@
-"""Takes down the problems that an application runs, for ``cunorm tune --from-trace``: `trace`, ``CUNORM_TRACE``.
+"""Records the problems that an application runs, for ``cunorm tune --from-trace``: `trace`, ``CUNORM_TRACE``.
 
-A trace is a file of lines, each the key of a problem as tiling tables write it, and how often it ran::
+A trace is a text file. Each line contains the key of a problem, as in a tiling table, and its number of calls::
 
     {"op": "group_norm", "dtype": "float32", "layout": "NCHW", "outputs": "y,mean,rstd", "N": 2, ..., "calls": 17}
 
-A problem's first call is written at once, so that a killed process leaves what it ran; the others are added up, and
-written at the end. Several processes may write to one file: the counts of a problem's lines are added by the reader.
-A forked child counts its own calls alone, from nought.
+The first call of a problem is written at once, so that the trace of a killed process contains its problems. Later calls
+are counted, and the counts are written at the end. Several processes may write to one file: the reader adds the counts
+of all lines of a problem. A forked child counts only its own calls, from 0.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from cunorm.core.problem import Problem
 
 from .table import key_of, problem_of, shown
 
-#: Of a number in a trace: the largest size has 19.
+#: Maximum number of digits of a number in a trace; the largest size has 19.
 MOST_DIGITS = 20
 
 
 class _Trace:
-    """A file that takes problems down."""
+    """A file in which problems are recorded."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()  # whoever goes to another folder later still writes to this file
+        self.path = path.absolute()  # valid after a later change of the working directory
         self.renew()
-        self._append([])  # so that a path that cannot be written is an error here, and not in some call
+        self._append([])  # a path that cannot be written raises here, not in a call
         self._close_in_workers()
 
     def renew(self) -> None:
-        """Begin at nought, with a lock that nobody holds."""
+        """Reset the counts, and create a new lock."""
         self._lock = threading.RLock()  # a signal handler may make a call while this thread records one
         self._calls: Counter[Problem] = Counter()
         self._seen: set[Problem] = set()
 
     def _append(self, lines: list[str]) -> None:
         if self.path.exists() and not self.path.is_file():
-            raise OSError(errno.EINVAL, "no regular file")
-        # To open a pipe waits for its reader, unless told not to: one may have taken the file's place.
+            raise OSError(errno.EINVAL, "not a regular file")
+        # O_NONBLOCK: a pipe may have replaced the file, and opening a pipe would wait for its reader.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
         handle = os.open(self.path, flags, 0o644)
         try:
-            # One write to the end of the file: lines of several processes do not mix.
+            # A single write in append mode: the lines of several processes do not mix.
             os.write(handle, "".join(f"{line}\n" for line in lines).encode())
         finally:
             os.close(handle)
 
     def _close_in_workers(self) -> None:
-        """Have workers of ``multiprocessing`` close the trace: they end without the parent's exit handlers."""
-        from multiprocessing import util  # here, for few processes trace
+        """Make ``multiprocessing`` workers close the trace at their end: they do not run the parent's exit handlers."""
+        from multiprocessing import util  # imported here, because few processes trace
 
         def at_exit(trace: _Trace) -> None:
             if trace in _traces:
@@ -79,18 +79,22 @@ class _Trace:
             self._try([_line(problem, 1)])
 
     def close(self) -> None:
-        """Write what was counted; a second time there is nothing left to write."""
+        """Write the counted calls. A second call writes nothing."""
         with self._lock:
             if self._calls:
                 self._try([_line(problem, calls) for problem, calls in self._calls.items()])
                 self._calls.clear()
 
     def _try(self, lines: list[str]) -> None:
-        """Append, or say why not: a call must not fail for its trace."""
+        """Append lines, or warn: a call must not fail because of its trace."""
         try:
             self._append(lines)
         except OSError as error:
-            warnings.warn(f"trace: {self.path}: {error.strerror or error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"trace: {self.path}: {error.strerror or error}; calls are missing from the trace",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _line(problem: Problem, calls: int) -> str:
@@ -98,12 +102,12 @@ def _line(problem: Problem, calls: int) -> str:
 
 
 _traces: list[_Trace] = []
-#: What to call when a trace begins: calls that are remembered would not be seen.
+#: Functions to call when a trace begins. They clear the caches of checked calls: cached calls are not recorded.
 on_begin: list[Callable[[], None]] = []
 
 
 def _renew_all() -> None:
-    """In a forked child: the parent writes what was counted, and no thread is left to let go of a lock."""
+    """Reset the traces in a forked child: the parent writes the counts, and its threads may hold the locks."""
     for one in tuple(_traces):
         one.renew()
 
@@ -113,12 +117,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def active() -> bool:
-    """Whether calls are to be recorded."""
+    """Whether calls are recorded."""
     return bool(_traces)
 
 
 def record(problem: Problem) -> None:
-    """Take a call down in every trace."""
+    """Record a call in all traces."""
     for one in tuple(_traces):
         one.record(problem)
 
@@ -133,17 +137,17 @@ def _begin(path: Path) -> _Trace:
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Take down the problems that run inside, in all threads; calls are checked anew each time, so they are slower.
+    """Record the problems that run inside, in all threads. Calls are slower, because each is checked anew.
 
     Parameters
     ----------
     path : str or path
-        A file, which is made, or added to. Hand it to ``cunorm tune --from-trace``.
+        A file, which is created or appended to. Pass it to ``cunorm tune --from-trace``.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     made = _begin(Path(path))
     try:
@@ -163,12 +167,12 @@ def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"{shown(name)} is there more than once")
+        raise ValueError(f"{shown(name)} occurs more than once")
     return found
 
 
 def _counted(line: str) -> tuple[Problem, int]:
-    """The problem of a line and its calls; ValueError says what is wrong with it."""
+    """The problem of a line and its number of calls (ValueError if the line is wrong)."""
     raw = json.loads(line, parse_int=_whole, object_pairs_hook=_fields)
     if not isinstance(raw, dict):
         raise ValueError(f"a {type(raw).__name__}, expected an object")
@@ -181,24 +185,24 @@ def _counted(line: str) -> tuple[Problem, int]:
 def read(
     path: str | os.PathLike[str], fault: Callable[[Problem], str | None] = lambda problem: None
 ) -> dict[Problem, int]:
-    """The problems of a trace, the most frequent first, with how often each ran.
+    """The problems of a trace and their numbers of calls, the most frequent first.
 
     Parameters
     ----------
     path : str or path
     fault : callable, optional
-        Says of a problem what no call could have; None where nothing is wrong.
+        Problem -> error message if no call can have this problem, else None.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     TraceError
-        If a line is none of a trace; a last line that was cut short is passed over.
+        If the file is not regular, or a line is wrong. An incomplete last line is skipped.
     """
     found: Counter[Problem] = Counter()
     if Path(path).exists() and not Path(path).is_file():
-        raise TraceError(f"{path}: no regular file")
+        raise TraceError(f"{path}: not a regular file")
     text = Path(path).read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
@@ -218,14 +222,14 @@ def read(
 
 
 def _from_environment() -> None:
-    """Begin the trace that ``CUNORM_TRACE`` names, which ends with the process."""
+    """Begin the trace that ``CUNORM_TRACE`` names. It ends with the process."""
     path = settings.trace()
     if path is None:
         return
     try:
         atexit.register(_begin(path).close)
     except OSError as error:
-        sentence = f"CUNORM_TRACE: {path}: {error.strerror or error}; nothing is traced"
+        sentence = f"CUNORM_TRACE: {path}: {error.strerror or error}; nothing is traced; name another file"
         warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 

@@ -1,10 +1,10 @@
-// Reuse distances of a trace of 32-byte sectors: how many other sectors are touched between two accesses to one. C
-// headers only, as in the runtime.
+// Reuse distances of a trace of 32-byte sectors: the number of other sectors that are accessed between two accesses to
+// the same sector. Includes only C headers, as the runtime does.
 //
-// The stack distance is counted on a line of time: a bit marks the latest access to each sector, and the marks behind a
-// sector's own are the distance (Bennett and Kruskal, "LRU stack processing", IBM J. Res. Dev. 19, 1975). Their number
-// is kept in a Fenwick tree over words of 64 bits, small enough for a cache. When time runs out the marks are moved
-// together, so memory goes by sectors, not by accesses.
+// The stack distance is counted on a time line with one bit per access. A set bit marks the latest access to a sector,
+// and the number of marks after a sector's own mark is the distance (Bennett and Kruskal, "LRU stack processing", IBM J.
+// Res. Dev. 19, 1975). A Fenwick tree over words of 64 bits counts the marks; it is small enough for a cache. When the
+// time line is full, the marks are moved together, so memory grows with the number of sectors, not of accesses.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t word_bits = 64, least_times = 1u << 20;
 
-// struct Trace in counters.h.
+// Same layout as struct Trace in counters.h.
 struct Access {
     uint64_t sector;
     uint32_t block;
@@ -21,17 +21,17 @@ struct Access {
 };
 
 struct Reuse {
-    // Sectors by number, from 1: an open-addressing table of those numbers.
+    // Sectors are numbered from 1. `table` is an open-addressing hash table of these numbers.
     uint64_t slots, sectors, capacity;
     uint32_t* table;
-    uint64_t* sector;    // by number
-    uint32_t* last;      // its mark; 0: none
-    uint64_t* taker[2];  // which block of which launch loaded, and stored, it last
+    uint64_t* sector;    // sector by number
+    uint32_t* last;      // time of its mark by number; 0: none
+    uint64_t* taker[2];  // by number: the launch and block that last loaded, and that last stored, the sector
 
     uint64_t times, now, live, turn;
     uint64_t* marks;
-    uint32_t* counts;  // Fenwick tree, by word from 1
-    uint32_t* owner;   // of each mark
+    uint32_t* counts;  // Fenwick tree over the words of `marks`, from index 1
+    uint32_t* owner;   // number of the sector of each mark
 };
 
 template <typename T>
@@ -59,7 +59,7 @@ bool rehash(Reuse& reuse, uint64_t slots) {
     return reuse.table != nullptr;
 }
 
-// The number of a sector, a new one where it was never met; 0: no memory.
+// The number of a sector; a new sector gets a new number. 0: out of memory.
 uint32_t number_of(Reuse& reuse, uint64_t sector) {
     uint64_t at = place_of(reuse, sector);
     if (reuse.table[at] != 0) {
@@ -87,7 +87,7 @@ uint32_t number_of(Reuse& reuse, uint64_t sector) {
     return number;
 }
 
-// ---- the line of time -----------------------------------------------------------------------------------------------
+// ---- the time line --------------------------------------------------------------------------------------------------
 
 void change(Reuse& reuse, uint64_t time, uint32_t by) {
     reuse.marks[time / word_bits] ^= uint64_t(1) << time % word_bits;
@@ -96,7 +96,7 @@ void change(Reuse& reuse, uint64_t time, uint32_t by) {
     }
 }
 
-// Marks up to and including that time.
+// The number of marks up to and including that time.
 uint64_t marks_to(const Reuse& reuse, uint64_t time) {
     const uint64_t word = time / word_bits;
     uint64_t found = uint64_t(__builtin_popcountll(reuse.marks[word] << (word_bits - 1 - time % word_bits)));
@@ -106,7 +106,7 @@ uint64_t marks_to(const Reuse& reuse, uint64_t time) {
     return found;
 }
 
-// Moves the marks together, from time 1, and makes room for as many accesses again and more.
+// Moves the marks together, from time 1, and makes the time line at least four times as long as the marks.
 bool compact(Reuse& reuse) {
     uint64_t kept = 0;
     for (uint64_t time = 1; time < reuse.now; ++time) {
@@ -134,7 +134,8 @@ bool compact(Reuse& reuse) {
     return true;
 }
 
-// Marks an access; other sectors since the last one to this sector, or -1 if this is the first; -2: no memory.
+// Marks an access. Returns the number of other sectors since the last access to this sector, -1 for the first access, or
+// -2 if out of memory.
 int64_t touch(Reuse& reuse, uint32_t number) {
     if (reuse.now >= reuse.times && !compact(reuse)) {
         return -2;
@@ -171,7 +172,7 @@ CUNORM_EXPORT void cunorm_reuse_free(void* state) {
     }
 }
 
-// Null: no memory.
+// Returns null if out of memory.
 CUNORM_EXPORT void* cunorm_reuse_new() {
     Reuse* const reuse = static_cast<Reuse*>(calloc(1, sizeof(Reuse)));
     if (reuse == nullptr) {
@@ -188,15 +189,15 @@ CUNORM_EXPORT void* cunorm_reuse_new() {
     return reuse;
 }
 
-// Replays a launch behind those before it. The accesses of a block are in order; `resident` blocks advance by one access
-// in turn, and the next block takes the place of one that ends.
+// Replays a launch after the previous launches. The accesses of a block are in order; `resident` blocks advance by one
+// access in turn, and the next block replaces a block that ends.
 //
-//   fetched   by region: sectors that blocks touched, each once a block
-//   asked     by region: bytes that requests ask for, each once a request
-//   wanted    by region: whether its distances are
-//   distances takes those of loads of sectors touched before, in sectors; as many as there are accesses at most
+//   fetched   adds, by region, the sectors that blocks access, each counted once per block
+//   asked     adds, by region, the bytes that requests ask for, each counted once per request
+//   wanted    by region: whether its distances are recorded
+//   distances receives the distances, in sectors, of loads of sectors that were accessed before; space for `count`
 //
-// Returns how many distances there are; -1: no memory.
+// Returns the number of distances, or -1 if out of memory.
 CUNORM_EXPORT int64_t cunorm_reuse_launch(void* state, const Access* trace, uint64_t count, uint64_t blocks,
                                           uint64_t resident, uint64_t* fetched, uint64_t* asked, const uint8_t* wanted,
                                           uint32_t* distances) {
@@ -219,7 +220,7 @@ CUNORM_EXPORT int64_t cunorm_reuse_launch(void* state, const Access* trace, uint
             order[end[trace[i].block]++] = i;
         }
     }
-    // Block by block: numbers for the sectors, and what each block fetches.
+    // Block by block: number the sectors, and count the sectors that each block accesses.
     for (uint64_t i = 0; i < count && found == 0; ++i) {
         const Access& access = trace[order[i]];
         const uint32_t number = number_of(reuse, access.sector);
@@ -236,7 +237,7 @@ CUNORM_EXPORT int64_t cunorm_reuse_launch(void* state, const Access* trace, uint
     ++reuse.turn;
     uint64_t live = 0, started = 0;
     while (found >= 0) {
-        while (live < resident && started < blocks) {  // at the start; later only where blocks without accesses ended
+        while (live < resident && started < blocks) {  // at the start; skips blocks without accesses
             turns[live] = uint32_t(started++);
             live += next[turns[live]] < end[turns[live]];
         }

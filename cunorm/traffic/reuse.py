@@ -1,4 +1,4 @@
-"""How far apart a kernel's accesses to the same memory lie: whether a second read can still find it in a cache."""
+"""Reuse distances of a kernel's memory accesses, which show whether a second read can still hit in a cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cunorm.core import settings
 from cunorm.executors.cpu.checked import SECTOR_BYTES as SECTOR_BYTES
 from cunorm.jit import builds, cxx
 
-#: At which shares of the second reads `Reuse` keeps a distance.
+#: The shares of the second reads for which `Reuse` stores a distance.
 LEVELS: NDArray[Any] = np.linspace(0.0, 1.0, 201)
 
 
@@ -24,18 +24,18 @@ LEVELS: NDArray[Any] = np.linspace(0.0, 1.0, 201)
 class Reuse:
     """Second reads of tensors: loads of a 32-byte sector that was loaded or stored before.
 
-    The distance of one is the bytes of all other sectors touched in between (the stack distance of Mattson et al.,
-    "Evaluation techniques for storage hierarchies", IBM Systems Journal 9, 1970): a cache of that size that throws out
-    what was used longest ago still holds the sector.
+    The distance of a second read is the bytes of all other sectors that are accessed in between. It is the stack
+    distance of Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9, 1970: a cache of
+    that size with LRU replacement still contains the sector.
 
     Attributes
     ----------
     reads : int
-        Sectors that loads of tensors ask for.
+        Sectors that loads of tensors request.
     again : int
-        Those among them that were touched before.
+        The number of these sectors that were accessed before.
     distances : tuple of float
-        Bytes, at the shares `LEVELS` of the second reads; empty if there are none.
+        Quantiles of the distances at the shares `LEVELS`, bytes; empty if there are no second reads.
     """
 
     reads: int
@@ -44,7 +44,7 @@ class Reuse:
 
     @classmethod
     def of(cls, reads: int, sectors: NDArray[Any]) -> Reuse:
-        """From the distances of all second reads, in sectors."""
+        """Make it from the distances of all second reads, in sectors."""
         if not len(sectors):
             return cls(reads, 0, ())
         found = np.quantile(sectors, LEVELS) * SECTOR_BYTES
@@ -53,8 +53,9 @@ class Reuse:
     def extended(
         self, other: Reuse, line: Callable[[Any, Any], Any], apart: Callable[[Any, Any], Any] | None = None
     ) -> Reuse:
-        """Of a larger problem: all continued as lines from this one through the other, each distance by its share; or
-        the distances otherwise.
+        """Extrapolate to a larger problem, from this problem and a second, larger one.
+
+        ``line`` extrapolates the counts. ``apart``, or ``line`` if it is None, extrapolates the distance of each share.
         """
         again = round(line(self.again, other.again))
         few, many = (np.asarray(one.distances or (0.0,) * len(LEVELS)) for one in (self, other))
@@ -62,7 +63,7 @@ class Reuse:
         return Reuse(round(line(self.reads, other.reads)), again, tuple(distances.tolist()) if again else ())
 
     def within(self, nbytes: int) -> float:
-        """The share of the second reads whose distance is at most that; 1 if there are none."""
+        """The share of the second reads whose distance is at most ``nbytes``; 1 if there are none."""
         found = np.asarray(self.distances)
         below = int(np.searchsorted(found, nbytes, side="right"))
         if below == len(found):
@@ -73,22 +74,22 @@ class Reuse:
         return float(LEVELS[below - 1] + between * (LEVELS[below] - LEVELS[below - 1]))
 
     def at(self, share: float) -> float:
-        """The distance that this share of the second reads does not exceed, bytes; 0 if there are none."""
+        """The quantile of the distances at that share of the second reads, bytes; 0 if there are none."""
         return float(np.interp(share, LEVELS, self.distances)) if self.distances else 0.0
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What the traces of a plan's launches tell.
+    """The results of replaying the traces of a plan's launches.
 
     Attributes
     ----------
     fetched : list of numpy.ndarray
-        Of each launch, by 2 * array + is_store: sectors that blocks touch, each counted once a block.
+        For each launch, by 2 * array + is_store: sectors that blocks access, each counted once per block.
     asked : list of numpy.ndarray
-        The same way, bytes that requests ask for, each counted once a request.
+        For each launch, by the same index: bytes that requests ask for, each counted once per request.
     distances : numpy.ndarray
-        Of the second reads, in order, in sectors.
+        Distances of the second reads in the order of the reads, in sectors.
     """
 
     fetched: list[NDArray[Any]]
@@ -110,48 +111,49 @@ def _library(folder: Path) -> Any:
 
 
 def by_ticket(trace: NDArray[Any], sector: int) -> NDArray[Any]:
-    """A trace of blocks that draw tickets, as if each ticket's work were a block: numbered by tickets.
+    """Renumber the trace of blocks that draw tickets, as if the work of each ticket were a block with its number.
 
-    A block draws the next ticket before it begins with the last; between two draws lies the work of the ticket that was
-    drawn before the first of them.
+    A block draws its next ticket before it begins the work of the previous one. Therefore the accesses between two
+    draws belong to the ticket that was drawn before the first of these draws.
 
     Parameters
     ----------
     trace : numpy.ndarray
-        As `cpu_checked.Count.trace`.
+        See `cunorm.executors.cpu.checked.Count.trace`.
     sector : int
-        The one to which drawing a ticket stores.
+        The sector to which a block stores when it draws a ticket.
     """
     order = np.argsort(trace["block"], kind="stable")
     found = trace[order]
     drawn = (trace["sector"] == sector) & (trace["region"] % 2 == 1)
-    number = (np.cumsum(drawn) - 1)[order]  # of the ticket, at its draw
+    number = (np.cumsum(drawn) - 1)[order]  # of the ticket that an access draws
     draws = np.flatnonzero(drawn[order])
     held = np.searchsorted(draws, np.arange(len(found)), side="right") - 2  # the draw before the latest
-    first = np.searchsorted(found["block"], found["block"])  # where the access's block begins
-    held = np.maximum(held, np.searchsorted(draws, first))  # of its first ticket, what comes before the second draw
+    first = np.searchsorted(found["block"], found["block"])  # index of the first access of the block
+    held = np.maximum(held, np.searchsorted(draws, first))  # accesses before the second draw belong to the first ticket
     found["block"] = number[draws[held]]
     return found[np.argsort(found["block"], kind="stable")]
 
 
 def replay(traces: Sequence[NDArray[Any]], resident: Sequence[int], wanted: Sequence[bool]) -> Replay:
-    """Replay the traces of launches, one behind the other, as if a device ran that many of their blocks at a time.
+    """Replay the traces of launches in order, as if a device ran ``resident`` of their blocks at a time.
 
     Parameters
     ----------
     traces : sequence of numpy.ndarray
-        As `cpu_checked.Count.trace`.
+        See `cunorm.executors.cpu.checked.Count.trace`.
     resident : sequence of int
-        Blocks of each launch that run at a time: each makes an access in turn, and the next block takes the place of
-        one that ends.
+        For each launch, the number of blocks that run at a time. They make one access each in turn, and the next block
+        replaces a block that ends.
     wanted : sequence of bool
-        By array, whether its second reads count.
+        For each array, whether its second reads are counted.
 
     Raises
     ------
     CompileError
         If there is no C++ compiler, or the cache folder cannot be used.
     MemoryError
+        If there is not enough memory for the distances.
     """
     library = _library(settings.cache_dir())
     flags = np.repeat(np.asarray(wanted, np.uint8), 2)
@@ -170,7 +172,7 @@ def replay(traces: Sequence[NDArray[Any]], resident: Sequence[int], wanted: Sequ
                 size = len(trace)
                 count = library.cunorm_reuse_launch(state, trace.ctypes.data, size, blocks, min(alive, blocks), *arrays)
             if count < 0:
-                raise MemoryError(f"no memory for the reuse distances of {len(trace)} sectors")
+                raise MemoryError(f"not enough memory for the reuse distances of {len(trace)} sectors")
             made.fetched.append(fetched)
             made.asked.append(asked)
             found.append(distances[:count].copy())

@@ -1,4 +1,4 @@
-"""What of a problem is counted: the fewest bytes it has to move, arrays for it, and smaller problems in its place."""
+"""The byte floor of a problem, arrays for counting its traffic, and samples, which are smaller problems to count."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cunorm.tiling import costmodel
 
 from .reuse import SECTOR_BYTES
 
-#: Elements of all tensors up to which a problem is counted whole, and up to which at all: some 10 s, and a minute.
+#: Maximum elements of all tensors for counting a problem whole (some 10 s), and for counting it at all (a minute).
 WHOLE, LARGEST = 2**25, 2**28
-WAVES = 2  # of blocks, that a sample has at least
-TEAMS = 4  # that the smaller problem of a sample has at least, where blocks take turns: between the first and the last
-ALIGNMENT = 512  # of CUDA's allocators
-PERIOD = 65521  # random values before they come again: a prime, so that neighbouring slices differ
+WAVES = 2  # of blocks: minimum in a sample
+TEAMS = 4  # minimum in a sample if blocks wait for each other: some lie between the first and the last
+ALIGNMENT = 512  # of CUDA's allocators, bytes
+PERIOD = 65521  # number of random values, then repeated: a prime, so that neighbouring slices differ
 
 
 def tensors_moved(problem: Problem) -> int:
-    """Tensors of x's size that the op has to read or write at least once.
+    """Number of tensors of x's size that the op has to read or write at least once.
 
-    These are the compulsory misses of Hill and Smith, "Evaluating associativity in CPU caches", IEEE Trans. Computers
-    38, 1989: what no cache avoids. All that the problem has are moved, but x where only dbeta is wanted.
+    They are the compulsory misses of Hill and Smith, "Evaluating associativity in CPU caches", IEEE Trans. Computers
+    38, 1989: no cache avoids them. All tensors of the problem count, except x if it is not read (`Problem.reads_x`).
     """
     if not problem.outputs:
         return 0
@@ -37,7 +37,7 @@ def tensors_moved(problem: Problem) -> int:
 
 
 def floor_bytes(problem: Problem) -> int:
-    """The fewest bytes of tensors that the problem has to move; parameters and statistics are not among them."""
+    """The byte floor: the fewest bytes of tensors that the problem has to move, without parameters and statistics."""
     return tensors_moved(problem) * problem.nbytes
 
 
@@ -45,7 +45,7 @@ def floor_bytes(problem: Problem) -> int:
 
 
 def moves_tensors(problem: Problem, launch: Launch) -> bool:
-    """Whether a launch reads or writes a tensor, or prepares one that does; others move little, and count whole."""
+    """Whether a launch accesses a tensor or prepares one that does. Others move little and are counted whole."""
     return launch.prepares or any(value in problem.spec.tensors for value in launch.arguments.values())
 
 
@@ -58,9 +58,9 @@ def _placed(nbytes: int) -> NDArray[np.uint8]:
 def arrays_of(
     problem: Problem, workspace_nbytes: int, names: Sequence[str], launches: Sequence[Launch]
 ) -> list[NDArray[np.uint8] | None]:
-    """Arrays for launches by the names of a plan, as bytes where CUDA would align them; None for absent ones.
+    """Arrays for launches, in the order of a plan's names, as bytes with CUDA's alignment; None for absent arrays.
 
-    Values lie between 1 and 2: finite, positive where they have to be, and rounded to nothing special.
+    The values are between 1 and 2, so they are finite and positive, and do not round to a special value.
     """
     named = {value for launch in launches for value in launch.arguments.values()}
     random = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def arrays_of(
             made.fill(0xFF)
         else:
             count, dtype = problem.elements_of(name), problem.dtype_of(name)
-            # Not all DTYPES: counts are whole numbers.
+            # Counts have integer dtypes, which are not in DTYPES.
             values = (1 + random.random(min(count, PERIOD))).astype(DTYPES.get(dtype, dtype))
             made = _placed(count * values.itemsize)
             made.view(values.dtype)[:] = np.resize(values, count)
@@ -87,16 +87,16 @@ def arrays_of(
 
 @dataclass(frozen=True)
 class Sample:
-    """What was counted in place of a problem: two smaller ones, whose counts are continued as straight lines.
+    """Two smaller problems that are counted instead of a problem; their counts are extrapolated linearly.
 
     Attributes
     ----------
     axis : str
-        N (the rows of LayerNorm), group with its channels, or HxW.
+        The size that is smaller: N (the rows of LayerNorm), group (with its channels), or HxW.
     total : int
-        What the problem has of it.
+        That size in the problem.
     few, many : int
-        What the two have.
+        That size in the two smaller problems.
     """
 
     axis: str
@@ -105,19 +105,22 @@ class Sample:
     many: int
 
     def __str__(self) -> str:
-        return f"counted with {self.axis} = {self.few} and {self.many}, continued as a line to {self.total}"
+        return f"counted with {self.axis} = {self.few} and {self.many}, extrapolated linearly to {self.total}"
 
     def extend(self, few: Any, many: Any) -> Any:
-        """A count of the whole problem from those of the two."""
+        """Extrapolate a count linearly to the whole problem."""
         return many + (many - few) * (self.total - self.many) / (self.many - self.few)
 
     def settle(self, few: Any, many: Any) -> Any:
-        """A value of the whole problem that does not grow with it, but for the first and the last slices' share."""
+        """Extrapolate a value that converges as the problem grows.
+
+        Only the first and the last slices differ, and their share decreases as 1 / size.
+        """
         return many + (many - few) * (1 / self.many - 1 / self.total) / (1 / self.few - 1 / self.many)
 
 
 def smaller(problem: Problem, axis: str, size: int) -> Problem:
-    """The problem with fewer samples, or positions, or groups and their channels."""
+    """The problem with another number of samples, of positions, or of groups and their channels."""
     if axis == "N":
         return replace(problem, N=size)
     if axis == "HxW":
@@ -126,13 +129,13 @@ def smaller(problem: Problem, axis: str, size: int) -> Problem:
 
 
 def _continues(strategy: Strategy, tile: Tile, problem: Problem, device: Device, sample: Sample) -> bool:
-    """Whether the two smaller problems are legal, and their launches on tensors lie on a line with the problem's."""
+    """Whether the two smaller problems are legal, and their launches on tensors extrapolate to the problem's."""
 
     def launches(of: Problem) -> list[Launch]:
         return [launch for launch in strategy.launches(of, tile) if moves_tensors(of, launch)]
 
     def shape(launches: list[Launch]) -> list[tuple[object, ...]]:
-        # Also the arrays that they take: with one row of partial results there is no workspace.
+        # The arguments are compared too: with one row of partial results there is no workspace.
         arrays = ([one for one in launch.arguments.values() if isinstance(one, str)] for launch in launches)
         return [(one.entry, one.threads, one.layout, *names) for one, names in zip(launches, arrays, strict=True)]
 
@@ -148,8 +151,8 @@ def _continues(strategy: Strategy, tile: Tile, problem: Problem, device: Device,
 
 
 def _samples(problem: Problem, tile: Tile) -> Iterator[Sample]:
-    # Channels side by side are shared out among the threads of a block: with fewer, each does something else. But their
-    # rows are cut into chunks that are all alike; a channel's statistics have the samples for that.
+    # In channels-last data, the threads of a block share neighbouring channels: with fewer channels, each thread does
+    # different work. So HxW is reduced: its chunks are all alike. For statistics per channel, N has that role.
     axes = {"N": 1}
     if problem.layout == "NCHW" and problem.HxW > 1:
         axes["group"] = 1
@@ -163,17 +166,20 @@ def _samples(problem: Problem, tile: Tile) -> Iterator[Sample]:
 
 
 def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> Sample | None:
-    """What to count in place of the problem; None: the problem itself.
+    """The sample to count instead of the problem; None: count the problem itself.
 
-    The smallest sample that has two waves of blocks on the device and whose slices start anywhere in a sector that the
-    problem's do; if there is none, the one of most blocks that is no larger than `WHOLE`, or, for a problem larger than
-    `LARGEST`, than that. Blocks that take turns need several teams to be as far apart as in the problem: those are
-    counted whole, and in samples, up to `LARGEST`.
+    It is the smallest sample that has `WAVES` waves of blocks on the device and consists of whole sectors, so that its
+    slices start at all the offsets in a sector at which the problem's slices start. If there is none, it is the sample
+    with the most blocks among those of at most `WHOLE` elements, or, for a problem of more than `LARGEST` elements, of
+    at most `LARGEST`.
+
+    If blocks wait for each other, reuse distances are those of the problem only with several teams. Such a problem is
+    counted whole up to `LARGEST` elements, and its samples have up to `LARGEST` elements.
 
     Raises
     ------
     ValueError
-        If the problem is too large to be counted, and cannot be cut.
+        If the problem is too large to be counted and has no sample.
     """
     turns = any(launch.waits for launch in strategy.launches(problem, tile))
     elements = tensors_moved(problem) * problem.N * problem.C * problem.HxW
@@ -185,7 +191,7 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
         if kept is None:
             raise ValueError(
                 f"traffic: {problem.describe()} has {elements} elements in its tensors; the CPU executor counts up to "
-                f"{LARGEST}, and this problem cannot be cut into samples that move a part of its bytes"
+                f"{LARGEST}, and this problem cannot be cut into smaller samples; count a smaller problem"
             )
     return kept
 
@@ -193,7 +199,7 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
 def _best_sample(
     problem: Problem, strategy: Strategy, tile: Tile, device: Device, largest: int, teams: int = 0
 ) -> Sample | None:
-    """As `sample_of`, of at most so many elements, and at least so many teams."""
+    """See `sample_of`; a sample of at most ``largest`` elements and at least ``teams`` teams."""
     tensors, kept, most = tensors_moved(problem), None, 0
     for sample in _samples(problem, tile):
         few, many = (smaller(problem, sample.axis, size) for size in (sample.few, sample.many))

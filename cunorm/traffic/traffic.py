@@ -1,4 +1,4 @@
-"""What a plan really moves: counted on the CPU executor, beside the fewest bytes that its problem has to move."""
+"""The traffic of a plan, counted on the CPU executor and compared with the byte floor of its problem."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from .sampling import Sample, arrays_of, floor_bytes, moves_tensors, sample_of, 
 
 @dataclass(frozen=True)
 class LaunchTraffic:
-    """What one launch did.
+    """The counted work of one launch.
 
     Attributes
     ----------
     entry : str
-        The kernel.
+        Name of the kernel.
     blocks, threads, resident : int
-        Of the grid; of a block; blocks that run at a time on the whole device.
+        Blocks of the grid; threads per block; blocks that are resident at a time on the whole device.
     roles : dict of str to Moves
-        By tensor, parameter, workspace.
+        The traffic by role: tensor, parameter, workspace.
     barriers : int
         ``__syncthreads`` of all blocks.
     shuffles : int
         Shuffles, votes and ``__syncwarp`` of all warps.
     shared_requests, shared_wavefronts, shared_ideal : int
-        Requests of warps to shared memory; turns of its banks that they take; the fewest that they could.
+        Requests of warps to shared memory; wavefronts that they need; the fewest possible wavefronts.
     """
 
     entry: str
@@ -54,37 +54,37 @@ class LaunchTraffic:
 
     @property
     def barriers_per_block(self) -> float:
-        """Barriers of a block, on average."""
+        """Barriers per block, on average."""
         return self.barriers / self.blocks
 
     @property
     def shuffles_per_block(self) -> float:
-        """Shuffles of all warps of a block, on average."""
+        """Shuffles per block, summed over its warps, on average."""
         return self.shuffles / self.blocks
 
 
-#: The counters of a launch beside its moves.
+#: The counters of a launch besides its traffic.
 COUNTED = ("barriers", "shuffles", "shared_requests", "shared_wavefronts", "shared_ideal")
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a plan moves: counted, not timed.
+    """The traffic of a plan: counted, not timed.
 
     Attributes
     ----------
     problem : Problem
     device : Device
-        Decides how many blocks run at a time.
+        The device that determines how many blocks are resident at a time.
     choice : str
         The strategy and its tile.
     floor_bytes : int
-        The fewest bytes of tensors that the problem has to move.
+        The byte floor: the fewest bytes of tensors that the problem has to move.
     launches : tuple of LaunchTraffic
     reuse : Reuse
         Second reads of tensors.
     sample : Sample or None
-        What was counted in place of a problem too large for that.
+        The sample that was counted if the problem is too large.
     """
 
     problem: Problem
@@ -96,36 +96,36 @@ class Traffic:
     sample: Sample | None = field(default=None)
 
     def of(self, role: str) -> Moves:
-        """What all launches moved of tensors, parameters or the workspace."""
+        """The traffic of all launches on arrays of a role: tensors, parameters or the workspace."""
         return sum((launch.roles[role] for launch in self.launches), Moves())
 
     @property
     def total(self) -> Moves:
-        """What all launches moved."""
+        """The traffic of all launches."""
         return sum(map(self.of, ROLES), Moves())
 
     def over_floor(self, nbytes: int) -> float:
-        """Bytes over the floor; 0 where nothing has to move."""
+        """Bytes over the byte floor; 0 if the floor is 0."""
         return nbytes / self.floor_bytes if self.floor_bytes else 0.0
 
     @property
     def tensor_ratio(self) -> float:
-        """Bytes of tensors that warps ask for, each counted once a request, over the floor."""
+        """Bytes of tensors that warps request, each counted once per request, over the byte floor."""
         return self.over_floor(self.of(TENSOR).nbytes)
 
     @property
     def fetched_ratio(self) -> float:
-        """Bytes of the sectors of tensors that blocks touch, each once a block and direction, over the floor."""
+        """Bytes of the tensors' sectors, each counted once per block and direction, over the byte floor."""
         return self.over_floor(self.of(TENSOR).fetched_nbytes)
 
     @property
     def bank_conflicts(self) -> float:
-        """Turns that the banks of shared memory take, over the fewest that they could; 1 without shared memory."""
+        """Wavefronts of shared memory over the fewest possible ones; 1 if no shared memory is accessed."""
         ideal = sum(launch.shared_ideal for launch in self.launches)
         return sum(launch.shared_wavefronts for launch in self.launches) / ideal if ideal else 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The traffic as a dict for JSON."""
         ratios = ("tensor_ratio", "fetched_ratio", "bank_conflicts")
         l2 = self.device.l2_bytes
         return {
@@ -157,7 +157,7 @@ class Traffic:
         head = [self.problem.describe(), f"{self.choice}; cpu executor: counted, not timed"]
         head += [] if self.sample is None else [str(self.sample)]
         rows: list[tuple[str, ...]] = [
-            ("kernel", "of", "loaded", "stored", "/floor", "fetched/floor", "efficiency", "16 bytes")
+            ("kernel", "role", "loaded", "stored", "/floor", "fetched/floor", "efficiency", "16 bytes")
         ]
         for launch in self.launches:
             for role, moves in launch.roles.items():
@@ -173,10 +173,10 @@ class Traffic:
 
 
 def _by_tickets(count: Any, launch: Launch) -> Any:
-    """The trace of a launch; of blocks that draw tickets, with each ticket's work as a block of its own.
+    """The trace of a launch. If blocks draw tickets, the work of each ticket is a separate block in it.
 
-    Which blocks draw which, a GPU decides anew each time, but never in which order: as a block ends, the next ticket is
-    drawn.
+    On a GPU, the blocks that draw the tickets differ from run to run. The order of the tickets does not: when a block
+    finishes the work of a ticket, the next ticket is drawn.
     """
     if launch.tickets is None:
         return count.trace
@@ -184,7 +184,7 @@ def _by_tickets(count: Any, launch: Launch) -> Any:
 
 
 def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
-    """What the launches of a plan do, on arrays made for its problem."""
+    """Count the launches of a plan, on arrays made for its problem."""
     cpu, device = executor("cpu"), plan.place.device
     numbers = plan.problem.numbers
     names = [name for name in plan.names if name not in numbers]
@@ -194,8 +194,8 @@ def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
     sizes = [0 if array is None else array.nbytes for array in arrays]
     steps, constants = plan.steps(functools.partial(cpu.compile, build="checked"))
     counts: list[Any] = []
-    # Warps run one after another, each as far as it can, but for a random order: then what lies between two reads is
-    # what lies there where warps run side by side.
+    # By default each warp runs as far as it can before the next one runs. In random order, the accesses between two
+    # reads are those of warps that run concurrently.
     order = "random:0" if any(launch.roams for launch in plan.launches) else None
     cpu.run(steps, (*values, *constants), plan.names, sizes, counts, device, order)
     resident = [costmodel.resident_blocks(launch, device) * device.multiprocessors for launch in plan.launches]
@@ -217,7 +217,7 @@ def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
 
 
 def _extended(sample: Sample, launch: Launch, few: LaunchTraffic, many: LaunchTraffic) -> LaunchTraffic:
-    """A launch from those of two smaller problems."""
+    """Extrapolate the traffic of a launch from the launches of two smaller problems."""
 
     def line(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:
         return {name: round(sample.extend(getattr(a, name), getattr(b, name))) for name in names}
@@ -228,7 +228,7 @@ def _extended(sample: Sample, launch: Launch, few: LaunchTraffic, many: LaunchTr
 
 
 def _sampled(plan: Plan, sample: Sample) -> tuple[list[LaunchTraffic], Reuse]:
-    """What the launches of a plan do: those on tensors from a sample, the others counted whole."""
+    """Count the launches of a plan: those on tensors by a sample, the others whole."""
     assert plan.strategy is not None and plan.tile is not None
     found = []
     for size in (sample.few, sample.many):
@@ -245,15 +245,15 @@ def _sampled(plan: Plan, sample: Sample) -> tuple[list[LaunchTraffic], Reuse]:
         _extended(sample, launch, *next(pairs)) if moves else next(others)
         for launch, moves in zip(plan.launches, on_tensors, strict=True)
     ]
-    # Blocks that take turns read a team's data again before the next team's: more teams are no further apart, once what
-    # lies between two reads is less than there is.
+    # If blocks wait for each other, they read the data of a team again before the data of the next team. Distances then
+    # do not grow with the number of teams, once they are smaller than the data of the sample.
     turns = sample.axis != "HxW" and any(launch.waits for launch in plan.launches)
     settled = turns and near.at(0.95) <= floor_bytes(smaller(plan.problem, sample.axis, sample.few)) / 2
     return whole, near.extended(far, sample.extend, sample.settle if settled else None)
 
 
 def measure(plan: Plan) -> Traffic:
-    """Count what a plan moves: on the CPU executor, whatever its place, posing as the plan's device.
+    """Count the traffic of a plan, on the CPU executor with the limits of the plan's device, whatever its place.
 
     Parameters
     ----------
@@ -264,9 +264,9 @@ def measure(plan: Plan) -> Traffic:
     CompileError
         If there is no C++ compiler.
     KernelFault
-        If a kernel breaks a rule.
+        If the CPU executor finds a fault in a kernel.
     ValueError
-        If the problem is too large, and cannot be cut.
+        If the problem is too large and has no sample.
     """
     problem, device = plan.problem, plan.place.device
     if plan.strategy is None or plan.tile is None:

@@ -187,7 +187,7 @@ def test_numbers_that_live_on_a_gpu_are_not_waited_for(driver: Driver) -> None:
         assert GROUP.first({**given, name: wrong}) == (INVALID, 0, None)
         assert aclGetRecentErrMsg().startswith(f"{name}: ndarray, expected ")
     assert GROUP.first({**given, "outputMask": (wrong, True, True)})[0] == INVALID
-    assert aclGetRecentErrMsg() == "outputMask: ndarray in it, expected bools"
+    assert aclGetRecentErrMsg() == "outputMask: contains ndarray, expected bools"
     assert BATCH.first({**call(BATCH, driver), "weightG": wrong})[0] == INVALID
     assert aclGetRecentErrMsg() == "weightG: ndarray, expected a bool"
     _, size, executor = GROUP.first(given)

@@ -270,7 +270,7 @@ LAYER_WRONG = [
     ({"epsilon": -1e-5}, ValueError, "epsilon: -1e-05, expected a finite number of at least 0"),
     ({"epsilon": "small"}, TypeError, "epsilon: 'small', expected a number"),
     ({"output_mask": (True, True)}, ValueError, "output_mask: 2 flags, expected 3 for pd_x, pd_gamma, pd_beta"),
-    ({"output_mask": (1, 1, 1)}, TypeError, "output_mask: 1 in it, expected bools"),
+    ({"output_mask": (1, 1, 1)}, TypeError, "output_mask: contains 1, expected bools"),
 ]
 
 

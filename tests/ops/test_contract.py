@@ -191,8 +191,8 @@ def test_a_masked_array_is_refused_with_advice(one: Contract, monkeypatch: pytes
         given = one.right()
         given[name] = np.ma.masked_greater(given[name], 0)
         assert refused(monkeypatch, one.op, given, name, TypeError) == (
-            f"{name}: a numpy.ma.MaskedArray, expected an array without a mask, which would be lost; pass "
-            f"{name}.filled(value), or {name}.data if masked elements are to count"
+            f"{name}: a numpy.ma.MaskedArray, expected an array without a mask, which kernels ignore; pass "
+            f"{name}.filled(value), or {name}.data to include the masked elements"
         )
 
 

@@ -183,7 +183,7 @@ def test_it_is_tuned_by_the_model_and_tabled(capsys: Any, tmp_path: Path, monkey
     monkeypatch.setenv("CUNORM_TILING_TABLE", str(path))
     made = cunorm.plan("fade", shape=(16, 10000), dtype="bfloat16", device="cpu")
     assert made.tile == entry.tile
-    assert f"its entry in {path}: modelled, not measured" in made.explain()
+    assert f"the problem's entry in {path}: modelled, not measured" in made.explain()
     assert fault_of(made.problem) is None
     code, out, _ = run(capsys, "show")
     assert code == 0

@@ -130,7 +130,7 @@ def test_explain_says_what_runs_where_and_why(op: str, device: str | None) -> No
         assert made.strategy.name in text
         assert KNOWN[device or "H200"].name in text
         assert all(f"{name}={value}" in text for name, value in made.tile.as_dict().items())
-        assert ("cost model" if tile is None else "tile= that was given") in text
+        assert ("cost model" if tile is None else "the tile= argument") in text
         assert f"{made.workspace_nbytes} bytes" in text
         assert "cpu executor: exact, not fast" in text
         for launch in made.launches:

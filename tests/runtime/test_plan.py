@@ -109,7 +109,7 @@ def test_an_explicit_tile_beats_the_default() -> None:
     for tile in (TILES["block"], TILES["split"], TILES["block"].as_dict() | {"strategy": "block"}):
         made = plan(tile=tile)
         assert made.tile == Tile.of(tile)
-        assert "tile= that was given" in made.explain()
+        assert "the tile= argument" in made.explain()
         assert "cost model" not in made.explain()
     assert default.tile is not None
     assert default.tile != TILES["block"]

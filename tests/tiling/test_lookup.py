@@ -81,10 +81,10 @@ def test_the_entry_of_the_problem(named: Callable[..., Path]) -> None:
     path = named(entry())
     made = plan(gamma_dtype="bfloat16")
     assert made.tile == TUNED
-    assert made.reason == f"its entry in {path}: measured 12.5 us"
-    assert f"chosen by  its entry in {path}" in made.explain()
+    assert made.reason == f"the problem's entry in {path}: measured 12.5 us"
+    assert f"chosen by  the problem's entry in {path}" in made.explain()
     assert plan(gamma_dtype="bfloat16", tile=OTHER).tile == OTHER
-    assert "tile= that was given" in plan(tile=OTHER).reason
+    assert "the tile= argument" in plan(tile=OTHER).reason
 
 
 def test_a_modelled_entry_says_so(named: Callable[..., Path]) -> None:
@@ -278,7 +278,7 @@ def warned(call: Callable[[], Any]) -> list[str]:
         (b"", "empty"),
         (b'{"schema": "cunorm-tiling/1", "dev', "cut short"),
         (b'{"schema": "cunorm-tiling/9", "device": {}, "entries": []}', "schema 'cunorm-tiling/9'"),
-        (b"{}", "no tiling table"),
+        (b"{}", "not a tiling table"),
         (None, "no such file"),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_bad_table_is_one_warning(
 def test_a_folder_for_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_TILING_TABLE", str(tmp_path))
     assert len(said := warned(plan)) == 1
-    assert "no regular file" in said[0]
+    assert "not a regular file" in said[0]
 
 
 def test_a_table_of_another_device_is_one_warning_and_not_used(named: Callable[..., Path]) -> None:
@@ -315,7 +315,7 @@ def test_a_table_of_another_device_is_one_warning_and_not_used(named: Callable[.
     ("change", "words"),
     [
         ({"strategy": "column"}, "strategy 'column', expected one of"),
-        ({"tile": {"threads": 128}}, "a tile has"),
+        ({"tile": {"threads": 128}}, "fields threads, expected"),
         ({"tile": {"threads": 100, "chunk": 64}}, "threads is 100"),
         ({"tile": None}, "tile is None"),
     ],

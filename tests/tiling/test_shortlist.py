@@ -127,7 +127,7 @@ def test_a_tile_is_taken_over_where_no_other_could_be_faster(monkeypatch: pytest
     monkeypatch.setattr(costmodel, "choose", lambda *_: pytest.fail("ranked"))
     second = plan(60001)
     assert (second.strategy, second.tile) == (first.strategy, first.tile)
-    assert "the tile of N=65536" in second.explain()
+    assert "same tile as for N=65536" in second.explain()
     assert "N=" not in first.reason
 
 

@@ -174,13 +174,13 @@ def test_an_op_of_another_version_is_kept_without_a_word(tmp_path: Path) -> None
 FILES = {
     "empty": (b"", "empty"),
     "cut short": (b'{"schema": "cunorm-tiling/1", "device": {', "cut short"),
-    "binary": (bytes(range(256)), "no JSON"),
-    "a list": (b"[]", "no tiling table"),
-    "no schema": (b"{}", "no tiling table"),
+    "binary": (bytes(range(256)), "not JSON"),
+    "a list": (b"[]", "not a tiling table"),
+    "no schema": (b"{}", "not a tiling table"),
     "a newer schema": (b'{"schema": "cunorm-tiling/2", "device": {}, "entries": {}}', "cunorm-tiling/2"),
-    "no device": (b'{"schema": "cunorm-tiling/1", "entries": []}', "no tiling table"),
-    "entries that are no list": (b'{"schema": "cunorm-tiling/1", "device": {}, "entries": {}}', "no tiling table"),
-    "deep": (b"[" * 100_000, "no JSON"),
+    "no device": (b'{"schema": "cunorm-tiling/1", "entries": []}', "not a tiling table"),
+    "entries that are no list": (b'{"schema": "cunorm-tiling/1", "device": {}, "entries": {}}', "not a tiling table"),
+    "deep": (b"[" * 100_000, "not JSON"),
 }
 
 

@@ -180,7 +180,7 @@ def test_what_is_no_regular_file_is_no_trace(tmp_path: Path, monkeypatch: pytest
         "    try:\n"
         "        with cunorm.trace(path): raise AssertionError(path)\n"
         "    except OSError as error:\n"
-        "        assert 'no regular file' in str(error), (path, error)\n"
+        "        assert 'not a regular file' in str(error), (path, error)\n"
         "assert not cunorm.tiling.tracing.active()"
     )
     finished("", body)
@@ -190,13 +190,13 @@ def test_a_variable_that_names_a_pipe(tmp_path: Path) -> None:
     """Nobody waits for a reader: one warning, and calls are as ever."""
     words = finished(no_file("pipe", tmp_path), "cunorm.group_norm(x, 2)\nassert not cunorm.tiling.tracing.active()")
     assert words.count("RuntimeWarning") == 1
-    assert f"CUNORM_TRACE: {tmp_path}/pipe: no regular file; nothing is traced" in words
+    assert f"CUNORM_TRACE: {tmp_path}/pipe: not a regular file; nothing is traced" in words
 
 
 def test_a_pipe_that_takes_the_file_s_place(tmp_path: Path) -> None:
     path = str(tmp_path / "t")
     words = finished(path, f"os.unlink({path!r})\nos.mkfifo({path!r})\ncunorm.group_norm(x, 2)")
-    assert f"trace: {tmp_path}/t: no regular file" in words
+    assert f"trace: {tmp_path}/t: not a regular file" in words
 
 
 def test_a_relative_path_stays_in_its_folder(tmp_path: Path) -> None:

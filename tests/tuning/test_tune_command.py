@@ -60,10 +60,10 @@ def test_the_issue_s_command(capsys: Any, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CUNORM_TILING_TABLE", str(path))
     made = cunorm.plan(OP, shape=(2, 320, 64, 64), dtype="bfloat16", num_groups=32, device="cpu")
     assert made.tile == entry.tile
-    assert f"its entry in {path}: modelled, not measured" in made.explain()
+    assert f"the problem's entry in {path}: modelled, not measured" in made.explain()
     code, out, _ = run(capsys, "show", OP, "--shape", "2,320,64x64,32", "--dtype", "bfloat16", "--device", "H200")
     assert code == 0
-    assert f"its entry in {path}" in out
+    assert f"the problem's entry in {path}" in out
     code, out, _ = run(capsys, "show", "--device", "H200")
     assert code == 0
     assert re.search(r"N=2 C=320 HxW=4096 group=32 .* modelled, not measured", out)
@@ -339,7 +339,7 @@ def test_a_table_that_cannot_be_written_is_noticed_first(
         patch.setattr(os, "access", lambda path, *more: not str(path).endswith(".lock") and real(path, *more))
         code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
     assert code == 2
-    assert "t.json.lock is somebody else's" in err
+    assert "no permission to read and write" in err
     assert [one.name for one in tmp_path.iterdir()] == ["t.json.lock"]
 
 
@@ -373,7 +373,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
         "--workers: 4294967295, expected 1 to 256",
     ),
     "a table that cannot be written": ((*TUNE, "--table", "/proc/t.json"), 2, "/proc/t.json: cannot be written"),
-    "a table whose lock is a link": ((*TUNE, "--table", "linked.json"), 2, "linked.json.lock is a link, expected the"),
+    "a table whose lock is a link": ((*TUNE, "--table", "linked.json"), 2, "linked.json.lock is a link, expected a re"),
     "a password": ((*TUNE, "--storage", "nosql://bob:hunter2@x/y?key=hunter2"), 2, "'nosql://***@x/y?***': no storage"),
     "a password of a file": (
         (*TUNE, "--storage", "bob:hunter2@x/y"),
@@ -385,7 +385,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "an empty trace": (("tune", "--from-trace", "empty"), 2, "no problem left: 0 in all"),
     "a table in no folder": ((*TUNE, "--table", "no/where/t.json"), 2, "no folder no/where"),
     "a folder for a table": ((*TUNE, "--table", "."), 2, "is a folder"),
-    "a corrupt table": ((*TUNE, "--table", "corrupt"), 2, "corrupt: no JSON"),
+    "a corrupt table": ((*TUNE, "--table", "corrupt"), 2, "corrupt: not JSON"),
     "a table of another device": ((*TUNE, "--table", "a100.json"), 2, "a table of NVIDIA A100-SXM4-80GB, expected"),
     "a storage in no folder": ((*TUNE, "--storage", "no/where/j"), 2, "no storage of studies: no folder no/where"),
     "no storage": ((*TUNE, "--storage", ""), 2, "--storage: '': no storage of studies: expected a file or a URL"),
@@ -393,12 +393,12 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "time that is none": ((*TUNE, "--seconds", "nan"), 2, "--seconds: nan"),
     "a seed": ((*TUNE, "--seed", "-1"), 2, "--seed: -1"),
     "a loop of links": ((*TUNE, "--table", "loop"), 2, "loop"),
-    "a pipe for a table": ((*TUNE, "--table", "pipe"), 2, "pipe: no regular file"),
-    "a pipe for a trace": (("tune", "--from-trace", "pipe"), 2, "pipe: no regular file"),
+    "a pipe for a table": ((*TUNE, "--table", "pipe"), 2, "pipe: not a regular file"),
+    "a pipe for a trace": (("tune", "--from-trace", "pipe"), 2, "pipe: not a regular file"),
     "a trace of another op": (("tune", "--from-trace", "other.trace"), 2, "line 1: op is 'rms_norm', which"),
     "a trace of other results": (("tune", "--from-trace", "foo.trace"), 2, "outputs 'foo', expected some of"),
-    "merge: into a device": (("merge", "h200.json", "-o", "/dev/null"), 2, "/dev/null: no regular file"),
-    "merge: into something else": (("merge", "h200.json", "-o", "corrupt"), 2, "corrupt: no JSON"),
+    "merge: into a device": (("merge", "h200.json", "-o", "/dev/null"), 2, "/dev/null: not a regular file"),
+    "merge: into something else": (("merge", "h200.json", "-o", "corrupt"), 2, "corrupt: not JSON"),
     "merge: into no folder": (("merge", "h200.json", "-o", "no/c.json"), 2, "no folder"),
     "a storage of nothing": ((*TUNE, "--storage", "nosql://x"), 2, "--storage: 'nosql://x'"),
     "a report on a file": ((*TUNE, "--report", "empty"), 2, "empty"),
@@ -407,7 +407,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "show: no op": (("show", "--shape", "1,2"), 2, "OP: missing"),
     "show: a device": (("show", "--device", "V100"), 2, "--device: 'V100'"),
     "merge: nothing there": (("merge", "nowhere.json", "-o", "c.json"), 2, "nowhere.json"),
-    "merge: corrupt": (("merge", "corrupt", "-o", "c.json"), 2, "corrupt: no JSON"),
+    "merge: corrupt": (("merge", "corrupt", "-o", "c.json"), 2, "corrupt: not JSON"),
     "merge: two devices": (("merge", "a100.json", "h200.json", "-o", "c.json"), 2, "tables of different devices"),
 }
 
