@@ -181,7 +181,7 @@ Memory = tuple[Callable[[], Arrays], "str | Tile | None", "str | None"]
 
 
 def cases_of(contracts: Iterable[Contract]) -> list[Any]:
-    """Parameters (contract, case, state) of each op's wrong cases. Wrong out and workspace have no "allocating" state."""
+    """Parameters (contract, case, state) of all wrong cases. Wrong out and workspace have no "allocating" state."""
     return [
         pytest.param(one, case[1:], state, id=f"{one.op}: {case[0]}-{state}")
         for one in contracts

@@ -157,7 +157,7 @@ def _forget() -> None:
 
 
 def expected(plan: cunorm.Plan, values: dict[str, Any]) -> list[tuple[int | float, ...]]:
-    """The arguments of a plan's launches, in the order of the kernels' parameters, with each name replaced by its value."""
+    """The arguments of each launch of a plan in the order of the kernel's parameters. Names are replaced by values."""
     return [
         tuple(
             values[argument] if isinstance(argument, str) else argument
