@@ -107,7 +107,7 @@ def check(op: str, layout: str, strategy: str, dtype: str, length: int) -> int:
 def test_statistics_are_within_the_goal_of_pairwise_sums(
     op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType
 ) -> None:
-    """Outliers: first, second, last, middle, two, many. Slices: far from zero, wide, constant. The limit is 4 x NumPy."""
+    """Outliers: first, second, last, middle, two, many. Slices: far from zero, wide, constant. Limit: `goal()`."""
     assert sum(check(op, layout, strategy, dtype, length) for length in (120, 8000)) > 0 or (
         (layout, strategy) in {("NCHW", "column"), ("NHWC", "block"), ("NHWC", "split"), ("NHWC", "warp")}
     )

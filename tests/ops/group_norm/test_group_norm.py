@@ -162,7 +162,7 @@ def test_every_mask(strategy: str, mask: tuple[bool, bool, bool], executor: Exec
 @pytest.mark.parametrize("strategy", list(TILES))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_and_missing_parameters(dtype: str, strategy: str, executor: Executor) -> None:
-    """float32 parameters or none, which share builds. With HxW = 1, split is channels-last: more builds, float16 only."""
+    """float32 parameters or none, which share builds. split needs other builds for HxW = 1, only run for float16."""
     shapes = [(9, 64, (), 8), (2, 6, (5, 7), 3)]
     for shape in shapes[1:] if (dtype, strategy) == ("bfloat16", "split") else shapes:
         for gamma_dtype in ("float32", None):
