@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -13,24 +15,27 @@ import pytest
 
 import cunorm
 import cunorm.reference
+from cunorm.cli.parser import parser
 from cunorm.core import settings
 from cunorm.ops.registry import OPS
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+MOST_LINES = 150
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, object] = {}
-    exec(blocks("python")[0], names)  # the README's own text
-    dx = names["dx"]
-    assert isinstance(dx, np.ndarray)
-    assert dx.shape == (2, 64, 32, 32)
-    assert "strategy" in capsys.readouterr().out
+def test_the_example_prints_the_output_that_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(blocks("python")[0], {})
+    assert capsys.readouterr().out == blocks("text")[0]
+
+
+def test_the_readme_is_short() -> None:
+    assert README.count("\n") <= MOST_LINES
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
@@ -98,16 +103,47 @@ def test_a_torch_tensor_goes_through_dlpack() -> None:
 
 
 def test_every_function_in_the_table_exists() -> None:
-    named = set(re.findall(r"^\| `cunorm\.(\w+)", README, re.MULTILINE))
-    assert {*OPS, "plan"} <= named
-    for name in named - {"reference"}:
+    rows = re.findall(r"^\| (`cunorm\..*?) \|", README, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`cunorm\.(\w+)`", row)}
+    assert {*OPS, "plan", "trace"} <= named
+    for name in named - {"reference", "ndarray"}:
         assert name in cunorm.__all__
 
 
+def test_the_table_of_commands_is_complete() -> None:
+    """Every subcommand and every script of benchmarks/ has a row, and every row names one that exists."""
+    rows = re.findall(r"^\| `(.*?)` \|", COMMANDS, re.MULTILINE)
+    listed = re.search(r"\{(.*?)\}|COMMAND\n((?:    \w+ .*\n(?: {6,}.*\n)*)+)", parser().format_help())
+    assert listed is not None
+    subcommands = set(re.findall(r"^    (\w+)", listed[2], re.MULTILINE))
+    assert {row.split()[1] for row in rows if row.startswith("cunorm ")} == subcommands
+    scripts = {row.split()[1] for row in rows if row.startswith(("python ", "bash "))}
+    runnable = {
+        f"benchmarks/{path.name}"
+        for path in (ROOT / "benchmarks").glob("*.*")
+        if path.suffix == ".sh" or '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    }
+    assert scripts == runnable | {"tests/mutation/run.py"}
+
+
 def test_the_table_of_variables_is_whole() -> None:
-    assert tuple(re.findall(r"^\| `(CUNORM_\w+)`", README, re.MULTILINE)) == settings.VARIABLES
+    assert tuple(re.findall(r"^\| `(CUNORM_\w+)`", COMMANDS, re.MULTILINE)) == settings.VARIABLES
     assert settings.__doc__ is not None
     assert tuple(re.findall(r"``(CUNORM_\w+)``", settings.__doc__)) == settings.VARIABLES
+
+
+def test_the_picture_shows_every_counted_problem(tmp_path: Path) -> None:
+    """A marker for each problem of the result file, in a fresh drawing as in the committed one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        overview = importlib.import_module("overview")
+    document = json.loads(overview.COUNTS.read_text(encoding="utf-8"))
+    overview.draw(document, tmp_path / "fresh.svg")
+    for picture in (tmp_path / "fresh.svg", overview.PICTURE):
+        collections = re.findall(
+            r'<g id="PathCollection_\d+">.*?\n   </g>', picture.read_text(encoding="utf-8"), re.DOTALL
+        )
+        assert sum(found.count("<use ") for found in collections) == len(document["rows"])
 
 
 def test_every_link_leads_somewhere() -> None:

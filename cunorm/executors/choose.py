@@ -1,4 +1,4 @@
-"""Which executor a kind of array has, and what is asked of either: a device to work on, whether a graph is captured."""
+"""Select the executor for a kind of array; set the current GPU; detect graph capture."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from .cpu import executor as cpu_executor
 
 @functools.cache
 def executor(kind: str) -> Any:
-    """The module that compiles and launches for a kind of array, ``"cpu"`` or ``"gpu"``."""
-    if kind == "cpu":  # which is imported with cunorm: a fork, or a signal's handler, would find half a module
+    """Return the module that compiles and launches kernels for a kind of array, ``"cpu"`` or ``"gpu"``."""
+    # The CPU executor is imported together with cunorm: after a late import, a fork or a signal handler could find a
+    # half-initialised module.
+    if kind == "cpu":
         return cpu_executor
     return importlib.import_module("cunorm.executors.gpu")
 
 
 def on(kind: str, ordinal: int) -> AbstractContextManager[Any]:
-    """Makes a GPU the current one, for what is allocated, copied and filled there; nothing to do on the CPU."""
+    """Make a GPU the current one, for allocations, copies and fills; a no-op on the CPU."""
     if kind == "cpu":
         return nullcontext()
     device: AbstractContextManager[Any] = executor("gpu").on(ordinal)
@@ -27,5 +29,5 @@ def on(kind: str, ordinal: int) -> AbstractContextManager[Any]:
 
 
 def capturing(kind: str, ordinal: int) -> bool:
-    """Whether the current stream there is being captured into a graph, where nothing may be allocated."""
+    """Whether the device's current stream is being captured into a graph; nothing may be allocated then."""
     return kind == "gpu" and bool(executor("gpu").allocation_forbidden(ordinal))

@@ -1,4 +1,4 @@
-"""The GPU executor: cupy.RawKernel over one text. The only module of cunorm that imports CuPy."""
+"""The GPU executor: one cupy.RawKernel per source text. The only module of cunorm that imports CuPy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cunorm.core.devices import KNOWN, Device
 from cunorm.core.errors import CompileError
 from cunorm.core.locks import Lock
 
-#: The same for every kernel: each distinct tuple costs CuPy one more compile.
+#: Options of NVRTC, the same for every kernel: each distinct tuple costs CuPy one more compile.
 OPTIONS = ("--std=c++17",)
-#: Blocks of a thread-block cluster up to which every GPU with clusters takes it, and CUfunction_attribute's
-#: NON_PORTABLE_CLUSTER_SIZE_ALLOWED, which larger ones need.
+#: Largest cluster size, in blocks, that every GPU with clusters supports; and the CUfunction_attribute
+#: NON_PORTABLE_CLUSTER_SIZE_ALLOWED, which a kernel with larger clusters needs.
 PORTABLE_CLUSTER, NON_PORTABLE = 8, 14
-#: Dynamic shared memory that a kernel may use without asking for more.
+#: Dynamic shared memory per block that a kernel may use without raising its limit.
 DEFAULT_SHARED_BYTES = 48 * 1024
 LOG_LINES = 40
 
@@ -39,17 +39,18 @@ class Kernel:
 
 @functools.cache
 def limits(ordinal: int = 0) -> Device:
-    """The facts of a GPU, read from the driver.
+    """Return the properties of a GPU, read from the driver.
 
     Parameters
     ----------
     ordinal : int
-        CuPy's number of the GPU.
+        CuPy's index of the GPU.
     """
     facts = runtime.getDeviceProperties(ordinal)
     name = facts["name"].decode()
     capability = (int(facts["major"]), int(facts["minor"]))
-    # The driver's clock and width; newer ones report no clock, then the data sheet of a known device, else H200's.
+    # Bandwidth from the memory clock and the bus width. Newer drivers report no clock; then use the data sheet of the
+    # known device with this name, else that of the H200.
     clock = int(facts.get("memoryClockRate") or 0)
     bandwidth = 2.0 * clock * 1e3 * int(facts["memoryBusWidth"]) / 8
     if bandwidth == 0:
@@ -84,7 +85,7 @@ def _compile(text: str, entry: str, ordinal: int) -> Kernel:
 
 
 def compile(text: str, entry: str, ordinal: int = 0) -> Kernel:
-    """The kernel ``entry`` of a text for one GPU, compiled once in this process (and kept on disk by CuPy).
+    """Compile the kernel ``entry`` of a text for one GPU, once per process. CuPy caches the result on disk.
 
     Raises
     ------
@@ -96,24 +97,25 @@ def compile(text: str, entry: str, ordinal: int = 0) -> Kernel:
 
 
 def allow_cluster(kernel: Kernel, blocks: int) -> None:
-    """Let a kernel be launched in clusters of that many blocks."""
+    """Allow launches of a kernel with ``blocks`` blocks per cluster."""
     if blocks > PORTABLE_CLUSTER:
         with cupy.cuda.Device(kernel.ordinal):
             driver.funcSetAttribute(kernel.raw.kernel.ptr, NON_PORTABLE, 1)
 
 
 def launch(kernel: Kernel, grid: int, threads: int, shared_bytes: int, arguments: Sequence[int | float]) -> None:
-    """Launch on CuPy's current stream, on the kernel's GPU; does not wait.
+    """Launch a kernel on its GPU, on CuPy's current stream, without waiting for its end.
 
     Parameters
     ----------
     grid, threads, shared_bytes : int
-        Blocks, threads in a block, bytes of dynamic shared memory.
+        Blocks in the grid, threads per block, bytes of dynamic shared memory per block.
     arguments : sequence of int or float
-        Addresses and sizes as int (64 bits), numbers as float (64 bits).
+        Addresses and sizes as int (64 bits), floating-point numbers as float (64 bits).
     """
     if shared_bytes > kernel.shared_bytes:
-        # The cap, not an amount: raised once to all that a block may have, so that threads cannot lower each other's.
+        # The attribute is an upper limit, not an allocation. Raise it once to the device's limit per block, so that no
+        # host thread can lower the limit that another host thread has set.
         cap = limits(kernel.ordinal).shared_memory_per_block
         with cupy.cuda.Device(kernel.ordinal):
             kernel.raw.max_dynamic_shared_size_bytes = cap
@@ -123,7 +125,7 @@ def launch(kernel: Kernel, grid: int, threads: int, shared_bytes: int, arguments
 
 
 def synchronise(ordinal: int = 0) -> None:
-    """Wait for everything that was launched on a GPU."""
+    """Wait until all work that was launched on a GPU has finished."""
     with cupy.cuda.Device(ordinal) as device:
         device.synchronize()
 
@@ -134,40 +136,40 @@ def present() -> bool:
 
 
 def on(ordinal: int) -> AbstractContextManager[Any]:
-    """Makes a GPU the current one; nothing to do where it is."""
+    """Make a GPU the current one; a no-op if it is current already."""
     return nullcontext() if runtime.getDevice() == ordinal else cupy.cuda.Device(ordinal)
 
 
 @contextmanager
 def on_stream(ordinal: int, stream: Any) -> Iterator[None]:
-    """Makes a GPU the current one, and there a stream of CuPy's; None leaves that GPU's current stream.
+    """Make a GPU the current one, and a CuPy stream current on it. With None, the GPU's current stream stays current.
 
     Raises
     ------
     TypeError, ValueError
-        If it is no stream, or one of another GPU.
+        If `stream` is no CuPy stream, or belongs to another GPU.
     """
     if stream is not None and not (hasattr(stream, "ptr") and hasattr(type(stream), "__enter__")):
-        advice = "a cupy.cuda.Stream (Stream.from_external takes others'), or None for the current one"
+        advice = "a cupy.cuda.Stream (Stream.from_external wraps a foreign stream) or None for the current stream"
         raise TypeError(f"stream: {type(stream).__name__}, expected {advice}")
-    home = getattr(stream, "device_id", None)  # -1: of every GPU, as the default streams are
+    home = getattr(stream, "device_id", None)  # -1: valid on every GPU, as the default streams are
     if home not in (None, -1, ordinal):
-        raise ValueError(f"stream: of GPU {home}, but the arrays are on GPU {ordinal}")
-    with on(ordinal), nullcontext() if stream is None else stream:  # in this order: a stream is current on its GPU
+        raise ValueError(f"stream: belongs to GPU {home}, but the arrays are on GPU {ordinal}")
+    with on(ordinal), nullcontext() if stream is None else stream:  # the GPU first: a stream is current per GPU
         yield
 
 
 def count() -> int:
-    """How many GPUs CuPy sees."""
+    """Number of GPUs that CuPy sees."""
     return int(runtime.getDeviceCount())
 
 
 def current() -> int:
-    """CuPy's number of the current GPU."""
+    """CuPy's index of the current GPU."""
     return int(runtime.getDevice())
 
 
 def allocation_forbidden(ordinal: int) -> bool:
-    """Whether the current stream is being captured into a graph, where memory of the pool must not be taken."""
+    """Whether the current stream is being captured into a graph; no memory may be taken from the pool then."""
     with cupy.cuda.Device(ordinal):
         return bool(cupy.cuda.get_current_stream().is_capturing())

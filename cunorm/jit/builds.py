@@ -1,7 +1,8 @@
-"""Shared objects of the CPU executor on disk: found by name, checked before they are loaded, built anew if damaged.
+"""Shared objects of the CPU executor on disk: found by name, verified before loading, rebuilt if damaged.
 
-A build is a folder of the cache: ``kernel.so``, its whole source ``kernel.cpp``, and the seal, a checksum. Loading a
-damaged shared object can end the process or compute something else, so nothing is loaded that does not fit its seal.
+A build is a folder in the cache. It contains ``kernel.so``, its complete source ``kernel.cpp``, and the seal (a
+checksum). Loading a damaged shared object can end the process or compute wrong results. So a shared object is loaded
+only if it matches its seal.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from cunorm.core.errors import CompileError
 from . import cxx
 
 OBJECT, SOURCE, SEAL = "kernel.so", "kernel.cpp", "kernel.sha256"
-WORK = ".build-"  # begins the name of a folder in which somebody compiles
-ABANDONED_SECONDS = 24 * 3600.0  # after which a work folder counts as left behind where folders cannot be locked
+WORK = ".build-"  # prefix of the names of folders in which a process compiles
+ABANDONED_SECONDS = 24 * 3600.0  # age at which a work folder counts as abandoned, if folders cannot be locked
 ATTEMPTS = 5
 
 
@@ -38,22 +39,22 @@ def load(
     options: tuple[str, ...],
     libraries: tuple[str, ...] = (),
 ) -> tuple[ctypes.CDLL, Path]:
-    """The library of a source and its file, compiled if the cache does not have it whole.
+    """Load the library of a source, compiling it if the cache contains no intact build. Return it and its path.
 
     Parameters
     ----------
     source : str
-        C++.
+        C++ text.
     entry : str
-        What the build is called.
+        Name of the build, for its folder and for error messages.
     compiler : Compiler
     options, libraries : tuple of str
-        Of the compiler, and of its linking.
+        Options for compiling, and extra options for linking.
 
     Raises
     ------
     CompileError
-        If it does not compile, or the cache folder cannot be used.
+        If the source does not compile, or the cache folder cannot be used.
     """
     facts = (source, *options, *compiler.command, compiler.version, cxx.processor())
     digest = hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()
@@ -61,7 +62,7 @@ def load(
         folder = cache.folder("cpu") / f"{entry}-{digest[:32]}"
     except OSError as error:
         raise _unusable(entry, Path(error.filename or "."), error) from error
-    for _ in range(2):  # at the moment of loading, another process may be putting its own build in its place
+    for _ in range(2):  # another process may replace the build between the check and the load
         if not _whole(folder):
             _build(source, entry, compiler, options, folder, libraries)
         try:
@@ -72,10 +73,10 @@ def load(
 
 
 def _hint(folder: Path) -> str:
-    """Why the system's loader may not take a whole build, and what to do."""
+    """Return why the system's loader may reject an intact build, and what to do."""
     if re.search(r"\$\{?(ORIGIN|LIB|PLATFORM)", str(folder)):
         return "the loader replaces $ORIGIN, $LIB and $PLATFORM in paths; set CUNORM_CACHE_DIR to a path without them"
-    return f"does {folder} allow execution? set CUNORM_CACHE_DIR to a folder that does"
+    return f"{folder} may not allow execution; set CUNORM_CACHE_DIR to a folder that does"
 
 
 def _unusable(entry: str, folder: Path, error: OSError) -> CompileError:
@@ -89,17 +90,17 @@ def _unusable(entry: str, folder: Path, error: OSError) -> CompileError:
 
 
 def _seal(name: str, data: bytes) -> str:
-    """The checksum of a shared object, and of the name of its build: another's build in its place does not fit."""
+    """Return the checksum of a shared object and its build's name, so that a seal does not fit another build."""
     return hashlib.sha256(name.encode() + b"\0" + data).hexdigest()
 
 
 def _whole(folder: Path) -> bool:
-    """Whether a build is there as it was made, and nobody else could have made it."""
+    """Whether a build exists, is undamaged, and can only have been written by a trusted user."""
     try:
         if cache.distrust(os.stat(folder)) is not None:
             return False
         if not stat.S_ISREG(os.stat(folder / OBJECT).st_mode):
-            return False  # a pipe would be waited for
+            return False  # opening a pipe would block
         with (folder / OBJECT).open("rb") as file:
             if cache.distrust(os.fstat(file.fileno())) is not None:
                 return False
@@ -110,7 +111,7 @@ def _whole(folder: Path) -> bool:
 
 
 def _finish(work: Path, name: str) -> None:
-    """Write the seal, have the disk take what counts, and set modes, which must not depend on the umask."""
+    """Write the seal, flush folder, shared object and seal to disk, and set modes independently of the umask."""
     (work / SEAL).write_text(_seal(name, (work / OBJECT).read_bytes()), encoding="ascii")
     for path in (work / OBJECT, work / SEAL, work):
         handle = os.open(path, os.O_RDONLY)
@@ -123,7 +124,7 @@ def _finish(work: Path, name: str) -> None:
     work.chmod(0o700)
 
 
-# ---- making one -----------------------------------------------------------------------------------------------------
+# ---- building -------------------------------------------------------------------------------------------------------
 
 
 def _build(
@@ -134,7 +135,7 @@ def _build(
     folder: Path,
     libraries: tuple[str, ...],
 ) -> None:
-    """Compile in a folder of its own, which is then renamed into place: nobody sees half of it."""
+    """Compile in a separate folder, then rename it into place, so that no process sees a partial build."""
     kept = folder.parent
     try:
         _sweep(kept)
@@ -148,7 +149,7 @@ def _build(
 
 
 def _publish(work: Path, folder: Path) -> None:
-    """Put a finished build in its place; one that is there and whole stays, one that is damaged goes."""
+    """Rename a finished build into place. Keep an intact build that exists already; replace a damaged one."""
     aside = work.with_name(f"{work.name}.old")
     for _ in range(ATTEMPTS):
         try:
@@ -165,16 +166,16 @@ def _publish(work: Path, folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a folder or whatever else is there, as far as it can be deleted."""
+    """Delete a path, be it a folder or not, as far as permissions allow."""
     shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def _lock(handle: int) -> bool | None:
-    """Take the lock of an open folder: True taken, False somebody has it, None there are no locks here.
+    """Lock an open folder. True: locked; False: another process holds the lock; None: the file system has no locks.
 
-    The lock ends with its process, however that ends.
+    The system releases the lock when the process ends, even if the process is killed.
     """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,7 +187,7 @@ def _lock(handle: int) -> bool | None:
 
 
 def _claim(kept: Path) -> tuple[Path, int] | None:
-    """A new folder to compile in, and its handle, locked; None if somebody swept it before it was."""
+    """Create a folder to compile in, and lock it. Return it and its handle, or None if `_sweep` deleted it first."""
     work = Path(tempfile.mkdtemp(prefix=WORK, dir=kept))
     try:
         handle = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
@@ -200,20 +201,20 @@ def _claim(kept: Path) -> tuple[Path, int] | None:
 
 @contextlib.contextmanager
 def _working(kept: Path) -> Iterator[Path]:
-    """An empty folder to compile in. Its lock says to `_sweep` that somebody does."""
+    """Yield an empty folder to compile in. Its lock prevents `_sweep` of other processes from deleting it."""
     claimed = next(filter(None, (_claim(kept) for _ in range(ATTEMPTS))), None)
     if claimed is None:
-        raise OSError(errno.EBUSY, "somebody deletes the folders that are made there", str(kept))
+        raise OSError(errno.EBUSY, "another process deletes new folders in it", str(kept))
     work, handle = claimed
     try:
         yield work
     finally:
-        _remove(work)  # not there any more if it was published
+        _remove(work)  # a no-op if it was published, because it was renamed
         os.close(handle)
 
 
 def _sweep(kept: Path) -> None:
-    """Clear the folders in which compiles were killed."""
+    """Delete the work folders of compiles that were killed."""
     for left in kept.glob(f"{WORK}*"):
         try:
             handle = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""Finds the C++ compiler of the CPU executor and runs it."""
+"""Find the C++ compiler of the CPU executor and run it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cunorm.core.errors import CompileError, NoCompilerError
 
 INSTALL = "install a C++ compiler: pip install 'cunorm[cpu]', or a system g++ or clang++, or set CUNORM_CXX"
 LOG_LINES = 40
-#: Errors of a system that has no process, memory or file to spare; the next call may find one.
+#: Errors of a system that is out of processes, memory or file handles; a later call may succeed.
 BUSY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-#: Of the sanitised build, which runs only where their libraries have been loaded first.
+#: Options of the sanitised build, which runs only if the libraries of the sanitisers are loaded before it.
 SANITISERS = (
     "-fsanitize=address,undefined,float-cast-overflow",
     "-fno-sanitize-recover=all",
@@ -37,11 +37,11 @@ class Compiler:
     Attributes
     ----------
     name : str
-        What a user calls it: ``g++``, ``clang++``, ``zig``, or the text of ``CUNORM_CXX``.
+        Name for the user: ``g++``, ``clang++``, ``zig``, or the text of ``CUNORM_CXX``.
     command : tuple of str
-        What starts it; the first word is an absolute path.
+        Command line that starts it; the first word is an absolute path.
     version : str
-        The first line that it prints about itself.
+        First line of its ``--version`` output; for zig, the version of the package.
     """
 
     name: str
@@ -55,12 +55,12 @@ def _busy(name: str, error: OSError) -> str:
 
 @cache
 def _version(command: tuple[str, ...]) -> str | None:
-    """First line of ``--version``, or None if the command does not run.
+    """Return the first line of ``--version``, or None if the command does not run.
 
     Raises
     ------
     CompileError
-        If nothing could be started just now; that is not kept.
+        If the system cannot start a process at the moment. This result is not cached.
     """
     try:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
@@ -74,7 +74,7 @@ def _version(command: tuple[str, ...]) -> str | None:
 
 
 def _asked(text: str) -> Compiler | None:
-    """The compiler that ``CUNORM_CXX`` names, if it runs; ValueError if the text is no command."""
+    """Return the compiler of ``CUNORM_CXX``, or None if it does not run; raise ValueError if it is no command."""
     return _find(text, shlex.split(text))
 
 
@@ -91,19 +91,19 @@ def _find_zig() -> Compiler | None:
     spec = importlib.util.find_spec("ziglang")
     if spec is None:
         return None
-    # importlib.metadata would take as long to import as the rest of this executor.
+    # Read the version from the folder name: importing importlib.metadata takes as long as importing this executor.
     found = sorted(Path(spec.origin or "").parent.parent.glob("ziglang-*.dist-info"))
     version = found[-1].name.removeprefix("ziglang-").removesuffix(".dist-info") if found else "of unknown version"
     return Compiler("zig", (sys.executable, "-m", "ziglang", "c++"), f"zig {version}")
 
 
 def present() -> list[Compiler]:
-    """Every compiler found, the one that would be used first.
+    """Find all compilers, in the order of preference.
 
     Returns
     -------
     list of Compiler
-        ``CUNORM_CXX``, g++, clang++ and zig, as far as they are there.
+        ``CUNORM_CXX``, g++, clang++ and zig, without those that are missing.
     """
     asked, found = settings.cxx(), []
     if asked is not None:
@@ -114,14 +114,14 @@ def present() -> list[Compiler]:
 
 
 def chosen() -> Compiler:
-    """The compiler to use.
+    """Return the compiler to use.
 
     Raises
     ------
     CompileError
-        If none can be started just now.
+        If the system cannot start a process at the moment.
     NoCompilerError
-        If there is none, or the one that ``CUNORM_CXX`` names does not run; the text says what to do.
+        If no compiler is found, or the one that ``CUNORM_CXX`` names does not run. The message says what to do.
     """
     asked = settings.cxx()
     if asked is not None:
@@ -140,17 +140,20 @@ def chosen() -> Compiler:
 
 
 def flags(compiler: Compiler, build: str = "plain") -> tuple[str, ...]:
-    """Compiler options: fast, and the same bits from every compiler and in every build.
+    """Return compiler options for fast code whose results are bitwise equal for every compiler and build.
 
-    ``-O1``: a build takes half the time of ``-O2``, and most are used for a few small calls.
+    ``-O1``: compiling takes half the time of ``-O2``, and most builds are used for a few small calls.
 
-    No contraction of a * b + c, which compilers do differently, and no fast-math. Without ``errno`` and floating-point
-    traps, which nothing here reads, square roots and selections are single instructions. ``-nostdinc++`` holds the
-    runtime and the kernels to C headers. A frame that could overrun a fiber's stack does not compile.
+    There is no contraction of a * b + c, because compilers differ in it, and no fast-math. Without ``errno`` and
+    floating-point traps, which nothing here reads, square roots and selections are single instructions.
+    ``-nostdinc++`` restricts the runtime and the kernels to C headers. A function whose frame could overrun a fiber's
+    stack does not compile.
 
-    The checked build has the compiler call the runtime before every access to memory: the thread sanitiser's calls
-    without its library. Whole structs are moved whole there (``-fno-tree-sra``), as a GPU moves them. The sanitised
-    build is not optimised: it compiles in half the time, and nothing undefined is optimised away before it is seen.
+    In the checked build the compiler inserts a call to the runtime before every memory access: the calls of the thread
+    sanitiser, without its library. With ``-fno-tree-sra`` structs are copied as a whole, as on a GPU.
+
+    The sanitised build is not optimised. It compiles in half the time, and no undefined behaviour is optimised away
+    before it is detected.
     """
     clang = compiler.name == "zig" or "clang" in compiler.version.lower()
     machine = platform.machine().lower()
@@ -180,7 +183,7 @@ def flags(compiler: Compiler, build: str = "plain") -> tuple[str, ...]:
 
 @cache
 def processor() -> str:
-    """What ``-march=native`` depends on: the CPU's model and its features."""
+    """Return the CPU's model and features, on which ``-march=native`` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -205,42 +208,43 @@ def shared_object(
     Parameters
     ----------
     source, target : str
-        Names of files in ``folder``: what is there, and what is made.
+        Names of the source file and of the shared object, in ``folder``.
     entry : str
-        What is compiled, for the error.
+        Name of the build, for error messages.
     compiler : Compiler
     options, libraries : tuple of str
-        Of the compiler, and of its linking.
+        Options for compiling, and extra options for linking.
     folder, zig_cache : Path
-        Where to work, and where zig keeps what it has made of its own libraries.
+        Working folder, and the folder in which zig caches its own compiled libraries.
 
     Raises
     ------
     CompileError
-        If it does not compile, or the compiler does not run.
+        If the source does not compile, or the compiler does not run.
     OSError
         If the folder cannot be written.
     """
     _run(compiler, (*options, "-c", source, "-o", "kernel.o"), folder, entry, zig_cache)
-    # Linked by itself: the hooks of the checked build are the runtime's own, not a library's.
+    # Link in a separate step, without -fsanitize=thread: the runtime defines the hooks, so the library of the thread
+    # sanitiser must not be linked.
     link = ("-shared", "-O2", "-Wl,--no-gc-sections", "kernel.o", "-o", target, *libraries, "-lm")
     _run(_linker(compiler), link, folder, entry, zig_cache)
     if not (folder / target).is_file():
         raise CompileError(
-            f"{entry}: {compiler.name} ({compiler.version}) made no file and said nothing; is it a C++ compiler? unset "
-            f"CUNORM_CXX, or {INSTALL}"
+            f"{entry}: {compiler.name} ({compiler.version}) reported success but wrote no file; is it a C++ "
+            f"compiler? unset CUNORM_CXX, or {INSTALL}"
         )
     (folder / "kernel.o").unlink(missing_ok=True)
 
 
 def _linker(compiler: Compiler) -> Compiler:
-    """What links: zig as a C++ compiler would first build a C++ library, for a minute."""
+    """Return the linker: ``zig cc``, because ``zig c++`` would first build a C++ library, for about a minute."""
     return replace(compiler, command=(*compiler.command[:-1], "cc")) if compiler.name == "zig" else compiler
 
 
 def _run(compiler: Compiler, options: tuple[str, ...], folder: Path, entry: str, zig_cache: Path) -> None:
     environment = dict(os.environ, LC_ALL="C")
-    environment.setdefault("ZIG_GLOBAL_CACHE_DIR", str(zig_cache))  # its default may be a home that cannot be written
+    environment.setdefault("ZIG_GLOBAL_CACHE_DIR", str(zig_cache))  # its default may be a home that is not writable
     environment.setdefault("ZIG_LOCAL_CACHE_DIR", str(zig_cache))
     try:
         done = subprocess.run(
@@ -258,7 +262,7 @@ def _run(compiler: Compiler, options: tuple[str, ...], folder: Path, entry: str,
             raise
         if error.errno in BUSY:
             raise CompileError(f"{entry}: {_busy(compiler.name, error)}") from error
-        # Of a script without its interpreter the system says that the script is not there.
+        # If a script's interpreter is missing, the system reports the script itself as missing.
         raise CompileError(
             f"{entry}: the compiler {compiler.name} does not run: {compiler.command[0]}, or the interpreter that it "
             f"names: {error.strerror or error}; {INSTALL}"
@@ -266,7 +270,7 @@ def _run(compiler: Compiler, options: tuple[str, ...], folder: Path, entry: str,
     if done.returncode == 0:
         return
     lines = done.stdout.splitlines()
-    head = "\n".join(lines[:LOG_LINES]) or f"no word from it, exit status {done.returncode}"
+    head = "\n".join(lines[:LOG_LINES]) or f"no output, exit status {done.returncode}"
     more = f"\n... {len(lines) - LOG_LINES} more lines" if len(lines) > LOG_LINES else ""
     hint = "; its folder is full: set CUNORM_CACHE_DIR or TMPDIR" if "No space left" in done.stdout else ""
     raise CompileError(f"{entry} does not compile with {compiler.name} ({compiler.version}){hint}\n{head}{more}")

@@ -1,7 +1,8 @@
-"""NVRTC without CuPy and without a GPU: what ptxas and the PTX say of a kernel, for any architecture and version.
+"""NVRTC without CuPy and without a GPU: resource usage of kernels, for any architecture and NVRTC version.
 
-CuPy loads one NVRTC; here each installed libnvrtc is loaded by its path, so that two versions can be compared in one
-process. Results are kept on disk under the hash of everything that they depend on, because ptxas is slow.
+The numbers come from the report of ptxas and from the PTX. CuPy loads one NVRTC. This module loads each installed
+libnvrtc by its path, so that two versions can be compared in one process. Results are cached on disk, because ptxas is
+slow. The key is a hash of all inputs.
 
 Sources: NVRTC's documentation (``nvrtcCompileProgram``, "supported compile options") and the options that CuPy 14.2
 passes for a RawKernel (``cupy/cuda/compiler.py``).
@@ -37,26 +38,27 @@ _APART = re.compile(
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kernel uses.
+    """Resource usage of one kernel.
 
     Attributes
     ----------
     entry : str
+        Name of the kernel.
     registers : int
-        32-bit registers of a thread.
+        32-bit registers per thread.
     spill_bytes : int
-        Of a thread, stores and loads together.
+        Bytes of spill stores and spill loads per thread.
     stack_bytes : int
-        Of a thread's frame in local memory.
+        Bytes of the stack frame per thread, in local memory.
     shared_bytes : int
-        Static shared memory of a block.
+        Bytes of static shared memory per block.
     barriers : int
-        Named barriers of a block.
+        Named barriers per block.
     loads_16, stores_16 : int
-        Accesses to global memory of 16 bytes in the PTX, asynchronous and bulk copies too; ptxas leaves them so.
+        16-byte accesses to global memory in the PTX, including asynchronous and bulk copies. ptxas does not split them.
     taken_apart : int
-        Of those loads, the ones whose words are cut into 16-bit elements right where they are loaded: then a thread
-        waits for each of its loads before it starts the next, and its data takes twice the registers.
+        The number of these loads whose words are split into 16-bit elements immediately after the load. A thread
+        then waits for each load before it starts the next, and its data needs twice the registers.
     """
 
     entry: str
@@ -71,12 +73,12 @@ class Usage:
 
 
 def usages_in(ptx: str, log: str) -> list[Usage]:
-    """What the kernels of a program use, from its PTX and its log with ptxas's report.
+    """Parse the resource usage of a program's kernels from its PTX and from its log with the report of ptxas.
 
     Raises
     ------
     CompileError
-        If the log does not say it in the known form.
+        If the log does not have the known format.
     """
     bodies = {part.partition("(")[0].strip(): part for part in ptx.split(".entry ")[1:]}
     found = []
@@ -85,7 +87,7 @@ def usages_in(ptx: str, log: str) -> list[Usage]:
         frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
         used = re.search(r"Used (\d+) registers(.*)", part)
         if entry is None or frame is None or used is None:
-            raise CompileError(f"ptxas's report has an unknown form:\n{log}")
+            raise CompileError(f"ptxas's report has an unknown format:\n{log}")
         shared, barriers = re.search(r"(\d+) bytes smem", used[2]), re.search(r"used (\d+) barriers", used[2])
         found.append(
             Usage(
@@ -105,20 +107,22 @@ def usages_in(ptx: str, log: str) -> list[Usage]:
     return found
 
 
-#: Supported versions, from and before. CUDA 12.8 is the first that knows sm_100 and sm_120.
+#: Supported versions: from the first (included) to the second (excluded). CUDA 12.8 is the first that supports sm_100
+#: and sm_120.
 SUPPORTED: tuple[tuple[int, int], tuple[int, int]] = ((12, 8), (14, 0))
-#: The wheels that bring the oldest and the newest of them.
+#: The wheels that provide the oldest and the newest supported version.
 INSTALL: tuple[str, str] = ("nvidia-cuda-nvrtc-cu12==12.8.*", "nvidia-cuda-nvrtc>=13,<14")
-#: What CuPy's RawKernel passes, in its order; without them the machine code would not be the one that users run.
+#: Options that CuPy's RawKernel passes, in its order. With other options the machine code would differ from the code
+#: that users run.
 OPTIONS: tuple[str, ...] = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
-#: Compute capabilities of the GPUs that kernels are checked for: A100, L40, H100 and H200, B200, RTX 50.
+#: Compute capabilities for which kernels are checked: A100, L40, H100 and H200, B200, RTX 50.
 ARCHITECTURES: tuple[str, ...] = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 
 _REPORT = "--ptxas-options=-v"
-#: Counts up when `Usage` or the reading of the log changes: older files of the cache are then misses.
+#: Increment this when `Usage` or the parser of the log changes: older cache files are then misses.
 _FORMAT = 2
 _LOG_LINES = 40
-#: Where libnvrtc lies below an entry of ``sys.path`` (the wheels for CUDA 12 and 13) and below a CUDA toolkit.
+#: Folders of libnvrtc, relative to an entry of ``sys.path`` (the wheels for CUDA 12 and 13) and to a CUDA toolkit.
 _WHEELS = ("nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib")
 _TOOLKITS = ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
 
@@ -130,9 +134,9 @@ class Nvrtc:
     Attributes
     ----------
     version : str
-        With its build, ``12.8.93`` say.
+        Version with the build number, for example ``12.8.93``.
     path : str
-        Of the library.
+        Path of the library.
     """
 
     version: str
@@ -140,11 +144,11 @@ class Nvrtc:
 
     @property
     def number(self) -> tuple[int, ...]:
-        """The version as numbers, to sort by."""
+        """The version as a tuple of numbers, for sorting."""
         return tuple(map(int, self.version.split(".")))
 
     def compile(self, text: str, architecture: str) -> tuple[str, str]:
-        """The PTX of a text, and the log with ptxas's report. Threads may compile at the same time.
+        """Compile a text to PTX. Return the PTX and the log with the report of ptxas. The function is thread-safe.
 
         Raises
         ------
@@ -159,11 +163,11 @@ class Nvrtc:
 
 @functools.cache
 def _library(path: str) -> ctypes.CDLL:
-    return ctypes.CDLL(path)  # by its path: two libraries of one name are then two
+    return ctypes.CDLL(path)  # a path keeps two libraries of the same name apart
 
 
 def _text_of(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
-    """A text that a program has: ``PTX`` or ``ProgramLog``."""
+    """Return a text of a program: ``PTX`` or ``ProgramLog``."""
     count = ctypes.c_size_t()
     if getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(count)) != 0 or count.value == 0:
         return ""
@@ -175,7 +179,7 @@ def _text_of(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
 def _compile(path: str, version: str, text: str, options: tuple[str, ...]) -> tuple[str, str]:
     library, program = _library(path), ctypes.c_void_p()
     if library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None) != 0:
-        raise CompileError(f"NVRTC {version}, {path}: cannot make a program; reinstall it")
+        raise CompileError(f"NVRTC {version}, {path}: nvrtcCreateProgram failed; reinstall it")
     try:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         failed = library.nvrtcCompileProgram(program, len(options), given) != 0
@@ -190,7 +194,7 @@ def _compile(path: str, version: str, text: str, options: tuple[str, ...]) -> tu
 
 @functools.cache
 def _opened(path: str) -> Nvrtc | None:
-    """The NVRTC of that path if it loads; its exact version stands in the head of the PTX that it makes."""
+    """Return the NVRTC at a path, or None if it does not load. The header of its PTX contains the exact version."""
     try:
         ptx, _ = _compile(path, "?", "", (f"-arch=compute_{ARCHITECTURES[0].removeprefix('sm_')}",))
     except (OSError, AttributeError, CompileError):
@@ -200,7 +204,7 @@ def _opened(path: str) -> Nvrtc | None:
 
 
 def _paths() -> Iterable[Path]:
-    """Every libnvrtc of a CUDA major version on this machine, as far as it lies where wheels and toolkits put it."""
+    """Yield every libnvrtc (one suffix, the CUDA major version) in the folders that wheels and toolkits use."""
     folders = [Path(entry or ".") / below for entry in sys.path for below in _WHEELS]
     roots = [
         os.environ.get("CUDA_PATH"),
@@ -213,7 +217,7 @@ def _paths() -> Iterable[Path]:
 
 
 def installed() -> list[Nvrtc]:
-    """Every installed NVRTC of a supported version, oldest first; one of each version."""
+    """Return the installed NVRTCs of supported versions, oldest first, one per version."""
     found: dict[str, Nvrtc] = {}
     for path in dict.fromkeys(path.resolve() for path in _paths()):
         nvrtc = _opened(str(path))
@@ -223,32 +227,33 @@ def installed() -> list[Nvrtc]:
 
 
 def supported() -> str:
-    """The supported versions in words."""
+    """Describe the supported versions in words."""
     return "{}.{} or newer, before {}.{}".format(*SUPPORTED[0], *SUPPORTED[1])
 
 
 def ends() -> list[Nvrtc]:
-    """The oldest and the newest installed NVRTC of the supported versions: two, one, or none."""
+    """Return the oldest and the newest installed NVRTC of the supported versions: two, one, or none."""
     found = installed()
     return found if len(found) < 2 else [found[0], found[-1]]
 
 
-# ---- what ptxas says ------------------------------------------------------------------------------------------------
+# ---- resource usage -------------------------------------------------------------------------------------------------
 
 
 def usages(text: str, architecture: str, nvrtc: Nvrtc) -> list[Usage]:
-    """What the kernels of a text use; from the cache, else compiled and kept there.
+    """Return the resource usage of a text's kernels from the cache; on a miss, compile the text and cache the result.
 
     Parameters
     ----------
     text, architecture : str
-        CUDA C, complete; one of `ARCHITECTURES`.
+        Complete CUDA C; one of `ARCHITECTURES`.
     nvrtc : Nvrtc
 
     Raises
     ------
     CompileError
-        If it does not compile; that is not kept. If others may write to the cache folder, see `cunorm.core.cache.root`.
+        If the text does not compile (this is not cached), or if other users may write to the cache folder (see
+        `cunorm.core.cache.root`).
     """
     file = _file(text, architecture, nvrtc)
     kept = None if file is None else _read(file)
@@ -263,7 +268,7 @@ def usages(text: str, architecture: str, nvrtc: Nvrtc) -> list[Usage]:
 
 
 def _file(text: str, architecture: str, nvrtc: Nvrtc) -> Path | None:
-    """The cache's file for a result: named by all that it depends on. None where no folder can be made for it."""
+    """Return the cache file of a result, named by the hash of its inputs; None if its folder cannot be created."""
     depends = json.dumps([text, OPTIONS, _REPORT, architecture, nvrtc.version, _FORMAT])
     try:
         folder = cache.folder("nvrtc")
@@ -273,12 +278,12 @@ def _file(text: str, architecture: str, nvrtc: Nvrtc) -> Path | None:
 
 
 def _sealed(kept: list[dict[str, Any]]) -> str:
-    """A checksum: half a file and a flipped bit are both damage."""
+    """Return a checksum of results. It detects truncated files and flipped bits."""
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _read(file: Path) -> list[Usage] | None:
-    """What a file of the cache says; None if it is not there, damaged, or may be somebody else's word."""
+    """Read a cache file; None if it is missing, damaged, or may have been written by another user."""
     try:
         if cache.distrust(file.stat()) is not None:
             return None
@@ -289,7 +294,10 @@ def _read(file: Path) -> list[Usage] | None:
 
 
 def _write(file: Path, kept: list[Usage]) -> None:
-    """Keep a result: written apart, then renamed, so that nobody reads half. An unwritable folder is no fault."""
+    """Cache a result. The file is written elsewhere and renamed, so that no reader sees a partial file.
+
+    An unwritable folder is not an error.
+    """
     facts = [asdict(usage) for usage in kept]
     with contextlib.suppress(OSError):
         write_whole(file, json.dumps({"sealed": _sealed(facts), "usages": facts}), mode=0o600)

@@ -1,7 +1,7 @@
-"""Finds kernels_cu and makes one text of a kernel: what the host writes on top, then every #include in its place.
+"""Find kernels_cu and build one text per kernel: a head that the host writes, then the file with expanded #includes.
 
-One text, because CuPy's disk cache does not see files reached by ``-I``: an edited header would run stale. ``#line``
-keeps the compiler's messages on the real file and line.
+Everything is in one text because CuPy's disk cache does not track files that are included through ``-I``: after an edit
+of a header, the stale kernel would run. ``#line`` makes the compiler's messages name the real file and line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cunorm.core.problem import Problem, accumulator
 from cunorm.core.strategy import Launch, Strategy, Tile
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
-# A string, which may hold slashes, or a comment.
+# A string, which may contain slashes, or a comment.
 _STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _C_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 _C_TYPES |= {"int32": "int", "int64": "long long"}
@@ -28,12 +28,12 @@ _LAYOUTS = {"NCHW": "ChannelsFirst", "NHWC": "ChannelsLast"}
 
 @functools.cache
 def folder() -> Path:
-    """The folder of the kernels: in the package when installed, beside it in a checkout.
+    """Return the folder of the kernels: inside the package when installed, next to it in a checkout.
 
     Raises
     ------
     FileNotFoundError
-        If the installation lost it.
+        If the folder is missing from the installation.
     """
     searched = [Path(entry) / "kernels_cu" for entry in sys.modules["cunorm"].__path__]
     for candidate in searched:
@@ -48,16 +48,16 @@ def _places(kernels: Path) -> dict[str, str]:
 
 
 def place_of(kernel: str) -> str:
-    """Where in the folder a kernel's file is: ``"group_norm/group_norm_block.cu"`` of ``"group_norm_block"``.
+    """Return a kernel's path in the folder: ``"group_norm/group_norm_block.cu"`` for ``"group_norm_block"``.
 
-    Of one that an op brings without a file: what stands there for it.
+    For a kernel whose text comes from an op instead of a file, return the name that messages use for it.
     """
     return _places(folder()).get(kernel, f"{kernel}.cu")
 
 
 @functools.cache
 def _expand(kernel: str) -> str:
-    """The text of a kernel's file with each include in the place of its first mention."""
+    """Return the text of a kernel's file, with each include expanded at its first occurrence."""
     seen: set[str] = set()
 
     def read(name: str) -> str:
@@ -82,7 +82,7 @@ def _expand(kernel: str) -> str:
 
 @functools.cache
 def _declared(kernel: str, entry: str) -> tuple[str, ...]:
-    """The names of a kernel's parameters, in its order."""
+    """Return the names of a kernel's parameters, in the order of its declaration."""
     found = re.search(rf"\b{entry}\(([^()]*)\)\s*\{{", _code(kernel))
     if found is None:
         raise ValueError(f"{place_of(kernel)} has no kernel {entry}")
@@ -90,22 +90,25 @@ def _declared(kernel: str, entry: str) -> tuple[str, ...]:
 
 
 def parameters(kernel: str, entry: str, given: Iterable[str]) -> tuple[str, ...]:
-    """The names of a kernel's parameters, in its order, which must be those that the host gives.
+    """Return the names of a kernel's parameters in the order of its declaration; `given` must contain the same names.
 
     Raises
     ------
     ValueError
-        If there are others: a fault of the strategy.
+        If the names differ, which is a fault of the strategy.
     """
     declared = _declared(kernel, entry)
     if {*declared} != {*given}:
         missing, unknown = sorted({*declared} - {*given}), sorted({*given} - {*declared})
-        raise ValueError(f"{entry}: arguments that are missing: {missing}, that it does not have: {unknown}")
+        raise ValueError(f"{entry}: arguments missing: {missing}, unknown: {unknown}")
     return declared
 
 
 def _constant(name: str, value: int | tuple[str, ...]) -> str:
-    """A member of struct Tile: a number, or a word of an enumeration, which comes first, before all that there are."""
+    """Return a member of struct Tile: a number, or a word of an enumeration.
+
+    For an enumeration, `value` contains the chosen word, then all words.
+    """
     if isinstance(value, int):
         return f"static constexpr int {name} = {value};"
     kind = name.capitalize()
@@ -113,7 +116,7 @@ def _constant(name: str, value: int | tuple[str, ...]) -> str:
 
 
 def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int | tuple[str, ...]]) -> str:
-    """What the host writes on top: storage types, layout, and struct Tile."""
+    """Return the text that precedes a kernel: storage types, layout, and struct Tile."""
     fields = " ".join(_constant(name, value) for name, value in sorted(constants.items()))
     return "\n".join(
         [
@@ -128,7 +131,7 @@ def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int | t
 
 @functools.cache
 def _code(kernel: str) -> str:
-    """The same without comments, ``#line`` and empty lines: what it says, wherever its headers are."""
+    """Return the expanded text without comments, ``#line`` and empty lines. It does not depend on file names."""
     bare = _STRING_OR_COMMENT.sub(lambda found: found[1] or " ", _expand(kernel))
     lines = (" ".join(line.split()) for line in bare.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("#line ")) + "\n"
@@ -141,7 +144,7 @@ def _head_of(
     layout: str,
     constants: tuple[tuple[str, int | tuple[str, ...]], ...],
 ) -> str:
-    # A type that a kernel does not mention would make another text, and another build, of the same kernel.
+    # Leave out the types that the kernel does not use: they would change the text and cause a second build of it.
     mentioned = {name: dtype for name, dtype in types if re.search(rf"\b{name}\b", _code(kernel))}
     return _head(mentioned, layout, dict(constants))
 
@@ -165,14 +168,14 @@ def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) 
 
 
 def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> str:
-    """The single text that an executor compiles for one launch of this problem and tile."""
+    """Return the text that an executor compiles for one launch of a problem and tile."""
     return _head_for(launch, problem, strategy, tile) + _expand(launch.kernel)
 
 
 def kernel_digest(problem: Problem, strategy: Strategy, tile: Tile) -> str:
-    """A short name for all that a tile launches: another one means that the kernels have changed since.
+    """Return a digest of all kernels that a tile launches. It changes when their code changes.
 
-    Comments, and the files that the text comes from, have no part in it.
+    Comments and file names do not affect it.
     """
     launches = strategy.launches(problem, tile)
     codes = (_head_for(launch, problem, strategy, tile) + _code(launch.kernel) for launch in launches)

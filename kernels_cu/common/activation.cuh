@@ -1,20 +1,20 @@
-// What may lie behind a normalisation, fused: y = apply(z), and the gradient that comes back through it, slope(z) * dy.
+// Activations that are fused after a normalisation: y = apply(z). A backward needs their gradient, which is
+// gradient(z, dy) = apply'(z) * dy.
 //
-// The host chooses activation_t. z is not stored: a backward makes it again from x, the statistics and the parameters.
+// The host chooses activation_t. z is not stored: a backward recomputes it from x, the statistics and the parameters.
 #include "common/norm.cuh"
 
 __device__ __forceinline__ acc_t exponential(acc_t value) {
     return sizeof(acc_t) == sizeof(double) ? acc_t(exp(double(value))) : acc_t(expf(float(value)));
 }
 
-// 1 / value of a value from 1 up, infinity included, rounded almost always as a division rounds: an approximation and one
-// step of Newton's. A division has a slow way besides, for values that are none of these: a call in the code of every
-// element.
+// 1 / value for 1 <= value <= infinity. It is an approximation with one Newton step, and almost always rounded as a
+// division would be. A division would contain a slow path for all other values: a call in the code of every element.
 __device__ __forceinline__ float reciprocal(float value) {
 #ifdef CUNORM_CPU
     return 1.0f / value;
 #else
-    constexpr float largest = 0x1p126f;  // with a reciprocal that is no denormal
+    constexpr float largest = 0x1p126f;  // the largest value whose reciprocal is not denormal
     float found;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(value));
     return value < largest ? fmaf(found, fmaf(-value, found, 1.0f), found) : found;
@@ -39,10 +39,10 @@ struct Silu {
     }
 };
 
-constexpr bool is_identity = activation_t::identity;  // then nobody needs z
+constexpr bool is_identity = activation_t::identity;  // z is then not needed
 
-// The gradient with respect to a channel's normalised values: dy times the slope of the activation. It is the
-// `activation_grad` of gradient_sums (norm.cuh).
+// The gradient with respect to a channel's normalised values: dy times the slope of the activation. It is passed to
+// gradient_sums (norm.cuh) as `activation_grad`.
 struct ActivationGrad {
     Affine z;
 

@@ -1,16 +1,17 @@
-// Asynchronous copies, mbarriers, thread-block clusters, and words by which blocks signal each other: every wrapper of
-// inline PTX that moves or orders memory, each with its plain C++ twin for the CPU executor
+// Asynchronous copies, mbarriers, thread-block clusters, and words by which blocks signal each other: wrappers of
+// inline PTX that moves or orders memory. Each wrapper has a plain C++ twin for the CPU executor
 // (cunorm/executors/cpu/include/async.h).
 //
-// The CPU executor is the adverse one of the two: there a copy poisons its destination when it is issued and lands only at
-// the wait that covers it, and a store to the workspace stays unseen by other blocks until a fence publishes it.
+// The CPU executor is stricter than a GPU. A copy poisons its destination when it is issued, and lands only at the wait
+// that covers it. A store to the workspace is invisible to other blocks until a fence publishes it.
 //
-// sm_80: copy_async. sm_90: mbarriers with bytes, bulk copies, clusters. Source: PTX ISA 8.0, chapters "Data Movement and
-// Conversion Instructions" and "Parallel Synchronization and Communication Instructions".
+// Required architectures: sm_80 for copy_async; sm_90 for mbarriers that count bytes, bulk copies and clusters. Source:
+// PTX ISA 8.0, chapters "Data Movement and Conversion Instructions" and "Parallel Synchronization and Communication
+// Instructions".
 
 #include "common/types.cuh"
 
-typedef unsigned long long mbarrier_t;  // lies in shared memory, 8-byte aligned
+typedef unsigned long long mbarrier_t;  // in shared memory, 8-byte aligned
 
 #ifdef CUNORM_CPU
 #define CUNORM_SITE , const char *file = __builtin_FILE(), int line = __builtin_LINE()
@@ -25,8 +26,8 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
 
 // ---- copies by a thread ---------------------------------------------------------------------------------------------
 
-// 16 bytes from global to shared memory, both 16-byte aligned. Readable by this thread behind copy_async_wait, by others
-// behind a barrier after that.
+// Copies 16 bytes from global to shared memory. Both addresses are 16-byte aligned. This thread may read the bytes
+// after copy_async_wait; other threads may read them after a barrier that follows that wait.
 template <typename T>
 __device__ __forceinline__ void copy_async(Pack<T>* to, const T* from) {
 #ifdef CUNORM_CPU
@@ -45,7 +46,7 @@ __device__ __forceinline__ void copy_async_commit() {
 #endif
 }
 
-// Waits until at most the `open` last groups of this thread are under way.
+// Waits until at most the last `open` groups of this thread are in flight.
 template <int open>
 __device__ __forceinline__ void copy_async_wait() {
 #ifdef CUNORM_CPU
@@ -57,7 +58,8 @@ __device__ __forceinline__ void copy_async_wait() {
 
 // ---- mbarriers ------------------------------------------------------------------------------------------------------
 
-// One thread initialises for `arrivals` arrivals a phase; a barrier of the block lies before the first use by others.
+// Initialises the mbarrier for `arrivals` arrivals per phase. One thread calls. A barrier of the block must precede the
+// first use by other threads.
 __device__ __forceinline__ void mbarrier_init(mbarrier_t* barrier, unsigned arrivals) {
 #ifdef CUNORM_CPU
     cunorm_cpu::mbarrier_init(barrier, arrivals);
@@ -67,7 +69,7 @@ __device__ __forceinline__ void mbarrier_init(mbarrier_t* barrier, unsigned arri
 #endif
 }
 
-// Arrives, and releases what this thread has done.
+// Arrives, and releases the earlier accesses of this thread.
 __device__ __forceinline__ void mbarrier_arrive(mbarrier_t* barrier) {
 #ifdef CUNORM_CPU
     cunorm_cpu::mbarrier_arrive(barrier, 0);
@@ -76,7 +78,7 @@ __device__ __forceinline__ void mbarrier_arrive(mbarrier_t* barrier) {
 #endif
 }
 
-// Arrives and has the phase wait for that many bytes of bulk copies as well.
+// Arrives, and makes the phase also wait for `bytes` bytes of bulk copies.
 __device__ __forceinline__ void mbarrier_arrive_expect(mbarrier_t* barrier, unsigned bytes) {
 #ifdef CUNORM_CPU
     cunorm_cpu::mbarrier_arrive(barrier, bytes);
@@ -103,9 +105,10 @@ __device__ __forceinline__ void mbarrier_wait(mbarrier_t* barrier, unsigned pari
 #endif
 }
 
-// ---- bulk copies: issued by one thread, any multiple of 16 bytes, 16-byte aligned ---------------------------------------
+// ---- bulk copies: issued by one thread, a multiple of 16 bytes, both addresses 16-byte aligned ----------------------
 
-// Its bytes count for the mbarrier's present phase; readable behind a wait for that.
+// Copies from global to shared memory. The bytes count towards the mbarrier's current phase, and are readable after a
+// wait for that phase.
 __device__ __forceinline__ void bulk_load(void* to, const void* from, unsigned bytes, mbarrier_t* barrier) {
 #ifdef CUNORM_CPU
     cunorm_cpu::bulk_load(to, from, bytes, barrier);
@@ -117,7 +120,8 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, unsigned b
 #endif
 }
 
-// What other threads wrote there needs a fence_async of theirs and a barrier before.
+// Copies from shared to global memory. If other threads wrote the source, each of them must call fence_async, and a
+// barrier must follow, before this call.
 __device__ __forceinline__ void bulk_store(void* to, const void* from, unsigned bytes) {
 #ifdef CUNORM_CPU
     cunorm_cpu::bulk_store(to, from, bytes);
@@ -136,8 +140,8 @@ __device__ __forceinline__ void bulk_commit() {
 #endif
 }
 
-// Waits until at most the `open` last groups of this thread's bulk stores still read shared memory. It must lie between
-// a store and whatever writes its source, and before the block ends.
+// Waits until at most the last `open` groups of this thread's bulk stores still read shared memory. This wait must
+// separate a store from any write to the store's source, and from the end of the block.
 template <int open>
 __device__ __forceinline__ void bulk_wait_read() {
 #ifdef CUNORM_CPU
@@ -147,7 +151,7 @@ __device__ __forceinline__ void bulk_wait_read() {
 #endif
 }
 
-// Makes this thread's accesses to shared memory known to bulk copies.
+// Makes this thread's accesses to shared memory visible to bulk copies.
 __device__ __forceinline__ void fence_async() {
 #ifdef CUNORM_CPU
     cunorm_cpu::proxy_fence();
@@ -158,14 +162,15 @@ __device__ __forceinline__ void fence_async() {
 
 // ---- clusters -------------------------------------------------------------------------------------------------------
 
-// Of a kernel whose tile says how many blocks make a cluster; NVRTC refuses it below sm_90, as the strategies do.
+// Attribute of a kernel that runs in clusters of Tile::cluster blocks. NVRTC rejects __cluster_dims__ below sm_90; the
+// strategies refuse clusters there too.
 #if !defined(CUNORM_CPU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define CLUSTER __cluster_dims__(Tile::cluster, 1, 1)
 #else
 #define CLUSTER
 #endif
 
-// This block's number in its cluster.
+// The rank of this block in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
 #ifdef CUNORM_CPU
     return cunorm_cpu::cluster_rank();
@@ -176,8 +181,9 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
 }
 
-// Where `address`, in this block's dynamic shared memory, lies in the block of that rank. A block may touch another's
-// shared memory only between two barriers of the cluster: it must have begun, and not have ended.
+// The address in the block of that rank which corresponds to `address` in this block's dynamic shared memory. A block
+// may access another block's shared memory only between two barriers of the cluster: the other block must have started,
+// and must not have ended.
 template <typename T>
 __device__ __forceinline__ T* cluster_map(T* address, unsigned rank) {
 #ifdef CUNORM_CPU
@@ -189,7 +195,8 @@ __device__ __forceinline__ T* cluster_map(T* address, unsigned rank) {
 #endif
 }
 
-// The cluster's barrier in two halves: what comes before an arrival is seen behind the wait by all threads of the cluster.
+// The cluster's barrier in two halves. Accesses before an arrival are visible to all threads of the cluster after the
+// wait.
 __device__ __forceinline__ void cluster_arrive() {
 #ifdef CUNORM_CPU
     cunorm_cpu::cluster_arrive();
@@ -198,8 +205,8 @@ __device__ __forceinline__ void cluster_arrive() {
 #endif
 }
 
-// An arrival that publishes nothing but what its thread has fenced: the other one makes every thread wait until all its
-// stores have reached the L2 cache. (The executor knows the other one alone.)
+// An arrival that publishes only the accesses that its thread has fenced. The releasing arrival above makes every
+// thread wait until all its stores have reached the L2 cache. (The CPU executor has only the releasing arrival.)
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #ifdef CUNORM_CPU
     cunorm_cpu::cluster_arrive();
@@ -208,7 +215,7 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
 #endif
 }
 
-// Before a relaxed arrival: what this thread did before is seen behind the wait.
+// Precedes a relaxed arrival: this thread's earlier accesses are visible after the wait.
 __device__ __forceinline__ void cluster_fence() {
 #ifndef CUNORM_CPU
     asm volatile("fence.acq_rel.cluster;" ::: "memory");
@@ -223,9 +230,10 @@ __device__ __forceinline__ void cluster_wait(CUNORM_ONLY_SITE) {
 #endif
 }
 
-// ---- words by which blocks signal each other --------------------------------------------------------------------------
+// ---- words by which blocks signal each other ------------------------------------------------------------------------
 
-// What the thread that wrote this value did before, is seen behind it. In a loop it is how to wait for another block.
+// Accesses that precede the write of this value in the writing thread are visible after this load. To wait for another
+// block, call it in a loop.
 __device__ __forceinline__ unsigned load_acquire(const unsigned* address CUNORM_SITE) {
 #ifdef CUNORM_CPU
     return cunorm_cpu::load_acquire(address, file, line);
@@ -236,7 +244,7 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* address CUNORM_
 #endif
 }
 
-// Publishes what this thread did before, and what a barrier has made it know of.
+// Publishes this thread's earlier accesses, and the accesses that a barrier has made visible to it.
 __device__ __forceinline__ void store_release(unsigned* address, unsigned value) {
 #ifdef CUNORM_CPU
     cunorm_cpu::store_release(address, value);
@@ -245,8 +253,8 @@ __device__ __forceinline__ void store_release(unsigned* address, unsigned value)
 #endif
 }
 
-// Adds, publishes as store_release does, and sees as load_acquire does what others published by adding before: what was
-// there before.
+// Adds `value` and returns the previous value. It publishes as store_release does. As after load_acquire, the accesses
+// that other threads published by earlier additions are visible afterwards.
 __device__ __forceinline__ unsigned add_release_acquire(unsigned* address, unsigned value) {
 #ifdef CUNORM_CPU
     cunorm_cpu::fence();
@@ -260,8 +268,8 @@ __device__ __forceinline__ unsigned add_release_acquire(unsigned* address, unsig
 #endif
 }
 
-// Waits until the word is above a value; behind it as load_acquire. Only the last look acquires: each one that does takes
-// the multiprocessor's L1 away.
+// Waits until the word is greater than `value`, and then acquires as load_acquire does. Only the last load acquires,
+// because each acquiring load invalidates the multiprocessor's L1 cache.
 __device__ __forceinline__ void wait_above(const unsigned* address, unsigned value CUNORM_SITE) {
 #ifdef CUNORM_CPU
     while (cunorm_cpu::load_acquire(address, file, line) <= value) {
@@ -275,12 +283,12 @@ __device__ __forceinline__ void wait_above(const unsigned* address, unsigned val
 #endif
 }
 
-// The next of ordered tickets. Whoever waits for tickets before
-// its own alone waits for blocks that run or have ended, however few may be resident.
+// Draws the next ticket in ascending order. A block that waits only for tickets before its own waits only for blocks
+// that are running or have ended, however few blocks can be resident.
 __device__ __forceinline__ unsigned draw_ticket(unsigned* counter CUNORM_SITE) {
     const unsigned drawn = atomicAdd(counter, 1u);
 #ifdef CUNORM_CPU
-    cunorm_cpu::poll(cunorm_cpu::POLL, nullptr, 0, file, line);  // tickets go round: the other blocks come first
+    cunorm_cpu::poll(cunorm_cpu::POLL, nullptr, 0, file, line);  // blocks draw in turn: the other blocks run first
 #endif
     return drawn;
 }

@@ -1,4 +1,4 @@
-// Zeroes the words in which the blocks of a `grid` kernel will count: `count` of them, from pair `from` of the workspace.
+// Zeroes the counters of a `grid` kernel's blocks: `count` 4-byte words, from pair `from` of the workspace.
 #include "common/reduce.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)

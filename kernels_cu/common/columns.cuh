@@ -1,11 +1,12 @@
-// Folding the columns of a workspace: the rows of partial results [rows, C] that the blocks of an earlier kernel left.
+// Folds the columns of a workspace: rows of partial results [rows, C] that the blocks of an earlier kernel stored.
 //
-// A block owns up to `columns` neighbouring columns and one slice of the rows; its threads take those rows in turn, and
-// what they found is folded by halves. So the reduction is spread over slabs x slices blocks, and its
-// order is fixed by indices alone. With several slices a second launch folds the slices' rows.
+// A block owns up to `columns` neighbouring columns and one slice of the rows. Its threads process the slice's rows
+// in turn, and their partial results are folded by halves. The reduction is therefore spread over slabs x slices
+// blocks, and its order is fixed by indices alone. If there are several slices, a second launch folds the rows that the
+// slices stored.
 #include "common/norm.cuh"
 
-// Which rows and columns the blocks of a launch fold.
+// The shape of a launch's workspace, and the parts that its blocks fold.
 struct Columns {
     long long rows, C, columns, slices;
 
@@ -13,9 +14,9 @@ struct Columns {
     __device__ __forceinline__ long long items() const { return slabs() * slices; }
 };
 
-// The fold of of(row, column) by merge(a, b) over the rows [begin, end), for `live` of `columns` columns, which are at most
-// as many as threads: emit(column, whole) in one thread a column. Without rows whole is T{}. `scratch` is shared, a T a
-// thread.
+// Folds of(row, column) by merge(a, b) over the rows [begin, end), for those of `columns` columns that are below
+// `live`. `columns` is at most the number of threads. Calls emit(column, whole) in one thread per column. If there are
+// no rows, whole is T{}. `scratch` is in shared memory, one T per thread.
 template <typename T, typename Of, typename Merge, typename Emit>
 __device__ __forceinline__ void fold_rows(int columns, long long live, long long begin, long long end, T* scratch,
                                           Of of, Merge merge, Emit emit) {
@@ -32,11 +33,11 @@ __device__ __forceinline__ void fold_rows(int columns, long long live, long long
     __syncthreads();
     fold_parts<1>(scratch, parts, columns, part, column, merge);
     if (part == 0 && column < live) {
-        emit(column, scratch[column]);  // the thread's own place in scratch, as is what the next fold writes
+        emit(column, scratch[column]);  // own entry, and the next fold writes own entries: no barrier needed
     }
 }
 
-// As fold_rows of all rows, for any number of columns.
+// The fold of fold_rows over all rows [0, rows), for any number of columns.
 template <typename T, typename Of, typename Merge, typename Emit>
 __device__ __forceinline__ void fold_wide(int columns, long long rows, T* scratch, Of of, Merge merge, Emit emit) {
     for (int first = 0; first < columns; first += Tile::threads) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void fold_wide(int columns, long long rows, T* scratc
     }
 }
 
-// For each item of this block: emit(slice, column, whole), as fold_rows. The whole of an empty slice is T{}.
+// Calls emit(slice, column, whole) for each item of this block, as fold_rows does. The whole of an empty slice is T{}.
 template <typename T, typename Of, typename Merge, typename Emit>
 __device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, Of of, Merge merge, Emit emit) {
     const long long of_slice = (shape.rows + shape.slices - 1) / shape.slices;

@@ -1,11 +1,13 @@
-// The mathematics of normalisation, once. gamma per channel c, group g of c, L elements in a group:
+// The mathematics of normalisation. c is a channel with parameters gamma and beta, g is its group, and a group has L
+// elements:
 //
 //   mean = sum x / L,  rstd = 1 / sqrt(sum (x - mean)^2 / L + eps),  xhat = (x - mean) * rstd,  y = gamma * xhat + beta
 //   dbeta = sum dy,    dgamma = sum dy * xhat,   A = sum_group gamma * dy,   B = sum_group gamma * dy * xhat
 //   dx = rstd * (gamma * dy - A / L - xhat * B / L)
 //
-// Sums are centred before they are multiplied: sum dy * (x - mean), never sum dy * x - mean * sum dy, which loses every
-// digit once |mean| is large against the spread. A variance is never E[x^2] - E[x]^2.
+// Elements are centred before they are multiplied: sum dy * (x - mean), never sum dy * x - mean * sum dy. The latter
+// loses every digit if |mean| is large compared with the spread. For the same reason, never compute a variance as
+// E[x^2] - E[x]^2.
 #include "common/reduce.cuh"
 
 __device__ __forceinline__ bool finite(acc_t value) { return value - value == acc_t(0); }
@@ -21,53 +23,57 @@ struct Statistics {
     acc_t rstd;
 };
 
-// What a first sum is shifted by: an element of the slice. With it a constant slice has exact sums. An infinite one
-// would turn the mean into NaN.
+// The shift of a first sum: an element of the slice, or 0 if that element is not finite. Relative to one of its
+// elements, a constant slice has exact sums. An infinite shift would turn the mean into NaN.
 __device__ __forceinline__ acc_t usable_shift(acc_t element) { return finite(element) ? element : acc_t(0); }
 
-// A centre for the second pass: `centre` rounded to the last place, in data_t, of a number `grid_spreads` times as large as
-// the spread of the elements. Then x - centre is exact for all but the largest x. With a finer centre every x of one
-// binade would round to the same side, and so would every sum of 16-bit x: the errors would add up, and the mean of a
-// million elements would be no better than that of a hundred. A spread of 0, of equal elements, leaves the centre as it
-// is.
-constexpr int extra_digits = sizeof(data_t) < sizeof(acc_t) ? 13 : 0;  // of acc_t over float16; bfloat16 has fewer
+// A centre for the second pass: `centre` rounded to a multiple of the last place, in acc_t, of `grid_spreads` times the
+// spread of the elements. Then x - centre is exact for all but the largest x. With a finer centre, x - centre would
+// round to the same side for every x of one binade, and so would every sum of 16-bit x. The errors would add up, and
+// the mean of a million elements would be no more accurate than that of a hundred. A spread of 0 (all elements are
+// equal) leaves the centre unchanged.
+//
+// The multiple is the last place, in data_t, of 4 times the spread: acc_t has 13 binary digits more than float16. For
+// bfloat16, which has fewer digits than float16, the multiple is smaller.
+constexpr int extra_digits = sizeof(data_t) < sizeof(acc_t) ? 13 : 0;
 constexpr int grid_spreads = 4 << extra_digits;
 __device__ __forceinline__ acc_t on_grid(acc_t centre, acc_t spread) {
     const acc_t large = acc_t(grid_spreads) * spread;
     return finite(large) ? (centre + large) - large : centre;
 }
 
-// What a first pass about a shift adds up for second_centre: a sum of d = x - shift, and its square.
+// The terms of a first pass about a shift, for second_centre: a sum of d = x - shift, and the square of that sum.
 __device__ __forceinline__ Pair with_square(acc_t sum) { return Pair{sum, sum * sum}; }
 
-// The centre of the second pass, from sums over all elements: of d, and of the squares of d or of sums of `terms` d each.
-// inverse = 1 / the count of elements. The spread comes from what the squares vary about their mean: the shift is a single
-// element, and where that is an outlier, d alone says how far the outlier is. Sums of fewer than `terms` d, at the ends
-// of a run, make the spread smaller, which does no harm.
+// The centre of the second pass. `sums` contains sums over all elements: the sum of d, and the sum of the squares of d
+// or of partial sums of `terms` d each. inverse = 1 / the number of elements. The spread is computed about the mean of
+// d and not about the shift: the shift is a single element, and if it is an outlier, d measures only the distance of
+// the outlier. Partial sums of fewer than `terms` d, at the ends of a run, make the spread smaller, which does no harm.
 __device__ __forceinline__ acc_t second_centre(acc_t shift, Pair sums, acc_t inverse, int terms) {
     const acc_t step = sums.first * inverse, variance = sums.second * inverse - acc_t(terms) * step * step;
     return on_grid(shift + step, variance > acc_t(0) ? square_root(variance) : acc_t(0));
 }
 
-// A variance that overflowed gives NaN: the 0 that a division gives would make y a plausible beta.
+// 1 / sqrt(variance + eps). If the variance overflowed, the result is NaN: 1 / infinity is 0, and with it y would be a
+// plausible beta.
 __device__ __forceinline__ acc_t reciprocal_deviation(acc_t variance, acc_t eps) {
     const acc_t radicand = (variance < acc_t(0) ? acc_t(0) : variance) + eps;
     return acc_t(1) / square_root(finite(radicand) ? radicand : radicand - radicand);
 }
 
-// From the sums of d = x - centre and of d^2, with a centre that is the mean but for rounding (the corrected two-pass
-// algorithm, Chan, Golub and LeVeque 1983): what the centre missed is known, so neither a far first element nor a
-// rounded mean costs digits.
+// Statistics from the sums of d = x - centre and of d^2, where the centre is the mean except for rounding (the
+// corrected two-pass algorithm, Chan, Golub and LeVeque 1983). The error of the centre, `missed`, is known. Neither a
+// distant first element nor a rounded mean therefore costs digits.
 __device__ __forceinline__ Statistics corrected_statistics(acc_t centre, Pair sums, acc_t length, acc_t eps) {
     if (!finite(centre)) {
-        return Statistics{centre, centre - centre};  // infinite or NaN data, or a sum that overflowed: rstd is NaN
+        return Statistics{centre, centre - centre};  // infinite or NaN data, or an overflowed sum: rstd is NaN
     }
     const acc_t missed = sums.first / length;
     return Statistics{centre + missed, reciprocal_deviation(sums.second / length - missed * missed, eps)};
 }
 
-// The sums of d = x - centre and of d^2 over the elements i of a pack for which use(i) holds. Like gradient_sums below
-// it starts from zero, so that the depth of the whole summation grows with packs, not with elements.
+// The sums of d = x - centre and of d^2 over the elements i of a pack for which use(i) holds. Like gradient_sums below,
+// it starts from zero: the depth of the whole summation therefore grows with the number of packs, not of elements.
 template <typename Use>
 __device__ __forceinline__ Pair deviations(const Pack<data_t>& x, acc_t centre, Use use) {
     Pair sums = {};
@@ -80,7 +86,7 @@ __device__ __forceinline__ Pair deviations(const Pack<data_t>& x, acc_t centre, 
 }
 
 // y of one channel: (x - mean) * scale + offset, with scale = rstd * gamma and offset = beta.
-struct alignas(16) Affine {  // one access to shared memory
+struct alignas(16) Affine {  // one access to shared memory for float, two for double
     acc_t mean;
     acc_t scale;
     acc_t offset;
@@ -90,7 +96,7 @@ __device__ __forceinline__ acc_t normalised(acc_t x, const Affine& k) { return (
 
 // ---- gradients ----------------------------------------------------------------------------------------------------
 
-// What dx needs of one channel: x's statistics, gamma, and a = A / L, b = B / L of its group.
+// The values that dx needs per channel: gamma, the statistics of x, and a = A / L, b = B / L of the channel's group.
 struct Coefficients {
     acc_t gamma;
     acc_t mean;
@@ -103,7 +109,7 @@ __device__ __forceinline__ acc_t input_gradient(acc_t dy, acc_t x, const Coeffic
     return k.rstd * (k.gamma * dy - k.a - (x - k.mean) * k.rstd * k.b);
 }
 
-// The gradient with respect to the normalised values where there is no activation: dy itself.
+// The gradient with respect to the normalised values if there is no activation: dy itself.
 struct NoActivationGrad {
     __device__ __forceinline__ acc_t operator()(acc_t dy, acc_t) const { return dy; }
 };

@@ -1,10 +1,12 @@
-// The last kernel of every GroupNorm and LayerNorm backward that left sums in a workspace: dgamma and dbeta.
+// The last kernel of every GroupNorm and LayerNorm backward that stores partial sums in a workspace: dgamma and dbeta.
 //
-//   workspace: at pair `from`, [rows, C] pairs (dbeta, dgamma) of parts of the batch; at pair `to`, room for the slices
-//   dgamma, dbeta (C), null where not wanted
-//   grid: slabs of columns x slices of rows (columns.cuh); shared memory: a pair a thread
+//   workspace: from pair `from`, [rows, C] pairs (dbeta, dgamma), each row of a part of the batch; from pair `to`,
+//   [slices, C] pairs
+//   dgamma, dbeta (C), null if not wanted
+//   grid: slabs of columns x slices of rows (columns.cuh); shared memory: one pair per thread
 //
-// With one slice the sums are the results; with several they go to workspace rows that a second launch sums.
+// With one slice the sums are the results. With several slices they are stored in the workspace, from pair `to`, and a
+// second launch sums these rows.
 #include "common/columns.cuh"
 #include "common/parameters.cuh"
 

@@ -1,35 +1,35 @@
-// Parameters that may be absent, and the gradients of those per channel.
+// Optional parameters, and the gradients of the parameters per channel.
 #include "common/norm.cuh"
 
-// array[index], or `absent` where there is no array, or no such index. In one condition, for a load with a predicate: a
-// branch around it would keep the next one waiting.
+// array[index], or `absent` if the array is null or `there` is false (no such index). It is one condition, so that the
+// load is predicated: a branch around the load would delay the next load.
 template <typename T>
 __device__ __forceinline__ acc_t parameter(const T* array, long long index, acc_t absent, bool there = true) {
     return there && array != nullptr ? acc_t(widen(load(array, index))) : absent;
 }
 
-// An array from an index on, or null.
+// The array from an index on, or null.
 template <typename T>
 __device__ __forceinline__ const T* from_index(const T* array, long long index) {
     return array == nullptr ? nullptr : array + index;
 }
 
-// y of a channel with these statistics.
+// The transform from x to y for a channel with these statistics.
 template <typename G, typename B>
 __device__ __forceinline__ Affine affine_of(const G* gamma, const B* beta, long long channel, acc_t mean, acc_t rstd,
                                             bool there = true) {
     return Affine{mean, rstd * parameter(gamma, channel, acc_t(1), there), parameter(beta, channel, acc_t(0), there)};
 }
 
-// The parameters of a pack's elements, as they are stored: they stay in registers at their own width.
+// The parameters of a pack's elements. They stay in registers in their storage type, at their own width.
 template <typename T>
 struct ParameterPack {
     static constexpr int size = Pack<T>::size < pack_size ? Pack<T>::size : pack_size;
     static_assert(size == Pack<T>::size, "parameters are of x's dtype, or wider");
     Pack<T> part[pack_size / size];
 
-    // Of [first, first + pack_size) of array[0, length), `absent` where there is no array. Elements outside read as
-    // zero. Each 16 bytes are one access where the address allows it.
+    // Loads the elements [first, first + pack_size) of array[0, length), or `absent` if the array is null. Elements
+    // outside [0, length) read as zero. Each 16 bytes are one access if the address is a multiple of 16 bytes.
     __device__ __forceinline__ void load_from(const T* array, int first, int length, acc_t absent) {
 #pragma unroll
         for (int at = 0; at < pack_size; at += size) {
@@ -44,7 +44,7 @@ struct ParameterPack {
             }
         }
     }
-    // The same of packs in shared memory.
+    // Same as above, from packs in shared memory.
     __device__ __forceinline__ void load_from(const Pack<T>* packs, int first, int length) {
 #pragma unroll
         for (int at = 0; at < pack_size; at += size) {
@@ -65,7 +65,7 @@ struct ParameterPack {
     __device__ __forceinline__ acc_t of(int i) const { return widen(part[i / size].get(i % size)); }
 };
 
-// As load_from.
+// See ParameterPack::load_from.
 template <typename T>
 __device__ __forceinline__ ParameterPack<T> parameters_of(const T* array, int first, int length, acc_t absent) {
     ParameterPack<T> found;
@@ -73,8 +73,8 @@ __device__ __forceinline__ ParameterPack<T> parameters_of(const T* array, int fi
     return found;
 }
 
-// Where dbeta (first) and dgamma (second) of a channel go: a row of the workspace [rows, C] that a second kernel sums,
-// or, where there is only one row, straight to the result.
+// The destination of dbeta (first) and dgamma (second) of a channel: a row of the workspace [rows, C], which a second
+// kernel sums, or the results themselves if there is only one row (`workspace` is null).
 struct ParameterGradients {
     Pair* workspace;
     gamma_t* dgamma;

@@ -1,11 +1,12 @@
-// Sums over lanes, warps and blocks. Every order of summation is fixed by indices alone, so the same call gives the
-// same bits. A butterfly of xor-shuffles leaves the same bits in every lane, because a + b and b + a round alike.
+// Sums over lanes, warps and blocks. Every order of summation is fixed by indices alone, so that the same call gives
+// bitwise equal results. A butterfly of xor-shuffles leaves bitwise equal values in every lane, because a + b and b + a
+// round alike.
 #include "common/types.cuh"
 
 constexpr int warp_size = 32;
 constexpr unsigned whole_warp = 0xffffffffu;
 
-// Two sums that travel together: one barrier, one access to the workspace instead of two.
+// Two sums that are reduced together: one barrier and one access to the workspace instead of two.
 struct alignas(2 * sizeof(acc_t)) Pair {
     acc_t first;
     acc_t second;
@@ -13,8 +14,8 @@ struct alignas(2 * sizeof(acc_t)) Pair {
 
 __device__ __forceinline__ Pair operator+(Pair a, Pair b) { return Pair{a.first + b.first, a.second + b.second}; }
 
-// Partial results, of packs or of planes, that a thread puts together before they join the rest: two short chains of
-// additions lose fewer digits than a long one.
+// Number of partial results, of packs or of planes, that a thread adds up before it adds them to the rest. Two short
+// chains of additions lose fewer digits than one long chain.
 constexpr int chain = 32;
 
 __device__ __forceinline__ acc_t shuffle_xor(acc_t value, int distance) {
@@ -25,12 +26,13 @@ __device__ __forceinline__ Pair shuffle_xor(Pair value, int distance) {
     return Pair{shuffle_xor(value.first, distance), shuffle_xor(value.second, distance)};
 }
 
-// Sum over each run of `lanes` consecutive lanes (a power of two up to 32), given to all of them. The whole warp calls.
+// Sum over each run of `lanes` consecutive lanes (a power of two up to 32), returned to all of them. The whole warp
+// calls.
 template <typename T>
 __device__ __forceinline__ T lanes_sum(T value, int lanes) {
 #pragma unroll
     for (int distance = warp_size / 2; distance > 0; distance /= 2) {
-        if (distance < lanes) {  // a compile-time choice wherever lanes is a Tile constant
+        if (distance < lanes) {  // resolved at compile time if lanes is a Tile constant
             value = value + shuffle_xor(value, distance);
         }
     }
@@ -45,12 +47,13 @@ __device__ __forceinline__ T warp_sum(T value) {
 constexpr int block_warps = Tile::threads / warp_size;
 static_assert(Tile::threads % warp_size == 0 && block_warps <= warp_size, "whole warps, 1 to 32 of them");
 
-// Blocks that make up `threads` resident threads on a multiprocessor: what a launch bound asks for, so that a kernel's
-// registers leave room for enough loads in flight. Without it the compiler spends what a lone block may.
+// Number of blocks that make up `threads` resident threads on a multiprocessor, for a launch bound. The bound limits
+// the registers of a kernel, so that enough loads are in flight. Without it the compiler uses as many registers as a
+// single resident block may use.
 constexpr int blocks_of(int threads) { return threads > Tile::threads ? threads / Tile::threads : 1; }
 
-// fold(value) over the warps of a block: fold takes 32 lanes' values into lane 0. The result is right in thread 0.
-// `scratch` is shared, block_warps long; a barrier lies between two calls with the same scratch.
+// Folds `value` over the warps of a block. fold(value) reduces the values of 32 lanes to lane 0. The result is valid in
+// thread 0. `scratch` is in shared memory, block_warps long. A barrier must separate two calls with the same scratch.
 template <typename T, typename Fold>
 __device__ __forceinline__ T block_fold(T value, T* scratch, Fold fold) {
     const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
@@ -62,9 +65,9 @@ __device__ __forceinline__ T block_fold(T value, T* scratch, Fold fold) {
     return warp == 0 ? fold(lane < block_warps ? scratch[lane] : T{}) : value;
 }
 
-// Sum over each run of `warps` consecutive warps of the block, given to all their threads, in an order of warps that is
-// the same for all of them: every thread adds the same values by the same butterfly. `scratch` is shared, block_warps
-// long; a barrier lies between two calls with the same scratch.
+// Sum over each run of `warps` consecutive warps of the block, returned to all their threads. The order of the warps is
+// the same for all threads: every thread adds the same values by the same butterfly. `scratch` is in shared memory,
+// block_warps long. A barrier must separate two calls with the same scratch.
 template <int warps = block_warps, typename T>
 __device__ __forceinline__ T block_sum(T value, T* scratch) {
     static_assert(block_warps % warps == 0, "equal runs");
@@ -77,9 +80,10 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
     return warp_sum(lane < warps ? scratch[warp / warps * warps + lane] : T{});
 }
 
-// Folds partials[row][part][column], which is shared, over its parts into the first, by halves. Thread (part, column)
-// does its rows, and neighbours have neighbours of a row, so that no two of a warp meet in a bank; an idle one has
-// part >= parts. The whole block calls, behind a barrier; ends with one.
+// Folds partials[row][part][column], in shared memory, over its parts into part 0, by halves. Thread (part, column)
+// folds its entry of each row. Neighbouring threads access neighbouring entries of a row, so that no two lanes of a
+// warp have a bank conflict. An idle thread has part >= parts. The whole block calls, after a barrier. Ends with a
+// barrier.
 template <int rows, typename T, typename Merge>
 __device__ __forceinline__ void fold_parts(T* partials, int parts, int columns, int part, int column, Merge merge) {
     int half = 1;

@@ -1,11 +1,12 @@
-// Storage types, their conversions, 16-byte packs, and the only doors to global and shared memory.
+// Storage types, their conversions, 16-byte packs, and the functions that access global and shared memory.
 //
-// The host writes above this file: the typedefs data_t (x, dy, dx, y), param types (gamma, beta and their gradients),
-// stat_t (mean, rstd), layout_t, and `struct Tile` with the compile-time constants. No CUDA header is included: the two
-// 16-bit conversions are one instruction each, and headers would cost more compile time than the kernels.
+// The host writes above this file: the typedefs data_t (x, dy, dx, y), parameter types (gamma, beta and their
+// gradients), stat_t (mean, rstd), layout_t and activation_t, and `struct Tile` with the compile-time constants. No
+// CUDA header is included: each of the two 16-bit conversions is one instruction, and headers would take longer to
+// compile than the kernels.
 //
-// Every read or write of global memory goes through load, store, load_pack or store_pack. On the CPU those report each
-// access to the executor, which checks it; a raw dereference would escape that, and a test forbids it.
+// Every access to global memory goes through a function of this file or of async.cuh. On the CPU these functions report
+// each access to the executor, which checks it. A raw dereference would escape the check, and a test forbids it.
 
 struct float16 {
     unsigned short bits;
@@ -15,7 +16,7 @@ struct bfloat16 {
     unsigned short bits;
 };
 
-// What a storage type is summed in.
+// The type in which the values of a storage type are summed.
 template <typename T>
 struct Accumulator {
     typedef float type;
@@ -40,8 +41,8 @@ __device__ __forceinline__ unsigned float_to_bits(float value) {
     return bits;
 }
 
-// Shifting the 15 magnitude bits into place leaves the exponent 112 too small; one exact multiply mends it, and makes
-// subnormals normal on the way. Infinity and NaN have the largest exponent before and after.
+// Shifting the 15 magnitude bits into place leaves the exponent 112 too small. One exact multiplication corrects it,
+// and also makes subnormals normal. Infinity and NaN have the largest exponent before and after.
 __device__ __forceinline__ float half_to_float(unsigned short half) {
     const unsigned magnitude = half & 0x7fffu;
     const unsigned sign = (half & 0x8000u) << 16;
@@ -50,7 +51,7 @@ __device__ __forceinline__ float half_to_float(unsigned short half) {
     return bits_to_float(wide | sign);
 }
 
-// Round to nearest even. Below the smallest normal half (2^-14), adding 0.5 lets the float adder round at the right
+// Rounds to nearest even. Below the smallest normal half (2^-14), adding 0.5 makes the float adder round at the right
 // bit.
 __device__ __forceinline__ unsigned short float_to_half(float value) {
     const unsigned all = float_to_bits(value);
@@ -72,7 +73,7 @@ __device__ __forceinline__ unsigned short float_to_half(float value) {
 __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
     const unsigned all = float_to_bits(value);
     if ((all & 0x7fffffffu) > 0x7f800000u) {
-        return 0x7fffu;  // NaN, as the PTX instruction gives it
+        return 0x7fffu;  // the NaN that the PTX instruction returns
     }
     return static_cast<unsigned short>((all + 0x7fffu + ((all >> 16) & 1u)) >> 16);
 }
@@ -108,7 +109,7 @@ __device__ __forceinline__ float widen(bfloat16 value) {
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ double widen(double value) { return value; }
 
-// The one rounding: to nearest even, from the accumulator to storage.
+// The only rounding: to nearest even, from the accumulator type to a storage type.
 template <typename T>
 __device__ __forceinline__ T narrow(acc_t value);
 template <>
@@ -128,15 +129,15 @@ __device__ __forceinline__ double narrow<double>(acc_t value) {
     return static_cast<double>(value);
 }
 
-constexpr int access_bytes = 16;  // the widest load or store that every gated architecture has
+constexpr int access_bytes = 16;  // the widest load or store on every architecture of the compile gate
 
-// 16 bytes of consecutive elements. They are kept as words: a compiler that sees 16-bit elements takes them apart where
-// they are loaded, and so waits for every load before the next, and holds each element in a register of its own.
+// 16 bytes of consecutive elements, stored as words. A compiler that sees 16-bit elements splits them where they are
+// loaded. It then waits for every load before the next one, and holds each element in a register of its own.
 template <typename T>
 struct alignas(access_bytes) Pack {
     static constexpr int size = access_bytes / sizeof(T), words = access_bytes / sizeof(unsigned);
     union {
-        T items[size];  // what it may alias
+        T items[size];  // so that a pack may alias elements of an array
         unsigned word[words];
     };
 
@@ -160,7 +161,7 @@ struct alignas(access_bytes) Pack {
             memcpy(word + i * (sizeof(T) / sizeof(unsigned)), &item, sizeof item);
         }
     }
-    // Brings each element to the place before its own, and the first to the last.
+    // Moves each element to the place before its own, and the first to the last place.
     __device__ __forceinline__ void rotate() {
         const unsigned first[2] = {word[0], word[1]};
         if constexpr (sizeof(T) < sizeof(unsigned)) {
@@ -180,9 +181,9 @@ struct alignas(access_bytes) Pack {
 
 constexpr int pack_size = Pack<data_t>::size;
 
-// An optimisation barrier: the compiler may not assume that the value is still what it was. What is derived from the value
-// is computed again where it is used again, and does not stay in registers, which are scarce: widened 16-bit elements, the
-// predicates of every element.
+// Optimisation barrier: the compiler must assume that the value has changed. It recomputes the values derived from it
+// where they are used again, instead of keeping them in registers, which are scarce. Such values are widened 16-bit
+// elements and the predicates of every element.
 __device__ __forceinline__ void make_opaque(int& value) {
 #ifndef CUNORM_CPU
     asm volatile("" : "+r"(value));
@@ -200,7 +201,7 @@ __device__ __forceinline__ void make_opaque(Pack<T> (&packs)[count]) {
 #endif
 }
 
-// ---- the doors to global memory -----------------------------------------------------------------------------------
+// ---- access to global memory --------------------------------------------------------------------------------------
 
 #ifdef CUNORM_CPU
 #define CUNORM_TOUCH(address, bytes, is_store) cunorm_cpu::touch(address, bytes, is_store)
@@ -226,7 +227,7 @@ __device__ __forceinline__ Pack<T> load_whole(const T* address) {
     return *reinterpret_cast<const Pack<T>*>(address);
 }
 
-// In PTX, because the compiler takes a store of a struct that it has just put together apart again into four.
+// In PTX, because the compiler splits the store of a struct that it has just assembled into four stores.
 template <typename T>
 __device__ __forceinline__ void store_whole(T* address, const Pack<T>& pack) {
     CUNORM_TOUCH(address, access_bytes, true);
@@ -239,25 +240,25 @@ __device__ __forceinline__ void store_whole(T* address, const Pack<T>& pack) {
 #endif
 }
 
-// The 4-byte words from an item of an array on: counters.
+// The 4-byte words that start at array[index], which are used as counters.
 template <typename T>
 __device__ __forceinline__ unsigned* words_at(T* array, long long index) {
     return reinterpret_cast<unsigned*>(array + index);
 }
 
-// Elements that `address` lies past a 16-byte boundary.
+// Number of elements from the 16-byte boundary at or before `address` to `address`.
 template <typename T>
 __device__ __forceinline__ int misalignment(const T* address) {
     return static_cast<int>(reinterpret_cast<unsigned long long>(address) % access_bytes / sizeof(T));
 }
 
-// Whether 0 <= index < length, in one comparison: what is negative is a large number without a sign.
+// Whether 0 <= index < length, in one comparison: as an unsigned number, a negative index is large.
 __device__ __forceinline__ bool within(int index, int length) {
     return static_cast<unsigned>(index) < static_cast<unsigned>(length);
 }
 
-// Elements [first, first + size) of array[0, length): one 16-byte access where they all exist and the address allows
-// it, single elements otherwise. Elements outside read as zero.
+// The elements [first, first + size) of array[0, length): one 16-byte access if all of them exist and the address is a
+// multiple of 16 bytes, single elements otherwise. Elements outside [0, length) read as zero.
 template <typename T>
 __device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int length) {
     if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
@@ -287,10 +288,10 @@ __device__ __forceinline__ void store_pack(T* array, int first, int length, cons
     }
 }
 
-// ---- the door to shared memory ------------------------------------------------------------------------------------
+// ---- access to shared memory --------------------------------------------------------------------------------------
 
-// The block's dynamic shared memory. Its size is the launch's, so a kernel lays its arrays out by offset. The host
-// computes the same sizes in the op's strategies; the CPU executor faults where its sum is too small.
+// The block's dynamic shared memory. The launch sets its size, so a kernel lays its arrays out by offset. The host
+// computes the same sizes in the strategies of the op. The CPU executor faults if the host's sum is too small.
 #ifdef CUNORM_CPU
 __device__ __forceinline__ unsigned char* shared_bytes() {
     return static_cast<unsigned char*>(cunorm_cpu::shared_memory());
@@ -302,7 +303,8 @@ __device__ __forceinline__ unsigned char* shared_bytes() { return dynamic_shared
 #define CUNORM_CLAIM_SHARED(bytes)
 #endif
 
-// The array that starts at the first 16-byte boundary at or past `offset`; moves `offset` behind its `count` elements.
+// The array that starts at the first 16-byte boundary at or after `offset`. Advances `offset` past its `count`
+// elements.
 template <typename T>
 __device__ __forceinline__ T* shared_array(int& offset, int count) {
     offset = (offset + access_bytes - 1) / access_bytes * access_bytes;

@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
     const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
     const acc_t length = acc_t(group_channels) * acc_t(HxW);
     int offset = 0;
-    unsigned* drawn = shared_array<unsigned>(offset, 4);
+    unsigned* drawn = shared_array<unsigned>(offset, drawn_words);
     Pair* partials = shared_array<Pair>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
     Pair* scratch = shared_array<Pair>(offset, Tile::threads);
     Pair* totals = shared_array<Pair>(offset, channels);

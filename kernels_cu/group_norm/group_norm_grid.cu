@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                              static_cast<unsigned>(prefetch_tiles)};
     const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
     int offset = 0;
-    unsigned* drawn = shared_array<unsigned>(offset, 4);
+    unsigned* drawn = shared_array<unsigned>(offset, drawn_words);
     Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
     Moments* scratch = shared_array<Moments>(offset, Tile::threads);
     Moments* totals = shared_array<Moments>(offset, channels);

@@ -1,5 +1,5 @@
-// Sums of the columns of rows, in shared memory. Columns that are pack_size apart are neighbours there, so that the lanes of
-// a warp, which hold packs side by side, meet different banks whatever the alignment of the row.
+// Sums per column of rows, in shared memory. Columns that are pack_size apart are neighbours there. The lanes of a warp
+// process neighbouring packs, so they access different banks whatever the alignment of the row.
 #include "partition/slab.cuh"
 
 struct ColumnSums {

@@ -1,11 +1,11 @@
-// A pack of elements of a run or a row: where it lies, and which channels its elements are of.
+// The position of a pack in a run or a row, and the channels of the pack's elements.
 #include "common/norm.cuh"
 
-// Where a pack lies in its run or row.
+// Position of a pack in its run or row.
 struct PackSpan {
     long long row;  // elements from the tensor's start to the run or row
-    int first;      // the pack's first element in the run, or column in the row; negative before a run's start
-    int length;     // of the run or row
+    int first;      // the pack's first element: index in the run, or column in the row; negative before a run's start
+    int length;     // elements of the run or row
 
     __device__ __forceinline__ bool holds(int i) const { return within(first + i, length); }
     __device__ __forceinline__ int count() const {
@@ -15,23 +15,24 @@ struct PackSpan {
     __device__ __forceinline__ bool whole() const { return first >= 0 && first + pack_size <= length; }
 };
 
-// The `holds` of a pack whose elements all exist.
+// The `holds` predicate of a pack whose elements all exist.
 struct Always {
     __device__ __forceinline__ bool operator()(int) const { return true; }
 };
 
 __device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// The channels of consecutive elements of a channels-first run. What lies before it is of channels below 0.
+// Walks over the channels of consecutive elements of a channels-first run. Elements before the run have negative
+// channels.
 struct ChannelWalk {
     int channel;
-    int left;  // elements left in the channel, the current one included
+    int left;  // elements left in the channel, including the current one
 
     __device__ __forceinline__ ChannelWalk(int element, int HxW) {
         channel = (element < 0 ? element - HxW + 1 : element) / HxW;
         left = HxW - (element - channel * HxW);
     }
-    // True where the next element starts a new channel.
+    // Moves to the next element. Returns true if that element starts a new channel.
     __device__ __forceinline__ bool step(int HxW) {
         if (--left > 0) {
             return false;
@@ -42,7 +43,7 @@ struct ChannelWalk {
     }
 };
 
-// From a pack to the one so many elements on, without another division.
+// Moves a ChannelWalk by a fixed number of elements, without another division.
 struct ChannelStride {
     int channels;
     int rest;
@@ -59,15 +60,17 @@ struct ChannelStride {
     }
 };
 
-// Calls emit(channel, known, sums) for the channels that a pack of a channels-first run has elements of, in order: known is
-// of(channel, true), and sums that of the Pairs terms(i, known) of these elements, i being their place in `packs`. The lanes
-// of a warp go apart in here: nobody may shuffle.
+// Calls emit(channel, known, sums) for each channel that has elements in a pack of a channels-first run, in order.
+// `known` is of(channel, true). `sums` is the sum of the Pairs terms(i, known) of these elements, where i is the index
+// of the element in `packs`. The lanes of a warp diverge in here, so the callbacks must not shuffle.
 //
-// Where a channel has as many elements as a pack, the pack is of one or two: what is known of both is asked for at once,
-// of(channel, false) where there is none, which is to load nothing; and each element takes its own. The outermost elements
-// may be of none of the run's channels, and their sums go nowhere. Smaller channels are rare. Their elements are taken one
-// by one in a loop that is not unrolled: unrolled it would be most of the kernel's code. The loop rotates the packs and
-// takes element 0 of them, because packs lie in registers, which have no index at run time.
+// If HxW >= pack_size, a pack spans at most two channels. The values of both channels are loaded up front, and each
+// element selects its own. If one of the channels does not exist, its value is of(channel, false), which must not load.
+// The outermost elements may belong to no channel of the run; their sums are not emitted.
+//
+// Channels smaller than a pack are rare. Their elements are processed one by one in a loop that is not unrolled:
+// unrolled, it would be most of the kernel's code. The loop rotates the packs and uses their element 0, because packs
+// are in registers, which cannot be indexed at run time.
 template <typename Of, typename Terms, typename Emit, typename... Packs>
 __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW, Of of,
                                                  Terms terms, Emit emit, Packs&... packs) {
@@ -117,7 +120,8 @@ __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const Ch
     }
 }
 
-// The same for its elements alone: calls use(i, known). Of elements outside the run it may be called too.
+// Calls use(i, known) for the elements of a pack, with `i` and `known` as in sums_in_channels. It may also be called
+// for elements outside the run.
 template <typename Of, typename Use, typename... Packs>
 __device__ __forceinline__ void each_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW, Of of,
                                                  Use use, Packs&... packs) {

@@ -3,17 +3,18 @@
 #include "partition/column_sums.cuh"
 #include "partition/rows.cuh"
 
-// Where a block's teams keep the sums of their columns: in registers, and then the upper half of the teams hands its sums
-// to the lower half until the first has them all; or in a row of shared memory for each team.
+// The column sums of the teams of a block, in registers or in shared memory. If they are in registers, the upper half
+// of the teams passes its sums to the lower half through shared memory, until only the first teams are left. If they
+// are in shared memory, each team has a row of sums.
 template <int lanes, int blocks, bool in_registers>
 struct KeptSums {
     typedef Run<lanes, blocks> run_t;
     static constexpr int teams = Tile::threads / lanes;
     Pair* shared;  // [rows, ColumnSums::size(length)]
-    int length;    // of the block's slice of a row, at most
+    int length;    // upper bound of the columns of the block's slice of a row
     Pair sums[in_registers ? Tile::packs_per_thread : 1][pack_size];
 
-    // Rows of shared memory, where so many neighbouring teams have columns of their own.
+    // Number of rows in shared memory if `kinds` neighbouring teams have different columns.
     static __device__ __forceinline__ int rows_for(int kinds) {
         return !in_registers ? teams : kinds < teams ? teams / 2 : 0;
     }
@@ -35,7 +36,7 @@ struct KeptSums {
             __syncthreads();
         }
     }
-    // Of the i-th element of the lane's k-th pack.
+    // Adds the terms of the i-th element of the lane's k-th pack.
     __device__ __forceinline__ void add(const run_t& run, int k, int i, Pair terms) {
         const int column = run.first(k) + i;
         if (in_registers) {
@@ -59,8 +60,9 @@ struct KeptSums {
             }
         }
     }
-    // emit(team, column, sums), in one thread for each column of the first `kinds` teams: sums over these and all teams a
-    // multiple of that behind them, which have the same columns. The whole block calls.
+    // Calls emit(team, column, sums) in one thread for each column of the first `kinds` teams. The sums are over this
+    // team and all later teams at distances that are multiples of `kinds`: these teams have the same columns. The whole
+    // block calls.
     template <typename Emit>
     __device__ __forceinline__ void gather(const run_t& run, int kinds, Emit emit) {
         if (!in_registers) {
@@ -74,7 +76,7 @@ struct KeptSums {
                     emit(kind, column, sum);
                 }
             }
-            __syncthreads();  // the next item takes over the rows
+            __syncthreads();  // the next item reuses the rows
             return;
         }
 #pragma unroll 1
@@ -82,7 +84,7 @@ struct KeptSums {
             const int team = Team<lanes>::index();
             run_t own = run;
             if (lanes > warp_size) {
-                make_opaque(own.shift);  // the places of all its columns do not fit beside their sums
+                make_opaque(own.shift);  // column indices and sums do not fit in registers together
             }
             if (team >= half && team < 2 * half) {
                 const ColumnSums handed = row(team - half);
@@ -102,11 +104,11 @@ struct KeptSums {
     }
 };
 
-// A row of dy and x on its way.
+// A row of dy and x whose loads may still be in flight.
 template <int lanes, int blocks>
 struct RowOfBoth {
     Pack<data_t> dy[Tile::packs_per_thread], x[Tile::packs_per_thread];
-    stat_t mean, rstd;  // as they are stored: nobody waits for them here
+    stat_t mean, rstd;  // in their storage type: a conversion here would wait for the loads
 
     __device__ __forceinline__ void load_from(const data_t* dy_, const data_t* x_, const stat_t* mean_,
                                               const stat_t* rstd_, long long row, const Run<lanes, blocks>& run) {
@@ -116,14 +118,15 @@ struct RowOfBoth {
     }
 };
 
-// The arrays and sizes of a launch. dx is null where it is not wanted, x where only dbeta is.
+// The arrays and sizes of a launch. dx is null if it is not wanted. x is null if only dbeta is wanted and there is no
+// activation.
 struct RowGradients {
     const data_t* dy;
     const data_t* x;
     const stat_t* mean;
     const stat_t* rstd;
     const gamma_t* gamma;
-    const beta_t* beta;  // only an activation asks for it
+    const beta_t* beta;  // read only if there is an activation
     data_t* dx;
     ParameterGradients parameters;
     long long rows;
@@ -131,8 +134,8 @@ struct RowGradients {
     long long teams;
     long long groups;
 
-    // With teams of `lanes` lanes of `blocks` blocks; those of `merged` blocks of a cluster put their sums together.
-    // Every byte of dy and x is read once, before dx is written: dx may be dy or x.
+    // A team has `lanes` lanes in each of `blocks` blocks. The teams of `merged` blocks of a cluster add their sums
+    // together. Every byte of dy and x is read once, before dx is written: dx may be dy or x.
     template <int lanes, int blocks, int merged, bool grouped = false>
     __device__ __forceinline__ void run() const {
         typedef Team<lanes, blocks> team_t;
@@ -143,13 +146,14 @@ struct RowGradients {
         int offset = 0;
         team_t team = {team_t::shared_scratch(offset)};
         typedef KeptSums<lanes, blocks, bool(Tile::sums_in_registers)> kept_t;
-        // Teams of a block with the same columns are `kinds` apart, where their number goes into the block's.
+        // Teams of a block whose indices differ by a multiple of `kinds` have the same columns. If the number of groups
+        // does not divide the number of teams in the block, `kinds` is the latter: every team then stores its own sums.
         const int kinds = !grouped ? 1 : team.count % groups == 0 ? static_cast<int>(groups) : team.count;
         const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;
         kept_t kept;
         kept.length = columns;
         kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
-        const run_t first_row(dy, 0, length, true, rows_may_shift(rows, teams, length));  // as in the forward
+        const run_t first_row(dy, 0, length, true, rows_may_shift(rows, teams, length));  // see normalise_rows
         const Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
         if (teams_share<lanes, blocks, grouped>) {
             __syncthreads();
@@ -160,7 +164,7 @@ struct RowGradients {
                 kept.clear();
             }
             int asked_again = length;
-            make_opaque(asked_again);  // or whether rows may shift would take a register from item to item
+            make_opaque(asked_again);  // otherwise rows_may_shift() would occupy a register from item to item
             run_t run(dy, own, length, own < rows, rows_may_shift(rows, teams, asked_again));
             const long long group = grouped ? own % groups : 0;
             RowParameters<gamma_t, lanes, blocks, grouped> weights(gamma, group, shared_gamma, acc_t(1), run);
@@ -198,7 +202,7 @@ struct RowGradients {
                 kept.gather(run, kinds, [&](int first, int column, Pair sums) {
                     const long long giver = item * team.count + first, row = giver / groups * kinds / team.count;
                     const long long head = grouped ? giver % groups * length : run.from;
-                    if (!grouped || giver < rows) {  // many groups make up whole blocks with teams that have no sample
+                    if (!grouped || giver < rows) {  // with many groups, blocks may have teams without a sample
                         parameters.store_channel(grouped ? row : item, head + column, sums);
                     }
                 });
@@ -218,13 +222,14 @@ struct RowGradients {
                 parameters.store_channel(item / merged, column, sums);
             }
             cluster_arrive_relaxed();
-            cluster_wait();  // the others have read this block's sums
+            cluster_wait();  // until the other blocks have read this block's sums
         }
         team.leave();
     }
 
 private:
-    // dx of a row, and keep(k, i, (dy, dy * xhat)) for each of its elements.
+    // Computes dx of a row, and calls keep(k, i, (gradient, gradient * xhat)) for each element of the lane's packs.
+    // `gradient` is the one with respect to the normalised element: dy if there is no activation.
     template <int lanes, int blocks, bool grouped, typename Keep>
     __device__ __forceinline__ void one_row(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
                                             RowOfBoth<lanes, blocks>& held,
@@ -249,8 +254,8 @@ private:
             Pair of_pack = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
-                // Elements outside the row read as zeros: only an infinite mean would make something of them, or an
-                // activation of a mean that is infinite in units of rstd.
+                // Elements outside the row read as zeros. Without holds(i) they would contribute only if the mean is
+                // infinite, or if there is an activation and the mean is infinite in units of rstd.
                 const acc_t gradient =
                     is_identity || holds(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);
                 const acc_t xhat =
@@ -261,7 +266,7 @@ private:
             }
             sums = sums + of_pack;
             if (!bool(Tile::sums_in_registers) && lanes <= warp_size) {
-                __syncwarp();  // a compiler that asks for the columns' sums of all packs at once has no registers left
+                __syncwarp();  // else the compiler loads all packs' column sums at once and runs out of registers
             }
         }
         if (dx == nullptr) {
@@ -282,7 +287,7 @@ private:
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
             const ParameterPack<gamma_t> weight = next_weight;
             const ParameterPack<beta_t> offset = next_offset;
-            if (k + 1 < Tile::packs_per_thread) {  // before the store: no load passes that
+            if (k + 1 < Tile::packs_per_thread) {  // before the store: the compiler moves no load across it
                 next_weight = weights.of(run, k + 1);
                 next_offset = offsets.of(run, k + 1);
             }

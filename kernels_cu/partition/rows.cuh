@@ -1,23 +1,25 @@
-// LayerNorm of rows that a team holds in registers: what the strategies `warp` (teams of a warp or less), `block` (teams
-// of several warps, up to a block) and `cluster` (teams across the blocks of a cluster) share. x, y, dy, dx (rows, length);
-// gamma, beta (length) or null; mean, rstd (rows).
+// LayerNorm of rows that a team holds in registers. The strategies `warp` (teams of a warp or less), `block` (teams of
+// several warps, up to a block) and `cluster` (teams across the blocks of a cluster) share this code. x, y, dy, dx
+// (rows, length); gamma, beta (length) or null; mean, rstd (rows).
 //
-// A team takes every `teams`-th row: what it needs of its columns stays in registers from row to row, and, where
-// Tile::reads_ahead, a row is on its way while the one before it is worked on. The teams of a block ask for the parameters of their columns once.
+// A team processes every `teams`-th row, so that the parameters and sums of its columns stay in registers from row to
+// row. If Tile::reads_ahead, the next row is loaded while the current one is processed. The teams of a block load the
+// parameters of their columns once.
 //
-// GroupNorm with HxW = 1 is the same thing: N * groups rows of the channels of a group, whose parameters are those of row
-// `row % groups`. `teams` is a multiple of `groups` then, so that all rows of a team are of one group. One group else.
+// GroupNorm with HxW = 1 uses the same code: it has N * groups rows of the channels of one group each, and row `row`
+// has the parameters of group `row % groups`. `teams` is then a multiple of `groups`, so that all rows of a team belong
+// to one group. Otherwise there is one group.
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
 #include "partition/team.cuh"
 
-// Whether the teams of a block share parameters: those of several groups would, where their rows are many to a team, save
-// little.
+// Whether the teams of a block share parameters. Teams of several groups do not: sharing would save little if a team
+// has many rows.
 template <int lanes, int blocks, bool grouped>
 constexpr bool teams_share = Team<lanes, blocks>::count > 1 && !grouped;
 
-// A parameter of the columns of `run` in shared memory, whole packs of it, where the teams of a block share it: null where
-// there is none, or they do not. A barrier lies between this and its use.
+// Copies a parameter of the columns of `run` to shared memory, in whole packs. Returns null if the parameter is null,
+// or if the teams of a block do not share parameters. A barrier must separate this call from the use of the result.
 template <bool grouped, typename T, int lanes, int blocks>
 __device__ __forceinline__ const Pack<T>* shared_parameter(const T* array, const Run<lanes, blocks>& run, int& offset) {
     if (!teams_share<lanes, blocks, grouped> || array == nullptr) {
@@ -31,19 +33,20 @@ __device__ __forceinline__ const Pack<T>* shared_parameter(const T* array, const
     return shared;
 }
 
-// The parameters of a lane's columns: in registers, as they are stored, or read again for every row where those are too
-// few.
+// The parameters of a lane's columns. They stay in registers in their storage type; if they need more than
+// Tile::most_parameter_bytes, they are loaded again for every row.
 template <typename T, int lanes, int blocks, bool grouped>
 struct RowParameters {
     static constexpr bool shares = teams_share<lanes, blocks, grouped>;
     static constexpr bool resident =
         Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= Tile::most_parameter_bytes;
     const T* array;
-    const Pack<T>* shared;  // the same, or null
-    acc_t absent;           // where there is no array
+    const Pack<T>* shared;  // the same array in shared memory, or null
+    acc_t absent;           // value if `array` is null
     ParameterPack<T> held[resident ? Tile::packs_per_thread : 1];
 
-    // Of any row of the team, here of the group's: all are covered from the same place.
+    // The parameters are the same for every row of the team: all its rows are of `group`, and are covered from the same
+    // position. `run` may be any of them.
     __device__ __forceinline__ RowParameters(const T* array_, long long group, const Pack<T>* shared_, acc_t absent_,
                                              const Run<lanes, blocks>& run)
         : array(array_ == nullptr || !grouped ? array_ : array_ + group * run.columns),
@@ -54,14 +57,14 @@ struct RowParameters {
             load(held[resident ? k : 0], run, k);
         }
     }
-    // Between two uses: they stay as they are stored, and are widened again.
+    // Between two uses: the parameters stay in registers in their storage type, and are widened again.
     __device__ __forceinline__ void narrow_again() {
 #pragma unroll
         for (int k = 0; resident && k < Tile::packs_per_thread; ++k) {
             make_opaque(held[resident ? k : 0].part);
         }
     }
-    // Of the lane's k-th pack.
+    // The parameters of the lane's k-th pack.
     __device__ __forceinline__ ParameterPack<T> of(const Run<lanes, blocks>& run, int k) const {
         if (resident) {
             return held[resident ? k : 0];
@@ -83,13 +86,14 @@ private:
     }
 };
 
-// Whether a team that takes every `teams`-th row may cover them from the 16-byte boundary before them: only if that lies
-// at the same place in all of them, because its lanes keep what belongs to their columns.
+// Whether a team that processes every `teams`-th row may cover each of them from the 16-byte boundary before it. The
+// boundary must be at the same distance before all of these rows, because the values that a lane keeps belong to its
+// columns.
 __device__ __forceinline__ bool rows_may_shift(long long rows, long long teams, int length) {
     return teams >= rows || teams * length % pack_size == 0;
 }
 
-// A row of x on its way.
+// A row of x whose loads may still be in flight.
 template <int lanes, int blocks>
 struct RowOfX {
     Pack<data_t> x[Tile::packs_per_thread];
@@ -101,14 +105,15 @@ struct RowOfX {
     }
 };
 
-// Every byte of x is read once, and before the team writes y, so y may be x.
+// Every byte of x is read once, before the team writes y: y may be x.
 template <int lanes, int blocks = 1, bool grouped = false>
 __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y,
                                                acc_t* mean, acc_t* rstd, long long rows, int length, acc_t eps,
                                                long long teams, long long groups = 1) {
     int offset = 0;
     Team<lanes, blocks> team = {Team<lanes, blocks>::shared_scratch(offset)};
-    // Several teams across blocks have slices of the same columns: the host sees to it that all rows begin alike.
+    // If a block of a cluster has several teams, their slices must have the same columns: the host ensures that all
+    // rows begin at the same distance from a 16-byte boundary.
     const Run<lanes, blocks> first_row(x, 0, length, true, rows_may_shift(rows, teams, length));
     const Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
     const Pack<beta_t>* const shared_beta = shared_parameter<grouped>(beta, first_row, offset);
@@ -118,7 +123,7 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
     for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
         const long long own = item * team.count + team.index();
         int asked_again = length;
-        make_opaque(asked_again);  // or whether rows may shift would take a register from item to item
+        make_opaque(asked_again);  // otherwise rows_may_shift() would occupy a register from item to item
         Run<lanes, blocks> run(x, own, length, own < rows, rows_may_shift(rows, teams, asked_again));
         const long long group = grouped ? own % groups : 0;
         RowParameters<gamma_t, lanes, blocks, grouped> scales(gamma, group, shared_gamma, acc_t(1), run);
@@ -136,7 +141,7 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                 next.load_from(x, run_behind);
             }
             const Statistics found = run_statistics(team, run, held.centre, held.x, length, eps);
-            make_opaque(run.shift);  // the predicates of its elements do not fit beside their parameters
+            make_opaque(run.shift);  // element predicates and parameters do not fit in registers together
             if (run.live && team.lane() == 0 && team.rank() == 0) {
                 store(mean, row, found.mean);
                 store(rstd, row, found.rstd);

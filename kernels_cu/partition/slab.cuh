@@ -1,11 +1,13 @@
-// Where the elements of some channels of one sample lie, in global memory and staged in shared memory.
+// Positions of the elements of some channels of one sample, in global memory and staged in shared memory.
 //
-// A slab is `channels` consecutive channels of sample n (one group, or several whole groups). Channels-first (N, C,
-// HxW) it is one contiguous run; channels-last (N, HxW, C) it is HxW rows, `pitch` elements apart. The blocks of a
-// cluster have a piece of it each: a part of the run, or of the rows. Either way a piece is covered by packs, numbered
-// from 0: pack j stands at `span_of(j)` in a tensor and at index j of an array of packs in shared memory. A run is covered
-// from the 16-byte boundary at or before its first element, so that misaligned slices cost two ragged packs and not
-// every vector access; tensors that are aligned differently are read element by element.
+// A slab is `channels` consecutive channels of sample n: one group, or several whole groups. Channels-first (N, C,
+// HxW), it is one contiguous run. Channels-last (N, HxW, C), it is HxW rows that are `pitch` elements apart. Each block
+// of a cluster owns one piece of it: a part of the run, or some of the rows.
+//
+// A piece is covered by packs, numbered from 0. Pack j is at `span_of(j)` in a tensor, and at index j of an array of
+// packs in shared memory. A run is covered from the 16-byte boundary at or before its first element. A misaligned slice
+// therefore costs two ragged packs, and not every vector access. A tensor whose alignment differs from that of the
+// constructor's x is read element by element.
 #include "partition/pack_channels.cuh"
 
 template <typename Layout>
@@ -15,9 +17,9 @@ template <>
 struct Slab<ChannelsFirst> {
     int channels;
     int HxW;
-    int count;        // of the piece's packs
-    int shift;        // elements from the first of them to the run's start; negative in later pieces
-    long long start;  // of the run
+    int count;        // packs of the piece
+    int shift;        // elements from the start of the first pack to the start of the run; negative in later pieces
+    long long start;  // index in the tensor of the run's first element
 
     __device__ __forceinline__ Slab(const data_t* x, long long n, long long C, long long first_channel, int channels_,
                                     int HxW_, int piece = 0, int piece_packs = 0)
@@ -25,7 +27,7 @@ struct Slab<ChannelsFirst> {
         shift = misalignment(x + start);
         count = ceil_div(shift + channels * HxW, pack_size);
         if (piece_packs > 0) {
-            const int begin = piece * piece_packs;  // no further than the last pack's end: the strategy sees to it
+            const int begin = piece * piece_packs;  // at most the end of the last pack: the strategy ensures it
             count = count - begin < piece_packs ? count - begin : piece_packs;
             shift -= begin * pack_size;
         }
@@ -35,12 +37,12 @@ struct Slab<ChannelsFirst> {
     __device__ __forceinline__ PackSpan span_of(int j) const {
         return PackSpan{start, j * pack_size - shift, length()};
     }
-    // The first pack of the n-th of several parts.
+    // The first pack of the n-th of `parts` parts.
     __device__ __forceinline__ int cut(int n, int parts) const {
         return static_cast<int>((long long)count * n / parts);
     }
 
-    // The elements [first, last) of the run that the packs [from, to) cover.
+    // The packs [from, to) cover the elements [first_in(from), last_in(to)) of the run.
     __device__ __forceinline__ int first_in(int from) const {
         const int element = from * pack_size - shift;
         return element < 0 ? 0 : element;
@@ -49,12 +51,13 @@ struct Slab<ChannelsFirst> {
         const int element = to * pack_size - shift;
         return element < length() ? element : length();
     }
-    // How many elements of a group of channels the piece has, and where in a tensor the first of them lies.
+    // Number of elements of a group of channels in the piece.
     __device__ __forceinline__ int held(int group, int group_channels) const {
         const int begin = group * group_channels * HxW, end = begin + group_channels * HxW;
         const int first = first_in(0) < begin ? begin : first_in(0), last = last_in(count) < end ? last_in(count) : end;
         return first < last ? last - first : 0;
     }
+    // Position in a tensor of the first of these elements.
     __device__ __forceinline__ long long first_held(int group, int group_channels) const {
         const int begin = group * group_channels * HxW;
         return start + (first_in(0) < begin ? begin : first_in(0));
@@ -64,10 +67,10 @@ struct Slab<ChannelsFirst> {
         return widen(staged[at / pack_size].get(at % pack_size));
     }
 
-    // totals[channel] += the sum of terms.pack(j, channel, use) over the packs [from, to), for the channels that lie
-    // there. The threads make up as many units as there are partial sums: a warp or a part of one each, for a channel
-    // or, where there are more units than channels, a part of one. `partials` is shared, partial_sums long. The whole
-    // block calls, with a barrier between two calls.
+    // Adds the sum of terms.pack(j, channel, use) over the packs [from, to) to totals[channel], for the channels that
+    // have elements in these packs. The threads form `partial_sums` units. A unit is a warp or a part of one, and sums
+    // one channel, or a part of one channel if there are more units than channels. `partials` is in shared memory,
+    // partial_sums long. The whole block calls. A barrier must separate two calls.
     template <int partial_sums, typename Terms>
     __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
         if (first_in(from) >= last_in(to)) {
@@ -79,7 +82,7 @@ struct Slab<ChannelsFirst> {
         const int parts = units / here < 1 ? 1 : units / here;
         for (int base = 0; base < here * parts; base += units) {
             const int item = base + unit, channel = first + item / parts, part = item % parts;
-            const bool live = item < here * parts;  // the others come along for the shuffles
+            const bool live = item < here * parts;  // other units only take part in the shuffles
             int begin = shift + channel * HxW, end = begin + HxW;
             begin = begin < from * pack_size ? from * pack_size : begin;
             end = live ? (end < to * pack_size ? end : to * pack_size) : 0;
@@ -116,7 +119,8 @@ struct Slab<ChannelsFirst> {
         }
     }
 
-    // Writes to[...] = element(held(j), i, of(channel)) for the elements of the piece's packs; of is asked once a channel.
+    // Stores element(held(j), i, of(channel)) in `to` for the elements of the piece's packs. of() is called once per
+    // channel of a pack, not once per element.
     template <typename Held, typename Of, typename Element>
     __device__ __forceinline__ void write(data_t* to, Held held, Of of, Element element) const {
         const ChannelStride stride(Tile::threads * pack_size, HxW);
@@ -137,7 +141,7 @@ struct Slab<ChannelsFirst> {
 template <>
 struct Slab<ChannelsLast> {
     int channels;
-    int rows;  // of the piece
+    int rows;  // rows of the piece
     int row_packs;
     long long start;
     long long pitch;
@@ -147,7 +151,7 @@ struct Slab<ChannelsLast> {
         : channels(channels_), rows(HxW), start(n * C * HxW + first_channel), pitch(C) {
         row_packs = ceil_div(channels, pack_size);
         if (piece_packs > 0) {
-            const int each = piece_packs / row_packs, begin = piece * each;  // the strategy: each piece has rows
+            const int each = piece_packs / row_packs, begin = piece * each;  // the strategy leaves no piece empty
             rows = HxW - begin < each ? HxW - begin : each;
             start += begin * pitch;
         }
@@ -164,11 +168,12 @@ struct Slab<ChannelsLast> {
     __device__ __forceinline__ long long first_held(int group, int group_channels) const {
         return start + group * group_channels;
     }
-    // Of packs, that the block has threads for at a time.
+    // Columns of packs that the block's threads can process at a time.
     __device__ __forceinline__ int columns() const { return row_packs < Tile::threads ? row_packs : Tile::threads; }
 
-    // A thread has one column of packs and every parts-th row: calls use(first, column, part, parts, known), known[slot]
-    // being of(channel) of the column's channels. A thread without a column has part = parts.
+    // A thread processes one column of packs at a time, and every parts-th row of it. Calls use(first, column, part,
+    // parts, known), where known[slot] is of(channel) for the channels of the column. A thread without a column has
+    // part = parts.
     template <typename Of, typename Use>
     __device__ __forceinline__ void each_column(Of of, Use use) const {
         const int columns = this->columns(), parts = Tile::threads / columns, part = threadIdx.x / columns;
@@ -185,8 +190,9 @@ struct Slab<ChannelsLast> {
         }
     }
 
-    // As channels-first, but a thread has several partial sums: of so many of its channels at a time. from and to are
-    // `cut`s. terms.of(channel) is what terms.add(j, known, sums) wants of a channel.
+    // Same as channels-first, except that a thread stores partial sums of several of its channels at a time:
+    // partial_sums / Tile::threads. `from` and `to` are results of cut(). terms.of(channel) is the value that
+    // terms.add(j, known, sums) needs per channel.
     template <int partial_sums, typename Terms>
     __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
         constexpr int slots_at_once = partial_sums / Tile::threads;
@@ -247,9 +253,9 @@ struct Slab<ChannelsLast> {
 
 typedef Slab<layout_t> slab_t;
 
-constexpr int loads_in_flight = 4;  // packs a thread asks for before it uses the first: hides DRAM latency
+constexpr int loads_in_flight = 4;  // packs that a thread loads before it uses the first: hides DRAM latency
 
-// A warp for each group of a slab sums totals[channel] over the group's channels; all its lanes call emit(group, sums).
+// One warp per group of a slab sums totals[channel] over the group's channels. All its lanes call emit(group, sums).
 template <typename Emit>
 __device__ __forceinline__ void group_sums(const Pair* totals, int groups, int group_channels, Emit emit) {
     const int lane = threadIdx.x % warp_size;

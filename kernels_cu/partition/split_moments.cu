@@ -1,12 +1,13 @@
 // The first two kernels of a `split` forward: mean and rstd of slices that several blocks sweep. Any size, any layout.
 //
-//   x (N, C, HxW) or (N, HxW, C); mean, rstd (N, groups). A row of LayerNorm is a sample of one channel.
-//   workspace [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample
+//   x (N, C, HxW) or (N, HxW, C); mean, rstd (N, groups). A row of LayerNorm is a sample with one channel.
+//   workspace: [N * chunks, C] moments (moments.cuh), each of one channel over one chunk of one sample
 //
 //   split_moments       reads x, writes the workspace
-//   split_moments_fold  a block per (n, group) merges the group's parts, writes mean and rstd
+//   split_moments_fold  one block per (n, group) merges the parts of the group, writes mean and rstd
 //
-// Moments of what a thread holds in registers are taken in two passes and merged by Chan's formula in a fixed order.
+// A thread computes moments about a moving centre (sweep_moments.cuh). They are merged by Chan's formula in a fixed
+// order.
 #include "partition/sweep_moments.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
@@ -39,6 +40,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             store(mean, item, of.mean);
             store(rstd, item, of.rstd);
         }
-        __syncthreads();  // scratch is taken over by the next group
+        __syncthreads();  // the next group reuses scratch
     }
 }

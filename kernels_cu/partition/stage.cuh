@@ -1,20 +1,21 @@
-// Slabs on their way into shared memory: asynchronous copies in Tile::stages parts, so that the first may be summed
-// while the last are under way.
+// Staging of slabs in shared memory: asynchronous copies in Tile::stages parts, so that the first parts can be summed
+// while the last ones are in flight.
 //
-// Tile::load says who copies: `cp_async`, the threads, 16 bytes each (sm_80); `bulk`, one thread the whole run of a stage
-// (channels-first, sm_90). Packs at the ends of a run, and tensors that are aligned differently, come through registers.
+// Tile::load selects the kind of copy. `cp_async`: the threads copy 16 bytes each (sm_80). `bulk`: one thread copies
+// the whole run of a stage (channels-first, sm_90). Ragged packs at the ends of a run, and tensors with another
+// alignment, are loaded through registers.
 #include "common/async.cuh"
 #include "partition/slab.cuh"
 
 constexpr bool by_bulk = Tile::load == Tile::Load::bulk;
-// Packs that nobody copies, asked for at a time: more would not fit in registers.
+// Packs that are loaded through registers at a time: more would not fit in registers.
 constexpr int others_in_flight = 2;
 
 template <int tensors>
 struct StagedSlab {
-    const data_t* from[tensors];  // null: left out
+    const data_t* from[tensors];  // null: not staged
     Pack<data_t>* to[tensors];
-    mbarrier_t* barriers;  // shared, Tile::stages of them, where copies are by bulk
+    mbarrier_t* barriers;  // in shared memory, Tile::stages of them, for bulk copies
     unsigned parity;
 
     static __device__ __forceinline__ mbarrier_t* shared_barriers(int& offset) {
@@ -24,17 +25,17 @@ struct StagedSlab {
                 mbarrier_init(barriers + stage, 1);
             }
         }
-        return barriers;  // the next barrier of the block lies before their first use
+        return barriers;  // the next barrier of the block precedes their first use
     }
 
-    // Whether a pack is copied.
+    // Whether a pack is copied asynchronously.
     __device__ __forceinline__ bool copied(int t, const PackSpan& where) const {
         return where.whole() && misalignment(from[t] + where.row + where.first) == 0;
     }
     __device__ __forceinline__ void through_registers(int t, int j, const PackSpan& where) const {
         to[t][j] = load_pack(from[t] + where.row, where.first, where.length);
     }
-    // The packs of a tensor that are not copied, several asked for before the first is stored.
+    // Loads the packs of a tensor that are not copied asynchronously. Several are loaded before the first is stored.
     __device__ __forceinline__ void the_others(const slab_t& slab, int t, int begin, int end) const {
         for (int base = begin + threadIdx.x; base < end; base += Tile::threads * others_in_flight) {
             Pack<data_t> held[others_in_flight] = {};
@@ -77,7 +78,7 @@ struct StagedSlab {
             }
         }
     }
-    // Of packs that follow each other in a tensor, only the first and the last may be ragged.
+    // Only the first and the last of consecutive packs of a run can be ragged.
     __device__ __forceinline__ void by_one(const slab_t& slab, int begin, int end, mbarrier_t* barrier) const {
         const int first = slab.span_of(begin).whole() ? begin : begin + 1;
         const int last = slab.span_of(end - 1).whole() ? end : end - 1;
@@ -108,7 +109,8 @@ struct StagedSlab {
         }
     }
 
-    // Sets all copies going. The barriers must be known to the block, and nobody reads `to` any more.
+    // Issues all copies. Before, the block must have passed a barrier after shared_barriers(), and no thread may still
+    // read `to`.
     __device__ __forceinline__ void issue(const slab_t& slab) const {
 #pragma unroll 1
         for (int stage = 0; stage < Tile::stages; ++stage) {
@@ -120,7 +122,7 @@ struct StagedSlab {
             }
         }
     }
-    // The stage is there for the whole block. Ends with a barrier.
+    // Waits until the stage has arrived for the whole block. Ends with a barrier.
     template <int stage>
     __device__ __forceinline__ void wait() const {
         if (by_bulk) {
@@ -132,7 +134,7 @@ struct StagedSlab {
     }
 };
 
-// Calls use(begin, end) for the packs of each stage in turn, when they are there: behind a barrier.
+// Calls use(begin, end) for the packs of each stage in turn, when they have arrived: after a barrier.
 template <int stage = 0, int tensors, typename Use>
 __device__ __forceinline__ void each_stage(const StagedSlab<tensors>& copies, const slab_t& slab, Use use) {
     copies.template wait<stage>();
@@ -142,7 +144,7 @@ __device__ __forceinline__ void each_stage(const StagedSlab<tensors>& copies, co
     }
 }
 
-// Between the last reading of what was staged and the next issue: the whole block calls.
+// Separates the last read of staged packs from the next issue(). The whole block calls.
 __device__ __forceinline__ void staged_is_free() {
     if (by_bulk) {
         fence_async();

@@ -1,23 +1,26 @@
-// How the blocks of a `split` kernel share out a tensor of any size, channels-first or channels-last.
+// Partition of a tensor of any size, channels-first or channels-last, among the blocks of a kernel: of the strategies
+// `split` and `grid`, and of BatchNorm's sweeps.
 //
-// HxW is cut into `chunks` of `chunk` positions. Along its sweep a thread meets the same channels in every pack: one
-// channel (channels-first: a warp per chunk of a plane) or one pack of neighbouring channels (channels-last: a block
-// per chunk of rows and some columns of packs, at most as many as it has threads, a thread per column and every
-// parts-th row). So what a thread knows of its channels, `slots` of them, stays in registers, and the sums of a chunk go
-// to row n * chunks + chunk of a workspace [rows, C].
+// HxW is cut into `chunks` chunks of `chunk` positions. During its sweep, a thread processes the same channels in every
+// pack. Channels-first, it is one channel: each warp sweeps a chunk of a plane. Channels-last, it is one pack of
+// neighbouring channels: each block sweeps a chunk of rows and some columns of packs, at most as many as it has
+// threads; each thread sweeps one column and every parts-th row. The values that a thread needs for its `slots`
+// channels therefore stay in registers. The sums of a chunk are stored in a workspace [rows, C], in row
+// n * chunks + chunk.
 //
-// The blocks' parts are numbered as items, all alike; or, for those who have to know when some channels of a sample are
-// complete, as the tiles of a team: all chunks of `team` neighbouring channels.
+// The parts of the tensor that blocks process are numbered in one of two ways. Items are one sequence over the whole
+// tensor. Kernels that must know when some channels of a sample are complete use the tiles of a team: a team is all
+// chunks of `team` neighbouring channels.
 #include "partition/slab.cuh"
 
 struct Chunking {
     long long N, C, HxW, chunk, chunks;
-    // Channels of a team; divides C. Channels-last whole packs, or C, and packs for at most a block.
+    // Channels of a team; divides C. Channels-last, it is C or whole packs, and at most one pack per thread of a block.
     long long team = 0;
-    // Columns of packs that a channels-last block takes, where there are as many; at most its threads.
+    // Upper bound of the columns of packs that a channels-last block processes; at most its number of threads.
     long long most_columns = Tile::threads;
 
-    // Where a channel's part of a chunk stands in a workspace.
+    // Index in a workspace of a channel's part of a chunk.
     __device__ __forceinline__ long long part(long long n, long long of_chunk, long long channel) const {
         return (n * chunks + of_chunk) * C + channel;
     }
@@ -33,13 +36,14 @@ struct Sweep<ChannelsFirst> {
     long long channel;
     int length, shift;
 
-    // `item` is the block's; a warp past the end has an empty sweep.
+    // `item` is the item of the block. A warp past the last chunk has an empty sweep.
     __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long item)
         : Sweep(tensor, cut, 0, item * block_warps + threadIdx.x / warp_size, cut.N * cut.C * cut.chunks) {}
     __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long team, long long tile)
         : Sweep(tensor, cut, team * cut.team * cut.chunks, tile * block_warps + threadIdx.x / warp_size,
                 cut.team * cut.chunks) {}
-    // The warp's is chunk number first + own of all, if own is below count; else it has a place, and no length.
+    // The warp's chunk is number first + own of all chunks if own < count. Otherwise the sweep has a position, and
+    // length 0.
     __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long first, long long own,
                                      long long count) {
         const bool live = own < count;
@@ -54,7 +58,7 @@ struct Sweep<ChannelsFirst> {
         shift = misalignment(tensor + start);
     }
     __device__ __forceinline__ bool live() const { return length > 0; }
-    // Number of packs of this thread, and the step-th of them.
+    // Number of packs of this thread, and the position of the step-th of them.
     __device__ __forceinline__ int steps() const {
         const int lane = threadIdx.x % warp_size;
         return length == 0 ? 0 : (ceil_div(shift + length, pack_size) - lane + warp_size - 1) / warp_size;
@@ -64,14 +68,16 @@ struct Sweep<ChannelsFirst> {
         return PackSpan{start, (step * warp_size + lane) * pack_size - shift, length};
     }
     static __device__ __forceinline__ int slot(int) { return 0; }
-    // Elements of a pack that count for each slot, whether the i-th does, and whether all do.
+    // For each slot: the number of elements of a pack that count, whether the i-th element counts, and whether all
+    // count.
     static __device__ __forceinline__ int weight(const PackSpan& where) { return where.count(); }
     static __device__ __forceinline__ bool uses(const PackSpan& where, int i) { return where.holds(i); }
     static __device__ __forceinline__ bool full(const PackSpan& where) { return where.whole(); }
     __device__ __forceinline__ bool has(int) const { return live(); }
     __device__ __forceinline__ long long channel_of(int) const { return channel; }
 
-    // What the threads found of each channel, put together: over_lanes(found(0)) of a warp; emit(channel, whole).
+    // Combines the values that the threads found per channel. Calls emit(channel, whole), where whole is
+    // over_lanes(found(0)) of a warp.
     template <typename T, typename Found, typename OverLanes, typename Merge, typename Emit>
     __device__ __forceinline__ void gather(T*, Found found, OverLanes over_lanes, Merge, Emit emit) const {
         const T whole = over_lanes(found(0));
@@ -132,15 +138,16 @@ struct Sweep<ChannelsLast> {
         return PackSpan{start + (part + static_cast<long long>(step) * parts) * pitch + first_channel, 0, length};
     }
     static __device__ __forceinline__ int slot(int i) { return i; }
-    // A row is there or not; slots past the last channel read zeros and are given to nobody.
+    // A row exists or not. Slots past the last channel read zeros, and their results are not emitted.
     static __device__ __forceinline__ int weight(const PackSpan& where) { return where.length > 0 ? 1 : 0; }
     static __device__ __forceinline__ bool uses(const PackSpan& where, int) { return where.length > 0; }
     static __device__ __forceinline__ bool full(const PackSpan& where) { return where.length > 0; }
     __device__ __forceinline__ bool has(int slot) const { return live() && first_channel + slot < C; }
     __device__ __forceinline__ long long channel_of(int slot) const { return first_channel + slot; }
 
-    // What the threads found of each channel, put together: found(slot) of the parts merged by halves, by way of
-    // partials[slot][part][column], which is shared; emit(channel, whole). The whole block calls; ends with a barrier.
+    // Combines the values that the threads found per channel. The found(slot) of all parts are merged by halves through
+    // partials[slot][part][column], which is in shared memory. Calls emit(channel, whole). The whole block calls. Ends
+    // with a barrier.
     template <typename T, typename Found, typename OverLanes, typename Merge, typename Emit>
     __device__ __forceinline__ void gather(T* partials, Found found, OverLanes, Merge merge, Emit emit) const {
         if (part < parts) {
@@ -161,8 +168,9 @@ struct Sweep<ChannelsLast> {
 
 typedef Sweep<layout_t> sweep_t;
 
-// Calls use(slot, channel, of(group)) for the channels that a thread meets: one division, then comparisons. Where a pack
-// has channels of two groups at most, each of these is asked once, side by side: neighbours would ask for the same.
+// Calls use(slot, channel, of(group)) for the channels of a thread. One division finds the first group, and comparisons
+// find the others. If a pack has channels of at most two groups, of() is called once for each of them, up front, so
+// that the loads of both are in flight together: neighbouring channels would load the same values again.
 template <typename Of, typename Use>
 __device__ __forceinline__ void each_slot(const sweep_t& sweep, long long group_channels, Of of, Use use) {
     const bool few = sweep_t::slots > 1 && group_channels >= sweep_t::slots;
@@ -188,7 +196,7 @@ __device__ __forceinline__ void each_slot(const sweep_t& sweep, long long group_
     }
 }
 
-// The (row, channel) pairs of a group in a workspace [rows, C], dealt out to the threads of a block in order.
+// Distributes the (row, channel) pairs of a group in a workspace [rows, C] among the threads of a block, in order.
 template <typename Use>
 __device__ __forceinline__ void each_part(long long rows, long long group_channels, Use use) {
     const long long row_step = Tile::threads / group_channels, channel_step = Tile::threads % group_channels;
@@ -204,13 +212,13 @@ __device__ __forceinline__ void each_part(long long rows, long long group_channe
     }
 }
 
-// Packs of each tensor that a thread asks for at a time; fewer of two tensors where what it knows of its channels takes
-// up registers.
+// Packs of each tensor that a thread loads at a time. There are fewer per tensor if there are two tensors and the
+// values of the thread's channels occupy registers (channels-last).
 template <int tensors>
 constexpr int sweep_loads = sweep_t::slots == 1 ? loads_in_flight : loads_in_flight / tensors;
 
-// Calls use(batch, spans) for the thread's packs, sweep_loads of several tensors at a time: each tensor's packs are
-// all asked for before the first is used. A null tensor reads as zeros.
+// Calls use(batch, spans) for the thread's packs, sweep_loads of each tensor at a time. All of them are loaded before
+// the first is used. A null tensor reads as zeros.
 template <int tensors, typename Use>
 __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* const (&from)[tensors], Use use) {
     constexpr int loads = sweep_loads<tensors>;
@@ -232,8 +240,8 @@ __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* 
     }
 }
 
-// Writes to[...] = element(slot, values) for the elements of the thread's packs, values[t] being the tensors'. An element
-// is written by the thread that has read it, afterwards: `to` may be one of the tensors.
+// Stores element(slot, values) in `to` for the elements of the thread's packs, where values[t] is the element of tensor
+// t. The thread that has read an element stores it afterwards: `to` may be one of the tensors.
 template <int tensors, typename Element>
 __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* const (&from)[tensors], data_t* to,
                                             Element element) {
@@ -256,9 +264,9 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
     });
 }
 
-// ---- what a sweep finds -------------------------------------------------------------------------------------------
+// ---- results of a sweep -------------------------------------------------------------------------------------------
 
-// Add a pack's terms to the sums of a thread's channels: one channel (channels-first), or one an element.
+// Adds a pack's terms to the sums of a thread's channels: one channel (channels-first), or one channel per element.
 template <typename Use, typename Grad>
 __device__ __forceinline__ void add_terms(Pair (&sums)[1], const Pack<data_t>& dy, const Pack<data_t>& x,
                                           const acc_t (&mean)[1], Use use, const Grad (&activation_grad)[1]) {
@@ -276,7 +284,7 @@ __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<da
     }
 }
 
-// sums[slot] of g and of g * (x - mean[slot]) over the thread's packs, with g = activation_grad[slot](dy, x).
+// Adds g and g * (x - mean[slot]) over the thread's packs to sums[slot], with g = activation_grad[slot](dy, x).
 template <typename Grad>
 __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
                                                     const acc_t (&mean)[sweep_t::slots],
@@ -316,7 +324,7 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
     sweep_gradient_sums(sweep, dy, x, mean, activation_grad, sums);
 }
 
-// emit(channel, sums of the whole block or warp), in one thread a channel.
+// Calls emit(channel, sums of the whole block or warp) in one thread per channel.
 template <typename Emit>
 __device__ __forceinline__ void gather_sums(const sweep_t& sweep, Pair* partials, const Pair (&sums)[sweep_t::slots],
                                             Emit emit) {

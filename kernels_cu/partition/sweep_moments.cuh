@@ -1,17 +1,18 @@
-// What a sweep (sweep.cuh) finds of a forward: the moments of its channels.
+// The moments of the channels of a sweep (sweep.cuh), for a forward.
 //
-// A thread adds up d = x - centre and d^2 over batches of packs, the centre being the mean of what it has read before.
-// The centre moves after 1, 2, 4, ... and then every `chain` batches, so the elements behind it are always about as many
-// as those that are summed about it, and what an outlier costs goes with what the outlier adds to m2 itself. The first
-// batch, with nothing before it, has its own mean as the centre: its packs are in registers, and are summed twice.
+// A thread adds up d = x - centre and d^2 over batches of packs. The centre is the mean of the elements that it has
+// read before. The centre moves after 1, 2, 4, ... and then every `chain` batches. It is therefore always the mean of
+// at least about as many elements as are summed about it, and the error that an outlier causes is in proportion to the
+// amount that the outlier adds to m2. No elements precede the first batch, so its own mean is the centre: its packs are
+// in registers and are summed twice.
 #include "common/moments.cuh"
 #include "partition/sweep.cuh"
 
-// The number of as few digits as data_t has that is next to a mean: with that as the centre, sums of 16-bit elements are
-// exact for long. With more digits all of them would round to the same side (on_grid in norm.cuh).
+// The data_t value next to a mean. With it as the centre, sums of 16-bit elements stay exact for long. With more
+// digits, all of them would round to the same side (on_grid in norm.cuh).
 __device__ __forceinline__ acc_t centre_near(acc_t mean) { return widen(narrow<data_t>(mean)); }
 
-// The moments of a thread's channels: all have one count.
+// The moments of a thread's channels. All channels have the same count.
 struct SweepMoments {
     acc_t count;
     Pair mean[sweep_t::slots];  // the centre, and the rest of the mean
@@ -22,13 +23,13 @@ struct SweepMoments {
     }
 };
 
-// A batch of packs of x that a thread has in registers, and which of their elements count.
+// A batch of packs of x in a thread's registers, and the spans that determine which of their elements count.
 template <int loads>
 struct MomentsBatch {
     const Pack<data_t> (&packs)[loads];
     const PackSpan (&spans)[loads];
 
-    // Elements that count for each slot.
+    // Number of elements that count for each slot.
     __device__ __forceinline__ int weight() const {
         int found = 0;
 #pragma unroll
@@ -63,8 +64,8 @@ struct MomentsBatch {
     __device__ __forceinline__ Pair deviations_of(int slot, acc_t centre) const {
         return deviations_of(slot, centre, [&](int k, int i) { return sweep_t::uses(spans[k], i); });
     }
-    // The mean of a slot's elements, or a finite number where there is none. It is found relative to the first of
-    // them, so that the mean of equal elements is one of them to the last bit.
+    // The mean of a slot's elements, or 0 if the mean is not finite. It is computed relative to the first element, so
+    // that the mean of equal elements is bitwise equal to each of them.
     __device__ __forceinline__ acc_t mean(int slot, acc_t inverse) const {
         acc_t first = widen(packs[0].get(slot));
         if (sweep_t::slots == 1) {  // the thread's first pack may begin before its run
@@ -82,7 +83,7 @@ __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, cons
     constexpr int loads = sweep_loads<1>;
     const data_t* const from[1] = {x};
     SweepMoments found = {};
-    Pair latest[sweep_t::slots] = {};  // the sums since the centre, found.mean[slot].first, has moved
+    Pair latest[sweep_t::slots] = {};  // sums since the last move of the centre, found.mean[slot].first
     acc_t latest_count = acc_t(0);
     const auto join = [&] {
         const acc_t count = found.count + latest_count, inverse = acc_t(1) / count;
@@ -132,7 +133,7 @@ __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, cons
     return found;
 }
 
-// emit(channel, moments of the whole block or warp), in one thread a channel.
+// Calls emit(channel, moments of the whole block or warp) in one thread per channel.
 template <typename Emit>
 __device__ __forceinline__ void gather_moments(const sweep_t& sweep, Moments* partials, const SweepMoments& found,
                                                Emit emit) {
@@ -141,8 +142,8 @@ __device__ __forceinline__ void gather_moments(const sweep_t& sweep, Moments* pa
         [](Moments a, Moments b) { return merge(a, b); }, emit);
 }
 
-// Stores the moments of the sweep's channels where they stand in a workspace [N * chunks, C]. `partials` is shared,
-// pack_size moments a thread where a thread has several channels. The whole block calls.
+// Stores the moments of the sweep's channels in a workspace [N * chunks, C]. `partials` is in shared memory, pack_size
+// moments per thread if a thread has several channels. The whole block calls.
 __device__ __forceinline__ void store_sweep_moments(const sweep_t& sweep, const data_t* x, const Chunking& cut,
                                                     Moments* partials, Pair* workspace) {
     gather_moments(sweep, partials, sweep_moments(sweep, x), [&](long long channel, Moments whole) {

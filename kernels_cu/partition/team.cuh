@@ -1,13 +1,13 @@
-// A team: `lanes` consecutive threads that own one contiguous run, Tile::packs_per_thread packs a lane in registers. A team is part
-// of a warp, a warp, several warps of a block up to all of it, or such warps of all blocks of a cluster, which have a
-// slice of the run each.
+// A team is `lanes` consecutive threads that own one contiguous run. Each lane holds Tile::packs_per_thread packs of it
+// in registers. A team is a part of a warp, a warp, or several warps of a block, up to all of them. A team of a cluster
+// is such warps in each of its blocks, and each block owns a slice of the run.
 #include "common/async.cuh"
 #include "partition/slab.cuh"
 
-// Sums over a team, given to all its lanes. A warp's teams sum by shuffles, and the whole warp calls. Teams of several
-// warps sum by way of shared memory, and the whole block calls: two rows of block_warps alternate, and between two uses
-// of one row lies the barrier of the other, so a sum costs one barrier. A cluster's blocks read each other's sums in the
-// same manner, in rank order.
+// Sums over a team, returned to all its lanes. Teams within a warp sum by shuffles, and the whole warp calls. Teams of
+// several warps sum through shared memory, and the whole block calls. Two rows of block_warps sums alternate: the
+// barrier of one row separates two uses of the other, so that a sum costs one barrier. The blocks of a cluster read
+// each other's sums in the same manner, in the order of their ranks.
 template <int lanes, int blocks = 1>
 struct Team {
     static_assert((lanes >= 1 && lanes <= warp_size && (lanes & (lanes - 1)) == 0) ||
@@ -18,7 +18,7 @@ struct Team {
     static constexpr int warps = lanes > warp_size ? lanes / warp_size : 1;
     static constexpr int scratch_size = lanes > warp_size || blocks > 1 ? 2 * (block_warps + count * (blocks > 1)) : 0;
     static constexpr bool of_block = scratch_size > 0;
-    Pair* scratch;  // shared, scratch_size; null for teams in a warp
+    Pair* scratch;  // in shared memory, scratch_size long; null unless of_block
     int slot = 0;   // the row of scratch that the latest sum used: 0 or 1
 
     static __device__ __forceinline__ int index() { return threadIdx.x / lanes; }
@@ -27,7 +27,8 @@ struct Team {
     static __device__ __forceinline__ Pair* shared_scratch(int& offset) {
         return of_block ? shared_array<Pair>(offset, scratch_size) : nullptr;
     }
-    // Behind it a block's team, or the teams of a warp, may write over what its lanes read in shared memory before.
+    // A barrier of the block (or of the warp, for teams within a warp). After it, a team may overwrite the shared
+    // memory that its lanes have read before.
     static __device__ __forceinline__ void meet() {
         if (of_block) {
             __syncthreads();
@@ -47,18 +48,18 @@ struct Team {
         Pair* const published = scratch + 2 * block_warps + slot * count + index();
         if (lane() == 0) {
             *published = value;
-            cluster_fence();  // by the one thread that publishes: the others need not wait for their stores
+            cluster_fence();  // only by the thread that publishes: the others need not wait for their stores
         }
         cluster_arrive_relaxed();
         cluster_wait();
-        const int other = threadIdx.x % warp_size;  // a lane reads a block's
+        const int other = threadIdx.x % warp_size;  // each lane reads the sum of one block
         return warp_sum(other < blocks ? *cluster_map(published, other) : Pair{});
     }
-    // What the first lane of a team within a warp has, given to all of the team. The whole warp calls.
+    // Returns the value of the team's first lane to all its lanes, for teams within a warp. The whole warp calls.
     static __device__ __forceinline__ acc_t of_first_lane(acc_t value) {
         return lanes == 1 ? value : __shfl_sync(whole_warp, value, 0, lanes);
     }
-    // Behind the last sum: the others may still read this block's.
+    // Called after the last sum: the other blocks may still be reading this block's sums.
     __device__ __forceinline__ void leave() const {
         if (blocks > 1) {
             cluster_arrive_relaxed();
@@ -67,19 +68,19 @@ struct Team {
     }
 };
 
-// A run of elements, the `index`-th of its kind, or an empty one: a team without work still takes part in the shuffles of
-// its warp. It is covered from the 16-byte boundary before it, where the registers have room for that. A cluster's blocks
-// cut it on such boundaries too: this is the block's slice.
+// The `index`-th run of elements of a tensor, or an empty one: a team without work still takes part in the shuffles of
+// its warp. The run is covered from the 16-byte boundary at or before it, if the registers have room for that. The
+// blocks of a cluster also cut it at such boundaries: the members describe this block's slice.
 template <int lanes, int blocks = 1>
 struct Run {
-    static constexpr int capacity = lanes * Tile::packs_per_thread * pack_size;  // of a block
+    static constexpr int capacity = lanes * Tile::packs_per_thread * pack_size;  // elements of a block
     static constexpr int sector_packs = 2;
-    long long head;   // where the run begins
-    long long start;  // where the slice does,
-    int from;         // so many elements behind it
+    long long head;   // start of the run
+    long long start;  // start of the slice
+    int from;         // elements from the start of the run to the start of the slice
     int columns;      // elements of the slice
-    int length;       // the same, or none
-    int shift;        // elements of its first pack that lie before it
+    int length;       // the same, or 0 for an empty run
+    int shift;        // elements of the slice's first pack that precede the slice
     bool live;
 
     __device__ __forceinline__ Run(const data_t* tensor, long long index, int whole, bool live_, bool may_shift)
@@ -94,13 +95,13 @@ struct Run {
             const int rank = static_cast<int>(cluster_rank()), span = slice(whole + ahead);
             from = rank == 0 ? 0 : rank * span - ahead;
             const int end = (rank + 1) * span - ahead < whole ? (rank + 1) * span - ahead : whole;
-            columns = end - from;  // the host sees to it that each block has some
+            columns = end - from;  // the host ensures that each block has at least one
             shift = rank == 0 ? ahead : 0;
         }
         start = head + from;
         length = live ? columns : 0;
     }
-    // The run that begins `step` elements behind this one, and is covered from the same place in its packs.
+    // The run that begins `step` elements after this one and is covered from the same position in its packs.
     __device__ __forceinline__ Run behind(long long step, bool live_) const {
         Run next = *this;
         next.head += step;
@@ -109,11 +110,11 @@ struct Run {
         next.length = live_ ? columns : 0;
         return next;
     }
-    // Elements that a block covers of so many: even parts, of whole sectors.
+    // Elements per block if `covered` elements are cut into equal parts of whole sectors.
     static __device__ __forceinline__ int slice(int covered) {
         return ceil_div(ceil_div(covered, blocks), sector_packs * pack_size) * sector_packs * pack_size;
     }
-    // First element of this lane's k-th pack, counted from the slice's; neighbouring lanes hold neighbouring packs.
+    // Index in the slice of the first element of this lane's k-th pack. Neighbouring lanes hold neighbouring packs.
     __device__ __forceinline__ int first(int k) const { return (k * lanes + Team<lanes>::lane()) * pack_size - shift; }
     __device__ __forceinline__ auto held(int k) const {
         const PackSpan where = {start, first(k), length};
@@ -125,7 +126,8 @@ struct Run {
             held[k] = load_pack(x + start, first(k), length);
         }
     }
-    // Two tensors, pack by pack: one after the other would keep more addresses in registers. A null x reads as zeros.
+    // Loads two tensors, pack by pack: one tensor after the other would keep more addresses in registers. A null x
+    // reads as zeros.
     __device__ __forceinline__ void load_both(const data_t* dy, const data_t* x,
                                               Pack<data_t> (&held_dy)[Tile::packs_per_thread],
                                               Pack<data_t> (&held_x)[Tile::packs_per_thread]) const {
@@ -135,13 +137,15 @@ struct Run {
             held_x[k] = load_pack(x + start, first(k), x == nullptr ? 0 : length);
         }
     }
-    // What the run's sums are relative to at first, one of its elements: here its first, as it is stored, so that nobody
-    // waits for it. A team within a warp has another in its registers, and of one alone a zero does.
+    // The shift of the run's first sums, for teams of several warps: the first element of the run. It is returned in
+    // its storage type, so that no thread waits for the load here. A team within a warp uses an element in its
+    // registers instead (one_of). For a run of a single element a zero suffices.
     __device__ __forceinline__ data_t centre(const data_t* x) const {
         const bool alone = blocks == 1 && columns == 1;
         return Team<lanes, blocks>::of_block && live && !alone ? load(x, head) : data_t{};
     }
-    // The same of a team within a warp: the last element of the run's first pack, wherever the run begins in it.
+    // The shift for a team within a warp: the run's last element in its first pack, wherever the run begins in that
+    // pack.
     __device__ __forceinline__ acc_t one_of(const Pack<data_t> (&held)[Tile::packs_per_thread]) const {
         acc_t last = widen(held[0].get(pack_size - 1));
         if (shift + columns < pack_size) {
@@ -153,10 +157,10 @@ struct Run {
         return Team<lanes, blocks>::of_first_lane(last);
     }
 
-    // The channel that the first pack begins in; a `stride` leads from a pack to the next.
+    // The channel in which the lane's first pack begins. A `stride` moves from one pack of the lane to the next.
     __device__ __forceinline__ ChannelWalk walk(int HxW) const { return ChannelWalk(first(0), HxW); }
     static __device__ __forceinline__ ChannelStride stride(int HxW) { return ChannelStride(lanes * pack_size, HxW); }
-    // Calls use(i, known) for the elements of the k-th pack, known = of(channel).
+    // Calls use(i, known) for the elements of the k-th pack, with known = of(channel).
     template <typename Of, typename Use, typename... Packs>
     __device__ __forceinline__ void each(int k, const ChannelWalk& from, int HxW, Of of, Use use,
                                          Packs&... packs) const {
@@ -170,9 +174,10 @@ struct Run {
     }
 };
 
-// Mean and rstd of a run in the registers of its team: the sum relative to one of its elements, which is `read` for teams
-// of several warps (Run::centre), then the corrected second pass. `length` is that of all runs of this kind: an empty one has it too. The packs stay as narrow as
-// they are stored between the passes.
+// Mean and rstd of a run that its team holds in registers. The first sum is relative to one element of the run: `read`
+// for teams of several warps (Run::centre), an element in registers for the others. The corrected second pass follows.
+// `length` is the length of every run of this kind, also of an empty one. Between the passes, the packs stay in their
+// storage type.
 template <int lanes, int blocks>
 __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
                                                      data_t read, Pack<data_t> (&held)[Tile::packs_per_thread],
@@ -195,9 +200,9 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, 
     return corrected_statistics(centre, sums, acc_t(length), eps);
 }
 
-// What a forward writes of a run whose elements have a gamma and a beta each: a row of LayerNorm, a group with HxW = 1.
-// y of the run in `held`. scale_of(k) and offset_of(k) are the parameters of the k-th pack's elements: packs of them, and
-// those of the next pack are asked for before this one's store, which no load passes.
+// Stores y of the run in `held`. Each element of the run has its own gamma and beta: a row of LayerNorm, or a group
+// with HxW = 1. scale_of(k) and offset_of(k) return the packs of parameters of the k-th pack's elements. The parameters
+// of the next pack are loaded before the current pack is stored, because the compiler moves no load across a store.
 template <int lanes, int blocks, typename ScaleOf, typename OffsetOf, typename Activation>
 __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& run,
                                           const Pack<data_t> (&held)[Tile::packs_per_thread], const Statistics& found,

@@ -1,31 +1,35 @@
-// A work queue: persistent blocks draw tickets in order, and a ticket is a work item. A tile is a block's share of the
-// tensors; a team is the tiles whose sums are folded into one (sweep.cuh). A tile has two work items: its sums, and its
-// outputs once the sums of its team are folded, while what the sums read is still in the L2 cache.
+// A work queue: persistent blocks draw tickets in order, and each ticket is a work item. A tile is the share of the
+// tensors that a block processes at a time. A team is the tiles whose sums are folded together (sweep.cuh). A tile has
+// two work items: its sums, and its outputs. The outputs follow when the sums of the team have been folded, while the
+// data that the sums have read is still in the L2 cache.
 //
-// The order of tickets: the sums of the first team and of `prefetch_tiles` more; then rounds, each with the outputs of a team
-// and the sums of as many tiles as a team has. So the sums run `prefetch_tiles` ahead of the last team whose outputs may begin:
-// the more tiles blocks hold (one each, and the ticket of the next), the more of them keep blocks from waiting. Outputs go
-// backwards: what was read last is read first.
+// The order of tickets: first the sums of the first team and of `prefetch_tiles` more tiles; then rounds. Each round is
+// the outputs of one team, and then the sums of as many tiles as a team has. The sums are therefore `prefetch_tiles`
+// tiles ahead of the last team whose outputs may begin. Each block holds one tile and the ticket of its next: the more
+// tiles the blocks hold, the more prefetched tiles are needed to keep blocks from waiting. The outputs of a team are in
+// descending order, so that the data read last is read again first.
 //
-// A block waits only for tiles whose tickets were drawn before its own, by blocks that run or have ended: no number of
-// resident blocks is too small, and no cooperative launch is needed. Who folds a team's sums is up to the order in which
-// blocks arrive; what is folded, and in which order, is not.
+// A block waits only for tiles whose tickets were drawn before its own, by blocks that are running or have ended.
+// Therefore no number of resident blocks is too small, and no cooperative launch is needed. The order in which blocks
+// arrive determines which block folds a team's sums, but not which values are folded, nor in which order.
 #include "common/async.cuh"
 
-constexpr unsigned ticket_words = 32;  // the tickets have a line of the L2 cache to themselves
+constexpr unsigned ticket_words = 32;  // the ticket counter occupies an L2 cache line of its own
 
 // The sums or the outputs of one tile.
 struct WorkItem {
     unsigned team, tile;
-    bool output;  // or its sums
-    bool live;    // false: the ticket is past the last sums, and there is nothing to do
+    bool output;  // true: the outputs; false: the sums
+    bool live;    // false: the ticket is past the last sums, and is a no-op
 };
 
 struct WorkQueue {
-    unsigned* words;  // the next ticket; from ticket_words a word a team: tiles whose sums are stored, then one more
-    unsigned tiles;   // of a team
+    // words[0] is the next ticket. words[ticket_words + team] counts the tiles of the team whose sums are stored. It is
+    // tiles + 1 once they are folded.
+    unsigned* words;
+    unsigned tiles;  // tiles of a team
     unsigned teams;
-    unsigned prefetch_tiles;  // the host sees to it that 32 bits count all tickets
+    unsigned prefetch_tiles;  // the host ensures that 32 bits count all tickets
 
     __device__ __forceinline__ unsigned ahead() const {
         return tiles + prefetch_tiles < tiles * teams ? tiles + prefetch_tiles : tiles * teams;
@@ -46,9 +50,11 @@ struct WorkQueue {
     }
 };
 
-// Does a block's work items: sums(team, tile) stores to the workspace, fold(team) puts together what the sums of all the
-// team's tiles stored, output(team, tile) may read what fold stored. `drawn` is shared, three words. The whole block
-// calls; each of the three begins behind a barrier.
+constexpr int drawn_words = 3;  // of a block: two tickets in turn, and whether its signal completed a team
+
+// Processes a block's work items. sums(team, tile) stores to the workspace. fold(team) combines the sums of all the
+// team's tiles. output(team, tile) may read the values that fold stored. `drawn` is in shared memory,
+// drawn_words long. The whole block calls. Each of the three callbacks begins after a barrier.
 template <typename Sums, typename Fold, typename Output>
 __device__ __forceinline__ void take_work(const WorkQueue& queue, unsigned* drawn, Sums sums, Fold fold,
                                           Output output) {
@@ -60,11 +66,11 @@ __device__ __forceinline__ void take_work(const WorkQueue& queue, unsigned* draw
             drawn[slot] = next;
         }
         __syncthreads();
-        const unsigned ticket = drawn[slot];  // the other slot takes the next one: a thread may still be reading here
+        const unsigned ticket = drawn[slot];  // the next uses the other slot: a thread may still be reading this one
         if (ticket >= queue.end()) {
             return;
         }
-        next = first ? draw_ticket(queue.words) : 0u;  // whose answer is on its way during the work item
+        next = first ? draw_ticket(queue.words) : 0u;  // the atomic is in flight during the work item
         const WorkItem item = queue.of(ticket);
         if (!item.live) {
             continue;
@@ -79,7 +85,7 @@ __device__ __forceinline__ void take_work(const WorkQueue& queue, unsigned* draw
             continue;
         }
         sums(item.team, item.tile);
-        __syncthreads();  // behind every thread's stores, which are published here, and seen by who folds
+        __syncthreads();  // after the stores of every thread: they are published here for the block that folds
         if (first) {
             *complete = add_release_acquire(word, 1u) + 1 == queue.tiles;
         }

@@ -128,7 +128,7 @@ def test_a_stream_that_will_not_do(driver: Driver) -> None:
     _, size, executor = GROUP.first(call(GROUP, driver))
     workspace = driver.array((size,), np.uint8)
     assert GROUP.second(workspace, size, executor, Stream(driver, 1)) == INVALID
-    assert aclGetRecentErrMsg() == "stream: of GPU 1, but the arrays are on GPU 0"
+    assert aclGetRecentErrMsg() == "stream: belongs to GPU 1, but the arrays are on GPU 0"
     for wrong in (0, 0x5EED, "stream", object(), Stream):
         assert GROUP.second(workspace, size, executor, wrong) == INVALID
         assert aclGetRecentErrMsg().startswith(f"stream: {type(wrong).__name__}, expected a cupy.cuda.Stream (")

@@ -378,8 +378,8 @@ FAULTS = {
     r"thread 1 waits at __shfl_sync with mask 0x0000000f \(faults\.cu:38\)$",
     8: r"lanes of one mask disagree: thread \d+ waits at __a(ny|ll)_sync with mask 0x00000003 \(faults\.cu:41\), "
     r"thread \d+ waits at __a(ny|ll)_sync with mask 0x00000003 \(faults\.cu:41\)$",
-    9: r"thread \d+: __shfl_sync \(faults\.cu:44\): lane \d+, which it is, is not in mask 0x00000001$",
-    10: r"thread \d+: __shfl_sync \(faults\.cu:47\): lane 5, which it reads from, is not in mask 0x00000003$",
+    9: r"thread \d+: __shfl_sync \(faults\.cu:44\): lane \d+, the calling lane, is not in mask 0x00000001$",
+    10: r"thread \d+: __shfl_sync \(faults\.cu:47\): lane 5, from which it reads, is not in mask 0x00000003$",
     11: r"thread \d+: __shfl_xor_sync \(faults\.cu:50\): width 12, expected 1, 2, 4, 8, 16 or 32$",
     12: r"thread 1: __trap\(\)$",
     13: r"a lane of the mask is missing: thread 0 waits at __syncwarp with mask 0x0000001f \(faults\.cu:56\), "

@@ -165,7 +165,7 @@ SURVIVORS: dict[Key, str] = {
         "test_group_norm_activation.py covers it."
     ),
     ("partition/row_gradients.cuh",
-     "__syncwarp();  // a compiler that asks for the columns' sums of all packs at once has no registers left",
+     "__syncwarp();  // else the compiler loads all packs' column sums at once and runs out of registers",
      "barrier", 0): "Affects the use of registers only: each lane adds to its own sums.",
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 0): ALWAYS_SHIFTS,
     ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,
@@ -246,7 +246,7 @@ SURVIVORS: dict[Key, str] = {
         "The division gives 0 for every part past the rows, because rows - of_part is at most 0 and more than -parts."
     ),
     ("partition/sweep.cuh", "const int length = left < pack_size ? static_cast<int>(left) : pack_size;", "guard", 1): (
-        "Only the values from 0 to pack_size of a row's length are distinguished."
+        "Every length of at least pack_size has the same effect."
     ),
     ("partition/sweep.cuh", "for (int base = 0; base < steps; base += loads) {", "guard", 0): (
         "Speed only: the batch past the last has no elements and adds nothing to a sum or a count."
@@ -255,7 +255,7 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: the span of a step past the last is {0, 0, 0}, and load_pack reads nothing of it."
     ),
     ("partition/team.cuh",
-     "cluster_fence();  // by the one thread that publishes: the others need not wait for their stores",
+     "cluster_fence();  // only by the thread that publishes: the others need not wait for their stores",
      "barrier", 0): "The CPU executor treats every arrival at a cluster barrier as a release.",
     ("partition/team.cuh",
      "if (shift + columns < pack_size) {", "guard", 0): "Speed only: sums may be relative to any element of the run.",

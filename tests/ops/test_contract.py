@@ -356,7 +356,7 @@ def test_ranks(one: Contract, rank: int, executor: Executor) -> None:
 
 @of(STREAMING)
 def test_results_have_the_memory_layout_of_x(one: Contract, executor: Executor) -> None:
-    """This applies if the op accepts channels-last strides (`alike`). Otherwise results are contiguous."""
+    """If the op accepts channels-last strides (`alike`). Otherwise results are contiguous."""
     for made in one.strided:
         a = made()
         turned = "channels last" if a.sizes[0] == "NCHW" else "channels first"

@@ -1,4 +1,4 @@
-"""The checked build at work: arrays between guard zones, poison told from data, counters, faults with their places."""
+"""Run plans in the checked build: guard zones, detection of unwritten shared memory, counters, places of faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .memory import GuardedCopies, Region
 
 MOST_ARRAYS = 24
 OTHER_POISON = 0x00
-#: Files whose functions only pass on what a kernel does.
+#: Files whose functions only forward a kernel's accesses, so that a fault is not attributed to them.
 DOORS = re.compile(r"^(common/types\.cuh|common/async\.cuh|cunorm/executors/cpu/include/[\w/]+\.h)$")
 SECTOR_BYTES = 32
 TRACE = np.dtype([("sector", "u8"), ("block", "u4"), ("region", "u2"), ("bytes", "u2")])
@@ -27,25 +27,26 @@ TRACE = np.dtype([("sector", "u8"), ("block", "u4"), ("region", "u2"), ("bytes",
 
 @dataclass(frozen=True)
 class Moves:
-    """What kernels asked of global memory.
+    """Traffic between kernels and global memory.
 
     Attributes
     ----------
     loaded, stored : int
-        Bytes that warps ask for, each counted once a request: what all lanes load from one place counts once. A replay
-        of the trace tells these.
+        Bytes that warps access. A byte counts once per request, even if several lanes access it. A replay of the trace
+        computes these.
     lane_loaded, lane_stored : int
-        Bytes that lanes ask for through load and store, and by atomics and asynchronous copies.
+        Bytes that lanes access through load and store, atomics and asynchronous copies, summed over the lanes.
     raw_loaded, raw_stored : int
-        The same as the compiler's hooks saw it.
+        The same bytes, as counted by the compiler's hooks.
     load_requests, store_requests : int
-        Of warps.
+        Requests of warps.
     load_sectors, store_sectors : int
-        32-byte sectors that those requests touch.
+        32-byte sectors that these requests touch.
     wide_bytes, wide_sectors : int
-        Bytes and sectors of 16-byte accesses alone.
+        Bytes and sectors of the 16-byte accesses.
     load_fetched, store_fetched : int
-        32-byte sectors that blocks touch, each counted once a block and direction. A replay of the trace tells these.
+        32-byte sectors that blocks touch. A sector counts once per block and direction. A replay of the trace
+        computes these.
     """
 
     loaded: int = 0
@@ -68,33 +69,33 @@ class Moves:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that warps ask for, both ways."""
+        """Bytes that warps load and store."""
         return self.loaded + self.stored
 
     @property
     def lane_nbytes(self) -> int:
-        """Bytes that lanes ask for, both ways."""
+        """Bytes that lanes load and store."""
         return self.lane_loaded + self.lane_stored
 
     @property
     def raw_nbytes(self) -> int:
-        """Bytes that the compiler's hooks saw, both ways."""
+        """Bytes of loads and stores that the compiler's hooks counted."""
         return self.raw_loaded + self.raw_stored
 
     @property
     def fetched_nbytes(self) -> int:
-        """Bytes of the sectors that blocks touch, each once a block and direction."""
+        """Bytes of the sectors that blocks touch, one count per sector, block and direction."""
         return SECTOR_BYTES * (self.load_fetched + self.store_fetched)
 
     @property
     def efficiency(self) -> float:
-        """Bytes asked for, over those of the sectors that requests touch; 1 if there are none."""
+        """Bytes that warps access / bytes of the sectors that their requests touch; 1 if there are no sectors."""
         sectors = self.load_sectors + self.store_sectors
         return self.nbytes / (SECTOR_BYTES * sectors) if sectors else 1.0
 
     @property
     def wide_efficiency(self) -> float:
-        """Bytes of 16-byte accesses, over those of the sectors that they touch; 1 if there are none."""
+        """Bytes of 16-byte accesses / bytes of the sectors that they touch; 1 if there are no sectors."""
         return self.wide_bytes / (SECTOR_BYTES * self.wide_sectors) if self.wide_sectors else 1.0
 
 
@@ -122,27 +123,29 @@ class _Counters(ctypes.Structure):
 
 @dataclass
 class Count:
-    """What one launch did.
+    """Events and traffic of one launch.
 
     Attributes
     ----------
     kernel : str
     blocks, threads : int
-        Of the grid, and of a block.
+        Blocks in the grid, threads per block.
     barriers : int
-        ``__syncthreads`` of all blocks.
+        ``__syncthreads``, summed over all blocks.
     shuffles : int
-        Shuffles, votes and ``__syncwarp`` of all warps.
+        Shuffles, votes and ``__syncwarp``, summed over all warps.
     shared_requests, shared_wavefronts, shared_ideal : int
-        Requests of warps to shared memory; turns of its banks that they take; the fewest that they could.
+        Requests of warps to shared memory; the wavefronts that they need because of bank conflicts; the wavefronts that
+        they would need without.
     moved : dict of str to Moves
-        By array, without what a replay of the trace tells.
+        Traffic by array name. The fields that a replay of the trace computes are 0.
     roles : dict of str to str
+        Roles of the arrays, by name.
     starts : dict of str to int
-        Addresses of the arrays.
+        Addresses of the arrays, by name.
     trace : numpy.ndarray
-        The sectors of all requests in the order in which each block made them: sector, block, 2 * array + is_store, and
-        the bytes in the sector that the request asks for.
+        One record per request and sector, in the order of the requests within each block: sector, block,
+        2 * array + is_store, and the number of bytes in the sector that the request accesses.
     """
 
     kernel: str
@@ -188,16 +191,16 @@ def run(
     launch : callable
         `cunorm.executors.cpu.executor.launch`.
     steps, values, sizes
-        As `cunorm.executors.cpu.executor.run`.
+        See `cunorm.executors.cpu.executor.run`.
     memory : sequence of Region
         The arrays.
     record : list, optional
-        Takes a `Count` of each launch, with a trace.
+        Receives a `Count` with a trace per launch.
 
     Raises
     ------
     KernelFault
-        If a kernel broke a rule. What it had written stays written.
+        If a kernel broke a rule. The kernel's earlier stores remain in the arrays.
     """
     guarded = GuardedCopies(memory)
     places: list[int | float] = list(values)
@@ -220,26 +223,27 @@ def checked(
     record: list[Count] | None = None,
     **options: Any,
 ) -> None:
-    """One launch of `run`.
+    """Run one launch of a plan.
 
     Parameters
     ----------
     launch : callable
         `cunorm.executors.cpu.executor.launch`.
     kernel : Kernel
-        In any build.
+        The kernel, in any build.
     grid, threads, shared_bytes, arguments
-        As `cunorm.executors.cpu.executor.launch`; addresses are those of the copies.
+        See `cunorm.executors.cpu.executor.launch`. Addresses are those of the copies.
     guarded : GuardedCopies
         The copies.
     record : list, optional
-        Takes a `Count`, with a trace.
+        Receives a `Count` with a trace.
     **options
-        Others of `cunorm.executors.cpu.executor.launch`.
+        Other options of `cunorm.executors.cpu.executor.launch`.
 
     Raises
     ------
     KernelFault
+        If the kernel broke a rule, or if its results depend on shared memory that no thread wrote.
     """
     kernel = kernel.built("checked")
     before = guarded.contents() if shared_bytes or kernel.static_bytes else []
@@ -252,15 +256,16 @@ def checked(
     finally:
         kernel._free(counters.trace)
     if counters.unwritten and before:
-        # Somebody read shared memory that nobody had written. A fault only if a result depends on what it held.
+        # A thread read shared memory that no thread had written. This is a fault only if a result depends on the value:
+        # run the launch again with another poison and compare.
         after = guarded.contents()
         guarded.fill(before)
         launch(kernel, grid, threads, shared_bytes, arguments, memory=guarded.memory, poison=OTHER_POISON, **options)
         if guarded.contents() != after:
             sentence = (
                 f"kernel {kernel.name}, block {counters.unwritten_block}: thread {counters.unwritten_thread}: reads "
-                f"byte {counters.unwritten_byte} of shared memory at @{{{counters.unwritten_site:x}}}, which nobody "
-                "wrote, and results depend on such reads"
+                f"byte {counters.unwritten_byte} of shared memory at @{{{counters.unwritten_site:x}}}, which no "
+                "thread wrote, and the results depend on such reads"
             )
             raise KernelFault(located(sentence, kernel.path, guarded.memory))
 
@@ -269,28 +274,28 @@ def checked(
 
 
 def located(sentence: str, library: Path, memory: Sequence[Region]) -> str:
-    """A fault's sentence with the names of arrays in the place of #{number}, and file:line in that of @{address}.
+    """Replace #{number} by the name of an array, and @{address} by file:line, in a fault message.
 
     Parameters
     ----------
     sentence : str
-        As the runtime wrote it.
+        The message that the runtime wrote.
     library : Path
         The kernel's shared object.
     memory : sequence of Region
-        The arrays by number.
+        The arrays, indexed by number.
     """
     sentence = re.sub(r"#\{(\d+)\}", lambda found: memory[int(found[1])].name, sentence)
     return re.sub(r"@\{([0-9a-f]+)\}", lambda found: _line(library, int(found[1], 16)), sentence)
 
 
 def _line(library: Path, address: int) -> str:
-    """``file:line`` of the kernel's own code at an address: behind the functions that only pass an access on."""
+    """Return ``file:line`` of the kernel's code for an address, skipping the functions that only forward accesses."""
     tool = shutil.which("addr2line")
     if tool is None or address == 0:
-        return "an unknown place (CUNORM_CPU_BUILD=checked and binutils tell)"
+        return "an unknown place (set CUNORM_CPU_BUILD=checked and install binutils)"
     done = subprocess.run([tool, "-i", "-e", str(library), hex(address)], capture_output=True, text=True, timeout=60)
     places = [line.partition(" (")[0] for line in done.stdout.splitlines() if not line.startswith("??")]
-    places = [re.sub(r"^.*/\.build-[^/]*/", "", place) for place in places]  # where the compiler ran
+    places = [re.sub(r"^.*/\.build-[^/]*/", "", place) for place in places]  # the compiler's working folder
     own = [place for place in places if not DOORS.match(place.rpartition(":")[0])]
     return (own or places or ["an unknown place"])[0]

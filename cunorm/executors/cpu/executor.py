@@ -1,7 +1,7 @@
-"""The CPU executor: the same CUDA C, compiled as C++ behind a small runtime and run on fibers. Exact, not fast.
+"""The CPU executor: runs the kernels' CUDA C as C++ on fibers, with a small runtime. Exact, not fast.
 
-``runtime.h`` says how a block runs, ``kernel.py`` compiles. This file launches, and spreads the blocks of a
-launch over operating-system threads where they do not wait for each other.
+``runtime.h`` describes how a block runs. ``kernel.py`` compiles. This file launches kernels. If the blocks of a launch
+do not wait for each other, it distributes them over operating-system threads.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from cunorm.core.errors import KernelFault
 from . import checked as cpu_checked
 from . import scratch as cpu_scratch
 from .kernel import INTERPRETER, Addresses, Kernel
-from .kernel import compile as compile  # what an executor offers
+from .kernel import compile as compile  # part of the executor interface
 from .memory import GUARD_BYTES, Region, regions_of
 from .scratch import FAULT_BYTES, Scratch
 
 WARP = 32
 MOST_THREADS = 1024
-MOST_BLOCKS = 1024  # alive at a time in one operating-system thread
+MOST_BLOCKS = 1024  # blocks alive at a time in one operating-system thread
 LARGEST_CLUSTER = 16
 MOST_WORKERS = 1024  # operating-system threads of a launch
-POISON = 0xFF  # shared memory at a block's start: NaN in every floating-point type
-SPREAD_SECONDS = 200e-6  # a launch is spread over cores if about this much work is left after its first block
-LAST, WORKERS, MISSING, NEXT = 5, 12, 15, 24  # words of struct Launch
-FAULTED, FORKED = 1, 3  # how a worker ended, in runtime.h
+POISON = 0xFF  # fill byte of shared memory at a block's start: NaN in every floating-point type
+SPREAD_SECONDS = 200e-6  # a launch uses several cores if about this much work is left after its first cluster
+LAST, WORKERS, MISSING, NEXT = 5, 12, 15, 24  # indices of words in struct Launch
+FAULTED, FORKED = 1, 3  # exit states of a worker, from runtime.h
 ORDERS = {"ascending": 0, "descending": 1, "random": 2}
 LETTERS = {"P": "pointer", "q": "long long", "d": "double"}
 
 
 def limits(ordinal: int = 0) -> devices.Device:
-    """The device that the CPU executor poses as (``CUNORM_CPU_DEVICE``)."""
+    """Return the device that the CPU executor simulates (``CUNORM_CPU_DEVICE``)."""
     if ordinal != 0:
         raise ValueError(f"ordinal: {ordinal}, expected 0: the CPU executor is one device")
     return devices.known(settings.cpu_device(), "CUNORM_CPU_DEVICE")
 
 
 def synchronise(ordinal: int = 0) -> None:
-    """Nothing to wait for: a launch returns when the kernel has run."""
+    """Do nothing: a launch returns when the kernel has finished."""
 
 
 # ---- launching ------------------------------------------------------------------------------------------------------
@@ -55,27 +55,27 @@ def synchronise(ordinal: int = 0) -> None:
 @functools.lru_cache(maxsize=64)
 def _order(text: str) -> tuple[int, int]:
     name, colon, seed = text.partition(":")
-    # Of 18 digits, as CUNORM_CPU_CORES: they fit the kernel's 64 bits.
+    # At most 18 digits, as in CUNORM_CPU_CORES, so that the seed fits in 64 bits.
     if name not in ORDERS or (colon and (name != "random" or not seed.isdecimal() or len(seed) > 18)):
-        words = "expected ascending, descending, random or random:SEED, SEED of up to 18 digits"
+        words = "expected ascending, descending, random or random:SEED with a SEED of up to 18 digits"
         raise ValueError(f"CUNORM_CPU_ORDER: {text[:80]!r}, {words}")
     return ORDERS[name], int(seed or 0)
 
 
-@functools.cache  # once in a process
+@functools.cache  # warn once per process
 def _warn_of_few() -> None:
     warnings.warn(
         "the system starts no more threads, or has no memory for their stacks: kernels run on fewer cores than "
-        "CUNORM_CPU_CORES says; raise the limit (ulimit -u, ulimit -v, the container's), or set CUNORM_CPU_CORES lower",
+        "CUNORM_CPU_CORES allows; raise the limit (ulimit -u, ulimit -v, or the container's) or lower CUNORM_CPU_CORES",
         RuntimeWarning,
         stacklevel=2,
     )
 
 
 def _add(scratches: list[Scratch], count: int, cores: int, size: tuple[int, int, int]) -> None:
-    """Take memory for threads of a launch, up to the count.
+    """Add scratches to a launch until it has ``count`` of them.
 
-    Fewer if the system has not enough memory, or if other launches of the process use the cores.
+    It gets fewer if the system lacks memory, or if other launches of the process use the cores.
     """
     try:
         while len(scratches) < count and cpu_scratch.lent() < cores:
@@ -85,11 +85,11 @@ def _add(scratches: list[Scratch], count: int, cores: int, size: tuple[int, int,
 
 
 def _run(kernel: Kernel, buffer: ctypes.Array[ctypes.c_int64], scratches: list[Scratch], arena: int) -> str | None:
-    """Run a launch on as many operating-system threads as there are scratches; the fault's sentence if there is one.
+    """Run a launch on one operating-system thread per scratch; return the fault message, or None.
 
-    No thread of it runs when this returns or raises: all that they do lies in one call of the library.
+    No thread of the launch runs any more when this returns or raises: they all run inside one call of the library.
     """
-    # A handler's own launch would overwrite the static shared memory.
+    # Signal handlers do not run during a kernel with static shared memory: a launch from a handler would overwrite it.
     watched = kernel.static_bytes == 0 and threading.get_ident() == threading.main_thread().ident
     count = len(scratches)
     buffer[WORKERS] = count
@@ -97,7 +97,7 @@ def _run(kernel: Kernel, buffer: ctypes.Array[ctypes.c_int64], scratches: list[S
     here, interpreter = ctypes.addressof(array), ctypes.addressof(INTERPRETER)
     status = kernel._run(ctypes.addressof(buffer), here, count, arena, FAULT_BYTES, interpreter, watched)
     if status == FORKED:
-        raise RuntimeError(f"kernel {kernel.name}: a signal handler forked while it ran; its results are lost here")
+        raise RuntimeError(f"kernel {kernel.name}: a signal handler forked while it ran; the child has no results")
     if buffer[MISSING]:
         _warn_of_few()
     return next(filter(None, (scratch.fault() for scratch in scratches))) if status == FAULTED else None
@@ -113,9 +113,9 @@ def _spread(
     cluster: int,
     cores: int,
 ) -> str | None:
-    """Run a launch, on more threads than one if it is worth them; adds their scratches to the list."""
+    """Run a launch, on several threads if it is long enough. Add their scratches to the list."""
     (first, last), clusters = blocks, (blocks[1] - blocks[0]) // cluster
-    if min(cores, clusters) > 1:  # one cluster alone, to see whether the others are worth more threads
+    if min(cores, clusters) > 1:  # time one cluster, to decide whether the others need more threads
         buffer[LAST] = first + cluster
         began = time.perf_counter()
         fault = _run(kernel, buffer, scratches, arena)
@@ -131,25 +131,25 @@ def _spread(
 def _check(
     grid: int, threads: int, shared_bytes: int, blocks: tuple[int, int], cluster: int, resident: int, most: int
 ) -> None:
-    """Whether a launch is legal; ValueError if not."""
+    """Raise ValueError if a launch is not legal."""
     if not 1 <= grid < 2**31:
         raise ValueError(f"grid: {grid} blocks, expected 1 to 2^31 - 1")
     if not WARP <= threads <= MOST_THREADS or threads % WARP != 0:
         raise ValueError(f"threads: {threads}, expected whole warps of {WARP}, up to {MOST_THREADS}")
     if not 0 <= shared_bytes <= most:
-        raise ValueError(f"shared_bytes: {shared_bytes}, expected 0 to {most}, what a block of the device may have")
+        raise ValueError(f"shared_bytes: {shared_bytes}, expected 0 to {most}, the limit per block of the device")
     if not 1 <= cluster <= LARGEST_CLUSTER or grid % cluster:
-        raise ValueError(f"cluster: {cluster} blocks, expected 1 to {LARGEST_CLUSTER}, dividing the grid's {grid}")
+        raise ValueError(f"cluster: {cluster} blocks, expected 1 to {LARGEST_CLUSTER}, a divisor of grid = {grid}")
     first, last = blocks
     if not 0 <= first <= last <= grid or first % cluster or last % cluster:
-        raise ValueError(f"blocks: {blocks}, expected a part of the grid's {grid}, in whole clusters")
+        raise ValueError(f"blocks: {blocks}, expected a range within grid = {grid}, in whole clusters")
     if resident < 1:
         raise ValueError(f"resident: {resident} clusters, expected at least 1")
     if resident * cluster > MOST_BLOCKS:
         raise ValueError(f"resident: {resident} clusters of {cluster} blocks, expected at most {MOST_BLOCKS} blocks")
 
 
-def launch(  # noqa: PLR0913  # the executor's face; what is seldom said comes by keyword
+def launch(  # noqa: PLR0913  # the executor interface; the rarely used arguments are keyword-only
     kernel: Kernel,
     grid: int,
     threads: int,
@@ -165,42 +165,42 @@ def launch(  # noqa: PLR0913  # the executor's face; what is seldom said comes b
     device: devices.Device | None = None,
     order: str | None = None,
 ) -> None:
-    """Run a kernel to its end.
+    """Run a kernel and return when it has finished.
 
     Parameters
     ----------
     kernel : Kernel
     grid, threads : int
-        Blocks, and threads of each: whole warps.
+        Number of blocks, and threads per block (a multiple of the warp size).
     shared_bytes : int
-        Dynamic shared memory of a block.
+        Dynamic shared memory per block, in bytes.
     arguments : sequence of int or float
-        Addresses, ints and floats, as the kernel's parameters ask.
+        Addresses, ints and floats, one per kernel parameter.
     blocks : tuple of int, optional
         Run only the blocks [first, last) of the grid.
     cluster : int
-        Blocks of a thread-block cluster.
+        Blocks per thread-block cluster.
     resident : int, optional
-        How many clusters live at a time, on one core: what kernels need whose blocks wait for each other. None: blocks
-        run one after another on each of several cores.
+        Number of clusters that are alive at a time, on one core; for kernels whose blocks wait for each other. None:
+        blocks run one after another, on each of several cores.
     memory : sequence of Region
-        The arrays that the kernel may touch; empty: unknown, and no bounds are checked.
+        The arrays that the kernel may access. Empty: they are unknown, and bounds are not checked.
     poison : int
-        The byte that shared memory is filled with before a block starts.
+        The byte with which shared memory is filled before a block starts.
     counters : int
         Address of the checked build's counters; 0 for none.
     device : Device, optional
-        Whose limits hold; None: the one that ``CUNORM_CPU_DEVICE`` names.
+        The device whose limits apply; None: the one that ``CUNORM_CPU_DEVICE`` names.
     order : str, optional
-        Of threads; None: as ``CUNORM_CPU_ORDER`` says.
+        Order in which threads run; None: ``CUNORM_CPU_ORDER``.
 
     Raises
     ------
     ValueError, TypeError
         If the launch itself is not legal.
     KernelFault
-        If the kernel broke a rule; the text names kernel, block and thread, and file and line where they can be had.
-        What it had written stays written.
+        If the kernel broke a rule. The message names kernel, block and thread, and file and line if they can be found.
+        The kernel's earlier stores remain in the arrays.
     """
     first, last = blocks if blocks is not None else (0, grid)
     waiting, resident = resident is not None, 1 if resident is None else resident  # blocks may wait for each other
@@ -218,17 +218,17 @@ def launch(  # noqa: PLR0913  # the executor's face; what is seldom said comes b
     except struct.error as error:
         wanted = ", ".join(LETTERS[letter] for letter in kernel.signature)
         raise TypeError(f"arguments: {tuple(arguments)}, {kernel.name} takes ({wanted}): {error}") from None
-    arena = (-(-shared_bytes // GUARD_BYTES) + 1) * GUARD_BYTES  # one more, so that an overrun is nobody's
+    arena = (-(-shared_bytes // GUARD_BYTES) + 1) * GUARD_BYTES  # plus a gap for overruns of the last array
 
     slots = resident * cluster
     size = (slots * threads, slots * arena, kernel._worker_bytes(slots, threads))
-    # The checks see one operating-system thread; static shared memory is there but once.
+    # The checks cover one operating-system thread only. Static shared memory exists once per library.
     alone = waiting or kernel.build == "checked" or kernel.static_bytes > 0
     cores = 1 if alone else min(settings.cpu_cores(), MOST_WORKERS)
     scratches = [cpu_scratch.take(*size)]
     try:
         fault = _spread(kernel, buffer, scratches, size, arena, (first, last), cluster, cores)
-    finally:  # none of the launch's threads runs any more, whatever was raised
+    finally:  # no thread of the launch runs any more, even after an exception
         while scratches:
             cpu_scratch.give_back(scratches.pop())
     if fault is not None:
@@ -236,12 +236,13 @@ def launch(  # noqa: PLR0913  # the executor's face; what is seldom said comes b
 
 
 Step = tuple[Kernel, int, int, int, Callable[[Any], Any], int, int]
-#: Blocks of a launch that live at a time where blocks wait for each other; counting takes as many as the device has.
+#: Clusters that are alive at a time in a launch whose blocks wait for each other. A launch that is counted keeps as
+#: many alive as the device would, up to MOST_BLOCKS.
 WAITING_BLOCKS = 4
 
 
 def together(cluster: int, resident: int, most: int) -> dict[str, Any]:
-    """The options of a launch: blocks of a cluster, and how many of at most so many blocks live at a time."""
+    """Return the launch options for clusters, with at most ``most`` clusters alive at a time."""
     return {"cluster": cluster, "resident": min(resident, most) if resident else None}
 
 
@@ -259,20 +260,21 @@ def run(
     Parameters
     ----------
     steps : sequence of (kernel, grid, threads, shared_bytes, pick, cluster, resident)
-        ``pick`` takes a launch's arguments from ``values``; ``resident`` is how many blocks the device runs at once
-        where they wait for each other, else 0.
+        ``pick`` selects a launch's arguments from ``values``. ``resident`` is the number of blocks that the device runs
+        at once if the blocks wait for each other, else 0.
     values : sequence of int or float
         Addresses of arrays, then numbers.
     names : sequence of str
-        Of the values.
+        Names of the values.
     sizes : sequence of int
-        Bytes behind each address; 0: no array.
+        Bytes of the array at each address; 0: no array.
     record : list, optional
-        Takes what each launch moved, and has the checked build run whatever ``CUNORM_CPU_BUILD`` says.
+        Receives a `cunorm.executors.cpu.checked.Count` per launch. If it is passed, the checked build runs, regardless
+        of ``CUNORM_CPU_BUILD``.
     device : Device, optional
-        Whose limits hold.
+        The device whose limits apply; None: the one that ``CUNORM_CPU_DEVICE`` names.
     order : str, optional
-        Of threads; None: as ``CUNORM_CPU_ORDER`` says.
+        Order in which threads run; None: ``CUNORM_CPU_ORDER``.
     """
     build = settings.cpu_build() if record is None else "checked"
     memory = regions_of(names, values, sizes)

@@ -1,7 +1,7 @@
-"""Kernels of the CPU executor: a text behind the runtime's headers, compiled once, kept on disk, loaded.
+"""Kernels of the CPU executor: the runtime's headers and a kernel text, compiled once, cached on disk, loaded.
 
-Three builds of one text: plain, checked (every access is seen), and sanitised (for a process that has the compiler's
-sanitisers loaded).
+One text has three builds: plain, checked (the runtime sees every memory access), and sanitised (for a process that has
+the compiler's sanitisers loaded).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from cunorm.core import settings
 from cunorm.jit import builds, cxx
 
-#: Where the compiler's messages say that the runtime's headers are, and the headers in their order.
+#: Folder of the runtime's headers in the compiler's messages, and the headers in their order of inclusion.
 INCLUDE = "cunorm/executors/cpu/include"
 HEADERS = (
     "runtime.h",
@@ -36,7 +36,7 @@ HEADERS = (
     "threads.h",
     "builtins.h",
 )
-# struct Launch in runtime.h: sixteen words, next a cache line away, the arguments another one.
+# struct Launch in runtime.h: sixteen words; `next`, one cache line further; the arguments, another cache line further.
 LAUNCH = "@16q64xq64x"
 LAUNCH_WORDS = 33
 
@@ -48,15 +48,15 @@ class Kernel:
     Attributes
     ----------
     name : str
-        The entry.
+        Name of the entry function.
     build : str
         One of `settings.BUILDS`.
     path : Path
-        The shared object; ``kernel.cpp`` beside it is the whole text that was compiled.
+        The shared object. ``kernel.cpp`` in the same folder is the complete text that was compiled.
     signature : str
         A letter per parameter: P pointer, q long long, d double.
     static_bytes : int
-        Whether it declares ``__shared__`` variables; 0 if not.
+        Size of the section of ``__shared__`` variables in bytes; 0 if the text declares none.
     """
 
     name: str
@@ -72,12 +72,12 @@ class Kernel:
     _free: Callable[[int], None] = field(repr=False, compare=False)
 
     def built(self, build: str) -> Kernel:
-        """The same kernel in another build."""
+        """Return the same kernel in another build."""
         return self if build == self.build else compile(self._text, self.name, build=build)
 
 
 class Addresses(ctypes.Structure):
-    """struct Scratch in launch.h: where the memory of one operating-system thread of a launch lies."""
+    """struct Scratch in launch.h: addresses of the memory of one operating-system thread of a launch."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("worker", "stacks", "arenas", "text")]
 
@@ -89,7 +89,7 @@ INTERPRETER = (ctypes.c_void_p * 3)(
         for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals")
     ]
 )
-#: launch, scratches, their count, arena_bytes, text_size, interpreter, whether signals are looked at.
+#: launch, scratches, their count, arena_bytes, text_size, interpreter, whether to check for signals.
 _RUN = ctypes.PYFUNCTYPE(
     ctypes.c_int, *[ctypes.c_void_p] * 2, ctypes.c_int, ctypes.c_longlong, ctypes.c_int, ctypes.c_void_p, ctypes.c_int
 )
@@ -112,29 +112,29 @@ def compile(
     defines: tuple[str, ...] = (),
     build: str | None = None,
 ) -> Kernel:
-    """Compile a kernel, or take it from the process's or the disk's cache.
+    """Compile a kernel, or return it from the cache of the process or of the disk.
 
     Parameters
     ----------
     text : str
-        CUDA C, complete: types, tile, includes expanded.
+        Complete CUDA C: with types and tile, and with includes expanded.
     entry : str
         Name of the ``extern "C" __global__`` function.
     ordinal : int
         Always 0.
     compiler : Compiler, optional
-        Another than ``compilers.chosen()``.
+        The compiler; None: ``cxx.chosen()``.
     defines : tuple of str
-        Macros for the runtime, for instance ``CUNORM_CPU_UCONTEXT``: switch fibers with ucontext on any machine.
+        Macros for the runtime, for example ``CUNORM_CPU_UCONTEXT`` (switch fibers with ucontext on every machine).
     build : str, optional
-        One of ``settings.BUILDS``; None: as ``CUNORM_CPU_BUILD`` says.
+        One of ``settings.BUILDS``; None: ``CUNORM_CPU_BUILD``.
 
     Raises
     ------
     CompileError
         If there is no compiler, the text does not compile, or the cache folder cannot be used.
     ValueError
-        If the build is `sanitised` in a process that has no sanitiser's library.
+        If the build is `sanitised` in a process without the sanitiser's library.
     """
     build = build or settings.cpu_build()
     key = (text, entry, compiler or settings.cxx(), defines, build, settings.cache_dir())
@@ -153,13 +153,17 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def _entries(text: str, entry: str) -> list[str]:
-    """All kernels of a text, in order, for one build of all; of a text that is written otherwise, that entry alone."""
+    """Return all kernels of a text, in order, so that they share one build.
+
+    If the pattern does not find `entry`, return `entry` alone.
+    """
     found = _KERNEL.findall(_COMMENT.sub("", text))
     return found if entry in found else [entry]
 
 
 def _compile(text: str, entry: str, compiler: cxx.Compiler, defines: tuple[str, ...], build: str) -> Kernel:
-    if build == "sanitised" and not hasattr(ctypes.CDLL(None), "__asan_init"):  # its library would end the process
+    # Without the sanitiser's library, loading such a build would end the process.
+    if build == "sanitised" and not hasattr(ctypes.CDLL(None), "__asan_init"):
         raise ValueError(
             "CUNORM_CPU_BUILD: 'sanitised' needs the sanitiser's library loaded before Python; "
             "type: pytest --sanitise -m sanitise"
@@ -175,7 +179,10 @@ def _compile(text: str, entry: str, compiler: cxx.Compiler, defines: tuple[str, 
 
 
 def _kernel(text: str, entry: str, build: str, library: ctypes.CDLL, path: Path) -> Kernel:
-    """A kernel of a loaded library. Its run lets other Python threads go on, and raises what a handler raised."""
+    """Return a kernel of a loaded library.
+
+    Its run function releases the GIL, and raises the exception of a signal handler.
+    """
     signed = library[f"cunorm_cpu_signature_{entry}"]
     signed.restype = ctypes.c_char_p
     library.cunorm_cpu_static_bytes.restype = ctypes.c_longlong

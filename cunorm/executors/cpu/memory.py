@@ -1,4 +1,4 @@
-"""The arrays of a launch on the CPU executor: what each is, and copies of them between guard zones."""
+"""The arrays of a launch on the CPU executor: their roles, and copies of them between guard zones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cunorm.core.opspec import is_tensor
 
 #: enum Role in runtime.h.
 TENSOR, PARAMETER, WORKSPACE = ROLES = ("tensor", "parameter", "workspace")
-GUARD_BYTES = 4096  # on both sides of an array: no access of a kernel reaches over it by a slip
-PHASE = 512  # a copy lies at the same address modulo this: what CUDA's allocator aligns to
+GUARD_BYTES = 4096  # on both sides of an array, so that an indexing error does not reach another array
+PHASE = 512  # a copy's address is congruent to the original's modulo this, the alignment of CUDA's allocator
 
 
 def role_of(name: str) -> str:
-    """Whether an array of that name is a tensor, holds parameters, or is the workspace."""
+    """Return the role of an array by its name: tensor, parameter or workspace."""
     return WORKSPACE if name == "workspace" else TENSOR if is_tensor(name) else PARAMETER
 
 
@@ -41,12 +41,14 @@ class Region:
 
     @property
     def words(self) -> tuple[int, int, int]:
-        """Struct Region in runtime.h."""
+        """The words of struct Region in runtime.h: begin, end, role."""
         return self.address, self.address + self.nbytes, ROLES.index(self.role)
 
 
 def regions_of(names: Sequence[str], values: Sequence[int | float], sizes: Sequence[int]) -> list[Region]:
-    """The arrays among the values of a plan, in its order; one that lies exactly on another counts once, as that.
+    """Return the arrays among the values of a plan, in the plan's order.
+
+    Two arrays with the same address and size count as one, under the first one's name.
 
     Parameters
     ----------
@@ -54,22 +56,22 @@ def regions_of(names: Sequence[str], values: Sequence[int | float], sizes: Seque
     values : sequence of int or float
         Addresses, then numbers.
     sizes : sequence of int
-        Bytes behind each address; 0: no array.
+        Bytes of the array at each address; 0: no array.
     """
     found: dict[tuple[int, int], Region] = {}
-    for name, address, size in zip(names, values, sizes, strict=False):  # the numbers behind have no size
+    for name, address, size in zip(names, values, sizes, strict=False):  # the numbers after the addresses have no size
         if size:
             found.setdefault((int(address), size), Region(name, int(address), size, role_of(name)))
     return list(found.values())
 
 
 class GuardedCopies:
-    """Copies of arrays, each between guard zones, for kernels to run on instead.
+    """Copies of arrays, each between guard zones, on which kernels run in place of the originals.
 
     Parameters
     ----------
     memory : sequence of Region
-        The arrays, which nobody may change meanwhile.
+        The original arrays. They must not change before `give_back`.
     """
 
     def __init__(self, memory: Sequence[Region]) -> None:
@@ -86,20 +88,20 @@ class GuardedCopies:
         }
 
     def moved(self, address: int, nbytes: int) -> int:
-        """The address of the copy of the array that lies there; 0, of no array, stays."""
+        """Return the address of the copy of the array at `address`; if `nbytes` is 0 (no array), return `address`."""
         return self._moved[address, nbytes] if nbytes else address
 
     def contents(self) -> list[bytes]:
-        """What the copies hold."""
+        """Return the contents of the copies."""
         return [ctypes.string_at(region.address, region.nbytes) for region in self.memory]
 
     def fill(self, contents: Sequence[bytes]) -> None:
-        """Have the copies hold that."""
+        """Overwrite the copies with `contents`."""
         for region, data in zip(self.memory, contents, strict=True):
             ctypes.memmove(region.address, data, region.nbytes)
 
     def give_back(self) -> None:
-        """Copy what has changed to the arrays themselves."""
+        """Copy the arrays that have changed back to the originals."""
         for given, copy in zip(self._given, self.memory, strict=True):
             if ctypes.string_at(given.address, given.nbytes) != ctypes.string_at(copy.address, copy.nbytes):
                 ctypes.memmove(given.address, copy.address, given.nbytes)

@@ -1,4 +1,4 @@
-"""Memory in which the CPU executor's threads work: stacks of the fibers, shared memory of blocks, a worker's state."""
+"""Working memory of the CPU executor's threads: fiber stacks, shared memory of the blocks, and the worker's state."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ FAULT_BYTES = 2048
 
 
 class Scratch:
-    """Memory of one operating-system thread of a launch; its pages are taken from the system when first touched.
+    """Memory of one operating-system thread of a launch. The system allocates each page at its first access.
 
     Parameters
     ----------
     threads : int
-        Of all blocks that live at a time.
+        CUDA threads, summed over all blocks that are alive at a time.
     shared_bytes : int
-        Of these blocks.
+        Shared memory of these blocks, in bytes.
     worker_bytes : int
-        Of struct Worker in runtime.h, with what lies behind it.
+        Size of struct Worker in runtime.h, together with the arrays that follow it.
 
     Attributes
     ----------
     addresses : Addresses
+        Addresses of the parts, for the runtime.
 
     Raises
     ------
     OSError
-        If the system has no such memory.
+        If the system cannot allocate the memory.
     """
 
     def __init__(self, threads: int, shared_bytes: int, worker_bytes: int) -> None:
@@ -44,47 +45,47 @@ class Scratch:
         size = (threads + 2) * STACK_BYTES + shared_bytes + worker_bytes
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         self._memory = mmap.mmap(-1, size, flags=flags)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would cover 32 stacks and commit them all
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one huge page would commit 32 stacks at once
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 self._memory.madvise(mmap.MADV_NOHUGEPAGE)
         self._text = ctypes.create_string_buffer(FAULT_BYTES)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         stacks = -(-address // STACK_BYTES) * STACK_BYTES
         arenas = stacks + threads * STACK_BYTES
-        worker = arenas + shared_bytes + STACK_BYTES  # apart, so that no kernel reaches it by a slip
+        worker = arenas + shared_bytes + STACK_BYTES  # after a gap that catches a kernel's overruns
         self.addresses = Addresses(worker, stacks, arenas, ctypes.addressof(self._text))
 
     def holds(self, threads: int, shared_bytes: int, worker_bytes: int) -> bool:
-        """Whether it is large enough."""
+        """Whether the scratch is large enough."""
         return threads <= self.capacity[0] and shared_bytes <= self.capacity[1] and worker_bytes <= self.capacity[2]
 
     def fault(self) -> str:
-        """What the runtime wrote about a fault; empty if there was none since `take`."""
+        """Return the fault message that the runtime wrote since `take`; empty if there was no fault."""
         return self._text.value.decode(errors="replace")
 
 
-#: What no launch uses. Kept, because the first touch of a page is slow.
+#: Scratches that no launch uses. They are kept because the first access to a page is slow.
 _free: collections.deque[Scratch] = collections.deque(maxlen=max(4, settings.cores()))
-#: What launches use, by identity. Weak, because an interrupt between two lines may drop a scratch before it is back;
-#: without a callback, in which Python would swallow the next interrupt.
+#: Scratches that launches use, by identity. The references are weak, because an interrupt between two lines may drop a
+#: scratch before it is given back. They have no callback, because Python swallows an interrupt that arrives in one.
 _lent: dict[int, weakref.ref[Scratch]] = {}
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_lent.clear)  # it has no other threads
+    os.register_at_fork(after_in_child=_lent.clear)  # the child has no other threads, so no launches
 
 
 def lent() -> int:
-    """How many scratches launches use now: as many operating-system threads run kernels in this process."""
+    """Number of scratches in use, which is the number of operating-system threads that run kernels in this process."""
     return sum(each() is not None for each in list(_lent.values()))
 
 
 def take(threads: int, shared_bytes: int, worker_bytes: int) -> Scratch:
-    """Memory that nobody else has until it is given back, or forgotten.
+    """Take a scratch for exclusive use until it is given back or garbage-collected.
 
     Raises
     ------
     MemoryError
-        If the system has none.
+        If the system cannot allocate the memory.
     """
     wanted = (threads, shared_bytes, worker_bytes)
     try:
@@ -103,6 +104,6 @@ def take(threads: int, shared_bytes: int, worker_bytes: int) -> Scratch:
 
 
 def give_back(scratch: Scratch) -> None:
-    """Let another launch have it."""
+    """Return a scratch to the free list."""
     _lent.pop(id(scratch), None)
     _free.append(scratch)

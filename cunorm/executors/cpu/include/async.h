@@ -1,7 +1,8 @@
-// Asynchronous copies, mbarriers, clusters and fences, as async.cuh's twins and builtins.h need them.
+// Asynchronous copies, mbarriers, clusters and fences: the implementation of async.cuh and builtins.h on the CPU.
 //
-// As adverse as a GPU may be: an asynchronous copy poisons its destination when it is issued and lands only at the wait
-// that covers it. An mbarrier's state lies beside shared memory, found by its address.
+// The timing is the worst that a GPU allows: an asynchronous copy poisons its destination when it is issued, and writes
+// the data only at the wait that covers it. The state of an mbarrier is stored outside shared memory and found by
+// address.
 
 namespace cunorm_cpu {
 
@@ -10,7 +11,7 @@ enum CopyKind : unsigned { TO_SHARED, TO_GLOBAL, BY_MBARRIER };
 struct Copy {
     Copy* next;
     CopyKind kind;
-    unsigned id, group;  // who issued it, and in which of its groups
+    unsigned id, group;  // thread that issued the copy, and its group of that thread
     Mbarrier* on;
     char* to;
     const char* from;
@@ -23,29 +24,29 @@ struct Mbarrier {
     uint64_t address;
     unsigned count, pending, phase;
     long long expected, issued;  // bytes of copies in this phase
-    uint32_t* row[2];            // what arrivals published, by parity of the phase (checked build)
+    uint32_t* row[2];            // clocks that arrivals have published, by parity of the phase (checked build)
 };
 
 #ifdef CUNORM_CPU_CHECKED
-// An mbarrier's bytes are for mbarriers alone.
+// Faults if an ordinary access overlaps an mbarrier.
 CUNORM_CPU_RUNTIME void beside_mbarriers(Stack* stack, uint64_t address, unsigned bytes, bool store, uint32_t site) {
     for (const Mbarrier* one = stack->in->gang->mbarriers; one != nullptr; one = one->next) {
         if (address < one->address + 8 && one->address < address + bytes) {
-            fault("%s at @{%x} of byte %llu of shared memory, where an mbarrier stands", store ? "store" : "load", site,
-                  (unsigned long long)shared_byte(*stack->worker, address));
+            fault("%s at @{%x} of byte %llu of shared memory, which is part of an mbarrier", store ? "store" : "load",
+                  site, (unsigned long long)shared_byte(*stack->worker, address));
         }
     }
 }
 #endif
 
-// ---- copies -----------------------------------------------------------------------------------------------------------
+// ---- copies ---------------------------------------------------------------------------------------------------------
 
 CUNORM_CPU_RUNTIME void issue(Stack* stack, CopyKind kind, Mbarrier* on, void* to, const void* from, uint64_t bytes,
                               unsigned group, uint32_t site) {
     Copy* copy = static_cast<Copy*>(malloc(sizeof(Copy)));
     *copy = Copy{nullptr, kind, stack->id, group, on, static_cast<char*>(to), static_cast<const char*>(from), bytes,
                  site};
-    Gang& gang = *stack->in->gang;  // they land in the order of their issue
+    Gang& gang = *stack->in->gang;  // copies complete in the order of issue
     (gang.copies == nullptr ? gang.copies : gang.latest->next) = copy;
     gang.latest = copy;
     if (kind != TO_GLOBAL) {
@@ -54,7 +55,7 @@ CUNORM_CPU_RUNTIME void issue(Stack* stack, CopyKind kind, Mbarrier* on, void* t
     stack->owes = stack->owes || kind != BY_MBARRIER;
 }
 
-// Those of a thread's groups before `group`, or of an mbarrier.
+// Completes the copies of a thread's groups before `group`, or the copies on an mbarrier.
 CUNORM_CPU_RUNTIME void land(Stack* stack, CopyKind kind, Mbarrier* on, unsigned group) {
     bool owes = false;
     Copy*& latest = stack->in->gang->latest;
@@ -63,7 +64,7 @@ CUNORM_CPU_RUNTIME void land(Stack* stack, CopyKind kind, Mbarrier* on, unsigned
         Copy* copy = *at;
         const bool own = copy->kind != BY_MBARRIER && copy->id == stack->id;
         if (copy->kind == kind && (kind == BY_MBARRIER ? copy->on == on : own && copy->group < group)) {
-            if (kind == TO_SHARED) {  // whoever has looked at it since its issue, or does so before a barrier, races
+            if (kind == TO_SHARED) {  // another thread's access since the issue, or before a barrier, races
                 note_landing(stack, copy->to, copy->bytes, copy->site);
             }
             memcpy(copy->to, copy->from, copy->bytes);
@@ -122,7 +123,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_wait(unsigned may_be_open) {
 }
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void proxy_fence() { note_proxy_fence(self()); }
 
-// ---- mbarriers --------------------------------------------------------------------------------------------------------
+// ---- mbarriers ------------------------------------------------------------------------------------------------------
 
 CUNORM_CPU_RUNTIME Mbarrier* find_mbarrier(Stack* stack, const void* barrier, uint32_t site) {
     const uint64_t address = reinterpret_cast<uintptr_t>(barrier);
@@ -164,7 +165,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void mbarrier_init(void* barrier, unsigne
     found->expected = found->issued = 0;
 }
 
-// Whether a phase's arrivals and bytes are all there; then its copies land and the next phase begins.
+// Whether all arrivals and bytes of the phase are present. If so, its copies complete and the next phase begins.
 CUNORM_CPU_RUNTIME bool complete(Stack* stack, Mbarrier& barrier) {
     if (barrier.pending != 0 || barrier.expected != barrier.issued) {
         return false;
@@ -194,7 +195,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void mbarrier_arrive(void* at, unsigned b
     --barrier.pending;
     ++stack->worker->progress;
     note_release(stack, barrier.row[barrier.phase & 1]);
-    if (barrier.expected == 0) {  // bytes land at a wait
+    if (barrier.expected == 0) {  // a phase with copies completes at a wait
         complete(stack, barrier);
     }
 }
@@ -225,14 +226,14 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_load(void* shared, const void* 
     ++stack->worker->progress;
 }
 
-// ---- clusters ---------------------------------------------------------------------------------------------------------
+// ---- clusters -------------------------------------------------------------------------------------------------------
 
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void* map_shared(void* address, unsigned rank) {
     Stack* stack = self();
     const uint64_t offset = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(stack->arena);
     if (rank >= stack->cluster || offset >= stack->worker->arena_bytes) {
-        fault("byte %lld of shared memory in the cluster's block %u, at @{%x}: expected a byte of the %llu of dynamic "
-              "shared memory and a rank below %u",
+        fault("byte %lld of shared memory in the cluster's block %u, at @{%x}: expected a byte from 0 to below %llu, "
+              "and a rank below %u",
               (long long)offset, rank, CUNORM_CPU_HERE, (unsigned long long)stack->worker->arena_bytes, stack->cluster);
     }
     return stack->arena + (int64_t(rank) - int64_t(stack->rank)) * int64_t(stack->worker->arena_bytes) + offset;
@@ -270,7 +271,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void cluster_wait(const char* file, int l
     note_passage(stack, generation);
 }
 
-// ---- fences, and words that blocks tell each other ---------------------------------------------------------------------
+// ---- fences, and flags between blocks -------------------------------------------------------------------------------
 
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void fence() {
     note_fence(self());
@@ -293,7 +294,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void store_release(T* address, T value) {
     ++stack->worker->progress;
 }
 
-// ---- ends -------------------------------------------------------------------------------------------------------------
+// ---- the end of threads and clusters --------------------------------------------------------------------------------
 
 CUNORM_CPU_RUNTIME void thread_ends(Worker& worker, Stack* stack) {
     const bool last = stack->in->live == 1;
@@ -304,8 +305,8 @@ CUNORM_CPU_RUNTIME void thread_ends(Worker& worker, Stack* stack) {
         const bool into = copy->kind == BY_MBARRIER && copy->to >= stack->arena &&
                           copy->to < stack->arena + worker.arena_bytes;
         if ((copy->kind != BY_MBARRIER && copy->id == stack->id) || (last && into)) {
-            fault("%s ends with a copy of %llu bytes under way, begun at @{%x}, that nobody waited for",
-                  copy->kind == BY_MBARRIER ? "the block" : "it", (unsigned long long)copy->bytes, copy->site);
+            fault("%s ends while a copy of %llu bytes, issued at @{%x}, is in flight: no thread waited for it",
+                  copy->kind == BY_MBARRIER ? "the block" : "the thread", (unsigned long long)copy->bytes, copy->site);
         }
     }
 }

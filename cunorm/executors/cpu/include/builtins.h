@@ -1,5 +1,5 @@
-// CUDA's own names, for the CPU executor: thread indices, barriers, shuffles, votes, atomics, arithmetic. A default
-// argument of __builtin_LINE() is the line of the call, for faults to name.
+// CUDA's built-in names, for the CPU executor: thread indices, barriers, shuffles, votes, atomics, arithmetic. As a
+// default argument, __builtin_LINE() is the line of the call, which fault messages name.
 
 // ---- indices --------------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ __forceinline__ int __all_sync(unsigned mask, int predicate, CUNORM_CPU_SITE) {
     return cunorm_cpu::vote(cunorm_cpu::ALL, mask, predicate, file, line) == mask;
 }
 
-// All threads of the block vote at a barrier. Its word lies in the block's own record.
+// Votes of all threads of the block, at a barrier. The counter is in the block's record (struct Block).
 __forceinline__ int __syncthreads_count(int predicate, CUNORM_CPU_SITE) {
     return cunorm_cpu::barrier_count(predicate != 0, file, line);
 }
@@ -102,7 +102,8 @@ __forceinline__ T __ldg(const T* address) {
     return *address;
 }
 
-// An atomic that leaves things as they were may be a spin: the others come first, and whoever only spins is found out.
+// An atomic that does not change the value may be a spin. It counts as a poll: other threads run first, and an endless
+// spin is reported as a deadlock.
 namespace cunorm_cpu {
 template <typename T>
 CUNORM_CPU_RUNTIME T after_atomic(T* address, T old, T now, const char* file, int line) {
@@ -115,7 +116,7 @@ CUNORM_CPU_RUNTIME T after_atomic(T* address, T old, T now, const char* file, in
 }
 }  // namespace cunorm_cpu
 
-// Blocks run on several operating-system threads, so these are real.
+// Blocks run on several operating-system threads, so these are real atomic operations.
 #define CUNORM_CPU_ATOMICS(T) \
     CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE T atomicAdd(T* address, T value, CUNORM_CPU_SITE) { \
         cunorm_cpu::note_atomic(cunorm_cpu::self(), address, sizeof(T), CUNORM_CPU_HERE); \
@@ -183,7 +184,8 @@ __forceinline__ float max(float a, float b) { return fmaxf(a, b); }
 __forceinline__ double min(double a, double b) { return fmin(a, b); }
 __forceinline__ double max(double a, double b) { return fmax(a, b); }
 
-// Of operations that are rounded once each, where the GPU's are approximations; tests allow for those.
+// Composed of correctly rounded or C library operations, whereas the GPU's functions are approximations; the tolerances
+// of tests allow for the difference.
 __forceinline__ float rsqrtf(float value) { return 1.0f / sqrtf(value); }
 __forceinline__ double rsqrt(double value) { return 1.0 / sqrt(value); }
 __forceinline__ float __fdividef(float a, float b) { return a / b; }

@@ -1,10 +1,11 @@
-// The CPU executor's faults: sentences about who broke which rule, and the way out of the fibers.
+// The CPU executor's faults: messages that name the broken rule and the thread, and the switch from a fiber to the
+// host.
 //
-// A place in the kernel is written "@{address}"; the host puts file and line there, where it can find them.
+// A place in the kernel is written "@{address}". The host replaces it by file and line if it can find them.
 
 namespace cunorm_cpu {
 
-// Leaves every fiber where it is and ends the launch; the next launch sets its stacks up anew.
+// Abandons all fibers and ends the launch. The next launch initialises its stacks anew.
 [[noreturn]] CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void abandon(Stack* stack) {
     Worker& worker = *stack->worker;
     worker.status = faulted;
@@ -13,7 +14,7 @@ namespace cunorm_cpu {
     abort();
 }
 
-// Ends the launch with a sentence about the running thread.
+// Ends the launch with a message about the running thread.
 [[noreturn]] CUNORM_CPU_RUNTIME CUNORM_CPU_COLD __attribute__((format(printf, 1, 2))) void fault(const char* format,
                                                                                                  ...) {
     Stack* stack = self();
@@ -35,7 +36,7 @@ CUNORM_CPU_RUNTIME const char* name_of(unsigned kind) {
     return names[kind];
 }
 
-// Lanes of the mask that wait here with this very mask; a lane may still be at an earlier shuffle with other partners.
+// Lanes of the mask that wait with exactly this mask. A lane may still wait at an earlier shuffle with other partners.
 CUNORM_CPU_RUNTIME unsigned present(const Warp& warp, unsigned mask) {
     unsigned there = 0;
     for (unsigned i = 0; i < lanes; ++i) {
@@ -44,7 +45,7 @@ CUNORM_CPU_RUNTIME unsigned present(const Warp& warp, unsigned mask) {
     return there & warp.arrived & mask;
 }
 
-// "thread 5 waits at __syncthreads (file.cu:12)" or "thread 5 has ended".
+// Writes "thread 5 waits at __syncthreads (file.cu:12)" or "thread 5 has ended".
 CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void describe(const Worker& worker, const Block& block, unsigned thread, char* text,
                                                  size_t size) {
     const Stack* stack = block.warp[thread / lanes].stack[thread % lanes];
@@ -78,9 +79,9 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void word(Worker& worker, const char* what, c
     abandon(stack);
 }
 
-// The words for it when nobody can run: a thread that waits and one that it waits for. A shuffle comes before a barrier,
-// and a barrier before a polled word, being nearer to the cause: the lanes that a shuffle misses are mostly the ones at
-// the barrier.
+// Writes the message of a deadlock: a waiting thread, and a thread for which it waits. It prefers a thread at a shuffle
+// to one at a barrier, and one at a barrier to one that polls. This order is nearest to the cause: usually the lanes
+// that are missing at the shuffle are the ones that wait at the barrier.
 CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void word_deadlock(Worker& worker) {
     const unsigned threads = unsigned(worker.launch->threads);
     const Block* found = nullptr;
@@ -115,7 +116,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void word_deadlock(Worker& worker) {
     const Stack* first = found->warp[waiting / lanes].stack[waiting % lanes];
     const Block* elsewhere = found;
     unsigned other = waiting;
-    for (unsigned slot = worker.slots; slot-- > 0;) {  // somebody who is not where the first one waits
+    for (unsigned slot = worker.slots; slot-- > 0;) {  // a thread that does not wait where the first one does
         const Block& block = worker.block[slot];
         for (unsigned thread = threads; thread-- > 0;) {
             const Stack* at = block.warp[thread / lanes].stack[thread % lanes];

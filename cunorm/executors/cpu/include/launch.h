@@ -1,4 +1,4 @@
-// The CPU executor's launches: how blocks begin and end, and what the host calls.
+// The CPU executor's launches: start and end of blocks, and the functions that the host calls.
 
 namespace cunorm_cpu {
 
@@ -15,7 +15,7 @@ CUNORM_CPU_RUNTIME void begin_block(Worker& worker, Gang& gang, Block& block, un
     block.pending = 0;
     block.live = unsigned(launch.threads);
     block.at_barrier = block.counted = 0;
-    block.random = uint64_t(launch.seed) * 0xd1342543de82ef95u + index;  // not dependent on who runs the block
+    block.random = uint64_t(launch.seed) * 0xd1342543de82ef95u + index;  // the same for every worker
     block.gang = &gang;
     for (unsigned i = 0; i < warps; ++i) {
         Warp& warp = block.warp[i];
@@ -23,7 +23,7 @@ CUNORM_CPU_RUNTIME void begin_block(Worker& worker, Gang& gang, Block& block, un
         warp.arrived = warp.polling = 0;
         memset(warp.stack, 0, sizeof warp.stack);
     }
-    // What shared memory holds at first is nobody's business.
+    // Kernels must not depend on the initial contents of shared memory.
     memset(block.arena, int(launch.poison), size_t(launch.shared_bytes));
     if (block.statics != nullptr) {
         memset(block.statics, int(launch.poison), size_t(static_bytes()));
@@ -32,7 +32,7 @@ CUNORM_CPU_RUNTIME void begin_block(Worker& worker, Gang& gang, Block& block, un
     ++worker.progress;
 }
 
-// Starts clusters in the places of those that have ended, while there are any. False when all is done.
+// Starts new clusters in place of those that have ended, as long as any remain. Returns false if no cluster is alive.
 CUNORM_CPU_RUNTIME bool refill(Worker& worker) {
     Launch& launch = *worker.launch;
     const unsigned cluster = unsigned(launch.cluster);
@@ -73,10 +73,10 @@ struct Scratch {
     Worker* worker;
     char* stacks;
     char* arenas;
-    char* text;  // of its fault
+    char* text;  // buffer for the fault message
 };
 
-// What all operating-system threads of a launch run.
+// The work of a launch, the same for all its operating-system threads.
 struct Task {
     const char* kernel;
     void (*call)(const uint64_t* arguments);
@@ -87,7 +87,8 @@ struct Task {
 
 bool look(Watch* watch, unsigned& status);
 
-// Runs the fibers from a stack on, with looks at signals, until all have ended or the launch stops.
+// Runs fibers, starting with the one of `stack`, until all have ended or the launch stops. Checks for signals in
+// between.
 CUNORM_CPU_RUNTIME void run_fibers(Worker& worker, Stack* stack) {
     for (;;) {
         switch_context(&worker.host, &stack->context);
@@ -102,7 +103,7 @@ CUNORM_CPU_RUNTIME void run_fibers(Worker& worker, Stack* stack) {
     }
 }
 
-// Runs blocks of the launch until none is left. The scratch is this operating-system thread's alone.
+// Runs blocks of the launch until none is left. This operating-system thread has exclusive use of the scratch.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned work(const Task& task, const Scratch& scratch, Watch* watch) {
     Launch* const launch = task.launch;
     Worker* const worker = scratch.worker;
@@ -168,7 +169,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned work(const Task& task, const Scr
         free(worker->block[i].statics);
     }
 #ifdef __SANITIZE_ADDRESS__
-    // Fibers stay in the middle of their frames, whose red zones would outlive them.
+    // Fibers end inside their frames, so the red zones of these frames would remain poisoned.
     __asan_unpoison_memory_region(worker->stacks, worker->fresh * stack_bytes);
     __asan_unpoison_memory_region(arenas, size_t(arena_bytes) * slots);
 #endif
@@ -179,7 +180,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned work(const Task& task, const Scr
     return worker->status;
 }
 
-// Kernel parameters from 8-byte slots. Their letters tell the host how to pack them.
+// A kernel parameter in an 8-byte slot. The host packs it by its letter.
 template <typename T>
 struct Parameter {
     static_assert(sizeof(T) == 0, "kernel parameters are pointers, long long and double only");
@@ -216,7 +217,7 @@ struct IndicesUpTo<0, index...> {
 
 template <typename... T, int... index>
 __forceinline__ void call(void (*kernel)(T...), const uint64_t* arguments, Indices<index...>) {
-    (void)arguments;  // of a kernel without parameters
+    (void)arguments;  // unused if the kernel has no parameters
     kernel(argument<T>(arguments + index)...);
 }
 template <typename... T>
@@ -240,7 +241,7 @@ struct Extent {
 
 }  // namespace cunorm_cpu
 
-// The host writes CUNORM_CPU_ENTRY(name) below the text for each of its kernels, so that they share one build.
+// The host appends CUNORM_CPU_ENTRY(name) to the text for each of its kernels, so that they share one build.
 #define CUNORM_CPU_EXPORT extern "C" __attribute__((visibility("default")))
 #define CUNORM_CPU_ENTRY(name) \
     CUNORM_CPU_RUNTIME void cunorm_cpu_call_##name(const uint64_t* arguments) { \

@@ -1,11 +1,12 @@
-// The CPU executor's memory: shared memory's arenas, the door to global memory, and which array an address lies in.
+// The CPU executor's memory: the arenas of shared memory, the checks of global accesses, and the search for the array
+// that contains an address.
 
 namespace cunorm_cpu {
 
-// ---- places ---------------------------------------------------------------------------------------------------------
+// ---- places in the kernel -------------------------------------------------------------------------------------------
 
 #ifdef CUNORM_CPU_CHECKED
-// The place in the kernel that a return address stands behind, as the host can look it up.
+// The place in the kernel of a call with this return address, as an offset in the library that the host can look up.
 extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[];
 extern "C" __attribute__((visibility("hidden"))) const char _end[];
 CUNORM_CPU_RUNTIME uint32_t site_of(const void* return_address) {
@@ -18,8 +19,8 @@ CUNORM_CPU_RUNTIME uint32_t site_of(const void* return_address) {
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
 
-// Static shared memory is one address for every block, so its contents change places with the blocks. The anchor makes
-// sure that there is such a section.
+// All blocks share the address of static shared memory, so its contents are swapped when the worker switches blocks.
+// The anchor ensures that the section exists.
 constexpr uintptr_t anchor_bytes = 16;
 __attribute__((section("cunorm_shared"), used, aligned(16))) static char shared_anchor[anchor_bytes];
 extern "C" __attribute__((visibility("hidden"))) char __start_cunorm_shared[];
@@ -44,13 +45,13 @@ CUNORM_CPU_RUNTIME void restore_statics(Block& block) {
 
 __forceinline__ void* shared_memory() { return self()->arena; }
 
-// Whether an address is one of shared memory, this block's or another's.
+// Whether an address is in shared memory, of this block or of another one.
 CUNORM_CPU_RUNTIME bool is_shared(const Worker& worker, uint64_t address) {
     return address - reinterpret_cast<uintptr_t>(worker.arenas) < worker.arena_bytes * worker.slots ||
            address - reinterpret_cast<uintptr_t>(__start_cunorm_shared) < uint64_t(static_bytes());
 }
 
-// Where in a block's shared memory an address lies; static arrays stand behind the dynamic ones.
+// Offset of an address in its block's shared memory. Static arrays follow the dynamic ones.
 CUNORM_CPU_RUNTIME uint64_t shared_byte(const Worker& worker, uint64_t address) {
     const uint64_t far = address - reinterpret_cast<uintptr_t>(worker.arenas);
     return far < worker.arena_bytes * worker.slots
@@ -58,22 +59,23 @@ CUNORM_CPU_RUNTIME uint64_t shared_byte(const Worker& worker, uint64_t address) 
                : worker.arena_bytes + (address - reinterpret_cast<uintptr_t>(__start_cunorm_shared));
 }
 
-// A kernel says how much of the arena its arrays take up: the host's formula for the launch must cover it.
+// Called by a kernel with the number of bytes that its arrays occupy. The size that the host computed for the launch
+// must cover them.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void claim_shared(long long bytes) {
     if (bytes > self()->worker->launch->shared_bytes) {
-        fault("the kernel's arrays take %lld bytes of shared memory at @{%x}, the launch gave %lld", bytes,
+        fault("the kernel's arrays need %lld bytes of shared memory at @{%x}, but the launch allocates %lld", bytes,
               CUNORM_CPU_HERE, self()->worker->launch->shared_bytes);
     }
 }
 
 // ---- global memory --------------------------------------------------------------------------------------------------
 
-// Whether an array holds all of these bytes; right for any address, those at the end of all memory included.
+// Whether an array contains all of these bytes. Correct for every address, even at the end of memory.
 __forceinline__ bool holds(const Region& region, uint64_t address, uint64_t bytes) {
     return address - region.begin < region.end - region.begin && region.end - address >= bytes;
 }
 
-// The array that holds all of these bytes, or null.
+// The array that contains all of these bytes, or null.
 __forceinline__ const Region* region_of(Worker& worker, uint64_t address, uint64_t bytes) {
     const Region* region = worker.last_region;
     if (__builtin_expect(holds(*region, address, bytes), 1)) {
@@ -90,7 +92,7 @@ __forceinline__ const Region* region_of(Worker& worker, uint64_t address, uint64
     return nullptr;
 }
 
-// Faults about an access to memory that is not the launch's. "#{i}" is the name of array i, which the host knows.
+// Reports an access outside all arrays of the launch. The host replaces "#{i}" by the name of array i.
 [[noreturn]] CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void out_of_bounds(uint64_t address, unsigned bytes, bool store,
                                                                    uint64_t site) {
     const Launch& launch = *self()->worker->launch;
@@ -106,10 +108,10 @@ __forceinline__ const Region* region_of(Worker& worker, uint64_t address, uint64
     }
     const Region& region = launch.region[nearest];
     const bool before = address < region.begin;
-    fault("out-of-bounds %u-byte %s at @{%llx}: it begins %llu bytes %s of #{%lld}, which has %llu bytes", bytes,
+    fault("out-of-bounds %u-byte %s at @{%llx}: it begins %llu bytes %s of #{%lld}, whose size is %llu bytes", bytes,
           store ? "store" : "load", (unsigned long long)site,
           (unsigned long long)(before ? region.begin - address : address - region.begin),
-          before ? "before the start" : "behind the start", nearest, (unsigned long long)(region.end - region.begin));
+          before ? "before the start" : "after the start", nearest, (unsigned long long)(region.end - region.begin));
 }
 
 CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void misaligned_at(const void* pointer, unsigned bytes, bool store, uint32_t site) {
@@ -125,7 +127,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void misaligned(const void* pointer, unsigned
 
 #ifdef CUNORM_CPU_CHECKED
 
-void touched(const void* pointer, unsigned bytes, bool store);  // counts, and everything else
+void touched(const void* pointer, unsigned bytes, bool store);  // all checks and counts of a global access (hooks.h)
 
 __forceinline__ void touch(const void* address, unsigned bytes, bool store) {
     if (__builtin_expect(reinterpret_cast<uintptr_t>(address) % bytes != 0, 0)) {
@@ -136,7 +138,7 @@ __forceinline__ void touch(const void* address, unsigned bytes, bool store) {
 
 #else
 
-// Every access to global memory comes by here.
+// Kernels call this before every access to global memory.
 __forceinline__ void touch(const void* pointer, unsigned bytes, bool store) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
     if (__builtin_expect(address % bytes != 0, 0)) {

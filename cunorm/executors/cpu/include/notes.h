@@ -1,4 +1,5 @@
-// What atomics, copies, fences and cluster barriers tell the checked build; in the others, almost nothing.
+// Hooks by which atomics, copies, fences and cluster barriers report to the checked build. In the other builds they
+// only check the alignment and bounds of global accesses.
 
 namespace cunorm_cpu {
 
@@ -10,10 +11,10 @@ CUNORM_CPU_RUNTIME void note_shared(Stack* stack, const void* address, uint64_t 
 }
 CUNORM_CPU_RUNTIME void note_global(Stack* stack, const void* address, uint64_t bytes, bool store, uint32_t site) {
     const unsigned lane = stack->lane;
-    for (uint64_t done_ = 0; done_ < bytes; done_ += widest_access) {  // in the pieces that copies come in
+    for (uint64_t done_ = 0; done_ < bytes; done_ += widest_access) {  // split it into accesses of one lane
         const uint64_t piece = bytes - done_ < widest_access ? bytes - done_ : widest_access;
         const uint64_t at = reinterpret_cast<uintptr_t>(address) + done_;
-        // Those of a bulk copy side by side, as if a warp had asked for them.
+        // Assign neighbouring pieces of a bulk copy to neighbouring lanes, as if a warp accessed them.
         stack->lane = (lane + unsigned(done_ / widest_access)) % unsigned(lanes);
         global_access(stack, at, unsigned(piece), store, site);
         stack->lane = lane;
@@ -35,7 +36,7 @@ CUNORM_CPU_RUNTIME void note_atomic(Stack* stack, const void* address, unsigned 
     Pending& held = stack->worker->checks->held[stack->in->slot];
     const uint64_t before = held.count;
     note_global(stack, address, bytes, true, site);
-    held.count = before;  // everybody sees an atomic at once
+    held.count = before;  // all blocks see an atomic immediately: do not hide it
 }
 CUNORM_CPU_RUNTIME void note_landing(Stack* stack, const void* to, uint64_t bytes, uint32_t site) {
     check_cells(stack, cells_of(stack, reinterpret_cast<uintptr_t>(to), bytes, true, site), false, true, false, site);
@@ -56,7 +57,7 @@ CUNORM_CPU_RUNTIME void note_fence(Stack* stack) { publish(stack); }
 CUNORM_CPU_RUNTIME void note_proxy_fence(Stack* stack) {
     stack->in->gang->clocks->fenced[stack->id] = ++stack->worker->checks->tick;
 }
-// What a bulk copy reads or overwrites must have been made known to asynchronous copies by whoever wrote it.
+// Faults if a bulk copy reads or overwrites bytes whose writer has not executed fence_async() after the write.
 CUNORM_CPU_RUNTIME void check_proxy(Stack* stack, const void* address, uint64_t bytes, bool store, uint32_t site) {
     const Cells cells = cells_of(stack, reinterpret_cast<uintptr_t>(address), bytes, false, site);
     for (unsigned i = 0; i < cells.count; ++i) {
@@ -64,14 +65,14 @@ CUNORM_CPU_RUNTIME void check_proxy(Stack* stack, const void* address, uint64_t 
         if (cell.written >= cells.born && cell.writer < many && (cell.writer & by_copy) == 0 &&
             stack->in->gang->clocks->fenced[cell.writer & ~unsigned(how)] <= cell.written) {
             fault("bulk %s at @{%x} %s byte %llu of shared memory, which thread %u wrote at @{%x} without a "
-                  "fence_async behind it",
+                  "fence_async after it",
                   store ? "store" : "load", site, store ? "reads" : "overwrites",
                   (unsigned long long)(cells.offset + i * cell_bytes),
                   (cell.writer & ~unsigned(how)) % stack->threads, cell.write_site);
         }
     }
 }
-// What a bulk load writes is known to asynchronous copies.
+// Marks the bytes that a bulk load writes: asynchronous copies may access them without fence_async().
 CUNORM_CPU_RUNTIME void note_bulk_load(Stack* stack, const void* address, uint64_t bytes, uint32_t site) {
     const Cells cells = cells_of(stack, reinterpret_cast<uintptr_t>(address), bytes, true, site);
     for (unsigned i = 0; i < cells.count; ++i) {

@@ -1,20 +1,21 @@
-// The CPU executor's runtime: this file and the others of the folder (HEADERS in kernel.py has the order) stand on top of
-// the CUDA text, which a C++17 compiler then takes as it is.
+// The CPU executor's runtime. This file and the other headers of the folder (in the order of HEADERS in kernel.py)
+// precede the CUDA text. A C++17 compiler then compiles the CUDA text unchanged.
 //
-// A CUDA thread is a fiber, a block a set of fibers. A thread that must wait (barrier, shuffle, vote) hands over to the
-// next thread that can run; if none can, the launch ends with a fault that says who waits for whom. Warps run one after
-// another, each as far as it can, so that 32 stacks stay in the first-level cache; in random order the next round of
-// lanes goes to any warp that can run.
+// A CUDA thread is a fiber; a block is a set of fibers. A thread that must wait (barrier, shuffle, vote) switches to
+// the next ready thread. If no thread is ready, the launch ends with a fault that names a waiting thread and a thread
+// for which it waits. Warps run one after another, each as far as it can, so that 32 stacks stay in the first-level
+// cache. In random order, each round of lanes belongs to a ready warp that is chosen at random.
 //
-// No state is global. A fiber finds its Stack header, and through it everything else, from its own stack pointer, so
-// several operating-system threads run disjoint blocks of one launch at the same time. C headers only: with the C++
-// library some compilers take a minute.
+// No state is global, so several operating-system threads run disjoint blocks of one launch at the same time. A fiber
+// finds its Stack header from its own stack pointer, and everything else through that header. Only C headers are
+// included: with the C++ library some compilers take a minute.
 //
-// Two builds. The plain one is for use: it checks alignment and bounds where kernels reach global memory. With
-// CUNORM_CPU_CHECKED the compiler calls back at every access to memory as well (hooks.h), and the runtime looks for
-// races, counts traffic, and holds stores back that no fence has published.
+// There are two builds. The plain build is for use: it checks alignment and bounds of accesses to global memory. In the
+// checked build (CUNORM_CPU_CHECKED) the compiler also calls the runtime at every memory access (hooks.h). The runtime
+// then detects races, counts traffic, and hides stores from other blocks until a fence publishes them.
 
-// In C++ compilers ask the C library for every extension; those take up names, such as `finite`, that kernels define.
+// C++ compilers define _GNU_SOURCE. The C library's extensions would then declare names, such as `finite`, that kernels
+// define.
 #undef _GNU_SOURCE
 #include <math.h>
 #include <pthread.h>
@@ -26,8 +27,8 @@
 #include <string.h>
 #include <time.h>
 
-extern "C" int getpid() noexcept;       // <unistd.h> would take up names of kernels
-extern "C" int sched_yield() noexcept;  // <sched.h> has it only with extensions
+extern "C" int getpid() noexcept;       // <unistd.h> would declare names that kernels define
+extern "C" int sched_yield() noexcept;  // <sched.h> declares it only with extensions
 #ifdef __SANITIZE_ADDRESS__
 extern "C" void __asan_unpoison_memory_region(const volatile void*, size_t);
 extern "C" void __asan_poison_memory_region(const volatile void*, size_t);
@@ -47,15 +48,15 @@ extern "C" void __asan_poison_memory_region(const volatile void*, size_t);
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)  // the host tells
+#define __cluster_dims__(...)  // the host passes the cluster size in struct Launch
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// A section of its own, which the runtime exchanges where another block goes on: it is one address for all of them.
+// A separate section: all blocks share its address, so the runtime swaps its contents when it switches blocks.
 #define __shared__ static __attribute__((section("cunorm_shared")))
 
 #define CUNORM_CPU_NOINLINE __attribute__((noinline))
 #define CUNORM_CPU_COLD __attribute__((noinline, cold))
 #ifdef CUNORM_CPU_CHECKED
-// The compiler's hooks are for kernels: the runtime's own functions go without.
+// The compiler's hooks are for kernels: the runtime's functions are not instrumented.
 #define CUNORM_CPU_RUNTIME inline __attribute__((no_sanitize("thread"), no_sanitize("alignment")))
 #else
 #define CUNORM_CPU_RUNTIME inline
@@ -80,9 +81,9 @@ struct Context {
 #define CUNORM_CPU_MORE_REGISTERS
 #endif
 
-// Goes on in another fiber; the compiler keeps in this one's frame what is alive. In line, because the processor
-// foresees a return by the calls before it, and after a switch those were another fiber's; a jump of its own at every
-// place of a kernel mostly goes where it last went.
+// Switches to another fiber. The compiler saves live registers in this fiber's frame (see the clobber list). Inlined
+// for branch prediction: the processor predicts a return from its call stack, which belongs to another fiber after a
+// switch, whereas an indirect jump per place in the kernel usually has the same target as the last time.
 __forceinline__ void switch_context(Context* from, Context* to) {
     asm volatile(
         "leaq 1f(%%rip), %%rax\n\t"
@@ -102,7 +103,7 @@ __forceinline__ void switch_context(Context* from, Context* to) {
 
 CUNORM_CPU_RUNTIME void make_context(Context* context, char*, char* end, void (*run)()) {
     void** top = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(end) & ~uintptr_t(15));
-    *--top = nullptr;  // a return address for run, which never returns; leaves the alignment that a call leaves
+    *--top = nullptr;  // return address for `run`, which never returns; it aligns the stack as a call does
     context->resume = reinterpret_cast<void*>(run);
     context->stack = top;
     context->frame = nullptr;
@@ -124,7 +125,7 @@ CUNORM_CPU_RUNTIME void make_context(Context* context, char* begin, char* end, v
 }  // namespace cunorm_cpu
 #endif
 
-// ---- what a launch, a block, a warp and a fiber are -----------------------------------------------------------------
+// ---- structs: launch, block, warp, fiber ----------------------------------------------------------------------------
 
 namespace cunorm_cpu {
 
@@ -145,7 +146,7 @@ enum Kind : unsigned {
 enum Order : int { ASCENDING, DESCENDING, RANDOM };
 enum Role : long long { TENSOR, PARAMETER, WORKSPACE };
 
-// An array of the launch: what a kernel may touch.
+// An array that the kernel may access.
 struct Region {
     uint64_t begin, end;
     long long role;
@@ -153,31 +154,33 @@ struct Region {
 
 struct Counters;
 
-// Filled in by the host (LAUNCH in cunorm/executors/cpu/kernel.py); shared by the operating-system threads of the launch.
+// The host fills this in (LAUNCH in cunorm/executors/cpu/kernel.py). The operating-system threads of the launch share
+// it.
 struct Launch {
     long long grid, threads, shared_bytes;
     long long order, seed;
-    long long last;             // blocks up to here
-    long long cluster;          // blocks of a cluster: they start together and see each other's shared memory
-    long long resident;         // clusters that a worker keeps alive at a time
-    long long poison;           // the byte that shared memory is full of when a block starts
-    long long regions;          // how many arrays; 0: unknown, and no bounds are checked
+    long long last;             // end of the range of blocks
+    long long cluster;          // blocks per cluster: they start together and can access each other's shared memory
+    long long resident;         // clusters that are alive at a time in a worker
+    long long poison;           // fill byte of shared memory when a block starts
+    long long regions;          // number of arrays; 0: unknown, and bounds are not checked
     const Region* region;
-    Counters* counters;         // of the checked build
-    long long workers;          // operating-system threads that run it, and how many of them wait for the others; atomic
-    long long stalled;
-    long long stop;             // whether the threads shall end, wherever they are; atomic
-    long long missing;          // operating-system threads that the system would not start
-    long long away[8];          // everybody writes `next`: no other line of the cache shall suffer
-    long long next;             // the first block that nobody has taken; atomic
+    Counters* counters;         // of the checked build, or null
+    long long workers;          // operating-system threads that run the launch; atomic
+    long long stalled;          // workers whose threads poll without progress; atomic
+    long long stop;             // whether all workers must stop; atomic
+    long long missing;          // operating-system threads that the system did not start
+    long long away[8];          // padding: all workers write `next`, so it needs a cache line of its own
+    long long next;             // first block that no worker has taken; atomic
     long long from[8];
-    uint64_t arguments[1];      // as many as the kernel has
+    uint64_t arguments[1];      // one per kernel parameter
 };
 
 constexpr int lanes = 32;
-constexpr unsigned widest_access = 16;  // of one lane, bytes
-constexpr uintptr_t stack_bytes = 65536;  // the host reserves as much, so aligned, for each thread of a block
-// How a worker ended. Looking: it has not, and its fibers wait until the calling thread has looked for signals.
+constexpr unsigned widest_access = 16;  // per lane, in bytes
+constexpr uintptr_t stack_bytes = 65536;  // the host reserves this size, with this alignment, per thread
+// State of a worker. `looking`: the worker has not ended; its fibers wait while the calling thread checks for signals.
+// The other states record how it ended.
 constexpr unsigned done = 0, faulted = 1, stopped = 2, forked = 3, looking = 4;
 
 struct Warp;
@@ -186,64 +189,65 @@ struct Gang;
 struct Watch;
 struct Worker;
 
-// Lies at the top of its fiber's stack. Which thread runs on the stack changes only between threads.
+// Header at the top of a fiber's stack. Several CUDA threads use a stack, one after another; the header describes the
+// current one.
 struct Stack {
     unsigned thread, block, threads, grid;
-    unsigned rank, cluster;      // of the block in its cluster, and how many blocks that has
-    unsigned id;                 // of the thread in its cluster
+    unsigned rank, cluster;      // rank of the block in its cluster, and blocks per cluster
+    unsigned id;                 // index of the thread in its cluster
     unsigned lane;
     char* arena;
     Worker* worker;
     Block* in;
     Warp* warp;
-    const char* file;            // where it waits, and in what
+    const char* file;            // place where the thread waits; `kind` is the operation
     int line;
     unsigned mask;
     Kind kind;
-    uint64_t polled, seen;       // the address that it polls, and what it last found there
-    uint64_t granted;            // the global access that the door has announced (checked build)
-    uint64_t loaded;             // the address that it loaded from last, and how often in a row (checked build)
+    uint64_t polled, seen;       // address that the thread polls, and the value that it last read there
+    uint64_t granted;            // global access that load or store has announced (checked build)
+    uint64_t loaded;             // address of the last load; `loads` counts its repetitions (checked build)
     unsigned loads, granted_bytes;
-    unsigned seen_generation;    // of the cluster's barrier, when it arrived there
-    unsigned copies, stores;     // groups of asynchronous copies, and of bulk stores, that it has committed
-    bool granted_store, owes;    // it has copies or stores that nobody has waited for
-    bool in_cluster_barrier;     // it has arrived there, and not yet waited
+    unsigned seen_generation;    // generation of the cluster's barrier at the thread's arrival
+    unsigned copies, stores;     // groups of asynchronous copies, and of bulk stores, that the thread has committed
+    bool granted_store, owes;    // owes: the thread has copies or stores for which it has not waited
+    bool in_cluster_barrier;     // the thread has arrived there, but not yet waited
     Context context;
 };
 
 struct Log;
 
 struct Warp {
-    unsigned ready;              // lanes that can run, the running one included
+    unsigned ready;              // lanes that can run, including the running one
     unsigned arrived;            // lanes waiting at a shuffle, vote or __syncwarp
-    unsigned polling;            // lanes that look again when nobody else can run
+    unsigned polling;            // lanes that poll again when no other lane can run
     unsigned live;               // lanes that have not ended
-    Stack* stack[lanes];         // null: not started, or ended
-    uint64_t value[lanes];       // what lanes brought, and from whom they read
-    uint64_t result[lanes];      // overwritten at the lane's own next shuffle only, so one wait a shuffle is enough
+    Stack* stack[lanes];         // null: the lane has not started, or has ended
+    uint64_t value[lanes];       // operand of each lane; `source` is the lane from which it reads
+    uint64_t result[lanes];      // only the lane's next shuffle overwrites this, so one wait per shuffle is enough
     unsigned mask[lanes];
     unsigned source[lanes];
     unsigned kind[lanes];
-    Log* log;                    // accesses since its lanes last met (checked build)
+    Log* log;                    // accesses since its lanes last synchronised (checked build)
 };
 
 struct Block {
     unsigned index, rank, slot;
     unsigned warps;
-    unsigned ready_warps;        // a bit per warp with a ready lane
-    unsigned polling_warps;
-    unsigned current;            // warp whose round runs, and the lanes of the round that have not had their turn
-    unsigned pending;
+    unsigned ready_warps;        // one bit per warp with a ready lane
+    unsigned polling_warps;      // one bit per warp with a polling lane
+    unsigned current;            // warp whose round runs
+    unsigned pending;            // lanes that have not run in this round
     unsigned live;               // threads that have not ended
     unsigned at_barrier;
     const char* barrier_file;
     int barrier_line;
     unsigned barrier_thread;
-    unsigned counted, counts[2]; // __syncthreads_count: how many there were, and how many threads said yes
+    unsigned counted, counts[2]; // __syncthreads_count: calls so far, and true predicates of the last two
     uint64_t random;
     Gang* gang;
     char* arena;
-    char* statics;               // what its __shared__ section holds while another block runs
+    char* statics;               // its contents of the __shared__ section while another block runs
     Warp warp[lanes];
 };
 
@@ -252,17 +256,17 @@ struct Copy;
 struct Clocks;
 struct Checks;
 
-// The blocks of a cluster, or the one block where there are none.
+// The blocks of a cluster, or a single block in a launch without clusters.
 struct Gang {
-    unsigned alive;              // blocks
-    unsigned arrived, generation;  // of the cluster's barrier
-    Mbarrier* mbarriers;         // lists
-    Copy* copies;
-    Copy* latest;                // the last of them
+    unsigned alive;              // blocks that have not ended
+    unsigned arrived, generation;  // state of the cluster's barrier
+    Mbarrier* mbarriers;         // linked list
+    Copy* copies;                // linked list of the copies in flight
+    Copy* latest;                // last copy of the list
     Clocks* clocks;
 };
 
-// One operating-system thread's share of a launch. Behind it lie its blocks, gangs and idle stacks.
+// State of one operating-system thread in a launch. Its blocks, gangs and list of idle stacks follow it in memory.
 struct Worker {
     Launch* launch;
     const uint64_t* arguments;
@@ -271,27 +275,27 @@ struct Worker {
     long long order;
     char* stacks;
     char* arenas;
-    uint64_t arena_bytes;        // from one block's to the next
-    char* text;                  // of the fault
+    uint64_t arena_bytes;        // distance between the arenas of two blocks
+    char* text;                  // buffer for the fault message
     int text_size;
     unsigned status;
     Context host;
-    Watch* watch;                // of the calling thread, where signals may end the launch; else null
-    Stack* paused;               // whose fiber goes on after a look
+    Watch* watch;                // in the calling thread, if signals may end the launch; else null
+    Stack* paused;               // fiber that continues after the check for signals
     unsigned turns;
 
-    unsigned slots;              // blocks alive at a time: clusters times blocks of a cluster
+    unsigned slots;              // blocks alive at a time: resident clusters times blocks per cluster
     Block* block;
     Gang* gang;
     Block* running;
     uint64_t random;
-    uint64_t progress, progress_seen;  // events since the start, and when the polling threads were last woken
-    unsigned stalls;             // wakings in a row that found nothing new
-    unsigned fresh;              // stacks from here on were never used in this launch
-    unsigned idle;               // stacks of ended threads
+    uint64_t progress, progress_seen;  // events since the start, now and at the last wake-up of polling threads
+    unsigned stalls;             // consecutive wake-ups without progress
+    unsigned fresh;              // stacks from this index on have not been used in this launch
+    unsigned idle;               // number of stacks of ended threads, in `idle_stack`
     Stack** idle_stack;
     const Region* last_region;
-    Checks* checks;              // of the checked build
+    Checks* checks;              // checked build only
 };
 
 constexpr uint64_t rounded(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -301,7 +305,7 @@ CUNORM_CPU_RUNTIME long long worker_bytes(long long slots, long long threads) {
                        rounded(sizeof(Gang)) * uint64_t(slots) + sizeof(Stack*) * uint64_t(slots * threads));
 }
 
-// Neighbouring stacks start at different offsets, or their hot ends would share a few sets of every cache.
+// Neighbouring stacks start at different offsets. Otherwise their hot ends would map to the same few cache sets.
 __forceinline__ Stack* stack_at(uintptr_t address) {
     const uintptr_t base = address & ~(stack_bytes - 1);
     const uintptr_t colour = (base / stack_bytes) % 64 * 256;
@@ -309,7 +313,8 @@ __forceinline__ Stack* stack_at(uintptr_t address) {
 }
 
 #ifdef CUNORM_CPU_ASSEMBLY
-// Plain (not volatile) asm: to the compiler a constant, hoisted out of loops, as the thread's identity may be.
+// asm without volatile: the compiler may treat the result as a constant and hoist it out of loops. This is correct
+// because a thread never changes its stack.
 __forceinline__ Stack* self() {
     uintptr_t address;
     asm("movq %%rsp, %0" : "=r"(address));

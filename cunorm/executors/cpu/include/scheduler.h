@@ -1,10 +1,10 @@
-// The CPU executor's scheduler: which fiber runs next, and what a thread waits for.
+// The CPU executor's scheduler: selects the fiber that runs next, and implements the waits.
 
 namespace cunorm_cpu {
 
-// ---- what happens at these points (memory.h, events.h) -----------------------------------------------------
+// ---- the scheduler's events (defined in memory.h or events.h) -------------------------------------------------------
 
-void leave_block(Worker& worker, Block& block);  // another block goes on
+void leave_block(Worker& worker, Block& block);  // called when the worker switches to another block
 void enter_block(Worker& worker, Block& block);
 void lanes_met(Worker& worker, Block& block, Warp& warp, Kind kind, unsigned mask);
 void block_met(Worker& worker, Block& block);
@@ -20,7 +20,7 @@ CUNORM_CPU_RUNTIME unsigned next_random(uint64_t& state) {  // splitmix64
     return unsigned((z ^ (z >> 31)) >> 32);
 }
 
-// One set bit of a word that has some, by the launch's order.
+// Index of a set bit of a nonzero word, selected by the launch's order.
 CUNORM_CPU_RUNTIME unsigned choose(long long order, uint64_t& random, unsigned bits) {
     if (order == ASCENDING) {
         return unsigned(__builtin_ctz(bits));
@@ -35,7 +35,7 @@ CUNORM_CPU_RUNTIME unsigned choose(long long order, uint64_t& random, unsigned b
     return unsigned(__builtin_ctz(bits));
 }
 
-// A block with a thread that can run, another than the running one where there is a choice; null if there is none.
+// A block with a ready thread, preferably not the running block; null if no block has one.
 CUNORM_CPU_RUNTIME Block* ready_block(Worker& worker) {
     const unsigned slots = worker.slots, now = worker.running->slot;
     const unsigned skip = worker.order == RANDOM ? next_random(worker.random) % slots : 0;
@@ -49,10 +49,12 @@ CUNORM_CPU_RUNTIME Block* ready_block(Worker& worker) {
     return nullptr;
 }
 
-// Wakings in vain before a launch counts as stuck: a thread may look at one word several times without waiting for it.
+// Consecutive wake-ups without progress before a launch counts as deadlocked: a thread may read one word several times
+// without waiting for it.
 constexpr unsigned patience = 10000;
 
-// Nobody can run: wakes the polling threads to look again. False if they have, since something last happened.
+// No thread is ready: makes the polling threads ready, so that they poll again. Returns false if there are none, or if
+// all workers are stalled and these threads have polled more than `patience` times since.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE bool wake(Worker& worker) {
     Launch& launch = *worker.launch;
     if (worker.progress != worker.progress_seen) {
@@ -66,7 +68,8 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE bool wake(Worker& worker) {
             __atomic_fetch_add(&launch.stalled, 1, __ATOMIC_SEQ_CST);
         }
         ++worker.stalls;
-        // Blocks on other cores may do what these wait for; all must have looked in vain since all are waiting.
+        // Blocks on other cores may still write the values for which these blocks wait. A deadlock therefore needs
+        // enough failed wake-ups while all workers are stalled.
         const bool all = __atomic_load_n(&launch.stalled, __ATOMIC_SEQ_CST) >=
                          __atomic_load_n(&launch.workers, __ATOMIC_SEQ_CST);
         if (all && worker.stalls > patience) {
@@ -92,7 +95,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE bool wake(Worker& worker) {
     return any;
 }
 
-// The next thread that can run: a round gives every ready lane of a warp one turn. False if there is none.
+// Selects the next ready thread. In a round, every ready lane of a warp runs once. Returns false if no thread is ready.
 CUNORM_CPU_RUNTIME bool pick(Worker& worker, unsigned& lane) {
     Block* block = worker.running;
     unsigned turn = block->pending & block->warp[block->current].ready;
@@ -140,7 +143,7 @@ CUNORM_CPU_RUNTIME void start(Worker& worker, Stack* stack, Warp& warp, unsigned
     warp.stack[lane] = stack;
 }
 
-// What runs on every stack, for ever: one CUDA thread after another.
+// The fiber function: runs one CUDA thread after another on its stack, and never returns.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void run_threads() {
     Stack* stack = self();
     Worker& worker = *stack->worker;
@@ -167,7 +170,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void run_threads() {
                 deadlock(stack);
             }
             Warp& warp = worker.running->warp[worker.running->current];
-            if (warp.stack[lane] == nullptr) {  // a thread that has not started: on this very stack
+            if (warp.stack[lane] == nullptr) {  // a thread that has not started: run it on this stack
                 start(worker, stack, warp, lane);
                 continue;
             }
@@ -178,7 +181,8 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void run_threads() {
     }
 }
 
-// A stack for a new thread: an idle one, which wakes up in run_threads, or a fresh one, which starts there.
+// Returns a stack for a new thread: an idle one, whose fiber resumes in run_threads, or a fresh one, whose fiber starts
+// there.
 CUNORM_CPU_RUNTIME Stack* take_stack(Worker& worker) {
     if (worker.idle != 0) {
         return worker.idle_stack[--worker.idle];
@@ -203,8 +207,8 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* next_stack(Worker& worker, unsigne
 
 bool due(const Watch* watch);
 
-// Between two turns: leaves the fibers for ever if the launch is to stop, and for a moment if it is time for a look at
-// signals, which needs the operating-system thread's own stack.
+// Called between two turns. Leaves the fibers for good if the launch must stop. Leaves them temporarily if a check for
+// signals is due, because signal handlers need the stack of the operating-system thread.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void pause(Stack* stack) {
     Worker& worker = *stack->worker;
     const bool stop = __atomic_load_n(&worker.launch->stop, __ATOMIC_RELAXED) != 0;
@@ -217,7 +221,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void pause(Stack* stack) {
 
 constexpr unsigned turns_between_pauses = 64;
 
-// By the launch's order, in the next round of any warp if this one's is over.
+// Selects the next thread by the launch's order; if the warp's round is over, from the next round of any warp.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* next_turn(Stack* stack) {
     Worker& worker = *stack->worker;
     Block& block = *stack->in;
@@ -234,8 +238,9 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* next_turn(Stack* stack) {
     return next_stack(worker, lane);
 }
 
-// The running thread cannot go on, and its place is noted: who goes on. It may be the same, if it polls. The usual case,
-// the next lane of the round, calls nothing but in the end, so that no register is saved.
+// Returns the thread that runs after the running one, which must wait and has called note_place(). It may be the same
+// thread, if it polls. In the usual case (the next lane of the round) every call is a tail call, so that no register is
+// saved.
 __forceinline__ Stack* successor(Stack* stack) {
     Warp& warp = *stack->warp;
     Block& block = *stack->in;
@@ -255,7 +260,7 @@ __forceinline__ void note_place(Stack* stack, Kind kind, unsigned mask, const ch
     stack->line = line;
 }
 
-// Hands over. Returns when somebody has made the thread ready and its turn has come.
+// Switches to another thread. Returns after another thread has made this one ready and the scheduler has selected it.
 CUNORM_CPU_RUNTIME void wait(Stack* stack, Kind kind, unsigned mask, const char* file, int line) {
     note_place(stack, kind, mask, file, line);
     Stack* next = successor(stack);
@@ -266,8 +271,8 @@ CUNORM_CPU_RUNTIME void wait(Stack* stack, Kind kind, unsigned mask, const char*
 
 // ---- waits ----------------------------------------------------------------------------------------------------------
 
-// A thread that found `seen` at `address`, and spins on it: everybody else first. It gets on only where it finds
-// something else there than the last time.
+// Called by a thread that has read `seen` at `address` and may be spinning on it: all other threads run first. It
+// counts as progress only if the value differs from the thread's last one.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void poll(Kind kind, const volatile void* address, uint64_t seen,
                                                  const char* file, int line) {
     Stack* stack = self();
@@ -308,7 +313,8 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void barrier(const char* file, int line) 
     block.ready_warps = ~0u >> (lanes - block.warps);
 }
 
-// How many threads of the block brought true. A thread may be at its next count before a slow one has read this one's.
+// Returns the number of threads of the block whose predicate is true. There are two counters, because a thread may
+// start its next count before a slow thread has read this one.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE int barrier_count(bool mine, const char* file, int line) {
     Block& block = *self()->in;
     if (block.at_barrier == 0) {

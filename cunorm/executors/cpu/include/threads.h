@@ -1,42 +1,43 @@
-// The CPU executor's operating-system threads. They live inside one call from the interpreter: whatever is raised there,
-// by whatever signal, no thread of a launch runs when the call is over. The threads beside the calling one never touch
-// the interpreter.
+// The CPU executor's operating-system threads. They exist only inside one call from the interpreter. When that call has
+// returned, no thread of the launch runs any more, even if a signal handler raised an exception. The helpers (all
+// threads but the calling one) never use the interpreter.
 
 namespace cunorm_cpu {
 
-// Functions of Python's C interface, whose headers a kernel does without (cunorm/executors/cpu/kernel.py).
+// Functions of Python's C API. The host passes their addresses (cunorm/executors/cpu/kernel.py), because kernels are
+// compiled without Python's headers.
 struct Interpreter {
-    void* (*let_go)();          // PyEval_SaveThread: other threads of the interpreter may run
-    void (*take)(void* state);  // PyEval_RestoreThread
-    int (*check_signals)();     // PyErr_CheckSignals: -1 if a handler raised; the exception waits for the call's end
+    void* (*let_go)();          // PyEval_SaveThread: releases the GIL
+    void (*take)(void* state);  // PyEval_RestoreThread: takes the GIL
+    int (*check_signals)();     // PyErr_CheckSignals: -1 if a handler raised; the exception propagates after the call
 };
 
-constexpr long long look_nanoseconds = 50000000;  // from one look at signals to the next
-constexpr size_t thread_stack_bytes = 1 << 20;    // kernels have stacks of their own
+constexpr long long look_nanoseconds = 50000000;  // interval between two checks for signals
+constexpr size_t thread_stack_bytes = 1 << 20;    // kernels run on the fibers' stacks
 
-// Standard C's only clock; the wait for helpers goes by it too.
+// The only clock of standard C. pthread_cond_timedwait() in await_helpers() uses the same clock.
 CUNORM_CPU_RUNTIME long long now() {
     timespec time;
     timespec_get(&time, TIME_UTC);
     return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
-// How the interpreter's main thread sees signals while a launch runs: it alone runs their handlers.
+// State for the checks for signals while a launch runs. Only the interpreter's main thread runs signal handlers.
 struct Watch {
     const Interpreter* interpreter;
     Launch* launch;
-    void* state;         // of the interpreter's thread, while it has let go
-    long long next;      // look
-    int process;
-    bool helped;         // other operating-system threads run the launch too
+    void* state;         // thread state of the interpreter while the GIL is released
+    long long next;      // time of the next check
+    int process;         // process that launched
+    bool helped;         // whether other operating-system threads run the launch too
 };
 
-// Also where somebody has set the clock back.
+// Whether a check for signals is due; also true if the clock was set back.
 CUNORM_CPU_RUNTIME bool due(const Watch* watch) {
     return watch != nullptr && uint64_t(watch->next - now()) > uint64_t(look_nanoseconds);
 }
 
-// Runs the handlers of the signals that came. False if the launch must stop.
+// Runs the handlers of pending signals. Returns false if the launch must stop.
 CUNORM_CPU_RUNTIME bool look(Watch* watch, unsigned& status) {
     const Interpreter& interpreter = *watch->interpreter;
     interpreter.take(watch->state);
@@ -44,7 +45,7 @@ CUNORM_CPU_RUNTIME bool look(Watch* watch, unsigned& status) {
     watch->state = interpreter.let_go();
     watch->next = now() + look_nanoseconds;
     if (watch->helped && getpid() != watch->process) {
-        status = forked;  // a handler forked. This is the child: it has none of the helpers, and must not wait for them
+        status = forked;  // a handler forked; this is the child, which has no helpers and must not wait for them
     } else if (raised) {
         status = stopped;
     } else {
@@ -54,21 +55,21 @@ CUNORM_CPU_RUNTIME bool look(Watch* watch, unsigned& status) {
     return false;
 }
 
-// The threads of a launch beside the calling one. It lies on the heap, where a late one finds it after the launch.
+// State of the helpers of a launch. It is on the heap, because a helper that starts late reads it after the launch.
 struct Helpers {
     const Task* task;
     const Scratch* scratches;
     pthread_mutex_t lock;
     pthread_cond_t ended;
-    int started;   // helpers that the system has made
-    int begun;     // helpers that have taken their scratch
-    int running;   // helpers at work
-    int users;     // threads that will look at this once more
-    bool over;     // nobody begins any more
+    int started;   // helpers that the system has started
+    int begun;     // helpers that have taken a scratch
+    int running;   // helpers that run blocks
+    int users;     // threads that will still access this struct
+    bool over;     // whether helpers that start from now on must not begin
     unsigned status;
 };
 
-CUNORM_CPU_RUNTIME void leave(Helpers* all) {  // under the lock
+CUNORM_CPU_RUNTIME void leave(Helpers* all) {  // the caller holds the lock
     const bool last = --all->users == 0;
     pthread_mutex_unlock(&all->lock);
     if (last) {
@@ -76,7 +77,7 @@ CUNORM_CPU_RUNTIME void leave(Helpers* all) {  // under the lock
     }
 }
 
-// A helper touches the launch only between its beginning and its end, for which the calling thread waits.
+// A helper accesses the launch only while it is counted in `running`. The calling thread waits until that is zero.
 CUNORM_CPU_RUNTIME void* help(void* given) {
     Helpers* const all = static_cast<Helpers*>(given);
     pthread_mutex_lock(&all->lock);
@@ -94,7 +95,7 @@ CUNORM_CPU_RUNTIME void* help(void* given) {
     return nullptr;
 }
 
-// Starts as many of the wanted threads as the system allows; null if that is none.
+// Starts as many of the wanted threads as the system allows. Returns null if it starts none.
 CUNORM_CPU_RUNTIME Helpers* start_helpers(const Task& task, const Scratch* scratches, int wanted) {
     Helpers* const all = static_cast<Helpers*>(calloc(1, sizeof(Helpers)));
     if (all == nullptr) {
@@ -124,11 +125,13 @@ CUNORM_CPU_RUNTIME Helpers* start_helpers(const Task& task, const Scratch* scrat
     return all;
 }
 
-// Waits until no helper is at work, looking at signals; helpers end soon once one has told the launch to stop.
+// Waits until no helper runs blocks, and checks for signals meanwhile. After a handler has raised, the launch's `stop`
+// makes the helpers end soon.
 CUNORM_CPU_RUNTIME unsigned await_helpers(Helpers* all, Watch* watch, unsigned status) {
     pthread_mutex_lock(&all->lock);
     all->over = true;
-    // Those that never begin cannot free a polling helper: it waits for the others only, and ends by itself in a deadlock.
+    // Helpers that never begin run no blocks. They must not count as workers, so that a polling helper detects a
+    // deadlock.
     __atomic_fetch_sub(&all->task->launch->workers, all->started - all->begun, __ATOMIC_SEQ_CST);
     while (all->running != 0) {
         const long long then = now() + look_nanoseconds;
@@ -147,7 +150,7 @@ CUNORM_CPU_RUNTIME unsigned await_helpers(Helpers* all, Watch* watch, unsigned s
     return status;
 }
 
-// Runs a launch on several threads, this one among them, and returns when none of them runs.
+// Runs a launch on several threads, including this one, and returns when none of them runs blocks any more.
 CUNORM_CPU_RUNTIME unsigned share(const Task& task, const Scratch* scratches, int count, Watch* watch) {
     Helpers* const helpers = start_helpers(task, scratches + 1, count - 1);
     if (watch != nullptr) {
@@ -157,7 +160,7 @@ CUNORM_CPU_RUNTIME unsigned share(const Task& task, const Scratch* scratches, in
     return helpers == nullptr || status == forked ? status : await_helpers(helpers, watch, status);
 }
 
-// What the interpreter calls, and what it sees the end of all threads by.
+// Entry point for the interpreter. When it returns, no thread of the launch runs blocks any more.
 CUNORM_CPU_RUNTIME int run(const Task& task, const Scratch* scratches, int count, const Interpreter& interpreter,
                            bool watched) {
     Watch watch = {&interpreter, task.launch, interpreter.let_go(), now() + look_nanoseconds, getpid(), false};

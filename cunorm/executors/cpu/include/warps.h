@@ -1,9 +1,9 @@
-// The CPU executor's warps: shuffles, votes and __syncwarp, where lanes of a mask wait for each other.
+// The CPU executor's warps: shuffles, votes and __syncwarp. The lanes of a mask wait for each other there.
 
 namespace cunorm_cpu {
 
-// The last lane of the mask has arrived: gives every lane its result. Done by one lane for all, because a lane may be
-// at its next shuffle, with another mask, before its partners read.
+// Called when the last lane of the mask has arrived: computes the results of all its lanes. One lane does this for all,
+// because a lane may reach its next shuffle, with another mask, before its partners have read this one's values.
 CUNORM_CPU_RUNTIME void deliver(Warp& warp, Stack* stack, Kind kind, unsigned mask) {
     unsigned differs = 0;
     for (unsigned i = 0; i < lanes; ++i) {
@@ -16,7 +16,7 @@ CUNORM_CPU_RUNTIME void deliver(Warp& warp, Stack* stack, Kind kind, unsigned ma
                       stack->thread - stack->lane + unsigned(__builtin_ctz(differs)));
     }
     if (kind < BALLOT) {
-        for (unsigned i = 0; i < lanes; ++i) {  // all of them, for speed; only the mask's are kept
+        for (unsigned i = 0; i < lanes; ++i) {  // all lanes, for speed; only the lanes of the mask store the result
             const uint64_t value = warp.value[warp.source[i] % lanes];
             warp.result[i] = mask >> i & 1u ? value : warp.result[i];
         }
@@ -31,7 +31,8 @@ CUNORM_CPU_RUNTIME void deliver(Warp& warp, Stack* stack, Kind kind, unsigned ma
     }
 }
 
-// Perhaps all lanes of the mask have come; else one is still at an earlier shuffle with other partners.
+// Called when every lane of the mask waits at some shuffle or vote. They complete this one only if they all wait with
+// this mask; otherwise a lane still waits at an earlier shuffle with other partners.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* meet(Stack* stack) {
     Warp& warp = *stack->warp;
     const unsigned mask = stack->mask;
@@ -48,11 +49,12 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* meet(Stack* stack) {
 
 [[noreturn]] CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void not_in_mask(Stack* stack, unsigned source) {
     const bool own = (stack->mask >> stack->lane & 1u) == 0;
-    fault("%s (%s:%d): lane %u, which it %s, is not in mask 0x%08x", name_of(stack->kind), stack->file, stack->line,
-          own ? stack->lane : source, own ? "is" : "reads from", stack->mask);
+    fault("%s (%s:%d): lane %u, %s, is not in mask 0x%08x", name_of(stack->kind), stack->file, stack->line,
+          own ? stack->lane : source, own ? "the calling lane" : "from which it reads", stack->mask);
 }
 
-// A lane comes to a shuffle or vote: which thread goes on. Its own, if it was the last.
+// Called when a lane arrives at a shuffle or vote. Returns the thread that runs next: this lane's thread if it was the
+// last to arrive.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* arrive(Kind kind, unsigned mask, uint64_t value, unsigned source,
                                                      const char* file, int line) {
     Stack* stack = self();
@@ -70,7 +72,8 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE Stack* arrive(Kind kind, unsigned mask, u
     return (warp.arrived & mask) == mask ? meet(stack) : successor(stack);
 }
 
-// In line, so that the fibers switch within the kernel; but the checked build's hooks would see the runtime's accesses.
+// Inlined, so that each place in the kernel has its own switch between fibers. Not inlined in the checked build, whose
+// hooks would see the runtime's accesses.
 #ifdef CUNORM_CPU_CHECKED
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE
 #else
@@ -85,8 +88,8 @@ uint64_t exchange(Kind kind, unsigned mask, uint64_t value, unsigned source, con
     return stack->warp->result[stack->lane];
 }
 
-// Lane that a shuffle reads from, by the rules of PTX shfl: out of the segment of `width` lanes means oneself, but an
-// xor may reach an earlier segment.
+// Lane from which a shuffle reads, by the rules of PTX shfl. If the source is outside the segment of `width` lanes, the
+// lane reads its own value; but an xor may read from an earlier segment.
 __forceinline__ unsigned shuffle_source(Kind kind, unsigned lane, unsigned operand, unsigned width) {
     const unsigned begin = lane & ~(width - 1), end = begin + width;
     operand &= lanes - 1;

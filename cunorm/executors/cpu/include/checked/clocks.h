@@ -1,8 +1,9 @@
-// Who knows what of whom: the order that barriers and their like give to the threads of a cluster. Checked build only.
+// Vector clocks: the happens-before order that barriers and similar operations create in a cluster. Checked build only.
 //
-// A clock ticks at every such event, for the whole worker. A thread knows what another one did before some tick: by a
-// barrier of the block or the cluster, or by a row of its own, which __syncwarp and mbarriers write. Rows exist only
-// where those are used.
+// Each worker has one clock, which ticks at every such event. For two threads A and B the clocks record the tick before
+// which all actions of B happen before A's next action: A "knows" them. The tick results from a barrier of the block or
+// of the cluster, or from A's row, which __syncwarp and mbarriers update. Rows are allocated only if a kernel uses
+// those.
 
 #ifdef CUNORM_CPU_CHECKED
 namespace cunorm_cpu {
@@ -10,16 +11,16 @@ namespace cunorm_cpu {
 constexpr unsigned largest_cluster = 16;
 
 struct Clocks {
-    unsigned threads, all;                 // of a block, of the cluster
-    uint32_t base;                         // everybody knows everything before
-    uint32_t block_base[largest_cluster];  // everybody in the block knows everything in the block before
-    uint32_t* block_row[largest_cluster];  // what everybody in the block knows of each thread of the cluster
-    uint32_t** row;                        // what a thread knows besides
-    bool* grown;                           // its row has, since the block's last barrier
-    uint32_t* fenced;                      // the tick of a thread's last fence towards asynchronous copies
-    bool rows;                             // whether there are any
-    uint32_t* arrival[3];                  // when each thread arrived at the cluster's barrier, the passages in turn
-    uint32_t* passed;                      // how many such barriers a thread has behind it
+    unsigned threads, all;                 // threads of a block, threads of the cluster
+    uint32_t base;                         // every thread knows every action before this tick
+    uint32_t block_base[largest_cluster];  // every thread of the block knows the block's actions before this tick
+    uint32_t* block_row[largest_cluster];  // ticks that the whole block knows, one per thread of the cluster
+    uint32_t** row;                        // per thread: additional ticks that it knows, one per thread of the cluster
+    bool* grown;                           // whether the thread's row has changed since the block's last barrier
+    uint32_t* fenced;                      // tick of each thread's last fence_async
+    bool rows;                             // whether any row is allocated
+    uint32_t* arrival[3];                  // per thread, arrival at the cluster's barrier; three generations in turn
+    uint32_t* passed;                      // number of cluster barriers that each thread has passed
 };
 
 CUNORM_CPU_RUNTIME Clocks* new_clocks(unsigned threads, unsigned blocks, uint32_t now) {
@@ -50,7 +51,7 @@ CUNORM_CPU_RUNTIME void free_clocks(Clocks* clocks) {
     free(clocks);
 }
 
-// The tick before which `id` knows everything that `other` did.
+// The tick before which `id` knows all actions of `other`.
 CUNORM_CPU_RUNTIME uint32_t knows(const Clocks& clocks, unsigned id, unsigned other) {
     uint32_t tick = clocks.base;
     const unsigned block = id / clocks.threads;
@@ -86,7 +87,8 @@ CUNORM_CPU_RUNTIME void raise_to(uint32_t* row, const uint32_t* other, unsigned 
     }
 }
 
-// A release into something that others will look at: it knows all that the thread knows, and what the thread did.
+// A release into a row that other threads will acquire: the row receives everything that the thread knows, and the
+// thread's own actions.
 CUNORM_CPU_RUNTIME void release(Clocks& clocks, unsigned id, uint32_t*& into, uint32_t& tick) {
     uint32_t* row = row_of(clocks, into);
     for (unsigned i = 0; i < clocks.all; ++i) {
@@ -103,7 +105,7 @@ CUNORM_CPU_RUNTIME void acquire(Clocks& clocks, unsigned id, const uint32_t* fro
     }
 }
 
-// Every thread of the block stands at its barrier.
+// Called when all threads of the block have arrived at its barrier.
 CUNORM_CPU_RUNTIME void block_release(Clocks& clocks, unsigned block, uint32_t& tick) {
     if (clocks.rows) {
         for (unsigned id = block * clocks.threads; id < (block + 1) * clocks.threads; ++id) {
@@ -116,7 +118,7 @@ CUNORM_CPU_RUNTIME void block_release(Clocks& clocks, unsigned block, uint32_t& 
     clocks.block_base[block] = ++tick;
 }
 
-// The lanes of the mask stand at a __syncwarp; `first` is the warp's lane 0.
+// Called when all lanes of the mask have arrived at a __syncwarp. `first` is the id of the warp's lane 0.
 CUNORM_CPU_RUNTIME void lanes_release(Clocks& clocks, unsigned first, unsigned mask, uint32_t& tick) {
     const uint32_t now = ++tick;
     uint32_t* together = static_cast<uint32_t*>(calloc(clocks.all, sizeof(uint32_t)));
@@ -142,7 +144,7 @@ CUNORM_CPU_RUNTIME void cluster_arrival(Clocks& clocks, unsigned id, unsigned ge
         }
         clocks.passed = static_cast<uint32_t*>(calloc(clocks.all, sizeof(uint32_t)));
     }
-    clocks.arrival[generation % 3][id] = ++tick;  // two would be one too few: a slow thread is a passage behind
+    clocks.arrival[generation % 3][id] = ++tick;  // two rows are too few: a slow thread may be one generation behind
 }
 
 CUNORM_CPU_RUNTIME void cluster_passage(Clocks& clocks, unsigned id, unsigned generation) {

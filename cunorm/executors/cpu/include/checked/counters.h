@@ -1,9 +1,9 @@
-// What a kernel really moved: bytes, requests, sectors, bank conflicts, and a trace of sectors for reuse distances.
-// Checked build only.
+// Traffic of a kernel: bytes, requests, sectors, bank conflicts, and a trace of sectors for reuse distances. Checked
+// build only.
 //
-// A request is what a warp asks for at one place in the kernel: accesses of its lanes are grouped by place and by how
-// often the lane has been there, since all lanes last met. Lanes run one after another here, so a warp keeps a log until
-// they meet.
+// A request consists of the accesses of a warp's lanes at one place in the kernel. Accesses belong to one request if
+// their lanes have executed the place equally often since all lanes last synchronised. Lanes run one after another
+// here, so each warp logs its accesses until its lanes synchronise.
 
 #ifdef CUNORM_CPU_CHECKED
 namespace cunorm_cpu {
@@ -11,18 +11,18 @@ namespace cunorm_cpu {
 constexpr unsigned most_regions = 24;
 constexpr unsigned sector_bytes = 32, banks = 32, bank_bytes = 4;
 
-// Of one array. Raw: as the compiler's hooks saw it, in whatever pieces.
+// Traffic of one array. raw_*: the bytes that the compiler's hooks counted, in pieces of any size.
 struct Moved {
     uint64_t loaded, stored, raw_loaded, raw_stored;
     uint64_t load_requests, store_requests, load_sectors, store_sectors;
-    uint64_t wide_bytes, wide_sectors;  // of 16-byte accesses, both ways
+    uint64_t wide_bytes, wide_sectors;  // 16-byte accesses, loads and stores
 };
 
 struct Trace {
     uint64_t sector;
     uint32_t block;
     uint16_t region;  // its number times two, plus one for a store
-    uint16_t bytes;   // that the request asks for in the sector, whatever the number of lanes that do
+    uint16_t bytes;   // distinct bytes of the sector that the request accesses
 };
 
 // _Counters in cunorm/executors/cpu/checked.py.
@@ -30,7 +30,7 @@ struct Counters {
     uint64_t barriers, meetings;
     uint64_t shared_requests, shared_wavefronts, shared_ideal;
     uint64_t unwritten, unwritten_thread, unwritten_block, unwritten_site, unwritten_byte;
-    uint64_t traced;         // whether a trace is wanted
+    uint64_t traced;         // whether to record a trace
     Trace* trace;
     uint64_t trace_count, trace_capacity;
     Moved moved[most_regions];
@@ -55,7 +55,7 @@ struct Request {
     bool store, shared;
 };
 
-// A place in the kernel: its first and last request of this flush, and the one that each lane came to last.
+// A place in the kernel: its first and last request in this flush, and the latest request of each lane.
 struct Site {
     uint64_t key;
     uint32_t round, first, last, at[lanes];
@@ -65,7 +65,7 @@ constexpr unsigned sites = 8192;
 
 struct Recorder {
     Site site[sites];
-    uint32_t round;  // the number of this flush
+    uint32_t round;  // number of this flush
     Request* requests;
     uint64_t count, capacity;
     Log* logs;
@@ -109,15 +109,15 @@ CUNORM_CPU_RUNTIME void log_access(Stack* stack, uint64_t address, unsigned byte
     entry.shared = shared;
 }
 
-// ---- a request's sectors and banks ------------------------------------------------------------------------------------
+// ---- a request's sectors and banks ----------------------------------------------------------------------------------
 
-// The sectors of a request, and a bit for each byte in them that it asks for.
+// The sectors of a request, and one bit per byte in them that the request accesses.
 CUNORM_CPU_RUNTIME unsigned sectors_of(const Request& request, uint64_t* sectors, uint32_t* asked) {
     unsigned count = 0;
     for (uint32_t rest = request.mask; rest != 0; rest &= rest - 1) {
         const uint64_t address = request.address[__builtin_ctz(rest)];
         for (uint64_t sector = address / sector_bytes; sector <= (address + request.bytes - 1) / sector_bytes; ++sector) {
-            unsigned i = count;  // mostly the last one, or a new one
+            unsigned i = count;  // search from the end: usually it is the last sector, or a new one
             while (i > 0 && sectors[i - 1] != sector) {
                 --i;
             }
@@ -135,8 +135,8 @@ CUNORM_CPU_RUNTIME unsigned sectors_of(const Request& request, uint64_t* sectors
     return count;
 }
 
-// Turns that the banks take for a request: lanes go together as far as their bytes fill the banks once, and a bank gives
-// one word a turn, to as many lanes as want it.
+// Counts the wavefronts of a request to shared memory. Lanes are served together as long as their bytes fill the banks
+// at most once. A bank serves one word per wavefront, to all lanes that access this word.
 CUNORM_CPU_RUNTIME void count_banks(const Request& request, Counters& counters) {
     const unsigned words = request.bytes > bank_bytes ? request.bytes / bank_bytes : 1;
     const unsigned together = lanes / words;
@@ -206,10 +206,10 @@ CUNORM_CPU_RUNTIME Site& site_of(Recorder& recorder, const Entry& entry) {
             return site;
         }
     }
-    fault("more than %u places that access memory", sites);
+    fault("more than %u places in the kernel access memory between two synchronisations of a warp", sites);
 }
 
-// The lanes of a warp have met, or it has ended: its log as requests.
+// Converts a warp's log into requests. Called when its lanes have synchronised, or when the warp has ended.
 CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void flush(Worker& worker, Block& block, Warp& warp) {
     Log& log = *warp.log;
     if (log.count == 0) {

@@ -1,10 +1,10 @@
-// What the checked build knows beside races: which stores to the workspace other blocks may not see yet, and what the
-// scheduler's events mean.
+// The checked build, apart from races: stores to the workspace that other blocks must not see yet, and the handlers of
+// the scheduler's events.
 
 #ifdef CUNORM_CPU_CHECKED
 namespace cunorm_cpu {
 
-// ---- stores that no fence has published ------------------------------------------------------------------------------
+// ---- stores that no fence has published -----------------------------------------------------------------------------
 
 CUNORM_CPU_RUNTIME void exchange_held(Held& held) {
     unsigned char memory[sizeof held.value];
@@ -14,7 +14,7 @@ CUNORM_CPU_RUNTIME void exchange_held(Held& held) {
     memcpy(held.value, memory, held.bytes);
 }
 
-// Called before the store, with what memory holds.
+// Called before a store, to save the old value.
 CUNORM_CPU_RUNTIME void hold(Stack* stack, uint64_t address, unsigned bytes) {
     Pending& held = stack->worker->checks->held[stack->in->slot];
     make_room(held.list, held.count, held.capacity);
@@ -35,7 +35,7 @@ CUNORM_CPU_RUNTIME void show(Pending& held) {
     }
 }
 
-// A fence of the running thread publishes its own stores, and those that a barrier has made it know of.
+// A fence of the running thread publishes its own stores, and those that it knows through a barrier.
 CUNORM_CPU_RUNTIME void publish(Stack* stack) {
     Pending& held = stack->worker->checks->held[stack->in->slot];
     const Clocks& clocks = *stack->in->gang->clocks;
@@ -49,7 +49,7 @@ CUNORM_CPU_RUNTIME void publish(Stack* stack) {
     held.count = kept;
 }
 
-// ---- the scheduler's events -------------------------------------------------------------------------------------------
+// ---- the scheduler's events -----------------------------------------------------------------------------------------
 
 void flush(Worker& worker, Block& block, Warp& warp);
 void count_meeting(Worker& worker, bool of_block);
@@ -88,7 +88,7 @@ CUNORM_CPU_RUNTIME void block_met(Worker& worker, Block& block) {
 
 CUNORM_CPU_RUNTIME void warp_ended(Worker& worker, Block& block, Warp& warp) { flush(worker, block, warp); }
 
-// Ticks go on from block to block, so that no cell has to be wiped: what is older than the block is nobody's.
+// The clock continues from block to block, so that cells need no reset: entries older than the block are ignored.
 CUNORM_CPU_RUNTIME void begin_gang(Worker& worker, Gang& gang) {
     Checks& checks = *worker.checks;
     const unsigned cluster = unsigned(worker.launch->cluster), first = unsigned(&gang - worker.gang) * cluster;
@@ -130,7 +130,7 @@ CUNORM_CPU_RUNTIME void begin_checks(Worker& worker) {
 CUNORM_CPU_RUNTIME void end_checks(Worker& worker) {
     Checks& checks = *worker.checks;
     end_recorder(worker);
-    show(checks.late);  // the kernel's end publishes all
+    show(checks.late);  // the end of the kernel publishes all stores
     for (unsigned i = 0; i < worker.slots; ++i) {
         free(checks.held[i].list);
     }

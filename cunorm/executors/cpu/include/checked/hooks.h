@@ -1,10 +1,11 @@
-// The checked build's eyes: the door to global memory, and the calls that the compiler puts before every access to memory
-// (-fsanitize=thread, alignment and integer-divide-by-zero, whose own libraries are not linked).
+// The instrumentation of the checked build: touched(), which the kernels call before global accesses, and the calls
+// that the compiler inserts before every memory access (-fsanitize=thread, alignment and integer-divide-by-zero). The
+// libraries of these sanitisers are not linked.
 
 #ifdef CUNORM_CPU_CHECKED
 namespace cunorm_cpu {
 
-// An access of one lane to global memory, by the doors of types.cuh and async.cuh or by an atomic.
+// An access of one lane to global memory, through the functions of types.cuh and async.cuh or through an atomic.
 CUNORM_CPU_RUNTIME void global_access(Stack* stack, uint64_t address, unsigned bytes, bool store, uint32_t site) {
     Worker& worker = *stack->worker;
     Counters* counters = worker.launch->counters;
@@ -26,13 +27,14 @@ CUNORM_CPU_RUNTIME void global_access(Stack* stack, uint64_t address, unsigned b
     }
 }
 
-// A wait by plain loads: nothing makes it end, here or on a GPU, whose compiler may load once.
+// Faults on a wait by plain loads. Such a wait does not end on the CPU executor. On a GPU it may not end either,
+// because the compiler may load only once.
 CUNORM_CPU_RUNTIME void note_spin(Stack* stack, uint64_t address, bool store, uint32_t site) {
     constexpr unsigned spin = 1u << 20;
     stack->loads = !store && address == stack->loaded ? stack->loads + 1 : 0;
     stack->loaded = address;
     if (stack->loads == spin) {
-        fault("loads from one address %u times in a row at @{%x}: a wait, which takes load_acquire, an atomic or a "
+        fault("loads from one address %u times in a row at @{%x}: to wait, use load_acquire, an atomic or a "
               "barrier",
               spin, site);
     }
@@ -49,7 +51,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void touched(const void* pointer, unsigne
     stack->granted_store = store;
 }
 
-// The compiler's word for every access of the kernel, wherever to.
+// The compiler calls this for every memory access of the kernel.
 CUNORM_CPU_RUNTIME void hooked(const void* pointer, uint64_t bytes, bool store, uint32_t site) {
     Stack* stack = self();
     const uint64_t address = reinterpret_cast<uintptr_t>(pointer);
@@ -68,7 +70,8 @@ CUNORM_CPU_RUNTIME void hooked(const void* pointer, uint64_t bytes, bool store, 
         return;  // constants
     }
     if (image < uint64_t(_end - __ehdr_start)) {
-        cells_of(stack, address, bytes, store, site);  // nothing of a kernel's lies there but static shared memory
+        // The only data of a kernel here is static shared memory. cells_of() faults on any other address.
+        cells_of(stack, address, bytes, store, site);
     }
     if (worker.launch->regions == 0) {
         return;
@@ -77,7 +80,7 @@ CUNORM_CPU_RUNTIME void hooked(const void* pointer, uint64_t bytes, bool store, 
     if (region == nullptr) {
         if (address - reinterpret_cast<uintptr_t>(&worker) <
             uint64_t(worker_bytes(worker.slots, worker.launch->threads))) {
-            return;  // the runtime's own, inlined
+            return;  // an access of the runtime, inlined into the kernel
         }
         out_of_bounds(address, unsigned(bytes), store, site);
     }
@@ -118,7 +121,7 @@ CUNORM_CPU_HOOK __tsan_write_range(void* p, unsigned long bytes) { cunorm_cpu::h
 CUNORM_CPU_HOOK __tsan_func_entry(void*) {}
 CUNORM_CPU_HOOK __tsan_func_exit() {}
 CUNORM_CPU_HOOK __tsan_init() {}
-#ifdef __clang__  // others leave these to the C library
+#ifdef __clang__  // other compilers call memcpy and memset of the C library
 extern "C" __attribute__((visibility("hidden"), noinline, used)) void* __tsan_memcpy(void* to, const void* from,
                                                                                      unsigned long bytes) {
     cunorm_cpu::hooked(from, bytes, false, CUNORM_CPU_HERE);
@@ -132,7 +135,7 @@ extern "C" __attribute__((visibility("hidden"), noinline, used)) void* __tsan_me
 }
 #endif
 
-// What both compilers hand to the handlers: the place in the source, and of a misaligned access what was accessed.
+// The data that both compilers pass to the handlers: the place in the source and, for a misaligned access, the type.
 struct CunormCpuMismatch {
     const char* file;
     uint32_t line, column;
@@ -145,7 +148,7 @@ CUNORM_CPU_HOOK __ubsan_handle_divrem_overflow(void* data, void*, void*) {
 }
 CUNORM_CPU_HOOK __ubsan_handle_type_mismatch_v1(void* data, void* pointer) {
     const CunormCpuMismatch& found = *static_cast<const CunormCpuMismatch*>(data);
-    cunorm_cpu::fault("misaligned access (%s:%u): address 0x%llx, which %u-byte alignment does not divide", found.file,
+    cunorm_cpu::fault("misaligned access (%s:%u): address 0x%llx is not a multiple of %u bytes", found.file,
                       found.line, (unsigned long long)reinterpret_cast<uintptr_t>(pointer),
                       1u << found.log_alignment);
 }

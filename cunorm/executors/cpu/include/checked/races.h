@@ -1,22 +1,23 @@
-// What the checked build knows of shared memory: who wrote and who read each cell of it, and whether anything orders them.
+// Race detection in shared memory (checked build): the last writer and the readers of each cell, and whether their
+// accesses are ordered.
 
 #ifdef CUNORM_CPU_CHECKED
 namespace cunorm_cpu {
 
-constexpr unsigned cell_bytes = 2;  // the smallest thing that two threads may own side by side
+constexpr unsigned cell_bytes = 2;  // size of the smallest elements that different threads may write side by side
 constexpr uint16_t nobody = 0xffff, many = 0xfffe, by_atomic = 0x8000, by_copy = 0x4000, how = by_atomic | by_copy;
 
-// Lanes of a warp that read at one tick, the first of them at that place.
+// Lanes of a warp that read at the same tick; `site` is the place of the first read.
 struct Reader {
     uint32_t read, warp, members, site;
 };
 
 // The last write to a cell of shared memory and the reads since.
 struct Cell {
-    uint32_t written, read;  // ticks; before the block's birth: never
+    uint32_t written, read;  // ticks; a tick before the block's start means never
     uint16_t writer, reader;
     uint32_t write_site, read_site;
-    uint32_t readers;        // where there have been many: the number of their list, from 1
+    uint32_t readers;        // index of the list of readers, from 1; 0: none was needed yet
 };
 
 struct Readers {
@@ -24,7 +25,8 @@ struct Readers {
     unsigned count, capacity;
 };
 
-// A store to the workspace that other blocks do not see yet; `value` is what memory holds instead while they run.
+// A store to the workspace that other blocks do not see yet. While the storing block runs, memory contains the new
+// value and `value` the old one. While other blocks run, the two are exchanged.
 struct Held {
     uint64_t address;
     unsigned char value[16];
@@ -38,13 +40,13 @@ struct Pending {
 
 struct Checks {
     uint32_t tick;
-    uint32_t born[64 * largest_cluster];  // by slot
+    uint32_t born[64 * largest_cluster];  // tick of the block's start, by slot
     Cell* cells;
     uint64_t cells_of_slot;
     Readers* readers;
     uint32_t readers_count, readers_capacity;
-    Pending* held;                        // by slot
-    Pending late;                         // of blocks that have ended
+    Pending* held;                        // unpublished stores, by slot
+    Pending late;                         // unpublished stores of blocks that have ended
     struct Recorder* recorder;
 };
 
@@ -59,7 +61,7 @@ CUNORM_CPU_RUNTIME void make_room(T*& list, uint64_t count, uint64_t& capacity) 
     }
 }
 
-// ---- shared memory: races, and reads of what nobody wrote ------------------------------------------------------------
+// ---- shared memory: races, and reads of unwritten cells -------------------------------------------------------------
 
 void unwritten(Stack* stack, uint64_t offset, uint32_t site);
 
@@ -76,7 +78,7 @@ void unwritten(Stack* stack, uint64_t offset, uint32_t site);
           (unsigned long long)offset, store ? "writes" : "reads", site, who, stored ? "wrote" : "read", other_site);
 }
 
-// A thread's latest read stands for its earlier ones.
+// Adds a read to a cell's list. A thread's latest read replaces its earlier ones.
 CUNORM_CPU_RUNTIME void add_reader(Checks& checks, Cell& cell, unsigned id, uint32_t read, uint32_t site) {
     if (cell.readers == 0) {
         uint64_t capacity = checks.readers_capacity;
@@ -112,13 +114,13 @@ CUNORM_CPU_RUNTIME void add_reader(Checks& checks, Cell& cell, unsigned id, uint
     readers.list[readers.count++] = Reader{read, warp, member, site};
 }
 
-// The tick before which a thread knows everything that its block did, or the cluster where there is one.
+// The tick before which a thread knows all actions of its block or, in a launch with clusters, of its cluster.
 CUNORM_CPU_RUNTIME uint32_t knows_all(const Stack* stack, const Clocks& clocks) {
     const uint32_t block = stack->cluster == 1 ? clocks.block_base[0] : 0;
     return block > clocks.base ? block : clocks.base;
 }
 
-// Faults if a thread that writes does not know of some reader of the list.
+// Faults if the writing thread does not know all reads of the list.
 CUNORM_CPU_RUNTIME void check_readers(Stack* stack, const Clocks& clocks, const Readers& readers, uint64_t offset,
                                       uint32_t site) {
     const uint32_t all = knows_all(stack, clocks);
@@ -144,7 +146,7 @@ CUNORM_CPU_RUNTIME void check_read(Stack* stack, Checks& checks, const Clocks& c
             race(stack, offset, false, site, true, cell.writer, cell.write_site);
         }
     }
-    // Whoever knows of all earlier reads stands for them.
+    // A reader that knows all earlier reads replaces them.
     const bool first = cell.read < born || cell.reader == nobody;
     const bool known = !first && (cell.reader == many ? knows_all(stack, clocks) > cell.read
                                                       : knows(clocks, id, cell.reader) > cell.read);
@@ -194,7 +196,7 @@ CUNORM_CPU_RUNTIME void check_write(Stack* stack, Checks& checks, const Clocks& 
 void log_access(Stack* stack, uint64_t address, unsigned bytes, bool store, bool shared, unsigned region,
                 uint32_t site);
 
-// Whether somebody of its block has the cluster's first barrier behind him.
+// Whether a thread of the running thread's block has passed the cluster's first barrier.
 CUNORM_CPU_RUNTIME bool met_cluster(const Stack* stack, const Clocks& clocks) {
     bool met = clocks.passed != nullptr && clocks.passed[stack->id] != 0;
     for (unsigned i = 0; !met && clocks.passed != nullptr && i < stack->threads; ++i) {
@@ -203,7 +205,7 @@ CUNORM_CPU_RUNTIME bool met_cluster(const Stack* stack, const Clocks& clocks) {
     return met;
 }
 
-// The cells of a range of shared memory, whosever block's it is; faults where it is nobody's.
+// The cells of a range of shared memory, of any block of the cluster. cells_of() faults if the range is outside them.
 struct Cells {
     Cell* first;
     unsigned count;
@@ -227,11 +229,11 @@ CUNORM_CPU_RUNTIME Cells cells_of(Stack* stack, uint64_t address, uint64_t bytes
         }
         if (slot != stack->in->slot && !met_cluster(stack, *stack->in->gang->clocks)) {
             fault("%s at @{%x} of shared memory of another block of the cluster, before the cluster's first barrier: "
-                  "that block need not have begun",
+                  "that block may not have started",
                   store ? "store" : "load", site);
         }
         if (offset + bytes > uint64_t(worker.launch->shared_bytes)) {
-            fault("out-of-bounds %llu-byte %s at @{%x}: byte %llu of shared memory, of which the launch gave %lld",
+            fault("out-of-bounds %llu-byte %s at @{%x}: byte %llu of shared memory, but the launch allocates %lld",
                   (unsigned long long)bytes, store ? "store" : "load", site, (unsigned long long)offset,
                   worker.launch->shared_bytes);
         }
@@ -241,7 +243,7 @@ CUNORM_CPU_RUNTIME Cells cells_of(Stack* stack, uint64_t address, uint64_t bytes
         const uint64_t anchor = reinterpret_cast<uintptr_t>(shared_anchor);
         if (address < first || address + bytes > reinterpret_cast<uintptr_t>(__stop_cunorm_shared) ||
             (address < anchor + anchor_bytes && address + bytes > anchor)) {
-            fault("out-of-bounds %llu-byte %s at @{%x}, beside static shared memory", (unsigned long long)bytes,
+            fault("out-of-bounds %llu-byte %s at @{%x}, outside static shared memory", (unsigned long long)bytes,
                   store ? "store" : "load", site);
         }
     }
@@ -273,7 +275,7 @@ CUNORM_CPU_RUNTIME void shared_access(Stack* stack, uint64_t address, unsigned b
     if (!atomic && stack->in->gang->mbarriers != nullptr) {
         beside_mbarriers(stack, address, bytes, store, site);
     }
-    for (unsigned past = 0; past < bytes; past += widest_access) {  // banks serve no wider ones
+    for (unsigned past = 0; past < bytes; past += widest_access) {  // a lane accesses at most 16 bytes at once
         log_access(stack, address + past, bytes - past < widest_access ? bytes - past : widest_access, store, true, 0,
                    site);
     }
