@@ -78,7 +78,7 @@ def of(contracts: Iterable[Contract]) -> Any:
     return pytest.mark.parametrize("one", [*contracts], ids=named)
 
 
-def test_every_op_is_here() -> None:
+def test_every_op_has_a_contract() -> None:
     assert {one.op for one in CONTRACTS} == set(OPS)
     assert {one.op for one in CONTRACTS} - {one.op for one in WORKING} == {batch.GATHER}
 
@@ -346,7 +346,7 @@ def test_unaligned_arrays(one: Contract, state: str) -> None:
 @pytest.mark.parametrize("rank", range(1, 9))
 def test_ranks(one: Contract, rank: int, executor: Executor) -> None:
     if rank == 1 and not one.ranks(rank):
-        pytest.skip("x has two dimensions at least")
+        pytest.skip("x needs at least two dimensions")
     for a in one.ranks(rank):
         a.checked(one.op, executor, tile=one.tile(a.x, None))
         if rank > 2 and one.alike and a.sizes[0] == "NCHW":
@@ -502,7 +502,7 @@ def test_masked_off_outputs_may_be_any_array(one: Contract, executor: Executor) 
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("given", [True, False])
-def test_empty(one: Contract, index: int, dtype: str, given: bool, executor: Executor) -> None:
+def test_empty_arrays(one: Contract, index: int, dtype: str, given: bool, executor: Executor) -> None:
     """Without elements, statistics are NaN and sums are 0."""
     with np.errstate(all="ignore"):
         a, xp = one.empty[index](dtype), executor.xp

@@ -113,7 +113,7 @@ def named(op: str, options: dict[str, Any]) -> dict[str, Any]:
 # ---- descriptions and errors of plans -------------------------------------------------------------------------------
 
 
-def test_every_op_is_here() -> None:
+def test_every_op_is_in_the_table_of_options() -> None:
     assert set(TAKEN) == set(OPS)
     assert {name: set(op.takes) for name, op in OPS.items()} == TAKEN
 
@@ -187,7 +187,7 @@ def test_wrong_arguments_of_plan(op: str, name: str, value: Any, errors: Any) ->
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_plan_is_the_public_function(op: str, executor: Executor) -> None:
+def test_a_plan_computes_the_same_as_the_public_function(op: str, executor: Executor) -> None:
     made = cunorm.plan(op, **{**options_for(op), "device": "cpu" if executor.name == "cpu" else 0})
     given, options = arguments_of(op)
     there = [executor.put(array) for array in given]
@@ -285,7 +285,7 @@ def test_a_gather_plan_takes_running_statistics_and_momentum(executor: Executor)
 
 
 @pytest.mark.parametrize("op", [ELEMT, INPUT])
-def test_the_plan_of_one_result_takes_one_array(op: str) -> None:
+def test_out_of_a_plan_with_one_result_is_one_array(op: str) -> None:
     made = cunorm.plan(op, **options_for(op))
     given, options = arguments_of(op)
     x = given[0].copy()

@@ -132,7 +132,7 @@ def _second_reads(op: str, tile: dict[str, Any], shape: tuple[int, ...], groups:
         ("group_norm_backward", "NHWC", (1, 16384, 128), 8),
     ],
 )
-def test_grid_reads_again_from_the_cache_what_split_reads_from_memory(
+def test_second_reads_hit_the_cache_with_grid_and_miss_it_with_split(
     op: str, layout: str, shape: tuple[int, ...], slab: int, lead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU with an eighth of H200's multiprocessors and L2 cache, so an eighth of the elements is enough."""
@@ -236,7 +236,7 @@ def test_a_sample_has_a_workspace_if_the_problem_has_one(monkeypatch: pytest.Mon
     assert part.of(WORKSPACE) == whole.of(WORKSPACE)
 
 
-def test_one_sample_is_cut_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_of_one_sample_is_sampled_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     row = dataclasses.replace(_first("group_norm_backward", "block"), sizes=(1, 64, 1024, 16))
     whole = measured(row)
     monkeypatch.setattr(sampling, "WHOLE", 2**17)
@@ -291,7 +291,7 @@ def stack_distances(traces: list[np.ndarray], resident: list[int], wanted: list[
     return found
 
 
-def test_distances_are_those_of_a_stack() -> None:
+def test_distances_equal_those_of_a_stack_of_sectors() -> None:
     random = np.random.default_rng(0)
     for _ in range(100):
         traces, resident = [], []

@@ -253,7 +253,7 @@ def test_misaligned_slices(dtype: str, kind: str, strategy: str, executor: Execu
                 case.right(kind, first, executor)
 
 
-#: Several parts a channel, several samples and a last slab, rows left over.
+#: Several parts per channel, several samples and a last slab, rows left over.
 ORDERED = [(2, 5, (70,)), (5, 3, (11,)), (2, 33, (7, 7)), (67, 3, ()), (1, 3, (9,))]
 
 
@@ -385,7 +385,7 @@ def test_statistics_that_are_not_finite_stay_in_their_channel(strategy: str, exe
 
 
 @pytest.mark.parametrize("strategy", list(REDUCING))
-def test_uneven_parts_make_the_whole(strategy: str, executor: Executor) -> None:
+def test_uneven_parts_combine_to_the_whole_batch(strategy: str, executor: Executor) -> None:
     """The statistics and sums of three ranks with 1, 5 and 3 samples, gathered or added, equal those of one rank."""
     case = Case((9, 5, (11,)), layout=LAYOUT_OF[strategy], offset=3.0)
     parts = [slice(0, 1), slice(1, 6), slice(6, 9)]
@@ -562,7 +562,7 @@ def test_sums_past_2_to_the_31_elements(strategy: str) -> None:
 
 @pytest.mark.parametrize(("strategy", "shape"), [
     ("block", (2**18 + 2, 64, 128)),
-    ("block", (1, 1, 2**31 + 1030)),  # a plane that an int cannot count
+    ("block", (1, 1, 2**31 + 1030)),  # a plane of more elements than an int can count
     ("block", (1, 2, 2**31 - 2050)),
     ("column", (65075300, 33, 1)),
 ], ids=str)  # fmt: skip
@@ -577,7 +577,7 @@ def test_elements_past_2_to_the_31(strategy: str, shape: tuple[int, ...]) -> Non
     tile = {"strategy": strategy, "threads": 64}
     tile |= {"chunk": 2048} if strategy == "block" else {"threads": 128, "columns": 128, "chunk": 256}
     channel = (np.arange(N * C * HxW - 1000, N * C * HxW) // HxW) % C
-    row = (1, 1000)  # a channel of its own for each element
+    row = (1, 1000)  # one channel per element
     for kind in ("elemt", "input"):
         tensors = [a.reshape(shape) for a in ((x, out) if kind == "elemt" else (dy, x, out))]
         saved = (mean, invstd, None)

@@ -44,7 +44,7 @@ def test_long_sums_of_equal_terms(shape: tuple[int, ...], tile: dict[str, Any], 
 
 
 @pytest.mark.parametrize(("shape", "strategy"), [((6, 2, 40), "block"), ((6, 2, 40), "split"), ((40, 2), "column")])
-def test_the_first_elements_of_a_channel_do_not_overflow(
+def test_a_variance_that_overflows_is_nan_and_the_mean_is_correct(
     shape: tuple[int, ...], strategy: str, executor: Executor
 ) -> None:
     """If a channel's sum of squared deviations exceeds float32, the mean is correct and invstd is NaN."""

@@ -75,7 +75,7 @@ def test_counts_are_checked_in_every_call() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_absent_ranks_may_hold_anything(value: float, executor: Executor) -> None:
+def test_values_of_absent_ranks_do_not_matter(value: float, executor: Executor) -> None:
     means, invstds = statistics()
     alone = gather(executor, (means[[0, 2]], invstds[[0, 2]]), [4, 9])
     for spoiled in (means, invstds):
@@ -177,7 +177,7 @@ def test_no_channels(given: bool, executor: Executor) -> None:
     assert mean.shape == invstd.shape == (0,)
 
 
-def test_no_ranks() -> None:
+def test_no_ranks_are_refused() -> None:
     """Without ranks, the total count is 0, which is an error."""
     empty, running = np.zeros((0, 8), np.float32), np.ones(8, np.float32)
     for counts in ([], (), np.zeros(0), np.zeros(0, np.int64)):

@@ -66,7 +66,7 @@ def tile_of(strategy: str) -> dict[str, Any]:
 class Case(GroupArrays):
     """Arrays of one problem."""
 
-    def __init__(  # a problem's sizes and kinds
+    def __init__(
         self,
         N: int,
         C: int,

@@ -54,7 +54,9 @@ def test_parameter_sums_of_equal_rows(strategy: str, executor: Executor) -> None
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("dy", "spread"), [(1e30, 1e10), (1e35, 1e5)])
-def test_products_stay_in_range_where_results_do(dy: float, spread: float, strategy: str, executor: Executor) -> None:
+def test_products_do_not_overflow_if_results_are_finite(
+    dy: float, spread: float, strategy: str, executor: Executor
+) -> None:
     case = Case(5, 130, "float32")
     case.dy *= np.float32(dy)
     case.x *= np.float32(spread)
