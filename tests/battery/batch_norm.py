@@ -8,7 +8,7 @@ from tests.battery.case import ALL_OFF, FAR, MIXED, NO_PARAMETERS, SAME_OFF, Cas
 
 BATCH_SLABS: Named = {
     "a short last slab and range": {"shape": (5, 7, 9), "shifts": SAME_OFF},
-    "several parts a channel, every array elsewhere": {"shape": (3, 5, 9), "channels": 2, "shifts": ALL_OFF},
+    "several parts per channel, different alignments": {"shape": (3, 5, 9), "channels": 2, "shifts": ALL_OFF},
     "one row of results": {"shape": (2, 7, 35), "samples_per_block": 8},
     "one channel": {"shape": (3, 1, 70)},
     "planes of two elements, more channels than threads": {"shape": (3, 140, 2), "channels": 140},
@@ -40,7 +40,7 @@ BATCH_ROWS: Named = {
     "idle threads": {"shape": (30, 20), "chunk": 15},
     "more columns than threads": {"shape": (5, 264)},
     "two blocks for three blocks of columns": {"shape": (5, 520), "grid": 2},
-    "few columns a block": {"shape": (75, 20), "columns": 4, "chunk": 20, "shifts": SAME_OFF},
+    "few columns per block": {"shape": (75, 20), "columns": 4, "chunk": 20, "shifts": SAME_OFF},
     "more rows left over than threads": {"shape": (3, 65)},
     "one row of results": {"shape": (20, 8), "chunk": 100},
     "more batches than a chain": {"shape": (140, 256), "chunk": 150},

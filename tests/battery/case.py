@@ -1,4 +1,4 @@
-"""One hostile problem of one strategy: made, run, compared with the oracle. The problems are in cases.py."""
+"""One hostile problem of one strategy, which runs and is compared with the oracle. cases.py lists the problems."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ORDERS = ("ascending", "descending", "random:3")
 
 
 def kernel_files() -> list[str]:
-    """Every file of kernels_cu, by its place in that folder."""
+    """Paths of all files of kernels_cu, relative to that folder."""
     folder = sources.folder()
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.cu*"))
 
 
 def files_in(text: str) -> frozenset[str]:
-    """The files that `sources` has put into a text."""
+    """The files that `sources` has included in a text."""
     return frozenset(re.findall(r'^#line 1 "([^"]+)"$', text, re.MULTILINE))
 
 
@@ -42,7 +42,7 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def grid_of(blocks: int | None) -> Iterator[None]:
-    """Launches of at most so many blocks, which then walk on and take over their own shared memory."""
+    """Limit launches to `blocks` blocks, so that a block processes several items and reuses its shared memory."""
     if blocks is None:
         yield
         return
@@ -62,35 +62,37 @@ class Case:
     ----------
     op, label : str
     tile : mapping
-        With its strategy.
+        Including its strategy.
     shape : tuple of int
-        Of x; (world, C) for batch_norm_gather_stats.
+        Shape of x; (world, C) for batch_norm_gather_stats.
     dtype : str
     groups : int
-        Of GroupNorm. LayerNorm normalises the last axis.
+        Number of groups for GroupNorm. LayerNorm normalises the last axis.
     gamma, beta : str or None
-        Their dtypes; "same" is x's.
+        Dtype of gamma and beta; "same" is the dtype of x, None means absent.
     last : bool
-        Channels innermost: data_format NHWC for GroupNorm, where the shape says so too; strides for BatchNorm.
+        Channels are innermost in memory. For GroupNorm, data_format is NHWC and `shape` is in this order too. For
+        BatchNorm, x has channels-last strides.
     mask : tuple of bool
     shifts : mapping
-        Elements by which arrays start past the start of their allocation, by name; out is y or dx.
+        Elements between the start of an allocation and its array, by the array's name; out is y or dx.
     grid : int, optional
-        Most blocks of a launch.
+        Maximum number of blocks of a launch.
     sums : tuple of str
         Dtypes of the four results of batch_norm_backward_reduce, or of the two running statistics.
     nan : tuple of int, optional
-        Where x is NaN.
+        Index of a NaN in x.
     infinite : bool
-        The first mean that a backward is given is -infinity, and dy positive: then the first sums are infinite too.
+        The first mean that is passed to a backward call is -infinity, and dy is positive. The first sums are infinite
+        then.
     constant : float, optional
-        Every x.
+        Value of all elements of x.
     flat : bool
-        Every x of a channel's plane is the same.
+        All elements of x in a channel's plane are equal.
     outlier : tuple of int, optional
-        Where x is far from all others.
+        Index of an element of x that is far from all others.
     in_place : bool
-        The result is written over x, in a backward over dy.
+        The result overwrites x, or dy in a backward call.
     """
 
     op: str
@@ -121,7 +123,7 @@ class Case:
         return str(self.tile["strategy"])
 
     def plan(self) -> Plan:
-        """What will be launched."""
+        """The plan of the case."""
         options: dict[str, Any] = {}
         shape = self.shape
         if self.op.startswith("group_norm"):
@@ -137,23 +139,23 @@ class Case:
 
     @property
     def kernels(self) -> frozenset[str]:
-        """Stems of the kernels that it runs."""
+        """Stems of the kernels that the case runs."""
         return frozenset(one.kernel for one in self.plan().launches)
 
     @property
     def files(self) -> frozenset[str]:
-        """The files of kernels_cu that it runs."""
+        """The files of kernels_cu that the case runs."""
         return frozenset[str]().union(*(files_in(sources._expand(kernel)) for kernel in self.kernels))
 
     def run(self) -> list[np.ndarray | None]:
-        """The results, compared with the oracle.
+        """Run the case, compare the results with the oracle, and return them.
 
         Raises
         ------
         AssertionError
-            If one is wrong.
+            If a result is wrong.
         KernelFault
-            If the CPU executor found a rule broken.
+            If the CPU executor detected a violated rule.
         """
         needed = self.plan().workspace_nbytes
         workspace = np.empty(needed, np.uint8) if needed else None
@@ -163,11 +165,11 @@ class Case:
             return RUNS[self.op](self, tile=self.tile, workspace=workspace)
 
     def at(self, name: str) -> int:
-        """Elements by which that array starts past the start of its allocation."""
+        """Elements between the start of the allocation and that array."""
         return self.shifts.get(name, 0)
 
 
-# ---- what problems have in common ------------------------------------------------------------------------------------
+# ---- fields that several problems share ------------------------------------------------------------------------------
 
 Named = dict[str, dict[str, Any]]
 
@@ -175,9 +177,9 @@ ALL_OFF = {"x": 1, "dy": 2, "out": 3, "gamma": 1, "beta": 2}
 SAME_OFF = {"x": 3, "dy": 3, "out": 3}
 MIXED = {"dtype": "bfloat16", "gamma": "float32", "beta": "float32"}
 NO_PARAMETERS = {"gamma": None, "beta": None}
-#: A term of 0 * infinity more makes NaN of an infinite sum.
+#: An additional term of 0 * infinity turns an infinite sum into NaN.
 INFINITE = {"infinite": True, "shifts": SAME_OFF, **NO_PARAMETERS}
-#: Sums overflow where they are not taken relative to an element of the slice. A power of two: the oracle's are exact.
+#: Sums overflow unless they are relative to an element of the slice. The oracle is exact, as this is a power of two.
 FAR = {"constant": 2.0**123}
 MASKS: Named = {
     "dx alone": {"mask": (True, False, False)},
@@ -188,5 +190,5 @@ MASKS: Named = {
 
 
 def masked(named: Named, *labels: str) -> Named:
-    """The problems of those labels under every mask."""
+    """The problems with those labels, each with every mask of MASKS."""
     return {f"{label}, {mask}": named[label] | flags for label in labels for mask, flags in MASKS.items()}

@@ -1,8 +1,8 @@
-"""Hostile problems of every strategy of every op, which together reach every barrier, guard and branch of its kernels.
+"""Hostile problems of every strategy of every op. Together they reach every barrier, guard and branch of its kernels.
 
-Tiles are few, because a build takes a second; what a tile has besides its strategy's constants costs no build. Shapes
-are small: a warp and a half of work, tails of every kind, slices that start off 16-byte boundaries, one-element
-groups, partial rows enough that their fold takes several rounds, and grids smaller than the work.
+There are few tiles, because a build takes a second. Only the fields of a tile that are constants of its strategy need a
+build. Shapes are small: a warp and a half of work, tails of every kind, slices that start off 16-byte boundaries,
+one-element groups, enough partial rows that their fold takes several rounds, and grids smaller than the work.
 """
 
 from __future__ import annotations

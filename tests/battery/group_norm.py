@@ -11,7 +11,7 @@ GROUP_WARP: Named = {
     "one-element groups": {"shape": (2, 2), "groups": 2},
     "channels of one element": {"shape": (9, 12), "groups": 3},
     "whole packs, two blocks for three": {"shape": (5, 4, 16), "groups": 4, "grid": 2},
-    "one channel a group, misaligned": {"shape": (3, 3, 21), "groups": 3, "shifts": ALL_OFF},
+    "one channel per group, misaligned": {"shape": (3, 3, 21), "groups": 3, "shifts": ALL_OFF},
     "as many elements as the team holds, misaligned": {"shape": (3, 2, 64), "groups": 2, "shifts": SAME_OFF},
     "channels end within packs": {"shape": (3, 6, 7), "groups": 2},
     "packs begin before their group": {"shape": (4, 6, 7), "groups": 2, "shifts": SAME_OFF},
@@ -28,14 +28,14 @@ GROUP_WARP: Named = {
     "in place": {"shape": (5, 12), "groups": 2, "in_place": True},
     "16 bits": {"shape": (5, 33), "groups": 3, "shifts": ALL_OFF, **MIXED},
 }
-#: Channels of one element, several samples a team; 8 teams a block.
+#: HxW = 1, several samples per team, 8 teams per block.
 GROUP_ROWS: Named = {
-    "samples kept, each group from elsewhere": {"shape": (9, 12), "groups": 2, "shifts": SAME_OFF},
+    "samples kept, groups of different alignments": {"shape": (9, 12), "groups": 2, "shifts": SAME_OFF},
     "an odd last sample, one element": {"shape": (3, 2), "groups": 2},
     "one row of sums": {"shape": (2, 40), "groups": 5},
     "dead teams, misaligned samples": {"shape": (7, 21), "groups": 3, "grid": 1, "shifts": ALL_OFF},
     "teams without a sample": {"shape": (3, 35), "groups": 5, "shifts": SAME_OFF},
-    "a group a team of the block": {"shape": (5, 24), "groups": 8},
+    "one group per team of the block": {"shape": (5, 24), "groups": 8},
     "more groups than teams, two blocks": {"shape": (5, 48), "groups": 16, "grid": 2},
     "one group, all teams add up": {"shape": (70, 7), "groups": 1, "shifts": SAME_OFF},
     "as many elements as the team holds": {"shape": (5, 192), "groups": 3},
@@ -49,7 +49,7 @@ GROUP_BLOCK_REGISTERS: Named = {
     "channels end within packs": {"shape": (2, 9, 31), "groups": 1, "shifts": SAME_OFF},
     "channels of one element, no parameters": {"shape": (3, 180), "groups": 2, **NO_PARAMETERS},
     "as many elements as the block holds, misaligned": {"shape": (3, 4, 128), "groups": 1, "shifts": SAME_OFF},
-    "one channel a group, misaligned": {"shape": (2, 3, 131), "groups": 3, "shifts": ALL_OFF},
+    "one channel per group, misaligned": {"shape": (2, 3, 131), "groups": 3, "shifts": ALL_OFF},
     "more channels than threads": {"shape": (2, 200, 2), "groups": 2},
     "one block for all": {"shape": (5, 12, 20), "groups": 2, "grid": 1},
     "an outlier first": {"shape": (1, 2, 200), "groups": 1, "outlier": (0, 0, 0)},
@@ -60,8 +60,8 @@ GROUP_BLOCK_REGISTERS: Named = {
     "NaN in a neighbour": {"shape": (2, 6, 25), "groups": 3, "nan": (0, 2, 4)},
 }
 GROUP_BLOCK: Named = {
-    "one part a channel": {"shape": (2, 6, 35), "groups": 2},
-    "several parts a channel": {"shape": (2, 4, 9), "groups": 2, "shifts": SAME_OFF},
+    "one part per channel": {"shape": (2, 6, 35), "groups": 2},
+    "several parts per channel": {"shape": (2, 4, 9), "groups": 2, "shifts": SAME_OFF},
     "long planes": {"shape": (1, 2, 1100), "groups": 1, "shifts": ALL_OFF},
     "more channels than threads": {"shape": (2, 140, 2), "groups": 2, "slab": 2},
     "one-element groups": {"shape": (3, 4, 1), "groups": 4, "slab": 2},
@@ -83,7 +83,7 @@ GROUP_BLOCK_LAST: Named = {
     "16 bits": {"shape": (2, 5, 22), "groups": 2, "shifts": ALL_OFF, **MIXED},
     "no parameters": {"shape": (1, 5, 6), "groups": 2, **NO_PARAMETERS},
 }
-#: Copied in bulk: a cluster's pieces are too long for these.
+#: Problems for load=bulk that need `block`, because the pieces of a cluster are too long for them.
 GROUP_BLOCK_BULK: Named = {
     "a chunk of one ragged pack": {"shape": (1, 1, 9), "groups": 1, "shifts": SAME_OFF},
     "a chunk of two ragged packs": {"shape": (3, 1, 10), "groups": 1, "shifts": SAME_OFF},
@@ -95,7 +95,7 @@ GROUP_SPLIT: Named = {
     "one chunk, whole packs": {"shape": (1, 2, 64), "groups": 1, "chunk": 64},
     "one short chunk": {"shape": (2, 3, 9), "groups": 1, "chunk": 64},
     "more batches than a chain": {"shape": (1, 1, 17000), "groups": 1, "chunk": 20000, "shifts": SAME_OFF},
-    "many parts a group": {"shape": (2, 5, 300), "groups": 1},
+    "many parts per group": {"shape": (2, 5, 300), "groups": 1},
     "two blocks for many": {"shape": (5, 6, 40), "groups": 2, "grid": 2},
     "one block for all, parts for every warp": {"shape": (3, 40, 20), "groups": 2, "grid": 1},
     "rows of sums in slices": {"shape": (133, 3, 3), "groups": 1},
@@ -128,7 +128,7 @@ GROUP_CLUSTER: Named = {
 }
 GROUP_CLUSTER_LAST: Named = {
     "odd rows": {"shape": (2, 5, 6), "groups": 2, "shifts": ALL_OFF},
-    "one row each": {"shape": (1, 2, 12), "groups": 3, "slab": 3},
+    "one row per block": {"shape": (1, 2, 12), "groups": 3, "slab": 3},
     "more channels than threads": {"shape": (2, 3, 140), "groups": 2, "slab": 2},
     "two clusters for ten": {"shape": (5, 9, 10), "groups": 2, "grid": 4},
     "many rows": {"shape": (1, 150, 8), "groups": 1},
@@ -138,8 +138,8 @@ GROUP_GRID: Named = {
     "short last chunks and tiles": {"shape": (2, 6, 35), "groups": 2, "shifts": SAME_OFF},
     "chunks shorter than a pack": {"shape": (2, 3, 7), "groups": 3, "chunk": 3, "shifts": ALL_OFF},
     "one tile": {"shape": (1, 2, 64), "groups": 1, "chunk": 64},
-    "a lead of several teams": {"shape": (3, 6, 40), "groups": 3, "prefetch_tiles": 7},
-    "a lead of everything": {"shape": (2, 4, 40), "groups": 2, "prefetch_tiles": 1000},
+    "sums several teams ahead": {"shape": (3, 6, 40), "groups": 3, "prefetch_tiles": 7},
+    "all sums before the first output": {"shape": (2, 4, 40), "groups": 2, "prefetch_tiles": 1000},
     "more channels than threads, many rows to fold": {"shape": (2, 70, 9), "groups": 1, "chunk": 2},
     "as many channels as threads": {"shape": (2, 64, 5), "groups": 1},
     "channels of one value each": {"shape": (3, 70, 3), "groups": 2, "flat": True},
@@ -153,7 +153,7 @@ GROUP_GRID: Named = {
 GROUP_GRID_LAST: Named = {
     "all channels, rows of two packs and a tail": {"shape": (2, 35, 10), "groups": 5, "slab": 5, "shifts": ALL_OFF},
     "teams of two groups, idle threads": {"shape": (2, 37, 48), "groups": 4, "slab": 2},
-    "one group a team": {"shape": (2, 20, 32), "groups": 2, "prefetch_tiles": 3},
+    "one group per team": {"shape": (2, 20, 32), "groups": 2, "prefetch_tiles": 3},
     "more channels than threads, short chunks": {"shape": (1, 9, 136), "groups": 2, "slab": 1, "chunk": 2},
     "two blocks": {"shape": (5, 40, 48), "groups": 3, "grid": 2},
     "no parameters": {"shape": (1, 18, 16), "groups": 2, "slab": 2, **NO_PARAMETERS},
@@ -175,9 +175,9 @@ def _warp_cases(op: str) -> Iterator[Case]:
         warp["an infinite mean"] = {"shape": (3, 3, 21), "groups": 3, **INFINITE}
         warp["an infinite mean of small channels"] = {"shape": (3, 6, 3), "groups": 2, **INFINITE}
         warp |= masked(
-            GROUP_WARP, "channels of one element", "one channel a group, misaligned", "channels end within packs"
+            GROUP_WARP, "channels of one element", "one channel per group, misaligned", "channels end within packs"
         )
-        many = GROUP_ROWS | masked(GROUP_ROWS, "samples kept, each group from elsewhere")
+        many = GROUP_ROWS | masked(GROUP_ROWS, "samples kept, groups of different alignments")
         many["samples of an infinite mean"] = {"shape": (5, 12), "groups": 2, **INFINITE}
         in_memory = {
             f"sums in memory: {label}": facts
@@ -228,19 +228,19 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     grid["NHWC: NaN in a neighbour"]["slab"] = 6
     grid["NHWC: in place"]["slab"] = 2
     if backward:
-        block |= masked(block, "one part a channel", "NHWC: odd rows", "two blocks for ten")
+        block |= masked(block, "one part per channel", "NHWC: odd rows", "two blocks for ten")
         cluster |= masked(cluster, "a channel in both pieces")
         last |= masked(last, "NHWC: odd rows")
         split |= masked(split, "a short last chunk", "NHWC: idle threads")
         grid |= {
-            f"{label}, dx alone": grid[label] | MASKS["dx alone"] for label in ("one tile", "NHWC: one group a team")
+            f"{label}, dx alone": grid[label] | MASKS["dx alone"] for label in ("one tile", "NHWC: one group per team")
         }
     yield from made("block", block, threads=64, stages=2, load="cp_async", packs_per_thread=1)
     yield from made("block", GROUP_BLOCK_BULK, threads=64, stages=2, load="bulk", packs_per_thread=1)
     held = dict(GROUP_BLOCK_REGISTERS)
     if backward:
         held["an infinite mean"] = {"shape": (2, 6, 35), "groups": 2, **INFINITE}
-        held |= masked(held, "channels end within packs", "one channel a group, misaligned")
+        held |= masked(held, "channels end within packs", "one channel per group, misaligned")
     yield from made("block", held, threads=64, stages=1, load="registers", packs_per_thread=2)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)

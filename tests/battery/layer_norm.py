@@ -12,7 +12,7 @@ LAYER: Named = {
     "rows of one element": {"shape": (70, 1)},
     "whole packs": {"shape": (5, 16)},
     "every alignment": {"shape": (21, 21), "shifts": SAME_OFF},
-    "every array elsewhere": {"shape": (11, 30), "shifts": ALL_OFF},
+    "each array misaligned differently": {"shape": (11, 30), "shifts": ALL_OFF},
     "as many elements as a team of a warp holds, misaligned": {"shape": (9, 64), "shifts": SAME_OFF},
     "two blocks for all": {"shape": (70, 7), "grid": 2},
     "one block for all": {"shape": (45, 37), "grid": 1},
@@ -29,7 +29,7 @@ LAYER_LONG: Named = {
 LAYER_CLUSTER: Named = {
     "slices of whole sectors": {"shape": (5, 32)},
     "slices of every alignment": {"shape": (21, 21), "shifts": SAME_OFF},
-    "slices of arrays elsewhere": {"shape": (11, 30), "shifts": ALL_OFF},
+    "slices, each array misaligned differently": {"shape": (11, 30), "shifts": ALL_OFF},
     "as many elements as the cluster holds, misaligned": {"shape": (9, 512), "shifts": SAME_OFF},
     "two clusters for all": {"shape": (70, 21), "grid": 4},
     "one cluster for all": {"shape": (45, 37), "grid": 2},
@@ -38,31 +38,32 @@ LAYER_CLUSTER: Named = {
     "slices without parameters": {"shape": (3, 30), **NO_PARAMETERS},
     "slices of 16 bits": {"shape": (11, 75), "shifts": ALL_OFF, **MIXED},
 }
-#: What a block does otherwise that has more packs a thread: nothing ahead, and parameters and sums not in registers.
+#: Problems for blocks with more packs per thread. These load nothing ahead and keep no parameters or sums in registers.
 OF_MANY_PACKS = (
-    "every alignment", "every array elsewhere", "two blocks for all", "in place", "no parameters", "16 bits",
+    "every alignment", "each array misaligned differently", "two blocks for all", "in place", "no parameters",
+    "16 bits",
 )  # fmt: skip
-#: What several teams of a block may do otherwise than one.
+#: Problems for blocks of several teams.
 OF_TEAMS = (
-    "one element", "rows of one element", "every alignment", "every array elsewhere", "two blocks for all",
+    "one element", "rows of one element", "every alignment", "each array misaligned differently", "two blocks for all",
     "one block for all", "in place", "no parameters", "16 bits", "a constant far from zero",
     "as many elements as the block holds, misaligned", "long rows",
 )  # fmt: skip
-#: Of blocks that put their sums together.
+#: Problems for blocks of a cluster that add up their sums of columns.
 OF_MERGED = (
-    "every alignment", "every array elsewhere", "in place", "no parameters", "16 bits", "whole packs",
+    "every alignment", "each array misaligned differently", "in place", "no parameters", "16 bits", "whole packs",
     "rows of one element", "an infinite mean",
 )  # fmt: skip
-#: What teams of slabs may do otherwise that have several warps, and lanes with several packs.
+#: Problems for teams of `grid` that have several warps, and several packs per lane.
 OF_WIDE_TEAMS = (
-    "slabs and a short one", "every alignment of slabs", "one block for all slabs", "slabs in place",
+    "slabs, the last one short", "every alignment of slabs", "one block for all slabs", "slabs in place",
     "slabs of 16 bits", "slabs of a constant far from zero",
 )  # fmt: skip
-#: Of the clusters whose blocks have several teams: rows of whole packs.
+#: Problems for clusters whose blocks have several teams. Rows consist of whole packs.
 CLUSTER_TEAMS: Named = {
     "teams with slices of whole sectors": {"shape": (5, 32)},
     "teams with slices, misaligned": {"shape": (21, 44), "shifts": SAME_OFF},
-    "teams with slices of arrays elsewhere": {"shape": (11, 28), "shifts": ALL_OFF},
+    "teams with slices, each array misaligned differently": {"shape": (11, 28), "shifts": ALL_OFF},
     "as many elements as a team of the cluster holds": {"shape": (9, 508), "shifts": SAME_OFF},
     "two clusters of teams for all": {"shape": (70, 40), "grid": 4},
     "one cluster of teams for all": {"shape": (45, 36), "grid": 2},
@@ -76,25 +77,25 @@ LAYER_SPLIT: Named = {
     "exactly a strip": {"shape": (3, 128)},
     "strips without parameters": {"shape": (3, 300), **NO_PARAMETERS},
     "strips in place": {"shape": (9, 130), "in_place": True},
-    "a strip that only misalignment makes": {"shape": (4, 126), "shifts": SAME_OFF},
+    "a strip that exists only because of misalignment": {"shape": (4, 126), "shifts": SAME_OFF},
     "more strips than threads": {"shape": (1, 8600)},
     "two blocks for long rows": {"shape": (9, 300), "grid": 2},
     "one block for rows of many strips": {"shape": (3, 4400), "grid": 1},
 }
-#: Of slabs of rows: so many of them, and KiB in which a block keeps rows.
+#: Problems for `grid`. slabs: number of slabs. smem_kib: KiB of shared memory in which a block keeps rows.
 LAYER_GRID: Named = {
     "one slab": {"shape": (5, 100), "slabs": 1},
-    "slabs and a short one": {"shape": (5, 300), "shifts": SAME_OFF},
+    "slabs, the last one short": {"shape": (5, 300), "shifts": SAME_OFF},
     "every alignment of slabs": {"shape": (21, 301), "shifts": SAME_OFF},
-    "rows of a team begin elsewhere each": {"shape": (21, 301), "shifts": SAME_OFF, "threads": 64},
-    "slabs of arrays elsewhere": {"shape": (11, 300), "shifts": ALL_OFF},
+    "rows of a team have different alignments": {"shape": (21, 301), "shifts": SAME_OFF, "threads": 64},
+    "slabs, each array misaligned differently": {"shape": (11, 300), "shifts": ALL_OFF},
     "as many elements as a team holds": {"shape": (9, 256), "slabs": 2},
     "as many elements as a team holds, misaligned": {"shape": (9, 256), "slabs": 2, "shifts": SAME_OFF},
     "fewer rows than teams": {"shape": (1, 203), "shifts": SAME_OFF},
     "more slabs than lanes, of a sector each": {"shape": (3, 320), "slabs": 40},
     "more rows than threads": {"shape": (133, 20)},
     "rows that are not kept": {"shape": (70, 100), "smem_kib": 40},
-    "rows that are not kept, nor any other": {"shape": (70, 100), "smem_kib": 32},
+    "no row is kept": {"shape": (70, 100), "smem_kib": 32},
     "rows that are not kept, misaligned": {"shape": (83, 101), "smem_kib": 40, "shifts": SAME_OFF},
     "two blocks for three slabs": {"shape": (9, 300), "grid": 2},
     "one block for all slabs": {"shape": (9, 301), "grid": 1, "shifts": SAME_OFF},
@@ -103,8 +104,8 @@ LAYER_GRID: Named = {
     "slabs in place, not kept": {"shape": (70, 101), "smem_kib": 32, "in_place": True, "grid": 2},
     "slabs of a constant far from zero": {"shape": (3, 300), **FAR},
     "slabs of a constant whose sum is infinite": {"shape": (9, 21), "constant": 3e38, "shifts": SAME_OFF},
-    "a slab of two elements of such a constant": {"shape": (9, 18), "constant": 3e38},
-    "as many slabs as have an order of their own": {"shape": (90, 320), "slabs": 40},
+    "a slab of two elements of a constant whose sum is infinite": {"shape": (9, 18), "constant": 3e38},
+    "more slabs than lanes, many rows": {"shape": (90, 320), "slabs": 40},
     "slabs without parameters": {"shape": (3, 300), **NO_PARAMETERS},
     "slabs of 16 bits": {"shape": (11, 301), "shifts": ALL_OFF, **MIXED},
     "an outlier first in a slab": {"shape": (3, 300), "outlier": (1, 0)},
@@ -123,7 +124,7 @@ def _grid_cases(op: str) -> Iterator[Case]:
     grid = dict(LAYER_GRID)
     if op.endswith("backward"):
         grid["slabs of an infinite mean"] = {"shape": (5, 300), **INFINITE}
-        grid["slabs, dx alone"] = grid["slabs and a short one"] | MASKS["dx alone"]
+        grid["slabs, dx alone"] = grid["slabs, the last one short"] | MASKS["dx alone"]
     yield from _made(op, "grid", grid, threads=128, lanes=32, packs_per_thread=1, slabs=3, smem_kib=64)
     wide = {f"teams of two warps: {label}": grid[label] for label in OF_WIDE_TEAMS}
     wide["teams of two warps: rows that are not kept, misaligned"] = {"shape": (131, 101), "shifts": SAME_OFF}

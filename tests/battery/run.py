@@ -1,4 +1,4 @@
-"""How the problem of a case is made, called and compared with the oracle, op by op. Cases are in case.py."""
+"""Make the arrays of a case, call its op, and compare the results with the oracle. case.py defines a case."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.support.tolerance import assert_within
 if TYPE_CHECKING:
     from tests.battery.case import Case
 
-#: Added to x: what is read or counted outside a slice then shows, where zeros would be as good as values about 0.
+#: Added to x. If x were around 0, zeros that a kernel reads or counts outside a slice would hardly change a result.
 OFFSET = 3.0
-#: An element that far is no shift for the others: relative to it their squares cancel.
+#: An outlier of this size is no valid shift for the other elements: their squares relative to it cancel.
 OUTLIER = 1e5
 
 
 def placed(values: np.ndarray, shift: int = 0, last: bool = False) -> np.ndarray:
-    """A copy in an allocation of its own, which ends where the array ends and starts `shift` elements before it.
+    """Copy into a new allocation that starts `shift` elements before the array and ends at its end.
 
-    ``last`` puts the second axis innermost. What stands before the array is NaN.
+    ``last`` puts the second axis innermost. The elements before the array are NaN.
     """
     inner = np.moveaxis(values, 1, -1) if last else values
     whole = np.empty(shift + values.size, values.dtype)
@@ -39,7 +39,7 @@ def placed(values: np.ndarray, shift: int = 0, last: bool = False) -> np.ndarray
 
 
 def emptied(shape: tuple[int, ...], dtype: Any, shift: int = 0, last: bool = False) -> np.ndarray:
-    """Memory for a result, full of NaN."""
+    """An array for a result, full of NaN."""
     return placed(np.full(shape, np.nan).astype(dtype), shift, last)
 
 
@@ -49,7 +49,7 @@ def _parameter(case: Case, given: str | None) -> str | None:
 
 
 def _moved(case: Case, made: Any) -> Any:
-    """The arrays, OFFSET further from 0, at their places; absent parameters are None."""
+    """The arrays with OFFSET added to x, and with the values and dtypes of the case. Absent parameters are None."""
     x = (made.x.astype(np.float64) + OFFSET).astype(made.x.dtype)
     if case.constant is not None:
         x[...] = case.constant
@@ -70,7 +70,7 @@ def _moved(case: Case, made: Any) -> Any:
 
 
 def _settled(case: Case, made: Any, last: bool = False) -> tuple[Any, np.ndarray]:
-    """Copies of the arrays at their places, which a kernel may spoil, and memory for what has the size of x."""
+    """Copies of the arrays with the shifts of the case, which a kernel may overwrite, and an array for y or dx."""
     if case.infinite:
         made.mean.flat[0] = -np.inf
     names = [name for name in vars(made) if isinstance(getattr(made, name), np.ndarray)]
@@ -81,7 +81,7 @@ def _settled(case: Case, made: Any, last: bool = False) -> tuple[Any, np.ndarray
 
 
 def _made(case: Case) -> Any:
-    """The arrays of a case before it moves them."""
+    """The arrays of a case, without the changes of `_moved`."""
     if case.op.startswith("group_norm"):
         formatted = "NHWC" if case.last else "NCHW"
         return problems.group_arrays(case.shape, case.groups, case.dtype, data_format=formatted)
@@ -101,7 +101,7 @@ def _run(case: Case, **options: Any) -> list[np.ndarray | None]:
         shape, dtype = made.result(case.op, name)
         outs.append(first if name in ("y", "dx") else emptied(shape, DTYPES[case.sums[index]] if case.sums else dtype))
     outs = [out if flag else None for out, flag in zip(outs, problems.wanted(case.op, flags), strict=True)]
-    # Only an activation asks a gradient's beta.
+    # A gradient needs beta only with an activation.
     arguments = {name: value for name, value in given.given(case.op).items() if name != "beta" or not backward}
     getattr(cunorm, case.op)(**arguments, **flags, out=tuple(outs) if len(outs) > 1 else outs[0], **options)
     made.check(case.op, tuple(outs))
@@ -116,7 +116,7 @@ def _gather(case: Case, **options: Any) -> list[np.ndarray | None]:
     invstds = placed((0.1 + random.random((world, C))).astype(DTYPES[case.dtype]), case.at("x"))
     counts = placed(random.integers(1, 1000, world))
     if world > 1:
-        counts[1], means[1] = 0, np.nan  # a rank that is absent, whatever it holds
+        counts[1], means[1] = 0, np.nan  # an absent rank, whose values must not matter
     outs = [emptied((C,), sums) for _ in range(2)]
     running = [placed(np.full(C, v).astype(DTYPES[one])) for v, one in zip((1, 2), case.sums, strict=False)]
     kept = dict(zip(("running_mean", "running_var"), (a.astype(np.float64) for a in running), strict=False))
@@ -129,5 +129,5 @@ def _gather(case: Case, **options: Any) -> list[np.ndarray | None]:
     return [*outs, *running]
 
 
-#: By op: what runs a case, with the options of the call, and returns the results.
+#: Function per op: (case, options of the call) -> the results.
 RUNS = {op: _gather if op == "batch_norm_gather_stats" else _run for op in OPS}

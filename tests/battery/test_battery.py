@@ -1,4 +1,4 @@
-"""The battery of hostile problems: right, the same bits in every order of threads; nothing is without cases."""
+"""Run the battery of hostile problems: results are correct and bitwise equal in every order of threads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.st
 
 
 @pytest.mark.parametrize(("op", "strategy"), STRATEGIES, ids=[f"{op}-{strategy}" for op, strategy in STRATEGIES])
-def test_every_order_gives_the_right_and_the_same_bits(
+def test_results_are_correct_and_bitwise_equal_in_every_order(
     op: str, strategy: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
-    """Two orders; with --long all of them."""
+    """Two orders of threads; with --long all of ORDERS."""
     orders = ORDERS if pytestconfig.getoption("--long") else ORDERS[::2]
     found = battery.cases(op, strategy)
-    assert found, f"{op}, strategy {strategy}: no cases in cases.py"
+    assert found, f"cases.py has no case for strategy {strategy} of {op}"
     for case in found:
         seen = set()
         for order in orders:
@@ -35,23 +35,23 @@ def test_every_order_gives_the_right_and_the_same_bits(
             except AssertionError as error:
                 raise AssertionError(f"{case}, {order}: {error}") from None
             seen.add(tuple(b"" if a is None else a.tobytes() for a in results))
-        assert len(seen) == 1, f"{case}: {len(seen)} different results of {len(orders)} orders"
+        assert len(seen) == 1, f"{case}: {len(seen)} different results in {len(orders)} orders of threads"
 
 
 def test_every_kernel_file_is_reached() -> None:
-    """By a case, or by a test kernel where no kernel of the library uses it yet."""
+    """A case reaches it, or a test kernel, if no kernel of the library uses it yet."""
     forget()
     files = set(kernel_files())
     assert files == {file for file in files if mutation.checks_of(file)}
     assert {name for name in files if name.endswith(".cu")} <= frozenset().union(*mutation.files_of_cases())
 
 
-def test_cases_are_told_apart_by_their_labels() -> None:
+def test_labels_of_cases_are_unique() -> None:
     names = [f"{case} {dict(case.tile)}" for case in battery.CASES]
     assert len(names) == len(set(names))
 
 
-def test_a_grid_is_as_small_as_asked() -> None:
+def test_a_case_with_a_grid_launches_exactly_that_many_blocks() -> None:
     limited = [case for case in battery.CASES if case.grid is not None]
     assert {(case.op, case.strategy) for case in limited} == set(STRATEGIES)
     for case in limited:

@@ -144,7 +144,7 @@ def test_a_library_that_does_not_load(tmp_path: Path) -> None:
     ("op", "strategy", "labels"),
     [
         ("layer_norm", "block", ["long rows"]),
-        ("group_norm_backward", "warp", ["one channel a group, misaligned"]),
+        ("group_norm_backward", "warp", ["one channel per group, misaligned"]),
         ("batch_norm_stats", "split", ["one block for all"]),
     ],
 )

@@ -1,8 +1,8 @@
-"""Which checks and kernels reach which mutants: `python -m tests.mutation.coverage FOLDER COUNT CHECK...` runs probes.
+"""Find the checks and kernels that reach each mutant: `python -m tests.mutation.coverage FOLDER COUNT CHECK...`.
 
-Where a mutant would be, the original with a probe in front notes that it was there. A check whose run never comes by
-cannot tell the mutant from the original, so it need not run, nor need a kernel that never comes by be built anew: that
-is most checks and kernels for most lines of a shared header.
+The original code of each mutant gets a probe, which records that the code ran. A check that never runs this code cannot
+distinguish the mutant from the original, so it need not run on the mutant. A kernel that never runs this code need not
+be built from the mutant. For most lines of a shared header, this excludes most checks and kernels.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ unsigned char {PROBES}[%d];
 
 
 def with_probes(text: str, sites: Sequence[tuple[int, Mutant]], count: int) -> str:
-    """The text of a file in which every mutant's original notes that it runs; sites are numbered among `count`."""
+    """The text of a file with a probe at the original code of each mutant. Sites are numbered from 0 to count - 1."""
     edits = []
     for site, one in sites:
         statement = one.new == ";"
         opening, closing = ("{ CUNORM_PROBE(%d); ", " }") if statement else ("(CUNORM_PROBE(%d), (", "))")
-        # What encloses another opens before it and closes behind it.
+        # An enclosing site opens before the site inside it and closes after it.
         edits += [(one.start, 1, -one.end, opening % site), (one.end, 0, -one.start, closing)]
     for at, _, _, new in sorted(edits, reverse=True):
         text = text[:at] + new + text[at:]
@@ -47,9 +47,9 @@ def with_probes(text: str, sites: Sequence[tuple[int, Mutant]], count: int) -> s
 def reached(
     found: Sequence[Mutant], folders: Mapping[str, Path], checks: Iterable[str]
 ) -> dict[Mutant, dict[str, list[str]]]:
-    """For each mutant the checks that come by it, and the kernels in which each does.
+    """For each mutant, the checks that reach it, and the kernels in which each check does.
 
-    ``folders``: the copy's folders, and what they are copies of.
+    ``folders`` maps the names of the folders of the copy to the folders that are copied.
     """
     spans = list(dict.fromkeys((one.file, one.start, one.end) for one in found))
     first = {span: one for one in reversed(found) for span in [(one.file, one.start, one.end)]}
@@ -87,7 +87,7 @@ def main(folder: Path, count: int, checks: Sequence[str]) -> None:
     hits: dict[str, set[int]] = {}
 
     def launch(kernel: Any, *arguments: Any, **named: Any) -> None:
-        # The kernels of a text share a build, and its probes.
+        # The kernels of a source share a build and its probes.
         probes = (ctypes.c_ubyte * count).in_dll(ctypes.CDLL(str(kernel.path)), PROBES)
         ctypes.memset(probes, 0, count)
         real(kernel, *arguments, **named)

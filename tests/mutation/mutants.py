@@ -1,8 +1,8 @@
-"""Finds what can be taken out of a CUDA text without its ceasing to compile: barriers, bounds guards, parity flips.
+"""Find mutants of a CUDA source that still compile: removed barriers, bounds guards and parity flips.
 
-No parser: the text is blanked where nothing may be touched (comments, strings, preprocessor lines, what is not compiled
-for the CPU), so that offsets and lines stay, and the rest is searched with a few regular expressions. They count on
-clang-format's spacing: a comparison has a space on either side, the angle bracket of a template has not.
+There is no parser. Text that must not change is replaced by spaces (comments, strings, preprocessor lines, code that is
+not compiled for the CPU), so that offsets and line numbers stay valid. A few regular expressions search the rest. They
+rely on clang-format's spacing: a comparison has a space on either side, the angle bracket of a template has none.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: barrier: a statement that waits, announces or orders is left out. guard: a comparison that keeps an index in its
-#: range is made true, or false where it decides on leaving early; a loop goes one further. owner: what one thread of
-#: many does, all do. parity: what turns with every use stays.
+#: barrier: remove a statement that waits, signals or orders. guard: replace a comparison that keeps an index in range
+#: by true, or by false if the branch leaves early; let a loop run one iteration further. owner: let all threads do the
+#: work of one thread. parity: keep a value that flips with every use.
 KINDS = ("barrier", "guard", "owner", "parity")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One replacement in one file. Its key holds while other lines of the file change."""
+    """One replacement in one file. Its key stays valid while other lines of the file change."""
 
     file: str
     line: int
     kind: str
     source: str  # the line, stripped
-    nth: int  # among those of the same kind in lines of that text, from 0
+    nth: int  # index from 0 among the mutants of this kind in lines with this text
     start: int
     end: int
     old: str
@@ -34,12 +34,12 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What names it in a table of survivors."""
+        """Key of the mutant in the table of survivors."""
         return self.file, self.source, self.kind, self.nth
 
     @property
     def change(self) -> str:
-        """What is replaced, for people, on one line."""
+        """Description of the replacement on one line, for reports."""
         old, new = (" ".join(text.split()) for text in (self.old, self.new))
         return f"{old} -> {new or 'nothing'}"
 
@@ -49,7 +49,7 @@ class Mutant:
         return text[: self.start] + self.new + text[self.end :]
 
 
-# ---- what may be touched --------------------------------------------------------------------------------------------
+# ---- text that may change -------------------------------------------------------------------------------------------
 
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 
@@ -59,14 +59,14 @@ def _spaces(text: str) -> str:
 
 
 def blanked(text: str) -> str:
-    """The text with spaces for what may not be touched."""
+    """The text, with spaces in place of all code that must not change."""
     text = _COMMENT_OR_STRING.sub(lambda found: _spaces(found[0]), text)
     lines, active, continued = [], [True], False
     for line in text.split("\n"):
         directive = line.lstrip().startswith("#")
         if directive and (words := line.replace("#", " ", 1).split()):
             if words[0] in ("if", "ifdef", "ifndef"):
-                # What is behind #ifndef CUNORM_CPU, or the #else of an #ifdef, is never compiled here.
+                # Code after #ifndef CUNORM_CPU, or in the #else of an #ifdef, is never compiled for the CPU.
                 active.append(active[-1] and words[:2] != ["ifndef", "CUNORM_CPU"])
             elif words[0] in ("else", "elif"):
                 active[-1] = active[-2] and not active[-1]
@@ -80,7 +80,7 @@ def blanked(text: str) -> str:
 # ---- barriers and parities ------------------------------------------------------------------------------------------
 
 _WAITS = r"(?:__sync(?:threads|warp)\w*|__threadfence\w*|\w*(?:barrier|wait|fence|arrive|commit|release)\w*)"
-#: A call as a whole statement: behind the end of another, a brace, or the closing parenthesis of an if or a loop.
+#: A call that is a whole statement: it follows a semicolon, a brace, or the closing parenthesis of an if or a loop.
 _BARRIER = re.compile(
     rf"(?<=[;{{}})])(\s*)((?:[\w:\[\]]+(?:\.|->|::))*{_WAITS}(?:<[^<>;]*>)?\((?:[^();]|\([^()]*\))*\);)"
 )
@@ -106,13 +106,13 @@ def _plain(text: str) -> Iterator[tuple[str, int, int, str]]:
 # ---- guards ---------------------------------------------------------------------------------------------------------
 
 _COMPARISON = re.compile(r"(?<=\s)(<=|>=|<|>|==|!=)(?=\s)")
-#: A condition that is no comparison: a predicate of the kernels that says whether an element, lane or row exists.
+#: A condition that is no comparison: a predicate of the kernels for whether an element, lane or row exists.
 _PREDICATE = re.compile(
     r"(?<=[(;=&|,!])\s*!?((?:[\w:]+(?:\.|::))*\b(?:holds|held|has|live|uses?|full|wanted)\b(?:\((?:[^()]|\([^()]*\))*\))?)"
     r"(?=\)| &&| \|\|| \?|;)"
 )
 _OPEN, _CLOSE = "([{", ")]}"
-#: Loops to these run over arrays in registers, and are unrolled: where one goes further the compiler drops it.
+#: Upper bounds of unrolled loops over arrays in registers. The compiler drops an additional iteration.
 _IN_REGISTERS = {
     *(
         "pack_size",
@@ -126,11 +126,11 @@ _IN_REGISTERS = {
     ),
     "sweep_t::slots",
 }
-#: Comparisons of values, not of indices: floating-point constants, bit patterns, and the names that values have.
+#: Comparisons of values, not of indices: with floating-point constants, bit patterns, or names of values.
 _VALUES = re.compile(
     r"\d\.\d|acc_t\(|0x[0-9a-f]|sizeof|^(?:a < b|high < c|low < below|value < 0|whole [<>] kept|magnitude\b.*)$"
 )
-#: Comparisons that the compiler decides: of the tile's constants and of template parameters.
+#: Comparisons that the compiler decides: between constants of the tile and template parameters.
 _CONSTANT = re.compile(
     r"^(?:Tile::\w+|lanes|blocks|merged|scratch_size|team\.count|(?:sweep|kept)_t::\w+|blocks>::count) "
     r"(?:[<>]=?|==) (?:\d+|warp_size)$(?<!lanes < warp_size)"
@@ -140,7 +140,7 @@ _ALIGNMENT = re.compile(r"misalignment\(.*\) == 0$|% pack_size == 0$")
 
 
 def _left(text: str, at: int, stops: tuple[str, ...]) -> int:
-    """Where the operand that ends at ``at`` starts: behind a stop or an open bracket at its own depth."""
+    """Start of the operand that ends at ``at``: it follows a stop or an open bracket at its own depth."""
     depth = 0
     while at > 0:
         char = text[at - 1]
@@ -164,7 +164,7 @@ def _left(text: str, at: int, stops: tuple[str, ...]) -> int:
 
 
 def _right(text: str, at: int, stops: tuple[str, ...]) -> int:
-    """Where the operand that starts at ``at`` ends."""
+    """End of the operand that starts at ``at``."""
     depth = 0
     while at < len(text):
         char = text[at]
@@ -185,10 +185,10 @@ def _right(text: str, at: int, stops: tuple[str, ...]) -> int:
 
 @dataclass(frozen=True)
 class _Context:
-    """Where a condition stands: "loop", "if", "choice" (before a question mark) or "value"."""
+    """The statement that uses a condition: "loop", "if", "choice" (before a question mark) or "value"."""
 
     kind: str
-    leaves: bool = False  # an if whose branch is an early continue, break or return without a value
+    leaves: bool = False  # the branch of the if is an early continue, break or return without a value
 
 
 def _context(text: str, start: int, end: int) -> _Context:
@@ -197,7 +197,7 @@ def _context(text: str, start: int, end: int) -> _Context:
     if text[after : after + 1] == "?":
         return _Context("choice")
     outer = _left(text, whole, ())
-    while outer > 0 and text[outer - 1] == "=":  # a for's first part has an assignment
+    while outer > 0 and text[outer - 1] == "=":  # the first part of a for contains an assignment
         outer = _left(text, outer - 1, ())
     head = re.search(r"\b(if|while|for)(?: constexpr)? ?\($", text[:outer])
     if head is None:
@@ -208,7 +208,7 @@ def _context(text: str, start: int, end: int) -> _Context:
         return _Context("loop")
     branch = text[_right(text, outer, ()) + 1 :]
     if re.match(r"\s*\{?\s*return\s+\w", branch):
-        return _Context("choice")  # of two values
+        return _Context("choice")  # between two returned values
     return _Context("if", re.match(r"\s*\{?\s*(?:continue|break|return)\b", branch) is not None)
 
 
@@ -219,7 +219,7 @@ def _replacements(context: _Context, condition: str, operator: str | None) -> li
         return [("guard", gone)]
     left, right = (side.strip() for side in re.split(rf"\s{re.escape(operator)}\s", condition, maxsplit=1))
     if operator in ("==", "!="):
-        exists = "true" if operator == "!=" else "false"  # the side for arrays that are there is always taken
+        exists = "true" if operator == "!=" else "false"  # always take the branch for arrays that are not null
         if right == "nullptr" and context.kind in ("if", "choice"):
             return [("guard", exists)] if context.kind == "choice" or context.leaves == (exists == "false") else []
         if _OWNER.search(condition):
@@ -251,7 +251,7 @@ def _guards(text: str) -> Iterator[tuple[str, int, int, str]]:
             re.match(r"(?:static )?constexpr|static_assert|template|if constexpr", one) for one in (line, head)
         )
         if decided or _VALUES.search(condition) or _CONSTANT.search(condition):
-            continue  # what the compiler decides is no guard of a running kernel
+            continue  # a comparison that the compiler decides guards nothing in a running kernel
         context = _context(text, start, end)
         if operator is None and context.kind == "value":
             continue

@@ -1,8 +1,8 @@
-"""Takes barriers, bounds guards and parity flips out of the kernels, one at a time, and requires that a check fails.
+"""Remove barriers, bounds guards and parity flips from the kernels, one at a time, and require that a check fails.
 
-``python tests/mutation/run.py [--only FILE]... [--list] [--jobs N]``. What is taken out is said in mutants.py, the
-checks are the cases of tests/battery that run the file, and for test kernels the functions of kernel_checks.py. A
-mutant that all checks pass has to be in SURVIVORS with the reason why nothing could tell it from the original.
+``python tests/mutation/run.py [--only FILE]... [--list] [--jobs N]``. See mutants.py for the removed code. The checks
+are the cases of tests/battery that run the file, and the functions of kernel_checks.py for test kernels. A mutant that
+passes all checks must be in SURVIVORS, with the reason why no check can distinguish it from the original.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from tests.mutation.survivors import SURVIVORS
 from tests.support.paths import KERNELS as TEST_KERNELS
 from tests.support.paths import environment
 
-#: How a process ends by its own fault; SIGTERM and SIGKILL come from outside, and say nothing about a mutant.
+#: Signals that end a process by its own fault. SIGTERM and SIGKILL come from outside and prove nothing about a mutant.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 
 
-# ---- mutants and what checks them -----------------------------------------------------------------------------------
+# ---- mutants and their checks ---------------------------------------------------------------------------------------
 
 
 @cache
 def checked_kernels() -> tuple[str, ...]:
-    """The test kernels that kernel_checks.py has a check for."""
+    """File names of the test kernels for which kernel_checks.py has a check."""
     return tuple(sorted(p.name for p in TEST_KERNELS.glob("*.cu") if p.stem in CHECKS))
 
 
 def all_mutants(only: Sequence[str] = ()) -> list[Mutant]:
-    """Every mutant, by file and line; of test kernels the file is named with its folder."""
+    """All mutants, sorted by file and line. The file name of a test kernel includes its folder."""
     paths = {file: sources.folder() / file for file in kernel_files()}
     paths |= {f"kernels/{name}": TEST_KERNELS / name for name in checked_kernels()}
     unknown = [name for name in only if name not in paths]
@@ -57,13 +57,13 @@ def all_mutants(only: Sequence[str] = ()) -> list[Mutant]:
 
 @cache
 def files_of_cases() -> tuple[frozenset[str], ...]:
-    """The files that each case of the battery runs: a plan for every case, and it is asked for every file."""
+    """The files that each case of the battery runs. Cached, because it needs a plan per case and is used per file."""
     return tuple(case.files for case in battery.CASES)
 
 
 @cache
 def checks_of(file: str) -> tuple[str, ...]:
-    """What runs a file: names of checks, for worker.py."""
+    """Names of the checks that run a file, in the form that worker.py takes."""
     if file.startswith("kernels/"):
         return (f"kernel:{file.removeprefix('kernels/')}",)
     found = [f"case:{index}" for index, files in enumerate(files_of_cases()) if file in files]
@@ -75,7 +75,7 @@ def checks_of(file: str) -> tuple[str, ...]:
 
 
 def named(check: str) -> str:
-    """A check's name for people."""
+    """Readable name of a check."""
     what, _, which = check.partition(":")
     return str(battery.CASES[int(which)]) if what == "case" else which
 
@@ -85,7 +85,7 @@ def named(check: str) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: "killed", "survived" or "stillborn"; by which check, and how."""
+    """A mutant's state: "killed", "survived" or "stillborn" (does not compile), the check that killed it, and how."""
 
     mutant: Mutant
     state: str
@@ -99,7 +99,7 @@ class Outcome:
 
 
 def _prepare(folder: Path, mutant: Mutant) -> None:
-    """A copy of the kernels with one replacement, and a cache that starts with the builds of the originals."""
+    """Copy the kernels with one replacement, and create a cache that already contains the builds of the originals."""
     shutil.copytree(sources.folder(), folder / "kernels_cu")
     shutil.copytree(TEST_KERNELS, folder / "kernels")
     path = folder / (mutant.file if mutant.file.startswith("kernels/") else f"kernels_cu/{mutant.file}")
@@ -109,12 +109,12 @@ def _prepare(folder: Path, mutant: Mutant) -> None:
     kept.mkdir(0o700)
     there = settings.cache_dir() / "cpu"
     for build in there.iterdir() if there.is_dir() else ():
-        if not build.name.startswith("."):  # one that is not finished
+        if not build.name.startswith("."):  # an unfinished build starts with a dot
             (kept / build.name).symlink_to(build.resolve())
 
 
 def run_mutant(mutant: Mutant, checks: Iterable[str], kernels: Iterable[str] = ("*",)) -> Outcome:
-    """Run checks until one fails, in a process of its own; only those kernels are built from the mutant."""
+    """Run checks in a separate process until one fails. Only `kernels` are built from the mutant ("*": all)."""
     with tempfile.TemporaryDirectory(prefix="cunorm-mutant-") as name:
         folder = Path(name)
         _prepare(folder, mutant)
@@ -141,7 +141,7 @@ def run_mutant(mutant: Mutant, checks: Iterable[str], kernels: Iterable[str] = (
 
 
 def run_all(found: Sequence[Mutant], jobs: int) -> list[Outcome]:
-    """Run every mutant on the checks that reach it. The one that killed the last mutant of a file goes first."""
+    """Run every mutant on the checks that reach it, first those that killed the latest mutants of the same file."""
     from tqdm import tqdm
 
     everything = all_mutants()
@@ -168,18 +168,18 @@ def run_all(found: Sequence[Mutant], jobs: int) -> list[Outcome]:
         return list(tqdm(pool.map(run, found), total=len(found), unit="mutant"))
 
 
-# ---- the judgement --------------------------------------------------------------------------------------------------
+# ---- errors and report ----------------------------------------------------------------------------------------------
 
 
 def judge(outcomes: Sequence[Outcome]) -> list[str]:
-    """What is wrong: survivors without a reason, reasons for mutants that do not survive, texts that do not compile."""
+    """Errors: survivors without a reason, reasons for mutants that do not survive, mutants that do not compile."""
     wrong = []
     survived = {one.mutant.key for one in outcomes if one.state == "survived"}
     for one in outcomes:
         if one.state == "survived" and one.mutant.key not in SURVIVORS:
             wrong.append(f"survives without a reason: {one}")
         if one.state == "stillborn":
-            wrong.append(f"does not compile, so that nothing was tried (mend mutants.py): {one}")
+            wrong.append(f"does not compile, so no check ran (correct mutants.py): {one}")
     files = {one.mutant.file for one in outcomes}
     for key in SURVIVORS:
         if key[0] in files and key not in survived:
@@ -188,7 +188,7 @@ def judge(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def report(outcomes: Sequence[Outcome]) -> None:
-    """Every mutant on a line, those that live last, and the numbers."""
+    """Print a line per mutant, survivors last, and the counts."""
     states = ("killed", "stillborn", "survived")
     for state in states:
         for one in outcomes:
@@ -201,11 +201,13 @@ def report(outcomes: Sequence[Outcome]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 1 if anything is wrong."""
+    """Run the command line. Return 1 if there are errors, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", default=[], metavar="FILE", help="mutants of this file alone")
-    parser.add_argument("--list", action="store_true", help="list the mutants, run nothing")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes side by side")
+    parser.add_argument("--only", action="append", default=[], metavar="FILE", help="only the mutants of this file")
+    parser.add_argument("--list", action="store_true", help="list the mutants and run no check")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="number of parallel processes"
+    )
     asked = parser.parse_args(arguments)
     found = all_mutants(asked.only)
     if asked.list:

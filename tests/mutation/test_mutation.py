@@ -1,4 +1,4 @@
-"""What mutants.py finds in a text, that real mutants are killed in the way that is expected, and the whole run."""
+"""Test the mutants that mutants.py finds, the outcomes of some real mutants, and the whole run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def changes(text: str, kind: str | None = None) -> list[str]:
     ("{ while (load_acquire(flags + (mine - 1)) == 0) {\n} }", [
         "while (load_acquire(flags + (mine - 1)) == 0) { } -> ;"
     ]),
-    ("void wait(int phase);\nint x = wait(1);\nawaited;", []),  # a declaration, a value, no call
+    ("void wait(int phase);\nint x = wait(1);\nawaited;", []),  # a declaration, a used value, no call
 ], ids=str)  # fmt: skip
 def test_barriers(text: str, expected: list[str]) -> None:
     assert changes(text) == expected
@@ -75,7 +75,7 @@ def test_owners_and_parities() -> None:
     assert changes("((magnitude >> 13) & 1u); a = 2 - a; b = 1 - a;", "parity") == []
 
 
-def test_what_is_not_compiled_is_left_alone() -> None:
+def test_text_that_is_not_compiled_has_no_mutants() -> None:
     text = """// if (a < b) __syncthreads();
 /* {; __syncthreads(); a = b < c ? 1 : 2;
 */ const char* s = "; __syncthreads(); a < b";
@@ -98,7 +98,7 @@ def test_what_is_not_compiled_is_left_alone() -> None:
     assert [len(line) for line in blanked(text).split("\n")] == [len(line) for line in text.split("\n")]
 
 
-def test_a_mutant_is_one_replacement_and_has_a_name_of_its_own() -> None:
+def test_a_mutant_is_one_replacement_and_has_a_unique_key() -> None:
     text = "a;\n    if (i < n && j < n) { f(); }\n    if (i < n && j < n) { f(); }\n"
     found = mutants("a.cu", text)
     assert [(one.line, one.nth) for one in found] == [(2, 0), (2, 1), (3, 2), (3, 3)]
@@ -108,7 +108,7 @@ def test_a_mutant_is_one_replacement_and_has_a_name_of_its_own() -> None:
         found[2].applied(text[1:])
 
 
-def test_every_mutant_of_the_kernels_is_another_text() -> None:
+def test_every_mutant_of_the_kernels_changes_the_text() -> None:
     found = mutation.all_mutants()
     assert {one.kind for one in found} == set(KINDS)
     assert len({one.key for one in found}) == len(found) > 300
@@ -118,7 +118,7 @@ def test_every_mutant_of_the_kernels_is_another_text() -> None:
             assert one.applied(text) != text
 
 
-def test_probes_stand_in_front_of_what_they_watch() -> None:
+def test_probes_precede_the_code_that_they_watch() -> None:
     text = "{ __syncthreads(); if (i < n) { } }"
     sites = list(enumerate(mutants("a.cu", text)))
     assert with_probes(text, sites, 2).endswith(
@@ -126,7 +126,7 @@ def test_probes_stand_in_front_of_what_they_watch() -> None:
     )
 
 
-def test_the_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judge_reports_each_kind_of_error(monkeypatch: pytest.MonkeyPatch) -> None:
     known, new, dead = mutants("a.cu", "if (i < n) { } if (j < n) { } if (k < n) { }")
     monkeypatch.setattr(mutation, "SURVIVORS", {known.key: "why", dead.key: "why", ("b.cu", "x", "guard", 0): "why"})
     outcomes = [mutation.Outcome(known, "survived"), mutation.Outcome(dead, "killed", "kernel:a.cu", "hangs")]
@@ -135,15 +135,15 @@ def test_the_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mutation.judge([*outcomes, mutation.Outcome(new, "survived")])[0].startswith("survives without a reason")
 
 
-def test_every_reason_is_one_of_a_mutant_that_is_there() -> None:
+def test_every_reason_belongs_to_an_existing_mutant() -> None:
     assert set(SURVIVORS) <= {mutant.key for mutant in mutation.all_mutants()}
 
 
 # ---- real mutants ---------------------------------------------------------------------------------------------------
 
-#: The file, the start of the line, kind, which of those; and a case that kills it.
+#: File, start of the line, kind, index among the mutants of such lines, and a case that kills the mutant.
 REAL = [
-    ("group_norm/forward_slab.cuh", "__syncthreads();", "barrier", 2, "group_norm-block: one part a channel"),
+    ("group_norm/forward_slab.cuh", "__syncthreads();", "barrier", 2, "group_norm-block: one part per channel"),
     ("partition/team.cuh", "slot = 1 - slot;", "parity", 0, "layer_norm-block: long rows"),
     ("partition/work_queue.cuh", "__syncthreads();", "barrier", 0, "group_norm-grid: two blocks"),
     (
@@ -171,21 +171,21 @@ REAL = [
 
 
 def real(file: str, start: str, kind: str, nth: int, named: str) -> tuple[Mutant, str]:
-    """A mutant, and the check that kills it."""
+    """The mutant, and the check that kills it."""
     found = [one for one in mutation.all_mutants([file]) if one.kind == kind and one.source.startswith(start)]
     return found[nth], next(check for check in mutation.checks_of(file) if mutation.named(check) == named)
 
 
 @pytest.mark.parametrize("which", REAL, ids=[f"{one[0]}-{one[2]}" for one in REAL])
 def test_a_real_mutant_is_killed(which: tuple[str, str, str, int, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUNORM_CPU_BUILD", "plain")  # which is built sooner
+    monkeypatch.setenv("CUNORM_CPU_BUILD", "plain")  # compiles faster
     mutant, check = real(*which)
     outcome = mutation.run_mutant(mutant, [check])
     assert outcome.state == "killed", outcome
     assert outcome.check == check
 
 
-def test_the_original_survives_all_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_original_survives_the_checks_that_kill_real_mutants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", "plain")
     found = [real(*which) for which in REAL]
     same = Mutant(**{**vars(found[0][0]), "new": found[0][0].old})

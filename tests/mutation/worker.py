@@ -1,11 +1,12 @@
-"""Runs checks on one mutant, in a process of its own: `python -m tests.mutation.worker FOLDER ENTRIES CHECK...`.
+"""Run checks on one mutant in a separate process: `python -m tests.mutation.worker FOLDER ENTRIES CHECK...`.
 
-ENTRIES are the kernels that are compiled from FOLDER, with commas between them, or * for all: where the mutant never
-runs, the original does, which has been built before.
+ENTRIES are the kernels that are compiled from FOLDER, separated by commas, or * for all. Kernels that never run the
+mutated code are compiled from the original sources, which usually have been built before.
 
-A check is ``case:INDEX``, of battery.CASES, or ``kernel:FILE``, a test kernel that kernel_checks.py knows. Says on its
-standard output which check it is at, then what became of the mutant. A kernel that never ends is ended by a timer of
-processor time, which a busy machine does not hurry, nor does a compiler, being another process.
+A check is ``case:INDEX``, an index into battery.CASES, or ``kernel:FILE``, a test kernel with a check in
+kernel_checks.py. The standard output names each check when it starts, and then the outcome of the mutant. A timer of
+processor time ends a kernel that never ends. Neither the load of the machine nor the compiler, which is another
+process, counts towards this time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SECONDS = 10  # of processor time, for one check in one order
 
 
 def run(check: str, kernels: Path) -> bytes:
-    """Run one check; what must be the same in every order."""
+    """Run one check and return the bytes that must be equal in every order of threads."""
     what, _, which = check.partition(":")
     if what == "case":
         from tests.battery import cases as battery
@@ -35,7 +36,7 @@ def run(check: str, kernels: Path) -> bytes:
 
 
 def use(folder: Path, entries: str) -> None:
-    """Take the texts of those kernels from the folder."""
+    """Read the sources of those kernels from the folder."""
     from cunorm.jit import sources
     from cunorm.runtime import plans
 
@@ -61,7 +62,7 @@ def main(folder: Path, entries: str, checks: list[str]) -> None:
     from tests.battery.case import ORDERS
 
     use(folder, entries)
-    # What the plain build shows need not wait for the checked one, which takes several times as long to compile.
+    # The plain build comes first, because the checked build takes several times as long to compile.
     last = os.environ["CUNORM_CPU_BUILD"]
     for build, check in itertools.product(dict.fromkeys(("plain", last)), checks):
         print(f"at {check}", flush=True)
@@ -73,7 +74,7 @@ def main(folder: Path, entries: str, checks: list[str]) -> None:
             try:
                 results.add(run(check, folder / "kernels"))
             except CompileError as error:
-                if "does not compile" not in str(error):  # a full disk, say, is nothing about the mutant
+                if "does not compile" not in str(error):  # a full disk, for example, proves nothing about the mutant
                     raise
                 print("stillborn", " ".join(str(error).split()))
                 return

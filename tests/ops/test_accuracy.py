@@ -1,4 +1,4 @@
-"""How exact statistics are, strategy by strategy, beside NumPy's pairwise float32; and the page that says so."""
+"""Accuracy of each strategy's statistics, compared with NumPy's pairwise float32; and the page that reports it."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ FORWARDS = [("group_norm", "NCHW"), ("group_norm", "NHWC"), ("layer_norm", "NCHW
             ("batch_norm_stats", "NHWC")]  # fmt: skip
 STRATEGIES = [(op, layout, name) for op, layout in FORWARDS for name in OPS[op].strategies]
 STATISTICS = ("mean", "rstd", "invstd")
-#: Slices of each kind that strategies work on, and that NumPy's largest error is taken from.
+#: Number of slices of each kind, for strategies (FEW) and for NumPy's largest error (MANY).
 FEW, MANY = 2, 48
-#: A width of elements whose squares have sums beyond float32.
+#: A width of elements whose sums of squares exceed float32.
 LARGE = 1e20
 
 
 @pytest.fixture(scope="module")
 def accuracy() -> Iterator[ModuleType]:
-    """benchmarks/accuracy.py, which has modules beside it."""
+    """The module benchmarks/accuracy.py, which imports modules beside it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "benchmarks")
         yield importlib.import_module("accuracy")
 
 
 def turns(problem: Any, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """What of the values of all slices belongs to each kind."""
+    """For each kind, its name and the values of its slices."""
     flat = values.reshape(slices_of(problem), -1)
     for turn, kind in enumerate(KINDS):
         yield kind, flat[turn :: len(KINDS)]
 
 
 def goal() -> float:
-    """How many times as far off as NumPy a statistic may be; beside accuracy.py, which the fixture imports."""
+    """Largest allowed ratio of a statistic's error to NumPy's. The module is beside accuracy.py, see the fixture."""
     return float(sys.modules["accuracy_page"].GOAL)
 
 
 @functools.cache
 def of_numpy(op: str, dtype: str, length: int) -> dict[tuple[str, str], float]:
-    """NumPy's largest error of each statistic on each kind of slice, or what rounding the statistic once costs."""
+    """NumPy's largest error of each statistic per kind of slice, at least the error of rounding the statistic once."""
     accuracy = sys.modules["accuracy"]
-    every = 2 * len(KINDS)  # GroupNorm has them in groups of two
-    slices = min(MANY * len(KINDS), WHOLE // length) // every * every  # all of which the oracle looks at
+    every = 2 * len(KINDS)  # in GroupNorm, a sample has two groups
+    slices = min(MANY * len(KINDS), WHOLE // length) // every * every  # the oracle checks all of them
     problem = accuracy.problem_of(op, "NCHW", dtype, length, slices)
     found: dict[tuple[str, str], float] = {}
     for turn in range(1, 1 + ceil_div(MANY * len(KINDS), slices)):
-        given = inputs_of(problem, turn * len(KINDS), kinds=tuple(KINDS))  # other values, the same kinds in turn
+        given = inputs_of(problem, turn * len(KINDS), kinds=tuple(KINDS))  # new values, the same order of kinds
         came = accuracy.numpy_results(problem, given)
         for one in expected(problem, given):
             if one.name in STATISTICS:
@@ -76,7 +76,7 @@ def of_numpy(op: str, dtype: str, length: int) -> dict[tuple[str, str], float]:
 
 
 def runs(problem: Problem, strategy: str, given: Inputs) -> Iterator[tuple[Tile, Inputs]]:
-    """The results of a strategy's default tile, and of the one of the longest chains; none where it is refused."""
+    """Results of a strategy's default tile and of its tile with the longest chains. None if all tiles are illegal."""
     named, device = OPS[problem.op].strategies[strategy], known("H200")
     if not any(costmodel.legal(problem, [named], device)):
         return
@@ -86,7 +86,7 @@ def runs(problem: Problem, strategy: str, given: Inputs) -> Iterator[tuple[Tile,
 
 
 def check(op: str, layout: str, strategy: str, dtype: str, length: int) -> int:
-    """Both tiles of a strategy on every kind; how many tiles there were."""
+    """Check both tiles of a strategy on every kind of slice, and return the number of tiles."""
     accuracy = sys.modules["accuracy"]
     problem = accuracy.problem_of(op, layout, dtype, length, FEW * len(KINDS))
     given = inputs_of(problem, 0, kinds=tuple(KINDS))
@@ -104,10 +104,10 @@ def check(op: str, layout: str, strategy: str, dtype: str, length: int) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("op", "layout", "strategy"), STRATEGIES)
-def test_statistics_are_as_exact_as_pairwise_sums(
+def test_statistics_are_within_the_goal_of_pairwise_sums(
     op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType
 ) -> None:
-    """Outliers first, second, last, in the middle, two, many; slices far from zero, wide, equal: within four times."""
+    """Outliers: first, second, last, middle, two, many. Slices: far from zero, wide, constant. Limit: `goal()`."""
     assert sum(check(op, layout, strategy, dtype, length) for length in (120, 8000)) > 0 or (
         (layout, strategy) in {("NCHW", "column"), ("NHWC", "block"), ("NHWC", "split"), ("NHWC", "warp")}
     )
@@ -118,7 +118,7 @@ def test_statistics_are_as_exact_as_pairwise_sums(
     ("group_norm", "NHWC", "split"),
 ])  # fmt: skip
 def test_long_chains_of_16_bit_values_do_not_drift(op: str, layout: str, strategy: str, accuracy: ModuleType) -> None:
-    """Sums of values with few digits round to one side, again and again, about a centre with many."""
+    """Relative to a centre with many digits, sums of values with few digits would always round in one direction."""
     assert check(op, layout, strategy, "bfloat16", 80000) > 0
 
 
@@ -127,10 +127,10 @@ def test_long_chains_of_16_bit_values_do_not_drift(op: str, layout: str, strateg
     ("layer_norm", "NCHW", "cluster"), ("layer_norm", "NCHW", "grid"), ("group_norm", "NCHW", "cluster"),
     ("group_norm", "NHWC", "cluster"),
 ])  # fmt: skip
-def test_the_distance_to_an_outlier_is_not_the_spread(
+def test_an_outlier_as_first_shift_does_not_spoil_the_second_pass(
     op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType
 ) -> None:
-    """Where the shift of the first pass is the outlier, the centre of the second was rounded to multiples of 256."""
+    """Regression: with an outlier as the shift of the first pass, the second centre was rounded to multiples of 256."""
     problem = accuracy.problem_of(op, layout, dtype, 400000, 4)
     given = inputs_of(problem, 0, kinds=("all equal but the first",))
     rstd = next(one for one in expected(problem, given) if one.name == "rstd")
@@ -145,7 +145,9 @@ def test_the_distance_to_an_outlier_is_not_the_spread(
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("op", "layout", "strategy"), STRATEGIES)
-def test_long_slices_are_as_exact(op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType) -> None:
+def test_statistics_of_long_slices_are_within_the_goal(
+    op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType
+) -> None:
     check(op, layout, strategy, dtype, 400000)
 
 
@@ -154,7 +156,7 @@ def test_long_slices_are_as_exact(op: str, layout: str, strategy: str, dtype: st
 def test_a_variance_that_overflows_is_nan(
     op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its mean is right, its rstd and y are NaN: an rstd of 0 would make y a plausible beta. No other slice is."""
+    """Only the affected slices have NaN in rstd and y. Their mean is correct. (With rstd 0, y would look like beta.)"""
     monkeypatch.setitem(KINDS, "beyond", Kind(width=LARGE))
     problem = accuracy.problem_of(op, layout, dtype, 8000, 4)
     given = inputs_of(problem, 0, kinds=("plain", "beyond"))
@@ -172,12 +174,12 @@ def test_a_variance_that_overflows_is_nan(
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_what_the_results_give(accuracy: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_up_to_date(accuracy: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert accuracy.main(["--check"]) == 0, capsys.readouterr().out
     assert accuracy.PICTURE.exists()
 
 
-def test_the_results_hold_the_goal_and_leave_nothing_out(accuracy: ModuleType) -> None:
+def test_the_results_meet_the_goal_and_are_complete(accuracy: ModuleType) -> None:
     rows = json.loads(accuracy.RESULTS.read_text(encoding="utf-8"))["rows"]
     found = list(sys.modules["accuracy_page"].beside_numpy(rows))
     assert [(row, name, ratio) for row, name, ratio in found if ratio > goal()] == []
@@ -187,8 +189,8 @@ def test_the_results_hold_the_goal_and_leave_nothing_out(accuracy: ModuleType) -
     assert contenders >= {(op, name) for op in accuracy.ACTIVE for name in (*OPS[op].strategies, "numpy")}
 
 
-def test_an_error_is_seen(accuracy: ModuleType) -> None:
-    """One element off by three units in the last place; and a result of infinity is worse than any number."""
+def test_errors_are_measured_in_units_in_the_last_place(accuracy: ModuleType) -> None:
+    """One element is off by three units in the last place. An infinite result has a very large error."""
     problem = accuracy.problem_of("layer_norm", "NCHW", "float32", 120, 4)
     given = inputs_of(problem, 0)
     wanted = [one for one in expected(problem, given) if one.name == "y"]
@@ -202,7 +204,7 @@ def test_an_error_is_seen(accuracy: ModuleType) -> None:
     assert accuracy.errors(wanted, {"y": off.reshape(-1)})["y"]["ulp"] > 1e90
 
 
-def test_what_misses_the_goal_is_bold(accuracy: ModuleType) -> None:
+def test_a_row_that_misses_the_goal_is_bold(accuracy: ModuleType) -> None:
     document = json.loads(accuracy.RESULTS.read_text(encoding="utf-8"))
     row = next(row for row in document["rows"] if (row["op"], row["contender"]) == ("layer_norm", "warp"))
     row["results"]["mean"]["error"] *= 1e6
@@ -216,7 +218,7 @@ def test_what_misses_the_goal_is_bold(accuracy: ModuleType) -> None:
                                 "group_norm_backward", "layer_norm_backward", "batch_norm_backward_elemt"])  # fmt: skip
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_the_formulas_of_numpy_are_right(op: str, layout: str, accuracy: ModuleType) -> None:
-    """What stands beside the strategies is the same op."""
+    """The NumPy code that is compared with the strategies computes the same op."""
     problem = accuracy.problem_of(op, layout, "float32", 120, 6)
     given = inputs_of(problem, 0, hostile=False)
     came = accuracy.numpy_results(problem, given)

@@ -1,8 +1,9 @@
-"""The public contract that all ops share, as a hostile and tired user would try it.
+"""The public contract that all ops share.
 
-Wrong arguments first: each is refused with its name in front, before anything is allocated or launched, whether the
-same shapes were called before or not, and what was passed keeps what it held. Then what must work. What the tests have
-to know of an op is in the contract.py of its folder, and what it promises alone in the tests beside that.
+First, wrong arguments: each call raises an error that starts with the argument's name, before anything is allocated or
+launched, whether or not the same shapes were called before. The arrays of the call are unchanged. Then, calls that must
+work. The contract.py in an op's folder describes the op for these tests. The tests beside it test the op's own
+contract.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ from tests.support.problems import (
 )
 
 CONTRACTS = [*group.CONTRACTS, *layer.CONTRACTS, *batch.CONTRACTS]
-#: batch_norm_gather_stats has no x: what must work of it is in test_batch_norm_gather_calls.py.
+#: batch_norm_gather_stats has no x. test_batch_norm_gather_calls.py tests its valid calls.
 WORKING = [one for one in CONTRACTS if one.strided]
 MASKED = [one for one in WORKING if OPS[one.op].flags]
-#: Those that return a tensor.
+#: Ops that return a tensor.
 STREAMING = [one for one in WORKING if one.names[0] in ("y", "dx")]
 TENSORS = ("x", "dy")
 SMALL = ("mean", "rstd", "invstd", "gamma", "beta", "sum_dy", "sum_dy_xmu")
@@ -68,7 +69,7 @@ CPU = Executor("cpu")
 
 
 def named(value: Any) -> Any:
-    """A contract's op, in the name of a test."""
+    """The op of a contract, for the id of a test."""
     return getattr(value, "op", value)
 
 
@@ -77,13 +78,13 @@ def of(contracts: Iterable[Contract]) -> Any:
     return pytest.mark.parametrize("one", [*contracts], ids=named)
 
 
-def test_every_op_is_here() -> None:
+def test_every_op_has_a_contract() -> None:
     assert {one.op for one in CONTRACTS} == set(OPS)
     assert {one.op for one in CONTRACTS} - {one.op for one in WORKING} == {batch.GATHER}
 
 
 def names_of(one: Contract, among: Iterable[str]) -> list[str]:
-    """Those of the names that are arrays of the op's call."""
+    """Those names in `among` that are input arrays of the op."""
     return [name for name in among if name in OPS[one.op].inputs]
 
 
@@ -96,16 +97,16 @@ def test_the_right_arguments_are_right(one: Contract) -> None:
     found = invoke(one.op, given)
     assert all(came is array for came, array in zip(flat(found), flat(given["out"]), strict=True))
     one.check(found)
-    assert (one.workspace_nbytes > 64) == one.needed  # what the cases of a workspace count on
+    assert (one.workspace_nbytes > 64) == one.needed  # the cases of wrong workspaces rely on it
     assert given["workspace"].nbytes == (one.workspace_nbytes or 64)
 
 
 @pytest.mark.parametrize(("one", "case", "state"), cases_of(CONTRACTS))
 def test_wrong_arguments(one: Contract, case: Any, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is refused, cold not even a second time, and the right call works as before."""
+    """The call raises. In state "cold" it raises a second time too, and the right call works afterwards."""
     name, errors, change = case
     given = one.right()
-    if state == "allocating":  # as most users call it
+    if state == "allocating":  # the most common form of a call
         given.update(out=None, workspace=None)
     forget_calls()
     if state != "cold":
@@ -120,7 +121,7 @@ def test_wrong_arguments(one: Contract, case: Any, state: str, monkeypatch: pyte
 
 
 @of(CONTRACTS)
-def test_an_array_to_write_that_turns_read_only_is_refused(one: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_becomes_read_only_is_refused(one: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
     given = one.right()
     arrays = [*flat(given["out"]), *(given[name] for name in OPS[one.op].updated)]
     for label, array in zip(OPS[one.op].labels, arrays, strict=True):
@@ -133,7 +134,7 @@ def test_an_array_to_write_that_turns_read_only_is_refused(one: Contract, monkey
 
 @of(CONTRACTS)
 @pytest.mark.parametrize("state", ["cold", "warm"])
-def test_an_iterator_as_out(one: Contract, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iterator_as_out_is_refused(one: Contract, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = one.right()
     forget_calls()
     if state == "warm":
@@ -146,9 +147,9 @@ def test_an_iterator_as_out(one: Contract, state: str, monkeypatch: pytest.Monke
 
 
 @of(CONTRACTS)
-def test_errors_say_what_came_and_what_may_come(one: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_received_and_the_expected(one: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
     given, name = one.right(), next(iter(OPS[one.op].inputs))
-    if name == "dy":  # whose dtype has to be that of x
+    if name == "dy":  # its dtype must equal that of x, so x is tested
         given["dy"], name = given["dy"].astype(np.int64), "x"
     sentence = refused(monkeypatch, one.op, {**given, name: given[name].astype(np.int64)}, name, TypeError)
     assert all(word in sentence for word in ("int64", "float16", "bfloat16", "float32", "float64"))
@@ -160,7 +161,7 @@ def test_errors_say_what_came_and_what_may_come(one: Contract, monkeypatch: pyte
 
 
 def arrays_of(one: Contract, given: Arguments) -> list[str]:
-    """The arguments of a call that are arrays, and the first of `out`."""
+    """Names of the arguments of a call that are arrays, including out and workspace."""
     inputs = [name for name in (*OPS[one.op].inputs, *OPS[one.op].updated) if isinstance(given[name], np.ndarray)]
     return [*inputs, "out", "workspace"]
 
@@ -171,7 +172,7 @@ def test_torch_tensors_are_refused_with_advice(one: Contract, monkeypatch: pytes
     import torch
 
     for name in arrays_of(one, one.right()):
-        if name == "counts":  # which may be numbers on the host, and is told what those are
+        if name == "counts":  # host numbers are allowed here, so the message differs
             continue
         given = one.right()
         if name == "out":
@@ -200,7 +201,7 @@ def test_a_masked_array_is_refused_with_advice(one: Contract, monkeypatch: pytes
 @of(CONTRACTS)
 @pytest.mark.parametrize("state", ["cold", "warm"])
 def test_numpy_and_cupy_arrays_do_not_mix(one: Contract, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One CuPy array among NumPy arrays: both are named, and one of the arguments."""
+    """One CuPy array among NumPy arrays: the error names both kinds and starts with the name of an argument."""
     for name in arrays_of(one, one.right()):
         given = one.right()
         forget_calls()
@@ -224,8 +225,8 @@ def test_numpy_and_cupy_arrays_do_not_mix(one: Contract, state: str, monkeypatch
 
 
 @of(WORKING)
-def test_a_wrong_result_would_be_seen(one: Contract) -> None:
-    """What the tests below compare with: a result that is a little off, of another shape or dtype, or not wanted."""
+def test_the_comparison_with_the_oracle_detects_wrong_results(one: Contract) -> None:
+    """All elements slightly off, the last element off, a NaN, or a wrong shape."""
     a = one.made()
     found = tupled(a.checked(one.op, CPU, tile=one.tile(a.x, None)))
     for index in range(len(found)):
@@ -261,9 +262,9 @@ def test_strided_inputs(one: Contract, layout: str, executor: Executor) -> None:
 @of(WORKING)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strided_outputs(one: Contract, layout: str, executor: Executor) -> None:
-    """Tensors in that layout, small results between each other, every other backwards."""
+    """Tensors have that layout. Small results are interleaved in one buffer, and every second one is reversed."""
     if one not in STREAMING and layout != "reversed":
-        pytest.skip("small results lie as they do for every layout of a tensor")
+        pytest.skip("the layout of small results does not depend on the layout of a tensor")
     xp = executor.xp
     for made, lies in itertools.product(one.strided[:1], (False, True)):
         a = made()
@@ -285,7 +286,7 @@ def test_strided_outputs(one: Contract, layout: str, executor: Executor) -> None
         assert all(came is array for came, array in zip(tupled(found), out, strict=True))
         for array in out:
             array.fill(SENTINEL)
-        assert all(bool((base == SENTINEL).all()) for base in bases)  # nothing was written between the elements
+        assert all(bool((base == SENTINEL).all()) for base in bases)  # no memory between the elements was written
 
 
 @of(WORKING)
@@ -324,8 +325,8 @@ def test_small_arrays_of_any_strides(one: Contract, layout: str, executor: Execu
 
 @of(WORKING)
 @pytest.mark.parametrize("state", ["cold", "warm"])
-def test_arrays_off_their_elements_boundary(one: Contract, state: str) -> None:
-    """Unaligned NumPy arrays, of packed records, of file formats."""
+def test_unaligned_arrays(one: Contract, state: str) -> None:
+    """NumPy arrays that are not aligned to their element size, as in packed records and file formats."""
     a = one.made()
     forget_calls()
     call = partial(a.checked, one.op, CPU, tile=one.tile(a.x, None))
@@ -345,7 +346,7 @@ def test_arrays_off_their_elements_boundary(one: Contract, state: str) -> None:
 @pytest.mark.parametrize("rank", range(1, 9))
 def test_ranks(one: Contract, rank: int, executor: Executor) -> None:
     if rank == 1 and not one.ranks(rank):
-        pytest.skip("x has two dimensions at least")
+        pytest.skip("x needs at least two dimensions")
     for a in one.ranks(rank):
         a.checked(one.op, executor, tile=one.tile(a.x, None))
         if rank > 2 and one.alike and a.sizes[0] == "NCHW":
@@ -354,8 +355,8 @@ def test_ranks(one: Contract, rank: int, executor: Executor) -> None:
 
 
 @of(STREAMING)
-def test_results_lie_in_memory_as_x_does(one: Contract, executor: Executor) -> None:
-    """Where the op takes channels innermost; else they are contiguous."""
+def test_results_have_the_memory_layout_of_x(one: Contract, executor: Executor) -> None:
+    """If the op accepts channels-last strides (`alike`). Otherwise results are contiguous."""
     for made in one.strided:
         a = made()
         turned = "channels last" if a.sizes[0] == "NCHW" else "channels first"
@@ -382,7 +383,7 @@ OTHER_DTYPES = [(one, name) for one in group.CONTRACTS[:1] for name in DTYPES if
     ids=named,
 )
 def test_subclasses_of_numpy_arrays(one: Contract, dtype: str, tmp_path: Any) -> None:
-    """They are read and written where they lie, and a later call with them is a remembered one."""
+    """They are read and written without a copy, and a repeated call with them is found in the cache of calls."""
     a = one.made(dtype)
     mapped = np.memmap(tmp_path / "x", DTYPES[dtype], "w+", shape=a.x.shape)
     mapped[...] = a.x
@@ -465,7 +466,7 @@ def test_inputs_may_be_one_array(one: Contract, executor: Executor) -> None:
 def test_masks(one: Contract, strategy: str | None, mask: tuple[bool, ...], given: bool, executor: Executor) -> None:
     a = one.made()
     out = one.out(a, executor.xp) if given else None
-    if mask == (False, False, True):  # only dbeta: x is not read
+    if mask == (False, False, True):  # x is not read for dbeta alone
         a.x = np.full_like(a.x, np.nan)
     kinds = [flagged(one.op, mask), flagged(one.op, [*map(np.bool_, mask)])]
     if "output_mask" in taken(one.op):
@@ -501,8 +502,8 @@ def test_masked_off_outputs_may_be_any_array(one: Contract, executor: Executor) 
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("given", [True, False])
-def test_empty(one: Contract, index: int, dtype: str, given: bool, executor: Executor) -> None:
-    """No elements: statistics are NaN, sums 0."""
+def test_empty_arrays(one: Contract, index: int, dtype: str, given: bool, executor: Executor) -> None:
+    """Without elements, statistics are NaN and sums are 0."""
     with np.errstate(all="ignore"):
         a, xp = one.empty[index](dtype), executor.xp
     assert a.x.size == 0
@@ -523,7 +524,7 @@ def test_empty(one: Contract, index: int, dtype: str, given: bool, executor: Exe
 
 @of(WORKING)
 def test_dtypes_of_results(one: Contract, executor: Executor) -> None:
-    """The whole product of dtypes, on arrays without samples: nothing has to be built for it."""
+    """All combinations of dtypes. The arrays have no samples, so no kernel has to be built."""
     statistics, parameters = names_of(one, STATISTICS), names_of(one, ("gamma", "beta"))
     accepted = 0
     for x_type in DTYPES:
@@ -547,7 +548,8 @@ def test_dtypes_of_results(one: Contract, executor: Executor) -> None:
             accepted += 1
             found = tupled(b.call(one.op, executor))
             assert [r.dtype for r in found] == [b.result(one.op, name)[1] for name in one.names]
-    # Parameters are absent or x's, of the 16-bit types also float32; statistics the same, but never absent.
+    # Parameters are absent or have x's dtype. If that has 16 bits, float32 is accepted too. The same applies to
+    # statistics, which are never absent.
     assert accepted == 2 * 2 ** len(parameters) + 2 * 2 ** bool(statistics) * 3 ** len(parameters)
 
 
@@ -569,7 +571,7 @@ def test_without_gamma_or_beta(one: Contract, dtype: str, executor: Executor) ->
 
 
 def memory(kind: str) -> Any:
-    """Parametrise by contract, and by calls of it whose memory is looked at."""
+    """Parametrise by contract and by its calls of that kind: "large" or "dirty"."""
     return pytest.mark.parametrize(
         ("one", "case"),
         [
@@ -581,7 +583,7 @@ def memory(kind: str) -> Any:
 
 
 def lying(one: Contract, case: Any, executor: Executor) -> tuple[Any, dict[str, Any], cunorm.Tile, int]:
-    """The arrays, the tensors as they lie, the tile, and the bytes of workspace of such a call."""
+    """The arrays, the tensors in their memory layout, the tile, and the bytes of workspace of such a call."""
     made, strategy, layout = case
     a = made()
     tensors = {name: executor.put(getattr(a, name)) for name in names_of(one, TENSORS)}
@@ -621,12 +623,12 @@ def test_workspace_of_any_content(one: Contract, case: Any, executor: Executor) 
         assert call(workspace) == alone
     dirty.fill(0xFF)
     call(dirty)
-    assert bool((dirty[needed:] == 0xFF).all())  # nothing is written behind what the plan asks for
+    assert bool((dirty[needed:] == 0xFF).all())  # nothing is written after the workspace of the plan
 
 
 @of(WORKING)
-def test_one_call_is_not_taken_for_another(one: Contract, executor: Executor) -> None:
-    """Calls that differ in one thing only, in turn, so that a cache that forgets that thing answers wrongly."""
+def test_the_cache_distinguishes_calls_that_differ_in_one_argument(one: Contract, executor: Executor) -> None:
+    """Alternate such calls, so that a cache key that lacks an argument gives a wrong result."""
     a: Any = (one.square or one.made)()
     checked: Callable[..., Any] = partial(a.checked, one.op, executor)
     tile = one.tile(a.x, None)

@@ -1,4 +1,4 @@
-"""An op that only the registry knows of: it is planned, tabled, tuned, counted, shown and called as the others are."""
+"""An op that is only in the registry works everywhere: plan, table, tuner, traffic counter, `show` and calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cunorm.runtime.op import Checked, Op, Request, perform
 from cunorm.tiling import costmodel, table
 
 KERNEL = r"""
-// faded[i] = strength * picture[i] for `elements` of them, a pack a thread and turn.
+// faded[i] = strength * picture[i] for i < elements, one pack per thread and turn.
 #include "common/types.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
 
 
 class Fade(Tiling):
-    """A pack a thread and turn."""
+    """One pack per thread and turn."""
 
     def refuses(self, device: Device) -> str | None:
         return refuses_threads(self.tile)
@@ -137,7 +137,7 @@ def run(capsys: Any, *arguments: str) -> tuple[int, str, str]:
     return code, out, err
 
 
-def test_it_is_planned_and_called() -> None:
+def test_plan_and_calls() -> None:
     made = cunorm.plan("fade", shape=(3, 1001), dtype="float32", device="cpu")
     assert made.strategy is BLOCK
     assert made.problem.describe() == "fade float32 pictures=3 pixels=1001 -> faded"
@@ -150,13 +150,13 @@ def test_it_is_planned_and_called() -> None:
         made(picture, strength="nothing")
 
 
-def test_what_a_plan_does_not_take_of_it() -> None:
+def test_plan_refuses_an_option_that_the_op_does_not_take() -> None:
     with pytest.raises(ValueError, match="num_groups: 3, expected None for fade, which does not take one"):
         cunorm.plan("fade", shape=(3, 8), dtype="float32", num_groups=3)
 
 
-def test_it_is_verified() -> None:
-    """By its own oracle, which finds what is wrong."""
+def test_the_verifier_uses_the_oracle_of_the_op() -> None:
+    """It accepts correct results and detects a wrong one."""
     made = cunorm.plan("fade", shape=(3, 1001), dtype="bfloat16", device="cpu")
     assert Verifier(made.problem, "cpu").fault(made) is None
     verifier = Verifier(made.problem, "cpu")
@@ -164,7 +164,7 @@ def test_it_is_verified() -> None:
     assert "faded[0, 0]" in str(verifier.fault(made))
 
 
-def test_it_is_tuned_by_the_model_and_tabled(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_writes_a_modelled_table_entry(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.json"
     arguments = ("fade", "--shape", "16,100x100", "--dtype", "bfloat16", "--trials", "5", "--table", str(path))
     code, out, err = run(capsys, "tune", *arguments)
@@ -190,7 +190,7 @@ def test_it_is_tuned_by_the_model_and_tabled(capsys: Any, tmp_path: Path, monkey
     assert "pictures=16 pixels=10000" in out
 
 
-def test_it_is_counted_and_shown(capsys: Any) -> None:
+def test_show_and_traffic(capsys: Any) -> None:
     code, out, err = run(capsys, "show", "fade", "--shape", "3,40x50", "--strategy", "all", "--traffic")
     assert code == 0, err
     assert "fade float32 pictures=3 pixels=2000 -> faded" in out
@@ -202,19 +202,19 @@ def test_it_is_counted_and_shown(capsys: Any) -> None:
     assert "'3' has 1 numbers, for fade expected PICTURES,PIXELS" in err
 
 
-def test_the_gate_compiles_it() -> None:
+def test_the_compile_gate_accepts_its_tiles() -> None:
     case = gate.GateCase("fade", "block", "float16", "NCHW")
     assert {tile.threads for _, tile in gate.accepted(case, "sm_90")} == {64, 128, 256}
     assert all(problem.sizes_text == "pictures=8 pixels=4096" for problem, _ in gate.accepted(case, "sm_90"))
 
 
-def test_the_bench_calls_it() -> None:
+def test_the_bench_calls_the_public_function() -> None:
     made = cunorm.plan("fade", shape=(3, 40), dtype="float32", device="cpu")
     picture = np.ones((3, 40), np.float32)
     call = bench_arrays.public_call(made.problem, {"picture": picture}, None, into=False)
     assert np.array_equal(call(), picture / 2)
 
 
-def test_the_model_ranks_its_tiles() -> None:
+def test_the_cost_model_ranks_its_tiles() -> None:
     problem = _problem("float32", (64, 1 << 20))
     assert len(costmodel.ranked(problem, [BLOCK], known("H200"))) == 9

@@ -1,4 +1,4 @@
-"""cunorm.plan of every op: what it says, that it runs as the public function does; and what reaches a GPU's driver."""
+"""cunorm.plan of every op: its description, its equality with the public function, and the calls of a GPU's driver."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STATS, ELEMT, REDUCE, INPUT = BATCH_OPS
 GATHER = "batch_norm_gather_stats"
 LAYER, LAYER_BACKWARD = "layer_norm", "layer_norm_backward"
 KINDS = {STATS: "stats", ELEMT: "elemt", REDUCE: "reduce", INPUT: "input"}
-#: What a plan takes of an op's own.
+#: Options of cunorm.plan that are specific to each op.
 TAKEN = {
     "group_norm": {"num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation"},
     "group_norm_backward": {"num_groups", "gamma_dtype", "beta_dtype", "output_mask", "data_format", "activation"},
@@ -69,7 +69,7 @@ def tile_for(op: str, channels_last: bool = False) -> cunorm.Tile:
 
 
 def options_for(op: str) -> dict[str, Any]:
-    """What a small plan of an op asks for."""
+    """The arguments of cunorm.plan for a small problem of an op."""
     shape: tuple[int, ...] = (3, 8) if op == GATHER else (2, 8, 3, 3) if op.startswith("group") else (4, 8, 3, 3)
     own: dict[str, Any] = {"num_groups": 2} if "num_groups" in TAKEN[op] else {}
     if "normalized_shape" in TAKEN[op]:
@@ -78,7 +78,7 @@ def options_for(op: str) -> dict[str, Any]:
 
 
 def arguments_of(op: str) -> tuple[list[Any], dict[str, Any]]:
-    """The arrays of a call of that problem, and what the public function wants besides."""
+    """The arrays of a call of that problem, and the other arguments of the public function."""
     if op.startswith("group"):
         g = group_arrays()
         given = [g.x, g.gamma, g.beta] if op == "group_norm" else [g.dy, g.x, g.mean, g.rstd, g.gamma]
@@ -106,21 +106,21 @@ def bits(executor: Executor, found: Any) -> list[bytes | None]:
 
 
 def named(op: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Those of the public function's options that a plan takes when it is called."""
+    """Those options of the public function that a plan takes when it is called."""
     return {name: value for name, value in options.items() if name == "count"}
 
 
-# ---- what a plan says -----------------------------------------------------------------------------------------------
+# ---- descriptions and errors of plans -------------------------------------------------------------------------------
 
 
-def test_every_op_is_here() -> None:
+def test_every_op_is_in_the_table_of_options() -> None:
     assert set(TAKEN) == set(OPS)
     assert {name: set(op.takes) for name, op in OPS.items()} == TAKEN
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("device", [None, "A100"])
-def test_explain_says_what_runs_where_and_why(op: str, device: str | None) -> None:
+def test_explain_names_launches_device_and_origin_of_the_tile(op: str, device: str | None) -> None:
     for tile in (None, tile_for(op)):
         made = cunorm.plan(op, **{**options_for(op), "device": device or "cpu", "tile": tile})
         text = made.explain()
@@ -138,7 +138,7 @@ def test_explain_says_what_runs_where_and_why(op: str, device: str | None) -> No
 
 
 @pytest.mark.parametrize("op", NEW)
-def test_explain_of_a_plan_with_nothing_to_do(op: str) -> None:
+def test_explain_of_a_plan_without_launches(op: str) -> None:
     made = cunorm.plan(op, **{**options_for(op), "shape": (0, *options_for(op)["shape"][1:])})
     assert (made.launches, made.workspace_nbytes, made.strategy) == ((), 0, None)
     assert "none: there are no elements" in made.explain()
@@ -149,7 +149,7 @@ def test_explain_of_a_plan_with_nothing_to_do(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_what_an_op_does_not_take_is_refused_by_name(op: str) -> None:
+def test_an_option_of_another_op_is_refused_by_name(op: str) -> None:
     for name in set(OTHERWISE) - TAKEN[op]:
         with pytest.raises(ValueError, match=rf"^{name}: .*{op}, which does not take one"):
             cunorm.plan(op, **{**options_for(op), name: OTHERWISE[name]})
@@ -178,7 +178,7 @@ def test_what_an_op_does_not_take_is_refused_by_name(op: str) -> None:
         *[(op, "shape", (10**30, 8), ValueError) for op in (STATS, GATHER)],
     ],
 )  # fmt: skip
-def test_wrong_plans(op: str, name: str, value: Any, errors: Any) -> None:
+def test_wrong_arguments_of_plan(op: str, name: str, value: Any, errors: Any) -> None:
     with pytest.raises(errors, match=rf"^{name}\b"):
         cunorm.plan(op, **{**options_for(op), "tile": None, name: value})
 
@@ -187,7 +187,7 @@ def test_wrong_plans(op: str, name: str, value: Any, errors: Any) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_plan_is_the_public_function(op: str, executor: Executor) -> None:
+def test_a_plan_computes_the_same_as_the_public_function(op: str, executor: Executor) -> None:
     made = cunorm.plan(op, **{**options_for(op), "device": "cpu" if executor.name == "cpu" else 0})
     given, options = arguments_of(op)
     there = [executor.put(array) for array in given]
@@ -201,7 +201,7 @@ def test_a_plan_is_the_public_function(op: str, executor: Executor) -> None:
     again = made(*there, **named(op, options), out=found, workspace=workspace)
     assert again is found or all(came is array for came, array in zip(again, found, strict=True))
     assert bits(executor, again) == alone
-    if "gamma" in OPS[op].inputs:  # a plan that does not say what gamma is takes what comes
+    if "gamma" in OPS[op].inputs:  # a plan without gamma_dtype accepts calls with or without gamma
         there[[*OPS[op].inputs].index("gamma")] = None
         assert bits(executor, made(*there, **named(op, options))) == bits(
             executor, call(op, there, options, tile=tile_for(op))
@@ -209,7 +209,7 @@ def test_a_plan_is_the_public_function(op: str, executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("op", BATCH_OPS)
-def test_a_plan_for_channels_last_takes_those_strides(op: str, executor: Executor) -> None:
+def test_a_plan_for_channels_last_accepts_only_such_strides(op: str, executor: Executor) -> None:
     device = "cpu" if executor.name == "cpu" else 0
     tile = tile_for(op, channels_last=True)
     made = cunorm.plan(op, shape=(4, 3, 3, 8), dtype="float32", data_format="NHWC", device=device, tile=tile)
@@ -227,7 +227,7 @@ def test_a_plan_for_channels_last_takes_those_strides(op: str, executor: Executo
         planes(*there, **named(op, options))
 
 
-def test_numbers_of_a_plan_s_call(executor: Executor) -> None:
+def test_numbers_in_the_call_of_a_plan(executor: Executor) -> None:
     device = "cpu" if executor.name == "cpu" else 0
     for op in (LAYER, STATS, GATHER):
         made = cunorm.plan(op, **{**options_for(op), "device": device})
@@ -285,12 +285,12 @@ def test_a_gather_plan_takes_running_statistics_and_momentum(executor: Executor)
 
 
 @pytest.mark.parametrize("op", [ELEMT, INPUT])
-def test_the_plan_of_one_result_takes_one_array(op: str) -> None:
+def test_out_of_a_plan_with_one_result_is_one_array(op: str) -> None:
     made = cunorm.plan(op, **options_for(op))
     given, options = arguments_of(op)
     x = given[0].copy()
     alone = call(op, given, options, tile=tile_for(op))
-    assert made(x, *given[1:], **named(op, options), out=x) is x  # in place: x of a forward, dy of a gradient
+    assert made(x, *given[1:], **named(op, options), out=x) is x  # in place of x in a forward, of dy in a gradient
     assert x.tobytes() == alone.tobytes()
     for wrong in ((x,), [x], "out", x[:1], x.astype(np.float64), given[-1]):
         with pytest.raises((TypeError, ValueError), match=r"^out"):
@@ -329,7 +329,7 @@ def test_the_sums_of_a_plan_may_be_of_any_dtype(executor: Executor) -> None:
         REDUCE, **{**options_for(REDUCE), "device": "cpu" if executor.name == "cpu" else 0},
         output_mask=(False, True, False),
     )  # fmt: skip
-    for _ in range(2):  # the same arrays, two plans
+    for _ in range(2):  # the same arrays with two plans
         assert [came is not None for came in masked(*there)] == [False, False, True, False]
         assert all(came is not None for came in made(*there))
 
@@ -338,7 +338,7 @@ def test_the_sums_of_a_plan_may_be_of_any_dtype(executor: Executor) -> None:
 
 
 def on_gpu(driver: Driver, op: str, device: int = 0) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]:
-    """Arrays of a call that live on no GPU: inputs, results and the rest by name; and the function's options."""
+    """Fake GPU arrays of a call: inputs by name, results by name, the options of the function, and a workspace."""
     given, options = arguments_of(op)
     inputs = {
         name: driver.array(array.shape, array.dtype, device) for name, array in zip(OPS[op].inputs, given, strict=True)
@@ -350,7 +350,7 @@ def on_gpu(driver: Driver, op: str, device: int = 0) -> tuple[dict[str, Any], di
 
 
 def send(op: str, inputs: dict[str, Any], results: dict[str, Any], options: dict[str, Any], workspace: Any) -> Any:
-    """The call with every array given."""
+    """Call the public function with all arrays passed."""
     results = dict(results)
     running = {name: results.pop(name) for name in OPS[op].updated}
     out = tuple(results.values())
@@ -364,7 +364,7 @@ def test_arguments_reach_the_kernels_in_order(op: str, driver: Driver) -> None:
 
     inputs, results, options, workspace = on_gpu(driver, op, 1)
     numbers = {"eps": 1e-5, "momentum": 0.1, "count": float(options.get("count", 0))}
-    for _ in range(2):  # the second time from the cache
+    for _ in range(2):  # the second call is found in the cache
         driver.launches.clear()
         send(op, inputs, results, options, workspace)
         plan = cunorm.plan(op, **{**options_for(op), "device": 1})
@@ -383,7 +383,7 @@ def test_arguments_reach_the_kernels_in_order(op: str, driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("op", NEW)
-def test_capture_that_would_have_to_allocate(op: str, driver: Driver) -> None:
+def test_a_call_that_allocates_is_refused_during_graph_capture(op: str, driver: Driver) -> None:
     inputs, results, options, workspace = on_gpu(driver, op)
     send(op, inputs, results, options, workspace)
     driver.capturing = True
@@ -405,8 +405,8 @@ def test_capture_that_would_have_to_allocate(op: str, driver: Driver) -> None:
     assert driver.allocated == []
 
 
-def test_counts_on_a_gpu_are_not_looked_at(driver: Driver) -> None:
-    """To read them would be to wait for the GPU; they do not even exist here."""
+def test_counts_on_a_gpu_are_not_read(driver: Driver) -> None:
+    """Reading them would require waiting for the GPU. Here they do not even exist."""
     inputs, results, options, workspace = on_gpu(driver, GATHER)
     for dtype in (np.int32, np.int64, np.float32, np.float64):
         counts = driver.array((3,), dtype)
@@ -430,7 +430,7 @@ def test_host_counts_are_checked_and_sent(device: int, driver: Driver) -> None:
             driver.sent.clear()
             driver.allocated.clear()
             function(inputs["means"], inputs["invstds"], counts, out=out, **running)  # type: ignore[operator]
-            ((_, _, where),) = driver.allocated  # the counts alone, where the means are
+            ((_, _, where),) = driver.allocated  # only the counts, on the GPU of the means
             assert where == device
             assert driver.sent[0].tolist() == [4, 0, 9]
             assert driver.launches[0]["args"][3:7] == tuple(array.data.ptr for array in results.values())
@@ -450,7 +450,7 @@ def test_host_counts_are_checked_and_sent(device: int, driver: Driver) -> None:
     ("out", (None, np.ones(8, np.float32))),
     ("out", (None, None, None)),
 ])  # fmt: skip
-def test_what_is_wrong_is_said_before_host_counts_are_sent(name: str, value: Any, driver: Driver) -> None:
+def test_wrong_arguments_are_refused_before_host_counts_are_sent(name: str, value: Any, driver: Driver) -> None:
     inputs, results, _, _ = on_gpu(driver, GATHER)
     given = {**inputs, "counts": [4, 0, 9], "running_mean": results["running_mean"], "out": None, name: value}
     plan = cunorm.plan(GATHER, **{**options_for(GATHER), "device": 0})
@@ -461,7 +461,7 @@ def test_what_is_wrong_is_said_before_host_counts_are_sent(name: str, value: Any
     assert driver.launches == driver.sent == driver.allocated == []
 
 
-def test_host_counts_while_a_graph_is_captured(driver: Driver) -> None:
+def test_host_counts_are_refused_during_graph_capture(driver: Driver) -> None:
     inputs, results, options, workspace = on_gpu(driver, GATHER)
     driver.capturing = True
     with pytest.raises(ValueError, match=r"^counts: .*captured.*keep it alive"):
@@ -469,8 +469,8 @@ def test_host_counts_while_a_graph_is_captured(driver: Driver) -> None:
     assert driver.launches == driver.sent == []
 
 
-def test_no_ranks_leave_running_statistics_alone(driver: Driver) -> None:
-    """On a GPU counts of no rank are as good as counts of 0: NaN, and what was running stays."""
+def test_without_ranks_running_statistics_do_not_change(driver: Driver) -> None:
+    """On a GPU, no ranks are equivalent to counts of 0: results are NaN, and running statistics do not change."""
     import cupy
 
     filled: list[tuple[int, float]] = []
@@ -491,7 +491,7 @@ def test_no_ranks_leave_running_statistics_alone(driver: Driver) -> None:
 
 
 def test_count_on_a_gpu_is_refused_and_not_read(driver: Driver) -> None:
-    """It would have to be waited for."""
+    """Reading it would require waiting for the GPU."""
     inputs, results, _, workspace = on_gpu(driver, INPUT)
     with pytest.raises(TypeError, match=r"^count: ndarray, expected a number"):
         send(INPUT, inputs, results, {"count": fake_cupy((), np.float64)}, workspace)

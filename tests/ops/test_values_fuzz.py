@@ -1,6 +1,6 @@
-"""Random calls of every op against the oracle: sizes, dtypes, places in memory and kinds of values, as chance has them.
+"""Random calls of every op against the oracle: random sizes, dtypes, memory layouts and kinds of values.
 
-The examples are the same in every run. What fails is shown as the smallest example that fails.
+The examples are the same in every run. A failure is reported as the smallest failing example.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from tests.ops.layer_norm.test_layer_norm import TILES as LAYER_TILES
 from tests.ops.layer_norm.test_layer_norm import tile_of as layer_tile
 from tests.support.problems import LAYOUTS, laid_out
 
-#: One or odd, primes, and beside a power of two.
+#: 1, primes, other odd numbers, powers of two and their neighbours.
 SIZES = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 33, 64, 65, 127, 128, 131)
 MOST_ELEMENTS = 1 << 14
 TENSORS = ("x", "dy", "y", "dx")
-#: How a tensor lies in memory: as helpers say, or so many elements into an allocation.
+#: Memory layouts of a tensor: those of LAYOUTS, or a start some elements after the start of an allocation.
 PLACES = ("contiguous", "contiguous", "channels last", *LAYOUTS, *(f"{count} in" for count in (1, 3, 8, 15)))
-#: Widths whose values have fewer digits than the dtype has, or are zeros there. Slices are drawn in float32.
+#: Widths whose values are subnormal or zero, for float64 in the float32 in which slices are drawn.
 SUBNORMAL = {"float16": 1e-6, "bfloat16": 1e-39, "float32": 1e-39, "float64": 1e-39}
 KINDS = (*inputs.KINDS, "zeros", "subnormal")
-#: Below the largest numbers of each dtype.
+#: Just below the largest number of each dtype.
 LARGEST = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1e308}
 
 
 @dataclass(frozen=True)
 class Example:
-    """A call: sizes, dtypes by the names of `Problem`, which results, which tile, where its tensors lie, its values."""
+    """A call: sizes, dtypes named as in `Problem`, wanted results, tile, memory layouts of its tensors, and values."""
 
     op: str
     sizes: tuple[int, int, int, int]
@@ -67,7 +67,7 @@ class Example:
 
     @property
     def problem(self) -> Problem:
-        """The problem as its arrays are written, wherever they lie."""
+        """The problem for the logical shapes of the arrays, independent of their memory layout."""
         N, groups, channels, HxW = self.sizes
         C, op = groups * channels, OPS[self.op]
         shape = (N, C) if op.name in ("layer_norm", "layer_norm_backward", "batch_norm_gather_stats") else (N, C, HxW)
@@ -79,7 +79,7 @@ class Example:
         made, _ = op.request(asked)
         if "mean" in op.inputs:
             made = replace(made, stats_dtype=self.statistics)
-        if op.name == "batch_norm_backward_reduce":  # whose sums are saved as the statistics and gamma are
+        if op.name == "batch_norm_backward_reduce":  # its sums have the dtypes of the statistics and gamma
             sums = (*[self.statistics] * 2, *[self.gamma or self.statistics] * 2)
             made = replace(made, others=tuple(zip(op.types, sums, strict=True)))
         return made.canonical()
@@ -124,7 +124,7 @@ def values_of(example: Example, problem: Problem) -> Inputs:
 
 
 def shape_of(problem: Problem, name: str) -> tuple[int, ...]:
-    """Of an array as a call takes it."""
+    """Shape of an array as the call takes it."""
     rows = problem.op.startswith("layer_norm")
     if name in (*TENSORS, "means", "invstds"):
         flat = rows or name in ("means", "invstds")
@@ -136,7 +136,7 @@ def shape_of(problem: Problem, name: str) -> tuple[int, ...]:
 
 
 def placed(example: Example, name: str, values: np.ndarray) -> np.ndarray:
-    """A tensor at its place in memory; another array as it is."""
+    """A copy of a tensor in the example's memory layout, or a plain copy of another array."""
     place = dict(example.places).get(name)
     if place is None:
         return values.copy()
@@ -149,7 +149,7 @@ def placed(example: Example, name: str, values: np.ndarray) -> np.ndarray:
 
 
 def tiles(op: str) -> list[dict[str, Any]]:
-    """Those of the tests of kernels, so that few kernels are built."""
+    """The tiles of the kernel tests, so that few kernels are built."""
     if op.startswith("group_norm"):
         return [group_tile(name) for name in GROUP_TILES]
     if op.startswith("layer_norm"):
@@ -160,7 +160,7 @@ def tiles(op: str) -> list[dict[str, Any]]:
 
 
 def options_of(example: Example, problem: Problem, given: dict[str, Any]) -> dict[str, Any]:
-    """What a call takes besides the arrays of its op."""
+    """The arguments of a call other than the input arrays of its op."""
     spec, numbers = problem.spec, problem.numbers
     known = {"num_groups": problem.group, "normalized_shape": problem.C, "data_format": problem.layout}
     known |= {"activation": problem.activation, "output_mask": example.mask, **numbers}
@@ -169,7 +169,7 @@ def options_of(example: Example, problem: Problem, given: dict[str, Any]) -> dic
 
 
 def results_of(example: Example, problem: Problem, values: Inputs) -> dict[str, np.ndarray]:
-    """What the public function makes of the values, by names; None where a result is not wanted."""
+    """The results of the public function by name. A result that is not wanted is None."""
     op = OPS[problem.op]
     given = {name: placed(example, name, array.reshape(shape_of(problem, name))) for name, array in values.items()}
     options = options_of(example, problem, given)
@@ -194,7 +194,7 @@ def results_of(example: Example, problem: Problem, values: Inputs) -> dict[str, 
         except UnsupportedTile:
             continue
     else:
-        raise AssertionError("no tile takes it")
+        raise AssertionError("every tile refuses the problem")
     found = dict(zip(names, came if len(names) > 1 else (came,), strict=True))
     for name, array in values.items():
         if name not in running:
@@ -208,7 +208,7 @@ def faults(example: Example) -> Iterator[str]:
     values = values_of(example, problem)
     came = results_of(example, problem, values)
     wanted = expected(problem, values)
-    # What is too large for the dtype of a result is infinite there, and finite in the oracle: another example, then.
+    # A value too large for the dtype of a result is infinite there and finite in the oracle: skip the example.
     hypothesis.assume(all(np.nanmax(np.abs(one.exact), initial=0) < LARGEST[one.dtype] for one in wanted))
     for one in wanted:
         found = came[one.name]
@@ -220,8 +220,8 @@ def faults(example: Example) -> Iterator[str]:
 
 
 def check(op: str, dtypes: tuple[str, ...], mixed: bool, count: int) -> None:
-    """So many examples of an op; AssertionError with the smallest that fails."""
-    unchecked = [*hypothesis.HealthCheck]  # how long an example takes hangs on what has been compiled
+    """Run `count` examples of an op. Raises AssertionError for the smallest failing example."""
+    unchecked = [*hypothesis.HealthCheck]  # the time of an example depends on which kernels are already compiled
 
     @hypothesis.settings(
         derandomize=True, deadline=None, database=None, max_examples=count, suppress_health_check=unchecked
@@ -235,7 +235,7 @@ def check(op: str, dtypes: tuple[str, ...], mixed: bool, count: int) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_random_calls(op: str) -> None:
-    """float32, the kernels of the tests of kernels."""
+    """float32 only, with the kernels of the kernel tests."""
     check(op, ("float32",), False, 30)
 
 
@@ -243,15 +243,15 @@ def test_random_calls(op: str) -> None:
 @pytest.mark.parametrize("dtype", ITEMSIZE)
 @pytest.mark.parametrize("op", OPS)
 def test_many_random_calls(op: str, dtype: str) -> None:
-    """Parameters and statistics of either dtype, masks and activations too."""
+    """Also with parameters and statistics of either dtype, masks and activations."""
     check(op, (dtype,), True, 150)
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fuzz can fail: one element that is off by some parts in 10^4, in the last row alone."""
+    """The fuzz test detects a single element, in the last row, that is off by 1e-3."""
     real = cunorm.layer_norm
 
-    @functools.wraps(real)  # what it takes is asked of its signature
+    @functools.wraps(real)  # the tests read the signature to select the arguments
     def off(*args: Any, **named: Any) -> Any:
         found = real(*args, **named)
         found[0][-1, -1] += np.float32(1e-3)

@@ -1,7 +1,8 @@
-"""Shared by the contract tests of every op: what they know of it, and wrong arguments as a tired user types them.
+"""Helpers of the contract tests that all ops share: the description of an op, and wrong arguments.
 
-A case is (label, the argument to blame, its errors, a change of the right arguments). Each is refused with the
-argument's name in front, before anything is allocated or launched, and everything that was passed keeps what it held.
+A case is (label, name of the wrong argument, expected errors, function that returns the changed arguments). The call
+must raise before it allocates or launches anything. Its message must start with the argument's name, and the arrays of
+the call must be unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Change = Callable[[Arguments], Arguments]
 Wrong = tuple[str, str, Any, Change]
 
 EITHER = (TypeError, ValueError)
-#: In which a wrong call comes: nothing was called before, the right call was, or it was without out and workspace.
+#: The call before the wrong call: none, the right call, or the right call without out and workspace.
 STATES = ("cold", "warm", "allocating")
 
 
@@ -43,17 +44,17 @@ def flat(value: Any) -> Iterator[np.ndarray]:
 
 
 def contents(given: Arguments) -> list[bytes]:
-    """What all arrays of a call hold."""
+    """The bytes of all arrays of a call."""
     return [array.tobytes() for value in given.values() for array in flat(value)]
 
 
 @contextmanager
 def nothing_may_happen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever allocates, copies, compiles or launches in here fails."""
+    """Make allocations, copies, compilations and launches fail while the context is open."""
 
     def refuse(what: str) -> Callable[..., Any]:
         def fail(*_: object, **__: object) -> Any:
-            raise AssertionError(f"{what} before the arguments were checked")
+            raise AssertionError(f"{what} was called before the arguments were checked")
 
         return fail
 
@@ -66,7 +67,7 @@ def nothing_may_happen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, op: str, given: Arguments, name: str, errors: Any = EITHER) -> str:
-    """The sentence with which these arguments are refused; everything that was passed keeps what it held."""
+    """Assert that the call raises and changes no array, and return the error message."""
     before = contents(given)
     with nothing_may_happen(monkeypatch), pytest.raises(errors) as caught:
         invoke(op, given)
@@ -78,38 +79,39 @@ def refused(monkeypatch: pytest.MonkeyPatch, op: str, given: Arguments, name: st
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """What the tests that all ops share have to know of one. Arrays are made anew for each test, which may spoil them.
+    """Description of an op for the shared contract tests. Each test creates its own arrays and may modify them.
 
     Attributes
     ----------
     op : str
     made : callable
-        (dtype) -> the arrays of the right call; those of other calls too.
+        (dtype) -> the arrays of the right call, also used by most other calls.
     right_tile : Tile
-        Of the right call. A tile proper: a dictionary is checked in every call, and its call not remembered.
+        Tile of the right call. It is a Tile, because calls with a dictionary as tile are not cached.
     wrong : list of Wrong
     tile : callable
-        (x as it lies, name of a strategy or None) -> the tile of a call that must work.
+        (x in its memory layout, name of a strategy or None) -> the tile of a call that must work.
     strided : tuple of callables
-        Arrays large enough to lie about in memory.
+        Arrays large enough for every memory layout of LAYOUTS.
     ranks : callable
         (rank) -> arrays of every kind of shape of that rank.
     square : callable, optional
-        Arrays whose axes are of one size, so that one may be taken for another; else those of the right call.
+        Arrays whose axes have equal sizes, so that a wrong cache key could confuse them. Default: those of the right
+        call.
     saved : tuple of shapes
-        That mean and rstd may come in.
+        Shapes that mean and rstd may have.
     empty : tuple of callables
-        (dtype) -> arrays without elements; the first without samples.
+        (dtype) -> arrays without elements. The first has no samples.
     in_place : tuple of (strategy, layout, changes)
-        How the result lies that is written over an input.
+        Calls whose result overwrites an input: the layout is the input's, `changes` are other arguments.
     large, dirty : mapping of str to (arrays, strategy, layout)
-        Calls whose memory is watched, and whose workspaces are dirty.
+        Calls whose allocations are measured, and calls that run with a dirty workspace.
     masked : tuple of str or None
         Strategies for which every mask is tried.
     alike : bool
-        Whether a tensor that comes out lies in memory as x does. Else it is contiguous.
+        Whether a returned tensor has the memory layout of x. Otherwise it is contiguous.
     any_dtype : bool
-        Whether results may be of every supported dtype.
+        Whether results may have every supported dtype.
     needed : bool
         Whether the right call needs a workspace.
     """
@@ -134,7 +136,7 @@ class Contract:
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the results in `out`."""
+        """Names of the results in `out`."""
         return tuple(name for name in OPS[self.op].results if name not in OPS[self.op].updated)
 
     def out(self, a: Arrays, xp: Any = np) -> Any:
@@ -144,16 +146,16 @@ class Contract:
         return made if len(made) > 1 else made[0]
 
     def first(self, array: Any) -> Any:
-        """The first result is to go into that array, the others are to be allocated."""
+        """Return the `out` that stores the first result in that array and lets the op allocate the others."""
         return (array, *(None,) * (len(self.names) - 1)) if len(self.names) > 1 else array
 
     @functools.cached_property
     def workspace_nbytes(self) -> int:
-        """Of the right call."""
+        """Bytes of workspace of the right call."""
         return self.made().plan(self.op, self.right_tile).workspace_nbytes
 
     def right(self) -> Arguments:
-        """A correct call that needs nothing allocated: every argument is given."""
+        """The arguments of a correct call. All are passed, so the op allocates nothing."""
         a = self.made()
         needed = self.workspace_nbytes
         return {
@@ -170,16 +172,16 @@ class Contract:
         }
 
     def check(self, found: Any) -> None:
-        """Compare what came of the right call with the oracle."""
+        """Compare the results of the right call with the oracle."""
         self.made().check(self.op, found)
 
 
-#: Arrays, their strategy, and how they lie in memory, if not contiguous.
+#: Arrays, their strategy, and their memory layout, or None if they are contiguous.
 Memory = tuple[Callable[[], Arrays], "str | Tile | None", "str | None"]
 
 
 def cases_of(contracts: Iterable[Contract]) -> list[Any]:
-    """Parameters (contract, case, state) of the wrong cases of each op in each state that is one of its own."""
+    """Parameters (contract, case, state) of all wrong cases. Wrong out and workspace have no "allocating" state."""
     return [
         pytest.param(one, case[1:], state, id=f"{one.op}: {case[0]}-{state}")
         for one in contracts
@@ -190,7 +192,7 @@ def cases_of(contracts: Iterable[Contract]) -> list[Any]:
 
 
 def warmed(op: str, given: Arguments) -> None:
-    """Call an op so that the next call of these arguments is one that it remembers."""
+    """Call an op twice, so that its next call with these arguments is found in the cache of calls."""
     invoke(op, given)
     assert len(OPS[op].calls) == 1
     invoke(op, given)
@@ -200,14 +202,14 @@ def warmed(op: str, given: Arguments) -> None:
 
 
 class Tensor:
-    """Like a tensor of another library."""
+    """Stand-in for a tensor of another library."""
 
     def __dlpack__(self) -> None:
-        """Never called."""
+        """Only its presence is checked."""
 
 
 def wrong(argument: str, errors: Any, **values: Any) -> list[Wrong]:
-    """Cases for one argument: label -> value, or a function of the right arguments that gives it."""
+    """Cases for one argument: label -> value, or a function that computes the value from the right arguments."""
     cases: list[Wrong] = []
     for label, value in values.items():
         made = value if callable(value) and not isinstance(value, type) else lambda _, value=value: value
@@ -216,12 +218,12 @@ def wrong(argument: str, errors: Any, **values: Any) -> list[Wrong]:
 
 
 def both(label: str, errors: Any, change: Callable[[np.ndarray], np.ndarray]) -> list[Wrong]:
-    """x and dy wrong in the same way: x is to blame."""
+    """x and dy are wrong in the same way. The error names x."""
     return [(f"x {label}", "x", errors, lambda a: {name: change(a[name]) for name in ("x", "dy") if name in a})]
 
 
 def output(index: int, label: str, errors: Any, make: Callable[[np.ndarray, Arguments], Any]) -> list[Wrong]:
-    """One of the outputs wrong, made of the right one; where an op has one result, that one."""
+    """One wrong output, derived from the right one. `index` is ignored for an op with a single result."""
 
     def change(a: Arguments) -> Arguments:
         if not isinstance(a["out"], tuple):
@@ -237,7 +239,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def unaligned(array: np.ndarray) -> np.ndarray:
-    """The same values one byte past a boundary."""
+    """The same values at an address one byte past an aligned one."""
     moved = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
     moved[...] = array
     return moved
@@ -261,7 +263,7 @@ def neighbours(name: str, shift: int) -> Change:
 
 
 def backwards(name: str) -> Change:
-    """An input that runs backwards through a buffer, the first output before its first element."""
+    """An input with negative strides in a buffer. The first output starts before it and overlaps its last elements."""
 
     def change(a: Arguments) -> Arguments:
         source = a[name]
@@ -269,14 +271,14 @@ def backwards(name: str) -> Change:
         buffer, start = np.zeros(2 * size, np.float32), size * 2 // 3
         window = buffer[start : start + size][::-1].reshape(source.shape)
         window[...] = source
-        assert buffer[start] != 0  # a view, no copy
+        assert buffer[start] != 0  # window is a view of buffer, not a copy
         return {name: window, "out": _first_output(a, buffer[:size].reshape(source.shape))}
 
     return change
 
 
 def array_cases(name: str) -> list[Wrong]:
-    """No array of NumPy or CuPy, or not one of a supported dtype."""
+    """Values that are no NumPy or CuPy array, and arrays of an unsupported dtype."""
     return wrong(
         name,
         TypeError,
@@ -300,7 +302,7 @@ def array_cases(name: str) -> list[Wrong]:
 
 
 def parameter_cases(name: str) -> list[Wrong]:
-    """Wrong values for gamma or beta of a float32 x."""
+    """Wrong values for gamma or beta where x is float32."""
     return [
         *array_cases(name),
         *wrong(name, TypeError, float64=lambda a: a[name].astype(np.float64)),
@@ -323,7 +325,7 @@ def gradient_cases() -> list[Wrong]:
 
 
 def x_cases(least: int = 2) -> list[Wrong]:
-    """Wrong values for an x of at least so many dimensions."""
+    """Wrong values for x, which needs at least `least` dimensions."""
     return [
         *array_cases("x"),
         *wrong("x", TypeError, none=None),
@@ -334,7 +336,7 @@ def x_cases(least: int = 2) -> list[Wrong]:
 
 
 def saved_cases(*names: str) -> list[Wrong]:
-    """Wrong values for the statistics of a float32 x."""
+    """Wrong values for the statistics where x is float32."""
     return [
         case
         for name in names
@@ -362,7 +364,7 @@ def epsilon_cases() -> list[Wrong]:
 
 
 def mask_cases() -> list[Wrong]:
-    """Wrong values for an output_mask of three."""
+    """Wrong values for an output_mask of three flags."""
     return [
         *wrong("output_mask", EITHER, short=(True, True), long=(True,) * 4, empty=(), none=None, flag=True),
         *wrong("output_mask", EITHER, ints=(1, 1, 1), floats=(1.0, 1.0, 1.0), string="yes", texts=("a", "b", "c")),
@@ -372,7 +374,7 @@ def mask_cases() -> list[Wrong]:
 
 
 def tile_cases(right: cunorm.Tile) -> list[Wrong]:
-    """Wrong values for a tile, made of a right one."""
+    """Wrong values for a tile, derived from a right one."""
     legal: dict[str, Any] = {"strategy": right.strategy, **right.as_dict()}
     strategy, (last, *_) = legal["strategy"], [name for name in legal if name not in ("strategy", "threads")] or [None]
     less = {name: value for name, value in legal.items() if name != (last or "threads")}
@@ -388,7 +390,7 @@ def tile_cases(right: cunorm.Tile) -> list[Wrong]:
 
 
 def workspace_cases(needed: bool = True) -> list[Wrong]:
-    """Wrong workspaces: the right one has exactly the bytes that are needed, if any are."""
+    """Wrong workspaces. If the call needs a workspace, the right one has exactly the needed size."""
     cases = [
         *wrong("workspace", EITHER, list=[0] * 128, number=0x1000, bytes=lambda _: bytearray(128), flag=True),
         *wrong("workspace", TypeError, masked=lambda _: np.ma.masked_array(np.zeros(1024, np.uint8))),
@@ -409,7 +411,7 @@ def _misaligned_alone(_: Arguments) -> Arguments:
 
 
 def workspace_on(name: str) -> list[Wrong]:
-    """A workspace that is an input, or lies in it."""
+    """A workspace that is an input, or a view of part of it."""
     return wrong("workspace", ValueError, **{f"is_{name}": lambda a: a[name], f"in_{name}": lambda a: _within(a[name])})
 
 
@@ -418,7 +420,7 @@ def _within(array: np.ndarray) -> np.ndarray:
 
 
 def container_cases(results: int) -> list[Wrong]:
-    """Wrong containers of several results, or of one."""
+    """Wrong containers for `out`."""
     if results == 1:
         return [
             *wrong("out", EITHER, tuple=lambda a: (a["out"],), list=lambda a: [a["out"]], string="out", flag=True),
@@ -433,7 +435,7 @@ def container_cases(results: int) -> list[Wrong]:
 
 
 def output_cases(index: int, any_dtype: bool = False) -> list[Wrong]:
-    """Arrays that cannot be that output; ``any_dtype`` where it may have every supported dtype."""
+    """Arrays that cannot be that output. ``any_dtype``: it may have every supported dtype."""
     window = np.lib.stride_tricks.as_strided
     cases = [
         *output(index, "list", TypeError, lambda o, _: o.tolist()),
@@ -465,7 +467,7 @@ def output_cases(index: int, any_dtype: bool = False) -> list[Wrong]:
 
 
 def result_cases(names: tuple[str, ...], tile: Tile, needed: bool = True, any_dtype: bool = False) -> list[Wrong]:
-    """Wrong outputs, workspaces and tiles, and outputs that lie on each other. Small ones are of one shape."""
+    """Wrong outputs, workspaces and tiles, and overlapping outputs. All outputs but y and dx must have one shape."""
     cases = [*container_cases(len(names)), *workspace_cases(needed), *tile_cases(tile)]
     for index in range(len(names)):
         cases += output_cases(index, any_dtype)
@@ -491,12 +493,12 @@ def _start_of(array: np.ndarray, like: np.ndarray, start: int = 4) -> np.ndarray
 
 
 def inside(index: int, name: str) -> list[Wrong]:
-    """A small output that lies within an input."""
+    """A small output that is a view of part of an input."""
     return output(index, f"in {name}", ValueError, lambda o, a: _start_of(a[name], o))
 
 
 def overlap_cases(name: str, in_place: bool) -> list[Wrong]:
-    """A first output of x's shape that lies on an input; exactly on it, unless that is allowed."""
+    """A first output of x's shape that overlaps an input. ``in_place``: exactly the same memory is allowed."""
     exact = [
         *output(0, f"is {name}", ValueError, lambda _, a: a[name]),
         *output(0, f"view of {name}", ValueError, lambda _, a: a[name][...]),
@@ -511,7 +513,7 @@ def overlap_cases(name: str, in_place: bool) -> list[Wrong]:
 
 
 def gradient_overlap_cases() -> list[Wrong]:
-    """dx on dy, where it may be, and on x."""
+    """dx overlaps dy, on which it may lie exactly, or x."""
     same: Wrong = ("out 0 is dy and x", "out", ValueError, lambda a: {"dy": a["x"], "out": _first_output(a, a["x"])})
     return [*overlap_cases("dy", in_place=True), *overlap_cases("x", in_place=False), same]
 
@@ -520,8 +522,8 @@ def gradient_overlap_cases() -> list[Wrong]:
 
 
 def peak_of(call: Callable[[], Any]) -> tuple[int, Any]:
-    """The most bytes that a call that was made before allocates, and its results."""
-    call()  # plans, kernels
+    """Peak bytes that a repeated call allocates, and its results."""
+    call()  # makes the plan and builds the kernels
     tracemalloc.start()
     try:
         found = call()

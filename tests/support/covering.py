@@ -1,4 +1,4 @@
-"""Products of parameters, of which the quick suite runs a covering array: every pair of values meets in some row."""
+"""Products of test parameters. The quick suite runs a covering array: each pair of values occurs in some row."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 
 
 def pairwise(*axes: Sequence[Hashable], legal: Callable[[tuple[Any, ...]], bool] = lambda row: True) -> list[Any]:
-    """Every legal row of a product, for ``pytest.mark.parametrize``; those that a pairwise covering spares are long.
+    """Every legal row of a product, for ``pytest.mark.parametrize``. Rows outside a pairwise covering are marked long.
 
-    The covering is greedy: always the first row with the most pairs that no row before it has. (allpairspy leaves pairs
-    out where rows are illegal.)
+    The covering is greedy: it takes the first of the rows that contain the most missing pairs. (allpairspy omits pairs
+    if some rows are illegal.)
 
     Parameters
     ----------
     *axes : sequence of hashable
         Values of one parameter each.
     legal : callable, optional
-        Which rows exist.
+        (row) -> whether the row exists.
     """
     rows = [row for row in itertools.product(*axes) if legal(row)]
     pairs = {row: set(itertools.combinations(enumerate(row), 2)) for row in rows}

@@ -1,6 +1,6 @@
-"""A GPU that is not there: real CuPy over memory that does not exist, and a driver that takes notes.
+"""A fake GPU: real CuPy classes, memory that does not exist, and a driver that records its calls.
 
-The fixture ``driver`` in conftest.py gives it to a test, which is skipped where CuPy is not installed.
+The fixture ``driver`` in conftest.py passes it to a test. The test is skipped if CuPy is not installed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FACTS = {
 
 
 class Driver:
-    """What a CUDA driver and CuPy would have been asked to do."""
+    """Record of the calls to a CUDA driver and to CuPy."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -61,7 +61,7 @@ class Driver:
         return self.empty(array.shape, array.dtype)
 
     def asarray(self, array: Any) -> Any:
-        """Host numbers, sent to the current GPU."""
+        """Record host numbers that would be copied to the current GPU."""
         self.sent.append(array)
         return self.empty(array.shape, array.dtype)
 
@@ -73,7 +73,7 @@ class Driver:
 
 @contextmanager
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:  # noqa: C901  # CuPy's classes, in one place
-    """CuPy with this driver below it."""
+    """Patch CuPy to use a recording driver."""
     notes = Driver()
 
     class Device:
@@ -157,7 +157,7 @@ def _forget() -> None:
 
 
 def expected(plan: cunorm.Plan, values: dict[str, Any]) -> list[tuple[int | float, ...]]:
-    """The arguments of a plan's launches, each name in its place."""
+    """The arguments of each launch of a plan in the order of the kernel's parameters. Names are replaced by values."""
     return [
         tuple(
             values[argument] if isinstance(argument, str) else argument

@@ -1,4 +1,4 @@
-"""Where things are, and how a child process finds them."""
+"""Folders of the repository, and the environment in which a child process finds them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The kernels of the tests.
+#: Folder of the test kernels.
 KERNELS = ROOT / "tests" / "kernels"
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a child that runs a module of the tests: ``python -m tests.mutation.worker``."""
+    """Environment of a child process that runs a test module, as in ``python -m tests.mutation.worker``."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **more}

@@ -1,4 +1,4 @@
-"""Shared by the tests of the public contract: problems of small arrays, memory layouts, checks against the oracle."""
+"""Helpers of the public contract's tests: problems with small arrays, memory layouts, checks against the oracle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cunorm.runtime.op import Op
 
 SENTINEL = 200.0  # exact in every dtype
 
-#: One tile a strategy, those of the kernel tests, so that few kernels are built.
+#: One tile per strategy, the same as in the kernel tests, so that few kernels are built.
 TILES = {
     "warp": Tile("warp", threads=128, lanes=32, packs_per_thread=8, samples_per_team=1),
     "block": Tile("block", threads=64, groups=1, stages=2, load="cp_async", packs_per_thread=1),
@@ -33,7 +33,7 @@ TILES = {
 
 
 def forget_calls() -> None:
-    """Empty the caches of checked calls: the next call is checked from its first argument on."""
+    """Empty the caches of checked calls, so that the next call checks all its arguments."""
     for name, module in list(sys.modules.items()):
         if name.startswith("cunorm."):
             for value in list(vars(module).values()):
@@ -43,9 +43,9 @@ def forget_calls() -> None:
 
 # ---- arrays of a problem --------------------------------------------------------------------------------------------
 
-#: Numbers of a call that leaves them out.
+#: Default values of the numbers of a call.
 DEFAULTS = {"eps": 1e-5, "momentum": 0.1}
-#: The flags of batch_norm_backward_reduce, for which other gradients have an output_mask.
+#: The flags of batch_norm_backward_reduce. Other gradients have an output_mask instead.
 FLAGS = ("input_g", "gamma_g", "beta_g")
 
 
@@ -61,15 +61,16 @@ def invoke(op: str, given: dict[str, Any]) -> Any:
 
 
 def tupled(results: Any) -> tuple[Any, ...]:
-    """The results of an op, also where it is one."""
+    """The results of an op as a tuple, also if there is only one."""
     return results if isinstance(results, tuple) else (results,)
 
 
 class Arrays:
-    """The arrays of one problem, NumPy: how the ops of a family take them, and what their results have to be.
+    """The NumPy arrays of one problem: the arguments of a family's ops, and checks of their results.
 
-    The oracle is the ops' own, which the tuner verifies candidates with. The values are not `inputs_of` the tuner:
-    those are float32 in a float64 problem too, and would not show a kernel that drops the rest.
+    The checks use the oracle of the op, with which the tuner verifies candidates. The values are not those of the
+    tuner's `inputs_of`: its values have float32 precision even in a float64 problem, so they would not reveal a kernel
+    that drops the remaining digits.
     """
 
     family: ClassVar[str]
@@ -77,12 +78,12 @@ class Arrays:
 
     @property
     def dtype(self) -> str:
-        """Of x."""
+        """Name of x's dtype."""
         return NAMES[self.x.dtype]
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a call takes besides arrays."""
+        """The arguments of a call that are no arrays."""
         raise NotImplementedError
 
     @property
@@ -101,7 +102,7 @@ class Arrays:
         return (self.sizes[2],)
 
     def settle(self) -> None:
-        """Make statistics and sums those of x as it is, rounded as they are saved."""
+        """Recompute statistics and sums from the present values of x and dy, rounded to the dtype that stores them."""
         raise NotImplementedError
 
     def given(self, op: str) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class Arrays:
         return {name: value for name, value in named.items() if name in taken(op)}
 
     def plan(self, op: str, tile: Any, last: bool = False) -> Any:
-        """The plan of a call of these arrays; ``last``: with channels innermost."""
+        """The plan of a call with these arrays. ``last``: channels are innermost in memory."""
         options = {name: value for name, value in self.options.items() if name in OPS[op].takes}
         shape = self.x.shape
         if last:
@@ -128,9 +129,9 @@ class Arrays:
         return self.parameters, whose.dtype
 
     def call(self, op: str, executor: Any, **changes: Any) -> Any:
-        """Call an op with these arrays there. Changes are other arguments, and arrays that lie elsewhere.
+        """Call an op with these arrays on the executor. `changes` replaces or adds arguments.
 
-        What the op does not take of the changes is left out.
+        Arguments that the op does not take are dropped.
         """
         there = {
             name: executor.put(value) if isinstance(value, np.ndarray) else value
@@ -140,7 +141,7 @@ class Arrays:
         return invoke(op, {**there, **changes})
 
     def check(self, op: str, results: Any, **numbers: float) -> None:
-        """Compare the results of an op with its oracle of these arrays; None is passed over."""
+        """Compare the results of an op on these arrays with its oracle. Results that are None are skipped."""
         spec, (layout, N, C, HxW, group) = OPS[op], self.sizes
         problem = Problem(
             op=op,
@@ -164,19 +165,19 @@ class Arrays:
             if came is not None:
                 one, shape = exact[name], self.result(op, name)[0]
                 assert came.shape == shape, f"{name}: shape {came.shape}, expected {shape}"
-                assert np.size(one.values) == came.size  # the oracle looks at all of it
+                assert np.size(one.values) == came.size  # the oracle checks all elements
                 moved = layout == "NHWC" and came.ndim > 2 and name in ("y", "dx")
                 sentence = Expected(*one, NAMES[came.dtype], moved).fault(came.reshape(-1))
                 assert sentence is None, sentence
 
     def checked(self, op: str, executor: Any, **changes: Any) -> Any:
-        """What the same `call` gives, compared with the oracle."""
+        """Same as `call`, and compare the results with the oracle."""
         found = self.call(op, executor, **changes)
         self.compare(op, executor, found, **changes)
         return found
 
     def compare(self, op: str, executor: Any, found: Any, **changes: Any) -> None:
-        """Compare what such a call gave with the oracle: each result is there if it is wanted, and of its dtype."""
+        """Compare the results of such a call with the oracle, and check which results exist and their dtypes."""
         results = tuple(map(executor.get, tupled(found)))
         self.check(op, results, **{name: float(changes[name]) for name in OPS[op].numbers if name in changes})
         assert [came is not None for came in results] == wanted(op, changes)
@@ -185,21 +186,21 @@ class Arrays:
                 assert came is None or came.dtype == self.result(op, name)[1], f"{name}: {came.dtype}"
 
     def check_forward(self, *results: Any, **numbers: float) -> None:
-        """Compare y, mean and rstd with the oracle of these arrays."""
+        """Compare y, mean and rstd of these arrays with the oracle."""
         self.check(self.family, results, **numbers)
 
     def check_backward(self, *results: Any) -> None:
-        """Compare dx, dgamma and dbeta with the oracle of these arrays; None is passed over."""
+        """Compare dx, dgamma and dbeta of these arrays with the oracle. Results that are None are skipped."""
         self.check(f"{self.family}_backward", results)
 
 
 def flagged(op: str, mask: Sequence[Any]) -> dict[str, Any]:
-    """The arguments of a gradient that say which results are wanted."""
+    """The arguments of a gradient that select its results."""
     return {"output_mask": tuple(mask)} if "output_mask" in taken(op) else dict(zip(FLAGS, mask, strict=True))
 
 
 def wanted(op: str, given: dict[str, Any]) -> list[bool]:
-    """Which results a call with these arguments gives."""
+    """Whether a call with these arguments returns each result or None."""
     if "output_mask" in taken(op):
         return [bool(flag) for flag in given.get("output_mask", (True,) * 3)]
     if "input_g" in taken(op):
@@ -210,7 +211,7 @@ def wanted(op: str, given: dict[str, Any]) -> list[bool]:
 
 @dataclass
 class GroupArrays(Arrays):
-    """Of GroupNorm, with statistics rounded as a forward would have saved them."""
+    """Arrays of GroupNorm. Statistics are rounded as a forward call would store them."""
 
     family = "group_norm"
 
@@ -252,7 +253,7 @@ def group_arrays(
     seed: int = 0,
     offset: float = 0.0,
 ) -> GroupArrays:
-    """Random arrays of that shape, x so far from 0."""
+    """Random arrays of that shape. The mean of x is about `offset`."""
     random = np.random.default_rng(seed)
     C = shape[1] if data_format == "NCHW" else shape[-1]
     x = (random.standard_normal(shape) + offset).astype(DTYPES[dtype])
@@ -267,13 +268,13 @@ def group_arrays(
 
 
 def _saved(dtype: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Statistics or sums, rounded as they are saved of that dtype."""
+    """Statistics or sums, rounded to the dtype that stores them for tensors of `dtype`."""
     return [each.astype(DTYPES[accumulator(dtype)]) for each in values]
 
 
 @dataclass
 class LayerArrays(Arrays):
-    """Of LayerNorm, with statistics rounded as a forward would have saved them."""
+    """Arrays of LayerNorm. Statistics are rounded as a forward call would store them."""
 
     family = "layer_norm"
 
@@ -320,7 +321,7 @@ def layer_arrays(
     seed: int | None = None,
     offset: float = 0.0,
 ) -> LayerArrays:
-    """Random arrays of that shape, x so far from 0."""
+    """Random arrays of that shape. The mean of x is about `offset`."""
     random = np.random.default_rng(math.prod(shape) if seed is None else seed)
     made = LayerArrays(*[None] * 2, normalized_shape, *[None] * 4)
     made.x = (random.standard_normal(shape) + offset).astype(DTYPES[dtype])
@@ -332,13 +333,13 @@ def layer_arrays(
     return made
 
 
-#: The ops of BatchNorm on tensors.
+#: The ops of BatchNorm that take tensors.
 BATCH_OPS = ("batch_norm_stats", "batch_norm_elemt", "batch_norm_backward_reduce", "batch_norm_backward_elemt")
 
 
 @dataclass
 class BatchArrays(Arrays):
-    """Of BatchNorm, with statistics and sums rounded as cunorm saves them."""
+    """Arrays of BatchNorm. Statistics and sums are rounded as cunorm stores them."""
 
     family = "batch_norm"
 
@@ -379,7 +380,7 @@ def batch_arrays(
     seed: int | None = None,
     offset: float = 0.0,
 ) -> BatchArrays:
-    """Random arrays of that shape (N, C, *), x so far from 0."""
+    """Random arrays of that shape (N, C, *). The mean of x is about `offset`."""
     random = np.random.default_rng(math.prod(shape) if seed is None else seed)
     x = (random.standard_normal(shape) + offset).astype(DTYPES[dtype])
     dy = random.standard_normal(shape).astype(DTYPES[dtype])
@@ -451,7 +452,7 @@ def _samples_backwards(xp: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Any
     return base, base[::-1]
 
 
-#: How an array may lie in memory: (namespace, shape, dtype) -> the memory, and the array in it.
+#: Memory layouts by name: (namespace, shape, dtype) -> the whole allocation, and the array that is a view of it.
 LAYOUTS: dict[str, Callable[[Any, tuple[int, ...], Any], tuple[Any, Any]]] = {
     "reversed": _reversed,
     "every other": _every_other,
@@ -468,7 +469,7 @@ LAYOUTS: dict[str, Callable[[Any, tuple[int, ...], Any], tuple[Any, Any]]] = {
 
 
 def laid_out(xp: Any, values: Any, layout: str) -> Any:
-    """The same values in that layout; what lies between them is NaN."""
+    """The same values in that layout. The other elements of the allocation are NaN."""
     base, view = LAYOUTS[layout](xp, values.shape, values.dtype)
     base.fill(np.nan)
     view[...] = xp.asarray(values)
@@ -484,13 +485,13 @@ def shifted(executor: Any, array: np.ndarray, shift: int) -> Any:
 
 
 def sparse(count: int, dtype: Any) -> np.ndarray:
-    """Zeros whose pages exist only once they are written."""
+    """Zeros in anonymous memory, whose pages are allocated only when they are written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize, flags=flags), dtype)
 
 
 def fake_cupy(shape: tuple[int, ...], dtype: Any, *, device: int = 0, address: int = 0x100000) -> Any:
-    """A real cupy.ndarray over memory that does not exist: it has a shape, strides, a place, and must not be read."""
+    """A real cupy.ndarray over memory that does not exist. It has a shape, strides and an address; never read it."""
     import cupy
 
     nbytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)

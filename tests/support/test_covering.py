@@ -1,4 +1,4 @@
-"""The covering arrays that choose what the quick suite runs."""
+"""Test the covering arrays that select the rows of the quick suite."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def legal(row: tuple[Any, ...]) -> bool:
     (("ab", "xy"), lambda row: True, 4),
     (("ab",) * 7, lambda row: True, 10),
 ], ids=["mixed", "illegal", "two", "seven"])  # fmt: skip
-def test_every_pair_meets_in_the_quick_suite(axes: Any, allowed: Any, most: int) -> None:
+def test_every_pair_of_values_occurs_in_the_quick_suite(axes: Any, allowed: Any, most: int) -> None:
     rows = pairwise(*axes, legal=allowed)
     product = [row for row in itertools.product(*axes) if allowed(row)]
-    assert [tuple(row.values) for row in rows] == product  # nothing is lost
+    assert [tuple(row.values) for row in rows] == product  # no row is lost
     quick = [row.values for row in rows if not row.marks]
     assert len(quick) <= most
     for one, other in itertools.combinations(range(len(axes)), 2):

@@ -1,4 +1,4 @@
-"""How far a result may lie from the float64 oracle: the ops' bounds, and the assertion."""
+"""Tolerances of results against the float64 oracle: the ops' bounds, and an assertion."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ __all__ = [
 
 
 def assert_within(name: str, came: Any, exact: np.ndarray, bound: np.ndarray, dtype: str) -> None:
-    """Every element within its bound; NaN and infinity exactly where the oracle has them."""
+    """Assert that each element is within its bound, and that NaN and infinity are exactly where the oracle has them."""
     sentence = fault(name, came, exact, bound, dtype)
     assert sentence is None, sentence

@@ -1,4 +1,4 @@
-"""The traffic gate: what kernels move, counted, against the fewest bytes that a problem has to; and the counting."""
+"""The traffic gate, which compares the counted bytes that kernels move with the byte floor; tests of the counting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.paths import KERNELS
 from tests.traffic.traffic_table import EDGE, EFFICIENT, ROWS, SPLIT_BACKWARD, Row
 
 STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.strategies]
-#: Of LayerNorm's backward `split` the formula counts a strip that lies across no boundary of a pack as if it did.
+#: For LayerNorm's backward `split`, the formula counts a strip as if it crossed a boundary of a pack, even if not.
 LOOSE = 0.998
 
 
@@ -47,16 +47,16 @@ def parameters(rows: list[Row]) -> list[Any]:
 
 
 @pytest.mark.parametrize("row", parameters(list(ROWS)))
-def test_a_row_of_the_table(row: Row) -> None:
+def test_traffic_is_within_the_limits_of_the_table(row: Row) -> None:
     found = measured(row)
     tensors = found.of(TENSOR)
     assert found.sample is None
-    assert 1 - 1e-9 <= found.tensor_ratio <= row.tensors + 1e-9, f"asks for {found.tensor_ratio:.4f} of the floor"
+    assert 1 - 1e-9 <= found.tensor_ratio <= row.tensors + 1e-9, f"requests {found.tensor_ratio:.4f} of the floor"
     assert found.fetched_ratio <= row.fetched + 1e-9, f"fetches {found.fetched_ratio:.4f} of the floor"
     assert tensors.wide_efficiency >= row.wide, (
         f"sector efficiency of 16-byte accesses is {tensors.wide_efficiency:.4f}"
     )
-    for one in found.launches:  # nothing goes past load and store
+    for one in found.launches:  # no access bypasses load and store
         for role, moves in one.roles.items():
             assert (moves.lane_loaded, moves.lane_stored) == (moves.raw_loaded, moves.raw_stored), (one.entry, role)
     plan = row.plan()
@@ -65,7 +65,7 @@ def test_a_row_of_the_table(row: Row) -> None:
     if (row.op, row.strategy) == ("layer_norm_backward", "split"):
         assert LOOSE * said <= moved.nbytes <= said
     elif row.op == "group_norm_backward" and row.strategy in ("split", "grid"):
-        # Lanes of a sweep along channels ask for neighbouring words, of which some are the same: fewer by warps.
+        # In a sweep along channels, some lanes of a warp load the same words, so a warp requests fewer than its lanes.
         flat = plan.problem.layout == "NCHW" and plan.problem.HxW > 1
         assert (moved.nbytes if flat else moved.lane_nbytes) == said
         assert moved.nbytes <= said
@@ -73,7 +73,7 @@ def test_a_row_of_the_table(row: Row) -> None:
         assert moved.nbytes == said
 
 
-def test_a_row_that_is_allowed_more_than_its_rule_says_why() -> None:
+def test_a_row_with_looser_limits_than_the_rule_has_a_reason() -> None:
     for row in ROWS:
         twice = SPLIT_BACKWARD if row.op.endswith("backward") else 3 / 2
         rule = twice if row.strategy in ("split", "grid") and not row.op.startswith("batch_norm") else EDGE
@@ -83,8 +83,8 @@ def test_a_row_that_is_allowed_more_than_its_rule_says_why() -> None:
 
 @pytest.mark.parametrize("strategy", ["warp", "block", "split"])
 @pytest.mark.parametrize("op", ["group_norm_backward", "layer_norm_backward"])
-def test_what_is_not_wanted_is_not_moved(op: str, strategy: str) -> None:
-    """The floor follows the outputs, and so does the traffic: without dx no second sweep, for dbeta alone no x."""
+def test_masked_outputs_cause_no_traffic(op: str, strategy: str) -> None:
+    """Floor and traffic depend on the outputs: without dx there is no second sweep, for dbeta alone x is not read."""
     row = _first(op, strategy)
     for mask, tensors in (((False, True, True), 2), ((False, False, True), 1)):
         found = measured(row, mask=mask)
@@ -101,7 +101,7 @@ def test_every_strategy_is_in_the_table(op: str, strategy: str) -> None:
     assert op == "batch_norm_gather_stats" or {row.dtype for row in rows} == {"float32", "bfloat16"}
 
 
-def test_an_access_past_the_doors_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_access_that_bypasses_load_and_store_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", "checked")
     kernel = compiled((KERNELS / "bypass.cu").read_text(), "bypass", threads=32)
     x, y = np.ones(32, np.float32), np.zeros(32, np.float32)
@@ -132,10 +132,10 @@ def _second_reads(op: str, tile: dict[str, Any], shape: tuple[int, ...], groups:
         ("group_norm_backward", "NHWC", (1, 16384, 128), 8),
     ],
 )
-def test_grid_reads_again_from_the_cache_what_split_reads_from_memory(
+def test_second_reads_hit_the_cache_with_grid_and_miss_it_with_split(
     op: str, layout: str, shape: tuple[int, ...], slab: int, lead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU with an eighth of H200's multiprocessors and L2 cache, so that its tensors are an eighth as well."""
+    """On a GPU with an eighth of H200's multiprocessors and L2 cache, so an eighth of the elements is enough."""
     small = dataclasses.replace(known("H200"), multiprocessors=16, l2_bytes=known("H200").l2_bytes // 8)
     monkeypatch.setitem(KNOWN, "H200", small)
     groups = shape[-1] // 4 if layout == "NHWC" else shape[1] // 4
@@ -154,20 +154,20 @@ def test_grid_reads_again_from_the_cache_what_split_reads_from_memory(
     assert other.reuse.within(small.l2_bytes // 2) < 0.95
 
 
-# ---- linear in slices -----------------------------------------------------------------------------------------------
+# ---- linearity in slices, samples -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("op", "strategy"), STRATEGIES)
 def test_bytes_are_linear_in_slices(op: str, strategy: str) -> None:
     row = _first(op, strategy)
-    # Several rows, or samples, are one part of a result: whole parts, and more than one.
+    # Several rows or samples form one partial result. Use a multiple of that number, and more than one.
     step = 8 * row.tile.get("rows_per_team", 1) if op.startswith("layer") else row.tile.get("samples_per_team", 1)
     step *= 2 if strategy == "column" else 1
     few, some, many = (measured(row, step * N) for N in (2, 4, 8))
-    if op.startswith("batch") and strategy == "column" and "gather" not in op:  # whose chunks are of all rows together
+    if op.startswith("batch") and strategy == "column" and "gather" not in op:  # chunks span all rows together
         few, some, many = (measured(row, N) for N in (2, 4, 8))
     for role in ROLES:
-        # How many requests the fold of a workspace's rows makes of them goes by steps.
+        # The number of requests with which a fold reads the workspace's rows grows in steps, not linearly.
         every = (
             [one.name for one in dataclasses.fields(Moves)] if role == TENSOR else ["loaded", "stored", "raw_stored"]
         )
@@ -182,7 +182,7 @@ def test_bytes_are_linear_in_slices(op: str, strategy: str) -> None:
     [
         ("group_norm_backward", "block", 64),
         ("group_norm_backward", "grid", 64),
-        ("group_norm_backward", "split", 64),  # whose partial rows are many enough at 64 to be summed in slices
+        ("group_norm_backward", "split", 64),  # 64 samples have enough partial rows to be summed in slices
         ("group_norm", "split", 64),
         ("layer_norm_backward", "warp", 4096),
         ("layer_norm_backward", "split", 128),
@@ -190,10 +190,12 @@ def test_bytes_are_linear_in_slices(op: str, strategy: str) -> None:
         ("batch_norm_stats", "column", 64),
     ],
 )
-def test_a_sample_counts_what_the_whole_does(op: str, strategy: str, N: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampled_count_equals_the_whole_count(
+    op: str, strategy: str, N: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = _first(op, strategy)
     whole = measured(row, N)
-    for limit in ("WHOLE", "LARGEST"):  # the latter where blocks take turns
+    for limit in ("WHOLE", "LARGEST"):  # LARGEST applies if blocks take turns
         monkeypatch.setattr(sampling, limit, 2**18)
     part: Traffic = row.plan(N).traffic()
     assert part.sample is not None
@@ -209,8 +211,8 @@ def test_a_sample_counts_what_the_whole_does(op: str, strategy: str, N: int, mon
     assert str(part.sample) in str(part)
 
 
-def test_a_sample_may_be_larger_than_what_is_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no smaller one's blocks lie on a line with the problem's: chunks of 256 rows, samples of 24."""
+def test_a_sample_may_be_larger_than_the_limit_of_whole_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 256 rows, samples of 24 rows: no smaller sample extrapolates linearly to the problem's blocks."""
     row = dataclasses.replace(_first("batch_norm_stats", "column"), sizes=(1024, 64, 24))
     row = dataclasses.replace(row, tile=row.tile | {"chunk": 256})
     whole = measured(row)
@@ -219,12 +221,12 @@ def test_a_sample_may_be_larger_than_what_is_counted_whole(monkeypatch: pytest.M
     part: Traffic = row.plan().traffic()
     assert part.sample is not None and part.sample.many * 24 * 64 > 2**15
     assert part.of(TENSOR) == whole.of(TENSOR)
-    monkeypatch.setattr(sampling, "LARGEST", 2**21)  # which the problem is not larger than
+    monkeypatch.setattr(sampling, "LARGEST", 2**21)  # the problem is not larger than that
     assert row.plan().traffic().sample is None
 
 
-def test_a_sample_has_a_workspace_where_the_problem_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A range of 8 samples is one row of results, which need no workspace: no line leads from there to many rows."""
+def test_a_sample_has_a_workspace_if_the_problem_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range of 8 samples is one row of results and needs no workspace, so it cannot be extrapolated to many rows."""
     row = _first("batch_norm_stats", "block")
     whole = measured(row, 64)
     monkeypatch.setattr(sampling, "WHOLE", 2**19)  # 16 samples
@@ -234,7 +236,7 @@ def test_a_sample_has_a_workspace_where_the_problem_has_one(monkeypatch: pytest.
     assert part.of(WORKSPACE) == whole.of(WORKSPACE)
 
 
-def test_one_sample_is_cut_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_of_one_sample_is_sampled_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     row = dataclasses.replace(_first("group_norm_backward", "block"), sizes=(1, 64, 1024, 16))
     whole = measured(row)
     monkeypatch.setattr(sampling, "WHOLE", 2**17)
@@ -243,7 +245,7 @@ def test_one_sample_is_cut_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert part.of(TENSOR) == whole.of(TENSOR)
 
 
-def test_what_is_too_large_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_too_large_to_count_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "WHOLE", 2**10)
     monkeypatch.setattr(sampling, "LARGEST", 2**12)
     plan = cunorm.plan("layer_norm", shape=(1, 8192), dtype="float32", normalized_shape=8192, device="cpu")
@@ -263,7 +265,7 @@ def trace(sectors: list[int], blocks: list[int], regions: list[int]) -> np.ndarr
 
 
 def stack_distances(traces: list[np.ndarray], resident: list[int], wanted: list[bool]) -> list[int]:
-    """By a stack of sectors, the latest first: how deep a load finds its own."""
+    """Depth at which each load finds its sector in a stack of sectors, with the latest sector on top."""
     stack: list[int] = []
     found = []
     for one, alive in zip(traces, resident, strict=True):
@@ -289,7 +291,7 @@ def stack_distances(traces: list[np.ndarray], resident: list[int], wanted: list[
     return found
 
 
-def test_distances_are_those_of_a_stack() -> None:
+def test_distances_equal_those_of_a_stack_of_sectors() -> None:
     random = np.random.default_rng(0)
     for _ in range(100):
         traces, resident = [], []
@@ -311,8 +313,8 @@ def test_distances_are_those_of_a_stack() -> None:
                 assert asked[region] == 4 * len(own)
 
 
-def test_a_long_trace_outlives_its_line_of_time() -> None:
-    """Marks are moved together when time runs out: far more accesses than sectors, and then more sectors."""
+def test_distances_of_a_trace_that_is_longer_than_the_time_axis() -> None:
+    """Marks are compacted when the time axis is full: far more accesses than sectors, and then more sectors."""
     rounds = np.tile(np.arange(1000, dtype=np.uint64), 3000)
     far = np.arange(2_000_000, dtype=np.uint64) % 1_500_000
     sectors = np.concatenate([rounds, far])
@@ -335,11 +337,11 @@ def test_shares_and_distances_of_reuse() -> None:
     assert (nothing.again, nothing.within(0), nothing.at(0.5)) == (0, 1, 0)
 
 
-def test_second_sweeps_come_back_after_the_tensors_and_strategies_that_read_once_do_not() -> None:
+def test_a_second_sweep_reads_again_after_all_tensors_and_a_single_sweep_never_does() -> None:
     split, block = (measured(_first("group_norm_backward", strategy)) for strategy in ("split", "block"))
     assert block.reuse.again == 0
     assert split.reuse.again == split.reuse.reads // 2
-    # All blocks run at once, and every one comes back to its part when all have read dy and x, and written some dx.
+    # All blocks run at once. Each reads its part again after all have read dy and x, and some have written dx.
     assert 0.6 * split.floor_bytes < split.reuse.at(0) <= split.reuse.at(1) < 1.05 * split.floor_bytes
     assert measured(_first("batch_norm_stats", "column")).reuse.again == 0
 
@@ -347,7 +349,7 @@ def test_second_sweeps_come_back_after_the_tensors_and_strategies_that_read_once
 # ---- the counting ---------------------------------------------------------------------------------------------------
 
 
-def test_counts_by_hand() -> None:
+def test_counts_equal_those_computed_by_hand() -> None:
     row = _first("group_norm_backward", "block")  # 16 groups of 4 channels and 1024 positions
     found = measured(row)
     main, sums = found.launches
@@ -363,10 +365,10 @@ def test_counts_by_hand() -> None:
     assert main.barriers_per_block == int(main.barriers_per_block) >= 1
     assert main.shuffles_per_block > 0
     assert found.bank_conflicts >= 1
-    assert main.resident == 6 * 132  # by its 32 KiB of shared memory
+    assert main.resident == 6 * 132  # limited by its 32 KiB of shared memory
 
 
-def test_nothing_to_launch_moves_nothing() -> None:
+def test_a_plan_without_launches_has_no_traffic() -> None:
     for options in ({"shape": (0, 8, 4)}, {"shape": (2, 8, 4), "output_mask": (False, False, False)}):
         plan = cunorm.plan("group_norm_backward", dtype="float32", num_groups=2, device="cpu", **options)
         found = plan.traffic()
@@ -375,7 +377,7 @@ def test_nothing_to_launch_moves_nothing() -> None:
         assert "nothing to launch" in str(found)
 
 
-def test_a_plan_of_another_place_is_counted_here_as_its_device() -> None:
+def test_a_plan_for_another_device_is_counted_on_the_cpu_for_that_device() -> None:
     row = _first("group_norm", "block")
     there = dataclasses.replace(row.plan(), place=Target("gpu", 0, known("A100")))
     found = there.traffic()
@@ -400,12 +402,12 @@ def test_a_plan_of_another_place_is_counted_here_as_its_device() -> None:
         ("group_norm_backward", (), 0),
     ],
 )
-def test_the_floor(op: str, outputs: tuple[str, ...], tensors: int) -> None:
+def test_the_byte_floor(op: str, outputs: tuple[str, ...], tensors: int) -> None:
     problem = dataclasses.replace(_first(op, next(iter(OPS[op].strategies))).plan().problem, outputs=outputs)
     assert traffic.floor_bytes(problem) == tensors * problem.nbytes
 
 
-def test_json_and_text_hold_the_same() -> None:
+def test_json_and_text_contain_the_same() -> None:
     found = measured(_first("group_norm_backward", "split"))
     document = json.loads(json.dumps(found.as_dict()))
     assert document["schema"] == "cunorm-traffic/1"

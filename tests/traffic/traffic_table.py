@@ -1,7 +1,7 @@
-"""How many bytes each strategy of each op may move, over the fewest that its problem has to: the table of the gate.
+"""The table of the traffic gate: limits of the bytes that each strategy may move, relative to the byte floor.
 
-A row is a problem class of a strategy. Its tiles are those of the battery, so that few kernels are built. Where a row
-allows more than the rule for its strategy, `why` says what it is.
+A row is a class of problems of one strategy. Its tile is one of the battery's, so that few kernels are built. If a row
+allows more than the rule for its strategy, `why` contains the reason.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import cunorm
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Plan
 
-#: A strategy that reads and writes every byte once, and one whose slices begin or end within a 32-byte sector.
+#: ONCE: the strategy reads and writes every byte once. EDGE: its slices also begin or end within a 32-byte sector.
 ONCE, EDGE = 1.02, 1.05
-#: Two sweeps: dy and x twice, and dx; x twice, and y.
+#: Two sweeps. Backward: dy and x are read twice, dx is written once. Forward: x is read twice, y is written once.
 SPLIT_BACKWARD, SPLIT_FORWARD = 5 / 3, 3 / 2
-#: Bytes of full-width accesses over those of their sectors.
+#: Bytes of full-width accesses divided by the bytes of their sectors.
 EFFICIENT = 0.95
 
-SHORT = "runs of few packs that begin in the middle of a sector, or end there"
+SHORT = "runs of few packs begin or end in the middle of a sector"
 NARROW = "a block's part of a row is narrow, and neighbouring blocks fetch the sectors that it shares"
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A problem of one strategy, and what it may move.
+    """A problem of one strategy, and the limits of its traffic.
 
     Attributes
     ----------
@@ -36,15 +36,16 @@ class Row:
     sizes : tuple of int
         N, C, HxW, groups; rows and length for LayerNorm; ranks and C for batch_norm_gather_stats.
     tile : mapping
-        Without its strategy.
+        Fields of the tile other than the strategy.
     tensors : float
-        Bytes of tensors that warps ask for, over the floor: at most.
+        Upper limit of the bytes of tensors that warps request, divided by the floor.
     fetched : float
-        Bytes of the sectors of tensors that blocks touch, each once a block and direction, over the floor: at most.
+        Upper limit of the bytes of the sectors of tensors that blocks touch, divided by the floor. Each sector counts
+        once per block and direction.
     wide : float
-        Sector efficiency of 16-byte accesses to tensors: at least.
+        Lower limit of the sector efficiency of 16-byte accesses to tensors.
     why : str
-        What a row is excused for.
+        Reason for limits that are looser than the rule.
     layout, dtype : str
     long : bool
     """
@@ -66,7 +67,7 @@ class Row:
         return f"{self.op}-{self.strategy}-{self.label}-{self.dtype}".replace(" ", "_")
 
     def plan(self, N: int | None = None, mask: tuple[bool, ...] = (True, True, True)) -> Plan:
-        """Its plan, with another number of samples if that is given."""
+        """The plan of the row, with N samples if N is passed."""
         N = N or self.sizes[0]
         op, options = OPS[self.op], dict[str, Any]()
         if "num_groups" in op.takes:
@@ -79,7 +80,7 @@ class Row:
             options["output_mask"] = mask
         for name in ("gamma", "beta"):
             if f"{name}_dtype" in op.takes and not (name == "beta" and "backward" in self.op):
-                options[f"{name}_dtype"] = "float32"  # as the battery has them
+                options[f"{name}_dtype"] = "float32"  # as in the battery
         _, *inner = self.sizes[:3] if "data_format" in op.takes else self.sizes[:2]
         shape = (N, *(inner if self.layout == "NCHW" else inner[::-1]))
         tile = {"strategy": self.strategy, **self.tile}
@@ -87,7 +88,7 @@ class Row:
 
 
 def _twice(*rows: Row) -> Iterator[Row]:
-    """Rows of a strategy that reads its inputs twice, but for those that say themselves what they may move."""
+    """Set the limits of a strategy that reads its inputs twice, for the rows that do not set `tensors` themselves."""
     for row in rows:
         if row.tensors != ONCE:
             yield row
@@ -98,7 +99,7 @@ def _twice(*rows: Row) -> Iterator[Row]:
 
 
 def _both_types(rows: Iterator[Row]) -> Iterator[Row]:
-    """Each row in float32, and where there is a build of it in the battery, in bfloat16."""
+    """Each row in float32, and also in bfloat16 if the battery builds its kernels for bfloat16."""
     for row in rows:
         yield row
         if row.layout == "NCHW":

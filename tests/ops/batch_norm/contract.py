@@ -1,4 +1,4 @@
-"""What the shared tests of the contract have to know of BatchNorm: right calls, and wrong ones that are its own."""
+"""Description of BatchNorm for the shared contract tests: right calls, and the wrong calls of BatchNorm alone."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ RESULTS[REDUCE] = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 
 
 def tile_of(op: str, strategy: str = "block") -> cunorm.Tile:
-    """A tile proper."""
+    """The tile as a Tile."""
     return cunorm.Tile("column", threads=64) if op == GATHER else cunorm.Tile.of(tile_fields(KINDS[op], strategy))
 
 
 def strategy_of(x: Any) -> str:
-    """The one that takes x as it lies: rows of channels, or planes."""
+    """The strategy for the memory layout of x: `column` for rows of channels, `block` for planes."""
     last = x.ndim == 2 or x.transpose(0, *range(2, x.ndim), 1).flags.c_contiguous
     return "column" if last else "block"
 
@@ -56,7 +56,7 @@ def _tile(x: Any, strategy: str | None, op: str) -> cunorm.Tile:
 
 @dataclass
 class GatherArrays(Arrays):
-    """Of batch_norm_gather_stats: three ranks, one of them absent."""
+    """Arrays of batch_norm_gather_stats: three ranks, one of them absent."""
 
     family = "batch_norm"
 
@@ -83,7 +83,7 @@ class GatherArrays(Arrays):
         return self.parameters
 
     def check(self, op: str, results: Any, **numbers: float) -> None:
-        """Of the two that are returned; the running ones: test_batch_norm_gather_calls.py."""
+        """Check the two returned results. test_batch_norm_gather_calls.py checks the running statistics."""
         super().check(op, (*results, None, None), **numbers)
 
 
@@ -97,7 +97,7 @@ def gather_arrays(dtype: str = "float32") -> GatherArrays:
 
 
 def of_channels(name: str) -> list[Wrong]:
-    """Wrong arrays of a number a channel."""
+    """Wrong values for an array of one number per channel."""
     return [
         *array_cases(name),
         *wrong(name, TypeError, none=None),

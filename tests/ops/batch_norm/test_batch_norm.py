@@ -22,8 +22,8 @@ from tests.support.covering import pairwise
 from tests.support.problems import BATCH_OPS, BatchArrays, batch_arrays, forget_calls, shifted, sparse, tupled
 from tests.support.tolerance import assert_within, batch_elemt, batch_input, batch_reduce, batch_stats
 
-# (N, C, spatial). HxW of 1, 2, 3, 7, 49, 63, 65 and 127 leave every tail of a 16-byte access; C of 1, 3, 5, 20, 33 and
-# 64 make wide rows, last slabs and rows left over; N of 1, 2 and 129.
+# (N, C, spatial). HxW of 1, 2, 3, 7, 49, 63, 65 and 127 cover every tail of a 16-byte access. C of 1, 3, 5, 20, 33 and
+# 64 cover wide rows, last slabs and rows left over. N is 1, 2 or 129, among others.
 SHAPES = [
     (1, 1, ()),
     (2, 5, ()),
@@ -50,12 +50,12 @@ REDUCING = {
     "split": {"strategy": "split", "threads": 64, "chunk": 16},
     "column": {"strategy": "column", "threads": 64, "columns": 64, "chunk": 2},
 }
-#: Runs of 64 elements start and end within planes; elemt has no split.
+#: Runs of 64 elements start and end within planes. elemt has no strategy `split`.
 STREAMING = {
     "block": {"strategy": "block", "threads": 64, "chunk": 64},
     "column": {"strategy": "column", "threads": 64, "columns": 64, "chunk": 2},
 }
-#: That of the tests of calls too.
+#: The same tile as in the tests of calls.
 GATHER = {"strategy": "column", "threads": 64}
 TILES = [
     *[(kind, name) for kind in ("stats", "reduce") for name in REDUCING],
@@ -69,12 +69,12 @@ def tile_of(kind: str, strategy: str) -> dict[str, Any]:
     return (REDUCING if kind in ("stats", "reduce") else STREAMING)[strategy]
 
 
-#: The ops of BatchNorm on tensors by the kinds of tiles that they have.
+#: The ops of BatchNorm on tensors, by the kind of their tiles.
 OP = dict(zip(("stats", "elemt", "reduce", "input"), BATCH_OPS, strict=True))
 
 
 class Case(BatchArrays):
-    """Arrays of one problem; channels first or last in memory. Statistics may be saved in another dtype."""
+    """Arrays of one problem with channels first or last in memory. `saved`: the dtype of mean and invstd."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class Case(BatchArrays):
         return {name: value for name, value in self.given(OP[kind]).items() if name != "count"}
 
     def run(self, kind: str, executor: Executor, **changes: Any) -> Any:
-        """Call the function on these arrays, or on others that lie elsewhere."""
+        """Call the function on these arrays. `changes` replaces or adds arguments."""
         return self.call(OP[kind], executor, **changes)
 
     def right(self, kind: str, results: Any, executor: Executor) -> None:
-        """Compare results with the oracle; None is passed over."""
+        """Compare results with the oracle. Results that are None are skipped."""
         self.check(OP[kind], tuple(map(executor.get, tupled(results))))
 
 
@@ -113,7 +113,7 @@ def bits(executor: Executor, results: Any) -> list[bytes]:
 
 
 def taken(kind: str, strategy: str, shapes: Any = SHAPES, **facts: Any) -> Iterator[Case]:
-    """Cases of all shapes in both layouts that the strategy takes."""
+    """Cases of all shapes and both layouts that the strategy accepts."""
     for shape, layout in itertools.product(shapes, ("first", "last")):
         _, C, spatial = shape
         rows = C > 1 and (layout == "last" or int(np.prod(spatial)) == 1)
@@ -140,7 +140,7 @@ def test_matches_the_oracle_on_hostile_shapes(dtype: str, kind: str, strategy: s
 @pytest.mark.parametrize(("kind", "strategy", "tile"), [
     ("stats", "block", {"threads": 64, "channels": 1, "samples_per_block": 256}),
     ("reduce", "block", {"threads": 64, "channels": 64, "samples_per_block": 1}),
-    # the last slab has more parts a channel
+    # the last slab has more parts per channel
     ("reduce", "block", {"threads": 64, "channels": 17, "samples_per_block": 1}),
     ("stats", "split", {"threads": 64, "chunk": 1}),
     ("reduce", "split", {"threads": 64, "chunk": 100000}),
@@ -153,7 +153,7 @@ def test_matches_the_oracle_on_hostile_shapes(dtype: str, kind: str, strategy: s
     ("input", "column", {"threads": 96, "columns": 7, "chunk": 20}),
 ], ids=str)  # fmt: skip
 def test_other_tiles(kind: str, strategy: str, tile: dict[str, int], executor: Executor) -> None:
-    """One channel or all, all samples or one, one position a chunk, one chunk of all, one row of results."""
+    """One channel or all, all samples or one, one position per chunk, one chunk for all, one row of results."""
     for case in taken(kind, strategy, [*SHAPES, (2, 33, (2,)), (1, 6, (4,)), (2, 3, (640,))]):
         results = case.run(kind, executor, tile={"strategy": strategy, **tile})
         case.right(kind, results, executor)
@@ -204,7 +204,7 @@ def test_mixed_and_missing_parameters(parameters: str | None, kind: str, strateg
 
 @pytest.mark.parametrize("strategy", list(REDUCING))
 def test_sums_of_four_dtypes(strategy: str, executor: Executor) -> None:
-    """Statistics in x's dtype; each sum rounded once to the dtype of its out; the others never written."""
+    """Statistics have x's dtype. Each sum is rounded once, to the dtype of its array in `out`."""
     dtypes = ("float64", "bfloat16", "float16", "float32")
     for shape in ((3, 20, (7,)), (1, 20, (7,))):
         case = Case(shape, "float16", LAYOUT_OF[strategy], saved="float16")
@@ -212,7 +212,7 @@ def test_sums_of_four_dtypes(strategy: str, executor: Executor) -> None:
         results = case.run("reduce", executor, out=out, tile=tile_of("reduce", strategy))
         assert all(a is b for a, b in zip(results, out, strict=True))
         case.right("reduce", results, executor)
-        if strategy == "column":  # new results: no strategy chooses their dtypes
+        if strategy == "column":  # allocated results: their dtypes do not depend on the strategy
             plain = case.run("reduce", executor, tile=tile_of("reduce", strategy))
             case.right("reduce", plain, executor)
             assert [NAMES[np.dtype(a.dtype)] for a in plain] == ["float16"] * 4
@@ -229,7 +229,7 @@ def test_sums_and_statistics_of_x_s_dtype(strategy: str, executor: Executor) -> 
 @pytest.mark.parametrize(("kind", "strategy"), TILES, ids=NAMED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_misaligned_slices(dtype: str, kind: str, strategy: str, executor: Executor) -> None:
-    """Tensors that start 1, 2, ... elements past a 16-byte boundary, each differently; y on x and dx on dy."""
+    """Tensors start 1, 2, ... elements past a 16-byte boundary, each differently. Also y in place of x, dx of dy."""
     for C, length in ((16, 16), (5, 9)):
         case = Case((3, C, (length,)), dtype, LAYOUT_OF[strategy], "float32")
         last = LAYOUT_OF[strategy] == "last"
@@ -253,15 +253,15 @@ def test_misaligned_slices(dtype: str, kind: str, strategy: str, executor: Execu
                 case.right(kind, first, executor)
 
 
-#: Several parts a channel, several samples and a last slab, rows left over.
+#: Several parts per channel, several samples and a last slab, rows left over.
 ORDERED = [(2, 5, (70,)), (5, 3, (11,)), (2, 33, (7, 7)), (67, 3, ()), (1, 3, (9,))]
 
 
 @pytest.mark.parametrize(("kind", "strategy"), TILES, ids=NAMED)
-def test_results_depend_on_no_order_and_no_workspace(
+def test_results_do_not_depend_on_the_order_of_threads_or_the_workspace(
     kind: str, strategy: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bits in every order of threads, and with a workspace of NaN."""
+    """Results are bitwise equal in every order of threads. The workspace is full of NaN."""
     for shape in ORDERED:
         for case in taken(kind, strategy, [shape]):
             seen = set()
@@ -278,7 +278,7 @@ def test_results_depend_on_no_order_and_no_workspace(
 def test_a_grid_smaller_than_the_work(
     kind: str, strategy: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
+    """Only three blocks: each processes several items and reuses its shared memory for the next item."""
 
     def forget() -> None:
         plans._plans.clear()
@@ -309,7 +309,7 @@ def test_few_channels_use_many_blocks() -> None:
 
 @pytest.mark.parametrize("strategy", list(REDUCING))
 def test_the_documented_example(strategy: str, executor: Executor) -> None:
-    """dy of (4, 2) = 1, 1, 1, 2, 2, 2, 3, 3; x = 0..7; mean = invstd = weight = 1; planes of it for the others."""
+    """dy of (4, 2) = 1, 1, 1, 2, 2, 2, 3, 3; x = 0..7; mean = invstd = weight = 1. Rearranged as planes if needed."""
     dy, x = np.float32([[1, 1], [1, 2], [2, 2], [3, 3]]), np.arange(8, dtype=np.float32).reshape(4, 2)
     shapes = [(4, 2), (4, 2, 1)] if strategy == "column" else [(1, 2, 4), (2, 2, 2)]
     for shape in shapes:
@@ -327,7 +327,7 @@ def test_the_documented_example(strategy: str, executor: Executor) -> None:
 @pytest.mark.parametrize("offset", [1e3, -1e3])
 @pytest.mark.parametrize("strategy", list(REDUCING))
 def test_offsets(strategy: str, offset: float, executor: Executor) -> None:
-    """Sums are centred before they are multiplied; variances are not differences of squares."""
+    """Products are taken of centred values, and variances are not differences of sums of squares."""
     case = Case((9, 20, (41,)), layout=LAYOUT_OF[strategy], offset=offset)
     for kind in ("stats", "reduce"):
         case.right(kind, case.run(kind, executor, tile=tile_of(kind, strategy)), executor)
@@ -346,7 +346,7 @@ def test_a_constant_channel_has_no_variance(strategy: str, constant: float, exec
 @pytest.mark.parametrize("where", [(0, 0), (1, 51), (2, 102), (1, 7)])
 @pytest.mark.parametrize("strategy", list(REDUCING))
 def test_an_outlier(strategy: str, where: tuple[int, int], executor: Executor) -> None:
-    """One element of 1e6: the first, the middle or the last, which the shift is made of, or another."""
+    """One element is 1e6: the first, the middle, the last or another."""
     case = Case((3, 5, (103,)), layout=LAYOUT_OF[strategy])
     case.x[where[0], 2, where[1]] = 1e6
     case.right("stats", case.run("stats", executor, tile=tile_of("stats", strategy)), executor)
@@ -354,7 +354,7 @@ def test_an_outlier(strategy: str, where: tuple[int, int], executor: Executor) -
 
 @pytest.mark.parametrize("rows", [9001, 9011])
 def test_an_outlier_in_a_row_left_over(rows: int, executor: Executor) -> None:
-    """Moments of one element have no distance from their shift, and yet it is not what the others are relative to."""
+    """A row left over has moments of one element with deviation 0. A merge must still count its distance to others."""
     case = Case((rows, 7, ()), layout="last")
     case.x *= np.float32(1e-4)
     case.x[-1] = 1.0
@@ -385,8 +385,8 @@ def test_statistics_that_are_not_finite_stay_in_their_channel(strategy: str, exe
 
 
 @pytest.mark.parametrize("strategy", list(REDUCING))
-def test_uneven_parts_make_the_whole(strategy: str, executor: Executor) -> None:
-    """What three ranks with 1, 5 and 3 samples find, gathered or added, is what one finds."""
+def test_uneven_parts_combine_to_the_whole_batch(strategy: str, executor: Executor) -> None:
+    """The statistics and sums of three ranks with 1, 5 and 3 samples, gathered or added, equal those of one rank."""
     case = Case((9, 5, (11,)), layout=LAYOUT_OF[strategy], offset=3.0)
     parts = [slice(0, 1), slice(1, 6), slice(6, 9)]
 
@@ -404,7 +404,7 @@ def test_uneven_parts_make_the_whole(strategy: str, executor: Executor) -> None:
 
 
 def gathered(executor: Executor, means: Any, invstds: Any, counts: Any, **options: Any) -> list[np.ndarray]:
-    """cunorm's four results against the oracle's, from running statistics of 1 and 2."""
+    """The four results, compared with the oracle. Running statistics start at 1 and 2."""
     C = means.shape[1]
     dtype = options.pop("running", np.dtype(np.float32))
     running = [executor.put(np.full(C, value).astype(dtype)) for value in (1, 2)]
@@ -417,7 +417,7 @@ def gathered(executor: Executor, means: Any, invstds: Any, counts: Any, **option
         )
         results = [executor.get(a) for a in (mean, invstd, *running)]
         for name, came, want in zip(("mean", "invstd", "running_mean", "running_var"), results, exact, strict=True):
-            # The bound of a merge in float64 is nothing beside the rounding of its result.
+            # The merge runs in float64, so its error is negligible beside the rounding of the result.
             assert_within(name, came, want, 1e-13 * np.abs(want) + 1e-13, NAMES[came.dtype])
     return results
 
@@ -442,16 +442,16 @@ def test_gathering_matches_the_oracle(dtype: str, executor: Executor) -> None:
 ], ids=lambda counts: str(counts.dtype))  # fmt: skip
 @pytest.mark.parametrize("running", [np.dtype(np.float64), DTYPES["bfloat16"]], ids=str)
 def test_counts_and_running_statistics_of_any_dtype(counts: Any, running: Any, executor: Executor) -> None:
-    """A rank of count 0 is absent, whatever it holds."""
+    """A rank with count 0 is absent; its values do not matter."""
     means, invstds = np.float32([[1, -2], [np.nan, 0], [3, 7]]), np.float32([[1, 2], [0, np.inf], [0.5, 300]])
     gathered(executor, means, invstds, counts, running=running)
 
 
 def test_gathering_corner_cases(executor: Executor) -> None:
     means, invstds = np.float32([[1, -2], [3, 7]]), np.float32([[1, 2], [0.5, 1e4]])
-    one = gathered(executor, means[:1], invstds[:1], np.array([1]))  # one element in all: the variance stays biased
+    one = gathered(executor, means[:1], invstds[:1], np.array([1]))  # a total of one element: the variance stays biased
     assert one[3][0] == np.float32(0.9 * 2 + 0.1 * (1 - 1e-5))
-    # invstd of more than 1 / sqrt(eps): the variance is rounded to a negative one, and counts as 0
+    # invstd exceeds 1 / sqrt(eps): the computed variance is negative and counts as 0
     assert gathered(executor, means, invstds, np.array([0, 4]))[1][1] == np.float32(1 / np.sqrt(1e-5))
     far = np.float64([[1e8], [1e8 + 1]])
     gathered(executor, far, np.float64([[1], [1]]), np.array([4, 4]))
@@ -467,7 +467,7 @@ def test_gathering_corner_cases(executor: Executor) -> None:
 
 
 def test_running_statistics_are_rounded_once(executor: Executor) -> None:
-    """1 + 2^-11 + 2^-40 lies above the middle of two float16; as float32 it lies on it, and would round down."""
+    """1 + 2^-11 + 2^-40 is above the midpoint of two float16. Rounded to float32 it is the midpoint and rounds down."""
     values = 1 + np.float64([[2.0**-11 + 2.0**-40, 2.0**-11, 2.0**-11 - 2.0**-40, 3 * 2.0**-11 - 2.0**-40]])
     for dtype in ("float16", "bfloat16"):
         scaled = (1 + (values - 1) * (8 if dtype == "bfloat16" else 1)).astype(np.float64)
@@ -479,7 +479,7 @@ def test_running_statistics_are_rounded_once(executor: Executor) -> None:
 
 
 def test_no_elements_at_all(executor: Executor) -> None:
-    """Counts of 0, which only the kernel sees where they live on a GPU: NaN, and running statistics stay."""
+    """All counts are 0, which only the kernel sees on a GPU. Results are NaN, and running statistics do not change."""
     plan = cunorm.plan(
         "batch_norm_gather_stats", shape=(2, 3), dtype="float32", device="cpu" if executor.name == "cpu" else 0
     )
@@ -498,7 +498,7 @@ def test_no_elements_at_all(executor: Executor) -> None:
 
 @contextlib.contextmanager
 def some_blocks(*wanted: int | None) -> Iterator[None]:
-    """Of the launches to come run only so many blocks: the first ones, for a negative number the last, None for all."""
+    """Run only some blocks of the next launches: per launch the first n, the last -n if n < 0, or all if None."""
     from cunorm.executors.cpu import executor as cpu
 
     whole = cpu.launch
@@ -514,7 +514,7 @@ def some_blocks(*wanted: int | None) -> Iterator[None]:
         yield
 
 
-#: N, C, HxW, chunk or samples, and the first sweep's last blocks to run. Rows of 33 channels have rows left over.
+#: N, C, HxW, chunk or samples, and the number of the first sweep's last blocks that run. 33 channels leave rows over.
 PAST = {
     "block": (2**18 + 2, 64, 128, 256, 16),
     "split": (2, 64, 2**24 + 128, 16384, 2),
@@ -524,9 +524,9 @@ PAST = {
 
 @pytest.mark.parametrize("strategy", list(REDUCING))
 def test_sums_past_2_to_the_31_elements(strategy: str) -> None:
-    """The end of a tensor of more than 2^31 elements, by running only the last blocks of the sweep.
+    """Check the end of a tensor of more than 2^31 elements. Only the last blocks of the sweep run.
 
-    The tensors are sparse memory: only what is touched exists, and the rest is zeros.
+    The tensors are sparse memory, in which only the pages that are written exist. All other elements are zeros.
     """
     N, C, HxW, chunk, blocks = PAST[strategy]
     assert N * C * HxW > 2**31
@@ -547,7 +547,7 @@ def test_sums_past_2_to_the_31_elements(strategy: str) -> None:
     for came, want, bound in zip(sums, exact, bounds, strict=True):
         assert_within("sums", came[end[1]], want, bound, "float32")
         assert np.count_nonzero(came) == want.size
-    # Moments of a workspace of zeros count as none, so those found are of the blocks that ran.
+    # Moments of zeros in the workspace have count 0, so the results are those of the blocks that ran.
     with some_blocks(-blocks, None, None):
         found = cunorm.batch_norm_stats(x, tile=tile, workspace=sparse(2**28, np.uint8))
     swept = {
@@ -562,12 +562,12 @@ def test_sums_past_2_to_the_31_elements(strategy: str) -> None:
 
 @pytest.mark.parametrize(("strategy", "shape"), [
     ("block", (2**18 + 2, 64, 128)),
-    ("block", (1, 1, 2**31 + 1030)),  # a plane that an int cannot count
+    ("block", (1, 1, 2**31 + 1030)),  # a plane of more elements than an int can count
     ("block", (1, 2, 2**31 - 2050)),
     ("column", (65075300, 33, 1)),
 ], ids=str)  # fmt: skip
 def test_elements_past_2_to_the_31(strategy: str, shape: tuple[int, ...]) -> None:
-    """The end of a tensor of more than 2^31 elements, which comes first."""
+    """Check the end of a tensor of more than 2^31 elements, which the first blocks process."""
     N, C, HxW = shape
     dy, x, out = (sparse(N * C * HxW, DTYPES["bfloat16"]) for _ in range(3))
     random = np.random.default_rng(0)
@@ -577,7 +577,7 @@ def test_elements_past_2_to_the_31(strategy: str, shape: tuple[int, ...]) -> Non
     tile = {"strategy": strategy, "threads": 64}
     tile |= {"chunk": 2048} if strategy == "block" else {"threads": 128, "columns": 128, "chunk": 256}
     channel = (np.arange(N * C * HxW - 1000, N * C * HxW) // HxW) % C
-    row = (1, 1000)  # a channel of its own for each element
+    row = (1, 1000)  # one channel per element
     for kind in ("elemt", "input"):
         tensors = [a.reshape(shape) for a in ((x, out) if kind == "elemt" else (dy, x, out))]
         saved = (mean, invstd, None)
@@ -610,7 +610,7 @@ def test_elements_past_2_to_the_31(strategy: str, shape: tuple[int, ...]) -> Non
     ((4, 8), {**REDUCING["column"], "columns": 65}, "column: columns is 65, expected at most threads, 64"),
     ((4, 8, 100000), REDUCING["block"], "block: needs .* bytes of shared memory"),
 ], ids=str)  # fmt: skip
-def test_what_is_refused(shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
+def test_refusals(shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
     with pytest.raises(cunorm.UnsupportedTile, match=sentence):
         cunorm.plan("batch_norm_stats", shape=shape, dtype="float32", device="cpu", tile=tile)
     streaming = STREAMING.get(tile["strategy"], {})

@@ -1,4 +1,4 @@
-"""What the public contract promises of BatchNorm's functions on tensors alone; the rest: tests/ops/test_contract.py."""
+"""The public contract of BatchNorm's functions on tensors alone. tests/ops/test_contract.py tests the shared part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_sums_may_be_rows_of_one_array(layout: str | None, executor: Executo
 
 
 def test_sums_of_any_dtype_are_rounded_once(executor: Executor) -> None:
-    """What comes in a wide dtype, rounded to the narrow one: the same bits, but for a sum that lies between two."""
+    """A sum in a narrow dtype is bitwise equal to the wide sum, rounded. With this data, no double rounding occurs."""
     a, tile = batch_arrays(), tile_of(REDUCE)
     wide = tuple(map(executor.get, a.checked(REDUCE, executor, tile=tile)))
     dtypes = [DTYPES[name] for name in ("float16", "float64", "bfloat16", "float32")]
@@ -44,8 +44,8 @@ def test_sums_of_any_dtype_are_rounded_once(executor: Executor) -> None:
                 assert executor.get(came).tobytes() == plain.astype(came.dtype).tobytes()
 
 
-def test_sums_of_any_dtype_are_taken(executor: Executor) -> None:
-    """By batch_norm_backward_elemt; there are no samples, so nothing has to be built for it."""
+def test_batch_norm_backward_elemt_accepts_sums_of_any_dtype(executor: Executor) -> None:
+    """There are no samples, so no kernel has to be built."""
     for x_type, sums in itertools.product(DTYPES, DTYPES):
         with np.errstate(all="ignore"):
             a = batch_arrays((0, 4, 3), x_type)
@@ -53,8 +53,7 @@ def test_sums_of_any_dtype_are_taken(executor: Executor) -> None:
         assert a.call(INPUT, executor, sum_dy=totals, sum_dy_xmu=totals, count=2).dtype == a.x.dtype
 
 
-def test_one_call_is_not_taken_for_another(executor: Executor) -> None:
-    """Calls of other counts and strategies, in turn."""
+def test_the_cache_of_calls_distinguishes_counts_and_strategies(executor: Executor) -> None:
     a = batch_arrays((2, 2, 2, 2))
     for _ in range(2):
         for count in (8, 2.5, np.int64(3), np.float32(8), 2**40, 1e-3):
@@ -63,8 +62,8 @@ def test_one_call_is_not_taken_for_another(executor: Executor) -> None:
             a.checked(REDUCE, executor, tile=tile_of(REDUCE, strategy))
 
 
-def test_the_parts_are_a_whole(executor: Executor) -> None:
-    """The four functions and gather_stats of a world of one are BatchNorm, forward and backward."""
+def test_the_functions_together_are_batch_norm(executor: Executor) -> None:
+    """The four functions and gather_stats of one rank compute BatchNorm, forward and backward."""
     a = batch_arrays((4, 8, 3, 3))
     x, dy, gamma, beta = (executor.put(each) for each in (a.x, a.dy, a.gamma, a.beta))
     mean, invstd = cunorm.batch_norm_stats(x)

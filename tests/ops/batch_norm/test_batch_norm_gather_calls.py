@@ -1,4 +1,4 @@
-"""What must work of batch_norm_gather_stats: counts of every kind, running statistics in place, absent ranks."""
+"""Valid calls of batch_norm_gather_stats: counts of every kind, running statistics in place, absent ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.contract import unaligned
 from tests.support.problems import SENTINEL, laid_out
 from tests.support.tolerance import assert_within
 
-TILE = cunorm.Tile("column", threads=64)  # a dictionary is checked in every call, and its call not remembered
+TILE = cunorm.Tile("column", threads=64)  # calls with a dictionary as tile are not cached
 RUNNING = ("running_mean", "running_var")
 COUNTS = [4, 0, 9]
 
@@ -27,9 +27,9 @@ def statistics(world: int = 3, C: int = 8, dtype: str = "float32") -> tuple[np.n
 
 
 def gather(executor: Executor, given: tuple[Any, ...], counts: Any, **options: Any) -> list[Any]:
-    """All four results, checked against the oracle; running statistics given as arrays are updated in place.
+    """All four results, checked against the oracle. Running statistics that are passed as arrays are updated in place.
 
-    ``given`` holds means and invstds, NumPy arrays, or those and the arrays that stand for them in the call.
+    ``given`` contains means and invstds as NumPy arrays. Two more arrays, if any, replace them in the call.
     """
     means, invstds, *there = given
     running = {name: options.pop(name) for name in RUNNING if name in options}
@@ -51,7 +51,7 @@ def test_counts_of_every_kind_give_the_same(executor: Executor) -> None:
     given, results = statistics(), []
     lists = (COUNTS, tuple(COUNTS), [4.0, 0.0, 9.0], (np.int32(4), 0, 9.0), [np.float32(4), np.uint8(0), 9])
     dtypes = (np.int32, np.int64, np.float32, np.float64)
-    spread = executor.xp.full((3, 2), -1, np.int64)  # the numbers between are no counts
+    spread = executor.xp.full((3, 2), -1, np.int64)  # the elements between the counts are -1
     spread[:, 0] = executor.put(np.array(COUNTS))
     for counts in (*lists, *(executor.put(np.array(COUNTS, dtype)) for dtype in dtypes), spread[:, 0]):
         for _ in range(2):
@@ -60,8 +60,8 @@ def test_counts_of_every_kind_give_the_same(executor: Executor) -> None:
     assert all(result == results[0] for result in results)
 
 
-def test_counts_are_looked_at_in_every_call() -> None:
-    """A call like one before, with other numbers in the same array."""
+def test_counts_are_checked_in_every_call() -> None:
+    """A repeated call with other numbers in the same array is checked again."""
     means, invstds = statistics()
     running = np.full(8, 3, np.float32)
     for counts in (np.array(COUNTS), np.array(COUNTS, float)):
@@ -75,7 +75,7 @@ def test_counts_are_looked_at_in_every_call() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_absent_ranks_may_hold_anything(value: float, executor: Executor) -> None:
+def test_values_of_absent_ranks_do_not_matter(value: float, executor: Executor) -> None:
     means, invstds = statistics()
     alone = gather(executor, (means[[0, 2]], invstds[[0, 2]]), [4, 9])
     for spoiled in (means, invstds):
@@ -88,7 +88,7 @@ def test_absent_ranks_may_hold_anything(value: float, executor: Executor) -> Non
 @pytest.mark.parametrize("names", [RUNNING, RUNNING[:1], RUNNING[1:]])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_running_statistics_are_updated_in_place(dtype: str, names: tuple[str, ...], executor: Executor) -> None:
-    """Of any dtype, dense or not, in turn with a call of the same arrays that takes none of them."""
+    """Of any dtype, dense or strided, alternating with calls of the same arrays without running statistics."""
     given, xp = statistics(), executor.xp
     base = xp.full((8, 6), SENTINEL, DTYPES[dtype])
     dense = [xp.full(8, value, DTYPES[dtype]) for value in (0.5, 2)]
@@ -96,7 +96,7 @@ def test_running_statistics_are_updated_in_place(dtype: str, names: tuple[str, .
         for array in arrays:
             array.fill(2)
         running = dict(zip(names, arrays, strict=False))
-        for _ in range(2):  # the second time from what the first left
+        for _ in range(2):  # the second call continues from the results of the first
             gather(executor, given, COUNTS, momentum=0.25, **running)
             gather(executor, given, COUNTS)
         for array in arrays[len(names) :]:
@@ -144,7 +144,7 @@ def test_strided_statistics(layout: str, executor: Executor) -> None:
 
 
 def test_broadcast_statistics(executor: Executor) -> None:
-    """Ranks of the same statistics, and channels of the same."""
+    """All ranks have the same statistics, or all channels have."""
     means, invstds = statistics()
     for cut in (np.s_[:1], np.s_[:, :1]):
         same = [np.ascontiguousarray(each[cut]) for each in (means, invstds)]
@@ -152,7 +152,7 @@ def test_broadcast_statistics(executor: Executor) -> None:
         gather(executor, (*(np.broadcast_to(each, (3, 8)) for each in same), *there), COUNTS)
 
 
-def test_arrays_off_their_elements_boundary(tmp_path: Any) -> None:
+def test_unaligned_arrays(tmp_path: Any) -> None:
     executor, given = Executor("cpu"), statistics()
     running = {name: unaligned(np.ones(8, np.float32)) for name in RUNNING}
     out = (unaligned(np.zeros(8, np.float32)), None)
@@ -177,8 +177,8 @@ def test_no_channels(given: bool, executor: Executor) -> None:
     assert mean.shape == invstd.shape == (0,)
 
 
-def test_no_ranks() -> None:
-    """Nothing adds up to nothing: a total of 0."""
+def test_no_ranks_are_refused() -> None:
+    """Without ranks, the total count is 0, which is an error."""
     empty, running = np.zeros((0, 8), np.float32), np.ones(8, np.float32)
     for counts in ([], (), np.zeros(0), np.zeros(0, np.int64)):
         with pytest.raises(ValueError, match=r"^counts"):
@@ -186,8 +186,8 @@ def test_no_ranks() -> None:
     assert np.array_equal(running, np.ones(8))
 
 
-def test_one_call_is_not_taken_for_another(executor: Executor) -> None:
-    """Calls that differ in one thing only, in turn, so that a cache that forgets that thing answers wrongly."""
+def test_the_cache_distinguishes_calls_that_differ_in_one_argument(executor: Executor) -> None:
+    """Alternate such calls, so that a cache key that lacks an argument gives a wrong result."""
     given = statistics()
     for _ in range(2):
         for eps in (1e-5, 0.0, 1e-3, np.float32(1e-2)):

@@ -1,4 +1,4 @@
-"""What the shared tests of the contract have to know of GroupNorm: right calls, and wrong ones that are its own."""
+"""Description of GroupNorm for the shared contract tests: right calls, and the wrong calls of GroupNorm alone."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ WRONG = {
         *workspace_on("dy"),
     ],
 }
-#: warp holds no sums over samples.
+#: The in-place calls of `warp` want only dx.
 NO_SUMS = {"output_mask": (True, False, False)}
 CONTRACTS = [
     Contract(
@@ -131,7 +131,7 @@ CONTRACTS = [
             (strategy, layout, NO_SUMS if strategy == "warp" else {})
             for strategy in TILES
             for layout in (None, "channels last", "reversed", "misaligned", "misaligned channels last")
-            if strategy != "warp" or "last" not in (layout or "")  # warp takes no channels-last data
+            if strategy != "warp" or "last" not in (layout or "")  # warp refuses channels-last data
         ),
         large={
             f"{strategy}, {layout or data_format}": (

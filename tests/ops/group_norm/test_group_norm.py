@@ -18,8 +18,8 @@ from tests.support.problems import GroupArrays, forget_calls, group_arrays, shif
 
 DTYPE_NAMES = tuple(DTYPES)
 
-# (N, C, spatial, groups). HxW of 1, 2, 3, 7, 49, 63, 65, 127 and 130 leave every tail of a 16-byte access; C / G of 1,
-# 2, 3, 5, 10 and 33 misalign the groups; N of 1, 2 and 129; one group, and as many groups as channels.
+# (N, C, spatial, groups). HxW of 1, 2, 3, 7, 49, 63, 65, 127 and 130 cover every tail of a 16-byte access. C / G of 1,
+# 2, 3, 5, 10 and 33 misalign the groups. N is 1, 2 or 129, among others. Some have one group, some one per channel.
 SHAPES = [
     (1, 1, (), 1),
     (2, 5, (), 5),
@@ -45,8 +45,8 @@ SHAPES = [
 ]
 IDS = ["x".join(map(str, (N, C, *spatial))) + f"g{groups}" for N, C, spatial, groups in SHAPES]
 
-# One tile a strategy keeps the number of builds low; chunk = 16 makes many chunks of small shapes. "registers" is
-# `block` with its slab there.
+# One tile per strategy keeps the number of builds low. chunk = 16 cuts small shapes into many chunks. "registers" is
+# `block` with load=registers.
 TILES: dict[str, dict[str, int]] = {
     "warp": {"threads": 128, "lanes": 32, "packs_per_thread": 8, "samples_per_team": 1},
     "block": {"threads": 64, "groups": 1, "stages": 2, "load": "cp_async", "packs_per_thread": 1},
@@ -55,7 +55,7 @@ TILES: dict[str, dict[str, int]] = {
     "grid": {"threads": 128, "chunk": 16, "groups": 1, "prefetch_tiles": 1},
     "split": {"threads": 128, "chunk": 16},
 }
-#: Those that do not take every problem.
+#: Strategies that refuse some problems.
 PARTIAL = ("warp", "registers", "cluster", "grid")
 
 
@@ -66,7 +66,7 @@ def tile_of(strategy: str) -> dict[str, Any]:
 class Case(GroupArrays):
     """Arrays of one problem."""
 
-    def __init__(  # a problem's sizes and kinds
+    def __init__(
         self,
         N: int,
         C: int,
@@ -82,33 +82,33 @@ class Case(GroupArrays):
         super().__init__(**vars(made))
 
     def statistics(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of x as a test has made it."""
+        """Mean and rstd of the present x."""
         self.settle()
         return self.mean, self.rstd
 
     def forward(self, executor: Executor, **options: Any) -> None:
-        """Run it and compare."""
+        """Run the forward and compare."""
         self.checked("group_norm", executor, **options)
 
     def backward(self, executor: Executor, mask: tuple[bool, bool, bool] = (True,) * 3, **options: Any) -> None:
-        """The same, without beta, which only an activation asks for."""
+        """Run the backward and compare. It needs no beta, because there is no activation."""
         self.settle()
         self.checked("group_norm_backward", executor, beta=None, output_mask=mask, **options)
 
 
 def run(case: Case, strategy: str, direction: str, executor: Executor, **options: Any) -> None:
-    """Check one direction with one strategy; skip with the sentence where the strategy refuses the problem."""
+    """Check one direction with one strategy. Skip with the error message if the strategy refuses the problem."""
     check = case.forward if direction == "forward" else case.backward
     tile = tile_of(strategy)
     if (strategy, case.dtype, direction) == ("registers", "float64", "backward"):
-        tile["packs_per_thread"] = 4  # eight need more registers than the kernel leaves
+        tile["packs_per_thread"] = 4  # eight packs need too many registers
     try:
         check(executor, tile=tile, **options)
     except cunorm.UnsupportedTile as refusal:
         pytest.skip(f"refused: {refusal}")
 
 
-#: Layouts of each strategy; warp takes channels-last shapes only where that is no other order.
+#: (strategy, layout). warp accepts NHWC shapes only if NHWC is the same order as NCHW.
 PLACES = [
     ("warp", "NCHW"),
     ("registers", "NCHW"),
@@ -121,7 +121,7 @@ def test_matches_the_oracle_on_hostile_shapes(
     dtype: str, place: tuple[str, str], direction: str, executor: Executor
 ) -> None:
     strategy, data_format = place
-    # With split, of whose kernels there are most, float16 shares the builds of mixed parameters.
+    # split has the most kernels. There, float16 uses float32 parameters, whose builds another test needs too.
     gamma_dtype = "float32" if (dtype, strategy) == ("float16", "split") else "same"
     checked = 0
     for shape, name in zip(SHAPES, IDS, strict=True):
@@ -133,7 +133,7 @@ def test_matches_the_oracle_on_hostile_shapes(
             continue
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from None
-    # channels-last, rows of grid's one group are narrow
+    # with NHWC, grid refuses groups that are too narrow
     least = {"warp": 15, "registers": 16, "block": 20, "cluster": 9, "split": 20}
     assert checked >= (least | {"grid": 14 if data_format == "NCHW" else 3})[strategy], checked
 
@@ -142,7 +142,7 @@ def test_matches_the_oracle_on_hostile_shapes(
 @pytest.mark.parametrize(("dtype", "gamma_dtype"), [("float16", "same"), ("bfloat16", "float32")])
 @pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_parameters_whose_builds_of_split_the_quick_tests_spare(
+def test_parameters_of_split_whose_builds_the_quick_tests_omit(
     direction: str, data_format: str, dtype: str, gamma_dtype: str, executor: Executor
 ) -> None:
     for shape in SHAPES:
@@ -162,7 +162,7 @@ def test_every_mask(strategy: str, mask: tuple[bool, bool, bool], executor: Exec
 @pytest.mark.parametrize("strategy", list(TILES))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_and_missing_parameters(dtype: str, strategy: str, executor: Executor) -> None:
-    """float32 or none: the same builds. Planes of one element are channels-last to split: more, of float16 alone."""
+    """float32 parameters or none, which share builds. split needs other builds for HxW = 1, only run for float16."""
     shapes = [(9, 64, (), 8), (2, 6, (5, 7), 3)]
     for shape in shapes[1:] if (dtype, strategy) == ("bfloat16", "split") else shapes:
         for gamma_dtype in ("float32", None):
@@ -186,7 +186,7 @@ def test_mixed_and_missing_parameters(dtype: str, strategy: str, executor: Execu
     {"strategy": "split", "threads": 128, "chunk": 100000},
 ], ids=str)  # fmt: skip
 def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
-    """Part of a warp, several samples a team, several groups a block, one position a chunk, one chunk of all."""
+    """Part of a warp, several samples per team, several groups per block, one position per chunk, one chunk for all."""
     for shape in ((19, 64, (), 8), (19, 24, (), 8), (3, 16, (5,), 8), (130, 63, (), 21)):
         for data_format in ("NCHW", "NHWC"):
             case = Case(*shape, "float32", data_format)
@@ -210,7 +210,7 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
 @pytest.mark.parametrize("strategy", list(TILES))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> None:
-    """Arrays that start 1, 2, ... elements past a 16-byte boundary, x and dy and out each differently."""
+    """x, dy and out start 1, 2, ... elements past a 16-byte boundary, each differently."""
     for N, C, spatial, groups in ((3, 16, (), 2), (2, 8, (16,), 8), (2, 4, (9,), 2)):
         for data_format in ("NCHW", "NHWC"):
             case = Case(N, C, spatial, groups, dtype, data_format)
@@ -232,7 +232,7 @@ def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> Non
 
 
 @pytest.mark.parametrize("strategy", list(TILES))
-def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
+def test_repeated_calls_are_bitwise_equal(strategy: str, executor: Executor) -> None:
     case = Case(9, 64, (), 8, "bfloat16") if strategy == "warp" else Case(2, 64, (7, 7), 4, "bfloat16")
     arrays = [executor.put(a) for a in (case.dy, case.x, *case.statistics(), case.gamma)]
     beta = executor.put(case.beta)
@@ -274,8 +274,8 @@ def test_results_do_not_depend_on_the_order_of_threads(
     assert all(bits == seen["ascending"] for bits in seen.values())
 
 
-def test_grid_gets_on_with_any_number_of_resident_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And gives the same bits, though other blocks draw other tickets."""
+def test_grid_works_with_any_number_of_resident_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are bitwise equal, although blocks draw different tickets."""
     case = Case(2, 12, (150,), 3, "float32")
     tile = {"strategy": "grid", "threads": 128, "chunk": 16, "groups": 1, "prefetch_tiles": 3}
     given = (case.dy, case.x, *case.statistics(), case.gamma)
@@ -295,7 +295,7 @@ def test_grid_gets_on_with_any_number_of_resident_blocks(monkeypatch: pytest.Mon
 def test_a_grid_smaller_than_the_work(
     strategy: str, data_format: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
+    """Only three blocks: each processes several items and reuses its shared memory for the next item."""
 
     def forget() -> None:
         plans._plans.clear()

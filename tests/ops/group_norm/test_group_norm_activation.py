@@ -1,4 +1,4 @@
-"""GroupNorm with SiLU behind it, fused: every strategy, both directions, against the float64 oracle."""
+"""GroupNorm with a fused SiLU: every strategy, both directions, against the float64 oracle."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DTYPE_NAMES = tuple(DTYPES)
 
 
 def gradients_of(dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, beta: Any = None, **options: Any) -> Any:
-    """The oracle's, behind SiLU."""
+    """The oracle's gradients of GroupNorm followed by SiLU."""
     return reference.group_norm_backward(dy, x, mean, rstd, gamma, beta=beta, activation="silu", **options)
 
 
 def arrays_of(shape: tuple[Any, ...], dtype: str, data_format: str = "NCHW", spread: float = 1.0) -> GroupArrays:
-    """Arrays of a problem with an activation, gamma and beta so far from 0."""
+    """Arrays of a problem with an activation. gamma and beta are multiplied by `spread`."""
     N, C, spatial, groups = shape
     sizes = (N, C, *spatial) if data_format == "NCHW" else (N, *spatial, C)
     made = group_arrays(sizes, groups, dtype, data_format=data_format)
@@ -37,7 +37,7 @@ def arrays_of(shape: tuple[Any, ...], dtype: str, data_format: str = "NCHW", spr
 
 
 def check(a: GroupArrays, executor: Executor, forward: Any = None, backward: Any = None) -> None:
-    """Run both directions, each with its tile, and compare."""
+    """Run both directions, each with its own tile, and compare."""
     a.checked("group_norm", executor, tile=forward)
     a.checked("group_norm_backward", executor, tile=backward)
 
@@ -53,11 +53,11 @@ def test_the_oracle_is_the_derivative() -> None:
                 array[index] = kept + step
                 ends.append((reference.group_norm(a.x, 2, a.gamma, a.beta, activation="silu")[0] * a.dy).sum())
             array[index] = kept
-            # eps moves x's derivative by its share of the variance; the statistics are the forward's.
+            # The statistics are the forward's. eps changes the derivative for x by its share of the variance.
             assert gradient[index] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-7)
 
 
-#: Each place in one dtype; the full product is long.
+#: The quick suite runs each strategy and layout with one dtype. The rest of the product is marked long.
 COVERED = [(DTYPE_NAMES[number % len(DTYPE_NAMES)], place) for number, place in enumerate(PLACES)]
 PRODUCT = [
     pytest.param(dtype, place, marks=[] if (dtype, place) in COVERED else [pytest.mark.long])
@@ -72,7 +72,7 @@ def test_matches_the_oracle(dtype: str, place: tuple[str, str], executor: Execut
     checked = 0
     for shape in SHAPES:
         tiles = {direction: tile_of(strategy) for direction in ("forward", "backward")}
-        if strategy == "registers":  # eight packs of 16 bits leave a gradient no registers behind an activation
+        if strategy == "registers":  # a gradient with an activation and eight 16-bit packs needs too many registers
             tiles["backward"] |= {"packs_per_thread": 4}
         try:
             check(arrays_of(shape, dtype, data_format), executor, **tiles)
@@ -82,7 +82,7 @@ def test_matches_the_oracle(dtype: str, place: tuple[str, str], executor: Execut
     assert checked >= 1
 
 
-def test_eight_packs_of_16_bits_are_refused_behind_an_activation() -> None:
+def test_eight_packs_of_16_bits_are_refused_with_an_activation() -> None:
     options: dict[str, Any] = {"shape": (2, 64, 64), "num_groups": 2, "activation": "silu", "device": "cpu"}
     tile = tile_of("registers")
     cunorm.plan("group_norm_backward", dtype="float32", beta_dtype="float32", tile=tile, **options)
@@ -92,8 +92,8 @@ def test_eight_packs_of_16_bits_are_refused_behind_an_activation() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("lanes", "packs"), [(8, 2), (2, 16)])
-def test_several_samples_a_team_of_ragged_groups(lanes: int, packs: int, dtype: str, executor: Executor) -> None:
-    """Channels of one element: parameters stay in registers, or, of many packs, are asked for again; sums in memory."""
+def test_several_samples_per_team_with_ragged_groups(lanes: int, packs: int, dtype: str, executor: Executor) -> None:
+    """HxW = 1. With few packs, parameters stay in registers. With many packs they are reloaded; sums are in memory."""
     tile = {"strategy": "warp", "threads": 64, "lanes": lanes, "packs_per_thread": packs, "samples_per_team": 4}
     for shape in ((9, 33, (), 3), (19, 62, (), 2)):
         check(arrays_of(shape, dtype), executor, tile, tile)
@@ -101,7 +101,7 @@ def test_several_samples_a_team_of_ragged_groups(lanes: int, packs: int, dtype: 
 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_lanes_outside_a_group_stay_out_of_its_sums(samples: int, executor: Executor) -> None:
-    """mean * rstd is infinite: what an activation makes of a zero outside the group would be NaN, and not of x."""
+    """mean * rstd is infinite, so a zero outside the group would give a NaN term. The group's own terms are finite."""
     tile = {"strategy": "warp", "threads": 64, "lanes": 8, "packs_per_thread": 2, "samples_per_team": samples}
     x = executor.put(np.full((4, 12), 2e36, np.float32))
     options: dict[str, Any] = {"activation": "silu", "tile": tile}
@@ -114,7 +114,7 @@ def test_lanes_outside_a_group_stay_out_of_its_sums(samples: int, executor: Exec
 @pytest.mark.parametrize("mask", [(True, False, False), (False, True, False), (False, False, True)])
 @pytest.mark.parametrize("strategy", ["warp", "block", "split"])
 def test_masks(strategy: str, mask: tuple[bool, ...], executor: Executor) -> None:
-    """dbeta alone needs x as well: what lies behind the norm depends on it."""
+    """dbeta alone needs x as well, because the derivative of the activation depends on x."""
     a = arrays_of((5, 32, (), 4) if strategy == "warp" else (2, 6, (35,), 2), "float32")
     a.checked("group_norm_backward", executor, output_mask=mask, tile=tile_of(strategy))
 
@@ -153,8 +153,7 @@ def test_an_activation_is_part_of_the_problem() -> None:
         )
 
 
-def test_no_byte_more_is_moved() -> None:
-    """Fused means: as many bytes of tensors with the activation as without it."""
+def test_a_fused_activation_moves_no_additional_bytes() -> None:
     options: dict[str, Any] = {"shape": (4, 16, 256), "dtype": "float32", "num_groups": 4, "device": "cpu"}
     for op in ("group_norm", "group_norm_backward"):
         moved = [

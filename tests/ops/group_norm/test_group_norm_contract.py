@@ -1,4 +1,4 @@
-"""What the public contract promises of GroupNorm alone; the rest is in tests/ops/test_contract.py."""
+"""The public contract of GroupNorm alone. tests/ops/test_contract.py tests the contract that all ops share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sub(np.ndarray):
     """A subclass that changes nothing."""
 
 
-def test_tile_refusal_is_the_sentence_of_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_tile_contains_the_message_of_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     from cunorm.core.devices import known
     from cunorm.ops.group_norm.strategies import BACKWARD as STRATEGIES
 
@@ -33,10 +33,10 @@ def test_tile_refusal_is_the_sentence_of_refuses(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("device", ["A100", "H100"])
-def test_a_subclass_follows_the_device_that_the_cpu_executor_poses_as(
+def test_the_cache_distinguishes_the_devices_that_the_cpu_executor_emulates(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A remembered call of another device is another call."""
+    """Changing CUNORM_CPU_DEVICE adds a cached call, here of an array subclass."""
     x = group_arrays().x.view(Sub)
     cunorm.group_norm(x, 2)
     monkeypatch.setenv("CUNORM_CPU_DEVICE", device)
@@ -65,7 +65,7 @@ def test_wrong_arguments_of_empty_arrays(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("one", CONTRACTS, ids=[one.op for one in CONTRACTS])
-def test_a_workspace_holds_a_pair_a_group_or_a_chunk(one: Contract) -> None:
+def test_a_workspace_contains_one_pair_per_group_or_chunk(one: Contract) -> None:
     for made, tile, layout in one.large.values():
         a: Any = made()
         split = isinstance(tile, cunorm.Tile)
@@ -74,8 +74,8 @@ def test_a_workspace_holds_a_pair_a_group_or_a_chunk(one: Contract) -> None:
         assert needed <= 2 * 4 * 2 * 16 * (most if split else 1)
 
 
-def test_one_call_is_not_taken_for_another(executor: Executor) -> None:
-    """Calls of the same tensors as other groups and formats, in turn."""
+def test_the_cache_of_calls_distinguishes_groups_and_formats(executor: Executor) -> None:
+    """Alternate calls of the same tensors with different num_groups and data_format."""
     a, b = group_arrays((4, 4, 4, 4)), group_arrays((4, 4, 4, 4), data_format="NHWC")
     x = executor.put(a.x)
     for _ in range(2):
@@ -85,6 +85,6 @@ def test_one_call_is_not_taken_for_another(executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("strategy", [5, None, []])
-def test_a_tile_is_named_by_a_string(strategy: Any) -> None:
+def test_the_strategy_of_a_tile_must_be_a_string(strategy: Any) -> None:
     with pytest.raises(TypeError, match=r"^tile: strategy"):
         cunorm.Tile(strategy)

@@ -15,7 +15,7 @@ from tests.ops.group_norm.test_group_norm import TILES, Case, tile_of
 from tests.support.problems import sparse
 
 STRATEGIES = list(TILES)
-#: A shape that the strategy takes, with parameter gradients: 64 channels or more.
+#: A shape that the strategy accepts with parameter gradients, with 64 or more channels.
 SHAPE = {**dict.fromkeys(STRATEGIES, (2, 64, (5, 9), 8)), "warp": (40, 64, (), 2)}
 
 
@@ -77,7 +77,7 @@ def test_a_constant_group_has_no_variance(constant: float, strategy: str, layout
 @pytest.mark.parametrize("where", [0, 777])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_outlier(strategy: str, where: int, executor: Executor) -> None:
-    """One element of 1e6, the first (which sums are shifted by) or another."""
+    """One element is 1e6: the first, relative to which sums are computed, or another."""
     case = Case(2, 8, (128,), 1, "float32")
     case.x.reshape(-1)[where] = 1e6
     case.forward(executor, tile=tile_of(strategy))
@@ -88,8 +88,8 @@ def test_an_outlier(strategy: str, where: int, executor: Executor) -> None:
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("where", [0, 5, 1023])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nan_and_infinity_stay_where_they_belong(strategy: str, where: int, value: float, executor: Executor) -> None:
-    """In x they spoil their own group and no other; in dy also the parameter gradients of the channels they touch."""
+def test_nan_and_infinity_affect_only_their_group(strategy: str, where: int, value: float, executor: Executor) -> None:
+    """In x they affect only their own group; in dy also the parameter gradients of the affected channels."""
     case = Case(2, 8, (128,), 2, "float32")
     case.x.reshape(-1)[where] = value
     with np.errstate(all="ignore"):
@@ -103,7 +103,7 @@ def test_nan_and_infinity_stay_where_they_belong(strategy: str, where: int, valu
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_large_and_small_16_bit_values(dtype: str, strategy: str, executor: Executor) -> None:
-    """Subnormal and near-largest float16 survive the conversions both ways."""
+    """Conversions in both directions preserve subnormal float16 values and values near the largest float16."""
     for scale in (1e-6, 3e4):
         case = Case(*SHAPE[strategy], "float32")
         case.x = np.clip(case.x * scale, -6e4, 6e4).astype(DTYPES[dtype])
@@ -115,7 +115,7 @@ def test_large_and_small_16_bit_values(dtype: str, strategy: str, executor: Exec
 
 @pytest.mark.parametrize(("layout", "chunk"), [("NCHW", 65536), ("NHWC", 4096)])
 def test_long_sums_of_equal_terms(layout: str, chunk: int, executor: Executor) -> None:
-    """dy = 0.1 everywhere, as a mean's gradient is: every addition of a long chain rounds the same way."""
+    """dy = 0.1 everywhere, like the gradient of a mean: every addition of a long chain rounds in the same direction."""
     case = Case(1, 512, (4096,), 2, "float32", layout) if layout == "NHWC" else Case(1, 2, (131072,), 1, "float32")
     case.dy[...] = 0.1
     case.backward(executor, tile={"strategy": "split", "threads": 128, "chunk": chunk})
@@ -124,9 +124,10 @@ def test_long_sums_of_equal_terms(layout: str, chunk: int, executor: Executor) -
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("strategy", ["block", "split"])
 def test_more_than_2_to_the_31_elements(strategy: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last sample of a tensor of 2^31 + 2^14 elements, by running only the last blocks of each launch.
+    """Check the last sample of a tensor of 2^31 + 2^14 elements. Only the blocks that process it run in each launch.
 
-    The tensors are sparse memory: only what is touched exists. 32-bit offsets would land 2^32 elements lower.
+    The tensors are sparse memory, in which only the pages that are written exist. 32-bit offsets would point 2^32
+    elements lower.
     """
     from cunorm.executors.cpu import executor as cpu
 
@@ -148,7 +149,7 @@ def test_more_than_2_to_the_31_elements(strategy: str, layout: str, monkeypatch:
     def first_blocks(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any, **known: Any) -> None:
         whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, min(64, grid)), **known)
 
-    # the second sweep of split goes backwards: its first blocks do the last sample
+    # the second sweep of split runs backwards: its first blocks process the last sample
     calls = iter([last_blocks, *([last_blocks] if strategy == "split" else []), first_blocks])
     monkeypatch.setattr(cpu, "launch", lambda *arguments, **known: next(calls)(*arguments, **known))
     tile = tile_of(strategy) | ({"chunk": 64} if strategy == "split" else {})

@@ -1,4 +1,4 @@
-"""What the shared tests of the contract have to know of LayerNorm: right calls, and wrong ones that are its own."""
+"""Description of LayerNorm for the shared contract tests: right calls, and the wrong calls of LayerNorm alone."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}
 
 
 def tile_of(op: str, strategy: str | None) -> cunorm.Tile:
-    """A tile proper; of `block` where none is named."""
+    """The tile as a Tile. The default strategy is `block`."""
     return cunorm.Tile.of(tile_fields(strategy or "block", DIRECTIONS[op]))
 
 
-#: The one strategy that needs a workspace for both.
+#: `split` is the only strategy that needs a workspace in both directions.
 SPLIT = {op: tile_of(op, "split") for op in DIRECTIONS}
 
 
 def ranks(rank: int) -> list[Arrays]:
-    """Rows of one axis, of all but one and of all, said in every way."""
+    """Normalise one axis, all but one and all, with normalized_shape in every accepted form."""
     shape, found = (3, 1, 2, 1, 2, 3, 2, 5)[-rank:], []
     for trailing in {1, rank - 1, rank} - {0}:
         row = shape[-trailing:]
@@ -112,7 +112,7 @@ CONTRACTS = [
         strided=(lambda: layer_arrays((3, 8, 5, 7), (5, 7)),),
         ranks=ranks,
         square=lambda: layer_arrays((4, 1, 4), 4),
-        saved=((2, 8, 1, 1), (2, 8), (16,), (16, 1), (4, 4)),  # any shape with an element a row
+        saved=((2, 8, 1, 1), (2, 8), (16,), (16, 1), (4, 4)),  # any shape with one element per row
         empty=tuple(
             partial(lambda dtype, shape, row: layer_arrays(shape, row, dtype), shape=shape, row=row)
             for shape, row in (((0, 8), 8), ((2, 0, 3, 3), (3, 3)), ((0, 0, 5), (5,)))

@@ -15,8 +15,8 @@ from tests.conftest import Executor
 from tests.support.covering import pairwise
 from tests.support.problems import LayerArrays, forget_calls, layer_arrays, shifted
 
-# (rows, length): one row, one column, and lengths that leave every tail of a 16-byte access; more rows than the owners
-# of a tile take in one turn, so that sums of columns are kept over several rows.
+# (rows, length): one row, one column, and lengths with every tail of a 16-byte access. Some have more rows than the
+# teams of a tile process at a time, so that teams accumulate the sums of columns over several rows.
 SHAPES = [
     (1, 1),
     (129, 1),
@@ -33,8 +33,8 @@ SHAPES = [
 ]
 IDS = [f"{rows}x{length}" for rows, length in SHAPES]
 
-# One tile a strategy keeps the number of builds low. With packs = 8 a warp keeps its columns' sums in registers for
-# float32 and float64, in shared memory for the 16-bit types.
+# One tile per strategy keeps the number of builds low. With packs_per_thread = 8, a warp keeps the sums of its columns
+# in registers for float32 and float64, and in shared memory for the 16-bit types.
 TILES: dict[str, dict[str, dict[str, int]]] = {
     "warp": {"forward": {"threads": 128, "lanes": 32, "packs_per_thread": 8, "rows_per_team": 4}, "backward": {}},
     "block": {
@@ -62,7 +62,7 @@ def tile_of(strategy: str, direction: str) -> dict[str, Any]:
 
 
 class Case(LayerArrays):
-    """Arrays of one problem, rows of the last axis."""
+    """Arrays of one problem. The last axis is normalised."""
 
     def __init__(
         self, rows: int, length: int, dtype: str, gamma_dtype: str | None = "same", offset: float = 0.0
@@ -71,27 +71,27 @@ class Case(LayerArrays):
         super().__init__(**vars(made))
 
     def statistics(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of x as a test has made it."""
+        """Mean and rstd of the present x."""
         self.settle()
         return self.mean, self.rstd
 
     def forward(self, executor: Executor, **options: Any) -> None:
-        """Run it and compare."""
+        """Run the forward and compare."""
         self.checked("layer_norm", executor, **options)
 
     def backward(self, executor: Executor, mask: tuple[bool, ...] = (True,) * 3, **options: Any) -> None:
-        """The same."""
+        """Run the backward and compare."""
         self.settle()
         self.checked("layer_norm_backward", executor, output_mask=mask, **options)
 
     def check_gradients(self, executor: Executor, found: Any) -> None:
-        """Compare what a call gave that a test made itself."""
+        """Compare the results of a backward call that a test has made itself."""
         self.settle()
         self.compare("layer_norm_backward", executor, found)
 
 
 def run(case: Case, strategy: str, direction: str, executor: Executor, **options: Any) -> bool:
-    """Check one direction with one strategy; whether the strategy took it."""
+    """Check one direction with one strategy. Return whether the strategy accepted the problem."""
     check = case.forward if direction == "forward" else case.backward
     try:
         check(executor, tile=tile_of(strategy, direction), **options)
@@ -99,7 +99,7 @@ def run(case: Case, strategy: str, direction: str, executor: Executor, **options
         refused = str(refusal)
     else:
         return True
-    assert strategy != "split", refused  # which refuses no length
+    assert strategy != "split", refused  # split accepts every length
     return False
 
 
@@ -107,7 +107,7 @@ def run(case: Case, strategy: str, direction: str, executor: Executor, **options
     ("dtype", "strategy", "direction"), pairwise(list(DTYPES), STRATEGIES, ["forward", "backward"])
 )
 def test_matches_the_oracle_on_hostile_shapes(dtype: str, strategy: str, direction: str, executor: Executor) -> None:
-    # With split, of whose kernels there are most, float16 shares the builds of mixed parameters.
+    # split has the most kernels. There, float16 uses float32 parameters, whose builds another test needs too.
     gamma_dtype = "float32" if (dtype, strategy) == ("float16", "split") else "same"
     taken = 0
     for shape, name in zip(SHAPES, IDS, strict=True):
@@ -121,7 +121,7 @@ def test_matches_the_oracle_on_hostile_shapes(dtype: str, strategy: str, directi
 @pytest.mark.long
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_float16_parameters_of_split(direction: str, executor: Executor) -> None:
-    """Whose builds the quick tests spare."""
+    """The quick tests omit these builds."""
     for shape in SHAPES:
         assert run(Case(*shape, "float16"), "split", direction, executor)
 
@@ -129,7 +129,7 @@ def test_float16_parameters_of_split(direction: str, executor: Executor) -> None
 @pytest.mark.parametrize("mask", [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_mask(strategy: str, mask: tuple[bool, ...], executor: Executor) -> None:
-    taken = strategy != "grid" or mask[0]  # which keeps rows for dx
+    taken = strategy != "grid" or mask[0]  # grid keeps rows for dx only, so it refuses masks without dx
     for shape, dtype in (((1, 33), "float32"), ((21, 33), "float32"), ((21, 33), "bfloat16")):
         assert run(Case(*shape, dtype), strategy, "backward", executor, mask=mask) == taken
 
@@ -149,14 +149,14 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
 @pytest.mark.parametrize("tile", [
     {"strategy": "warp", "threads": 128, "lanes": 4, "packs_per_thread": 2, "rows_per_team": 1},
     {"strategy": "warp", "threads": 256, "lanes": 1, "packs_per_thread": 8, "rows_per_team": 3},
-    # one team in a block
+    # one team per block
     {"strategy": "warp", "threads": 32, "lanes": 32, "packs_per_thread": 1, "rows_per_team": 100},
     # sums in shared memory
     {"strategy": "warp", "threads": 128, "lanes": 8, "packs_per_thread": 16, "rows_per_team": 2},
     {"strategy": "block", "threads": 64, "packs_per_thread": 2, "rows_per_team": 1, "cluster": 1, "teams_per_block": 1},
-    # sums put together
+    # blocks of a cluster add up their sums
     {"strategy": "block", "threads": 64, "packs_per_thread": 2, "rows_per_team": 1, "cluster": 8, "teams_per_block": 1},
-    # one for all
+    # one block processes all rows
     {"strategy": "block", "threads": 512, "packs_per_thread": 1, "rows_per_team": 1000, "cluster": 1,
         "teams_per_block": 1},
     # teams of two warps
@@ -164,7 +164,7 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
         "teams_per_block": 8},
     # one team, one slab
     {"strategy": "grid", "threads": 256, "lanes": 256, "packs_per_thread": 2, "slabs": 1, "smem_kib": 80},
-    # a slab a sector
+    # one sector per slab
     {"strategy": "grid", "threads": 512, "lanes": 32, "packs_per_thread": 1, "slabs": 130, "smem_kib": 64},
     {"strategy": "split", "threads": 128, "packs_per_thread": 1, "rows_per_team": 1, "chunk": 1},
     # one band, one chunk
@@ -186,11 +186,11 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     (4096, 1023, "warp"),  # odd
     (4096, 4097, "block"),
     (512, 33333, "cluster"),  # longer than a block holds
-    (67, 123479, "grid"),  # too few rows to share the parameters among
+    (67, 123479, "grid"),  # too few rows to amortise the loads of the parameters
     (64, 300000, "split"),  # longer than a cluster holds
 ])  # fmt: skip
-def test_the_strategy_of_named_shapes(rows: int, length: int, strategy: str, executor: Executor) -> None:
-    """What the cost model takes, and that it is right: a few of its rows, with that very tile."""
+def test_the_cost_model_s_strategy_of_named_shapes(rows: int, length: int, strategy: str, executor: Executor) -> None:
+    """The cost model selects this strategy, and the selected tile gives correct results for a few of the rows."""
     options: dict[str, Any] = {"shape": (rows, length), "dtype": "bfloat16", "normalized_shape": length}
     plan = cunorm.plan("layer_norm_backward", gamma_dtype="bfloat16", device="H200", **options)
     assert plan.strategy is not None
@@ -204,7 +204,7 @@ def test_the_strategy_of_named_shapes(rows: int, length: int, strategy: str, exe
 
 @pytest.mark.parametrize("device", ["H200", "A100"])
 def test_parameter_sums_are_spread_over_many_blocks(device: str) -> None:
-    """The reduction of the [partials, length] buffer: never one block where there are many partial rows."""
+    """The fold of the [partials, length] workspace never uses a single block if there are many partial rows."""
     for rows, length in (
         (802816, 96),
         (1024, 12288),
@@ -218,13 +218,13 @@ def test_parameter_sums_are_spread_over_many_blocks(device: str) -> None:
             "layer_norm_backward", shape=(rows, length), dtype="bfloat16", normalized_shape=length, device=device
         )
         sums = [plans for plans in plan.launches if plans.entry == "parameter_sums"]
-        # Few partial rows are few enough for one block, and for none.
+        # One block, or none, is enough for few partial rows.
         many = plan.launches[0].grid // plan.launches[0].cluster > 128
         assert not many or sums[0].grid >= 8, (rows, length, sums)
 
 
 def test_the_variance_of_long_rows_far_from_zero(executor: Executor) -> None:
-    """1024 x 32768 values 100 + 0.01 N(0, 1), eps 0: the variance right to 1e-3 in float32."""
+    """1024 x 32768 values 100 + 0.01 N(0, 1) in float32, eps 0: the relative error of the variance is below 1e-3."""
     random = np.random.default_rng(0)
     x = (100 + 0.01 * random.standard_normal((1024, 32768), np.float32)).astype(np.float32)
     exact = x.astype(np.float64).var(axis=1)
@@ -242,7 +242,7 @@ def test_the_variance_of_long_rows_far_from_zero(executor: Executor) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> None:
-    """Arrays that start 1, 2, ... elements past a 16-byte boundary, each differently, gamma and beta too."""
+    """Arrays, including gamma and beta, start 1, 2, ... elements past a 16-byte boundary, each differently."""
     for rows, length in ((23, 37 if strategy == "cluster" else 16), (23, 75), (9, 200)):
         case = Case(rows, length, dtype)
         mean, rstd = map(executor.put, case.statistics())
@@ -263,7 +263,7 @@ def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> Non
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_results_repeat_bit_for_bit(strategy: str, executor: Executor) -> None:
+def test_repeated_calls_are_bitwise_equal(strategy: str, executor: Executor) -> None:
     case = Case(41, 67, "bfloat16")
     dy, x, mean, rstd, gamma, beta = map(executor.put, (case.dy, case.x, *case.statistics(), case.gamma, case.beta))
 
@@ -298,7 +298,7 @@ def test_results_do_not_depend_on_the_order_of_threads(
 def test_a_grid_smaller_than_the_work(
     strategy: str, dtype: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three blocks for everything: each walks on, and takes its shared memory over from its own last item."""
+    """Only three blocks: each processes several items and reuses its shared memory for the next item."""
     monkeypatch.setattr(building_blocks, "MAX_GRID", 3)
     plans._plans.clear()
     forget_calls()
@@ -317,7 +317,7 @@ def test_a_grid_smaller_than_the_work(
 
 
 def test_parameter_sums_in_slices(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many partial rows of few columns: their sum is cut into slices, whose sums a second launch adds, in any order."""
+    """Many partial rows of few columns: a launch sums slices of the rows, and a second launch adds up the slices."""
     case = Case(700, 3, "float32")
     tile = {
         "strategy": "block",

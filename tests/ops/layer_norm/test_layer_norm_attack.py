@@ -1,4 +1,4 @@
-"""LayerNorm under attack: sums of many equal rows, products near overflow, fenced memory, tiles beyond the space."""
+"""Hostile tests of LayerNorm: sums of many equal rows, products near overflow, guard pages, tiles beyond the space."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.support.problems import forget_calls
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parameter_sums_of_equal_rows(strategy: str, executor: Executor) -> None:
-    """dy = 0.1 everywhere, as many rows an owner as the cost model takes for 75600 x 5120."""
+    """dy = 0.1 everywhere, with as many rows per team as in the cost model's tile for 75600 x 5120."""
     plan = cunorm.plan(
         "layer_norm_backward", shape=(75600, 5120), dtype="float32", normalized_shape=5120, device="H200"
     )
     assert plan.tile is not None
-    grid = strategy == "grid"  # whose teams have as many rows as are worth trying
+    grid = strategy == "grid"  # its rows per team are limited to the largest number that is worth trying
     rows = MOST_ROUNDS * 4 if grid else 256 * 16
     case = Case(rows, 20 if strategy in ("cluster", "grid") else 4, "float32", None)
     case.dy[:] = 0.1
@@ -54,7 +54,9 @@ def test_parameter_sums_of_equal_rows(strategy: str, executor: Executor) -> None
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("dy", "spread"), [(1e30, 1e10), (1e35, 1e5)])
-def test_products_stay_in_range_where_results_do(dy: float, spread: float, strategy: str, executor: Executor) -> None:
+def test_products_do_not_overflow_if_results_are_finite(
+    dy: float, spread: float, strategy: str, executor: Executor
+) -> None:
     case = Case(5, 130, "float32")
     case.dy *= np.float32(dy)
     case.x *= np.float32(spread)
@@ -63,7 +65,7 @@ def test_products_stay_in_range_where_results_do(dy: float, spread: float, strat
 
 
 def compile_for(text: str, architecture: str) -> list[Usage]:
-    """What ptxas says with the oldest NVRTC that is installed; CompileError with the log if it does not compile."""
+    """Resource usage that ptxas reports with the oldest installed NVRTC. Raises CompileError if it does not compile."""
     if not ends():
         pytest.skip(f"needs NVRTC {supported()}")
     return usages(text, architecture, ends()[0])
@@ -71,7 +73,7 @@ def compile_for(text: str, architecture: str) -> list[Usage]:
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy for NVRTC")
 @pytest.mark.parametrize(("dtype", "packs"), [("bfloat16", 6), ("float32", 16)])
-def test_split_refuses_what_would_spill(dtype: str, packs: int) -> None:
+def test_split_refuses_tiles_that_would_spill_registers(dtype: str, packs: int) -> None:
     strategy, tile = FORWARD["split"], Tile("split", threads=256, packs_per_thread=packs, rows_per_team=4, chunk=4096)
     sizes = ("NCHW", 512, 50000, 1, 1)
     problem = Problem(
@@ -90,7 +92,7 @@ def test_split_refuses_what_would_spill(dtype: str, packs: int) -> None:
 
 @pytest.mark.parametrize(("rows", "length"), [(802816, 64), (131072, 128), (589824, 128)])
 def test_neighbouring_lanes_read_neighbouring_bytes(rows: int, length: int) -> None:
-    """A team reads at least two sectors, 64 bytes, side by side."""
+    """A team reads at least two adjacent sectors, 64 bytes."""
     plan = cunorm.plan("layer_norm", shape=(rows, length), dtype="bfloat16", normalized_shape=length, device="H200")
     assert plan.tile is not None
     assert plan.tile.as_dict()["lanes"] * 16 >= 64, plan.tile
@@ -99,7 +101,7 @@ def test_neighbouring_lanes_read_neighbouring_bytes(rows: int, length: int) -> N
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("constant", [0.1, 100.1, 1e5 + 0.1, 1e37])
 def test_a_constant_row_without_eps(constant: float, strategy: str, executor: Executor) -> None:
-    """Its variance is exactly 0, and its sum does not overflow, because it is relative to an element of the row."""
+    """The variance is exactly 0. The sum does not overflow, because it is relative to an element of the row."""
     case = Case(3, 130, "float32")
     case.x[:] = constant
     with np.errstate(all="ignore"):
@@ -112,15 +114,15 @@ def test_a_constant_row_without_eps(constant: float, strategy: str, executor: Ex
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_a_row_of_x_that_is_not_finite(value: float, strategy: str, executor: Executor) -> None:
-    """It spoils its own row of dx and, as its xhat is NaN, dgamma; not dbeta, and no other row."""
+    """It affects its own row of dx and, because its xhat is NaN, dgamma, but neither dbeta nor another row."""
     case = Case(11, 130, "float32")
     case.x[3, 7] = value
     with np.errstate(all="ignore"):
         assert run(case, strategy, "backward", executor)
 
 
-def test_rows_that_walk_on_with_more_strips_than_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every warp of the fold of strips has something to say, and its scratch is taken over from the row before."""
+def test_split_with_one_block_and_more_strips_than_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every warp contributes to the fold of strips, and the scratch memory of the preceding row is reused."""
     monkeypatch.setattr(building_blocks, "MAX_GRID", 1)
     plans._plans.clear()
     forget_calls()
@@ -135,7 +137,7 @@ def test_rows_that_walk_on_with_more_strips_than_lanes(monkeypatch: pytest.Monke
 
 
 def fenced(array: np.ndarray) -> np.ndarray:
-    """A copy that ends where its memory does: to read one element past it is a segmentation fault."""
+    """A copy that ends at a protected page, so that a read past its end is a segmentation fault."""
     size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, size + mmap.PAGESIZE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -147,7 +149,7 @@ def fenced(array: np.ndarray) -> np.ndarray:
 
 
 def inside_fences() -> None:
-    """Every strategy on arrays and workspaces that end at a fence; run in a process of its own."""
+    """Run every strategy on arrays and workspaces that end at a protected page. Runs in a separate process."""
     for rows, length, dtype in ((9, 13, "float32"), (41, 67, "bfloat16"), (3, 130, "float64"), (700, 3, "float32")):
         case = Case(rows, length, dtype)
         assert case.gamma is not None and case.beta is not None

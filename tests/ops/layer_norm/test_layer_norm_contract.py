@@ -1,4 +1,4 @@
-"""What the public contract promises of LayerNorm alone; the rest is in tests/ops/test_contract.py."""
+"""The public contract of LayerNorm alone. tests/ops/test_contract.py tests the contract that all ops share."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def test_a_row_of_no_elements_is_an_error(shape: tuple[int, ...], monkeypatch: p
     refused(monkeypatch, BACKWARD, {**given, "dy": x, "mean": statistics, "rstd": statistics}, "normalized_shape")
 
 
-def test_one_call_is_not_taken_for_another(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of the same tensors with other rows, in turn; and what is no size, beside the size that equals it."""
+def test_the_cache_of_calls_distinguishes_normalized_shapes(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alternate calls of the same tensors with different normalized_shape, and with equal values of a wrong type."""
     a = layer_arrays((4, 1, 4), 4)
     x, dy = executor.put(a.x), executor.put(a.dy)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""LayerNorm's `grid`: when the model takes it, what it asks for, how far apart second reads lie, what it refuses."""
+"""LayerNorm's `grid`: when the cost model selects it, its traffic, the distance of second reads, its refusals."""
 
 from __future__ import annotations
 
@@ -24,61 +24,61 @@ def plan_of(op: str, rows: int, length: int, device: str = "H200", **options: An
     return cunorm.plan(op, shape=(rows, length), dtype="bfloat16", normalized_shape=length, device=device, **options)
 
 
-# ---- the model ------------------------------------------------------------------------------------------------------
+# ---- the cost model -------------------------------------------------------------------------------------------------
 
 
-FEW, MORE = ((4, 2**18), (8, 123480)), ((67, 123479), (32, 2**18), (4, 2**20))  # for large caches
+FEW, MORE = ((4, 2**18), (8, 123480)), ((67, 123479), (32, 2**18), (4, 2**20))  # MORE: only with large caches
 
 
 @pytest.mark.parametrize(("device", "rows", "length"), [
     *((device, *sizes) for device in KNOWN for sizes in FEW),
     *((device, *sizes) for device in ("H100", "H200", "B200") for sizes in MORE),
 ])  # fmt: skip
-def test_the_model_takes_it_for_few_long_rows(rows: int, length: int, device: str) -> None:
-    """Where other strategies would leave multiprocessors idle, or ask for all parameters again and again."""
+def test_the_model_selects_grid_for_few_long_rows(rows: int, length: int, device: str) -> None:
+    """Other strategies would leave multiprocessors idle, or load all parameters many times."""
     place = known(device)
     plan = plan_of("layer_norm_backward", rows, length, device)
     assert plan.strategy.name == "grid"
     assert costmodel.busy(plan.launches, place) >= int(costmodel.BUSY_ENOUGH * place.multiprocessors)
 
 
-def test_the_model_leaves_short_or_many_rows_to_others() -> None:
+def test_the_model_selects_other_strategies_for_short_or_many_rows() -> None:
     for rows, length in ((4096, 4096), (1024, 12288), (2048, 33333), (1, 4096), (8, 8192)):
         for op in OPTIONS:
             assert plan_of(op, rows, length).strategy.name != "grid", (op, rows, length)
 
 
-# ---- what it moves --------------------------------------------------------------------------------------------------
+# ---- traffic --------------------------------------------------------------------------------------------------------
 
 
-def test_it_leaves_no_rows_of_sums() -> None:
-    """dgamma and dbeta of a slab are one block's: the workspace has sums of rows, and no kernel sums columns."""
+def test_grid_stores_no_partial_sums_of_columns() -> None:
+    """One block computes dgamma and dbeta of a slab. The workspace has only sums of rows. No kernel sums columns."""
     plan = plan_of("layer_norm_backward", 67, 123479)
     assert [launch.entry for launch in plan.launches] == ["clear_words", "layer_norm_backward_grid"]
     assert plan.workspace_nbytes < 67 * 8 * H200.multiprocessors + 1024 < 123479 * 8
 
 
 @pytest.mark.parametrize("op", OPTIONS)
-def test_parameters_are_asked_for_once(op: str) -> None:
+def test_parameters_are_loaded_and_stored_once(op: str) -> None:
     rows, length = 24, 1000
     tile = {"strategy": "grid", "threads": 256, "lanes": 32, "packs_per_thread": 1, "slabs": 5, "smem_kib": 64}
     plan = plan_of(op, rows, length, tile=tile)
     assert plan.launches[-1].grid == 5
     parameters = len(OPTIONS[op]) * length * 2 + (2 * length * 2 if op.endswith("backward") else 0)
-    # mean and rstd: read by every slab; written once, in a forward, before that.
+    # Every slab reads mean and rstd. A forward also writes them once.
     statistics = 2 * rows * 4 * (5 + (op == "layer_norm"))
     assert plan.traffic().of("parameter").nbytes == parameters + statistics
 
 
 @pytest.mark.parametrize(("rows", "keeps", "again"), [(48, 200, 0), (72, 200, 3), (72, 136, 5), (72, 72, 7)])
-def test_what_is_not_kept_comes_back_from_the_cache(
+def test_rows_that_are_not_kept_are_read_again_from_the_cache(
     rows: int, keeps: int, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU with an eighth of H200's multiprocessors and L2 cache: `reach` is where 19 of 20 second reads lie."""
+    """On a GPU with an eighth of H200's multiprocessors and L2 cache, 19 of 20 second reads are within `reach`."""
     small = dataclasses.replace(H200, multiprocessors=16, l2_bytes=H200.l2_bytes // 8)
     monkeypatch.setitem(KNOWN, "H200", small)
     tile = {"strategy": "grid", "threads": 512, "lanes": 64, "packs_per_thread": 2, "slabs": 8, "smem_kib": keeps}
-    plan = plan_of("layer_norm_backward", rows, 8 * 960, device="cpu", tile=tile)  # turns of eight rows
+    plan = plan_of("layer_norm_backward", rows, 8 * 960, device="cpu", tile=tile)  # eight rows per round
     found = plan.traffic()
     assert found.tensor_ratio == pytest.approx(1 + again * 8 / rows * 2 / 3)
     between = LayerGrid(found.problem, plan.tile).reach
@@ -87,7 +87,7 @@ def test_what_is_not_kept_comes_back_from_the_cache(
         assert 0.5 * between <= found.reuse.at(0.95) <= 1.1 * between and between <= small.l2_bytes // 2
 
 
-# ---- what it refuses ------------------------------------------------------------------------------------------------
+# ---- refusals -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("shape", "fields", "sentence"), [
@@ -100,7 +100,7 @@ def test_what_is_not_kept_comes_back_from_the_cache(
     ((4000, 4000), {"slabs": 128, "smem_kib": 8}, "8 KiB have no room for the rows of 4 rounds on their way"),
     ((1000, 40000), {"slabs": 128}, "bytes lie between two reads, half the L2 cache of NVIDIA H200 is 31457280"),
 ], ids=lambda value: "" if isinstance(value, dict) else str(value)[:20])  # fmt: skip
-def test_what_is_refused(shape: tuple[int, int], fields: dict[str, int], sentence: str) -> None:
+def test_refusals(shape: tuple[int, int], fields: dict[str, int], sentence: str) -> None:
     tile = {
         "strategy": "grid",
         "threads": 512,
@@ -114,7 +114,7 @@ def test_what_is_refused(shape: tuple[int, int], fields: dict[str, int], sentenc
         plan_of("layer_norm_backward", *shape, tile=tile)
 
 
-def test_without_dx_there_is_nothing_to_keep() -> None:
+def test_grid_refuses_a_mask_without_dx() -> None:
     tile = {"strategy": "grid", "threads": 512, "lanes": 64, "packs_per_thread": 1, "slabs": 8, "smem_kib": 128}
     with pytest.raises(cunorm.UnsupportedTile, match="without dx no block waits for the sums of whole rows"):
         plan_of("layer_norm_backward", 8, 4000, tile=tile, output_mask=(False, True, True))

@@ -59,7 +59,7 @@ def test_a_constant_row_has_no_variance(constant: float, strategy: str, executor
 @EACH
 @pytest.mark.parametrize("where", [0, 777])
 def test_an_outlier(where: int, strategy: str, direction: str, executor: Executor) -> None:
-    """One element of 1e6, the first (which sums are shifted by) or another."""
+    """One element is 1e6: the first, relative to which sums are computed, or another."""
     case = Case(2, 1000, "float32")
     case.x[0, where] = 1e6
     assert run(case, strategy, direction, executor)
@@ -68,8 +68,10 @@ def test_an_outlier(where: int, strategy: str, direction: str, executor: Executo
 @EACH
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("where", [0, 5, 129])
-def test_nan_and_infinity_stay_where_they_belong(where: int, value: float, strategy: str, executor: Executor) -> None:
-    """In x they spoil their own row of y; in dy their row of dx and their own column of dgamma and dbeta."""
+def test_nan_and_infinity_affect_only_their_row_and_column(
+    where: int, value: float, strategy: str, executor: Executor
+) -> None:
+    """In x they affect their own row of y; in dy their own row of dx and their own column of dgamma and dbeta."""
     with np.errstate(all="ignore"):
         case = Case(11, 130, "float32")
         case.x[7, where] = value
@@ -87,7 +89,7 @@ def test_nan_and_infinity_stay_where_they_belong(where: int, value: float, strat
 @EACH
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_large_and_small_16_bit_values(dtype: str, strategy: str, direction: str, executor: Executor) -> None:
-    """Subnormal and near-largest float16 survive the conversions both ways."""
+    """Conversions in both directions preserve subnormal float16 values and values near the largest float16."""
     for scale in (1e-6, 3e4):
         case = Case(9, 66, "float32", None)
         case.x = np.clip(case.x * scale, -6e4, 6e4).astype(DTYPES[dtype])
@@ -97,9 +99,10 @@ def test_large_and_small_16_bit_values(dtype: str, strategy: str, direction: str
 
 @pytest.mark.parametrize("strategy", [strategy for strategy in STRATEGIES if strategy != "grid"])
 def test_more_than_2_to_the_31_elements(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last rows of a tensor of more than 2^31 elements, by running only the last blocks of the launches.
+    """Check the last row of a tensor of more than 2^31 elements. Only the first and last blocks of the launches run.
 
-    The tensors are sparse memory: only what is touched exists. 32-bit offsets would land 2^32 elements lower.
+    The tensors are sparse memory, in which only the pages that are written exist. 32-bit offsets would point 2^32
+    elements lower.
     """
     from cunorm.executors.cpu import executor as cpu
 
@@ -113,7 +116,7 @@ def test_more_than_2_to_the_31_elements(strategy: str, monkeypatch: pytest.Monke
     whole_launch = cpu.launch
 
     def ends(kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any, **known: Any) -> None:
-        """Rows are dealt out from the first block on, or, in a second sweep, from the last."""
+        """Run both ends of the grid: rows are assigned from the first block on, or from the last in a second sweep."""
         whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(max(0, grid - 64), grid), **known)
         if grid > 64:
             whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, 64), **known)
@@ -130,8 +133,8 @@ def test_more_than_2_to_the_31_elements(strategy: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("rows", "length"), [(2**31 // 1000 + 1, 1000), (1, 2**31), (1700, 2**21 // 4 * 5)])
-def test_grid_takes_no_more_than_half_the_cache_and_what_blocks_keep(rows: int, length: int) -> None:
-    """So it never sees 2^31 elements, and its offsets within a row are of 32 bits."""
+def test_grid_refuses_tensors_larger_than_half_the_cache_and_the_resident_rows(rows: int, length: int) -> None:
+    """`grid` never runs on 2^31 elements, so its offsets within a row are 32-bit."""
     problem = Problem(
         op="layer_norm",
         dtype="bfloat16",
@@ -150,7 +153,7 @@ def test_grid_takes_no_more_than_half_the_cache_and_what_blocks_keep(rows: int, 
 
 
 def test_a_row_of_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`split` has no longest row: both ends of one of 2^31 + 2^12 elements, from whose start an int cannot count."""
+    """`split` accepts rows of any length. Check both ends of a row of 2^31 + 2^12 elements, which exceeds an int."""
     from cunorm.executors.cpu import executor as cpu
 
     length = 2**31 + 2**12
@@ -162,7 +165,7 @@ def test_a_row_of_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch
     def only_the_second_sweep(
         kernel: Any, grid: int, threads: int, shared_bytes: int, arguments: Any, **known: Any
     ) -> None:
-        if grid > 10**6:  # the moments, and the second sweep, which goes backwards
+        if grid > 10**6:  # the launch of the moments, and the second sweep, which runs backwards
             seen.append(grid)
             if len(seen) == 2:
                 whole_launch(kernel, grid, threads, shared_bytes, arguments, blocks=(0, 4), **known)
