@@ -126,7 +126,7 @@ def tile_of(op: str, strategy: str, text: str) -> Tile:
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if name not in known[strategy].space and equals:
-            raise ValueError(f"--tile: no field {name!r}, fields of {strategy}: {', '.join(known[strategy].space)}")
+            raise ValueError(f"--tile: no field {name!r}, {strategy} expects {', '.join(known[strategy].space)}")
         words = [word for word in known[strategy].space.get(name, ()) if isinstance(word, str)]
         if words and value not in words:
             raise ValueError(f"--tile: {part.strip()!r}, expected {name}={' or '.join(words)}")
@@ -137,7 +137,7 @@ def tile_of(op: str, strategy: str, text: str) -> Tile:
         fields[name] = value if words else int(value)
     missing = [name for name in known[strategy].space if name not in fields]
     if missing:
-        raise ValueError(f"--tile: {', '.join(missing)} missing, fields of {strategy}: {', '.join(known[strategy].space)}")
+        raise ValueError(f"--tile: {', '.join(missing)} missing, {strategy} expects {', '.join(known[strategy].space)}")
     return Tile(strategy, **fields)
 
 

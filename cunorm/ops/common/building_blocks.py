@@ -15,8 +15,8 @@ FOLD_THREADS, FOLD_COLUMNS = 512, 8
 #: Most rows that are folded without cutting them into slices, for few slabs of columns and for a single slab; rows per
 #: slice.
 MANY_ROWS, MANY_ROWS_OF_ONE_SLAB, SLICE_ROWS = 1024, 128, 32
-#: Slabs from which rows are never cut into slices; least number of slabs after doubling the columns of a block; limit of
-#: slabs times slices, though a cut always makes two slices or more.
+#: Slabs from which rows are never cut into slices; least slabs that remain after doubling the columns of a block; limit
+#: of slabs times slices, though a cut always makes two slices or more.
 FEW_SLABS, MANY_SLABS, MOST_SLICES = 64, 256, 128
 #: Registers per thread in kernels whose launch bounds require 512 resident threads, blocks_of(512) in reduce.cuh. The
 #: compile gate proves that none of these kernels spills.

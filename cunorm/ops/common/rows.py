@@ -48,7 +48,7 @@ class WarpRows(Tiling):
 
     @lazy
     def merged(self) -> int:
-        """Blocks that add their column sums together."""
+        """Blocks that fold their column sums together."""
         return 1
 
     @lazy
@@ -73,7 +73,7 @@ class WarpRows(Tiling):
 
     @lazy
     def reads_ahead(self) -> bool:
-        """Whether a lane loads its next row while it processes the current one: if the packs of both fit into registers."""
+        """Whether a lane loads its next row while it processes the current one, with the packs of both in registers."""
         return self.tile.packs_per_thread <= self.most_packs_ahead
 
     def resident(self, dtype: str) -> bool:
