@@ -134,7 +134,8 @@ def place_named(device: object) -> Target:
 
 
 def _counted(plan: Plan) -> Any:
-    from cunorm.traffic.traffic import measure  # late: few plans are counted; a tenth of `import cunorm`
+    # Imported late, because few plans are counted, and this import is a tenth of `import cunorm`.
+    from cunorm.traffic.traffic import measure
 
     return measure(plan)
 

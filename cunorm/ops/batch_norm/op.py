@@ -241,7 +241,7 @@ def _request_backward_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
 
 
 def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
-    from . import oracle  # late: no call needs it
+    from . import oracle  # imported late: no call needs it
 
     return oracle.expected(problem, given, numbers)
 

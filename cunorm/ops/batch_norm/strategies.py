@@ -239,7 +239,7 @@ class _ReducingSlabs(_Reducing):
             "samples": samples,
         }
         blocks = blocks_for(ceil_div(view.C, self.tile.channels) * self.partial_rows)
-        # Per sample, a block waits for the slab and sums it. A forward sums it twice: the first sum only gives a centre.
+        # Per sample, a block waits for the slab and sums it. A forward sums it twice: first only to find a centre.
         phases = samples * (2 if self.problem.is_backward else 3)
         facts = {"shared_bytes": self.shared, "phases": phases, "constants": self.slab.constants}
         return self.reducing("block", blocks, sizes, **facts)

@@ -12,11 +12,11 @@ SECTOR_PACKS = 2
 #: Threads and columns per block of the kernels that fold the rows of a workspace. 8 pairs of floats fill two sectors.
 #: The columns are few so that the blocks are many.
 FOLD_THREADS, FOLD_COLUMNS = 512, 8
-#: Most rows that are folded without cutting them into slices, for few slabs of columns and for a single slab; rows per
-#: slice.
+#: A fold cuts its rows into slices of SLICE_ROWS rows if it has more than MANY_ROWS rows, or more than
+#: MANY_ROWS_OF_ONE_SLAB rows and a single slab of columns.
 MANY_ROWS, MANY_ROWS_OF_ONE_SLAB, SLICE_ROWS = 1024, 128, 32
-#: Slabs from which rows are never cut into slices; least slabs that remain after doubling the columns of a block; limit
-#: of slabs times slices, though a cut always makes two slices or more.
+#: A fold with at least FEW_SLABS slabs does not cut its rows. The columns of a block are doubled only if at least
+#: MANY_SLABS slabs remain. Slices times slabs are at most MOST_SLICES, but a cut makes at least two slices.
 FEW_SLABS, MANY_SLABS, MOST_SLICES = 64, 256, 128
 #: Registers per thread in kernels whose launch bounds require 512 resident threads, blocks_of(512) in reduce.cuh. The
 #: compile gate proves that none of these kernels spills.
@@ -138,7 +138,7 @@ def refuses_cluster_size(tile: Tile, device: Device) -> str | None:
 
 
 def refuses_resident(needed: int, tile: Tile, device: Device) -> str | None:
-    """Return the error message if a thread needs more than `RESIDENT_REGISTERS`, or more than a device has, or None."""
+    """Return the error message if a thread needs more registers than `RESIDENT_REGISTERS` or the device allow."""
     if needed > RESIDENT_REGISTERS:
         return f"needs up to {needed} registers per thread, its launch bounds allow {RESIDENT_REGISTERS}"
     return refuses_registers(RESIDENT_REGISTERS, tile, device)

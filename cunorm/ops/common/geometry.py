@@ -144,7 +144,7 @@ def groups_asked(layout: str, problem: Problem) -> int:
     of_group, pack = problem.group_channels, problem.pack
     if layout == "NCHW" or of_group < pack:
         return problem.C
-    on_edges = (problem.group - 1) // (pack // math.gcd(of_group, pack))  # groups 1.. that begin with a pack
+    on_edges = (problem.group - 1) // (pack // math.gcd(of_group, pack))  # groups after the first that start a pack
     return ceil_div(problem.C, pack) + problem.group - 1 - on_edges
 
 

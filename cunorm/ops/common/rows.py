@@ -161,7 +161,7 @@ class WarpRows(Tiling):
         threads = self.lanes * self.slices
         capacity = threads * self.tile.packs_per_thread * self.problem.pack
         if capacity < self.problem.C:
-            packs = f"{threads} threads with {self.tile.packs_per_thread} packs each hold {capacity}"
+            packs = f"{threads} threads with packs_per_thread={self.tile.packs_per_thread} hold {capacity}"
             return f"a row has {self.problem.C} elements, but {packs}"
         return None
 

@@ -93,7 +93,7 @@ class Runs(OneSweep):
             return "expected channels-first data: a channels-last group is not one run"
         capacity = self.lanes * self.tile.packs_per_thread * self.problem.pack
         if self.problem.group_length > capacity:
-            packs = f"{self.lanes} lanes with {self.tile.packs_per_thread} packs each hold {capacity}"
+            packs = f"{self.lanes} lanes with packs_per_thread={self.tile.packs_per_thread} hold {capacity}"
             return f"a group has {self.problem.group_length} elements, but {packs}"
         return None
 

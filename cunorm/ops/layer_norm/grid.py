@@ -90,7 +90,7 @@ class LayerGrid(Tiling):
 
     @lazy
     def kept(self) -> int:
-        """Rounds that keep a slot of their own: all, or as many as slots without those of the rounds in flight."""
+        """Rounds that keep a slot of their own: all rounds, or the number of slots minus the rounds in flight."""
         return self.rounds if self.slots == self.rounds else self.slots - self.ahead
 
     @lazy
@@ -156,7 +156,7 @@ class LayerGrid(Tiling):
             return "expected output dx: without dx no block waits for the sums of whole rows, and split keeps no rows"
         capacity = tile.lanes * tile.packs_per_thread * problem.pack
         if self.columns > capacity:
-            packs = f"{tile.lanes} lanes with {tile.packs_per_thread} packs each hold {capacity}"
+            packs = f"{tile.lanes} lanes with packs_per_thread={tile.packs_per_thread} hold {capacity}"
             return f"{tile.slabs} slabs have {self.columns} columns each, but {packs}"
         if self.slabs > min(device.multiprocessors, MOST_SLABS):
             most = f"at most one for each of the {device.multiprocessors} multiprocessors of {device.name}"
