@@ -132,7 +132,10 @@ def test_a_fault_while_counting_is_one_line(
         (("groupnorm", "--shape", "1"), "op: 'groupnorm', expected group_norm or group_norm_backward"),
         ((*SMALL, "--dtype", "float8"), "dtype: 'float8'"),
         ((*SMALL, "--layout", "CHWN"), "--layout: 'CHWN', expected NCHW or NHWC"),
-        (("layer_norm", "--shape", "2,8", "--layout", "NHWC"), "--layout: 'NHWC', expected NCHW, because layer_norm has no channel"),
+        (
+            ("layer_norm", "--shape", "2,8", "--layout", "NHWC"),
+            "--layout: 'NHWC', expected NCHW, because layer_norm has no channel",
+        ),
         ((*SMALL, "--outputs", "dx,gamma"), "--outputs: 'gamma', expected some of dx,dgamma,dbeta"),
         (("group_norm", "--shape", "2,8,9,4", "--outputs", "y"), "--outputs: 'y', but group_norm always returns all"),
         ((*SMALL, "--device", "H201"), "device: 'H201', expected one of A100, RTX 4090, H100, H200, B200, RTX 5090"),
