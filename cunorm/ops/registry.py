@@ -1,4 +1,4 @@
-"""The ops of cunorm by name, and `plan`: a prepared call of any of them."""
+"""Registry of cunorm's ops by name, and `plan`, which prepares a call of any op."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cunorm.runtime.op import Op, Request, plan_of
 from cunorm.runtime.plans import Plan, Target
 from cunorm.tiling.table import shown
 
-#: Every op by its function's name: those of `cunorm.core.opspec.OPS`, which are nothing but these.
+#: Every op by function name. This is the dict `cunorm.core.opspec.OPS` itself; the loop below fills it.
 OPS: dict[str, Op] = cast(dict[str, Op], opspec.OPS)
 for op in (
     GROUP_NORM,
@@ -40,7 +40,7 @@ for op in (
     BATCH_NORM_BACKWARD_ELEMT,
 ):
     OPS[op.name] = op
-#: What `plan` takes for ops that do not ask for it.
+#: Default of each option of `plan`. An op without an option accepts only this default.
 UNASKED: dict[str, Any] = {
     "num_groups": None,
     "normalized_shape": None,
@@ -53,7 +53,7 @@ UNASKED: dict[str, Any] = {
 
 
 def fault_of(problem: Problem) -> str | None:
-    """What is wrong with a problem that came from a file; None for one that a call could have."""
+    """Return the error message for a problem that was read from a file, or None if a call can have the problem."""
     op = OPS.get(problem.op)
     if op is None:
         return f"op '{shown(problem.op)}', expected one of {', '.join(OPS)}"
@@ -64,15 +64,15 @@ def fault_of(problem: Problem) -> str | None:
     named = tuple(name for name, _ in problem.others)
     if named != tuple(op.types):
         words = [",".join(name.removesuffix("_t") for name in names) or "none" for names in (named, op.types)]
-        return f"{problem.op}: types of {shown(words[0])}, expected {words[1]}"
+        return f"{problem.op}: types: {shown(words[0])}, expected {words[1]}"
     sentence = _array_fault(op, problem) or _request_fault(op, problem)
     return None if sentence is None else f"{problem.op}: {sentence}"
 
 
 def _array_fault(op: Op, problem: Problem) -> str | None:
-    """What is wrong with the dtypes that a plan is not asked for: those of statistics, sums and counts."""
+    """Return the error message for dtypes that `plan` has no option for (statistics, sums, counts), or None."""
     saved = [accumulator(problem.dtype)]
-    if "mean" in op.inputs:  # given, and then in x's dtype if the caller likes
+    if "mean" in op.inputs:  # an input, which may also have x's dtype
         saved.append(problem.dtype)
     if problem.stats_dtype not in saved:
         return f"stats_dtype {problem.stats_dtype!r}, expected {' or '.join(dict.fromkeys(saved))}"
@@ -84,7 +84,7 @@ def _array_fault(op: Op, problem: Problem) -> str | None:
 
 
 def _request_fault(op: Op, problem: Problem) -> str | None:
-    """What a plan of the problem would be refused with, or would have otherwise."""
+    """Return the error that `plan` raises for the problem, or the first field that `plan` sets otherwise, or None."""
     shape = next(array for array in op.inputs.values() if array.tensor).shape_of(problem)
     if problem.layout == "NHWC":
         shape = (shape[0], *shape[2:], shape[1])
@@ -112,7 +112,7 @@ def _request_fault(op: Op, problem: Problem) -> str | None:
 
 
 def gpu_present() -> bool:
-    """Whether CuPy imports and sees a GPU."""
+    """Whether CuPy can be imported and finds a GPU."""
     try:
         import_cupy = executor("gpu")
     except ImportError:
@@ -121,20 +121,21 @@ def gpu_present() -> bool:
 
 
 def place_named(device: object) -> Target:
-    """Where a plan runs: None is the current GPU where there is one, else the CPU executor."""
+    """Target of a plan. None selects the current GPU if there is one, otherwise the CPU executor."""
     if device is None:
         return place_for("gpu", executor("gpu").current()) if gpu_present() else place_for("cpu", 0)
     if isinstance(device, bool) or not isinstance(device, (int, str)):
-        raise TypeError(f'device: {device!r}, expected None, "cpu", the number of a GPU, or the name of a known one')
+        raise TypeError(f'device: {device!r}, expected None, "cpu", a GPU number, or the name of a known device')
     if isinstance(device, int):
         if not gpu_present():
-            raise ValueError(f"device: GPU {device}, but CuPy sees none; see `cunorm doctor`")
+            raise ValueError(f"device: GPU {device}, but CuPy finds no GPU; run `cunorm doctor`")
         return place_for("gpu", device)
     return place_for("cpu", 0) if device == "cpu" else Target("cpu", 0, known(device))
 
 
 def _counted(plan: Plan) -> Any:
-    from cunorm.traffic.traffic import measure  # here: few plans are counted, and it is a tenth of `import cunorm`
+    # Imported late, because few plans are counted, and this import is a tenth of `import cunorm`.
+    from cunorm.traffic.traffic import measure
 
     return measure(plan)
 
@@ -154,42 +155,51 @@ def plan(
     device: int | str | None = None,
     tile: Tile | Mapping[str, object] | None = None,
 ) -> Plan:
-    """A prepared call of an op: what will run, how much workspace it needs, and why. No arrays needed.
+    """Prepare a call of an op without arrays: select the strategy and the tile, and compute the workspace size.
 
     Parameters
     ----------
     op : str
-        The name of the op's function, ``"group_norm_backward"`` say.
+        Name of the op's function, for example ``"group_norm_backward"``.
     shape : sequence of int
-        Of x, in ``data_format``, contiguous. (A tensor with channels-last strides in an NCHW shape is planned as
-        its NHWC shape.) Of means for batch_norm_gather_stats.
+        Shape of a contiguous x, in ``data_format``. For a tensor with an NCHW shape and channels-last strides, pass
+        the NHWC shape and ``data_format="NHWC"``. For batch_norm_gather_stats: shape (world, C) of means.
     dtype : str or dtype
-        Of x, or of means.
+        Dtype of x, or of means for batch_norm_gather_stats.
     num_groups : int
-        For GroupNorm only.
+        Number of groups. GroupNorm requires it; other ops do not take it.
     normalized_shape : int or sequence of int
-        For LayerNorm only.
+        Last sizes of x, which make up a row. LayerNorm requires it; other ops do not take it.
     gamma_dtype, beta_dtype : str or dtype, optional
-        None: whatever the call brings, or nothing.
+        Dtypes of gamma and beta. With None, a call of the plan may pass the array in any dtype that the op takes, or
+        None.
     output_mask : sequence of 3 bools
-        Of a backward; of batch_norm_backward_reduce it is (input_g, gamma_g, beta_g).
+        Which outputs of a backward are wanted: (dx, dgamma, dbeta), or (input_g, gamma_g, beta_g) for
+        batch_norm_backward_reduce.
     data_format : {"NCHW", "NHWC"}
+        Position of the channel axis in ``shape``: second or last.
     activation : {None, "silu"}
+        Activation that is fused into GroupNorm.
     device : None, "cpu", int or str, optional
-        None: the current GPU where there is one, else the CPU executor. An int is CuPy's number of a GPU. The name of
-        a known device (``"A100"``) plans for the CPU executor posing as it.
+        None selects the current GPU if there is one, otherwise the CPU executor. An int is a GPU number, as CuPy
+        counts GPUs. The name of a known device (``"A100"``) plans for the CPU executor with the limits of that device.
     tile : Tile or mapping, optional
-        Instead of the chosen one.
+        Strategy and tile fields that replace the automatic choice.
 
     Returns
     -------
     Plan
-        With ``problem``, ``strategy``, ``tile``, ``workspace_nbytes``, ``explain()``; call it with the op's arrays.
+        Plan with ``problem``, ``strategy``, ``tile``, ``workspace_nbytes`` and ``explain()``. Call it with the op's
+        arrays.
 
     Raises
     ------
-    TypeError, ValueError, UnsupportedTile
-        As the op.
+    TypeError
+        If an argument has a wrong type, or is an unsupported dtype.
+    ValueError
+        If the op is unknown or does not take an option, or if a size, a format or the device is invalid.
+    UnsupportedTile
+        If ``tile`` is not legal for the problem on the device.
     """
     asked = {
         "num_groups": num_groups,
@@ -206,19 +216,19 @@ def plan(
 
 
 def problem_of(op: str, *, shape: Sequence[int], dtype: object, **options: Any) -> Problem:
-    """The problem that `plan` would plan, from the same arguments but device and tile.
+    """Return the problem that `plan` solves. The arguments are those of `plan`, without ``device`` and ``tile``.
 
     Raises
     ------
     TypeError, ValueError
-        As `plan`.
+        See `plan`.
     """
     made, request = _asked(op, shape, dtype, UNASKED | options)
     return made.request(request)[0].canonical()
 
 
 def _asked(op: object, shape: object, dtype: object, options: Mapping[str, Any]) -> tuple[Op, Request]:
-    """What `plan` was asked for, where that has sense for the op."""
+    """Check the arguments of `plan` that depend on the op; return the op and the request."""
     made = OPS.get(op) if isinstance(op, str) else None
     if made is None:
         raise ValueError(f"op: {op!r}, expected one of {', '.join(OPS)}")

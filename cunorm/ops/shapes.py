@@ -1,4 +1,4 @@
-"""Problems as people type them: ``cunorm show OP --shape N,C,HxW,GROUP``, and what is wrong with what they typed."""
+"""Parser of problems and tiles on the command line, such as ``cunorm show OP --shape N,C,HxW,GROUP``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .registry import OPS
 
 
 def names_of(op: str) -> tuple[str, ...]:
-    """What the numbers of an op's shape are.
+    """Names of the numbers in an op's ``--shape``.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def _numbers(op: str, text: str) -> list[int]:
         raise ValueError(f"--shape: {text!r} has {len(parts)} numbers, {wanted}")
     found = []
     for name, of, part in zip(names, OPS[op].sizes.values(), parts, strict=True):
-        if of == "HxW":  # which may be typed by its sides: 64x64, 64 X 64
+        if of == "HxW":  # also accepted as a product of sides: 64x64, 64 X 64
             part = re.sub(r"\s*[xX×]\s*", "x", part)
         if not re.fullmatch(r"\d+(x\d+)*" if of == "HxW" else r"\d+", part):
             raise ValueError(f"--shape: {name} is {part!r}, expected a whole number; {wanted}")
@@ -45,12 +45,12 @@ def _numbers(op: str, text: str) -> list[int]:
 
 
 def _mask(op: str, outputs: str | None) -> dict[str, Any]:
-    """The option of `cunorm.plan` for the outputs that are wanted; none for all."""
+    """Option ``output_mask`` of `cunorm.plan` for the text of ``--outputs``; no option if that is None."""
     if outputs is None:
         return {}
     flags = OPS[op].flags
     if not flags:
-        raise ValueError(f"--outputs: {outputs!r}, but {op} always gives all of its results")
+        raise ValueError(f"--outputs: {outputs!r}, but {op} always returns all of its results")
     names = tuple(OPS[op].results)
     wanted = [name.strip() for name in outputs.split(",")]
     for name in wanted:
@@ -58,31 +58,33 @@ def _mask(op: str, outputs: str | None) -> dict[str, Any]:
             raise ValueError(f"--outputs: {name!r}, expected some of {','.join(names)}")
     for together in flags.values():
         if 0 < sum(name in wanted for name in together) < len(together):
-            raise ValueError(f"--outputs: {outputs!r}, but {' and '.join(together)} come together")
+            raise ValueError(f"--outputs: {outputs!r}, but {' and '.join(together)} belong together: name all or none")
     return {"output_mask": tuple(together[0] in wanted for together in flags.values())}
 
 
 def plan_options(
     op: str, shape: str, dtype: str, layout: str | None = None, outputs: str | None = None
 ) -> dict[str, Any]:
-    """The options of `cunorm.plan` for a problem as it was typed. gamma and beta have x's dtype.
+    """Options of `cunorm.plan` for a problem from the command line. gamma and beta have x's dtype.
 
     Parameters
     ----------
     op : str
+        Name of the op's function.
     shape : str
-        N,C,HxW,GROUP for GroupNorm; ROWS,LENGTH for LayerNorm; N,C,HxW for BatchNorm; WORLD,C for gathered statistics.
-        HxW may be typed as 64x64.
+        N,C,HxW,GROUP for GroupNorm; ROWS,LENGTH for LayerNorm; N,C,HxW for BatchNorm; WORLD,C for
+        batch_norm_gather_stats. HxW may be a product of sides, such as 64x64.
     dtype : str
+        Dtype of x.
     layout : {"NCHW", "NHWC"}, optional
-        The order in memory.
+        Memory order of the tensors; None means NCHW.
     outputs : str, optional
-        Names with commas between them; None: all.
+        Comma-separated names of the wanted results; None means all results.
 
     Raises
     ------
     ValueError
-        In one sentence, what is wrong.
+        If the shape, the layout or the outputs are invalid. The message is one sentence.
     """
     numbers = _numbers(op, shape)
     if layout is not None and layout.upper() not in LAYOUTS:
@@ -91,10 +93,10 @@ def plan_options(
     options: dict[str, Any] = {"dtype": dtype, **_mask(op, outputs)}
     options |= {name: dtype for name in ("gamma_dtype", "beta_dtype") if name in takes}
     if OPS[op].is_backward:
-        options.pop("beta_dtype", None)  # of which a gradient needs nothing
+        options.pop("beta_dtype", None)  # without an activation, no gradient depends on beta
     if "data_format" not in takes:
         if layout is not None and layout.upper() != "NCHW":
-            raise ValueError(f"--layout: {layout!r}, but {op} has no channels and positions")
+            raise ValueError(f"--layout: {layout!r}, expected NCHW, because {op} has no channel and position axes")
         normalised = {"normalized_shape": numbers[1]} if "normalized_shape" in takes else {}
         return {"shape": tuple(numbers), **normalised, **options}
     N, C, HxW = numbers[:3]
@@ -108,12 +110,14 @@ def plan_options(
 
 
 def tile_of(op: str, strategy: str, text: str) -> Tile:
-    """A tile of a strategy as it was typed, ``threads=256,chunk=1024``.
+    """Tile of a strategy from command-line text such as ``threads=256,chunk=1024``.
+
+    Whether the tile is legal for a problem is not checked.
 
     Raises
     ------
     ValueError
-        In one sentence, what is wrong; whether the tile is legal for a problem is not looked at.
+        If the strategy, a field or a value is invalid. The message is one sentence.
     """
     known = OPS[op].strategies
     if strategy not in known:
@@ -122,21 +126,21 @@ def tile_of(op: str, strategy: str, text: str) -> Tile:
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if name not in known[strategy].space and equals:
-            raise ValueError(f"--tile: no field {name!r}, {strategy} has {', '.join(known[strategy].space)}")
+            raise ValueError(f"--tile: no field {name!r}, {strategy} expects {', '.join(known[strategy].space)}")
         words = [word for word in known[strategy].space.get(name, ()) if isinstance(word, str)]
         if words and value not in words:
             raise ValueError(f"--tile: {part.strip()!r}, expected {name}={' or '.join(words)}")
         if not words and (not equals or not value.isdecimal() or int(value) == 0):
             raise ValueError(f"--tile: {part.strip()!r}, expected field=number, with a number from 1 up")
         if name in fields:
-            raise ValueError(f"--tile: {name} comes twice")
+            raise ValueError(f"--tile: {name} is given twice")
         fields[name] = value if words else int(value)
     missing = [name for name in known[strategy].space if name not in fields]
     if missing:
-        raise ValueError(f"--tile: {', '.join(missing)} missing, {strategy} has {', '.join(known[strategy].space)}")
+        raise ValueError(f"--tile: {', '.join(missing)} missing, {strategy} expects {', '.join(known[strategy].space)}")
     return Tile(strategy, **fields)
 
 
 def shape_text(problem: Problem) -> str:
-    """A problem's shape as people type it."""
+    """Text of a problem's shape, as ``--shape`` accepts it."""
     return ",".join(str(getattr(problem, field)) for field in problem.spec.sizes.values())

@@ -35,7 +35,7 @@ def test_show_all_gives_every_strategy_or_its_refusal(capsys: pytest.CaptureFixt
     lines = out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("strategy")] == ["block", "cluster", "grid", "split"]
     assert [line for line in lines if line.startswith("refused")] == [
-        "refused    warp: a group has 16384 elements, 32 lanes of 8 packs hold 1024"
+        "refused    warp: a group has 16384 elements, but 32 lanes with packs_per_thread=8 hold 1024"
     ]
     assert out.count("best tile by the cost model") == 4
 
@@ -132,9 +132,12 @@ def test_a_fault_while_counting_is_one_line(
         (("groupnorm", "--shape", "1"), "op: 'groupnorm', expected group_norm or group_norm_backward"),
         ((*SMALL, "--dtype", "float8"), "dtype: 'float8'"),
         ((*SMALL, "--layout", "CHWN"), "--layout: 'CHWN', expected NCHW or NHWC"),
-        (("layer_norm", "--shape", "2,8", "--layout", "NHWC"), "--layout: 'NHWC', but layer_norm has no channels"),
+        (
+            ("layer_norm", "--shape", "2,8", "--layout", "NHWC"),
+            "--layout: 'NHWC', expected NCHW, because layer_norm has no channel",
+        ),
         ((*SMALL, "--outputs", "dx,gamma"), "--outputs: 'gamma', expected some of dx,dgamma,dbeta"),
-        (("group_norm", "--shape", "2,8,9,4", "--outputs", "y"), "--outputs: 'y', but group_norm always gives all"),
+        (("group_norm", "--shape", "2,8,9,4", "--outputs", "y"), "--outputs: 'y', but group_norm always returns all"),
         ((*SMALL, "--device", "H201"), "device: 'H201', expected one of A100, RTX 4090, H100, H200, B200, RTX 5090"),
         (
             (*SMALL, "--strategy", "warps"),
@@ -143,9 +146,15 @@ def test_a_fault_while_counting_is_one_line(
         ((*SMALL, "--tile", "threads=64"), "--tile: goes with --strategy and the name of one"),
         ((*SMALL, "--strategy", "split", "--tile", "threads"), "--tile: 'threads', expected field=number"),
         ((*SMALL, "--strategy", "split", "--tile", "threads=0"), "--tile: 'threads=0', expected field=number"),
-        ((*SMALL, "--strategy", "split", "--tile", "thread=64"), "--tile: no field 'thread', split has threads, chunk"),
-        ((*SMALL, "--strategy", "split", "--tile", "threads=64"), "--tile: chunk missing, split has threads, chunk"),
-        ((*SMALL, "--strategy", "split", "--tile", "chunk=1,chunk=2"), "--tile: chunk comes twice"),
+        (
+            (*SMALL, "--strategy", "split", "--tile", "thread=64"),
+            "--tile: no field 'thread', split expects threads, chunk",
+        ),
+        (
+            (*SMALL, "--strategy", "split", "--tile", "threads=64"),
+            "--tile: chunk missing, split expects threads, chunk",
+        ),
+        ((*SMALL, "--strategy", "split", "--tile", "chunk=1,chunk=2"), "--tile: chunk is given twice"),
         (
             (*SMALL, "--strategy", "split", "--tile", "chunk=1,threads=48"),
             "tile: split: threads is 48, expected a mult",
@@ -156,7 +165,7 @@ def test_a_fault_while_counting_is_one_line(
         ),
         (
             ("batch_norm_backward_reduce", "--shape", "2,8,9", "--outputs", "sum_dy,dbeta"),
-            "--outputs: 'sum_dy,dbeta', but sum_dy and sum_dy_xmu come together",
+            "--outputs: 'sum_dy,dbeta', but sum_dy and sum_dy_xmu belong together",
         ),
     ],
 )

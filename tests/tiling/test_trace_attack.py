@@ -194,8 +194,8 @@ BROKEN: dict[str, tuple[str, str]] = {
         made("batch_norm_gather_stats", types={**LINES["batch_norm_gather_stats"]["types"], "count": "bfloat16"}),
         "types: count 'bfloat16', expected int32 or int64 or",
     ),
-    "types that the op has not": (made(types={"x": "float32"}), "group_norm: types of x, expected none"),
-    "types that are missing": (made("batch_norm_backward_elemt", types={}), "types of none, expected sum"),
+    "types that the op has not": (made(types={"x": "float32"}), "group_norm: types: x, expected none"),
+    "types that are missing": (made("batch_norm_backward_elemt", types={}), "types: none, expected sum"),
     "one result": (made(outputs="y"), "outputs ('y',), expected ('y', 'mean', 'rstd')"),
     "one sum of two": (
         made("batch_norm_backward_reduce", outputs="sum_dy"),

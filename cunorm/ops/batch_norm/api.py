@@ -1,4 +1,4 @@
-"""BatchNorm in the parts that synchronised training needs: the public functions."""
+"""Public functions of BatchNorm, divided into the steps of synchronised training."""
 
 from __future__ import annotations
 
@@ -29,38 +29,40 @@ def batch_norm_stats(
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
 ) -> tuple[Array, Array]:
-    r"""The statistics of this process's part of a batch.
+    r"""Compute the statistics of this process's part of a batch.
 
     .. math:: \mathrm{mean}_c = \frac{1}{M} \sum_{n,hw} x, \qquad
               \mathrm{invstd}_c = 1 / \sqrt{\mathrm{var}_c + \epsilon}
 
-    with the biased variance over the M = N * H * W elements of a channel (Ioffe and Szegedy, 2015).
+    The variance is the biased variance over the M = N * H * W elements of a channel (Ioffe and Szegedy, 2015).
 
     Parameters
     ----------
     x : cupy.ndarray or numpy.ndarray
-        (N, C, \*), rank 2 to 8; float16, bfloat16, float32 or float64. Contiguous and channels-last strides are read
-        where they are; any other is copied once.
+        Shape (N, C, \*); rank 2 to 8. Dtype float16, bfloat16, float32 or float64. An array with contiguous or
+        channels-last strides is read in place. Any other array is copied once.
     eps : float
-        Not negative.
+        Number that is added to the variance; not negative.
     out : tuple of (mean, invstd), optional
-        Arrays to write; None in it means allocate.
+        Arrays for the results. A result whose entry is None is allocated.
     tile : Tile or mapping, optional
-        The strategy and its numbers, instead of the chosen ones.
+        Strategy and tile fields that replace the automatic choice.
     workspace : array, optional
-        At least ``plan.workspace_nbytes`` bytes, contiguous, of any content.
+        Contiguous array of at least ``plan.workspace_nbytes`` bytes. Its content does not matter and is overwritten.
 
     Returns
     -------
     mean, invstd : array of shape (C,)
-        float32 (float64 for float64 x); NaN where there are no elements.
+        Dtype float32 (float64 for float64 x). NaN if a channel has no elements.
 
     Raises
     ------
     TypeError
-        For a wrong type or dtype.
+        If an argument has a wrong type or dtype.
     ValueError
-        For wrong shapes, sizes, devices or overlaps; `UnsupportedTile` for a tile that is not legal.
+        If a shape or a size is invalid, or if arrays overlap or are on different devices.
+    UnsupportedTile
+        If ``tile`` is not legal for the problem on the device.
     CompileError
         If a kernel does not compile.
     """
@@ -81,47 +83,48 @@ def batch_norm_gather_stats(
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
 ) -> tuple[Array, Array]:
-    r"""Merge the statistics of several parts of a batch, and update the running ones.
+    r"""Merge the statistics of several parts of a batch, and update the running statistics.
 
     The variances are merged by the formula of Chan, Golub and LeVeque (1983), in float64, rank by rank. A rank with
-    count 0 is absent, whatever its statistics hold.
+    count 0 is ignored, whatever its statistics are.
 
     .. math::
 
         \mathrm{running\_mean} &\leftarrow (1 - m)\,\mathrm{running\_mean} + m\,\mathrm{mean} \\
         \mathrm{running\_var} &\leftarrow (1 - m)\,\mathrm{running\_var} + m\,\mathrm{var}\,\frac{M}{M - 1}
 
-    with m = ``momentum`` and M the sum of the counts; the variance stays biased where M is at most 1.
+    Here m is ``momentum``, and M is the sum of the counts. If M is at most 1, the running variance is updated with the
+    biased variance.
 
     Parameters
     ----------
     means, invstds : cupy.ndarray or numpy.ndarray of shape (world, C)
-        A row for each rank, as `batch_norm_stats` returned them.
+        One row per rank, as `batch_norm_stats` returned it.
     counts : array of shape (world,), or sequence of numbers
-        Elements of a channel on each rank; int32, int64, float32 or float64. A sequence or a NumPy array also goes with
-        CuPy means; it is checked. A CuPy array is not looked at, for that would wait for the GPU: there a total of 0
-        makes NaN statistics and leaves the running ones alone.
+        Elements per channel on each rank. Dtype int32, int64, float32 or float64. With CuPy means, counts may also be a
+        sequence or a NumPy array. The values of a sequence or a NumPy array are checked. The values of a CuPy array are
+        not checked, because this would wait for the GPU. If they sum to 0, the statistics are NaN, and the running
+        statistics do not change.
     eps : float
-        The one that the statistics were made with.
+        eps of the `batch_norm_stats` calls.
     running_mean, running_var : array of shape (C,), optional
-        Updated in place; of any supported dtype.
+        Running statistics, which are updated in place. Any supported dtype.
     momentum : float
-        The new statistics' share of the running ones, from 0 to 1.
-    out : tuple of (mean, invstd), optional
-    tile, workspace
-        As in `batch_norm_stats`.
+        Weight of the new statistics in the running statistics, from 0 to 1.
+    out, tile, workspace
+        See `batch_norm_stats`.
 
     Returns
     -------
     mean, invstd : array of shape (C,)
-        Of the whole batch; float32 (float64 for float64 means).
+        Statistics of the whole batch. Dtype float32 (float64 for float64 means).
 
     Raises
     ------
     ValueError
-        Also where the counts' sum is 0.
+        See `batch_norm_stats`. Counts in host memory that sum to 0 are an error too.
     TypeError, UnsupportedTile, CompileError
-        As `batch_norm_stats`.
+        See `batch_norm_stats`.
     """
     numbers = (epsilon(eps), momentum_number(momentum))
     written = with_running(out, running_mean, running_var)
@@ -141,32 +144,32 @@ def batch_norm_elemt(
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
 ) -> Array:
-    r"""Normalise with given statistics.
+    r"""Normalise x with statistics that the caller passes.
 
     .. math:: y = \gamma_c \, (x - \mathrm{mean}_c) \, \mathrm{invstd}_c + \beta_c
 
     Parameters
     ----------
     x : cupy.ndarray or numpy.ndarray
-        (N, C, \*), as in `batch_norm_stats`.
+        Shape (N, C, \*). See `batch_norm_stats`.
     mean, invstd : array of shape (C,)
-        float32 (float64 for float64 x) or x's dtype.
+        Statistics. Dtype float32 (float64 for float64 x) or the dtype of x.
     gamma, beta : array of shape (C,), optional
-        Of x's dtype or the statistics'; absent they are 1 and 0.
+        Scale and offset, in the dtype of x or of the statistics. An absent gamma is 1, and an absent beta is 0.
     out : array, optional
-        y; may be exactly x.
+        Array for y. It may be x itself.
     tile, workspace
-        As in `batch_norm_stats`.
+        See `batch_norm_stats`.
 
     Returns
     -------
     y : array
-        As x.
+        Shape and dtype of x.
 
     Raises
     ------
     TypeError, ValueError, UnsupportedTile, CompileError
-        As `batch_norm_stats`.
+        See `batch_norm_stats`.
     """
     given = None if out is None else (out,)
     (y,) = perform(BATCH_NORM_ELEMT, (x, mean, invstd, gamma, beta), (), given, tile, workspace)
@@ -190,7 +193,7 @@ def batch_norm_backward_reduce(
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
 ) -> Four:
-    r"""The sums over a channel that the gradients of BatchNorm need.
+    r"""Compute the sums over each channel that the gradients of BatchNorm need.
 
     .. math::
 
@@ -201,30 +204,33 @@ def batch_norm_backward_reduce(
     Parameters
     ----------
     dy, x : cupy.ndarray or numpy.ndarray
-        (N, C, \*), rank 2 to 8; the same shape and dtype. Contiguous and channels-last strides are read where they are.
+        Shape (N, C, \*); rank 2 to 8. dy and x have the same shape and dtype. Contiguous and channels-last strides are
+        read in place.
     mean, invstd : array of shape (C,)
-        Of the whole batch; float32 (float64 for float64 x) or x's dtype.
+        Statistics of the whole batch. Dtype float32 (float64 for float64 x) or the dtype of x.
     gamma : array of shape (C,), optional
-        Of x's dtype or the statistics'. Its values are not needed; dgamma and dbeta take its dtype.
+        Scale of the forward, in the dtype of x or of the statistics. Its values are not read. Its dtype is the dtype of
+        dgamma and dbeta.
     input_g, gamma_g, beta_g : bool
-        Whether sum_dy and sum_dy_xmu, dgamma, and dbeta are wanted. The others come back as None.
+        input_g selects sum_dy and sum_dy_xmu, gamma_g selects dgamma, and beta_g selects dbeta. The other results are
+        returned as None.
     out : tuple of (sum_dy, sum_dy_xmu, dgamma, dbeta), optional
-        Arrays to write, each of any supported dtype; None in it means allocate. The first two may be the rows of one
-        [2, C] array, ready for one all-reduce.
+        Arrays for the results, each of any supported dtype. A result whose entry is None is allocated. The first two
+        may be the rows of one [2, C] array, so that one all-reduce sums both.
     tile, workspace
-        As in `batch_norm_stats`.
+        See `batch_norm_stats`.
 
     Returns
     -------
     sum_dy, sum_dy_xmu : array of shape (C,) or None
-        Of the statistics' dtype.
+        Dtype of the statistics.
     dgamma, dbeta : array of shape (C,) or None
-        Of gamma's dtype; without gamma the statistics'.
+        Dtype of gamma, or of the statistics if gamma is absent.
 
     Raises
     ------
     TypeError, ValueError, UnsupportedTile, CompileError
-        As `batch_norm_stats`.
+        See `batch_norm_stats`.
     """
     flags = (input_g, gamma_g, beta_g)
     results: Four = perform(
@@ -247,7 +253,7 @@ def batch_norm_backward_elemt(
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
 ) -> Array:
-    r"""The gradient of BatchNorm's input, from the sums over the whole batch.
+    r"""Compute the gradient of BatchNorm's input from the sums over the whole batch.
 
     .. math::
 
@@ -255,32 +261,32 @@ def batch_norm_backward_elemt(
              - (x - \mathrm{mean}_c)\,\mathrm{invstd}_c^2\,\frac{\mathrm{sum\_dy\_xmu}_c}{M}\right)
              \mathrm{invstd}_c\,\gamma_c
 
-    with M = ``count`` (Ioffe and Szegedy, 2015).
+    Here M is ``count`` (Ioffe and Szegedy, 2015).
 
     Parameters
     ----------
     dy, x, mean, invstd
-        As in `batch_norm_backward_reduce`.
+        See `batch_norm_backward_reduce`.
     gamma : array of shape (C,) or None
-        Of x's dtype or the statistics'; None stands for ones.
+        Scale of the forward, in the dtype of x or of the statistics. None means ones.
     sum_dy, sum_dy_xmu : array of shape (C,)
-        Summed over all ranks; one supported dtype.
+        Sums over all ranks. Both have the same supported dtype.
     count : int or float
-        Elements of a channel on all ranks together; more than 0.
+        Elements per channel on all ranks together; more than 0.
     out : array, optional
-        dx; may be exactly dy.
+        Array for dx. It may be dy itself.
     tile, workspace
-        As in `batch_norm_stats`.
+        See `batch_norm_stats`.
 
     Returns
     -------
     dx : array
-        As x.
+        Shape and dtype of x.
 
     Raises
     ------
     TypeError, ValueError, UnsupportedTile, CompileError
-        As `batch_norm_stats`.
+        See `batch_norm_stats`.
     """
     given = None if out is None else (out,)
     arrays = (dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu)

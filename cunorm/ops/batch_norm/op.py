@@ -1,4 +1,4 @@
-"""BatchNorm's ops on tensors: from the arguments of a call, or of a plan, to a problem and results, or a sentence."""
+"""BatchNorm's ops: check the arguments of a call or a plan, and derive its problem and results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FLAGS = ("input_g", "gamma_g", "beta_g")
 
 
 def element_count(value: object) -> float:
-    """count as a float: finite and more than 0."""
+    """Return count as a float, which must be finite and more than 0."""
     found = number("count", value)
     if not 0 < found < float("inf"):
         raise ValueError(f"count: {found}, expected a finite number of more than 0")
@@ -55,7 +55,7 @@ def element_count(value: object) -> float:
 
 
 def _tensor(x: Array) -> tuple[str, str, tuple[int, ...], tuple[int, int, int]]:
-    """dtype, layout, axes and N, C, HxW of x (N, C, *)."""
+    """Return dtype, layout, axes in memory order, and (N, C, HxW) of x with shape (N, C, *)."""
     dtype = dtype_name("x", x)
     sizes = split_axes(x.shape, "NCHW")
     layout = direct_layout(x, "NCHW")
@@ -63,15 +63,15 @@ def _tensor(x: Array) -> tuple[str, str, tuple[int, ...], tuple[int, int, int]]:
 
 
 def _saved(mean: Array, invstd: Array, dtype: str, C: int) -> str:
-    """The dtype of mean and invstd (C,)."""
+    """Check mean and invstd of shape (C,), and return their dtype."""
     found = statistics(("mean", mean), ("invstd", invstd), dtype, C, f"({C},)")
     for name, array in (("mean", mean), ("invstd", invstd)):
-        shape_of(name, array, (C,), ", one element a channel")
+        shape_of(name, array, (C,), ", one element per channel")
     return found
 
 
 def _problem(op: str, sizes: tuple[str, int, int, int, int], **facts: Any) -> Problem:
-    """A problem from its layout, N, C, HxW and groups, which are its channels; without parameters if none are said."""
+    """Problem with sizes (layout, N, C, HxW, groups), one group per channel. By default it has no gamma and no beta."""
     return Problem(op=op, **laid_out(*sizes), **{"gamma_dtype": None, "beta_dtype": None, **facts})
 
 
@@ -136,7 +136,7 @@ def _request_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
 
 
 def _wanted_sums(flags: object) -> tuple[bool, ...]:
-    """Which of SUMS are wanted; input_g stands for the first two."""
+    """Return which of SUMS are wanted. input_g selects the first two."""
     inputs, *parameters = mask("output_mask", flags, FLAGS)
     return inputs, inputs, *parameters
 
@@ -148,7 +148,7 @@ def _check_reduce(arrays: tuple[Any, ...], flags: tuple[Any, ...], out: Any) -> 
     like("dy", dy, x)
     stats_dtype = _saved(mean, invstd, dtype, C)
     gamma_dtype = parameter("gamma", gamma, (C,), dtype)
-    # A given output may have any supported dtype: its sums are rounded to it once.
+    # An output array may have any supported dtype. The sums are rounded to it once.
     plain = (stats_dtype, stats_dtype, gamma_dtype or stats_dtype, gamma_dtype or stats_dtype)
     given = out if isinstance(out, tuple) and len(out) == len(SUMS) else (None,) * len(SUMS)
     dtypes = [
@@ -160,7 +160,7 @@ def _check_reduce(arrays: tuple[Any, ...], flags: tuple[Any, ...], out: Any) -> 
     ]
     outputs = chosen(SUMS, wanted)
     others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, dtypes, strict=True))
-    # gamma is not read: only its dtype counts, as that of dgamma and dbeta.
+    # gamma is not read. Its dtype is the dtype of dgamma and dbeta.
     problem = _problem(
         "batch_norm_backward_reduce",
         (layout, N, C, HxW, max(1, C)),
@@ -206,7 +206,7 @@ def _check_backward_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: objec
     sum_dtype = dtype_name("sum_dy", sum_dy)
     one_dtype(("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu))
     for name, array in (("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu)):
-        shape_of(name, array, (C,), ", one element a channel")
+        shape_of(name, array, (C,), ", one element per channel")
     problem = _problem(
         "batch_norm_backward_elemt",
         (layout, N, C, HxW, max(1, C)),
@@ -241,14 +241,14 @@ def _request_backward_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
 
 
 def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
-    from . import oracle  # here: no call needs it
+    from . import oracle  # imported late: no call needs it
 
     return oracle.expected(problem, given, numbers)
 
 
 _FAMILY = "batch_norm"
 _SIZES = {"N": "N", "C": "C", "HxW": "HxW"}
-#: Statistics of a channel.
+#: Statistics: one element per channel.
 _MEAN, _INVSTD = replace(MEAN, sizes=("C",)), replace(RSTD, sizes=("C",))
 
 BATCH_NORM_STATS = Op(
@@ -328,7 +328,7 @@ COUNTS = ("int32", "int64", "float32", "float64")
 
 
 def momentum_number(value: object) -> float:
-    """momentum as a float from 0 to 1."""
+    """Return momentum as a float, which must be from 0 to 1."""
     found = number("momentum", value)
     if not 0 <= found <= 1:
         raise ValueError(f"momentum: {found}, expected a number from 0 to 1")
@@ -336,9 +336,10 @@ def momentum_number(value: object) -> float:
 
 
 def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
-    """The counts as an array where the means are. Host numbers are looked at: finite, not negative, not all 0.
+    """Return the counts as an array on the device of the means.
 
-    Counts that live on a GPU are not: that would have to wait for it.
+    Counts in host memory must be finite, not negative and not all 0. Counts in GPU memory are not checked, because this
+    would wait for the GPU.
     """
     if isinstance(counts, (list, tuple)):
         if not all(isinstance(c, (int, float, np.integer, np.floating)) and not isinstance(c, bool) for c in counts):
@@ -352,7 +353,7 @@ def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
         return counts
     kind_of("counts", counts)
     on_gpu = kind_of("means", means) == "gpu"
-    if on_gpu:  # what is wrong is said before anything is allocated there
+    if on_gpu:  # report errors before allocating GPU memory
         kind_of("invstds", invstds)
         written = zip(BATCH_NORM_GATHER_STATS.labels, out or (), strict=False)
         same_place([("means", means), ("invstds", invstds), *written])
@@ -372,7 +373,7 @@ def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
 
 
 def with_running(out: Any, running_mean: Array | None, running_var: Array | None) -> Any:
-    """The arrays that are written, result by result: those of ``out``, and the running statistics."""
+    """Return the arrays that are written, in result order: those of ``out``, then the running statistics."""
     if out is not None and (not isinstance(out, tuple) or len(out) != 2):
         raise TypeError(f"out: {type(out).__name__}, expected a tuple of mean, invstd (None: allocate)")
     if out is None and running_mean is None and running_var is None:
@@ -391,7 +392,7 @@ def _check_gather(arrays: tuple[Any, ...], _: tuple[Any, ...], out: Any) -> Chec
     shape_of("invstds", invstds, means.shape, like_means)
     if str(counts.dtype) not in COUNTS:
         raise TypeError(f"counts: dtype {counts.dtype}, expected {' or '.join(COUNTS)}")
-    shape_of("counts", counts, (world,), ", one count a rank")
+    shape_of("counts", counts, (world,), ", one count per rank")
     sums = accumulator(dtype)
     others = [("count_t", str(counts.dtype))]
     kept: list[OutputSpec | None] = []
@@ -404,7 +405,7 @@ def _check_gather(arrays: tuple[Any, ...], _: tuple[Any, ...], out: Any) -> Chec
 
 
 def _gathered(dtype: str, world: int, C: int, others: tuple[tuple[str, str], ...]) -> Problem:
-    """The problem of a gather; running statistics that are not there are null in it."""
+    """Problem of batch_norm_gather_stats. Absent running statistics are null in its kernel."""
     sizes = ("NCHW", world, C, 1, max(1, C))
     outputs = ("mean", "invstd", *RUNNING)
     return _problem(
@@ -434,7 +435,7 @@ def _call_gather(  # noqa: PLR0913  # the public function's arguments
     out: Any = None,
     workspace: Array | None = None,
 ) -> Any:
-    """What a plan of batch_norm_gather_stats does when it is called."""
+    """Call a plan of batch_norm_gather_stats."""
     numbers = {"eps": epsilon(eps), "momentum": momentum_number(momentum)}
     written = with_running(out, running_mean, running_var)
     arrays = (means, invstds, rank_counts(means, invstds, counts, written))

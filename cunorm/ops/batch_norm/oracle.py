@@ -1,4 +1,4 @@
-"""What the float64 oracle says of BatchNorm's ops, and how far from it a result may lie."""
+"""Float64 oracle of BatchNorm's ops, and the tolerances of their results."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from cunorm.ops.common.tolerance import FOLD, UNIT
 
 
 def by_channel(x: Any) -> np.ndarray:
-    """float64 (C, N*HxW)."""
+    """Return x in float64 as (C, N*HxW)."""
     values: np.ndarray = np.asarray(x, np.float64)
     return np.moveaxis(values, 1, 0).reshape(values.shape[1], values.size // max(values.shape[1], 1))
 
 
 def column(parameter: Any, like: np.ndarray) -> np.ndarray:
-    """float64 (1, C, 1..1), to stand beside `like`; None stands for ones."""
+    """Return a parameter in float64 as (1, C, 1..1), to broadcast with `like`. None means ones."""
     C = like.shape[1]
     values = np.ones(C) if parameter is None else np.asarray(parameter, np.float64)
     return values.reshape(1, C, *[1] * (like.ndim - 2))
 
 
 def either(dtype: str) -> float:
-    """u of the computation and of the oracle, which rounds as often: that matters where both are float64."""
+    """Return u of the computation plus u of the oracle, which rounds as often. This matters if both are float64."""
     return UNIT[accumulator(dtype)] + UNIT["float64"]
 
 
 def batch_stats(x: Any, mean: Any, invstd: Any, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of mean and invstd, from the oracle's: those of `forward`, over a channel."""
+    """Bounds of mean and invstd, as in `forward`, over a channel. ``mean`` and ``invstd`` are the oracle's."""
     u = UNIT[accumulator(dtype)]
     mean, invstd = (np.asarray(each, np.float64) for each in (mean, invstd))
     xc = by_channel(x)
-    # Not numpy's mean, which warns where a channel has no elements; its statistics are NaN, and need no bound.
+    # numpy's mean warns if a channel has no elements. Its statistics are then NaN, and need no bound.
     deviation = np.abs(xc - mean[:, None]).sum(axis=1) / max(xc.shape[1], 1)
     return u * (2 * np.abs(mean) + FOLD * deviation), FOLD * u * invstd
 
 
 def batch_elemt(x: Any, mean: Any, invstd: Any, gamma: Any, beta: Any, dtype: str) -> np.ndarray:
-    """Bound of y. The statistics are given: nothing is summed, and the roundings can be counted."""
+    """Bound of y. The statistics are inputs, so nothing is summed, and the roundings can be counted."""
     u = either(dtype)
     x = np.asarray(x, np.float64)
     b = np.zeros(1) if beta is None else np.abs(column(beta, x))
     scaled = np.abs((x - column(mean, x)) * column(invstd, x) * column(gamma, x))
-    # x - mean, invstd * gamma, their product and the last addition round once each; beta meets only the last.
+    # x - mean, invstd * gamma, their product and the last addition round once each. beta is only in the last.
     bound: np.ndarray = 4 * u * scaled + u * b
     return bound
 
@@ -62,28 +62,29 @@ def batch_reduce(
     m, r = (np.asarray(each, np.float64).reshape(-1) for each in (mean, invstd))
     plain = FOLD * u * dyc.sum(axis=1)
     centred = FOLD * u * (dyc * np.abs(xc - m[:, None])).sum(axis=1)
-    # dgamma of no elements is 0, and the invstd of none NaN.
+    # Without elements, dgamma is 0 and invstd is NaN.
     return plain, centred, np.abs(r) * centred if xc.shape[1] else centred, plain.copy()
 
 
 def batch_input(  # noqa: PLR0913  # the oracle's arguments
     dy: Any, x: Any, mean: Any, invstd: Any, gamma: Any, sum_dy: Any, sum_dy_xmu: Any, count: float, dtype: str
 ) -> np.ndarray:
-    """Bound of dx. The sums are given: the roundings can be counted."""
+    """Bound of dx. The sums are inputs, so the roundings can be counted."""
     u = either(dtype)
     dy, x = (np.asarray(each, np.float64) for each in (dy, x))
     r = column(invstd, x)
     a, b = (np.abs(column(each, x)) / (count or 1) for each in (sum_dy, sum_dy_xmu))
     xmu = np.abs(x - column(mean, x))
-    # dy meets two subtractions, the scale invstd * gamma and the product with it: 4. Before that, sum_dy / count has
-    # count as a floating-point number, its reciprocal and a product, and meets one subtraction or both: 7. The third
-    # term has those three, x - mean, invstd^2, two products and one subtraction: 10.
+    # Roundings of the term with dy: two subtractions, the scale invstd * gamma, the product with it: 4. Roundings of
+    # the term with sum_dy / count: count as a floating-point number, its reciprocal, a product, at most both
+    # subtractions, the scale, the product with it: 7. Roundings of the third term: the first three of the second term,
+    # x - mean, invstd^2, two products, one subtraction, the scale, the product with it: 10.
     bound: np.ndarray = u * np.abs(r * column(gamma, x)) * (4 * np.abs(dy) + 7 * a + 10 * xmu * r * r * b)
     return bound
 
 
 def _channels(problem: Problem, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The channels that the oracle looks at; what the inputs have of them, tensors with channels second."""
+    """Return the channels that the oracle checks, and the inputs of these channels. Tensors have channels second."""
     _, channels = looked_at(problem)
     part = (slice(None), channels)
     tensors = problem.spec.tensors
@@ -95,13 +96,13 @@ def _channels(problem: Problem, given: Mapping[str, Any]) -> tuple[Any, dict[str
 
 
 def _of_channels(problem: Problem, channels: Any, exact: Any, bounds: Any) -> Iterator[Exact]:
-    """Results that have an element a channel, in the op's order."""
+    """Yield the results with one element per channel, in result order."""
     for name, values, bound in zip(problem.spec.results, exact, bounds, strict=True):
         yield Exact(name, (problem.C,), (channels,), values, bound)
 
 
 def _of_tensor(problem: Problem, channels: Any, exact: Any, bound: Any) -> Iterator[Exact]:
-    """The one tensor that the op returns."""
+    """Yield the single tensor that the op returns."""
     (name,) = problem.spec.results
     yield Exact(name, (problem.N, problem.C, problem.HxW), (slice(None), channels), exact, bound)
 
@@ -140,12 +141,12 @@ def _gather(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, fl
     running = {name: given[name].astype(np.float64) for name in ("running_mean", "running_var")}
     ranks = [given[name] for name in problem.spec.inputs]
     exact = reference.batch_norm_gather_stats(*ranks, eps=numbers["eps"], momentum=numbers["momentum"], **running)
-    # Sums in float64 whatever the dtype.
+    # The sums are in float64 for every dtype.
     bounds = [1e-13 * np.abs(values) + 1e-13 for values in exact if values is not None]
     return _of_channels(problem, slice(None), exact, bounds)
 
 
-#: The oracle of each op.
+#: Oracle of each op.
 _ORACLES: Mapping[str, Oracle] = {
     "batch_norm_stats": _stats,
     "batch_norm_gather_stats": _gather,
@@ -156,5 +157,5 @@ _ORACLES: Mapping[str, Oracle] = {
 
 
 def expected(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
-    """What the results of an op have to be, of whole channels: no result of theirs depends on another channel."""
+    """Return the exact results of whole channels. The results of a channel do not depend on other channels."""
     return _ORACLES[problem.op](problem, given, numbers)

@@ -1,4 +1,4 @@
-"""The strategies of BatchNorm's five ops: tiles, legality, launches, workspace. No kernel text here."""
+"""Strategies of BatchNorm's five ops: tiles, legality, launches, workspace. The kernels are in kernels_cu."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 
 
 class View(NamedTuple):
-    """How kernels look at a tensor: planes of HxW, or HxW rows of C channels (and N = 1)."""
+    """Sizes of a tensor for the kernels: N * C planes of HxW positions, or HxW rows of C channels with N = 1."""
 
     layout: str
     N: int
@@ -36,7 +36,11 @@ class View(NamedTuple):
 
 
 def view_of(problem: Problem) -> View:
-    """With one channel a tensor is one plane, with HxW = 1 it is rows: the same bytes in a better order."""
+    """Return the view of a problem's tensors.
+
+    A tensor with one channel is viewed as one plane, and a tensor with HxW = 1 as rows. The bytes are the same, and the
+    order is better.
+    """
     rows = problem.N * problem.HxW
     if problem.C == 1:
         return View("NCHW", 1, 1, rows)
@@ -46,7 +50,7 @@ def view_of(problem: Problem) -> View:
 
 
 def refuses_layout(problem: Problem, layout: str) -> str | None:
-    """Why kernels of that layout cannot take the problem, or None."""
+    """Return the error message if kernels of that layout cannot process the problem, or None."""
     if view_of(problem).layout == layout:
         return None
     return "channels-last data has no planes" if layout == "NCHW" else "channels-first data has no rows of channels"
@@ -56,41 +60,41 @@ def refuses_layout(problem: Problem, layout: str) -> str | None:
 
 
 def _wide(problem: Problem) -> int:
-    """Rows of a wide row: as many as are whole sectors."""
+    """Rows per wide row: the fewest rows that are whole sectors."""
     unit = SECTOR_PACKS * problem.pack
     return unit // math.gcd(problem.C, unit)
 
 
 def columns_of(problem: Problem) -> int:
-    """Packs of a wide row."""
+    """Packs per wide row."""
     return _wide(problem) * problem.C // problem.pack
 
 
 class _Viewed(Tiling):
-    """What the tilings of all five ops have: the view of the tensors."""
+    """Tiling with a view of the tensors: base of all tilings except `_Gather`."""
 
     @lazy
     def view(self) -> View:
-        """How the kernels look at a tensor."""
+        """View of the tensors."""
         return view_of(self.problem)
 
 
 class _Swept(_Viewed):
-    """A sweep: chunks of planes, or of wide rows with a few rows left over."""
+    """Tiling with a sweep: chunks of planes, or chunks of wide rows and a few rows left over."""
 
-    #: The layout that the strategy's kernels are for.
+    #: Layout of the strategy's kernels.
     own_layout = "NHWC"
 
     @lazy
     def columns(self) -> int:
-        """Columns of packs of a block: at most the tile's, evenly, and whole sectors."""
+        """Columns of packs per block: at most the tile's number, evenly divided, in whole sectors."""
         columns = columns_of(self.problem)
         even = round_up(ceil_div(columns, ceil_div(columns, self.tile.columns)), SECTOR_PACKS)
         return min(even, self.tile.columns)
 
     @lazy
     def sweep(self) -> Sweep:
-        """The sweep without the rows that are left over."""
+        """Sweep without the rows left over."""
         problem, tile, view = self.problem, self.tile, self.view
         if view.layout == "NCHW":
             return Sweep(*view, tile.chunk, problem.pack, tile.threads)
@@ -99,24 +103,24 @@ class _Swept(_Viewed):
 
     @lazy
     def left(self) -> int:
-        """Rows that make up no wide row."""
+        """Rows left over, which do not make up a wide row."""
         return 0 if self.view.layout == "NCHW" else self.view.HxW % _wide(self.problem)
 
     @lazy
     def sizes(self) -> dict[str, int]:
-        """What struct Batch in wide_rows.cuh has, by the names of its members."""
+        """Members of struct Batch in wide_rows.cuh, by name."""
         swept = {"columns" if name == "C" else name: size for name, size in self.sweep.arguments.items()}
         most = {"most_columns": self.sweep.most_columns or 1, "sweeps": self.sweep.items, "items": self.items}
         return {**swept, "C": self.problem.C, "left": self.left * self.view.C, **most}
 
     @lazy
     def items(self) -> int:
-        """Pieces of work for blocks: the sweep's, and behind them the rows that are left over."""
+        """Work items for blocks: those of the sweep, followed by those of the rows left over."""
         return self.sweep.items + ceil_div(self.left * self.view.C, self.tile.threads)
 
     @lazy
     def partial_rows(self) -> int:
-        """Rows of partial results [rows, C]; one row is the results themselves."""
+        """Rows of partial results [rows, C]. A single row is the final results."""
         if self.view.layout == "NCHW":
             return self.view.N * self.sweep.chunks
         return self.sweep.chunks * _wide(self.problem) + self.left
@@ -128,14 +132,14 @@ class _Swept(_Viewed):
 
     @lazy
     def met(self) -> int:
-        """Channels that the warps of all blocks meet, each counted once a warp."""
+        """Channels that the warps of all blocks process, each counted once per warp."""
         view, warps = self.view, self.tile.threads // WARP
         if view.layout == "NCHW":
             return view.N * view.C * self.sweep.chunks
         return self.sweep.items * warps * min(self.columns, WARP) * self.problem.pack + self.left * view.C
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`; no problem of the right layout is refused for its sizes."""
+        """See `Tiling.refuses`. No problem of the right layout is refused for its sizes."""
         tile = self.tile
         if (sentence := refuses_layout(self.problem, self.own_layout)) is not None:
             return sentence
@@ -147,7 +151,7 @@ class _Swept(_Viewed):
 
     @lazy
     def worth(self) -> bool:
-        """Whether no fewer columns of the space are all that there are."""
+        """Whether no smaller number of columns in the search space covers a whole wide row."""
         return all(columns >= self.tile.columns or columns < columns_of(self.problem) for columns in _ROWS["columns"])
 
 
@@ -155,21 +159,21 @@ class _Swept(_Viewed):
 
 
 class _Reducing(_Viewed):
-    """A kernel that leaves rows of partial results, and their fold."""
+    """Tiling with a kernel that stores rows of partial results, and their fold."""
 
     @lazy
     def partial_rows(self) -> int:
-        """Rows of partial results [rows, C]; one row is the results themselves."""
+        """Rows of partial results [rows, C]. A single row is the final results."""
         raise NotImplementedError
 
     @lazy
     def workspace(self) -> int:
-        """The partial results."""
+        """Bytes of the partial results."""
         rows, C = self.partial_rows, self.problem.C
         return 0 if rows == 1 else fold_rows(rows, C) * C * self.problem.part
 
     def reducing(self, kind: str, grid: int, sizes: Mapping[str, int], **facts: Any) -> tuple[Launch, ...]:
-        """The launches, of a kernel that is told these sizes."""
+        """Launches of the kernel, whose arguments include ``sizes``, and of the fold."""
         problem, rows = self.problem, self.partial_rows
         if problem.is_backward:
             given = by_name("dy", "mean", "invstd", x=problem.reads_x)
@@ -190,41 +194,42 @@ class _Reducing(_Viewed):
 
 
 class _ReducingSlabs(_Reducing):
-    """`block`: slabs of a few channels, sample after sample."""
+    """Tiling of `block`: slabs of a few channels, sample after sample."""
 
     @lazy
     def slab(self) -> Slab:
-        """A slab."""
+        """Slab of one sample."""
         view = self.view
         channels = min(self.tile.channels, view.C)
         return Slab(view.layout, channels, view.HxW, self.problem.pack, self.tile.threads)
 
     @lazy
     def partial_rows(self) -> int:
-        """Rows of partial results [rows, C]; one row is the results themselves."""
+        """Rows of partial results [rows, C]. A single row is the final results."""
         return ceil_div(self.view.N, self.tile.samples_per_block)
 
     @lazy
     def shared(self) -> int:
-        """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary, for the worst
-        alignment.
+        """Bytes of shared memory per block, for the worst alignment.
+
+        The arrays are in the kernel's order, each from a 16-byte boundary.
         """
         channels = self.slab.channels
-        # What a channel has so far, and of the latest; its centre or mean.
+        # Per channel: results so far, and of the latest samples; the centre or the mean.
         sizes = [*[channels * self.problem.part] * 2, channels * self.problem.sum_itemsize]
         sizes += [channels * self.problem.pair, self.slab.partial_sums * self.problem.pair]
         sizes += [16 * self.slab.packs] * self.problem.read
         return sum(round_up(size, 16) for size in sizes)
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         sentence = refuses_threads(self.tile) or refuses_layout(self.problem, "NCHW")
         sentence = sentence or refuses_shared(self.shared, device)
         return sentence or refuses_registers(RESIDENT_REGISTERS, self.tile, device)
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The slabs' kernel, and the fold."""
+        """Launches of the slab kernel and the fold."""
         view, samples = self.view, min(self.view.N, self.tile.samples_per_block)
         sizes = {
             "N": view.N,
@@ -234,31 +239,31 @@ class _ReducingSlabs(_Reducing):
             "samples": samples,
         }
         blocks = blocks_for(ceil_div(view.C, self.tile.channels) * self.partial_rows)
-        # It waits for each sample, then sums what it staged: twice where the first sum only finds a centre.
+        # Per sample, a block waits for the slab and sums it. A forward sums it twice: first only to find a centre.
         phases = samples * (2 if self.problem.is_backward else 3)
         facts = {"shared_bytes": self.shared, "phases": phases, "constants": self.slab.constants}
         return self.reducing("block", blocks, sizes, **facts)
 
 
 class _ReducingRows(_Swept, _Reducing):
-    """`column`: chunks of wide rows."""
+    """Tiling of `column`: chunks of wide rows."""
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The sweep, and the fold."""
+        """Launches of the sweep and the fold."""
         mean = self.met * self.problem.sum_itemsize * self.problem.is_backward
         shared = self.sweep.shared(self.problem.part)
         return self.reducing("sweep", self.grid, self.sizes, shared_bytes=shared, cached=mean)
 
 
 class _ReducingPlanes(_ReducingRows):
-    """`split`: chunks of planes."""
+    """Tiling of `split`: chunks of planes."""
 
     own_layout = "NCHW"
 
     @lazy
     def worth(self) -> bool:
-        """Any."""
+        """Every tile is worth trying."""
         return True
 
 
@@ -266,10 +271,10 @@ class _ReducingPlanes(_ReducingRows):
 
 
 class _Streaming(_Viewed):
-    """A kernel that reads and writes every byte once."""
+    """Tiling with a kernel that reads and writes every byte once."""
 
     def streaming(self, grid: int, sizes: Mapping[str, int], **facts: Any) -> tuple[Launch, ...]:
-        """The launch, of a kernel that is told these sizes."""
+        """Launch of the kernel, whose arguments include ``sizes``."""
         problem, spec, entry = self.problem, self.problem.spec, f"{self.problem.op}_{self.tile.strategy}"
         facts |= {"traffic": len(spec.tensors) * problem.nbytes, "registers": RESIDENT_REGISTERS}
         arguments = {**by_name(*spec.arrays, *spec.numbers), **sizes}
@@ -277,17 +282,17 @@ class _Streaming(_Viewed):
 
 
 class _StreamingRuns(_Streaming):
-    """`block`: runs of a channels-first tensor."""
+    """Tiling of `block`: runs of a channels-first tensor."""
 
     @lazy
     def shared(self) -> int:
-        """What a block knows of the channels of the planes that its run touches: Affine or Coefficients in norm.cuh."""
+        """Bytes of shared memory per block: Affine or Coefficients (norm.cuh) of the planes that its run touches."""
         planes = min(self.view.N * self.view.C, self.tile.chunk // self.view.HxW + 2)
         values = 5 if self.problem.is_backward else 4
         return round_up(planes * values * self.problem.sum_itemsize, 16)
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         tile, pack = self.tile, self.problem.pack
         if (sentence := refuses_threads(tile) or refuses_layout(self.problem, "NCHW")) is not None:
             return sentence
@@ -297,43 +302,43 @@ class _StreamingRuns(_Streaming):
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The stream."""
+        """Launch of the stream."""
         problem, chunk = self.problem, self.tile.chunk
         elements = problem.N * problem.C * problem.HxW
         sizes = {"elements": elements, "C": self.view.C, "HxW": self.view.HxW, "chunk": chunk}
-        # What it knows of its channels, then the stream.
+        # A block waits for the values of its channels, then for the stream.
         return self.streaming(blocks_for(ceil_div(elements, chunk)), sizes, shared_bytes=self.shared, phases=2)
 
 
 class _StreamingRows(_Swept, _Streaming):
-    """`column`: chunks of wide rows."""
+    """Tiling of `column`: chunks of wide rows."""
 
     @lazy
     def channel_bytes(self) -> int:
-        """What a thread reads of a channel: statistics, parameters, and a backward's sums."""
+        """Bytes that a thread reads per channel: statistics, parameters, and the sums of a backward."""
         problem, count = self.problem, 4 if self.problem.is_backward else 2
         given = (dtype for dtype in (problem.gamma_dtype, problem.beta_dtype) if dtype is not None)
         return count * problem.sum_itemsize + sum(ITEMSIZE[dtype] for dtype in given)
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The stream."""
+        """Launch of the stream."""
         return self.streaming(self.grid, self.sizes, cached=self.met * self.channel_bytes)
 
 
-# ---- gather_stats: a thread a channel --------------------------------------------------------------------------------
+# ---- gather_stats: one thread per channel ----------------------------------------------------------------------------
 
 
 class _Gather(Tiling):
-    """A thread for a channel."""
+    """Tiling with one thread per channel."""
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         return refuses_threads(self.tile)
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The one kernel."""
+        """Launch of the only kernel."""
         problem, spec, entry = self.problem, self.problem.spec, f"{self.problem.op}_column"
         return (
             Launch(
@@ -343,17 +348,17 @@ class _Gather(Tiling):
                 self.tile.threads,
                 {**by_name(*spec.arrays, *spec.numbers), "world": problem.N, "C": problem.C},
                 traffic=2 * problem.nbytes,
-                phases=1 + problem.N // 4,  # a thread has four ranks in flight
-                layout="NCHW",  # which it does not look at
+                phases=1 + problem.N // 4,  # a thread loads four ranks at a time
+                layout="NCHW",  # the kernel does not depend on the layout
             ),
         )
 
 
-# ---- their tiles ----------------------------------------------------------------------------------------------------
+# ---- search spaces --------------------------------------------------------------------------------------------------
 
 _CHUNKS = {"threads": (128, 256, 512), "chunk": (64, 256, 1024, 4096, 16384, 65536)}
-#: 512 threads would only be more parts of the same columns; 8 columns of packs are 128 bytes of a row. What a thread
-#: adds up one after another costs digits, so chunks are not longer, nor ranges of samples below.
+#: 512 threads would only divide the same columns into more parts. 8 columns of packs are 128 bytes of a row. A thread
+#: adds values one after another, so longer chunks, and longer ranges of samples in `_SLABS`, would lose accuracy.
 _ROWS = {
     "threads": (128, 256),
     "columns": (8, 32, 128),

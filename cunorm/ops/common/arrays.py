@@ -1,4 +1,4 @@
-"""The arrays that several ops have."""
+"""Specifications of the arrays that several ops share."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import replace
 
 from cunorm.core.opspec import ArraySpec
 
-#: A tensor in the problem's layout; y and dx are such.
+#: A tensor in the problem's layout, such as y and dx.
 TENSOR = ArraySpec(("N", "C", "HxW"), ("dtype",), tensor=True)
 X, DY = replace(TENSOR, values="slices"), replace(TENSOR, values="gradient")
-#: An element a channel, as it is given.
+#: Parameters: one element per channel, in the dtype that the caller passes.
 GAMMA = ArraySpec(("C",), ("gamma_dtype",), values="gamma")
 BETA = ArraySpec(("C",), ("beta_dtype",))
-#: Gradients of gamma and beta have gamma's dtype, or that of the statistics without it.
+#: Gradients of gamma and beta have gamma's dtype, or the dtype of the statistics if gamma is absent.
 PARAMETER_GRADIENT = ArraySpec(("C",), ("gamma_dtype", "stats_dtype"))
-#: Statistics of a group of one sample.
+#: Statistics: one element per sample and group.
 MEAN = ArraySpec(("N", "group"), ("stats_dtype",), values="mean")
 RSTD = replace(MEAN, values="rstd")
-#: The arrays of a forward, and of its gradients, where statistics are of a group.
+#: Arrays of a forward and of its gradients, for ops with statistics per sample and group.
 FORWARD_RESULTS: Mapping[str, ArraySpec] = {"y": TENSOR, "mean": MEAN, "rstd": RSTD}
 GRADIENT_INPUTS: Mapping[str, ArraySpec] = {"dy": DY, "x": X, "mean": MEAN, "rstd": RSTD, "gamma": GAMMA}
 GRADIENT_RESULTS: Mapping[str, ArraySpec] = {"dx": TENSOR, "dgamma": PARAMETER_GRADIENT, "dbeta": PARAMETER_GRADIENT}
-#: The flags of their output mask: each result has its own.
+#: Flags of the gradients' output mask: one flag per result.
 FLAGS: Mapping[str, tuple[str, ...]] = {name: (name,) for name in GRADIENT_RESULTS}
 
 
 def of_rows(arrays: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """The same arrays where samples are rows without positions: tensors are (N, C)."""
+    """Return the specifications for ops on rows, which have no positions: tensors are (N, C)."""
     return {name: replace(array, sizes=("N", "C")) if array.tensor else array for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""What the strategies of the ops share: sizes, the kernel that sums partial rows, registers."""
+"""Shared parts of the ops' strategies: sizes, launches that fold partial rows, limits of registers and memory."""
 
 from __future__ import annotations
 
@@ -7,41 +7,46 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import MAX_GRID, Arguments, Launch, Tile, by_name, ceil_div
 
 WARP = 32
-#: 16-byte packs of a 32-byte sector: Run::sector_packs in team.cuh.
+#: 16-byte packs per 32-byte sector; equals Run::sector_packs in team.cuh.
 SECTOR_PACKS = 2
-#: Threads of the kernels that fold the rows of a workspace, and the columns of one of their blocks: 8 pairs of floats
-#: are two sectors, and narrow blocks are many.
+#: Threads and columns per block of the kernels that fold the rows of a workspace. 8 pairs of floats fill two sectors.
+#: The columns are few so that the blocks are many.
 FOLD_THREADS, FOLD_COLUMNS = 512, 8
-#: Rows from which they are cut into slices, where slabs of columns alone are few blocks, or one; rows of a slice.
+#: A fold cuts its rows into slices of SLICE_ROWS rows if it has more than MANY_ROWS rows, or more than
+#: MANY_ROWS_OF_ONE_SLAB rows and a single slab of columns.
 MANY_ROWS, MANY_ROWS_OF_ONE_SLAB, SLICE_ROWS = 1024, 128, 32
+#: A fold with at least FEW_SLABS slabs does not cut its rows. The columns of a block are doubled only if at least
+#: MANY_SLABS slabs remain. Slices times slabs are at most MOST_SLICES, but a cut makes at least two slices.
 FEW_SLABS, MANY_SLABS, MOST_SLICES = 64, 256, 128
-#: Registers a thread has in kernels whose launch bounds ask for 512 resident threads: blocks_of(512) in reduce.cuh. The
-#: compile gate proves that none of them spills with that many.
+#: Registers per thread in kernels whose launch bounds require 512 resident threads, blocks_of(512) in reduce.cuh. The
+#: compile gate proves that none of these kernels spills.
 RESIDENT_REGISTERS = 128
-#: The same for 384 resident threads.
+#: Registers per thread in kernels whose launch bounds require 384 resident threads.
 ACTIVATED_REGISTERS = 168
 
 
 def bound_registers(problem: Problem, layout: str) -> int:
-    """Registers of a thread that holds no packs: what the launch bounds of its kernel leave it, gradient_threads in
-    backward_sweep.cuh and slab_threads in backward_slab.cuh.
+    """Registers per thread of a kernel whose threads hold no packs.
+
+    The launch bounds of the kernel set this limit: gradient_threads in backward_sweep.cuh and slab_threads in
+    backward_slab.cuh.
     """
     wide = problem.is_backward and problem.activation is not None and layout == "NHWC" and problem.pack >= 8
     return ACTIVATED_REGISTERS if wide else RESIDENT_REGISTERS
 
 
 def round_up(value: int, step: int) -> int:
-    """The multiple of ``step`` at or above ``value``."""
+    """Smallest multiple of ``step`` that is not less than ``value``."""
     return ceil_div(value, step) * step
 
 
 def blocks_for(items: int) -> int:
-    """Blocks for that many items: kernels walk on by the grid's size, so any cap is right."""
+    """Blocks for ``items`` work items. Any cap is correct, because kernels loop over items with the grid as stride."""
     return min(items, MAX_GRID)
 
 
 def _fold_columns(rows: int, C: int) -> int:
-    """Columns of a block of a fold: few, so that blocks are many; more where few rows would leave threads idle."""
+    """Columns per block of a fold: few, to have many blocks, but more if few rows would leave threads idle."""
     columns = min(C, FOLD_COLUMNS)
     while 2 * columns * rows <= FOLD_THREADS and ceil_div(C, 2 * columns) >= MANY_SLABS:
         columns *= 2
@@ -49,7 +54,7 @@ def _fold_columns(rows: int, C: int) -> int:
 
 
 def _fold_slices(rows: int, C: int) -> int:
-    """Slices of the rows of a workspace: the blocks of a fold should be many, and never one for many rows."""
+    """Slices into which a fold cuts the rows, to have many blocks and never a single block for many rows."""
     slabs = ceil_div(C, _fold_columns(rows, C))
     if slabs >= FEW_SLABS or rows <= (MANY_ROWS_OF_ONE_SLAB if slabs == 1 else MANY_ROWS):
         return 1
@@ -57,7 +62,7 @@ def _fold_slices(rows: int, C: int) -> int:
 
 
 def fold_rows(rows: int, C: int) -> int:
-    """Rows of a workspace whose ``rows`` rows of C items are folded: themselves, and room for the slices' rows."""
+    """Rows of the workspace of a fold: ``rows`` rows of C items, and one row per slice if there are several slices."""
     slices = _fold_slices(rows, C)
     return rows + (slices if slices > 1 else 0)
 
@@ -71,9 +76,9 @@ def fold_launches(
     results: Arguments,
     start: int = 0,
 ) -> tuple[Launch, ...]:
-    """The launches of a kernel on columns.cuh that folds the rows of the workspace, from item ``start``, into results.
+    """Launches of a kernel on columns.cuh that folds the rows of the workspace, from item ``start`` on, into results.
 
-    ``given`` are the arguments of every launch; ``results`` those that only the last launch writes.
+    ``given`` are the arguments of every launch. Only the last launch writes ``results``.
     """
     C, slices = problem.C, _fold_slices(rows, problem.C)
 
@@ -92,10 +97,10 @@ def fold_launches(
             },
             shared_bytes=FOLD_THREADS * item_bytes,
             traffic=rows * C * item_bytes,
-            registers=24 + 2 * item_bytes,  # four items a thread
+            registers=24 + 2 * item_bytes,  # four items per thread
             takes_tile=False,
-            layout="NCHW",  # which it does not look at
-            phases=1 + ceil_div(rows, slices) // (4 * parts),  # a thread has four rows in flight
+            layout="NCHW",  # the kernel does not depend on the layout
+            phases=1 + ceil_div(rows, slices) // (4 * parts),  # a thread loads four rows at a time
         )
 
     if slices == 1:
@@ -104,61 +109,61 @@ def fold_launches(
 
 
 def parameter_launches(problem: Problem, rows: int, start: int = 0) -> tuple[Launch, ...]:
-    """The launches that sum the workspace's rows, from pair ``start``, into dgamma and dbeta."""
+    """Launches that sum the rows of the workspace, from pair ``start`` on, into dgamma and dbeta."""
     given, results = by_name("workspace"), by_name("dgamma", "dbeta")
     return fold_launches(problem, "parameter_sums", rows, problem.pair, given, results, start)
 
 
 def parameter_workspace(problem: Problem, rows: int) -> int:
-    """Bytes of the workspace whose rows `parameter_launches` sums; none for one row, which is the result itself."""
+    """Bytes of the rows that `parameter_launches` sums; 0 for a single row, which is stored in dgamma and dbeta."""
     if not problem.wants_parameters or rows == 1:
         return 0
     return fold_rows(rows, problem.C) * problem.C * problem.pair
 
 
 def refuses_shared(needed: int, device: Device) -> str | None:
-    """Why a block cannot have that many bytes of shared memory, or None."""
+    """Return the error message if a block needs more shared memory than the device has, or None."""
     if needed > device.shared_memory_per_block:
-        return f"needs {needed} bytes of shared memory, a block of {device.name} has {device.shared_memory_per_block}"
+        return f"needs {needed} bytes of shared memory per block, {device.name} has {device.shared_memory_per_block}"
     return None
 
 
 def refuses_cluster_size(tile: Tile, device: Device) -> str | None:
-    """Why the device has no clusters of that many blocks, or None."""
+    """Return the error message if the device does not support clusters of this size, or None."""
     if tile.cluster in (2, 4, 8, 16) and tile.cluster <= device.largest_cluster:
         return None
     most = device.largest_cluster
-    expected = f"a power of two from 2 to {most}" if most > 1 else "none: it has no clusters"
-    return f"cluster is {tile.cluster}, {device.name} has {expected}"
+    expected = f"a power of two from 2 to {most}" if most > 1 else "no clusters"
+    return f"cluster is {tile.cluster}, but {device.name} supports {expected}"
 
 
 def refuses_resident(needed: int, tile: Tile, device: Device) -> str | None:
-    """Why a thread of a kernel that is bound to `RESIDENT_REGISTERS` cannot have what it needs, or None."""
+    """Return the error message if a thread needs more registers than `RESIDENT_REGISTERS` or the device allow."""
     if needed > RESIDENT_REGISTERS:
-        return f"needs up to {needed} registers a thread, its kernel leaves {RESIDENT_REGISTERS}"
+        return f"needs up to {needed} registers per thread, its launch bounds allow {RESIDENT_REGISTERS}"
     return refuses_registers(RESIDENT_REGISTERS, tile, device)
 
 
 def refuses_registers(registers: int, tile: Tile, device: Device) -> str | None:
-    """Why a thread cannot have that many registers, or None."""
+    """Return the error message if a thread needs more registers than the device has for it, or None."""
     limit = min(255, device.registers_per_multiprocessor // tile.threads)
     if registers > limit:
-        return f"needs up to {registers} registers a thread, {tile.threads} threads have {limit}"
+        return f"needs up to {registers} registers per thread, blocks of {tile.threads} threads allow {limit}"
     return None
 
 
-WORD = 4  # bytes of a counter
-LINE_WORDS = 32  # the tickets have a line of the L2 cache to themselves: ticket_words in work_queue.cuh
+WORD = 4  # bytes per counter
+LINE_WORDS = 32  # a whole line of the L2 cache for the ticket counter: ticket_words in work_queue.cuh
 CLEAR_THREADS = 256
 
 
 def words_at(pairs: int, pair_bytes: int) -> int:
-    """The pair of the workspace from which the words stand, behind ``pairs`` others."""
+    """Index of the pair at which the counters begin: after ``pairs`` pairs, rounded up to a line of the L2 cache."""
     return round_up(pairs, LINE_WORDS * WORD // pair_bytes)
 
 
 def clear_launch(at: int, words: int) -> Launch:
-    """The launch that zeroes them."""
+    """Launch that sets ``words`` counters to zero, from pair ``at`` of the workspace on."""
     return Launch(
         "clear_words",
         "clear_words",
@@ -168,6 +173,6 @@ def clear_launch(at: int, words: int) -> Launch:
         traffic=words * WORD,
         registers=32,
         takes_tile=False,
-        layout="NCHW",  # which it does not look at
+        layout="NCHW",  # the kernel does not depend on the layout
         prepares=True,
     )

@@ -1,4 +1,4 @@
-"""How slab.cuh and sweep.cuh cut a tensor: packs, parts, blocks and bytes."""
+"""Partition of tensors in slab.cuh and sweep.cuh: packs, pieces, chunks, work items and bytes."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from cunorm.core.strategy import Tile, ceil_div, refuses_threads
 
 from .building_blocks import WARP, bound_registers, refuses_registers, refuses_shared
 
-#: Positions in a chunk: counts of elements stay exact in float32, offsets in a chunk in 32 bits.
+#: Most positions in a chunk: element counts stay exact in float32, and offsets in a chunk fit in 32 bits.
 LARGEST_CHUNK = 2**20
-#: Packs of a line of the L2 cache: the pieces of a run are cut there.
+#: Packs per line of the L2 cache. A run is cut into pieces of whole lines.
 LINE_PACKS = 8
-#: Of the channels of its pack, a thread of a channels-last block puts sums together for so many at a time.
+#: Channels of its pack whose sums a thread of a channels-last block folds at a time.
 SLOTS_AT_ONCE = 4
 
 
 def channel_lanes(HxW: int, pack: int) -> int:
-    """Lanes that sum a channel of a channels-first run together: a power of two, a pack or less for each, or a warp."""
+    """Lanes that sum one channel of a channels-first run: a power of two with at most one pack per lane, or a warp."""
     lanes = 1
     while lanes < WARP and lanes < HxW // pack + 2:
         lanes *= 2
     return lanes
 
 
-@dataclass(eq=False)  # not frozen: a ranking makes thousands
+@dataclass(eq=False)  # not frozen, to be fast: ranking tiles creates thousands
 class Slab:
-    """Neighbouring channels of a sample in shared memory, in one piece or a piece for each block of a cluster.
+    """Neighbouring channels of one sample in shared memory: one piece, or one piece per block of a cluster.
 
     Attributes
     ----------
     layout : str
     channels, HxW : int
     pack : int
-        Elements of one.
+        Elements per pack.
     threads : int
-        Of a block.
+        Threads per block.
     pieces : int
+        Number of pieces.
     """
 
     layout: str
@@ -52,14 +53,14 @@ class Slab:
 
     @lazy
     def packs(self) -> int:
-        """Packs of all of it: Slab::packs() in slab.cuh, for the worst alignment."""
+        """Packs of the whole slab, for the worst alignment; see Slab::packs() in slab.cuh."""
         if self.layout == "NHWC":
             return self.HxW * ceil_div(self.channels, self.pack)
         return ceil_div(self.channels * self.HxW + self.pack - 1, self.pack)
 
     @lazy
     def piece_packs(self) -> int:
-        """Packs of the largest piece, for the worst alignment: pieces begin at multiples of it."""
+        """Packs of the largest piece, for the worst alignment. Pieces begin at multiples of this number."""
         if self.pieces == 1:
             return self.packs
         if self.layout == "NHWC":
@@ -68,33 +69,33 @@ class Slab:
 
     @lazy
     def partial_sums(self) -> int:
-        """Sums that the threads of a block put together at a time: Slab::add_sums in slab.cuh."""
+        """Partial sums that a block folds at a time; see Slab::add_sums in slab.cuh."""
         if self.layout == "NHWC":
             return self.threads * min(self.pack, SLOTS_AT_ONCE)
         return self.threads // channel_lanes(self.HxW, self.pack)
 
     @lazy
     def constants(self) -> dict[str, int]:
-        """What kernels know of it at compile time."""
+        """Compile-time constants of the kernels."""
         return {"partial_sums": self.partial_sums}
 
 
-@dataclass(eq=False)  # not frozen: a ranking makes thousands
+@dataclass(eq=False)  # not frozen, to be fast: ranking tiles creates thousands
 class Sweep:
-    """A tensor that blocks sweep: HxW in chunks, and channels-last also C in columns of packs.
+    """A tensor that blocks sweep: HxW is cut into chunks, and channels-last also C into columns of packs.
 
     Attributes
     ----------
     layout : str
     N, C, HxW : int
     chunk : int
-        Positions of a chunk.
+        Positions per chunk.
     pack : int
-        Elements of one.
+        Elements per pack.
     threads : int
-        Of a block.
+        Threads per block.
     most_columns : int
-        Columns that a channels-last block takes at most; 0: one for each thread.
+        Most columns of packs per channels-last block; 0 means one column per thread.
     """
 
     layout: str
@@ -108,17 +109,17 @@ class Sweep:
 
     @classmethod
     def of(cls, problem: Problem, tile: Tile, layout: str) -> Sweep:
-        """The sweep of a problem's tensors."""
+        """Sweep of a problem's tensors."""
         return cls(layout, problem.N, problem.C, problem.HxW, tile.chunk, problem.pack, tile.threads)
 
     @lazy
     def chunks(self) -> int:
-        """Chunks of a channel of one sample."""
+        """Chunks per channel of one sample."""
         return ceil_div(self.HxW, self.chunk)
 
     @lazy
     def items(self) -> int:
-        """Pieces of work for blocks."""
+        """Work items for blocks."""
         if self.layout == "NCHW":
             return ceil_div(self.N * self.C * self.chunks, self.threads // WARP)
         columns = ceil_div(self.C, self.pack)
@@ -126,36 +127,36 @@ class Sweep:
 
     @lazy
     def arguments(self) -> dict[str, int]:
-        """What kernels are told of it."""
+        """Arguments of the kernels that describe the sweep."""
         return {"N": self.N, "C": self.C, "HxW": self.HxW, "chunk": self.chunk, "chunks": self.chunks}
 
     def shared(self, item_bytes: int) -> int:
-        """Partial results of a channels-last block: an item for each thread and channel of its pack."""
+        """Bytes of shared memory for partial results: channels-last, one item per thread and channel of its pack."""
         return self.threads * self.pack * item_bytes if self.layout == "NHWC" else 0
 
 
 def groups_asked(layout: str, problem: Problem) -> int:
-    """How often threads that meet each channel of a sample once ask for what belongs to its group.
+    """Loads of per-group values by threads that together process each channel of one sample once.
 
-    each_slot in sweep.cuh: for every channel; but channels-last once for each group of a pack, where groups
-    are no shorter than packs.
+    each_slot in sweep.cuh loads once per channel. Channels-last, if a group has at least as many channels as a pack,
+    it loads once per group of each pack.
     """
     of_group, pack = problem.group_channels, problem.pack
     if layout == "NCHW" or of_group < pack:
         return problem.C
-    on_edges = (problem.group - 1) // (pack // math.gcd(of_group, pack))  # of the groups but the first: begin a pack
+    on_edges = (problem.group - 1) // (pack // math.gcd(of_group, pack))  # groups after the first that start a pack
     return ceil_div(problem.C, pack) + problem.group - 1 - on_edges
 
 
 def refuses_chunk(tile: Tile, unit: str = "positions") -> str | None:
-    """Why a chunk is too long, or None."""
+    """Return the error message if a chunk is too long, or None."""
     if tile.chunk > LARGEST_CHUNK:
         return f"chunk is {tile.chunk}, expected at most {LARGEST_CHUNK} {unit}"
     return None
 
 
 def refuses_sweep(sweep: Sweep, problem: Problem, tile: Tile, device: Device) -> str | None:
-    """Why kernels that sweep cannot run with that tile, or None; no problem is refused for its sizes."""
+    """Return the error message if a sweep cannot run with the tile, or None. No problem is refused for its sizes."""
     if (sentence := refuses_threads(tile) or refuses_chunk(tile)) is not None:
         return sentence
     if (sentence := refuses_shared(sweep.shared(problem.moments), device)) is not None:

@@ -1,4 +1,4 @@
-"""What the ops' oracles share: which part of a large problem they look at, and tensors with channels second."""
+"""Shared parts of the ops' oracles: the part of a large problem that they check, and tensors with channels second."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 
 from cunorm.core.problem import Problem
 
-#: Elements of x up to which the oracle looks at all groups, channels or rows; of a larger problem, at some of them.
+#: Most elements of x for which the oracle checks all groups, channels or rows. Of a larger problem it checks some.
 WHOLE = 2**24
 
 
 def looked_at(problem: Problem) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The groups that the oracle looks at, evenly spread, first and last among them; and their channels."""
+    """Return the groups that the oracle checks, and their channels.
+
+    Several groups are evenly spread, and include the first and the last. A single group is the last.
+    """
     most = WHOLE // max(1, problem.N * problem.group_length)
     count = min(problem.group, max(1, most))
     groups = np.unique(np.linspace(0, problem.group - 1, count).round().astype(np.intp))
@@ -25,7 +28,7 @@ def looked_at(problem: Problem) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def channels_second(problem: Problem, values: NDArray[Any]) -> NDArray[Any]:
-    """(N, C, HxW) from an array as it lies in memory."""
+    """Return an array in memory order as (N, C, HxW)."""
     if problem.layout == "NHWC":
         return np.moveaxis(values.reshape(problem.N, problem.HxW, problem.C), -1, 1)
     return values.reshape(problem.N, problem.C, problem.HxW)

@@ -1,4 +1,4 @@
-"""The launches of partition/split_moments.cu: mean and rstd of slices that several blocks sweep, for `split`."""
+"""Launches of partition/split_moments.cu for `split`: mean and rstd of groups or rows that several blocks sweep."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .geometry import Sweep
 
 
 def moments_launches(problem: Problem, sweep: Sweep, groups: int) -> tuple[Launch, ...]:
-    """The sweep of x, and the fold of its parts.
+    """Launches of the sweep of x and of the fold of its partial moments.
 
     Parameters
     ----------
     problem : Problem
     sweep : Sweep
-        Of x, as the kernels see it.
+        Sweep of x in the layout for which the kernels are compiled.
     groups : int
-        In its channels.
+        Groups into which the channels of the sweep are divided.
     """
     moments, channels, warps = problem.moments, sweep.C // groups, sweep.threads // WARP
     parts = sweep.N * sweep.chunks * sweep.C * moments
@@ -43,7 +43,7 @@ def moments_launches(problem: Problem, sweep: Sweep, groups: int) -> tuple[Launc
         shared_bytes=round_up(warps * moments, 16),
         traffic=parts,
         registers=RESIDENT_REGISTERS,
-        phases=1 + channels * sweep.chunks // sweep.threads,  # a block's threads wait for one part after another
+        phases=1 + channels * sweep.chunks // sweep.threads,  # a thread waits for one part after another
         layout=sweep.layout,
         takes_tile=False,
     )

@@ -1,10 +1,10 @@
-"""How far a result may lie from the float64 oracle, with the reasons. What only one op has is in its ``oracle.py``.
+"""Tolerances of results against the float64 oracle, with the reasons. Those of a single op are in its ``oracle.py``.
 
 u is the unit roundoff of the accumulator (2^-24, or 2^-53 for float64). A sum of n terms that is folded in packs,
-lanes, warps and chunks has a depth of some tens; 16 u of the sum of |terms| (1e-6 in float32) covers it and the handful
-of roundings of each term. The storage rounding on top is half a unit in the last place of the result; one unit is
-allowed, because a result that lies near the middle of two may fall on the other side. A float32 denormal may be flushed
-to zero on a GPU.
+lanes, warps and chunks has a depth of some tens. 16 u times the sum of |terms| (1e-6 in float32) covers this depth and
+the few roundings of each term. Rounding the result for storage adds half a unit in the last place. The tolerance is one
+unit, because a result near the midpoint of two stored values may be rounded to either value. A float32 denormal may be
+flushed to zero on a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLD = 16.0
 
 
 def _grouped(x: np.ndarray, groups: int, data_format: str) -> np.ndarray:
-    """float64 (N, groups, channels of a group, HxW)."""
+    """Return x in float64 as (N, groups, channels per group, HxW)."""
     x = np.asarray(x, np.float64)
     if data_format == "NHWC":
         x = np.moveaxis(x, -1, 1)
@@ -36,7 +36,7 @@ def _shaped(values: np.ndarray, like: np.ndarray, data_format: str) -> np.ndarra
 
 
 def stored(bound: np.ndarray, exact: np.ndarray, dtype: str) -> np.ndarray:
-    """A bound for the computation, and one unit in the last place of the stored result."""
+    """Add the storage tolerance to a bound: one unit in the last place of the result, and `SMALLEST`."""
     found: np.ndarray = bound + 2 * UNIT[dtype] * np.abs(exact) + SMALLEST[dtype]
     return found
 
@@ -44,7 +44,7 @@ def stored(bound: np.ndarray, exact: np.ndarray, dtype: str) -> np.ndarray:
 def forward(
     x: Any, groups: int, gamma: Any, beta: Any, mean: np.ndarray, rstd: np.ndarray, dtype: str, data_format: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bounds of y, mean and rstd before storage rounding, from the oracle's mean and rstd."""
+    """Bounds of y, mean and rstd before storage rounding. ``mean`` and ``rstd`` are the oracle's."""
     u = UNIT[accumulator(dtype)]
     xg = _grouped(x, groups, data_format)
     m, r = mean[:, :, None, None], rstd[:, :, None, None]
@@ -52,7 +52,7 @@ def forward(
     g = (np.ones(channels) if gamma is None else np.abs(np.asarray(gamma, np.float64))).reshape(groups, -1, 1)
     b = (np.zeros(channels) if beta is None else np.abs(np.asarray(beta, np.float64))).reshape(groups, -1, 1)
     deviation = np.abs(xg - m)
-    # The mean is rounded where it is stored (u |mean|), and summed from deviations.
+    # The mean is rounded when it is stored (u |mean|), and it is computed from a sum of deviations.
     mean_bound = u * (2 * np.abs(mean) + FOLD * deviation.mean(axis=(2, 3)))
     y_bound = g * r * (FOLD * u * deviation + mean_bound[:, :, None, None] + 2 * u * np.abs(m)) + 2 * u * b
     return _shaped(y_bound, np.asarray(x), data_format), mean_bound, FOLD * u * rstd
@@ -80,25 +80,28 @@ def backward(
 
 
 def fault(name: str, came: Any, exact: np.ndarray, bound: np.ndarray, dtype: str) -> str | None:
-    """What is wrong with a result; None if every element is within its bound, NaN and infinity where the oracle's are.
+    """Return the error message for a wrong result, or None.
+
+    A result is correct if every element is within its bound, and NaN and infinity are where the oracle has them.
 
     Parameters
     ----------
     name : str
-        Of the result, for the sentence.
+        Name of the result, for the message.
     came : array_like
+        The result.
     exact, bound : ndarray
-        The oracle, and the bound before storage rounding.
+        The oracle's values, and their bounds before storage rounding.
     dtype : str
-        That the result is stored in.
+        Dtype in which the result is stored.
     """
     came = np.asarray(came, np.float64)
     if came.shape != exact.shape:
-        return f"{name}: shape {came.shape}, oracle {exact.shape}"
+        return f"{name}: shape {came.shape}, expected {exact.shape}"
     finite = np.isfinite(exact)
     if not np.array_equal(np.isnan(came), np.isnan(exact)):
         missing = np.count_nonzero(np.isnan(came) & ~np.isnan(exact))
-        return f"{name}: NaN elsewhere than in the oracle, {missing} of {exact.size} too many"
+        return f"{name}: NaN elsewhere than in the oracle, {missing} of {exact.size} are NaN only in the result"
     if not np.array_equal(came[~finite], exact[~finite], equal_nan=True):
         return f"{name}: infinities differ from the oracle's"
     error = np.abs(np.where(finite, came, 0) - np.where(finite, exact, 0))
@@ -108,5 +111,5 @@ def fault(name: str, came: Any, exact: np.ndarray, bound: np.ndarray, dtype: str
     worst = np.unravel_index(np.argmax(error / allowed), exact.shape)
     return (
         f"{name}{list(map(int, worst))}: {came[worst]!r}, oracle {exact[worst]!r}; error {error[worst]:.3e}, "
-        f"allowed {allowed[worst]:.3e}; {np.count_nonzero(error > allowed)} of {exact.size} are too far"
+        f"allowed {allowed[worst]:.3e}; {np.count_nonzero(error > allowed)} of {exact.size} elements are too far off"
     )

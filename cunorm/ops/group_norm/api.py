@@ -1,4 +1,4 @@
-"""GroupNorm: the public functions. Their checks are in op.py, their kernels in strategies.py."""
+"""Public functions of GroupNorm. Their checks are in op.py, and their strategies in strategies.py."""
 
 from __future__ import annotations
 
@@ -29,43 +29,47 @@ def group_norm(
     .. math:: y = \gamma_c \, (x - \mathrm{mean}) \, \mathrm{rstd} + \beta_c, \qquad
               \mathrm{rstd} = 1 / \sqrt{\mathrm{var} + \epsilon}
 
-    with mean and (biased) variance over the C / num_groups channels of a group and all positions (Wu and He, 2018).
+    The mean and the biased variance are over the C / num_groups channels of a group and all positions (Wu and He,
+    2018).
 
     Parameters
     ----------
     x : cupy.ndarray or numpy.ndarray
-        (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``; rank 2 to 8; float16, bfloat16, float32 or float64.
-        Contiguous and channels-last strides are read where they are; any other is copied once.
+        Shape (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``; rank 2 to 8. Dtype float16, bfloat16, float32 or
+        float64. An array with contiguous or channels-last strides is read in place. Any other array is copied once.
     num_groups : int
-        Divides C.
+        Number of groups, a divisor of C.
     gamma, beta : array of shape (C,), optional
-        Of x's dtype or the statistics'; absent they are 1 and 0.
+        Scale and offset, in the dtype of x or of the statistics. An absent gamma is 1, and an absent beta is 0.
     eps : float
-        Not negative.
+        Number that is added to the variance; not negative.
     data_format : {"NCHW", "NHWC"}
-        Where the channel axis is.
+        Position of the channel axis: second or last.
     activation : {None, "silu"}
-        What lies behind the norm, in the same pass: y becomes y / (1 + exp(-y)) (Elfwing, Uchibe and Doya, 2018).
+        Activation that is applied to y in the same pass. "silu" replaces y with y / (1 + exp(-y)) (Elfwing, Uchibe
+        and Doya, 2018).
     out : tuple of (y, mean, rstd), optional
-        Arrays to write; None in it means allocate. y may be exactly x.
+        Arrays for the results. A result whose entry is None is allocated. y may be x itself.
     tile : Tile or mapping, optional
-        The strategy and its numbers, instead of the chosen ones.
+        Strategy and tile fields that replace the automatic choice.
     workspace : array, optional
-        At least ``plan.workspace_nbytes`` bytes, contiguous, of any content.
+        Contiguous array of at least ``plan.workspace_nbytes`` bytes. Its content does not matter and is overwritten.
 
     Returns
     -------
     y : array
-        As x.
+        Shape and dtype of x.
     mean, rstd : array of shape (N, num_groups)
-        float32 (float64 for float64 x); NaN for groups without elements.
+        Dtype float32 (float64 for float64 x). NaN for groups without elements.
 
     Raises
     ------
     TypeError
-        For a wrong type or dtype.
+        If an argument has a wrong type or dtype.
     ValueError
-        For wrong shapes, sizes, formats, devices or overlaps; `UnsupportedTile` for a tile that is not legal.
+        If a shape, a size or a format is invalid, or if arrays overlap or are on different devices.
+    UnsupportedTile
+        If ``tile`` is not legal for the problem on the device.
     CompileError
         If a kernel does not compile.
     """
@@ -100,45 +104,47 @@ def group_norm_backward(
         d\beta_c = \sum_{n,hw} dy, \qquad d\gamma_c = \sum_{n,hw} dy\,\hat x, \qquad
         dx = \mathrm{rstd}\,(\gamma_c\,dy - A/L - \hat x\,B/L)
 
-    with :math:`\hat x = (x - \mathrm{mean})\,\mathrm{rstd}`, A and B the sums of :math:`\gamma_c\,dy` and
-    :math:`\gamma_c\,dy\,\hat x` over a group of L elements. The derivation is that of BatchNorm's gradient (Ioffe and
-    Szegedy, 2015) with the group in the batch's place.
+    Here :math:`\hat x = (x - \mathrm{mean})\,\mathrm{rstd}`. A and B are the sums of :math:`\gamma_c\,dy` and
+    :math:`\gamma_c\,dy\,\hat x` over a group of L elements. The derivation is the same as for the gradient of BatchNorm
+    (Ioffe and Szegedy, 2015), with a group in place of the batch.
 
     Parameters
     ----------
     dy, x : cupy.ndarray or numpy.ndarray
-        (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``; the same shape and dtype.
+        Shape (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``. dy and x have the same shape and dtype.
     mean, rstd : array
-        What `group_norm` returned: (N, num_groups), or any shape with that many elements; float32 (float64 for float64
-        x) or x's dtype.
+        Statistics that `group_norm` returned. Shape (N, num_groups), or any shape with the same number of elements.
+        Dtype float32 (float64 for float64 x) or the dtype of x.
     gamma : array of shape (C,), optional
-        Of x's dtype or the statistics'.
+        Scale of the forward, in the dtype of x or of the statistics.
     num_groups : int
-        Divides C.
+        Number of groups, a divisor of C.
     beta : array of shape (C,), optional
-        What the forward had. Needed with an activation; without one checked and not read.
+        Offset of the forward. With an activation, beta is needed if the forward had one. Without an activation, beta is
+        checked but not read.
     activation : {None, "silu"}
-        What lay behind the norm: dy is the gradient behind it, and its derivative is made again from x.
+        Activation of the forward. dy is the gradient of the activation's output. The derivative of the activation is
+        recomputed from x.
     output_mask : sequence of 3 bools
-        Which of dx, dgamma, dbeta are wanted. The others come back as None and their work is not done.
+        Which of dx, dgamma and dbeta are wanted. The others are not computed and are returned as None.
     data_format : {"NCHW", "NHWC"}
-        Where the channel axis is.
+        Position of the channel axis: second or last.
     out : tuple of (dx, dgamma, dbeta), optional
-        Arrays to write; None in it means allocate. dx may be exactly dy.
+        Arrays for the results. A result whose entry is None is allocated. dx may be dy itself.
     tile, workspace
-        As in `group_norm`.
+        See `group_norm`.
 
     Returns
     -------
     dx : array or None
-        As x.
+        Shape and dtype of x.
     dgamma, dbeta : array of shape (C,) or None
-        Of gamma's dtype; without gamma the statistics'.
+        Dtype of gamma, or of the statistics if gamma is absent.
 
     Raises
     ------
     TypeError, ValueError, UnsupportedTile, CompileError
-        As `group_norm`.
+        See `group_norm`.
     """
     options = (num_groups, output_mask, data_format, activation)
     flags = output_mask if output_mask is EVERY else typed(output_mask)

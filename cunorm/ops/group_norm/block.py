@@ -1,5 +1,7 @@
-"""GroupNorm's strategies `block` and `cluster`: groups of a sample in the shared memory of a block, or of a cluster's
-blocks, a piece each; or one group in the registers of a block.
+"""Strategies `block` and `cluster` of GroupNorm.
+
+`block` holds a slab, some groups of one sample, in the shared memory of a block, or one group in its registers.
+`cluster` holds one piece of a slab in the shared memory of each block of a cluster.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from cunorm.ops.common.geometry import Slab
 from .one_sweep import OneSweep, Runs
 from .warp import WARP_SPACE
 
-SECTOR_BYTES = 32  # what DRAM and L2 move at least
+SECTOR_BYTES = 32  # smallest transfer from DRAM and L2
 MOST_STAGES = 8
-#: How data comes to a block: by bulk copies of one thread, by asynchronous copies of all threads, or into registers.
+#: Values of ``load``: bulk copies by one thread, asynchronous copies by all threads, or loads into registers.
 BULK, CP_ASYNC, REGISTERS = "bulk", "cp_async", "registers"
-PHASES = 3  # its loads, its sums, what it writes: for the model
-WORDS = 4  # registers of a pack
-#: What reads a slab once: its groups; in how many stages it comes, and how. The model cannot tell these apart, and
-#: takes the first that is legal.
+PHASES = 3  # for the cost model: loads, sums, stores
+WORDS = 4  # registers per pack
+#: Fields of a slab in shared memory: its groups, the stages of its copies, and the kind of copies. The cost model does
+#: not distinguish stages and kinds of copies, and selects the first legal tile.
 _SLABS = {"groups": (1, 2, 4, 8, 16, 32), "stages": (4, 1), "load": (BULK, CP_ASYNC)}
 BLOCK_SPACE = {
     "threads": (32, 64, 128, 256, 512),
@@ -45,12 +47,12 @@ CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS,
 
 
 def load_of(tile: Tile) -> str:
-    """How data comes to the block."""
+    """Value of ``load``."""
     return str(tile.load)
 
 
 class _Slabs(OneSweep):
-    """Slabs of groups in shared memory, where they come by asynchronous copies."""
+    """Tiling with slabs of groups that are copied asynchronously to shared memory."""
 
     @lazy
     def pieces(self) -> int:
@@ -59,15 +61,16 @@ class _Slabs(OneSweep):
 
     @lazy
     def slab(self) -> Slab:
-        """The slab, cut into pieces."""
+        """Slab of the tile's groups, cut into pieces."""
         channels, problem = self.tile.groups * self.problem.group_channels, self.problem
         return Slab(problem.layout, channels, problem.HxW, problem.pack, self.tile.threads, self.pieces)
 
     @lazy
     def tensor_bytes(self) -> int:
-        """Bytes of the 32-byte sectors that reading x once touches: rows of few channels share sectors with neighbours.
+        """Bytes of the 32-byte sectors that are loaded to read x once.
 
-        Rows begin anywhere at a multiple of `step` in a sector, as often here as there.
+        Rows of few channels share sectors with neighbouring slabs. In a sector, rows begin at each multiple of `step`
+        equally often.
         """
         problem = self.problem
         if problem.layout == "NCHW" or self.tile.groups == problem.group:
@@ -78,7 +81,7 @@ class _Slabs(OneSweep):
 
     @lazy
     def shared(self) -> int:
-        """Shared memory of a block: the arrays in the order of the kernel, each from a 16-byte boundary."""
+        """Bytes of shared memory per block: the arrays in the kernel's order, each from a 16-byte boundary."""
         channels, tile, sums = self.slab.channels, self.tile, self.problem.sum_itemsize
         sizes = [8 * tile.stages if load_of(tile) == BULK else 0, channels * self.problem.pair]
         if self.problem.is_backward and self.pieces > 1:
@@ -90,28 +93,28 @@ class _Slabs(OneSweep):
 
     @lazy
     def registers(self) -> int:
-        """Registers of a thread that its launch bound leaves it."""
+        """Registers per thread that the launch bounds allow."""
         return bound_registers(self.problem, self.problem.layout)
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         tile = self.tile
         if (sentence := refuses_threads(tile)) is not None:
             return sentence
         if self.problem.group % tile.groups:
-            return f"slabs of {tile.groups} groups do not divide {self.problem.group} groups"
+            return f"groups is {tile.groups}, expected a divisor of num_groups, {self.problem.group}"
         if tile.stages > MOST_STAGES:
             return f"stages is {tile.stages}, expected at most {MOST_STAGES}"
         if load_of(tile) == BULK:
             if device.compute_capability < (9, 0):
-                return f"{device.name} has no bulk copies"
+                return f"load is bulk, but {device.name} has no bulk copies"
             if self.problem.layout != "NCHW":
-                return f"load={BULK} needs channels-first data: channels-last rows are no run"
+                return f"load={BULK} needs channels-first data"
         return refuses_shared(self.shared, device) or refuses_registers(self.registers, tile, device)
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The slabs' kernel, and the parameter sums behind it."""
+        """Launch of the slab kernel, and the launches that fold the parameter sums."""
         blocks = self.problem.N * (self.problem.group // self.tile.groups) * self.pieces
         return self.one_sweep(
             max(1, blocks_for(blocks) // self.pieces) * self.pieces,
@@ -125,34 +128,35 @@ class _Slabs(OneSweep):
 
 
 def _better_in_a_warp(problem: Problem) -> bool:
-    """Whether channels have one element and a warp holds a group: `warp` asks for their parameters once."""
+    """Whether channels have one element and a warp holds a group, because `warp` then loads the parameters once."""
     return problem.HxW == 1 and problem.group_length <= WARP * max(WARP_SPACE["packs_per_thread"]) * problem.pack
 
 
 class _Staged(_Slabs):
-    """A block for a slab."""
+    """Tiling with one block per slab."""
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         if self.tile.packs_per_thread > 1:
-            return f"packs_per_thread is {self.tile.packs_per_thread}, expected 1: only load={REGISTERS} holds packs"
+            return f"packs_per_thread is {self.tile.packs_per_thread}, expected 1: only load={REGISTERS} uses it"
         return super().refuses(device)
 
     @lazy
     def worth(self) -> bool:
-        """Whether the fields of registers are not in use."""
+        """Whether packs_per_thread is unused and `warp` is not better."""
         return self.tile.packs_per_thread == 1 and not _better_in_a_warp(self.problem)
 
 
 class _InRegisters(Runs):
-    """A block for a group."""
+    """Tiling with one block per group, in registers."""
 
     variant = "_registers"
 
     @lazy
     def held(self) -> int:
-        """The registers that a thread cannot do without: the packs as they are stored, and what it works with; more
-        where a gradient comes back through an activation for eight elements a pack.
+        """Registers that a thread needs at least: its packs in the stored dtype, and working registers.
+
+        The gradient of an activation needs more working registers if a pack has eight elements.
         """
         problem = self.problem
         tensors, work = (2, 52) if problem.is_backward else (1, 48)
@@ -161,17 +165,17 @@ class _InRegisters(Runs):
         return work + wide + through + WORDS * tensors * self.tile.packs_per_thread
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         tile = self.tile
         if tile.groups > 1 or tile.stages > 1:
-            fields = f"groups is {tile.groups}, stages {tile.stages}"
-            return f"{fields}, expected 1: load={REGISTERS} takes a group whole"
+            fields = f"groups is {tile.groups} and stages is {tile.stages}"
+            return f"{fields}, expected 1 and 1: load={REGISTERS} loads one whole group"
         sentence = refuses_threads(tile) or self.refuses_capacity() or refuses_shared(self.shared, device)
         return sentence or refuses_resident(self.held, tile, device)
 
     @lazy
     def worth(self) -> bool:
-        """Whether the threads have packs for the group, and none to spare."""
+        """Whether half the packs per thread would not hold the group, and `warp` is not better."""
         tile, problem = self.tile, self.problem
         half = tile.threads * tile.packs_per_thread // 2 * problem.pack
         fits = tile.groups == tile.stages == 1 and (tile.packs_per_thread == 1 or problem.group_length > half)
@@ -179,16 +183,16 @@ class _InRegisters(Runs):
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The groups' kernel, and the parameter sums behind it.
+        """Launch of the group kernel, and the launches that fold the parameter sums.
 
-        The model gives it the phases of what is staged: which of them is faster, and from where on, only the tuner
-        knows.
+        The phases for the cost model are those of a slab in shared memory. Only tuning finds which of the two is
+        faster, and from which size on.
         """
         return self.run_launches(RESIDENT_REGISTERS, PHASES)
 
 
 class GroupCluster(_Slabs):
-    """Blocks of a cluster for a slab."""
+    """Tiling with one cluster of blocks per slab."""
 
     @lazy
     def pieces(self) -> int:
@@ -196,7 +200,7 @@ class GroupCluster(_Slabs):
         return self.tile.cluster
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         if (sentence := refuses_cluster_size(self.tile, device)) is not None:
             return sentence
         if (self.pieces - 1) * self.slab.piece_packs >= self.slab.packs:
@@ -205,5 +209,5 @@ class GroupCluster(_Slabs):
 
 
 def group_block(problem: Problem, tile: Tile) -> Tiling:
-    """The tiling of a block's tile."""
+    """Tiling of a tile of `block`."""
     return _InRegisters(problem, tile) if load_of(tile) == REGISTERS else _Staged(problem, tile)

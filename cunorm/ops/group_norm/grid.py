@@ -1,4 +1,4 @@
-"""GroupNorm's strategy `grid`: tiles by ticket, sums first, outputs while the data is in the L2 cache."""
+"""Strategy `grid` of GroupNorm: tiles by ticket, sums first, then outputs while the data is in the L2 cache."""
 
 from __future__ import annotations
 
@@ -20,48 +20,50 @@ from cunorm.ops.common.building_blocks import (
 )
 from cunorm.ops.common.geometry import Sweep, groups_asked, refuses_sweep
 
-#: Of equals the model takes the first: two blocks of 256 threads on a multiprocessor wait less for each other than one,
-#: and keep to the order of tickets more closely than four, so that more comes back from the cache.
+#: Of tiles with equal predictions the cost model selects the first. Two blocks of 256 threads per multiprocessor wait
+#: less for each other than one block of 512. They follow the order of tickets more closely than four blocks of 128, so
+#: more second reads hit the L2 cache.
 GRID_SPACE = {
     "threads": (256, 128, 512),
     "chunk": (64, 120, 256, 1024, 2048, 4096),
     "groups": (1, 2, 4, 8, 16, 32),
     "prefetch_tiles": (1, 256),
 }
-#: Tickets are counted in 32 bits; blocks draw a few more than there are.
+#: Tickets are counted in 32 bits. Blocks draw a few more tickets than there are work items.
 MOST_TICKETS = 2**32 - 2**22
-#: Threads of a launch: as many as the largest device has resident, or more; blocks that find no ticket end at once.
+#: Resident threads per multiprocessor, and multiprocessors of the largest device or more. They bound the grid. A block
+#: that finds no ticket ends at once.
 RESIDENT_THREADS, MULTIPROCESSORS = 512, 192
-#: Least bytes of a row of a team, channels-last: two sectors, which DRAM fetches together.
+#: Least bytes of a channels-last row of a team: two sectors, which DRAM fetches together.
 NARROWEST = 64
 
 
 class GroupGrid(Tiling):
-    """Tiles of teams: all chunks of some neighbouring groups of a sample."""
+    """Tiling with teams of tiles. A team is some neighbouring groups of one sample. Its tiles cover all its chunks."""
 
     @lazy
     def sweep(self) -> Sweep:
-        """The sweep of a tensor."""
+        """Sweep of a tensor."""
         return Sweep.of(self.problem, self.tile, self.problem.layout)
 
     @lazy
     def team(self) -> int:
-        """Channels of a team."""
+        """Channels per team."""
         return self.tile.groups * self.problem.group_channels
 
     @lazy
     def teams(self) -> int:
-        """Teams in all."""
+        """Number of teams."""
         return self.problem.N * (self.problem.group // self.tile.groups)
 
     @lazy
     def tiles(self) -> int:
-        """Tiles of a team."""
+        """Tiles per team."""
         chunks = self.sweep.chunks
         return chunks if self.sweep.layout == "NHWC" else ceil_div(self.team * chunks, self.tile.threads // WARP)
 
     def _blocks(self, multiprocessors: int) -> int:
-        """Blocks that are resident on so many multiprocessors."""
+        """Blocks that are resident on ``multiprocessors`` multiprocessors."""
         return max(1, multiprocessors * RESIDENT_THREADS // self.tile.threads)
 
     @lazy
@@ -70,12 +72,12 @@ class GroupGrid(Tiling):
         return blocks_for(min(self._blocks(MULTIPROCESSORS), self.tiles * self.teams))
 
     def reach(self, device: Device) -> int:
-        """Bytes that are touched between the two reads of a sector, for 19 of 20 sectors: fitted to what the CPU
-        executor counts, and checked against that by a test.
+        """Bytes that are accessed between the two reads of a sector, for 19 of 20 sectors.
 
-        Outputs go backwards, so a team's last sector waits for nothing and its first for all that the team reads and
-        writes. Blocks that wait for a team hold tiles of those behind it, where it is small; and each tile that sums
-        run ahead comes with the outputs of one before it.
+        The formula is fitted to the counts of the CPU executor, and a test checks it against them. The outputs of a
+        team are written in reverse order. So its last sector is read again at once, and its first sector after all
+        reads and writes of the team. If the team is small, blocks that wait for it hold tiles of later teams. For each
+        tile by which the sums run ahead, the outputs of an earlier tile are written too.
         """
         team = self.problem.nbytes // self.teams
         read = self.problem.read * team
@@ -88,43 +90,43 @@ class GroupGrid(Tiling):
     # ---- legality ---------------------------------------------------------------------------------------------------
 
     def _refuses_team(self) -> str | None:
-        """Why a team cannot have so many groups, or None."""
+        """Return the error message if the groups of a team are not legal, or None."""
         problem, team = self.problem, self.team
         if problem.layout == "NCHW":
-            return "channels-first, a group is a team of its own: groups is 1" if self.tile.groups > 1 else None
+            return "groups is above 1, expected 1 for channels-first data" if self.tile.groups > 1 else None
         if team < problem.C:
             if team % problem.pack:
-                return f"rows of {team} channels do not lie on 16-byte boundaries"
+                return f"rows of {team} channels do not begin on 16-byte boundaries"
             if team * problem.itemsize < NARROWEST:
-                return f"rows of {team * problem.itemsize} bytes are narrower than {NARROWEST}"
+                return f"rows of a team have {team * problem.itemsize} bytes, expected at least {NARROWEST}"
         if ceil_div(team, problem.pack) > self.tile.threads:
-            return f"rows of {team} channels are more packs than {self.tile.threads} threads"
+            return f"rows of {team} channels have more packs than a block has threads, {self.tile.threads}"
         return None
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         problem, tile = self.problem, self.tile
         if (sentence := refuses_sweep(self.sweep, problem, tile, device)) is not None:
             return sentence
         if problem.is_backward and "dx" not in problem.outputs:
-            return "without dx nothing is read twice, and split reads it once"
+            return "expected output dx: without dx no data is read twice, and split reads it once"
         if problem.HxW == 1:
-            return "with HxW = 1 a warp would own one element"
+            return "HxW is 1, expected more: a warp would process one element"
         if problem.group % tile.groups:
-            return f"teams of {tile.groups} groups do not divide {problem.group} groups"
+            return f"groups is {tile.groups}, expected a divisor of num_groups, {problem.group}"
         if (sentence := self._refuses_team() or refuses_shared(self.shared, device)) is not None:
             return sentence
         if 2 * self.tiles * self.teams + tile.prefetch_tiles > MOST_TICKETS:
-            ahead = f"{tile.prefetch_tiles} ahead"
-            return f"{self.tiles} tiles of {self.teams} teams, {ahead}, are more than tickets can count"
+            ahead = f"prefetch_tiles = {tile.prefetch_tiles}"
+            return f"{self.tiles} tiles in each of {self.teams} teams, {ahead}: the tickets exceed 32 bits"
         if (between := self.reach(device)) > device.l2_bytes // 2:
             half = f"half the L2 cache of {device.name} is {device.l2_bytes // 2}"
-            return f"{between} bytes lie between two reads, {half}"
+            return f"{between} bytes are accessed between two reads of a sector, {half}"
         return None
 
     @lazy
     def shared(self) -> int:
-        """Shared memory of a block, each array from a 16-byte boundary."""
+        """Bytes of shared memory per block, each array from a 16-byte boundary."""
         sizes = [4 * WORD, self.sweep.shared(self.problem.part)]
         sizes += [self.tile.threads * self.problem.part, self.team * self.problem.part]
         return sum(round_up(size, 16) for size in sizes)
@@ -133,32 +135,32 @@ class GroupGrid(Tiling):
 
     @lazy
     def parts(self) -> int:
-        """Pairs that the sums leave: one for each channel, sample and chunk; two, moments, in a forward."""
+        """Pairs of partial sums: per channel, sample and chunk one in a backward, and two (moments) in a forward."""
         return self.problem.N * self.sweep.chunks * self.problem.C * (self.problem.part // self.problem.pair)
 
     @lazy
     def rows_bytes(self) -> int:
-        """Bytes of the rows of dgamma and dbeta."""
+        """Bytes of the partial rows of dgamma and dbeta."""
         return parameter_workspace(self.problem, self.problem.N)
 
     @lazy
     def words(self) -> int:
-        """The tickets' line, and a counter a team."""
+        """Counters: the line of the ticket counter, and one counter per team."""
         return LINE_WORDS + self.teams
 
     @lazy
     def words_at(self) -> int:
-        """The pair from which the counters stand."""
+        """Index of the pair at which the counters begin."""
         return words_at(self.parts + self.rows_bytes // self.problem.pair, self.problem.pair)
 
     @lazy
     def workspace(self) -> int:
-        """The parts, the rows of dgamma and dbeta, the counters."""
+        """Bytes of the partial sums, the partial rows of dgamma and dbeta, and the counters."""
         return self.words_at * self.problem.pair + round_up(self.words * WORD, 16)
 
     @lazy
     def parts_moved(self) -> int:
-        """Bytes of the parts and of what is folded of them that move."""
+        """Bytes of partial sums and folded sums that are written and read."""
         problem = self.problem
         if not problem.is_backward:
             return 2 * self.parts * self.problem.pair
@@ -169,12 +171,17 @@ class GroupGrid(Tiling):
 
     @lazy
     def workspace_traffic(self) -> int:
-        """With P = N * chunks * C parts and R bytes of rows of dgamma and dbeta. 2 P: written by the sums, read by the
-        fold. Backward N * groups pairs more, written by the fold, and what the outputs read: the pair of its group for
-        every channel (channels-last for every group of a pack), chunk and sample, channels-last for every part of a
-        block's threads that sweeps the same columns; and 2 R. Then the counters, 4 bytes a time: each zeroed; a ticket
-        drawn for each turn of a tile, for those that are nobody's, and by every block to find that there are no more; a
-        tile's sums told, a team's fold told, and asked for by each tile, here once: a tile that waits asks again.
+        """See `Tiling.workspace_traffic`.
+
+        The P = N * chunks * C partial sums are written once and read once by the fold: 2 P. The R bytes of partial rows
+        of dgamma and dbeta are written once and read once: 2 R. In a backward, the fold writes N * groups pairs. The
+        outputs read the pair of its group for every channel, chunk and sample; channels-last, for every group of a pack
+        instead of every channel, and once for every part of a block's threads that sweeps the same columns.
+
+        Each access to a counter is 4 bytes. Every counter is set to zero. A ticket is drawn for the sums and for the
+        outputs of each tile, for each ticket that is a no-op, and by every block to find that no work is left. Each
+        tile signals its sums, and each team its fold. Each tile polls the fold: counted once, although a tile that
+        waits polls again.
         """
         tiles = self.tiles * self.teams
         tickets = min(self.tiles + self.tile.prefetch_tiles, tiles) + 2 * tiles - self.tiles + self.grid
@@ -203,7 +210,7 @@ class GroupGrid(Tiling):
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The counters, the tiles, the rows of dgamma and dbeta."""
+        """Launches that clear the counters, process the tiles, and fold the rows of dgamma and dbeta."""
         problem, entry = self.problem, f"{self.problem.op}_grid"
         read = self.problem.read * problem.nbytes
         main = Launch(
@@ -216,7 +223,7 @@ class GroupGrid(Tiling):
             traffic=read + problem.nbytes,
             cached=read + self.parts_moved,
             registers=bound_registers(problem, problem.layout),
-            # Twice of each tile its data, and its parameters, which are in the L2 cache.
+            # Per tile: its data twice, and once its parameters, which are in the L2 cache.
             phases=ceil_div(3 * self.tiles * self.teams, self.grid),
             streams=self.problem.read,
             tickets=self.words_at * self.problem.pair,

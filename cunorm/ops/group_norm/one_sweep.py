@@ -1,4 +1,4 @@
-"""What GroupNorm's strategies that read every byte once share: `warp`, `block` and `cluster`."""
+"""Shared parts of GroupNorm's strategies that read every byte once: `warp`, `block` and `cluster`."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from cunorm.ops.common.rows import parameters_given, present
 
 
 class OneSweep(Tiling):
-    """One kernel that reads every byte once, and the parameter sums behind it."""
+    """Tiling with a kernel that reads every byte once, and the fold of the parameter sums."""
 
-    #: What the kernel's name has behind the strategy's.
+    #: Suffix of the kernel's name after the strategy's name.
     variant = ""
 
     @lazy
     def partial_rows(self) -> int:
-        """Rows of sums of the channels: one a sample."""
+        """Partial rows of channel sums: one per sample."""
         return self.problem.N
 
     @lazy
     def workspace(self) -> int:
-        """The rows of dgamma and dbeta."""
+        """Bytes of the partial rows of dgamma and dbeta."""
         return parameter_workspace(self.problem, self.partial_rows)
 
     @lazy
     def tensor_bytes(self) -> int:
-        """Bytes that moving a tensor once takes."""
+        """Bytes that are moved to read or write a tensor once."""
         return self.problem.nbytes
 
     @lazy
     def parameters_read(self) -> int:
-        """Bytes of gamma and beta that are asked for: once for each sample."""
+        """Bytes of gamma and beta that are loaded: once per sample."""
         dtypes = present(parameters_given(self.problem))
         return sum(self.problem.N * self.problem.C * ITEMSIZE[dtype] for dtype in dtypes)
 
@@ -57,7 +57,7 @@ class OneSweep(Tiling):
         return {**given, **kept}
 
     def one_sweep(self, grid: int, sizes: Mapping[str, int], **facts: Any) -> tuple[Launch, ...]:
-        """The launches, of a kernel that is told these sizes besides the problem's."""
+        """Launches of the kernel, whose arguments include ``sizes``, and of the fold of the parameter sums."""
         problem, rows = self.problem, self.partial_rows
         entry = f"{problem.op}_{self.tile.strategy}{self.variant}"
         shape = {"N": problem.N, "C": problem.C, "HxW": problem.HxW, "groups": problem.group, **sizes}
@@ -70,16 +70,16 @@ class OneSweep(Tiling):
 
 
 class Runs(OneSweep):
-    """Groups that are one run of a sample, in the registers of a team."""
+    """Tiling of groups that are one run of a sample, in the registers of a team."""
 
     @lazy
     def lanes(self) -> int:
-        """Threads of a team."""
+        """Threads per team."""
         return self.tile.threads
 
     @lazy
     def shared(self) -> int:
-        """Shared memory of a block: sums of a team of several warps, and each team's parts of its channels' sums."""
+        """Bytes of shared memory per block: the sums of teams of several warps, and the teams' partial channel sums."""
         problem, tile = self.problem, self.tile
         sums = 2 * (tile.threads // WARP) * self.problem.pair if self.lanes > WARP else 0
         if not problem.wants_parameters or problem.HxW == 1 or problem.group_channels == 1:
@@ -88,17 +88,17 @@ class Runs(OneSweep):
         return round_up(sums, 16) + tile.threads // self.lanes * of_team * problem.pair
 
     def refuses_capacity(self) -> str | None:
-        """Why a group does not fit into the registers of its team, or None."""
+        """Return the error message if a group does not fit into the registers of a team, or None."""
         if self.problem.layout != "NCHW":
-            return "a group of channels-last data is not one run"
+            return "expected channels-first data: a channels-last group is not one run"
         capacity = self.lanes * self.tile.packs_per_thread * self.problem.pack
         if self.problem.group_length > capacity:
-            packs = f"{self.lanes} lanes of {self.tile.packs_per_thread} packs hold {capacity}"
-            return f"a group has {self.problem.group_length} elements, {packs}"
+            packs = f"{self.lanes} lanes with packs_per_thread={self.tile.packs_per_thread} hold {capacity}"
+            return f"a group has {self.problem.group_length} elements, but {packs}"
         return None
 
     def run_launches(self, registers: int, phases: int) -> tuple[Launch, ...]:
-        """The teams' kernel, and the parameter sums behind it."""
+        """Launch of the team kernel, and the launches that fold the parameter sums."""
         items = ceil_div(self.problem.N * self.problem.group, self.tile.threads // self.lanes)
         facts: dict[str, Any] = {"registers": registers, "phases": phases, "shared_bytes": self.shared}
         if self.problem.is_backward:

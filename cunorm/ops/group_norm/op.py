@@ -1,4 +1,4 @@
-"""GroupNorm's two ops: from the arguments of a call, or of a plan, to its problem and its results, or to a sentence."""
+"""GroupNorm's two ops: check the arguments of a call or a plan, and derive its problem and results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .strategies import BACKWARD, FORWARD
 def _sizes(
     shape: tuple[int, ...], num_groups: object, data_format: object, activation: object
 ) -> tuple[int, int, int, int]:
-    """The checks that calls and plans share -> N, C, HxW, groups."""
+    """Run the checks that calls and plans share, and return N, C, HxW and groups."""
     N, C, HxW = split_axes(shape, data_format)
     choice("activation", activation, (None, *ACTIVATIONS))
     groups = integer("num_groups", num_groups)
@@ -81,7 +81,7 @@ def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object
     expected = f"({N}, {groups}), or any shape of {N * groups} elements"
     stats_dtype = statistics(("mean", mean), ("rstd", rstd), dtype, N * groups, expected)
     gamma_dtype = parameter("gamma", gamma, (C,), dtype)
-    beta_dtype = parameter("beta", beta, (C,), dtype)  # without an activation checked, and not read
+    beta_dtype = parameter("beta", beta, (C,), dtype)  # checked but not read without an activation
     layout = direct_layout(x, data_format)
     axes = memory_order(x.ndim, data_format, layout)
     results = gradients(x, axes, (C,), gamma_dtype or stats_dtype, wanted)
@@ -142,7 +142,7 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
 
 
 def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
-    from . import oracle  # here: no call needs it
+    from . import oracle  # imported late: no call needs it
 
     return oracle.expected(problem, given, numbers)
 

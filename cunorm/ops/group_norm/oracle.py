@@ -1,4 +1,4 @@
-"""What the float64 oracle says of GroupNorm, and how far from it a result may lie."""
+"""Float64 oracle of GroupNorm, and the tolerances of its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cunorm.reference import before
 
 
 def _normalised(x: Any, mean: Any, rstd: Any, gamma: Any, beta: Any, groups: int, data_format: str) -> np.ndarray:
-    """|gamma * xhat| + |beta|: what z = gamma * xhat + beta is made of, and so what its rounding goes with."""
+    """Return |gamma * xhat| + |beta|. The rounding error of z = gamma * xhat + beta is proportional to it."""
     g, b = (None if one is None else np.abs(np.asarray(one, np.float64)) for one in (gamma, beta))
     zero = np.zeros_like(np.asarray(mean, np.float64))
     deviation = np.abs(before(x, mean, rstd, None, None, groups, data_format))
@@ -27,7 +27,10 @@ def _normalised(x: Any, mean: Any, rstd: Any, gamma: Any, beta: Any, groups: int
 def silu_forward(
     x: Any, groups: int, gamma: Any, beta: Any, mean: np.ndarray, rstd: np.ndarray, dtype: str, data_format: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bounds of y, mean and rstd: silu's slope is below 1.1, and silu itself takes an exponential and a division."""
+    """Bounds of y, mean and rstd.
+
+    The slope of silu is below 1.1. Its exponential and its division add their own rounding errors.
+    """
     z, *statistics = forward(x, groups, gamma, beta, mean, rstd, dtype, data_format)
     own = 8 * UNIT[accumulator(dtype)] * _normalised(x, mean, rstd, gamma, beta, groups, data_format)
     return 1.1 * z + own, statistics[0], statistics[1]
@@ -36,15 +39,17 @@ def silu_forward(
 def silu_backward(  # noqa: PLR0913  # the oracle's arguments
     dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any, beta: Any, groups: int, dtype: str, data_format: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bounds of dx, dgamma and dbeta: silu' is below 1.1 and its slope at most 1/2, so that the gradient in front of it
-    is off by some u of |dy|, and by half of what z is off.
+    """Bounds of dx, dgamma and dbeta.
+
+    silu' is below 1.1, and the slope of silu' is at most 1/2. So the gradient with respect to z has an error of some
+    u |dy|, and of half the error of z times |dy|.
     """
     weight = 2 + _normalised(x, mean, rstd, gamma, beta, groups, data_format)
     return backward(np.asarray(dy, np.float64) * weight, x, mean, rstd, gamma, groups, dtype, data_format)
 
 
 def expected(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterator[Exact]:
-    """What the results have to be, of whole groups: no result of theirs depends on another group."""
+    """Yield the exact results of whole groups. The results of a group do not depend on other groups."""
     groups, channels = looked_at(problem)
     whole, statistics = (problem.N, problem.C, problem.HxW), (problem.N, problem.group)
     x = channels_second(problem, given["x"])[:, channels]

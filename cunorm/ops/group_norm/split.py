@@ -1,4 +1,4 @@
-"""GroupNorm's strategy `split`: chunks of the channels of a sample, each swept twice."""
+"""Strategy `split` of GroupNorm: the channels of a sample are cut into chunks, and each chunk is swept twice."""
 
 from __future__ import annotations
 
@@ -21,40 +21,42 @@ SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (16, 64, 256, 1024, 4096, 16
 
 
 class GroupSplit(Tiling):
-    """A part for each channel, sample and chunk."""
+    """Tiling with one partial sum per channel, sample and chunk."""
 
     @lazy
     def sweep(self) -> Sweep:
-        """The sweep of a tensor, in the order that the kernels are compiled for.
+        """Sweep of a tensor in the layout for which the kernels are compiled.
 
-        With HxW = 1 both are the same bytes, and a thread of a channels-last block owns a pack of channels where a
-        channels-first warp would own one element.
+        With HxW = 1 both layouts are the same bytes. Channels-last is better, because a thread processes a pack of
+        channels, whereas a channels-first warp would process one element.
         """
         return Sweep.of(self.problem, self.tile, "NHWC" if self.problem.HxW == 1 else self.problem.layout)
 
     @lazy
     def rows(self) -> int:
-        """Rows of parts [rows, C] in the workspace."""
+        """Rows of partial sums [rows, C] in the workspace."""
         return self.problem.N * self.sweep.chunks
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`; no problem is refused for its sizes."""
+        """See `Tiling.refuses`. No problem is refused for its sizes."""
         return refuses_sweep(self.sweep, self.problem, self.tile, device)
 
     @lazy
     def workspace(self) -> int:
-        """The parts, and what the sum of those rows needs."""
+        """Bytes of the partial sums, and of the slices in which their rows are folded."""
         problem = self.problem
         rows = fold_rows(self.rows, problem.C) if problem.wants_parameters else self.rows
         return rows * problem.C * self.problem.part
 
     @lazy
     def workspace_traffic(self) -> int:
-        """With P = N * chunks * C parts and S * C pairs of slices. Forward 2 P: written by the first sweep, read by the
-        fold. Backward P, written by the first sweep; and P + 2 S * C, for dgamma and dbeta, which read them by way of
-        slices; and, for dx, P read by the fold, N * groups written by it, and what the second sweep reads: the pair of
-        its group for every channel (channels-last for every group of a pack), chunk and sample, channels-last for every
-        part of a block's threads that sweeps the same columns.
+        """See `Tiling.workspace_traffic`.
+
+        There are P = N * chunks * C partial sums, and S * C pairs of slices. In a forward, the first sweep writes P and
+        the fold reads P. In a backward, the first sweep writes P. The fold to dgamma and dbeta reads P, and writes and
+        reads S * C. For dx, another fold reads P and writes N * groups pairs. The second sweep reads the pair of its
+        group for every channel, chunk and sample; channels-last, for every group of a pack instead of every channel,
+        and once for every part of a block's threads that sweeps the same columns.
         """
         problem, sweep = self.problem, self.sweep
         parts = self.rows * problem.C
@@ -71,11 +73,11 @@ class GroupSplit(Tiling):
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The first sweep, the sums of its parts, the second sweep."""
+        """Launches of the first sweep, the folds of its partial sums, and the second sweep."""
         return self._backward() if self.problem.is_backward else self._forward()
 
     def _launch(self, stage: str, arguments: Arguments, traffic: int, **facts: Any) -> Launch:
-        """A launch of the op's own kernels: by default a sweep."""
+        """Launch of one of the op's own kernels, by default a sweep."""
         stem = f"{self.problem.op}_split"
         facts = {"grid": blocks_for(self.sweep.items), "threads": self.tile.threads, **facts}
         facts |= {"registers": bound_registers(self.problem, self.sweep.layout), "layout": self.sweep.layout}
@@ -106,7 +108,7 @@ class GroupSplit(Tiling):
         return tuple(launches)
 
     def _fold(self, parts: int) -> Launch:
-        """A block folds a group: its threads wait for one part after another."""
+        """Launch of the fold, one block per group. A thread waits for one partial sum after another."""
         problem, threads = self.problem, self.tile.threads
         shape = {name: size for name, size in self._shape.items() if name not in ("chunk", "items")}
         return self._launch(

@@ -1,4 +1,4 @@
-"""The strategies of GroupNorm, forward and backward: their tiles. No kernel text here."""
+"""Strategies of GroupNorm, forward and backward. The kernels are in kernels_cu."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .warp import WARP_SPACE, group_warp
 
 
 def _middling(tile: Tile, pack: int) -> tuple[int, int, int, int]:
-    """Groups of eight channels."""
+    """Example sizes with eight channels per group."""
     return 256, 8 * 32, 64, 32
 
 
 def _fills_team(tile: Tile, pack: int) -> tuple[int, int, int, int]:
-    """As large a group as a team holds, of channels of one element where it takes several samples."""
+    """Example sizes whose groups fill a team, with HxW = 1 if a team takes several samples."""
     HxW, group = 1 if tile.samples_per_team > 1 else 2, 4
     return 256, tile.lanes * tile.packs_per_thread * pack // HxW * group, HxW, group
 

@@ -1,6 +1,6 @@
-"""GroupNorm's strategy `warp`: a group in the registers of a warp or a part of one.
+"""Strategy `warp` of GroupNorm: a warp or a part of a warp holds a group in registers.
 
-Where a channel is one element (HxW = 1), a group is a row, as LayerNorm's are.
+If HxW = 1, a group is a row, and is processed as a row of LayerNorm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cunorm.ops.common.rows import WarpRows, present
 
 from .one_sweep import Runs
 
-#: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
+#: Of equal predictions the first is selected: few packs, so that many lanes read side by side, and no idle lanes.
 WARP_SPACE = {
     "packs_per_thread": (1, 2, 4, 8),
     "lanes": (1, 2, 4, 8, 16, 32),
@@ -28,28 +28,29 @@ ACTIVATION_REGISTERS = 16
 
 
 class _Warp(Runs):
-    """What both ways have in common."""
+    """Common base of the two tilings of `warp`."""
 
     @lazy
     def lanes(self) -> int:
-        """Threads of a team."""
+        """Threads per team."""
         return self.tile.lanes
 
     @lazy
     def rows(self) -> WarpRows:
-        """The problem with a group of a sample for a row."""
+        """Tiling of the problem whose rows are the groups of all samples."""
         problem = self.problem
         made = replace(problem, N=problem.N * problem.group, C=problem.group_channels, group=1)
         return WarpRows(made, self.tile)
 
 
 class _WarpRuns(_Warp):
-    """Groups of channels of several elements."""
+    """Tiling of groups whose channels have several elements, HxW > 1."""
 
     @lazy
     def registers(self) -> int:
-        """What a thread needs so as not to spill, from above: addresses and statistics; then for each pack its data and
-        its values widened. The compile gate proves it.
+        """Upper bound of the registers that a thread needs without spilling; the compile gate proves it.
+
+        They hold addresses and statistics, and for each pack its data and its widened values.
         """
         problem = self.problem
         base = 64 if problem.is_backward else 48
@@ -59,29 +60,30 @@ class _WarpRuns(_Warp):
         return base + self.tile.packs_per_thread * each
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         if (sentence := self.rows.refuses_team() or self.refuses_capacity()) is not None:
             return sentence
         if self.tile.samples_per_team > 1:
-            return f"samples_per_team is {self.tile.samples_per_team}, expected 1: more only where HxW = 1"
+            return f"samples_per_team is {self.tile.samples_per_team}, expected 1 unless HxW = 1"
         return refuses_shared(self.shared, device) or refuses_registers(self.registers, self.tile, device)
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The teams' kernel, and the parameter sums behind it."""
+        """Launch of the team kernel, and the launches that fold the parameter sums."""
         return self.run_launches(self.registers, phases=1)
 
 
 class _WarpRows(_Warp):
-    """Groups of channels of one element."""
+    """Tiling of groups whose channels have one element, HxW = 1."""
 
     variant = "_rows"
 
     @lazy
     def owners(self) -> int:
-        """Teams that share out the samples of a group, `tile.samples_per_team` each, in turn: as many as make up whole
-        blocks over all groups. Where a team has several samples, and those start off 16-byte boundaries, also a number
-        that lets it cover all of them from the same place.
+        """Teams per group. They take the samples in turn, `tile.samples_per_team` each.
+
+        The teams of all groups make up whole blocks. If a team has several samples, and these are misaligned, the
+        number of teams is also such that all samples of a team have the same misalignment.
         """
         problem, teams = self.problem, self.rows.teams_of_block
         step = teams // math.gcd(teams, problem.group)
@@ -92,33 +94,36 @@ class _WarpRows(_Warp):
 
     @lazy
     def partial_rows(self) -> int:
-        """Rows of sums of the channels: one for each block whose teams have every group; else for each team of a group
-        that has a sample.
+        """Partial rows of channel sums.
+
+        There is one row per block if every block has the same number of teams of each group. Otherwise there are as
+        many rows as teams of one group that have a sample.
         """
         copies, rest = divmod(self.rows.teams_of_block, self.problem.group)
         return ceil_div(min(self.problem.N, self.owners), 1 if rest else copies)
 
     @lazy
     def shared(self) -> int:
-        """Shared memory of a block: the sums that teams of one group hand on."""
+        """Bytes of shared memory per block: the sums that teams of one group fold."""
         teams = self.rows.teams_of_block
         return self.rows.sums_shared(self.problem.group if teams % self.problem.group == 0 else teams)
 
     @lazy
     def registers(self) -> int:
-        """As for LayerNorm's rows, and what an activation works with."""
+        """Registers per thread: those of `WarpRows`, and the working registers of an activation."""
         return self.rows.registers + (ACTIVATION_REGISTERS if self.problem.activation else 0)
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         sentence = self.rows.refuses_team() or self.refuses_capacity() or self.rows.refuses_halves()
         sentence = sentence or refuses_shared(self.shared, device)
         return sentence or refuses_registers(self.registers, self.tile, device)
 
     @lazy
     def parameters_read(self) -> int:
-        """Bytes of gamma and beta that are asked for: by each team once where they stay in registers; else for every
-        row, and in a backward for the sums and for dx.
+        """Bytes of gamma and beta that are loaded: once per team if they stay in registers, otherwise for every row.
+
+        In a backward, a row loads them once for the sums and once for dx.
         """
         of_rows, rows = self.problem.N * (1 + ("dx" in self.problem.outputs)), self.rows
         asked = ((ITEMSIZE[dtype], rows.resident(dtype)) for dtype in present(rows.given))
@@ -126,7 +131,7 @@ class _WarpRows(_Warp):
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The teams' kernel, and the parameter sums behind it."""
+        """Launch of the team kernel, and the launches that fold the parameter sums."""
         teams = self.owners * self.problem.group
         return self.one_sweep(
             blocks_for(teams // self.rows.teams_of_block),
@@ -140,5 +145,5 @@ class _WarpRows(_Warp):
 
 
 def group_warp(problem: Problem, tile: Tile) -> Tiling:
-    """The tiling of a warp's tile."""
+    """Tiling of a tile of `warp`."""
     return _WarpRows(problem, tile) if problem.HxW == 1 else _WarpRuns(problem, tile)

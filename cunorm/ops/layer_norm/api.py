@@ -1,4 +1,4 @@
-"""LayerNorm: the public functions. Their checks are in op.py, their kernels in strategies.py."""
+"""Public functions of LayerNorm. Their checks are in op.py, and their strategies in strategies.py."""
 
 from __future__ import annotations
 
@@ -27,39 +27,41 @@ def layer_norm(
     .. math:: y = \gamma_i \, (x - \mathrm{mean}) \, \mathrm{rstd} + \beta_i, \qquad
               \mathrm{rstd} = 1 / \sqrt{\mathrm{var} + \epsilon}
 
-    with mean and (biased) variance over a row (Ba, Kiros and Hinton, 2016).
+    The mean and the biased variance are over a row (Ba, Kiros and Hinton, 2016).
 
     Parameters
     ----------
     x : cupy.ndarray or numpy.ndarray
-        (A1..Ai, R1..Rj); rank 1 to 8; float16, bfloat16, float32 or float64. Contiguous arrays are read where they are;
-        others are copied once.
+        Shape (A1..Ai, R1..Rj); rank 1 to 8. Dtype float16, bfloat16, float32 or float64. A contiguous array is read in
+        place. Any other array is copied once.
     normalized_shape : int or sequence of int
-        (R1..Rj), the last sizes of x: what makes up a row.
+        Last sizes of x, (R1..Rj), which make up a row.
     gamma, beta : array of shape normalized_shape, optional
-        Of x's dtype or the statistics'; absent they are 1 and 0.
+        Scale and offset, in the dtype of x or of the statistics. An absent gamma is 1, and an absent beta is 0.
     eps : float
-        Not negative.
+        Number that is added to the variance; not negative.
     out : tuple of (y, mean, rstd), optional
-        Arrays to write; None in it means allocate. y may be exactly x.
+        Arrays for the results. A result whose entry is None is allocated. y may be x itself.
     tile : Tile or mapping, optional
-        The strategy and its numbers, instead of the chosen ones.
+        Strategy and tile fields that replace the automatic choice.
     workspace : array, optional
-        At least ``plan.workspace_nbytes`` bytes, contiguous, of any content.
+        Contiguous array of at least ``plan.workspace_nbytes`` bytes. Its content does not matter and is overwritten.
 
     Returns
     -------
     y : array
-        Of x's shape and dtype.
+        Shape and dtype of x.
     mean, rstd : array of shape (A1..Ai, 1..1)
-        float32 (float64 for float64 x).
+        Dtype float32 (float64 for float64 x).
 
     Raises
     ------
     TypeError
-        For a wrong type or dtype.
+        If an argument has a wrong type or dtype.
     ValueError
-        For wrong shapes, sizes, devices or overlaps; `UnsupportedTile` for a tile that is not legal.
+        If a shape or a size is invalid, or if arrays overlap or are on different devices.
+    UnsupportedTile
+        If ``tile`` is not legal for the problem on the device.
     CompileError
         If a kernel does not compile.
     """
@@ -96,38 +98,39 @@ def layer_norm_backward(
         d\beta_i = \sum_{rows} dy, \qquad d\gamma_i = \sum_{rows} dy\,\hat x, \qquad
         dx = \mathrm{rstd}\,(\gamma_i\,dy - A/L - \hat x\,B/L)
 
-    with :math:`\hat x = (x - \mathrm{mean})\,\mathrm{rstd}`, A and B the sums of :math:`\gamma_i\,dy` and
-    :math:`\gamma_i\,dy\,\hat x` over a row of L elements: GroupNorm's with one group of L channels.
+    Here :math:`\hat x = (x - \mathrm{mean})\,\mathrm{rstd}`. A and B are the sums of :math:`\gamma_i\,dy` and
+    :math:`\gamma_i\,dy\,\hat x` over a row of L elements. These are the gradients of GroupNorm with one group of L
+    channels.
 
     Parameters
     ----------
     dy, x : cupy.ndarray or numpy.ndarray
-        (A1..Ai, R1..Rj), rank 1 to 8; the same shape and dtype.
+        Shape (A1..Ai, R1..Rj); rank 1 to 8. dy and x have the same shape and dtype.
     normalized_shape : int or sequence of int
-        (R1..Rj).
+        Last sizes of x, (R1..Rj), which make up a row.
     mean, rstd : array
-        What `layer_norm` returned: (A1..Ai, 1..1), or any shape with an element a row; float32 (float64 for float64 x)
-        or x's dtype.
+        Statistics that `layer_norm` returned. Shape (A1..Ai, 1..1), or any shape with one element per row. Dtype
+        float32 (float64 for float64 x) or the dtype of x.
     gamma : array of shape normalized_shape, optional
-        Of x's dtype or the statistics'.
+        Scale of the forward, in the dtype of x or of the statistics.
     output_mask : sequence of 3 bools
-        Which of dx, dgamma, dbeta are wanted. The others come back as None and their work is not done.
+        Which of dx, dgamma and dbeta are wanted. The others are not computed and are returned as None.
     out : tuple of (dx, dgamma, dbeta), optional
-        Arrays to write; None in it means allocate. dx may be exactly dy.
+        Arrays for the results. A result whose entry is None is allocated. dx may be dy itself.
     tile, workspace
-        As in `layer_norm`.
+        See `layer_norm`.
 
     Returns
     -------
     dx : array or None
-        As x.
+        Shape and dtype of x.
     dgamma, dbeta : array of shape normalized_shape, or None
-        Of gamma's dtype; without gamma the statistics'.
+        Dtype of gamma, or of the statistics if gamma is absent.
 
     Raises
     ------
     TypeError, ValueError, UnsupportedTile, CompileError
-        As `layer_norm`.
+        See `layer_norm`.
     """
     key = (typed(normalized_shape), output_mask if output_mask is EVERY else typed(output_mask))
     results: tuple[Array | None, Array | None, Array | None] = perform(

@@ -1,4 +1,4 @@
-"""LayerNorm's strategy `grid`: slabs of columns by ticket, sums first, outputs from what blocks have kept."""
+"""Strategy `grid` of LayerNorm: slabs of columns by ticket, sums first, then outputs from rows in shared memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from cunorm.ops.common.rows import ACCESS_BYTES, PACKS_IN_FLIGHT, parameters_giv
 
 from .split import gradient_arguments
 
-#: Slabs: as many as the multiprocessors of some device, or somewhat fewer, so that nearly all have one. Keeps: KiB of a
-#: block's shared memory for rows, what large, middle and small devices have beside what else a block needs.
+#: slabs: the number of multiprocessors of some device, or slightly fewer, so that nearly every multiprocessor has a
+#: slab. smem_kib: KiB of shared memory per block for rows. Large, medium and small devices have this in addition to the
+#: other shared memory of a block.
 GRID_SPACE = {
     "threads": (512, 256),
     "lanes": (32, 64, 128, 256, 512),
@@ -32,77 +33,77 @@ GRID_SPACE = {
     "smem_kib": (200, 128, 64),
 }
 KIB = 1024
-#: Bytes that a block should have on their way: twice what DRAM gives a multiprocessor in its latency, some 30 KB. And
-#: rounds that make them up, at least and at most: with two, one is on its way while another is worked on.
+#: Bytes in flight that a block should have: twice the bytes that DRAM delivers to a multiprocessor within its latency,
+#: some 30 KB. Least and most rounds in flight: with two rounds, one is loaded while the other is processed.
 BYTES_AHEAD, FEWEST_AHEAD, MOST_AHEAD = 64 * KIB, 2, 8
-#: Words behind the ticket's line: how many slabs' sums are stored.
+#: Counters: the line of the ticket counter, and the number of slabs whose sums are stored.
 WORDS = LINE_WORDS + 1
-#: Rounds that are worth trying: a thread adds what it has of a column one after another, so more would cost digits.
+#: Most rounds that are worth trying. A thread adds its elements of a column one by one, so more rounds lose accuracy.
 MOST_ROUNDS = 64
-#: Slabs whose parts of a row the lanes of a warp fold: warp_size * lane_parts in row_slabs.cuh.
+#: Most slabs whose partial sums of a row a warp can fold: warp_size * lane_parts in row_slabs.cuh.
 MOST_SLABS = 256
-ADDRESS = 3  # registers for where a pack lies
-#: How often a block waits with nothing on its way: for its first row, for the answer that counts its slab in, for what
-#: the last of the blocks folds, for the word that says so, and for what it then reads.
+ADDRESS = 3  # registers for the address of a pack
+#: Exposed memory latencies per block: the first row, the counter of stored slabs, the fold by the last block, the
+#: completion flag, and the folded statistics.
 PHASES = 5
 
 
 class LayerGrid(Tiling):
-    """Slabs of columns of all rows, a block each, in rounds of a row for each team."""
+    """Tiling with one block per slab of columns of all rows. A block processes rounds of one row per team."""
 
     # ---- sizes ------------------------------------------------------------------------------------------------------
 
     @lazy
     def columns(self) -> int:
-        """Columns of a slab."""
+        """Columns per slab."""
         return round_up(ceil_div(self.problem.C, self.tile.slabs), SECTOR_PACKS * self.problem.pack)
 
     @lazy
     def slabs(self) -> int:
-        """Slabs of a row."""
+        """Slabs per row."""
         return ceil_div(self.problem.C, self.columns)
 
     @lazy
     def teams(self) -> int:
-        """Teams of a block."""
+        """Teams per block."""
         return self.tile.threads // self.tile.lanes
 
     @lazy
     def rounds(self) -> int:
-        """Rounds in which the teams of a block have all rows."""
+        """Rounds in which the teams of a block process all rows."""
         return ceil_div(self.problem.N, self.teams)
 
     @lazy
     def round_bytes(self) -> int:
-        """Shared memory that keeps a round."""
+        """Bytes of shared memory per round."""
         return self.problem.read * self.tile.packs_per_thread * self.tile.threads * ACCESS_BYTES
 
     @lazy
     def ahead(self) -> int:
-        """Rounds on their way."""
+        """Rounds in flight."""
         return min(max(ceil_div(BYTES_AHEAD, self.round_bytes), FEWEST_AHEAD), MOST_AHEAD)
 
     @lazy
     def slots(self) -> int:
-        """Rounds that shared memory has room for."""
+        """Rounds that have a slot in shared memory at a time."""
         return min(self.rounds, self.tile.smem_kib * KIB // self.round_bytes)
 
     @lazy
     def kept(self) -> int:
-        """Rounds that have a slot to themselves: all, or what the rounds on their way leave."""
+        """Rounds that keep a slot of their own: all rounds, or the number of slots minus the rounds in flight."""
         return self.rounds if self.slots == self.rounds else self.slots - self.ahead
 
     @lazy
     def again(self) -> int:
-        """Bytes of a tensor that are read a second time: of the rounds between those kept and the last ones."""
+        """Bytes of one tensor that are read twice: those of the rounds between the kept rounds and the last rounds."""
         return (self.rounds - self.slots) * self.teams * self.problem.C * self.problem.itemsize
 
     @lazy
     def reach(self) -> int:
-        """Bytes that are touched between the two reads of a sector, for 19 of 20 sectors, if anything is read again.
+        """Bytes that are accessed between the two reads of a sector, for 19 of 20 sectors; 0 without second reads.
 
-        What is read behind it, and what is written before the second, were warps to keep step: a test allows a tenth
-        more.
+        They are the bytes that are read after the sector, and the bytes that are written before its second read, if all
+        warps proceed at the same rate. A test allows a tenth more.
         """
         if self.again == 0:
             return 0
@@ -111,12 +112,12 @@ class LayerGrid(Tiling):
 
     @lazy
     def given(self) -> tuple[str | None, ...]:
-        """Dtypes of the parameters that the kernel reads; None of one that is absent."""
+        """Dtypes of the parameters that the kernel reads; None for an absent parameter."""
         return parameters_given(self.problem)
 
     @lazy
     def shared(self) -> int:
-        """Shared memory of a block, in the kernel's order, each array from a 16-byte boundary."""
+        """Bytes of shared memory per block: the arrays in the kernel's order, each from a 16-byte boundary."""
         rows = self.problem.N
         sizes = [(self.slabs + 1) * WORD, WORD]
         sizes += [rows * (self.tile.lanes // WARP) * self.problem.part, rows * self.problem.pair]
@@ -128,8 +129,10 @@ class LayerGrid(Tiling):
 
     @lazy
     def registers(self) -> int:
-        """What a thread needs so as not to spill: the packs of a row, where they come from and go to; the parameters;
-        and the sums of its columns, or the packs of y. The compile gate proves it.
+        """Registers that a thread needs without spilling; the compile gate proves the number.
+
+        They hold the packs of a row, the addresses of their sources and destinations, the parameters, and the sums of
+        the columns (backward) or the packs of y (forward).
         """
         problem = self.problem
         words, widened = ACCESS_BYTES // 4, problem.pack * problem.sum_itemsize // 4
@@ -137,41 +140,44 @@ class LayerGrid(Tiling):
         for dtype in self.given:
             of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
         of_pack += 2 * widened if problem.is_backward else words
-        pairs = 12 if problem.dtype == "float64" else 0  # of registers
+        pairs = 12 if problem.dtype == "float64" else 0  # float64 values take pairs of registers
         return (32 if problem.is_backward else 44) + pairs + 2 * widened + self.tile.packs_per_thread * of_pack
 
     # ---- legality ---------------------------------------------------------------------------------------------------
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         tile, problem = self.tile, self.problem
         if (sentence := refuses_threads(tile)) is not None:
             return sentence
         if tile.lanes % WARP or tile.threads % tile.lanes:
             return f"lanes is {tile.lanes}, expected a multiple of {WARP} that divides {tile.threads} threads"
         if problem.is_backward and "dx" not in problem.outputs:
-            return "without dx no block waits for the sums of whole rows, and split keeps nothing"
+            return "expected output dx: without dx no block waits for the sums of whole rows, and split keeps no rows"
         capacity = tile.lanes * tile.packs_per_thread * problem.pack
         if self.columns > capacity:
-            packs = f"{tile.lanes} lanes of {tile.packs_per_thread} packs hold {capacity}"
-            return f"{tile.slabs} slabs are of {self.columns} columns, {packs}"
+            packs = f"{tile.lanes} lanes with packs_per_thread={tile.packs_per_thread} hold {capacity}"
+            return f"{tile.slabs} slabs have {self.columns} columns each, but {packs}"
         if self.slabs > min(device.multiprocessors, MOST_SLABS):
-            most = f"one for each of the {device.multiprocessors} multiprocessors of {device.name}"
+            most = f"at most one for each of the {device.multiprocessors} multiprocessors of {device.name}"
             return f"{self.slabs} slabs, expected {most}"
         if (sentence := refuses_shared(self.shared, device)) is not None:
             return sentence
         if self.kept < 0:
-            return f"{tile.smem_kib} KiB have no room for the rows of {self.ahead} rounds on their way"
+            return f"smem_kib is {tile.smem_kib}, too small for the rows of {self.ahead} rounds in flight"
         if self.reach > device.l2_bytes // 2:
             half = f"half the L2 cache of {device.name} is {device.l2_bytes // 2}"
-            return f"{self.reach} bytes lie between two reads, {half}"
+            return f"{self.reach} bytes are accessed between two reads of a sector, {half}"
         return refuses_registers(self.registers, tile, device)
 
     @lazy
     def worth(self) -> bool:
-        """Whether the slabs are as many as asked for, and the rows as many as teams; whether neither fewer packs nor
-        half the lanes hold a slab, from the 16-byte boundary before it; whether that lies alike in all rows of a team;
-        and whether the next smaller memory keeps less.
+        """See `Tiling.worth`.
+
+        There are at least nine tenths of the tile's slabs, at most `MOST_ROUNDS` rounds, and at most as many teams as
+        rows. The packs hold a slab, counted from the 16-byte boundary before it, and half of them would not. This
+        boundary is at the same place in all rows of a team. At least half the lanes have elements. The next smaller
+        memory would not hold all rounds.
         """
         problem, tile = self.problem, self.tile
         if tile.lanes > tile.threads or self.rounds > MOST_ROUNDS:
@@ -195,20 +201,24 @@ class LayerGrid(Tiling):
 
     @lazy
     def words_at(self) -> int:
-        """The pair from which the words stand."""
+        """Index of the pair at which the counters begin."""
         return words_at(self._parts_bytes // self.problem.pair, self.problem.pair)
 
     @lazy
     def workspace(self) -> int:
-        """The parts, one for each slab of a row, and the words."""
+        """Bytes of the partial sums, one per slab of a row, and of the counters."""
         return self.words_at * self.problem.pair + round_up(WORDS * WORD, ACCESS_BYTES)
 
     @lazy
     def workspace_traffic(self) -> int:
-        """With P = rows * slabs parts, 2 P: written by the slabs, read by the fold. Backward a pair a row more, written
-        by the fold, and read for every slab. Then the words, 4 bytes a time: each zeroed; for each slab a ticket drawn,
-        one more to find that there are none, its sums told, and the fold's end asked for, here once: a block that waits
-        asks again; and that told.
+        """See `Tiling.workspace_traffic`.
+
+        The P = rows * slabs partial sums are written once, and read once by the fold: 2 P. In a backward, the fold also
+        writes one pair per row, and every slab reads it.
+
+        Each access to a counter is 4 bytes. Every counter is set to zero. Per slab, there is the draw of its ticket,
+        the draw that finds no slab left, the signal of its sums, and the poll of the fold: counted once, although a
+        block that waits polls again. The fold is signalled once.
         """
         means = (1 + self.slabs) * self.problem.N * self.problem.pair if self.problem.is_backward else 0
         return 2 * self._parts_bytes + means + (WORDS + 4 * self.slabs + 1) * WORD
@@ -226,7 +236,7 @@ class LayerGrid(Tiling):
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The words, the slabs."""
+        """Launches that clear the counters and process the slabs."""
         problem, tile, entry = self.problem, self.tile, f"{self.problem.op}_grid"
         parameters = sum(problem.C * ITEMSIZE[dtype] for dtype in present(self.given))
         share = min(1.0, self.columns / (tile.lanes * tile.packs_per_thread * problem.pack))

@@ -1,4 +1,4 @@
-"""LayerNorm's two ops: from the arguments of a call, or of a plan, to its problem and its results, or to a sentence."""
+"""LayerNorm's two ops: check the arguments of a call or a plan, and derive its problem and results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .strategies import BACKWARD, FORWARD
 
 
 def _sizes(shape: tuple[int, ...], normalized_shape: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The checks that calls and plans share -> the shapes of the rows [A1..Ai] and of one row [R1..Rj]."""
+    """Run the checks that calls and plans share, and return the shape of the rows [A1..Ai] and of one row [R1..Rj]."""
     check_rank(shape, 1)
     check_size(shape)
     if isinstance(normalized_shape, Sequence) and not isinstance(normalized_shape, (str, bytes)):
@@ -47,7 +47,7 @@ def _sizes(shape: tuple[int, ...], normalized_shape: object) -> tuple[tuple[int,
     else:
         row = (integer("normalized_shape", normalized_shape, 0),)
     if not row or 0 in row:
-        raise ValueError(f"normalized_shape: {normalized_shape!r}, expected at least one size, and none of 0")
+        raise ValueError(f"normalized_shape: {normalized_shape!r}, expected at least one size, and no size of 0")
     if shape[-len(row) :] != row:
         raise ValueError(f"normalized_shape: {row}, expected the last sizes of x with shape {shape}")
     return shape[: -len(row)], row
@@ -63,7 +63,7 @@ def _problem(
     row: tuple[int, ...],
     outputs: tuple[str, ...],
 ) -> Problem:
-    """A row is a sample, its elements are channels with one position, in one group."""
+    """Problem in which a row is a sample with one group, and its elements are channels with one position."""
     sizes = ("NCHW", math.prod(outer), math.prod(row), 1, 1)
     return Problem(
         op=op,
@@ -135,7 +135,7 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
 
 
 def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
-    from . import oracle  # here: no call needs it
+    from . import oracle  # imported late: no call needs it
 
     return oracle.expected(problem, given, numbers)
 

@@ -1,4 +1,4 @@
-"""What the float64 oracle says of LayerNorm, and how far from it a result may lie."""
+"""Float64 oracle of LayerNorm, and the tolerances of its results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cunorm.core.problem import Problem
 from cunorm.ops.common import oracles
 from cunorm.ops.common.tolerance import backward, forward
 
-BLOCKS = 8  # in which sums over all rows are worked on, side by side
+BLOCKS = 8  # most blocks of rows that are summed in parallel
 
 
 def layer_forward(
     x: Any, normalized_shape: int | tuple[int, ...], gamma: Any, beta: Any, mean: Any, rstd: Any, dtype: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bounds of y, mean and rstd: those of `forward`; a row is a sample of one group, an element a channel."""
+    """Bounds of y, mean and rstd from `forward`. A row is a sample with one group, and its elements are channels."""
     x, mean, rstd = (np.asarray(each, np.float64) for each in (x, mean, rstd))
     length = math.prod(np.atleast_1d(normalized_shape).tolist())
     gamma, beta = (None if each is None else np.reshape(each, length) for each in (gamma, beta))
@@ -35,7 +35,7 @@ def layer_forward(
 def layer_backward(
     dy: Any, x: Any, normalized_shape: int | tuple[int, ...], mean: Any, rstd: Any, gamma: Any, dtype: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bounds of dx, dgamma and dbeta: those of `backward`, with rows as above."""
+    """Bounds of dx, dgamma and dbeta from `backward`, with rows as in `layer_forward`."""
     dy, x = (np.asarray(each, np.float64) for each in (dy, x))
     shape = tuple(np.atleast_1d(normalized_shape).tolist())
     length = math.prod(shape)
@@ -46,13 +46,13 @@ def layer_backward(
 
 
 def _rows_looked_at(problem: Problem) -> NDArray[np.intp]:
-    """The rows whose y, dx, mean and rstd the oracle looks at, evenly spread, first and last among them."""
+    """Return the rows whose y, dx, mean and rstd the oracle checks: evenly spread, with the first and the last."""
     count = min(problem.N, max(2, oracles.WHOLE // problem.C))
     return np.unique(np.linspace(0, problem.N - 1, count).round().astype(np.intp))
 
 
 def expected(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterator[Exact]:
-    """What the results have to be: of some rows, and, where sums go over all of them, of all."""
+    """Yield the exact results: y, dx and statistics of some rows, and sums over all rows."""
     rows, length = problem.N, problem.C
     chosen, gamma = _rows_looked_at(problem), given.get("gamma")
     part, whole = (chosen,), (rows, length)
@@ -67,7 +67,7 @@ def expected(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, f
     arrays = (dy[chosen], x[chosen], length, mean[chosen], rstd[chosen], gamma)
     exact, bounds = reference.layer_norm_backward(*arrays), layer_backward(*arrays, problem.dtype)
     yield Exact("dx", whole, part, exact[0], bounds[0])
-    if len(chosen) < rows:  # dgamma and dbeta are sums over all rows: block by block
+    if len(chosen) < rows:  # dgamma and dbeta are sums over all rows, computed block by block
         step = max(1, oracles.WHOLE // BLOCKS // length)
 
         def block(start: int) -> tuple[Any, Any]:
@@ -76,8 +76,8 @@ def expected(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, f
             return reference.layer_norm_backward(*arrays)[1:], layer_backward(*arrays, problem.dtype)[1:]
 
         sums = [[np.zeros(length), np.zeros(length)] for _ in range(2)]
-        with ThreadPoolExecutor(min(BLOCKS, settings.cores())) as pool:  # NumPy lets go of the interpreter
-            for found in pool.map(block, range(0, rows, step)):  # in the order of the blocks, whoever is first
+        with ThreadPoolExecutor(min(BLOCKS, settings.cores())) as pool:  # NumPy releases the interpreter lock
+            for found in pool.map(block, range(0, rows, step)):  # in the order of the blocks, whichever ends first
                 for kept, parameters in zip(sums, found, strict=True):
                     for total, values in zip(kept, parameters, strict=True):
                         total += values

@@ -1,4 +1,4 @@
-"""LayerNorm's strategies that hold rows in registers: `warp`, `block` and `cluster`."""
+"""Strategies `warp`, `block` and `cluster` of LayerNorm, which hold rows in registers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cunorm.ops.common.rows import ACCESS_BYTES, BlockRows, ClusterRows, WarpRow
 
 from .split import gradient_arguments, owners
 
-#: Rows an owner takes in turn. It adds them one after another, so more of them would cost digits of dgamma and dbeta.
+#: Rows per team. A team adds its rows one after another, so more rows would lose accuracy of dgamma and dbeta.
 _ROWS = {"rows_per_team": (1, 2, 4, 8, 16, 32, 64)}
-#: Among equals the first is taken: few packs, so that many lanes read side by side, and no more lanes than have work.
+#: Of equal predictions the first is selected: few packs, so that many lanes read side by side, and no idle lanes.
 WARP_SPACE = {"packs_per_thread": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256), **_ROWS}
-#: Teams of a block that share its parameters and, in a backward, put their sums together.
+#: Teams per block. They share the parameters of their columns and, in a backward, fold their sums.
 _TEAMS = {"teams_per_block": (1, 2, 4)}
 BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs_per_thread": (1, 2, 3, 4, 6, 8), **_ROWS, **_TEAMS}
-#: Blocks of a backward that put their sums together, in `cluster`.
+#: `cluster` is the number of blocks that fold their sums together.
 BLOCK_BACKWARD_SPACE = {**BLOCK_SPACE, "packs_per_thread": (1, 2, 3, 4, 6), "cluster": (1, 2, 4, 8)}
 CLUSTER_SPACE = {
     "threads": (256, 512),
@@ -40,9 +40,9 @@ CLUSTER_SPACE = {
 
 
 class LayerWarp(WarpRows):
-    """Teams of a warp or less, and what those of several warps have in common with them."""
+    """Tiling of `warp`, and base of the tilings with teams of several warps."""
 
-    #: Packs of the space.
+    #: Values of packs_per_thread in the search space.
     packs_tried = WARP_SPACE["packs_per_thread"]
 
     @lazy
@@ -52,12 +52,12 @@ class LayerWarp(WarpRows):
 
     @lazy
     def partial_rows(self) -> int:
-        """Rows of sums of the columns: one for each block, or for the blocks of a cluster."""
+        """Partial rows of column sums: one per block, or one per cluster whose blocks fold their sums together."""
         return self.teams // (self.teams_of_block * self.merged)
 
     @lazy
     def shared(self) -> int:
-        """Shared memory of a block: the sums, and the parameters that several teams share."""
+        """Bytes of shared memory per block: the sums, and the parameters that several teams share."""
         sums = self.sums_shared()
         if self.teams_of_block == 1:
             return sums
@@ -66,15 +66,17 @@ class LayerWarp(WarpRows):
     # ---- legality ---------------------------------------------------------------------------------------------------
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         sentence = self.refuses_team() or self.refuses_halves() or self.refuses_capacity()
         sentence = sentence or refuses_shared(self.shared, device)
         return sentence or refuses_registers(self.registers, self.tile, device)
 
     @lazy
     def worth(self) -> bool:
-        """Whether no fewer of the space's packs hold a row, from the 16-byte boundary before it; whether at least half
-        of the threads have a part of a slice.
+        """See `Tiling.worth`.
+
+        The tile has the fewest packs of the search space that hold a row, counted from the 16-byte boundary before it.
+        At least half of the threads have elements of a slice.
         """
         problem, threads = self.problem, self.lanes * self.slices
         ahead = problem.pack - 1 if problem.C % problem.pack else 0
@@ -87,13 +89,15 @@ class LayerWarp(WarpRows):
 
     @lazy
     def workspace(self) -> int:
-        """The rows of sums of the columns."""
+        """Bytes of the partial rows of column sums."""
         return parameter_workspace(self.problem, self.partial_rows)
 
     @lazy
     def _parameters_read(self) -> int:
-        """Bytes of gamma and beta that are asked for: by each block once where its teams share them or where they stay
-        in registers; else by a block for every row, and in a backward for the sums and for dx.
+        """Bytes of gamma and beta that are loaded.
+
+        They are loaded once per block if its teams share them or if they stay in registers. Otherwise they are loaded
+        for every row, and in a backward once for the sums and once for dx.
         """
         problem, blocks = self.problem, self.teams // self.teams_of_block
         of_rows = problem.N * (1 + ("dx" in problem.outputs))
@@ -112,12 +116,12 @@ class LayerWarp(WarpRows):
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The kernel that reads every byte once, and the parameter sums behind it."""
+        """Launch of the kernel, which reads every byte once, and the launches that fold the parameter sums."""
         problem, entry = self.problem, f"{self.problem.op}_{self.tile.strategy}"
         blocks, cluster = self.teams // self.teams_of_block * self.slices, self.slices * self.merged
         traffic = (self.problem.read + ("y" in problem.outputs or "dx" in problem.outputs)) * problem.nbytes
-        # All blocks ask the same few places of the L2 cache for their parameters: no faster than DRAM gives what is
-        # apart.
+        # All blocks load their parameters from the same few places of the L2 cache. That is no faster than loading
+        # distinct bytes from DRAM.
         traffic += self._parameters_read
         traffic += self.partial_rows * problem.C * self.problem.pair * problem.wants_parameters
         main = Launch(
@@ -140,10 +144,10 @@ class LayerWarp(WarpRows):
 
 
 class _Blocks(BlockRows, LayerWarp):
-    """What teams of several warps have in common."""
+    """Base of the tilings with teams of several warps."""
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         problem, tile = self.problem, self.tile
         if (sentence := refuses_threads(tile)) is not None:
             return sentence
@@ -153,19 +157,19 @@ class _Blocks(BlockRows, LayerWarp):
             return f"teams_per_block is {tile.teams_per_block}, expected 1: float64 leaves no registers for more"
         if tile.teams_per_block > 1 and not self.reads_ahead:
             return (
-                f"packs_per_thread is {tile.packs_per_thread}, expected at most {self.most_packs_ahead} where "
-                f"teams_per_block is {tile.teams_per_block}: teams wait for each other, so each must have its next row "
-                f"on its way"
+                f"packs_per_thread is {tile.packs_per_thread}, expected at most {self.most_packs_ahead} if "
+                f"teams_per_block is {tile.teams_per_block}: teams wait for each other, so each must load its next "
+                f"row ahead"
             )
         if self.lanes % WARP or self.lanes == WARP:
             least = f"a multiple of {WARP * tile.teams_per_block} from {2 * WARP * tile.teams_per_block} up"
-            return f"threads is {tile.threads}, expected {least}: a row of one warp is strategy warp's"
+            return f"threads is {tile.threads}, expected {least}: use strategy warp for a warp per row"
         sentence = self.refuses_capacity() or refuses_shared(self.shared, device)
         return sentence or refuses_resident(self.registers, tile, device)
 
     @lazy
     def worth(self) -> bool:
-        """Also whether the teams of a block have something to share and a row each."""
+        """See `LayerWarp.worth`. Several teams per block also share parameters or sums, and have a row each."""
         several = self.tile.teams_per_block
         shared = self.problem.wants_parameters or any(present(self.given))
         if several > 1 and (not shared or several > self.problem.N):
@@ -174,37 +178,37 @@ class _Blocks(BlockRows, LayerWarp):
 
 
 class LayerBlock(_Blocks):
-    """Teams of a block; in a backward the blocks of a cluster put their sums together."""
+    """Tiling of `block`. In a backward, the blocks of a cluster fold their column sums together."""
 
     packs_tried = BLOCK_SPACE["packs_per_thread"]
 
     @lazy
     def merged(self) -> int:
-        """Blocks that put the sums of their rows together."""
+        """Blocks that fold their column sums together."""
         return int(self.tile.as_dict().get("cluster", 1))
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         if self.merged > 1 and (sentence := refuses_cluster_size(self.tile, device)) is not None:
             return sentence
         if self.merged > 1 and not self.problem.wants_parameters:
-            return f"cluster is {self.tile.cluster}, expected 1: no dgamma and no dbeta to put together"
+            return f"cluster is {self.tile.cluster}, expected 1, because neither dgamma nor dbeta is wanted"
         return super().refuses(device)
 
 
 class LayerBlockBackward(LayerBlock):
-    """The same with fewer packs to try: two tensors of them have to fit."""
+    """Tiling of `block` in a backward, with fewer packs in the search space: the packs of two tensors must fit."""
 
     packs_tried = BLOCK_BACKWARD_SPACE["packs_per_thread"]
 
 
 class LayerCluster(ClusterRows, _Blocks):
-    """Teams across the blocks of a cluster."""
+    """Tiling of `cluster`: teams across the blocks of a cluster."""
 
     packs_tried = CLUSTER_SPACE["packs_per_thread"]
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`."""
+        """See `Tiling.refuses`."""
         problem, tile = self.problem, self.tile
         if (sentence := refuses_cluster_size(tile, device)) is not None:
             return sentence
@@ -212,7 +216,7 @@ class LayerCluster(ClusterRows, _Blocks):
             return f"a row of {problem.C} elements is too short for {tile.cluster} slices"
         if tile.teams_per_block > 1 and problem.C % problem.pack:
             return (
-                f"teams_per_block is {tile.teams_per_block}, expected 1: rows of {problem.C} elements begin at "
-                f"different places of 16 bytes, so their slices have different columns"
+                f"teams_per_block is {tile.teams_per_block}, expected 1: rows of {problem.C} elements differ in "
+                f"misalignment, so their slices have different columns"
             )
         return super().refuses(device)

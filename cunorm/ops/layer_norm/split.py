@@ -1,4 +1,4 @@
-"""LayerNorm's strategy `split`; and what its other strategies share with it."""
+"""Strategy `split` of LayerNorm, and functions that it shares with the other strategies of LayerNorm."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SPLIT_SPACE = {**SPLIT_BACKWARD_SPACE, "chunk": (1024, 4096, 16384, 65536)}
 
 
 def gradient_arguments(problem: Problem) -> Arguments:
-    """What every sweep of a backward reads."""
+    """Arrays that every sweep of a backward reads."""
     return by_name("dy", "mean", "rstd", "gamma", x=problem.reads_x)
 
 
 def owners(problem: Problem, tile: Tile, step: int) -> int:
-    """How many owners share out the rows, `tile.rows_per_team` each, in turn: a multiple of ``step``.
+    """Number of owners (teams or bands) that take the rows in turn, `tile.rows_per_team` each.
 
-    Where an owner has several rows, and those start off 16-byte boundaries, also a number that lets it cover all its
-    rows from the same place.
+    The number is a multiple of ``step``. If an owner has several rows, and these are misaligned, the number is also
+    such that all rows of an owner have the same misalignment.
     """
     count = round_up(ceil_div(problem.N, tile.rows_per_team), step)
     if problem.C % problem.pack and count < problem.N:
@@ -44,62 +44,62 @@ def owners(problem: Problem, tile: Tile, step: int) -> int:
 
 
 class _LayerSplit(Tiling):
-    """Strips of a row, a warp each, and bands of rows that a warp takes in turn."""
+    """Tiling with strips of a row and bands of rows. A warp processes one strip of all rows of a band, row by row."""
 
     @lazy
     def strips(self) -> int:
-        """Strips of a row, for the worst alignment: as wide as Strips::span in strips.cuh."""
+        """Strips per row, for the worst alignment. A strip has the width Strips::span in strips.cuh."""
         span = WARP * self.tile.packs_per_thread * self.problem.pack
         return ceil_div(self.problem.C + self.problem.pack - 1, span)
 
     @lazy
     def bands(self) -> int:
-        """Bands of rows."""
+        """Number of bands."""
         return min(self.problem.N, owners(self.problem, self.tile, 1))
 
     @lazy
     def grid(self) -> int:
-        """Blocks of a sweep: a warp for each strip of a band."""
+        """Blocks of a sweep, with one warp per strip of a band."""
         return blocks_for(ceil_div(self.bands * self.strips, self.tile.threads // WARP))
 
     @lazy
     def shape(self) -> dict[str, int]:
-        """What kernels are told of the sizes."""
+        """Sizes that the kernels take as arguments."""
         return {"rows": self.problem.N, "length": self.problem.C, "bands": self.bands, "strips": self.strips}
 
     @lazy
     def widened(self) -> int:
-        """Registers of a pack of accumulators."""
+        """Registers per pack of accumulators."""
         return self.problem.pack * self.problem.sum_itemsize // 4
 
 
 class LayerSplit(_LayerSplit):
-    """The forward: moments of chunks of a row, their fold, and y."""
+    """Tiling of the forward: moments of chunks of a row, their fold, and y."""
 
     @lazy
     def moments(self) -> Sweep:
-        """The sweep that finds the moments: a row is a sample of one channel."""
+        """Sweep that computes the moments. A row is a sample with one channel."""
         problem, tile = self.problem, self.tile
         return Sweep("NCHW", problem.N, 1, problem.C, tile.chunk, problem.pack, tile.threads)
 
     @lazy
     def registers(self) -> int:
-        """What a thread needs so as not to spill. The compile gate proves it."""
+        """Registers that a thread needs without spilling; the compile gate proves the number."""
         return 52 + self.tile.packs_per_thread * (4 + 2 * self.widened)
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`; no problem is refused for its sizes."""
+        """See `Tiling.refuses`. No problem is refused for its sizes."""
         sentence = refuses_threads(self.tile) or refuses_chunk(self.tile, "elements")
         return sentence or refuses_resident(self.registers, self.tile, device)
 
     @lazy
     def workspace(self) -> int:
-        """Moments for each chunk of a row. They are written by the first sweep and read by the fold."""
+        """Bytes of the moments of each chunk of a row. The first sweep writes them, and the fold reads them."""
         return self.problem.N * self.moments.chunks * self.problem.moments
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The moments, their fold, the second sweep."""
+        """Launches of the moments, their fold, and the second sweep."""
         return (
             *moments_launches(self.problem, self.moments, 1),
             Launch(
@@ -116,45 +116,48 @@ class LayerSplit(_LayerSplit):
 
 
 class LayerSplitBackward(_LayerSplit):
-    """The gradients: sums of strips and of the columns of bands, their folds, and dx."""
+    """Tiling of the gradients: sums of strips, column sums of bands, their folds, and dx."""
 
     @lazy
     def registers(self) -> int:
-        """What a thread needs so as not to spill. The compile gate proves it."""
+        """Registers that a thread needs without spilling; the compile gate proves the number."""
         return 64 + self.tile.packs_per_thread * (8 + 4 * self.widened)
 
     def refuses(self, device: Device) -> str | None:
-        """As `Tiling.refuses`; no problem is refused for its sizes."""
+        """See `Tiling.refuses`. No problem is refused for its sizes."""
         sentence = refuses_threads(self.tile)
         return sentence or refuses_registers(max(self.registers, RESIDENT_REGISTERS), self.tile, device)
 
     @lazy
     def row_sums(self) -> int:
-        """Pairs of the workspace that hold the sums of strips."""
+        """Pairs of the workspace for the sums of strips."""
         return self.problem.N * self.strips if "dx" in self.problem.outputs else 0
 
     @lazy
     def _bands_bytes(self) -> int:
-        """Bytes of the bands' columns, and of the slices in which they are summed."""
+        """Bytes of the column sums of bands, and of the slices in which they are folded."""
         kept = self.problem.wants_parameters and self.bands > 1
         return fold_rows(self.bands, self.problem.C) * self.problem.C * self.problem.pair if kept else 0
 
     @lazy
     def workspace(self) -> int:
-        """A pair for each strip of a row, and each band's columns."""
+        """Bytes of one pair per strip of a row, and of the column sums of bands."""
         return self.row_sums * self.problem.pair + self._bands_bytes
 
     @lazy
     def workspace_traffic(self) -> int:
-        """The bands' columns are written once and read once, by way of slices. A row's strips are written by the first
-        sweep, read by the fold, which writes one pair a row, which the second sweep reads for every strip.
+        """See `Tiling.workspace_traffic`.
+
+        The column sums of bands and the slices in which they are folded are written once and read once. The first sweep
+        writes the sums of strips, and the fold reads them. The fold writes one pair per row, and the second sweep reads
+        it once per strip.
         """
         fold = self.problem.N if self.row_sums else 0
         return 2 * self._bands_bytes + (3 * self.row_sums + fold) * self.problem.pair
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """The first sweep, the sums of its parts, the second sweep."""
+        """Launches of the first sweep, the folds of its sums, and the second sweep."""
         problem, threads, stem = self.problem, self.tile.threads, "layer_norm_backward_split"
         given, wants_dx = gradient_arguments(problem), "dx" in problem.outputs
         direct = problem.wants_parameters and self.bands == 1

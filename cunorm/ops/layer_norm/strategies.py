@@ -1,6 +1,6 @@
-"""The strategies of LayerNorm, forward and backward: their tiles. No kernel text here.
+"""Strategies of LayerNorm, forward and backward. The kernels are in kernels_cu.
 
-A problem of LayerNorm has its rows as samples, the length of a row as channels, one position and one group.
+In a problem of LayerNorm, N is the number of rows, C is the length of a row, and HxW and group are 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .rows import (
 )
 from .split import SPLIT_BACKWARD_SPACE, SPLIT_SPACE, LayerSplit, LayerSplitBackward
 
-#: What a kernel that holds rows in registers knows at compile time.
+#: Compile-time constants of the kernels that hold rows in registers.
 _HELD = ("threads", "lanes", "packs_per_thread", "cluster", "teams_per_block")
 
 
@@ -29,12 +29,12 @@ def _short_rows(tile: Tile, pack: int) -> tuple[int, int, int, int]:
 
 
 def _fills_cluster(tile: Tile, pack: int) -> tuple[int, int, int, int]:
-    """As long rows as a team of the cluster holds."""
+    """Example sizes whose rows fill a team of the cluster."""
     return 256, tile.cluster * tile.threads // tile.teams_per_block * tile.packs_per_thread * pack, 1, 1
 
 
 def _fills_slabs(tile: Tile, pack: int) -> tuple[int, int, int, int]:
-    """As long rows as the teams of all slabs hold: these have a row each."""
+    """Example sizes whose rows fill the teams of all slabs, with one row per team."""
     return max(1, tile.threads // tile.lanes), tile.slabs * tile.lanes * tile.packs_per_thread * pack, 1, 1
 
 

@@ -93,12 +93,12 @@ def test_rows_that_are_not_kept_are_read_again_from_the_cache(
 @pytest.mark.parametrize(("shape", "fields", "sentence"), [
     ((8, 4000), {"lanes": 48}, "lanes is 48, expected a multiple of 32 that divides 512 threads"),
     ((8, 4000), {"lanes": 1024}, "lanes is 1024, expected a multiple of 32 that divides 512 threads"),
-    ((8, 4000), {"slabs": 4}, "4 slabs are of 1008 columns, 64 lanes of 1 packs hold 512"),
-    ((8, 40000), {"slabs": 200}, "193 slabs, expected one for each of the 132 multiprocessors"),
-    ((8, 10**7), {"slabs": 64}, "64 slabs are of 156256 columns"),
+    ((8, 4000), {"slabs": 4}, "4 slabs have 1008 columns each, but 64 lanes with packs_per_thread=1 hold 512"),
+    ((8, 40000), {"slabs": 200}, "193 slabs, expected at most one for each of the 132 multiprocessors"),
+    ((8, 10**7), {"slabs": 64}, "64 slabs have 156256 columns each"),
     ((200, 4000), {"slabs": 128, "smem_kib": 230}, "bytes of shared memory"),
-    ((4000, 4000), {"slabs": 128, "smem_kib": 8}, "8 KiB have no room for the rows of 4 rounds on their way"),
-    ((1000, 40000), {"slabs": 128}, "bytes lie between two reads, half the L2 cache of NVIDIA H200 is 31457280"),
+    ((4000, 4000), {"slabs": 128, "smem_kib": 8}, "smem_kib is 8, too small for the rows of 4 rounds in flight"),
+    ((1000, 40000), {"slabs": 128}, "between two reads of a sector, half the L2 cache of NVIDIA H200 is 31457280"),
 ], ids=lambda value: "" if isinstance(value, dict) else str(value)[:20])  # fmt: skip
 def test_refusals(shape: tuple[int, int], fields: dict[str, int], sentence: str) -> None:
     tile = {
