@@ -1,13 +1,13 @@
-// GroupNorm forward, strategy `grid`: persistent blocks draw tiles by ticket. The moments of a team of tiles are
+// GroupNorm forward, strategy `grid`: persistent blocks draw tiles by ticket. The moments of a slab are
 // computed first. Its y follows while x is still in the L2 cache.
 //
 //   x, y: (N, C, HxW) or (N, HxW, C). gamma, beta: (C) or null. mean, rstd: (N, groups).
-//   A team is `team` channels: whole groups of one sample (channels-first: one group). Channels-first, a tile is
-//   block_warps chunks of planes, one per warp. Channels-last, a tile is a chunk of rows.
+//   A slab has `slab_channels` channels: whole groups of one sample (channels-first: one group). Channels-first, a
+//   tile is block_warps chunks of planes, one per warp. Channels-last, a tile is a chunk of rows.
 //   Workspace: [N * chunks, C] moments (moments.cuh) of one channel over one chunk of one sample. From pair `words` on:
 //   the counters of work_queue.cuh, all 0 at launch.
 //   Grid: any number of blocks. prefetch_tiles: the number of tiles by which moments run ahead of outputs.
-//   Shared memory: the moments of a channels-last tile; moments per thread and per channel of a team, for the fold; the
+//   Shared memory: the moments of a channels-last tile; moments per thread and per channel of a slab, for the fold; the
 //   three words of take_work.
 //
 // x is loaded twice, but only once from DRAM. An element of y is written by the thread that has read the same element
@@ -21,12 +21,12 @@
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     group_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
                     Pair* workspace, long long N, long long C, long long HxW, long long groups, long long chunk,
-                    long long chunks, long long team, long long tiles, long long teams, long long prefetch_tiles,
-                    long long words, double eps) {
-    const GroupMoments of = {x, gamma, beta, {N, C, HxW, chunk, chunks, team}, groups};
-    const WorkQueue queue = {words_at(workspace, words), static_cast<unsigned>(tiles), static_cast<unsigned>(teams),
+                    long long chunks, long long slab_channels, long long tiles, long long slabs,
+                    long long prefetch_tiles, long long words, double eps) {
+    const GroupMoments of = {x, gamma, beta, {N, C, HxW, chunk, chunks, slab_channels}, groups};
+    const WorkQueue queue = {words_at(workspace, words), static_cast<unsigned>(tiles), static_cast<unsigned>(slabs),
                              static_cast<unsigned>(prefetch_tiles)};
-    const int channels = static_cast<int>(team), group_channels = static_cast<int>(C / groups);
+    const int channels = static_cast<int>(slab_channels), group_channels = static_cast<int>(C / groups);
     int offset = 0;
     unsigned* drawn = shared_array<unsigned>(offset, drawn_words);
     Moments* partials = shared_array<Moments>(offset, sweep_t::slots == 1 ? 0 : Tile::threads * pack_size);
@@ -38,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             store_sweep_moments(sweep_t(x, of.cut, own, tile), x, of.cut, partials, workspace);
         },
         [&](long long own) {
-            const long long n = own / (C / team), first_channel = (own - n * (C / team)) * team;
+            const long long n = own / (C / slab_channels),
+                            first_channel = (own - n * (C / slab_channels)) * slab_channels;
             fold_wide(
                 channels, chunks, scratch,
                 [&](long long row, int channel) {

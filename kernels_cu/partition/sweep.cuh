@@ -9,14 +9,14 @@
 // n * chunks + chunk.
 //
 // The parts of the tensor that blocks process are numbered in one of two ways. Items are one sequence over the whole
-// tensor. Kernels that must know when some channels of a sample are complete use the tiles of a team: a team is all
-// chunks of `team` neighbouring channels.
+// tensor. Kernels that must know when some channels of a sample are complete use the tiles of a slab: a slab is all
+// chunks of `slab_channels` neighbouring channels.
 #include "partition/slab.cuh"
 
 struct Chunking {
     long long N, C, HxW, chunk, chunks;
-    // Channels of a team; divides C. Channels-last, it is C or whole packs, and at most one pack per thread of a block.
-    long long team = 0;
+    // Channels of a slab; divides C. Channels-last, it is C or whole packs, and at most one pack per thread of a block.
+    long long slab_channels = 0;
     // Upper bound of the columns of packs that a channels-last block processes; at most its number of threads.
     long long most_columns = Tile::threads;
 
@@ -39,9 +39,9 @@ struct Sweep<ChannelsFirst> {
     // `item` is the item of the block. A warp past the last chunk has an empty sweep.
     __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long item)
         : Sweep(tensor, cut, 0, item * block_warps + threadIdx.x / warp_size, cut.N * cut.C * cut.chunks) {}
-    __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long team, long long tile)
-        : Sweep(tensor, cut, team * cut.team * cut.chunks, tile * block_warps + threadIdx.x / warp_size,
-                cut.team * cut.chunks) {}
+    __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long slab, long long tile)
+        : Sweep(tensor, cut, slab * cut.slab_channels * cut.chunks, tile * block_warps + threadIdx.x / warp_size,
+                cut.slab_channels * cut.chunks) {}
     // The warp's chunk is number first + own of all chunks if own < count. Otherwise the sweep has a position, and
     // length 0.
     __device__ __forceinline__ Sweep(const data_t* tensor, const Chunking& cut, long long first, long long own,
@@ -111,12 +111,12 @@ struct Sweep<ChannelsLast> {
         columns = columns_of_block(cut);
         settle(cut, column_block * columns * pack_size);
     }
-    __device__ __forceinline__ Sweep(const data_t*, const Chunking& cut, long long team, long long tile)
+    __device__ __forceinline__ Sweep(const data_t*, const Chunking& cut, long long slab, long long tile)
         : chunk(tile), pitch(cut.C), C(cut.C) {
-        const long long teams = cut.C / cut.team;
-        n = team / teams;
-        columns = static_cast<int>((cut.team + pack_size - 1) / pack_size);
-        settle(cut, (team - n * teams) * cut.team);
+        const long long slabs = cut.C / cut.slab_channels;
+        n = slab / slabs;
+        columns = static_cast<int>((cut.slab_channels + pack_size - 1) / pack_size);
+        settle(cut, (slab - n * slabs) * cut.slab_channels);
     }
     __device__ __forceinline__ void settle(const Chunking& cut, long long block_channel) {
         parts = Tile::threads / columns;

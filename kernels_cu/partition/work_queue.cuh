@@ -1,40 +1,40 @@
 // A work queue: persistent blocks draw tickets in order, and each ticket is a work item. A tile is the share of the
-// tensors that a block processes at a time. A team is the tiles whose sums are folded together (sweep.cuh). A tile has
-// two work items: its sums, and its outputs. The outputs follow when the sums of the team have been folded, while the
-// data that the sums have read is still in the L2 cache.
+// tensors that a block processes at a time. A slab is some channels of one sample (sweep.cuh). The sums of its tiles
+// are folded together. A tile has two work items: its sums, and its outputs. The outputs follow when the sums of the
+// slab have been folded, while the data that the sums have read is still in the L2 cache.
 //
-// The order of tickets: first the sums of the first team and of `prefetch_tiles` more tiles; then rounds. Each round is
-// the outputs of one team, and then the sums of as many tiles as a team has. The sums are therefore `prefetch_tiles`
-// tiles ahead of the last team whose outputs may begin. Each block holds one tile and the ticket of its next: the more
-// tiles the blocks hold, the more prefetched tiles are needed to keep blocks from waiting. The outputs of a team are in
+// The order of tickets: first the sums of the first slab and of `prefetch_tiles` more tiles; then rounds. Each round is
+// the outputs of one slab, and then the sums of as many tiles as a slab has. The sums are therefore `prefetch_tiles`
+// tiles ahead of the last slab whose outputs may begin. Each block holds one tile and the ticket of its next: the more
+// tiles the blocks hold, the more prefetched tiles are needed to keep blocks from waiting. The outputs of a slab are in
 // descending order, so that the data read last is read again first.
 //
 // A block waits only for tiles whose tickets were drawn before its own, by blocks that are running or have ended.
 // Therefore no number of resident blocks is too small, and no cooperative launch is needed. The order in which blocks
-// arrive determines which block folds a team's sums, but not which values are folded, nor in which order.
+// arrive determines which block folds a slab's sums, but not which values are folded, nor in which order.
 #include "common/async.cuh"
 
 constexpr unsigned ticket_words = 32;  // the ticket counter occupies an L2 cache line of its own
 
 // The sums or the outputs of one tile.
 struct WorkItem {
-    unsigned team, tile;
+    unsigned slab, tile;
     bool output;  // true: the outputs; false: the sums
     bool live;    // false: the ticket is past the last sums, and is a no-op
 };
 
 struct WorkQueue {
-    // words[0] is the next ticket. words[ticket_words + team] counts the tiles of the team whose sums are stored. It is
+    // words[0] is the next ticket. words[ticket_words + slab] counts the tiles of the slab whose sums are stored. It is
     // tiles + 1 once they are folded.
     unsigned* words;
-    unsigned tiles;  // tiles of a team
-    unsigned teams;
+    unsigned tiles;  // tiles of a slab
+    unsigned slabs;
     unsigned prefetch_tiles;  // the host ensures that 32 bits count all tickets
 
     __device__ __forceinline__ unsigned ahead() const {
-        return tiles + prefetch_tiles < tiles * teams ? tiles + prefetch_tiles : tiles * teams;
+        return tiles + prefetch_tiles < tiles * slabs ? tiles + prefetch_tiles : tiles * slabs;
     }
-    __device__ __forceinline__ unsigned end() const { return ahead() + 2 * tiles * teams - tiles; }
+    __device__ __forceinline__ unsigned end() const { return ahead() + 2 * tiles * slabs - tiles; }
     __device__ __forceinline__ WorkItem of(unsigned ticket) const {
         unsigned sum = ticket;
         if (ticket >= ahead()) {
@@ -45,15 +45,15 @@ struct WorkQueue {
             }
             sum = ahead() + round * tiles + step - tiles;
         }
-        const unsigned team = sum / tiles;
-        return WorkItem{team, sum - team * tiles, false, team < teams};
+        const unsigned slab = sum / tiles;
+        return WorkItem{slab, sum - slab * tiles, false, slab < slabs};
     }
 };
 
-constexpr int drawn_words = 3;  // of a block: two tickets in turn, and whether its signal completed a team
+constexpr int drawn_words = 3;  // of a block: two tickets in turn, and whether its signal completed a slab
 
-// Processes a block's work items. sums(team, tile) stores to the workspace. fold(team) combines the sums of all the
-// team's tiles. output(team, tile) may read the values that fold stored. `drawn` is in shared memory,
+// Processes a block's work items. sums(slab, tile) stores to the workspace. fold(slab) combines the sums of all the
+// slab's tiles. output(slab, tile) may read the values that fold stored. `drawn` is in shared memory,
 // drawn_words long. The whole block calls. Each of the three callbacks begins after a barrier.
 template <typename Sums, typename Fold, typename Output>
 __device__ __forceinline__ void take_work(const WorkQueue& queue, unsigned* drawn, Sums sums, Fold fold,
@@ -75,23 +75,23 @@ __device__ __forceinline__ void take_work(const WorkQueue& queue, unsigned* draw
         if (!item.live) {
             continue;
         }
-        unsigned* const word = queue.words + ticket_words + item.team;
+        unsigned* const word = queue.words + ticket_words + item.slab;
         if (item.output) {
             if (first) {
                 wait_above(word, queue.tiles);
             }
             __syncthreads();
-            output(item.team, item.tile);
+            output(item.slab, item.tile);
             continue;
         }
-        sums(item.team, item.tile);
+        sums(item.slab, item.tile);
         __syncthreads();  // after the stores of every thread: they are published here for the block that folds
         if (first) {
             *complete = add_release_acquire(word, 1u) + 1 == queue.tiles;
         }
         __syncthreads();
         if (*complete) {
-            fold(item.team);
+            fold(item.slab);
             __syncthreads();
             if (first) {
                 store_release(word, queue.tiles + 1);

@@ -153,7 +153,7 @@ GROUP_GRID: Named = {
 GROUP_GRID_LAST: Named = {
     "all channels, rows of two packs and a tail": {"shape": (2, 35, 10), "groups": 5, "slab": 5, "shifts": ALL_OFF},
     "teams of two groups, idle threads": {"shape": (2, 37, 48), "groups": 4, "slab": 2},
-    "one group per team": {"shape": (2, 20, 32), "groups": 2, "prefetch_tiles": 3},
+    "one group per slab": {"shape": (2, 20, 32), "groups": 2, "prefetch_tiles": 3},
     "more channels than threads, short chunks": {"shape": (1, 9, 136), "groups": 2, "slab": 1, "chunk": 2},
     "two blocks": {"shape": (5, 40, 48), "groups": 3, "grid": 2},
     "no parameters": {"shape": (1, 18, 16), "groups": 2, "slab": 2, **NO_PARAMETERS},
@@ -233,7 +233,7 @@ def group_norm_cases(op: str) -> Iterator[Case]:
         last |= masked(last, "NHWC: odd rows")
         split |= masked(split, "a short last chunk", "NHWC: idle threads")
         grid |= {
-            f"{label}, dx alone": grid[label] | MASKS["dx alone"] for label in ("one tile", "NHWC: one group per team")
+            f"{label}, dx alone": grid[label] | MASKS["dx alone"] for label in ("one tile", "NHWC: one group per slab")
         }
     yield from made("block", block, threads=64, stages=2, load="cp_async", packs_per_thread=1)
     yield from made("block", GROUP_BLOCK_BULK, threads=64, stages=2, load="bulk", packs_per_thread=1)

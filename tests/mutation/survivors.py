@@ -265,11 +265,11 @@ SURVIVORS: dict[Key, str] = {
         "correct results."
     ),
     ("partition/work_queue.cuh",
-        "return tiles + prefetch_tiles < tiles * teams ? tiles + prefetch_tiles : tiles * teams;", "guard", 0): (
+        "return tiles + prefetch_tiles < tiles * slabs ? tiles + prefetch_tiles : tiles * slabs;", "guard", 0): (
         "Speed only: all sums precede the first output, whose data may then have left the cache."
     ),
     ("partition/work_queue.cuh",
-        "return tiles + prefetch_tiles < tiles * teams ? tiles + prefetch_tiles : tiles * teams;", "guard", 1): (
+        "return tiles + prefetch_tiles < tiles * slabs ? tiles + prefetch_tiles : tiles * slabs;", "guard", 1): (
         "Speed only: tickets past the last sums are no-ops, and the host's count of tickets includes them."
     ),
     ("common/types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",

@@ -34,12 +34,12 @@ MOST_TICKETS = 2**32 - 2**22
 #: Resident threads per multiprocessor, and multiprocessors of the largest device or more. They bound the grid. A block
 #: that finds no ticket ends at once.
 RESIDENT_THREADS, MULTIPROCESSORS = 512, 192
-#: Least bytes of a channels-last row of a team: two sectors, which DRAM fetches together.
+#: Least bytes of a channels-last row of a slab: two sectors, which DRAM fetches together.
 NARROWEST = 64
 
 
 class GroupGrid(Tiling):
-    """Tiling with teams of tiles. A team is some neighbouring groups of one sample. Its tiles cover all its chunks."""
+    """Tiling with slabs. A slab is some neighbouring groups of one sample. Its tiles cover all its chunks."""
 
     @lazy
     def sweep(self) -> Sweep:
@@ -47,20 +47,22 @@ class GroupGrid(Tiling):
         return Sweep.of(self.problem, self.tile, self.problem.layout)
 
     @lazy
-    def team(self) -> int:
-        """Channels per team."""
+    def slab_channels(self) -> int:
+        """Channels per slab."""
         return self.tile.groups * self.problem.group_channels
 
     @lazy
-    def teams(self) -> int:
-        """Number of teams."""
+    def slabs(self) -> int:
+        """Number of slabs."""
         return self.problem.N * (self.problem.group // self.tile.groups)
 
     @lazy
     def tiles(self) -> int:
-        """Tiles per team."""
+        """Tiles per slab."""
         chunks = self.sweep.chunks
-        return chunks if self.sweep.layout == "NHWC" else ceil_div(self.team * chunks, self.tile.threads // WARP)
+        return (
+            chunks if self.sweep.layout == "NHWC" else ceil_div(self.slab_channels * chunks, self.tile.threads // WARP)
+        )
 
     def _blocks(self, multiprocessors: int) -> int:
         """Blocks that are resident on ``multiprocessors`` multiprocessors."""
@@ -69,38 +71,38 @@ class GroupGrid(Tiling):
     @lazy
     def grid(self) -> int:
         """Blocks of the launch."""
-        return blocks_for(min(self._blocks(MULTIPROCESSORS), self.tiles * self.teams))
+        return blocks_for(min(self._blocks(MULTIPROCESSORS), self.tiles * self.slabs))
 
     def reach(self, device: Device) -> int:
         """Bytes that are accessed between the two reads of a sector, for 19 of 20 sectors.
 
         The formula is fitted to the counts of the CPU executor, and a test checks it against them. The outputs of a
-        team are written in reverse order. So its last sector is read again at once, and its first sector after all
-        reads and writes of the team. If the team is small, blocks that wait for it hold tiles of later teams. For each
+        slab are written in reverse order. So its last sector is read again at once, and its first sector after all
+        reads and writes of the slab. If the slab is small, blocks that wait for it hold tiles of later slabs. For each
         tile by which the sums run ahead, the outputs of an earlier tile are written too.
         """
-        team = self.problem.nbytes // self.teams
-        read = self.problem.read * team
-        both = read + team
+        slab = self.problem.nbytes // self.slabs
+        read = self.problem.read * slab
+        both = read + slab
         held = self._blocks(device.multiprocessors) * ceil_div(both, self.tiles)
         ahead = self.tile.prefetch_tiles * ceil_div(read, self.tiles)
         found = int(0.95 * both + 0.25 * held + max(0.0, 0.75 * held - 0.5 * read) + 2.5 * ahead)
-        return min(found, both * self.teams)
+        return min(found, both * self.slabs)
 
     # ---- legality ---------------------------------------------------------------------------------------------------
 
-    def _refuses_team(self) -> str | None:
-        """Return the error message if the groups of a team are not legal, or None."""
-        problem, team = self.problem, self.team
+    def _refuses_slab(self) -> str | None:
+        """Return the error message if the groups of a slab are not legal, or None."""
+        problem, channels = self.problem, self.slab_channels
         if problem.layout == "NCHW":
             return "groups is above 1, expected 1 for channels-first data" if self.tile.groups > 1 else None
-        if team < problem.C:
-            if team % problem.pack:
-                return f"rows of {team} channels do not begin on 16-byte boundaries"
-            if team * problem.itemsize < NARROWEST:
-                return f"rows of a team have {team * problem.itemsize} bytes, expected at least {NARROWEST}"
-        if ceil_div(team, problem.pack) > self.tile.threads:
-            return f"rows of {team} channels have more packs than a block has threads, {self.tile.threads}"
+        if channels < problem.C:
+            if channels % problem.pack:
+                return f"rows of {channels} channels do not begin on 16-byte boundaries"
+            if channels * problem.itemsize < NARROWEST:
+                return f"rows of a slab have {channels * problem.itemsize} bytes, expected at least {NARROWEST}"
+        if ceil_div(channels, problem.pack) > self.tile.threads:
+            return f"rows of {channels} channels have more packs than a block has threads, {self.tile.threads}"
         return None
 
     def refuses(self, device: Device) -> str | None:
@@ -114,11 +116,11 @@ class GroupGrid(Tiling):
             return "HxW is 1, expected more: a warp would process one element"
         if problem.group % tile.groups:
             return f"groups is {tile.groups}, expected a divisor of num_groups, {problem.group}"
-        if (sentence := self._refuses_team() or refuses_shared(self.shared, device)) is not None:
+        if (sentence := self._refuses_slab() or refuses_shared(self.shared, device)) is not None:
             return sentence
-        if 2 * self.tiles * self.teams + tile.prefetch_tiles > MOST_TICKETS:
+        if 2 * self.tiles * self.slabs + tile.prefetch_tiles > MOST_TICKETS:
             ahead = f"prefetch_tiles = {tile.prefetch_tiles}"
-            return f"{self.tiles} tiles in each of {self.teams} teams, {ahead}: the tickets exceed 32 bits"
+            return f"{self.tiles} tiles in each of {self.slabs} slabs, {ahead}: the tickets exceed 32 bits"
         if (between := self.reach(device)) > device.l2_bytes // 2:
             half = f"half the L2 cache of {device.name} is {device.l2_bytes // 2}"
             return f"{between} bytes are accessed between two reads of a sector, {half}"
@@ -128,7 +130,7 @@ class GroupGrid(Tiling):
     def shared(self) -> int:
         """Bytes of shared memory per block, each array from a 16-byte boundary."""
         sizes = [4 * WORD, self.sweep.shared(self.problem.part)]
-        sizes += [self.tile.threads * self.problem.part, self.team * self.problem.part]
+        sizes += [self.tile.threads * self.problem.part, self.slab_channels * self.problem.part]
         return sum(round_up(size, 16) for size in sizes)
 
     # ---- workspace --------------------------------------------------------------------------------------------------
@@ -145,8 +147,8 @@ class GroupGrid(Tiling):
 
     @lazy
     def words(self) -> int:
-        """Counters: the line of the ticket counter, and one counter per team."""
-        return LINE_WORDS + self.teams
+        """Counters: the line of the ticket counter, and one counter per slab."""
+        return LINE_WORDS + self.slabs
 
     @lazy
     def words_at(self) -> int:
@@ -164,7 +166,7 @@ class GroupGrid(Tiling):
         problem = self.problem
         if not problem.is_backward:
             return 2 * self.parts * self.problem.pair
-        columns = ceil_div(self.team, problem.pack)
+        columns = ceil_div(self.slab_channels, problem.pack)
         readers = self.tile.threads // columns if problem.layout == "NHWC" else 1
         asked = readers * problem.N * self.sweep.chunks * groups_asked(problem.layout, problem)
         return (2 * self.parts + problem.N * problem.group + asked) * self.problem.pair
@@ -180,12 +182,12 @@ class GroupGrid(Tiling):
 
         Each access to a counter is 4 bytes. Every counter is set to zero. A ticket is drawn for the sums and for the
         outputs of each tile, for each ticket that is a no-op, and by every block to find that no work is left. Each
-        tile signals its sums, and each team its fold. Each tile polls the fold: counted once, although a tile that
+        tile signals its sums, and each slab its fold. Each tile polls the fold: counted once, although a tile that
         waits polls again.
         """
-        tiles = self.tiles * self.teams
+        tiles = self.tiles * self.slabs
         tickets = min(self.tiles + self.tile.prefetch_tiles, tiles) + 2 * tiles - self.tiles + self.grid
-        words = self.words + tickets + 2 * tiles + self.teams
+        words = self.words + tickets + 2 * tiles + self.slabs
         return self.parts_moved + 2 * self.rows_bytes + words * WORD
 
     # ---- launches ---------------------------------------------------------------------------------------------------
@@ -196,9 +198,9 @@ class GroupGrid(Tiling):
         shape = {
             **self.sweep.arguments,
             "groups": problem.group,
-            "team": self.team,
+            "slab_channels": self.slab_channels,
             "tiles": self.tiles,
-            "teams": self.teams,
+            "slabs": self.slabs,
         }
         shape |= {"prefetch_tiles": self.tile.prefetch_tiles, "words": self.words_at}
         if not problem.is_backward:
@@ -224,7 +226,7 @@ class GroupGrid(Tiling):
             cached=read + self.parts_moved,
             registers=bound_registers(problem, problem.layout),
             # Per tile: its data twice, and once its parameters, which are in the L2 cache.
-            phases=ceil_div(3 * self.tiles * self.teams, self.grid),
+            phases=ceil_div(3 * self.tiles * self.slabs, self.grid),
             streams=self.problem.read,
             tickets=self.words_at * self.problem.pair,
         )
