@@ -24,10 +24,10 @@ import cunorm
 from cunorm.core.devices import known
 from cunorm.core.files import write_whole
 from cunorm.core.problem import Problem
+from cunorm.ops.parse_problem import plan_options, shape_text
 from cunorm.ops.registry import OPS
-from cunorm.ops.shapes import plan_options, shape_text
 from cunorm.runtime import plans
-from cunorm.tiling import costmodel, lookup
+from cunorm.tiling import choose_tile, costmodel
 
 DEVICE, DTYPE = "H200", "bfloat16"
 RESULTS = Path(__file__).resolve().parent / "results" / "first_plan.json"
@@ -49,7 +49,7 @@ def choice(problem: Problem) -> Any:
 def plan(problem: Problem) -> Any:
     """The plan as a program asks for it, for the first time."""
     plans._plans.clear()
-    lookup._chosen.clear()
+    choose_tile._chosen.clear()
     return cunorm.plan(problem.op, **options_of(problem), device=DEVICE)
 
 

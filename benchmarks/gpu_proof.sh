@@ -93,9 +93,9 @@ print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
   local table="$tables/$device.json" until=$deadline
   date=$(date -u +%F)
   if [ -n "$dry" ]; then
-    step "host cost" python benchmarks/host_cost.py --rehearse
+    step "host cost" python benchmarks/host_overhead_gpu.py --rehearse
   else
-    step "host cost" python benchmarks/host_cost.py --json "$results/host_cost-$device-$date.json"
+    step "host cost" python benchmarks/host_overhead_gpu.py --json "$results/host_overhead_gpu-$device-$date.json"
   fi
   deadline=$((until - page_seconds))
   for workload in $workloads; do
@@ -111,9 +111,9 @@ print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
   done
   deadline=$until
   if [ -n "$dry" ]; then
-    step "speed" python benchmarks/speed.py --check
+    step "speed" python benchmarks/speed_page.py --check
   else
-    step "speed" python benchmarks/speed.py
+    step "speed" python benchmarks/speed_page.py
   fi
 }
 

@@ -38,7 +38,7 @@ from cunorm.core import devices, settings
 from cunorm.executors import choose
 from cunorm.ops.group_norm.op import GROUP_NORM_BACKWARD
 from cunorm.ops.registry import OPS
-from cunorm.runtime import call as calls
+from cunorm.runtime import checked_call as calls
 
 SHAPE, GROUPS, DTYPE = (2, 320, 16, 16), 32, "float32"
 WORKSPACE = 1 << 20
@@ -120,7 +120,7 @@ def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[
 
     with (
         mock.patch.multiple(choose.executor(kind).__name__, **stubs),
-        mock.patch("cunorm.runtime.call.Call._new_workspace", no_allocation),
+        mock.patch("cunorm.runtime.checked_call.Call._new_workspace", no_allocation),
     ):
         yield
 

@@ -23,7 +23,7 @@ from .ops.group_norm.api import group_norm, group_norm_backward
 from .ops.layer_norm.api import layer_norm, layer_norm_backward
 from .ops.registry import plan
 from .runtime.plans import Plan
-from .tiling.tracing import trace
+from .tiling.problem_trace import trace
 
 __all__ = [
     "CacheWarning",

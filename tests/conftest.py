@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cunorm.core import settings
-from cunorm.tiling import lookup
+from cunorm.tiling import choose_tile
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,13 +50,13 @@ def _no_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     """No tiling table of whoever runs the tests takes part in them."""
     monkeypatch.delenv("CUNORM_TILING_TABLE", raising=False)
     nowhere = tmp_path_factory.getbasetemp() / "no table"
-    monkeypatch.setattr(lookup, "user_table", lambda device: nowhere)
+    monkeypatch.setattr(choose_tile, "user_table", lambda device: nowhere)
 
 
 @pytest.fixture(autouse=True)
 def _no_earlier_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tile is taken over from what another test planned."""
-    monkeypatch.setattr(lookup, "_chosen", {})
+    monkeypatch.setattr(choose_tile, "_chosen", {})
 
 
 class Executor:

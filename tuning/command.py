@@ -11,17 +11,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cunorm.core import cache, settings
+from cunorm.core import cache_folder, settings
 from cunorm.core.devices import Device, known
 from cunorm.core.errors import CompileError, TableError, TraceError
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import gpu_present
-from cunorm.tiling import lookup, table_file
+from cunorm.tiling import choose_tile, table_file
 from cunorm.tiling.table import MEASURED, Entry
 
 from .measure.clock import GraphClock
 from .measure.result import TuningResult
-from .measure.stand import Spec
+from .measure.session import Spec
 from .problems.requested import problems_of
 from .progress import Progress
 from .search.storage import StorageError, journal, storage_of, without_secrets
@@ -81,7 +81,7 @@ def _options(asked: argparse.Namespace) -> Options:
         if value is not None and not least <= value < 2**32:
             raise ValueError(f"--{name}: {value:g}, expected at least {least}, and less than 2^32")
     evaluator, device, specs = _specs(asked)
-    path = Path(asked.table) if asked.table else settings.tiling_table() or lookup.user_table(device)
+    path = Path(asked.table) if asked.table else settings.tiling_table() or choose_tile.user_table(device)
     if path.is_dir():
         raise ValueError(f"--table: {path} is a folder, expected a file")
     if asked.table and not path.parent.is_dir():
@@ -91,7 +91,7 @@ def _options(asked: argparse.Namespace) -> Options:
     url = asked.storage
     if url is None:
         try:
-            url = str(journal(STUDIES or cache.folder("studies"), path, asked.resume))
+            url = str(journal(STUDIES or cache_folder.folder("studies"), path, asked.resume))
         except OSError as error:
             print(f"cunorm tune: no journal, so nothing to --resume: {error}", file=sys.stderr)
     storage = storage_of(url)

@@ -16,13 +16,13 @@ from cunorm.core.errors import TableError
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.ops.registry import OPS
-from cunorm.tiling import lookup, table, table_file
+from cunorm.tiling import choose_tile, table, table_file
 from cunorm.tiling.table import MEASURED, Entry, entry_of, raw_of, shown
 
 from .measure.errors import CandidateError, Stopped
 from .measure.precompile import MOST, Precompiler
 from .measure.result import Budget, Deadlines, Trial, TuningResult
-from .measure.stand import Spec, software
+from .measure.session import Spec, software
 from .measure.worker import Worker
 from .problem_tuner import Measuring, Modelling
 from .search.space import Space
@@ -97,8 +97,8 @@ def _warm_starts(space: Space, known: table.Table) -> tuple[Tile | None, list[Ti
     old = known.entries.get(space.problem)
     incumbent = None if old is None or old.source != MEASURED else old.tile
     near = sorted(
-        (one for one in known.entries.values() if lookup.alike(one.problem, space.problem)),
-        key=lambda one: (lookup.distance(one.problem, space.problem), str(one.problem)),
+        (one for one in known.entries.values() if choose_tile.alike(one.problem, space.problem)),
+        key=lambda one: (choose_tile.distance(one.problem, space.problem), str(one.problem)),
     )
     return incumbent, [one.tile for one in near[: WARM_STARTS + 1]]
 

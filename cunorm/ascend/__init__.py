@@ -4,7 +4,7 @@ For code and tests that were written to these interfaces; everything is computed
 ``docs/ascend.md`` says what is wider here, what differs on purpose, and what a porter has to change.
 """
 
-from .executor import AclOpExecutor
+from .acl_op_executor import AclOpExecutor
 from .operators import GroupNormGrad, LayerNormGrad
 from .two_phase import (
     AclnnStatus,

@@ -25,7 +25,7 @@ from cunorm.core.problem import ITEMSIZE, accumulator
 from cunorm.executors.choose import capturing, on
 from cunorm.ops.group_norm.api import group_norm_backward
 from cunorm.ops.layer_norm.api import layer_norm_backward
-from cunorm.runtime.call import CAPTURED
+from cunorm.runtime.checked_call import CAPTURED
 from cunorm.runtime.checks import check_rank, like, parameter
 from cunorm.runtime.op import EVERY
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from cunorm.core.arrays import Array, flag
 
-from . import checks
-from .executor import AclOpExecutor, NullPointer
+from . import first_phase
+from .acl_op_executor import AclOpExecutor, NullPointer
 
 
 class AclnnStatus(enum.IntEnum):
@@ -121,7 +121,7 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
     """
     arrays = gradOut, input, mean, rstd, gamma
     outputs = gradInput, gradGammaOut, gradBetaOut
-    return _first(lambda: checks.group_norm(*arrays, N, C, HxW, group, outputMask, *outputs, strict=_strict))
+    return _first(lambda: first_phase.group_norm(*arrays, N, C, HxW, group, outputMask, *outputs, strict=_strict))
 
 
 def aclnnGroupNormBackward(
@@ -194,7 +194,7 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
     """
     arrays = gradOut, input, mean, invstd, weight
     outputs = sumDy, sumDyXmu, gradWeight, gradBias
-    return _first(lambda: checks.batch_norm_reduce(*arrays, inputG, weightG, biasG, *outputs))
+    return _first(lambda: first_phase.batch_norm_reduce(*arrays, inputG, weightG, biasG, *outputs))
 
 
 def aclnnBatchNormReduceBackward(

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cunorm.core import cache, devices, settings
+from cunorm.core import cache_folder, devices, settings
 from cunorm.core.errors import CacheWarning, CompileError, NoCompilerError, sentence
 from cunorm.jit import cxx
 
@@ -57,7 +57,7 @@ def _own() -> CheckResult:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CacheWarning)  # it is a finding
-            used = cache.root()
+            used = cache_folder.root()
     except CompileError as error:
         text, _, command = str(error).partition("; type: ")
         return _fault("cunorm", folder, text, command)

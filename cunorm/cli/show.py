@@ -12,9 +12,9 @@ from typing import Any
 
 from cunorm.core.errors import CompileError, KernelFault, UnsupportedTile
 from cunorm.core.terminal import columns
-from cunorm.executors.cpu.memory import PARAMETER, TENSOR, WORKSPACE
+from cunorm.executors.cpu.guarded_arrays import PARAMETER, TENSOR, WORKSPACE
+from cunorm.ops.parse_problem import names_of, plan_options, tile_of
 from cunorm.ops.registry import OPS, plan
-from cunorm.ops.shapes import names_of, plan_options, tile_of
 from cunorm.runtime.plans import Plan
 from cunorm.tiling import costmodel
 from cunorm.traffic.traffic import Traffic

@@ -11,7 +11,7 @@ from cunorm.core.devices import Device, known
 from cunorm.core.errors import TableError
 from cunorm.core.terminal import columns
 from cunorm.ops.registry import OPS, place_named
-from cunorm.tiling import lookup, table
+from cunorm.tiling import choose_tile, table
 from cunorm.tiling.table import MEASURED, Entry, microseconds, order_of, raw_of, shown
 
 TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "state")
@@ -19,7 +19,7 @@ TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "defau
 
 def _stale(entry: Entry) -> bool:
     op = OPS.get(entry.problem.op)
-    return op is None or lookup.is_stale(entry, op.strategies)
+    return op is None or choose_tile.is_stale(entry, op.strategies)
 
 
 def _legal(entry: Entry, device: Device) -> bool:
@@ -58,7 +58,7 @@ def _row(entry: Entry, device: Device) -> tuple[str, ...]:
 def listing(device: Device) -> str:
     """The entries of a device's tables."""
     lines = [f"device     {device.name}"]
-    for path, read in lookup.tables(device):
+    for path, read in choose_tile.tables(device):
         entries = sorted(read.table.entries.values(), key=order_of)
         lines += ["", f"{path}: {len(entries)} entries"]
         if not entries:
@@ -66,14 +66,14 @@ def listing(device: Device) -> str:
         rows = [TITLES, *(_row(entry, device) for entry in entries)]
         lines += columns(rows, len(TITLES))
     if len(lines) == 1:
-        looked = "\n  ".join(str(place.path) for place in lookup.places(device))
+        looked = "\n  ".join(str(place.path) for place in choose_tile.places(device))
         lines += ["", f"no tiling table; looked for\n  {looked}\n`cunorm tune` writes one"]
     return "\n".join(lines)
 
 
 def _document(device: Device) -> dict[str, Any]:
     found = []
-    for path, read in lookup.tables(device):
+    for path, read in choose_tile.tables(device):
         entries = [
             raw_of(entry) | {"stale": _stale(entry), "legal": _legal(entry, device)}
             for entry in sorted(read.table.entries.values(), key=order_of)

@@ -33,7 +33,7 @@ VARIABLES = (
     "CUNORM_CPU_CORES",
     "CUNORM_CPU_BUILD",
 )
-#: How the CPU executor compiles kernels; `sanitised` is for child processes, see tests/executors/sanitised.py.
+#: How the CPU executor compiles kernels; `sanitised` is for child processes, see tests/executors/run_sanitised.py.
 BUILDS = ("plain", "checked", "sanitised")
 
 
@@ -43,7 +43,7 @@ def cache_dir_named() -> bool:
 
 
 def cache_dir() -> Path:
-    """The folder for builds, tables and studies. `cunorm.core.cache` creates it.
+    """The folder for builds, tables and studies. `cunorm.core.cache_folder` creates it.
 
     Without ``CUNORM_CACHE_DIR`` it is in the user's cache folder. If the user has no home folder, it is ``cunorm-UID``
     in the folder for temporary files.

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cunorm.core import cache
+from cunorm.core import cache_folder
 from cunorm.core.errors import CompileError
 from cunorm.core.files import write_whole
 
@@ -253,7 +253,7 @@ def usages(text: str, architecture: str, nvrtc: Nvrtc) -> list[Usage]:
     ------
     CompileError
         If the text does not compile (this is not cached), or if other users may write to the cache folder (see
-        `cunorm.core.cache.root`).
+        `cunorm.core.cache_folder.root`).
     """
     file = _file(text, architecture, nvrtc)
     kept = None if file is None else _read(file)
@@ -271,7 +271,7 @@ def _file(text: str, architecture: str, nvrtc: Nvrtc) -> Path | None:
     """Return the cache file of a result, named by the hash of its inputs; None if its folder cannot be created."""
     depends = json.dumps([text, OPTIONS, _REPORT, architecture, nvrtc.version, _FORMAT])
     try:
-        folder = cache.folder("nvrtc")
+        folder = cache_folder.folder("nvrtc")
     except OSError:
         return None
     return folder / f"{hashlib.sha256(depends.encode()).hexdigest()}.json"
@@ -285,7 +285,7 @@ def _sealed(kept: list[dict[str, Any]]) -> str:
 def _read(file: Path) -> list[Usage] | None:
     """Read a cache file; None if it is missing, damaged, or may have been written by another user."""
     try:
-        if cache.distrust(file.stat()) is not None:
+        if cache_folder.distrust(file.stat()) is not None:
             return None
         found = json.loads(file.read_text(encoding="utf-8"))
         return [Usage(**usage) for usage in found["usages"]] if found["sealed"] == _sealed(found["usages"]) else None

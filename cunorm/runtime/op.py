@@ -16,9 +16,9 @@ from cunorm.core.locks import lazy
 from cunorm.core.opspec import OpSpec
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Strategy, Tile
-from cunorm.tiling import tracing
+from cunorm.tiling import problem_trace
 
-from .call import Call, Calls, signature
+from .checked_call import Call, Calls, signature
 from .checks import OutputSpec, check_out, place_for
 from .plans import Plan, Target, plan_for
 
@@ -216,8 +216,8 @@ def _checked(
     plan = _plan(op, checked.problem, leader, tile, plan)
     inputs = [(name, array, order) for (name, array), order in zip(given, checked.orders, strict=True)]
     made = Call(plan, inputs, results, out, op.in_place, workspace)
-    if tracing.active() and plan.launches:
-        tracing.record(plan.problem)
+    if problem_trace.active() and plan.launches:
+        problem_trace.record(plan.problem)
     return made
 
 

@@ -15,7 +15,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile
 from cunorm.executors.choose import executor
 from cunorm.jit import sources
-from cunorm.tiling import costmodel, lookup
+from cunorm.tiling import choose_tile, costmodel
 
 #: A launch for an executor: kernel, blocks, threads per block, bytes of shared memory, function that selects its
 #: arguments, blocks per cluster, and number of resident blocks if blocks wait for each other (0: they do not).
@@ -212,21 +212,21 @@ def plan_for(
     Raises
     ------
     ValueError, UnsupportedTile
-        See `cunorm.tiling.lookup.resolve`.
+        See `cunorm.tiling.choose_tile.resolve`.
     """
     problem = problem.canonical()
     # The choice of a tile depends on the contents of the tables. An existing plan keeps its tile.
-    key = (problem, place, tile, None if tile is not None else lookup.stamp(place.device))
+    key = (problem, place, tile, None if tile is not None else choose_tile.stamp(place.device))
     plan = _plans.get(key)
     if plan is None:
         if problem.N * problem.C * problem.HxW == 0 or not problem.outputs:
             why = "no output is wanted" if not problem.outputs else "there are no elements; results are filled"
             if tile is not None:  # an illegal tile is an error even if a size is 0
                 N, C, HxW = max(1, problem.N), problem.C or problem.group, max(1, problem.HxW)
-                lookup.resolve(replace(problem, N=N, C=C, HxW=HxW), strategies, place.device, tile)
+                choose_tile.resolve(replace(problem, N=N, C=C, HxW=HxW), strategies, place.device, tile)
             plan = Plan(problem, place, None, None, why, (), 0, names)
         else:
-            strategy, chosen, reason = lookup.resolve(problem, strategies, place.device, tile)
+            strategy, chosen, reason = choose_tile.resolve(problem, strategies, place.device, tile)
             cut = strategy.of(problem, chosen)
             plan = Plan(problem, place, strategy, chosen, reason, cut.launches, cut.workspace, names)
         if len(_plans) >= KEPT_PLANS:

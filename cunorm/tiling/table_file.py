@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cunorm.core import cache
+from cunorm.core import cache_folder
 from cunorm.core.errors import TableError
 from cunorm.core.files import write_whole
 
@@ -66,7 +66,7 @@ def check_writable(path: Path) -> None:
 
     lock = _lock_of(path)
     try:
-        cache.make(path.parent)
+        cache_folder.make(path.parent)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"):
             pass
         if os.path.exists(lock) and not os.access(lock, os.R_OK | os.W_OK):
@@ -116,7 +116,7 @@ def locked(path: Path) -> Iterator[None]:
     """
     import filelock
 
-    cache.make(path.parent)
+    cache_folder.make(path.parent)
     name = _lock_of(path)
     try:
         lock: filelock.BaseFileLock = filelock.FileLock(name, timeout=LOCK_SECONDS)

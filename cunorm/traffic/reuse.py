@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cunorm.core import settings
 from cunorm.executors.cpu.checked import SECTOR_BYTES as SECTOR_BYTES
-from cunorm.jit import builds, cxx
+from cunorm.jit import cpu_builds, cxx
 
 #: The shares of the second reads for which `Reuse` stores a distance.
 LEVELS: NDArray[Any] = np.linspace(0.0, 1.0, 201)
@@ -101,7 +101,7 @@ class Replay:
 def _library(folder: Path) -> Any:
     source = Path(__file__).with_name("reuse.cpp").read_text(encoding="utf-8")
     compiler = cxx.chosen()
-    library, _ = builds.load(source, "reuse.cpp", compiler, cxx.flags(compiler))
+    library, _ = cpu_builds.load(source, "reuse.cpp", compiler, cxx.flags(compiler))
     library.cunorm_reuse_new.restype = ctypes.c_void_p
     library.cunorm_reuse_free.argtypes = [ctypes.c_void_p]
     library.cunorm_reuse_launch.restype = ctypes.c_int64

@@ -13,7 +13,7 @@ from cunorm.core.strategy import Launch
 from cunorm.core.terminal import columns
 from cunorm.executors.choose import executor
 from cunorm.executors.cpu.checked import Moves
-from cunorm.executors.cpu.memory import ROLES, TENSOR
+from cunorm.executors.cpu.guarded_arrays import ROLES, TENSOR
 from cunorm.runtime.plans import Plan
 from cunorm.tiling import costmodel
 

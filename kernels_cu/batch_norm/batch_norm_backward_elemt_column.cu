@@ -1,6 +1,6 @@
 // BatchNorm input gradient, strategy `column`, for channels-last tensors and for HxW = 1. The sums are inputs.
 //
-//   dy, x, dx: rows of C channels, several of them a wide row (wide_rows.cuh).
+//   dy, x, dx: rows of C channels, several of them a wide row (joined_rows.cuh).
 //   mean, invstd, gamma, sum_dy, sum_dy_xmu: (C). gamma may be null. count: elements per channel in the whole batch.
 //   Grid: one item per chunk of wide rows and range of columns, then the items of the rows left over. The blocks take
 //   the items in turn. A block writes dx of its items.
@@ -9,7 +9,7 @@
 // computed the sums read those elements last, and they are still in the L2 cache. An element of dx is written by the
 // thread that has read the same elements of dy and x. So dx may be the same array as dy.
 #include "batch_norm/channel_coefficients.cuh"
-#include "batch_norm/wide_rows.cuh"
+#include "batch_norm/joined_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_backward_elemt_column(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,

@@ -2,12 +2,12 @@
 //
 //   Workspace: at pair `from`, [rows, C] pairs of parts of the batch; at pair `to`, room for the slices.
 //   invstd: (C). sum_dy, sum_dy_xmu, dgamma, dbeta: (C), null if not wanted.
-//   Grid: slabs of columns x slices of rows (columns.cuh). Shared memory: one pair per thread.
+//   Grid: slabs of columns x slices of rows (fold_columns.cuh). Shared memory: one pair per thread.
 //
 // With one slice the kernel writes the results. With several slices it stores their sums to workspace rows, which a
 // second launch sums.
 #include "batch_norm/sums_out.cuh"
-#include "common/columns.cuh"
+#include "common/fold_columns.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)
     batch_norm_backward_reduce_fold(const stat_t* invstd, Pair* workspace, sum_dy_t* sum_dy, sum_dy_xmu_t* sum_dy_xmu,

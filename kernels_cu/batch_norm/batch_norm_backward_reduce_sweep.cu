@@ -1,6 +1,6 @@
 // BatchNorm backward sums, strategies `split` (channels-first) and `column` (channels-last, and HxW = 1): a sweep.
 //
-//   dy, x: (N, C, HxW), or rows of C channels, several of them a wide row (wide_rows.cuh). mean, invstd: (C).
+//   dy, x: (N, C, HxW), or rows of C channels, several of them a wide row (joined_rows.cuh). mean, invstd: (C).
 //   x is null if only dbeta is wanted.
 //   Workspace: [rows, C] pairs (sum dy, sum dy * (x - mean)) over one chunk of a plane or of wide rows, or of one row
 //   left over.
@@ -12,7 +12,7 @@
 // dy and x are read once, 16 bytes at a time, by as many blocks as there are chunks, however few channels there are. If
 // there are several rows, batch_norm_backward_reduce_fold folds the workspace. With one row the kernel writes the
 // results. The kernel takes any size.
-#include "batch_norm/wide_rows.cuh"
+#include "batch_norm/joined_rows.cuh"
 #include "batch_norm/sums_out.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

@@ -1,6 +1,6 @@
 // BatchNorm forward, strategy `column`, for channels-last tensors and for HxW = 1. The statistics are inputs.
 //
-//   x, y: rows of C channels, several of them a wide row (wide_rows.cuh). mean, invstd, gamma, beta: (C). gamma and
+//   x, y: rows of C channels, several of them a wide row (joined_rows.cuh). mean, invstd, gamma, beta: (C). gamma and
 //   beta may be null.
 //   Grid: one item per chunk of wide rows and range of columns, then the items of the rows left over. The blocks take
 //   the items in turn. A block writes y of its items.
@@ -9,7 +9,7 @@
 // kernel has just computed the statistics, it read those elements last, and they are still in the L2 cache. An element
 // of y is written by the thread that has read the same element of x. So y may be the same array as x.
 #include "batch_norm/channel_affine.cuh"
-#include "batch_norm/wide_rows.cuh"
+#include "batch_norm/joined_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_elemt_column(const data_t* x, const stat_t* mean, const stat_t* invstd, const gamma_t* gamma,

@@ -3,12 +3,12 @@
 //   Workspace: at item `from`, [rows, C] moments (moments.cuh) of parts of the batch; at item `to`, room for the
 //   slices.
 //   mean, invstd: (C).
-//   Grid: slabs of columns x slices of rows (columns.cuh). Shared memory: moments for each thread.
+//   Grid: slabs of columns x slices of rows (fold_columns.cuh). Shared memory: moments for each thread.
 //
 // With one slice the kernel writes the results. With several slices it stores their moments to workspace rows, which a
 // second launch folds.
 #include "batch_norm/moments_out.cuh"
-#include "common/columns.cuh"
+#include "common/fold_columns.cuh"
 
 // The launch bound leaves enough registers for the float64 divisions of four rows at a time.
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

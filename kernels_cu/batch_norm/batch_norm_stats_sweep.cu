@@ -1,6 +1,6 @@
 // BatchNorm statistics, strategies `split` (channels-first) and `column` (channels-last, and HxW = 1): a sweep over x.
 //
-//   x: (N, C, HxW), or rows of C channels, several of them a wide row (wide_rows.cuh). mean, invstd: (C).
+//   x: (N, C, HxW), or rows of C channels, several of them a wide row (joined_rows.cuh). mean, invstd: (C).
 //   Workspace: [rows, C] moments (moments.cuh) of a channel over one chunk of a plane or of wide rows, or in one row
 //   left over.
 //   Grid: channels-first, one warp per chunk. Channels-last, one item per chunk and range of columns, then the items of
@@ -11,7 +11,7 @@
 // are several rows, batch_norm_stats_fold folds the workspace. With one row the kernel writes the results. A thread
 // sums each batch of packs about a centre near the mean of the elements that it has read before. Moments are merged by
 // Chan's formula in a fixed order (sweep_moments.cuh). The kernel takes any size.
-#include "batch_norm/wide_rows.cuh"
+#include "batch_norm/joined_rows.cuh"
 #include "batch_norm/moments_out.cuh"
 #include "partition/sweep_moments.cuh"
 

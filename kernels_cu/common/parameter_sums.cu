@@ -3,11 +3,11 @@
 //   workspace: from pair `from`, [rows, C] pairs (dbeta, dgamma), each row of a part of the batch; from pair `to`,
 //   [slices, C] pairs
 //   dgamma, dbeta (C), null if not wanted
-//   grid: slabs of columns x slices of rows (columns.cuh); shared memory: one pair per thread
+//   grid: slabs of columns x slices of rows (fold_columns.cuh); shared memory: one pair per thread
 //
 // With one slice the sums are the results. With several slices they are stored in the workspace, from pair `to`, and a
 // second launch sums these rows.
-#include "common/columns.cuh"
+#include "common/fold_columns.cuh"
 #include "common/parameters.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads)

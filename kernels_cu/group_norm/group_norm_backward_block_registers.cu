@@ -15,7 +15,7 @@
 // Every byte of dy and x is read once and stays in registers. No copy in shared memory is written and read back. The
 // registers of a multiprocessor hold data for which its shared memory has no room. Only one barrier precedes dx. The
 // strategy wins from about two thousand elements per group up to the capacity of the threads' registers.
-#include "group_norm/backward_runs.cuh"
+#include "group_norm/backward_registers.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     group_norm_backward_block_registers(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,

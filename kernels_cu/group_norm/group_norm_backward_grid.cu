@@ -15,7 +15,7 @@
 // elements of dy and x, after the sums of the slab are complete. So dx may be the same array as dy or x. The strategy
 // wins for groups that are too large for the shared memory of a cluster and small relative to the L2 cache. It also
 // wins if there are fewer groups than multiprocessors.
-#include "common/columns.cuh"
+#include "common/fold_columns.cuh"
 #include "group_norm/backward_sweep.cuh"
 #include "partition/work_queue.cuh"
 

@@ -14,7 +14,7 @@
 // Every byte of dy and x is read once. There is no barrier of the block. The strategy wins for groups of up to about
 // two thousand elements. For HxW = 1, group_norm_backward_warp_rows is used, in which a team may process several
 // samples.
-#include "group_norm/backward_runs.cuh"
+#include "group_norm/backward_registers.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     group_norm_backward_warp(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,

@@ -1,5 +1,5 @@
 // GroupNorm backward, strategy `warp`, for HxW = 1 (a channel is one element): each group is a row, as in LayerNorm
-// (row_gradients.cuh).
+// (backward_rows.cuh).
 //
 //   dy, x, dx: (N, C), also (N, 1, C). mean, rstd: (N, groups). gamma, beta: (C) or null.
 //   dx and the parameter gradients are null if they are not wanted. x is null if only dbeta is wanted and there is no
@@ -19,7 +19,7 @@
 // Every byte of dy and x is read once, before the team writes dx. So dx may be the same array as dy or x. The only
 // barriers are those for the channels' sums, before and after the loop over the samples. The strategy wins for groups
 // of up to about two thousand channels.
-#include "partition/row_gradients.cuh"
+#include "partition/backward_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     group_norm_backward_warp_rows(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,

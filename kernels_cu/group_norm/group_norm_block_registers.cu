@@ -9,7 +9,7 @@
 // of a multiprocessor hold data for which its shared memory has no room. Two barriers precede y: one for the mean, one
 // for the variance. The strategy wins from about two thousand elements per group up to the capacity of the threads'
 // registers.
-#include "group_norm/forward_runs.cuh"
+#include "group_norm/forward_registers.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     group_norm_block_registers(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean,

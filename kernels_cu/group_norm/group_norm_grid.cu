@@ -14,7 +14,7 @@
 // of x, after the statistics are complete. So y may be the same array as x. The strategy wins for groups that are too
 // large for the shared memory of a cluster and small relative to the L2 cache. It also wins if there are fewer groups
 // than multiprocessors.
-#include "common/columns.cuh"
+#include "common/fold_columns.cuh"
 #include "group_norm/forward_sweep.cuh"
 #include "partition/work_queue.cuh"
 

@@ -7,7 +7,7 @@
 //
 // Every byte of x is read once. There is no barrier and no shared memory. The strategy wins for groups of up to about
 // two thousand elements. For HxW = 1, group_norm_warp_rows is used, in which a team may process several samples.
-#include "group_norm/forward_runs.cuh"
+#include "group_norm/forward_registers.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     group_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,

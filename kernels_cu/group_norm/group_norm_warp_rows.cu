@@ -1,5 +1,5 @@
 // GroupNorm forward, strategy `warp`, for HxW = 1 (a channel is one element): each group is a row, as in LayerNorm
-// (rows.cuh).
+// (forward_rows.cuh).
 //
 //   x, y: (N, C), also (N, 1, C). gamma, beta: (C) or null. mean, rstd: (N, groups).
 //   A team has Tile::lanes lanes. A lane holds Tile::packs_per_thread packs. A group has at most lanes * packs *
@@ -10,7 +10,7 @@
 //
 // Every byte of x is read once. There is no barrier and no shared memory. The strategy wins for groups of up to about
 // two thousand channels.
-#include "partition/rows.cuh"
+#include "partition/forward_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     group_norm_warp_rows(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,

@@ -17,7 +17,7 @@
 // Every byte of dy and x is read once, before the team writes dx. So dx may be the same array as dy or x. There is one
 // barrier per row, which all teams of the block pass together. The strategy wins from about a thousand elements up to
 // the capacity of registers and shared memory. A cluster of more than one block requires sm_90.
-#include "partition/row_gradients.cuh"
+#include "partition/backward_rows.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))
     layer_norm_backward_block(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,

@@ -18,7 +18,7 @@
 // Every byte of dy and x is read once, before the cluster writes dx. So dx may be the same array as dy or x. There is
 // one barrier of the block and one of the cluster per row. The strategy wins from about 16 thousand to 128 thousand
 // elements. It also wins if few rows would leave blocks idle. Requires sm_90.
-#include "partition/row_gradients.cuh"
+#include "partition/backward_rows.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))
     layer_norm_backward_cluster(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,

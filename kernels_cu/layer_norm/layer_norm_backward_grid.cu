@@ -1,4 +1,4 @@
-// LayerNorm backward, strategy `grid`: a block draws a slab of columns of all rows by ticket (row_slabs.cuh). It
+// LayerNorm backward, strategy `grid`: a block draws a slab of columns of all rows by ticket (column_slabs.cuh). It
 // computes the sums of the slab first. When the sums of whole rows are complete, it computes dx from the elements of dy
 // and x that it has kept.
 //
@@ -6,7 +6,7 @@
 //   columns: columns of a slab, in whole sectors; the registers of a team hold them. kept: number of rounds of rows
 //   that stay in shared memory (RoundSlots::resident_rounds), at most all.
 //   Workspace: [rows, slabs] pairs (sum gamma * dy, sum gamma * dy * xhat) of a row's part in a slab. A / L and B / L
-//   of a row later replace its first pair. From pair `words` on: the ticket and the count of row_slabs.cuh, all 0 at
+//   of a row later replace its first pair. From pair `words` on: the ticket and the count of column_slabs.cuh, all 0 at
 //   launch.
 //   Grid: any number of blocks. Best is one resident block per slab.
 //   Shared memory: the slabs drawn; sums [rows, warps of a team], later A / L and B / L [rows]; statistics [rows];
@@ -19,7 +19,7 @@
 // There, blocks that own whole rows would each load all of gamma and store sums of all columns, or would be fewer than
 // the multiprocessors.
 #include "partition/column_sums.cuh"
-#include "layer_norm/row_slabs.cuh"
+#include "layer_norm/column_slabs.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     layer_norm_backward_grid(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,

@@ -13,7 +13,7 @@
 //
 // Every byte of dy and x is read once, before the team writes dx. So dx may be the same array as dy or x. The strategy
 // wins for rows of up to about two thousand elements.
-#include "partition/row_gradients.cuh"
+#include "partition/backward_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     layer_norm_backward_warp(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,

@@ -10,7 +10,7 @@
 // Every byte of x is read once. There are two barriers per row, which all teams of the block pass together. The
 // strategy wins from about two thousand elements up to the capacity of registers. Several teams per block win if a team
 // processes few rows per load of gamma and beta.
-#include "partition/rows.cuh"
+#include "partition/forward_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     layer_norm_block(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,

@@ -12,7 +12,7 @@
 //
 // Every byte of x is read once. There are two barriers of the block and two of the cluster per row. The strategy wins
 // from about 16 thousand to 128 thousand elements. It also wins if few rows would leave blocks idle. Requires sm_90.
-#include "partition/rows.cuh"
+#include "partition/forward_rows.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))
     layer_norm_cluster(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,

@@ -1,4 +1,4 @@
-// LayerNorm forward, strategy `grid`: a block draws a slab of columns of all rows by ticket (row_slabs.cuh). It
+// LayerNorm forward, strategy `grid`: a block draws a slab of columns of all rows by ticket (column_slabs.cuh). It
 // computes the moments of the slab first. When the statistics of whole rows are complete, it computes y from the
 // elements of x that it has kept.
 //
@@ -6,7 +6,7 @@
 //   columns: columns of a slab, in whole sectors; the registers of a team hold them. kept: number of rounds of rows
 //   that stay in shared memory (RoundSlots::resident_rounds), at most all.
 //   Workspace: [rows, slabs] moments of a row's part in a slab. From pair `words` on: the ticket and the count of
-//   row_slabs.cuh, all 0 at launch.
+//   column_slabs.cuh, all 0 at launch.
 //   Grid: any number of blocks. Best is one resident block per slab.
 //   Shared memory: the slabs drawn; moments [rows, warps of a team]; statistics [rows]; gamma and beta of a slab; the x
 //   that is kept.
@@ -17,7 +17,7 @@
 // few long rows. There, blocks that own whole rows would each load all of gamma and beta, or would be fewer than the
 // multiprocessors.
 #include "common/moments.cuh"
-#include "layer_norm/row_slabs.cuh"
+#include "layer_norm/column_slabs.cuh"
 
 // Moments of the elements of a row that a warp holds, in all its lanes. The first pass finds their mean relative to one
 // of them, the second pass sums about that mean. inverse = 1 / count. For count = 0 only the count of the result has a

@@ -9,7 +9,7 @@
 //
 // Every byte of x is read once. The only barrier is at the start. The strategy wins for rows of up to about two
 // thousand elements.
-#include "partition/rows.cuh"
+#include "partition/forward_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
     layer_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,

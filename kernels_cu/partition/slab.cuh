@@ -8,7 +8,7 @@
 // packs in shared memory. A run is covered from the 16-byte boundary at or before its first element. A misaligned slice
 // therefore costs two ragged packs, and not every vector access. A tensor whose alignment differs from that of the
 // constructor's x is read element by element.
-#include "partition/pack_channels.cuh"
+#include "partition/pack_span.cuh"
 
 template <typename Layout>
 struct Slab;

@@ -424,7 +424,7 @@ def test_a_strategy_that_cannot_work_in_place_refuses_it_in_the_first_phase(monk
         made = cunorm.plan(*arguments, **options)
         return replace(made, strategy=replace(made.strategy, in_place=False))
 
-    monkeypatch.setattr("cunorm.ascend.checks.plan", plan)
+    monkeypatch.setattr("cunorm.ascend.first_phase.plan", plan)
     given = group_call()
     assert GROUP.first(given)[0] == SUCCESS
     assert GROUP.first(given | {"gradInput": given["gradOut"]})[0] == INVALID

@@ -16,7 +16,7 @@ from cunorm.jit import sources
 from cunorm.ops.common import building_blocks
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Plan
-from tests.battery.run import RUNS
+from tests.battery.run_case import RUNS
 from tests.support import problems
 
 #: The orders of threads that a result must not depend on.

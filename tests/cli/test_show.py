@@ -9,7 +9,7 @@ import pytest
 
 from cunorm.cli import main as cli
 from cunorm.core.errors import KernelFault
-from cunorm.ops import shapes
+from cunorm.ops import parse_problem
 from cunorm.ops.registry import OPS, plan
 from cunorm.runtime.plans import Plan
 
@@ -188,21 +188,23 @@ def test_what_a_tired_person_types(capsys: pytest.CaptureFixture[str], arguments
     ],
 )
 def test_shapes_become_options_of_a_plan(op: str, shape: str, expected: dict[str, Any]) -> None:
-    options = shapes.plan_options(op, shape, "float16")
+    options = parse_problem.plan_options(op, shape, "float16")
     assert options.items() >= expected.items()
     made = plan(op, device="cpu", **options)
-    assert shapes.shape_text(made.problem) == ",".join(shape.replace(" ", "").replace("16x16", "256").split(","))
+    assert parse_problem.shape_text(made.problem) == ",".join(shape.replace(" ", "").replace("16x16", "256").split(","))
 
 
 def test_every_op_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     for op in OPS:
-        sizes = ",".join(["4", "8", "9", "2"][: len(shapes.names_of(op))])
+        sizes = ",".join(["4", "8", "9", "2"][: len(parse_problem.names_of(op))])
         assert run(capsys, op, "--shape", sizes)[0] == 0
 
 
 def test_outputs_and_layouts() -> None:
-    options = shapes.plan_options("group_norm_backward", "2,8,9,4", "float32", "nhwc", "dbeta, dx")
+    options = parse_problem.plan_options("group_norm_backward", "2,8,9,4", "float32", "nhwc", "dbeta, dx")
     made = plan("group_norm_backward", device="cpu", **options)
     assert (made.problem.outputs, made.problem.layout, made.problem.HxW) == (("dx", "dbeta"), "NHWC", 9)
-    options = shapes.plan_options("batch_norm_backward_reduce", "2,8,9", "float32", outputs="dgamma,sum_dy,sum_dy_xmu")
+    options = parse_problem.plan_options(
+        "batch_norm_backward_reduce", "2,8,9", "float32", outputs="dgamma,sum_dy,sum_dy_xmu"
+    )
     assert options["output_mask"] == (True, True, False)

@@ -18,7 +18,7 @@ from cunorm import reference
 from cunorm.core.errors import CompileError
 from cunorm.executors.cpu import executor
 from cunorm.executors.cpu import kernel as cpu_kernel
-from cunorm.jit import builds, cxx
+from cunorm.jit import cpu_builds, cxx
 from tests.support.problems import forget_calls
 
 #: Of any variable: nothing, blanks, numbers, paths, quotes, what a shell would take, what no codec does.
@@ -95,19 +95,20 @@ def test_a_result_or_a_sentence(name: str, tmp_path: Path, monkeypatch: pytest.M
 TRACES = """
 import warnings, numpy as np, cunorm
 from cunorm.core import settings
-from cunorm.tiling import tracing
+from cunorm.tiling import problem_trace
 x = np.ones((1, 4), np.float32)
 for number, value in enumerate({values}):
     settings.os.environ["CUNORM_TRACE"] = value
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        tracing._from_environment()
+        problem_trace._from_environment()
         assert np.array_equal(cunorm.layer_norm(x, 4)[0], 0 * x)
     said = [str(one.message) for one in caught]
-    assert len(said) == (0 if tracing.active() or not value else 1) or value == "/proc/self/mem", (value[:40], said)
-    assert tracing.active() or all(one.startswith("CUNORM_TRACE: ") for one in said), said
-    while tracing._traces:
-        tracing._traces.pop().close()
+    expected = 0 if problem_trace.active() or not value else 1
+    assert len(said) == expected or value == "/proc/self/mem", (value[:40], said)
+    assert problem_trace.active() or all(one.startswith("CUNORM_TRACE: ") for one in said), said
+    while problem_trace._traces:
+        problem_trace._traces.pop().close()
         print(number)
 """
 
@@ -168,5 +169,5 @@ def test_a_compile_in_a_folder_with_metacharacters(link: bool, tmp_path: Path) -
         )
         assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
     (build,) = (folder / "cpu").iterdir()
-    assert builds._whole(build)
+    assert cpu_builds._whole(build)
     assert not (tmp_path / "owned").exists()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -12,6 +16,7 @@ import cunorm
 from cunorm.core import settings
 from cunorm.core.errors import KernelFault
 from cunorm.executors.cpu import executor
+from cunorm.jit import cxx
 from tests.kernels.kernel_checks import compiled, launch
 from tests.support.problems import group_arrays, laid_out, layer_arrays
 
@@ -200,3 +205,23 @@ def test_locks_that_nobody_opens(build: str, monkeypatch: pytest.MonkeyPatch) ->
     lock[0] = 1
     with pytest.raises(KernelFault, match="deadlock"):  # over several cores too
         executor.launch(kernel, 50, 64, 0, [lock.ctypes.data, 0])
+
+
+COMPILERS = {compiler.name: compiler for compiler in cxx.present()}
+
+
+@pytest.mark.parametrize("name", ["g++", "clang++", "zig"])
+def test_every_compiler_makes_a_checked_build_that_loads(name: str) -> None:
+    """`grid` uses atomics, for which clang would call hooks that the runtime does not have."""
+    if name not in COMPILERS:
+        pytest.skip(f"no {name} on this machine")
+    script = (
+        "import numpy as np, cunorm\n"
+        "x = np.arange(128, dtype=np.float32).reshape(1, 2, 64)\n"
+        "tile = cunorm.Tile('grid', threads=32, chunk=32, groups=1, prefetch_tiles=1)\n"
+        "print(cunorm.group_norm(x, 2, tile=tile)[1].tolist())"
+    )
+    words = shlex.join(COMPILERS[name].command)
+    environment = {**os.environ, "CUNORM_CPU_BUILD": "checked", "CUNORM_CXX": words}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout == "[[31.5, 95.5]]\n", done.stderr

@@ -16,7 +16,7 @@ import pytest
 from cunorm.cli.main import main
 from cunorm.core import devices
 from cunorm.core.errors import CompileError, KernelFault, NoCompilerError
-from cunorm.executors.cpu import executor, scratch
+from cunorm.executors.cpu import executor, launch_memory
 from cunorm.executors.cpu import kernel as cpu_kernel
 from cunorm.jit import cxx
 from tests.support.paths import KERNELS
@@ -272,14 +272,14 @@ def test_launches_at_a_time_share_the_cores(others: int, threads: int, monkeypat
     monkeypatch.setattr(executor, "SPREAD_SECONDS", 0.0)
     monkeypatch.setenv("CUNORM_CPU_CORES", "4")
     ran = np.zeros((200, 64), np.int32)
-    elsewhere = [scratch.take(32, 4096, 4096) for _ in range(others)]  # as launches of other threads have them
+    elsewhere = [launch_memory.take(32, 4096, 4096) for _ in range(others)]  # as launches of other threads have them
     for _ in range(2):
         executor.launch(kernel("blocks"), 200, 64, 0, [address(ran), 0])
     assert used == [1, threads] * 2
-    assert scratch.lent() == len(elsewhere)
+    assert launch_memory.lent() == len(elsewhere)
     while elsewhere:
-        scratch.give_back(elsewhere.pop())
-    assert scratch.lent() == 0
+        launch_memory.give_back(elsewhere.pop())
+    assert launch_memory.lent() == 0
 
 
 def test_scratches_come_back_from_a_fault() -> None:
@@ -289,7 +289,7 @@ def test_scratches_come_back_from_a_fault() -> None:
         with pytest.raises(KernelFault) as caught:
             executor.launch(compiled, 4, 32, 0, [address(ran)])
         kept.append(caught.value)
-    assert scratch.lent() == 0
+    assert launch_memory.lent() == 0
 
 
 def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch)
 
     for broken in (fails, Halfway):
         for threads in (32, 1024):
-            scratch._free.clear()
+            launch_memory._free.clear()
             executor.launch(compiled, 1, 32, 0, arguments)
             with monkeypatch.context() as patch:
                 patch.setattr(mmap, "mmap", broken)

@@ -15,7 +15,7 @@ from cunorm.core.errors import KernelFault
 from cunorm.jit import cxx
 from cunorm.ops.registry import OPS
 from tests.battery import cases as battery
-from tests.executors import sanitised
+from tests.executors import run_sanitised
 from tests.support.paths import KERNELS
 
 TEXT = (KERNELS / "sanitised_faults.cu").read_text()
@@ -37,7 +37,7 @@ FAULTS = [
 
 @pytest.fixture(autouse=True, scope="module")
 def _sanitisers() -> None:
-    if (reason := sanitised.missing()) is not None:
+    if (reason := run_sanitised.missing()) is not None:
         pytest.skip(f"no sanitised build: {reason}")
 
 
@@ -51,13 +51,13 @@ def run_kernel(*runs: tuple[str, int]) -> list[float]:
     for word, operand in runs:
         arrays = [np.arange(LENGTH, dtype=np.float32), np.zeros(LENGTH, np.float32)]
         what = [fault[0] for fault in FAULTS].index(word)
-        _, y = sanitised.launched(TEXT, "sanitised_faults", arrays, [what, operand], SHARED_BYTES)
+        _, y = run_sanitised.launched(TEXT, "sanitised_faults", arrays, [what, operand], SHARED_BYTES)
         results.append(float(y.sum()))
     return results
 
 
 def test_the_same_lines_without_a_fault() -> None:
-    found = sanitised.call(run_kernel, *((word, good) for word, good, _, _ in FAULTS))
+    found = run_sanitised.call(run_kernel, *((word, good) for word, good, _, _ in FAULTS))
     assert found == [3.0, 1.0, 4.0, 4.0, 1.0, 8.0, float(np.float32(2147483610)), 1.0, 33.0, 7.0]
 
 
@@ -65,7 +65,7 @@ def test_the_same_lines_without_a_fault() -> None:
 def test_a_report_becomes_a_kernel_fault(word: str, good: int, bad: int, sentence: str) -> None:
     place = rf"sanitised_faults\.cu:{line_of(word)}\b"
     with pytest.raises(KernelFault, match=f"^kernel sanitised_faults: {sentence}.* at {place}") as caught:
-        sanitised.call(run_kernel, (word, good), (word, bad))
+        run_sanitised.call(run_kernel, (word, good), (word, bad))
     assert "\n" not in str(caught.value)
     if word in ("read", "write"):
         assert re.search(rf", 8 bytes [a-z ]*{4 * LENGTH}-byte region$", str(caught.value))
@@ -76,12 +76,12 @@ def run_after_a_fault() -> list[float]:
     arrays = [np.zeros(LENGTH, np.float32)] * 2
     for _ in range(2):
         with pytest.raises(KernelFault, match="__trap"):
-            sanitised.launched(TEXT, "sanitised_faults", arrays, [len(FAULTS), 0], SHARED_BYTES)
+            run_sanitised.launched(TEXT, "sanitised_faults", arrays, [len(FAULTS), 0], SHARED_BYTES)
     return run_kernel(("frame", 3))
 
 
 def test_a_fault_of_the_runtime_is_no_report() -> None:
-    assert sanitised.call(run_after_a_fault) == [4.0]
+    assert run_sanitised.call(run_after_a_fault) == [4.0]
 
 
 def test_the_place_is_the_kernels_own() -> None:
@@ -94,28 +94,28 @@ def test_the_place_is_the_kernels_own() -> None:
         store(y, index, 1.0f);
     }"""
     with pytest.raises(KernelFault, match=r"^kernel through: heap-buffer-overflow, 4-byte store at through\.cu:8, "):
-        sanitised.call(sanitised.launched, text, "through", [np.zeros(LENGTH, np.float32)], [-1])
+        run_sanitised.call(run_sanitised.launched, text, "through", [np.zeros(LENGTH, np.float32)], [-1])
 
 
 # ---- the child ------------------------------------------------------------------------------------------------------
 
 
 def test_what_the_child_gives_and_raises() -> None:
-    assert sanitised.call(divmod, 7, 3) == (2, 1)
+    assert run_sanitised.call(divmod, 7, 3) == (2, 1)
     with pytest.raises(ValueError, match="invalid literal for int") as caught:
-        sanitised.call(int, "seven")
+        run_sanitised.call(int, "seven")
     assert "in the child" in str(caught.value.__cause__)
 
 
 def test_a_child_that_dies_or_hangs_is_an_exception() -> None:
-    with pytest.raises(sanitised.ChildFailed, match=r"ended with exit status -6: "):
-        sanitised.call(os.abort)
-    with pytest.raises(sanitised.ChildFailed, match=r"ended with exit status 0: "):
-        sanitised.call(os._exit, 0)
-    with pytest.raises(sanitised.ChildFailed, match=r"no result after 3 s: sleep\(60,\)"):
-        sanitised.call(time.sleep, 60, seconds=3)
+    with pytest.raises(run_sanitised.ChildFailed, match=r"ended with exit status -6: "):
+        run_sanitised.call(os.abort)
+    with pytest.raises(run_sanitised.ChildFailed, match=r"ended with exit status 0: "):
+        run_sanitised.call(os._exit, 0)
+    with pytest.raises(run_sanitised.ChildFailed, match=r"no result after 3 s: sleep\(60,\)"):
+        run_sanitised.call(time.sleep, 60, seconds=3)
     with pytest.raises(KernelFault, match=r"^outside of a kernel: SEGV$"):
-        sanitised.call(ctypes.string_at, 8, 8)
+        run_sanitised.call(ctypes.string_at, 8, 8)
 
 
 def test_why_there_is_no_sanitised_build(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,18 +123,18 @@ def test_why_there_is_no_sanitised_build(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(cxx, "chosen", lambda: cxx.Compiler(name, command, f"{name} 1.0"))
 
     chosen("zig", "python", "-m", "ziglang", "c++")
-    assert sanitised.missing() == "zig: its sanitiser's library cannot be loaded first; g++ is needed"
+    assert run_sanitised.missing() == "zig: its sanitiser's library cannot be loaded first; g++ is needed"
     chosen("g++", "echo")
-    assert sanitised.missing() == "g++ has no libasan.so"
+    assert run_sanitised.missing() == "g++ has no libasan.so"
     monkeypatch.undo()
     monkeypatch.setenv("CUNORM_CXX", "no-such-compiler")
-    assert re.match("CUNORM_CXX: 'no-such-compiler' does not run", sanitised.missing() or "")
+    assert re.match("CUNORM_CXX: 'no-such-compiler' does not run", run_sanitised.missing() or "")
 
 
 def test_a_library_that_does_not_load(tmp_path: Path) -> None:
     library = tmp_path / "libasan.so"
     library.write_text("no library")
-    assert "cannot be loaded first" in (sanitised._starts(library) or "")
+    assert "cannot be loaded first" in (run_sanitised._starts(library) or "")
 
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_a_library_that_does_not_load(tmp_path: Path) -> None:
     ],
 )
 def test_some_kernels(op: str, strategy: str, labels: list[str]) -> None:
-    assert sanitised.call(sanitised.run_cases, op, strategy, ["random:3"], labels) == len(labels)
+    assert run_sanitised.call(run_sanitised.run_cases, op, strategy, ["random:3"], labels) == len(labels)
 
 
 STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.strategies]
@@ -159,5 +159,5 @@ STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.st
 @pytest.mark.parametrize(("op", "strategy"), STRATEGIES, ids=[f"{op}-{strategy}" for op, strategy in STRATEGIES])
 def test_every_kernel(op: str, strategy: str, pytestconfig: pytest.Config) -> None:
     orders = ["ascending", "random:3"] if pytestconfig.getoption("--long") else ["random:3"]
-    count = sanitised.call(sanitised.run_cases, op, strategy, orders)
+    count = run_sanitised.call(run_sanitised.run_cases, op, strategy, orders)
     assert count == len(battery.cases(op, strategy)) > 0

@@ -19,7 +19,7 @@ from cunorm.core import settings
 from cunorm.core.opspec import OPS
 from cunorm.executors.cpu import checked as cpu_checked
 from cunorm.executors.cpu import executor
-from cunorm.executors.cpu.memory import PARAMETER, WORKSPACE, GuardedCopies, Region
+from cunorm.executors.cpu.guarded_arrays import PARAMETER, WORKSPACE, GuardedCopies, Region
 from cunorm.jit import sources
 
 ORDERS = ("ascending", "descending", "random:3")

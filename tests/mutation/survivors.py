@@ -38,7 +38,7 @@ BY_ELEMENT = "Speed only: the pack is accessed element by element."
 SURVIVORS: dict[Key, str] = {
     ("common/async.cuh", "cunorm_cpu::fence();", "barrier", 0): TWIN,
     ("common/async.cuh", "cunorm_cpu::fence();", "barrier", 1): TWIN,
-    ("batch_norm/wide_rows.cuh", "if (sweep.has(slot)) {", "guard", 0): (
+    ("batch_norm/joined_rows.cuh", "if (sweep.has(slot)) {", "guard", 0): (
         "Speed only: `channel` is taken modulo C, so the additional loads are in bounds. Their values belong to a slot "
         "without a channel or to an idle thread, and gather() does not emit them."
     ),
@@ -76,7 +76,7 @@ SURVIVORS: dict[Key, str] = {
     ("batch_norm/flat_runs.cuh", "if (j < packs) {", "guard", 1): (
         "Speed only: for a pack past the run's end, each() makes no call and store_pack writes nothing."
     ),
-    ("common/columns.cuh", "if (part < parts && column < live) {", "guard", 0): (
+    ("common/fold_columns.cuh", "if (part < parts && column < live) {", "guard", 0): (
         "Speed only: idle threads fold rows too. These rows exist, and the results of idle threads are stored after "
         "the partial results that fold_parts merges."
     ),
@@ -85,31 +85,31 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("group_norm/forward_slab.cuh", "if (lane == 0 && rank == 0) {", "owner", 0): SAME_IN_THE_WARP,
     ("group_norm/group_norm_backward_grid.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 0): SAME_IN_THE_WARP,
-    ("group_norm/backward_runs.cuh", "for (int base = 0; base < channels; base += lanes / unit) {", "guard", 0): (
+    ("group_norm/backward_registers.cuh", "for (int base = 0; base < channels; base += lanes / unit) {", "guard", 0): (
         "Speed only: no unit of that round has a channel."
     ),
-    ("group_norm/backward_runs.cuh", "if (live && lane == 0) {", "owner", 0): (
+    ("group_norm/backward_registers.cuh", "if (live && lane == 0) {", "owner", 0): (
         "Speed only: every lane of the unit has the same sums and stores them to the same address."
     ),
-    ("group_norm/backward_runs.cuh",
+    ("group_norm/backward_registers.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;",
      "guard", 0): EMPTY_ROUND,
-    ("group_norm/backward_runs.cuh",
+    ("group_norm/backward_registers.cuh",
      "const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);",
      "guard", 1): "Speed only: a team without a group loads the gamma of an existing group and does not use it.",
-    ("group_norm/backward_runs.cuh", "if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
-    ("group_norm/backward_runs.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {",
+    ("group_norm/backward_registers.cuh", "if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
+    ("group_norm/backward_registers.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {",
      "guard", 0): NULL_RESULTS,
-    ("group_norm/backward_runs.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "owner", 0): (
+    ("group_norm/backward_registers.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "owner", 0): (
         "Speed only: every lane of the team has the same sums and stores them to the same address."
     ),
-    ("group_norm/backward_runs.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "guard", 1): (
+    ("group_norm/backward_registers.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "guard", 1): (
         "Speed only: the sums of a group of one element are its terms, so the same lane stores the same values twice."
     ),
-    ("group_norm/forward_runs.cuh",
+    ("group_norm/forward_registers.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;",
      "guard", 0): EMPTY_ROUND,
-    ("group_norm/forward_runs.cuh", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
+    ("group_norm/forward_registers.cuh", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
     ("layer_norm/layer_norm_backward_split.cu",
      "for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {",
      "guard", 0): (
@@ -140,37 +140,41 @@ SURVIVORS: dict[Key, str] = {
         "Callers pass a whole warp. A shuffle over a distance of 32 returns the lane's own value, and moments that are "
         "merged with themselves have twice the count and twice m2. All sets of moments change in the same way."
     ),
-    ("partition/pack_channels.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
+    ("partition/pack_span.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
         "end - begin is never negative: each pack of a sweep overlaps its run, and the span of a step past the last "
         "is {0, 0, 0}."
     ),
-    ("partition/pack_channels.cuh", "if (last && i + 1 < pack_size && where.holds(i + 1)) {", "guard", 0): (
+    ("partition/pack_span.cuh", "if (last && i + 1 < pack_size && where.holds(i + 1)) {", "guard", 0): (
         "Speed only: looks up the channel of the next pack's first element, which is in the run, and does not use it."
     ),
-    ("partition/row_gradients.cuh",
+    ("partition/backward_rows.cuh",
      "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
-    ("partition/row_gradients.cuh",
+    ("partition/backward_rows.cuh",
      "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
-    ("partition/row_gradients.cuh",
+    ("partition/backward_rows.cuh",
      "const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;",
      "guard", 1): (
         "Only a block of one team then has too few rows. Nothing follows its sums in shared memory, and the host's "
         "size of shared memory includes the row."
     ),
-    ("partition/row_gradients.cuh",
+    ("partition/backward_rows.cuh",
      "is_identity || holds(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
      "guard", 0): (
         "No case of the battery has an activation. test_lanes_outside_a_group_stay_out_of_its_sums in "
         "test_group_norm_activation.py covers it."
     ),
-    ("partition/row_gradients.cuh",
+    ("partition/backward_rows.cuh",
      "__syncwarp();  // else the compiler loads all packs' column sums at once and runs out of registers",
      "barrier", 0): "Affects the use of registers only: each lane adds to its own sums.",
-    ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 0): ALWAYS_SHIFTS,
-    ("partition/rows.cuh", "return teams >= rows || teams * length % pack_size == 0;", "guard", 1): ALWAYS_SHIFTS,
-    ("partition/rows.cuh", "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
-    ("partition/rows.cuh", "if (run.live && team.lane() == 0 && team.rank() == 0) {", "owner", 0): SAME_STATISTICS,
+    ("partition/forward_rows.cuh", "return teams >= rows || teams * length % pack_size == 0;",
+     "guard", 0): ALWAYS_SHIFTS,
+    ("partition/forward_rows.cuh", "return teams >= rows || teams * length % pack_size == 0;",
+     "guard", 1): ALWAYS_SHIFTS,
+    ("partition/forward_rows.cuh", "for (long long first = 0; first < rows; first += teams) {",
+     "guard", 0): EMPTY_ROUND,
+    ("partition/forward_rows.cuh", "if (run.live && team.lane() == 0 && team.rank() == 0) {",
+     "owner", 0): SAME_STATISTICS,
     ("partition/slab.cuh", "return start + (first_in(0) < begin ? begin : first_in(0));", "guard", 1): (
         "Equally correct: selects the group's first element, which may be in another block's piece and is not "
         "overwritten yet. Any element of the group is a valid shift, because the second pass corrects the first."
@@ -292,23 +296,23 @@ SURVIVORS: dict[Key, str] = {
     ("layer_norm/layer_norm_grid.cu", "for (int i = 0; i < lane_parts; ++i) {", "guard", 0): (
         "The value after the array changes the centre, and the error of a centre is corrected."
     ),
-    ("layer_norm/row_slabs.cuh",
+    ("layer_norm/column_slabs.cuh",
      "if (taken == 0) {", "guard", 0): "Speed only: a block without a slab would wait without need.",
-    ("layer_norm/row_slabs.cuh", "shift = past + columns <= capacity ? past : 0;", "guard", 0): BY_ELEMENT,
-    ("layer_norm/row_slabs.cuh", "for (int tensor = 0; tensor < tensors && first < slab.columns; ++tensor) {", "guard",
-     0): "Speed only: a pack of the next slab is loaded too and not used.",
-    ("layer_norm/row_slabs.cuh", "for (int i = 0; i < lane_parts; ++i) {", "guard", 1): (
+    ("layer_norm/column_slabs.cuh", "shift = past + columns <= capacity ? past : 0;", "guard", 0): BY_ELEMENT,
+    ("layer_norm/column_slabs.cuh", "for (int tensor = 0; tensor < tensors && first < slab.columns; ++tensor) {",
+     "guard", 0): "Speed only: a pack of the next slab is loaded too and not used.",
+    ("layer_norm/column_slabs.cuh", "for (int i = 0; i < lane_parts; ++i) {", "guard", 1): (
         "Undefined behaviour, which the compiler removes: neither array has that element."
     ),
-    ("layer_norm/row_slabs.cuh", "for (int round = 0; round < slots.ahead; ++round) {", "guard", 0): LANDS_IN_ORDER,
-    ("layer_norm/row_slabs.cuh",
+    ("layer_norm/column_slabs.cuh", "for (int round = 0; round < slots.ahead; ++round) {", "guard", 0): LANDS_IN_ORDER,
+    ("layer_norm/column_slabs.cuh",
      "for (int round = slab.rounds() - 1; round >= slab.rounds() - slots.ahead; --round) {", "guard",
      0): LANDS_IN_ORDER,
-    ("layer_norm/row_slabs.cuh", "slots.fetch(slab, next < slots.resident_rounds ? -1 : next);", "guard", 0): (
+    ("layer_norm/column_slabs.cuh", "slots.fetch(slab, next < slots.resident_rounds ? -1 : next);", "guard", 0): (
         "Speed only: resident rows are loaded again, to the same place. test_layer_norm_grid.py counts the bytes that "
         "are loaded."
     ),
-    ("layer_norm/row_slabs.cuh",
+    ("layer_norm/column_slabs.cuh",
      "__syncwarp();  // reconverge: lanes at an edge have stored element by element",
      "barrier", 0): "Speed only: no lane depends on the stores of another lane.",
 }

@@ -18,7 +18,7 @@ import numpy as np
 
 import cunorm
 from cunorm.ops.registry import OPS
-from cunorm.runtime import call, plans
+from cunorm.runtime import checked_call, plans
 from tests.ops.batch_norm.test_batch_norm import GATHER
 from tests.support.problems import BATCH_OPS, batch_arrays, group_arrays, layer_arrays
 
@@ -131,7 +131,7 @@ def large(action: Action) -> Action:
 
 def main() -> None:
     count, warm = map(int, sys.argv[1:])
-    plans.KEPT_PLANS = call.KEPT_CALLS = KEPT
+    plans.KEPT_PLANS = checked_call.KEPT_CALLS = KEPT
     rows = np.ones((512, 512), np.float32)
     actions = right() | refused() | {"large calls": large(lambda _: cunorm.layer_norm(rows, 512))}
     found = {}

@@ -14,19 +14,19 @@ import cunorm
 from cunorm.core.devices import known
 from cunorm.core.strategy import Strategy, Tile
 from cunorm.ops.registry import OPS
-from cunorm.tiling import costmodel, lookup, shortlist
+from cunorm.tiling import choose_tile, costmodel, shortlist
 from tests.support.paths import ROOT
 
 LISTED = [name for name in OPS if name != "batch_norm_gather_stats"]
-STALE = "the model, a space or a kernel's launches have changed: python benchmarks/shortlist.py"
+STALE = "the model, a space or a kernel's launches have changed: python benchmarks/make_shortlist.py"
 
 
 @pytest.fixture(scope="module")
 def maker() -> Iterator[ModuleType]:
-    """benchmarks/shortlist.py."""
+    """benchmarks/make_shortlist.py."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        yield importlib.import_module("shortlist")
+        yield importlib.import_module("make_shortlist")
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
 
@@ -137,7 +137,7 @@ def test_a_tile_is_not_taken_over_where_another_might_be(monkeypatch: pytest.Mon
     plan(65536)
     few = plan(128)
     assert "the tile of" not in few.explain()
-    monkeypatch.setattr(lookup, "_chosen", {})
+    monkeypatch.setattr(choose_tile, "_chosen", {})
     monkeypatch.setattr("cunorm.runtime.plans._plans", {})
     assert plan(128).tile == few.tile
 

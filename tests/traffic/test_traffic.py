@@ -14,7 +14,7 @@ import cunorm
 from cunorm.core.devices import KNOWN, known
 from cunorm.core.errors import KernelFault
 from cunorm.executors.cpu.checked import TRACE, Moves
-from cunorm.executors.cpu.memory import PARAMETER, ROLES, TENSOR, WORKSPACE
+from cunorm.executors.cpu.guarded_arrays import PARAMETER, ROLES, TENSOR, WORKSPACE
 from cunorm.ops.group_norm import grid
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Target
@@ -22,7 +22,7 @@ from cunorm.traffic import reuse, sampling, traffic
 from cunorm.traffic.traffic import Traffic
 from tests.kernels.kernel_checks import compiled, launch
 from tests.support.paths import KERNELS
-from tests.traffic.traffic_table import EDGE, EFFICIENT, ROWS, SPLIT_BACKWARD, Row
+from tests.traffic.traffic_limits import EDGE, EFFICIENT, ROWS, SPLIT_BACKWARD, Row
 
 STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.strategies]
 #: For LayerNorm's backward `split`, the formula counts a strip as if it crossed a boundary of a pack, even if not.

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from cunorm.tuning.measure.stand import Spec
+from cunorm.tuning.measure.session import Spec
 
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.locks import lazy

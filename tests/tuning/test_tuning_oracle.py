@@ -8,7 +8,7 @@ from cunorm.tuning.verify import oracle
 from cunorm.tuning.verify.inputs import inputs_of
 
 from cunorm import plan
-from cunorm.ops.shapes import plan_options
+from cunorm.ops.parse_problem import plan_options
 
 SHAPES = {
     "layer_norm": "101,24", "layer_norm_backward": "101,24", "group_norm_backward": "5,24,7,6",

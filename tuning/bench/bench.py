@@ -24,7 +24,7 @@ from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Target
-from cunorm.tiling import costmodel, lookup
+from cunorm.tiling import choose_tile, costmodel
 
 from ..verify.inputs import inputs_of
 from ..verify.oracle import Expected, expected
@@ -118,7 +118,7 @@ class _BenchRun:
         """Make everybody ready; who is not there or lacks the operator is told so."""
         problem, strategies = self.problem, OPS[self.problem.op].strategies
         default = costmodel.choose(problem, strategies.values(), self.place.device).tile
-        tuned = lookup.exact(problem, strategies, self.place.device)
+        tuned = choose_tile.exact(problem, strategies, self.place.device)
         for name in self.names:
             sentence = PEERS[name].missing if name in PEERS else None
             if name == TABLE and tuned is None:

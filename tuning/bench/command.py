@@ -26,7 +26,7 @@ from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS, gpu_present
 from cunorm.runtime.plans import Target
 
-from ..measure.stand import software
+from ..measure.session import software
 from ..problems.requested import problems_of
 from .bench import ROUNDS, bench_problem
 from .clock import BenchClock, GpuClock, RehearsalClock

@@ -16,7 +16,7 @@ from cunorm.core.strategy import Tile
 from cunorm.jit import sources
 
 from ..search.space import Space
-from .stand import Spec
+from .session import Spec
 from .worker import Worker
 
 MOST = 4  # processes that are worth their memory on a GPU

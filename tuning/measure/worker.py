@@ -23,7 +23,7 @@ from cunorm.core.problem import Problem
 from cunorm.executors.choose import executor
 
 from .errors import NO_COMPILER, Failed, Lost, Stopped
-from .stand import Session, Spec, software
+from .session import Session, Spec, software
 
 POLL_SECONDS = 0.05
 START_SECONDS = 120  # for imports and a CUDA context

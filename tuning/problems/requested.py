@@ -6,9 +6,9 @@ import argparse
 
 from cunorm.core.arrays import dtype_named
 from cunorm.core.problem import Problem
+from cunorm.ops.parse_problem import plan_options
 from cunorm.ops.registry import OPS, fault_of, problem_of
-from cunorm.ops.shapes import plan_options
-from cunorm.tiling import tracing
+from cunorm.tiling import problem_trace
 
 from .workloads import WORKLOADS, problems
 
@@ -49,7 +49,7 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
     else:
         if asked.dtype is not None:
             raise ValueError("--dtype: the problems of a trace have their own")
-        found = list(tracing.read(asked.from_trace, fault_of))
+        found = list(problem_trace.read(asked.from_trace, fault_of))
     layout = None if asked.layout is None else asked.layout.upper()
     chosen = [one for one in found if asked.op in (None, one.op) and layout in (None, one.layout)]
     if not chosen:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cunorm.core.problem import Problem
+from cunorm.ops.parse_problem import plan_options
 from cunorm.ops.registry import OPS, problem_of
-from cunorm.ops.shapes import plan_options
 
 
 def _square(N: int, C: int, size: int, group: int) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ import optuna
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-from cunorm.core import cache
+from cunorm.core import cache_folder
 
 #: What Optuna raises of a storage: of a database that has gone away, say.
 StorageError = optuna.exceptions.OptunaError
@@ -115,7 +115,7 @@ def journal(folder: Path, table: Path, resume: bool) -> Path:
 
     Older journals of the table whose run is over are deleted when a new one is made.
     """
-    cache.make(folder)
+    cache_folder.make(folder)
     stem = re.sub(r"\W+", "_", str(table.resolve())).strip("_")[-80:]
     old = sorted(folder.glob(f"{stem}-*.journal"), key=lambda path: path.stat().st_mtime)
     if resume and old:

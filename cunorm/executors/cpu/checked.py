@@ -15,7 +15,7 @@ import numpy as np
 
 from cunorm.core.errors import KernelFault
 
-from .memory import GuardedCopies, Region
+from .guarded_arrays import GuardedCopies, Region
 
 MOST_ARRAYS = 24
 OTHER_POISON = 0x00

@@ -19,11 +19,11 @@ from cunorm.core import devices, settings
 from cunorm.core.errors import KernelFault
 
 from . import checked as cpu_checked
-from . import scratch as cpu_scratch
+from . import launch_memory as cpu_scratch
+from .guarded_arrays import GUARD_BYTES, Region, regions_of
 from .kernel import INTERPRETER, Addresses, Kernel
 from .kernel import compile as compile  # part of the executor interface
-from .memory import GUARD_BYTES, Region, regions_of
-from .scratch import FAULT_BYTES, Scratch
+from .launch_memory import FAULT_BYTES, Scratch
 
 WARP = 32
 MOST_THREADS = 1024

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from cunorm.core import settings
-from cunorm.jit import builds, cxx
+from cunorm.jit import cpu_builds, cxx
 
 #: Folder of the runtime's headers in the compiler's messages, and the headers in their order of inclusion.
 INCLUDE = "cunorm/executors/cpu/include"
@@ -30,10 +30,10 @@ HEADERS = (
     "checked/events.h",
     "checked/counters.h",
     "checked/hooks.h",
-    "notes.h",
+    "instrumentation.h",
     "async.h",
     "launch.h",
-    "threads.h",
+    "os_threads.h",
     "builtins.h",
 )
 # struct Launch in runtime.h: sixteen words; `next`, one cache line further; the arguments, another cache line further.
@@ -82,7 +82,7 @@ class Addresses(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("worker", "stacks", "arenas", "text")]
 
 
-#: struct Interpreter in threads.h.
+#: struct Interpreter in os_threads.h.
 INTERPRETER = (ctypes.c_void_p * 3)(
     *[
         ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
@@ -174,7 +174,7 @@ def _compile(text: str, entry: str, compiler: cxx.Compiler, defines: tuple[str, 
     below = "".join(f"CUNORM_CPU_ENTRY({name})\n" for name in entries)
     source = f'{macros}{_runtime()}\n#line 1 "{entries[0]}.cu"\n{text}\n#line 1 "entry"\n{below}'
     libraries = cxx.SANITISERS if build == "sanitised" else ()
-    library, path = builds.load(source, entries[0], compiler, cxx.flags(compiler, build), libraries)
+    library, path = cpu_builds.load(source, entries[0], compiler, cxx.flags(compiler, build), libraries)
     return _kernel(text, entry, build, library, path)
 
 

@@ -24,7 +24,7 @@ from cunorm.core.arrays import (
 from cunorm.core.opspec import ArraySpec, Exact, Number
 from cunorm.core.problem import ITEMSIZE, LAYOUTS, Problem, accumulator, laid_out
 from cunorm.executors.choose import executor
-from cunorm.ops.common.arrays import BETA, DY, GAMMA, MEAN, RSTD, TENSOR, X
+from cunorm.ops.common.array_specs import BETA, DY, GAMMA, MEAN, RSTD, TENSOR, X
 from cunorm.runtime.checks import (
     NAN,
     OutputSpec,

@@ -21,7 +21,7 @@ from cunorm.ops.common.building_blocks import (
     refuses_shared,
     round_up,
 )
-from cunorm.ops.common.geometry import LARGEST_CHUNK, Slab, Sweep, refuses_sweep
+from cunorm.ops.common.slab_sweep import LARGEST_CHUNK, Slab, Sweep, refuses_sweep
 
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 
@@ -108,7 +108,7 @@ class _Swept(_Viewed):
 
     @lazy
     def sizes(self) -> dict[str, int]:
-        """Members of struct Batch in wide_rows.cuh, by name."""
+        """Members of struct Batch in joined_rows.cuh, by name."""
         swept = {"columns" if name == "C" else name: size for name, size in self.sweep.arguments.items()}
         most = {"most_columns": self.sweep.most_columns or 1, "sweeps": self.sweep.items, "items": self.items}
         return {**swept, "C": self.problem.C, "left": self.left * self.view.C, **most}

@@ -76,7 +76,7 @@ def fold_launches(
     results: Arguments,
     start: int = 0,
 ) -> tuple[Launch, ...]:
-    """Launches of a kernel on columns.cuh that folds the rows of the workspace, from item ``start`` on, into results.
+    """Launches of a kernel on fold_columns.cuh that folds the workspace, from item ``start`` on, into results.
 
     ``given`` are the arguments of every launch. Only the last launch writes ``results``.
     """
@@ -165,8 +165,8 @@ def words_at(pairs: int, pair_bytes: int) -> int:
 def clear_launch(at: int, words: int) -> Launch:
     """Launch that sets ``words`` counters to zero, from pair ``at`` of the workspace on."""
     return Launch(
-        "clear_words",
-        "clear_words",
+        "clear_counters",
+        "clear_counters",
         blocks_for(ceil_div(words, CLEAR_THREADS)),
         CLEAR_THREADS,
         {"workspace": "workspace", "from": at, "count": words},

@@ -6,7 +6,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, by_name
 
 from .building_blocks import RESIDENT_REGISTERS, WARP, blocks_for, round_up
-from .geometry import Sweep
+from .slab_sweep import Sweep
 
 
 def moments_launches(problem: Problem, sweep: Sweep, groups: int) -> tuple[Launch, ...]:

@@ -23,7 +23,7 @@ from cunorm.ops.common.building_blocks import (
     refuses_shared,
     round_up,
 )
-from cunorm.ops.common.geometry import Slab
+from cunorm.ops.common.slab_sweep import Slab
 
 from .one_sweep import OneSweep, Runs
 from .warp import WARP_SPACE

@@ -18,7 +18,7 @@ from cunorm.ops.common.building_blocks import (
     round_up,
     words_at,
 )
-from cunorm.ops.common.geometry import Sweep, groups_asked, refuses_sweep
+from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
 
 #: Of tiles with equal predictions the cost model selects the first. Two blocks of 256 threads per multiprocessor wait
 #: less for each other than one block of 512. They follow the order of tickets more closely than four blocks of 128, so

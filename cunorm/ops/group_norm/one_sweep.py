@@ -15,8 +15,8 @@ from cunorm.ops.common.building_blocks import (
     parameter_workspace,
     round_up,
 )
-from cunorm.ops.common.geometry import channel_lanes
-from cunorm.ops.common.rows import parameters_given, present
+from cunorm.ops.common.register_rows import parameters_given, present
+from cunorm.ops.common.slab_sweep import channel_lanes
 
 
 class OneSweep(Tiling):

@@ -14,7 +14,7 @@ from cunorm.ops.common.building_blocks import (
     fold_rows,
     parameter_launches,
 )
-from cunorm.ops.common.geometry import Sweep, groups_asked, refuses_sweep
+from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
 from cunorm.ops.common.split_moments import moments_launches
 
 SPLIT_SPACE = {"threads": (128, 256, 512), "chunk": (16, 64, 256, 1024, 4096, 16384, 65536)}

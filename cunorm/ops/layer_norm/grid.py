@@ -18,7 +18,7 @@ from cunorm.ops.common.building_blocks import (
     round_up,
     words_at,
 )
-from cunorm.ops.common.rows import ACCESS_BYTES, PACKS_IN_FLIGHT, parameters_given, present
+from cunorm.ops.common.register_rows import ACCESS_BYTES, PACKS_IN_FLIGHT, parameters_given, present
 
 from .split import gradient_arguments
 
@@ -40,7 +40,7 @@ BYTES_AHEAD, FEWEST_AHEAD, MOST_AHEAD = 64 * KIB, 2, 8
 WORDS = LINE_WORDS + 1
 #: Most rounds that are worth trying. A thread adds its elements of a column one by one, so more rounds lose accuracy.
 MOST_ROUNDS = 64
-#: Most slabs whose partial sums of a row a warp can fold: warp_size * lane_parts in row_slabs.cuh.
+#: Most slabs whose partial sums of a row a warp can fold: warp_size * lane_parts in column_slabs.cuh.
 MOST_SLABS = 256
 ADDRESS = 3  # registers for the address of a pack
 #: Exposed memory latencies per block: the first row, the counter of stored slabs, the fold by the last block, the

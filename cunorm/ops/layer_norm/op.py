@@ -9,7 +9,7 @@ from typing import Any
 from cunorm.core.arrays import dtype_name, epsilon, integer, mask
 from cunorm.core.opspec import Exact, Number
 from cunorm.core.problem import LAYOUTS, Problem, accumulator, laid_out
-from cunorm.ops.common.arrays import (
+from cunorm.ops.common.array_specs import (
     BETA,
     FLAGS,
     FORWARD_RESULTS,

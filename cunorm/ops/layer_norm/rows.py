@@ -17,7 +17,7 @@ from cunorm.ops.common.building_blocks import (
     refuses_shared,
     round_up,
 )
-from cunorm.ops.common.rows import ACCESS_BYTES, BlockRows, ClusterRows, WarpRows, present
+from cunorm.ops.common.register_rows import ACCESS_BYTES, BlockRows, ClusterRows, WarpRows, present
 
 from .split import gradient_arguments, owners
 

@@ -19,7 +19,7 @@ from cunorm.ops.common.building_blocks import (
     refuses_resident,
     round_up,
 )
-from cunorm.ops.common.geometry import Sweep, refuses_chunk
+from cunorm.ops.common.slab_sweep import Sweep, refuses_chunk
 from cunorm.ops.common.split_moments import moments_launches
 
 SPLIT_BACKWARD_SPACE = {"threads": (128, 256), "packs_per_thread": (1, 2, 4), "rows_per_team": (1, 2, 4, 8, 16, 32, 64)}

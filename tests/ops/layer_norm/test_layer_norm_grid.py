@@ -54,7 +54,7 @@ def test_the_model_selects_other_strategies_for_short_or_many_rows() -> None:
 def test_grid_stores_no_partial_sums_of_columns() -> None:
     """One block computes dgamma and dbeta of a slab. The workspace has only sums of rows. No kernel sums columns."""
     plan = plan_of("layer_norm_backward", 67, 123479)
-    assert [launch.entry for launch in plan.launches] == ["clear_words", "layer_norm_backward_grid"]
+    assert [launch.entry for launch in plan.launches] == ["clear_counters", "layer_norm_backward_grid"]
     assert plan.workspace_nbytes < 67 * 8 * H200.multiprocessors + 1024 < 123479 * 8
 
 

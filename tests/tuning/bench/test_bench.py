@@ -29,7 +29,7 @@ from cunorm.core.devices import KNOWN, Device
 from cunorm.core.problem import Problem, laid_out
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Target
-from cunorm.tiling import lookup
+from cunorm.tiling import choose_tile
 
 PLACE = Target("cpu", 0, KNOWN["H200"])
 PROBLEM = Problem(
@@ -222,7 +222,7 @@ def test_results_of_another_contender_do_not_count(monkeypatch: pytest.MonkeyPat
     """Both of cunorm's write to the same arrays."""
     strategies = OPS["layer_norm"].strategies
     tile = next(t for t in strategies["split"].tiles() if strategies["split"].refuses(PROBLEM, t, PLACE.device) is None)
-    monkeypatch.setattr(lookup, "exact", lambda *_: type("Found", (), {"tile": tile}))
+    monkeypatch.setattr(choose_tile, "exact", lambda *_: type("Found", (), {"tile": tile}))
     own = bench._own
 
     def idle(name: str, *given: Any) -> Any:
@@ -247,7 +247,7 @@ def test_the_table_has_a_contender_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     strategies = OPS["layer_norm"].strategies
     tile = next(t for t in strategies["split"].tiles() if strategies["split"].refuses(PROBLEM, t, PLACE.device) is None)
     entry: Any = type("Found", (), {"tile": tile})
-    monkeypatch.setattr(lookup, "exact", lambda *_: entry)
+    monkeypatch.setattr(choose_tile, "exact", lambda *_: entry)
     found = by_name(bench_problem(PROBLEM, PLACE, Planted(), [], rounds=1))
     assert found[TABLE].state == "timed" and found[TABLE].sentence.startswith("split (")
     assert found[DEFAULT].sentence.startswith("warp (")
@@ -540,4 +540,4 @@ def test_neither_optuna_nor_torch_is_imported() -> None:
 def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tiling table of this machine's user takes part."""
     monkeypatch.delenv("CUNORM_TILING_TABLE", raising=False)
-    monkeypatch.setattr(lookup, "exact", lambda *_: None)
+    monkeypatch.setattr(choose_tile, "exact", lambda *_: None)

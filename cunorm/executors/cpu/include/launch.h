@@ -68,7 +68,7 @@ CUNORM_CPU_RUNTIME bool refill(Worker& worker) {
     return alive;
 }
 
-// Memory of one operating-system thread of a launch (cunorm/executors/cpu/scratch.py).
+// Memory of one operating-system thread of a launch (cunorm/executors/cpu/launch_memory.py).
 struct Scratch {
     Worker* worker;
     char* stacks;

@@ -122,14 +122,13 @@ CUNORM_CPU_HOOK __tsan_func_entry(void*) {}
 CUNORM_CPU_HOOK __tsan_func_exit() {}
 CUNORM_CPU_HOOK __tsan_init() {}
 #ifdef __clang__  // other compilers call memcpy and memset of the C library
-extern "C" __attribute__((visibility("hidden"), noinline, used)) void* __tsan_memcpy(void* to, const void* from,
-                                                                                     unsigned long bytes) {
+#define CUNORM_CPU_COPY_HOOK extern "C" __attribute__((visibility("hidden"), noinline, used, no_sanitize("thread"))) void*
+CUNORM_CPU_COPY_HOOK __tsan_memcpy(void* to, const void* from, unsigned long bytes) {
     cunorm_cpu::hooked(from, bytes, false, CUNORM_CPU_HERE);
     cunorm_cpu::hooked(to, bytes, true, CUNORM_CPU_HERE);
     return memcpy(to, from, bytes);
 }
-extern "C" __attribute__((visibility("hidden"), noinline, used)) void* __tsan_memset(void* to, int byte,
-                                                                                     unsigned long bytes) {
+CUNORM_CPU_COPY_HOOK __tsan_memset(void* to, int byte, unsigned long bytes) {
     cunorm_cpu::hooked(to, bytes, true, CUNORM_CPU_HERE);
     return memset(to, byte, bytes);
 }

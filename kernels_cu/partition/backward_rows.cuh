@@ -1,7 +1,7 @@
-// LayerNorm backward of rows that a team holds in registers (rows.cuh): dx, and the sums of the team's columns over all
+// LayerNorm backward of rows that a team holds in registers (forward_rows.cuh): dx, and the sums of the team's columns over all
 // its rows.
 #include "partition/column_sums.cuh"
-#include "partition/rows.cuh"
+#include "partition/forward_rows.cuh"
 
 // The column sums of the teams of a block, in registers or in shared memory. If they are in registers, the upper half
 // of the teams passes its sums to the lower half through shared memory, until only the first teams are left. If they

@@ -22,7 +22,7 @@ import pytest
 from cunorm.core.errors import CompileError
 from cunorm.executors.cpu import executor
 from cunorm.executors.cpu import kernel as cpu_kernel
-from cunorm.jit import builds, cxx
+from cunorm.jit import cpu_builds, cxx
 
 TEXT = 'extern "C" __global__ void ramp(float* y) { y[threadIdx.x] = threadIdx.x * 2.0f; }'
 OTHER = TEXT.replace("2.0f", "3.0f")
@@ -146,7 +146,7 @@ def test_a_damaged_build_kills_no_process(damage: Callable[[Path], None], kept: 
     """Loaded as it is, the first is SIGBUS and the second SIGSEGV, call after call."""
     damage(kept / "kernel.so")
     check(child())
-    assert builds._whole(kept)
+    assert cpu_builds._whole(kept)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -159,15 +159,15 @@ def test_what_is_damaged_is_not_whole_and_is_replaced(
     def copied(source: str, target: str, entry: str, *rest: Any) -> None:
         shutil.copy(whole / "kernel.so", rest[3] / target)
 
-    assert builds._whole(kept)
+    assert cpu_builds._whole(kept)
     damage(kept / "kernel.so")
-    assert not builds._whole(kept)
+    assert not cpu_builds._whole(kept)
     monkeypatch.setattr(cxx, "shared_object", copied)
     cpu_kernel._kernels.clear()
     y = np.zeros(32, np.float32)
     executor.launch(executor.compile(TEXT, "ramp"), 1, 32, 0, [y.ctypes.data])
     assert y.tolist() == [2.0 * lane for lane in range(32)]
-    assert builds._whole(kept)
+    assert cpu_builds._whole(kept)
     monkeypatch.setattr(cxx, "shared_object", no_compiler)
     cpu_kernel._kernels.clear()
     executor.compile(TEXT, "ramp")
@@ -180,9 +180,9 @@ def test_any_flipped_bit_is_seen(file: str, kept: Path) -> None:
         other = bytearray(data)
         other[place // 8] ^= 1 << (place % 8)
         (kept / file).write_bytes(other)
-        assert not builds._whole(kept), place
+        assert not cpu_builds._whole(kept), place
     (kept / file).write_bytes(data)
-    assert builds._whole(kept)
+    assert cpu_builds._whole(kept)
 
 
 def test_the_build_of_another_text_is_not_loaded(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +198,8 @@ def test_the_build_of_another_text_is_not_loaded(kept: Path, monkeypatch: pytest
 def test_a_build_is_read_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm call does not pay for the checksum, and a second process does not compile."""
     monkeypatch.setattr(cxx, "shared_object", no_compiler)
-    genuine, looks = builds._whole, []
-    monkeypatch.setattr(builds, "_whole", lambda folder: (looks.append(folder), genuine(folder))[1])
+    genuine, looks = cpu_builds._whole, []
+    monkeypatch.setattr(cpu_builds, "_whole", lambda folder: (looks.append(folder), genuine(folder))[1])
     cpu_kernel._kernels.clear()
     for _ in range(3):
         executor.compile(TEXT, "ramp")
@@ -217,7 +217,7 @@ def test_the_build_that_counts_traffic_is_checked_too(tmp_path: Path, monkeypatc
     (path,) = (tmp_path / "cpu").glob("reuse*/kernel.so")
     zeroed(path)
     assert child(script=script).stdout == first.stdout == "True\n"
-    assert builds._whole(path.parent)
+    assert cpu_builds._whole(path.parent)
 
 
 def test_what_is_written_is_on_the_disk_before_it_is_in_place(
@@ -255,9 +255,9 @@ def test_a_build_that_somebody_else_may_have_planted(
         os.chown(kept / what, STRANGER, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
-        assert not builds._whole(kept)
+        assert not cpu_builds._whole(kept)
         return
-    assert not builds._whole(kept)
+    assert not cpu_builds._whole(kept)
 
 
 def test_a_planted_build_does_not_run(kept: Path, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_planted_build_does_not_run(kept: Path, tmp_path: Path) -> None:
     compiler = cxx.chosen()
     command = [*compiler.command, "-shared", "-fPIC", str(tmp_path / "evil.cpp"), "-o", str(kept / "kernel.so")]
     subprocess.run(command, check=True)
-    seal = builds._seal(kept.name, (kept / "kernel.so").read_bytes())
+    seal = cpu_builds._seal(kept.name, (kept / "kernel.so").read_bytes())
     (kept / "kernel.sha256").write_text(seal)
     kept.chmod(0o777)
     check(child())
@@ -305,7 +305,7 @@ def test_what_killed_compiles_leave_is_cleared(kept: Path) -> None:
     for name in (".build-killed", ".build-x.old"):
         (folder / name).mkdir()
         (folder / name / "kernel.o").write_bytes(b"half")
-    with builds._working(folder) as work:
+    with cpu_builds._working(folder) as work:
         (work / "kernel.o").write_bytes(b"half")
         check(child())
         assert {one.name for one in folder.iterdir()} == {work.name, kept.name}
@@ -316,12 +316,12 @@ def test_where_folders_have_no_locks_only_old_ones_are_cleared(kept: Path, monke
     def refused(*_: Any) -> None:
         raise OSError(errno.EBADF, "as NFS answers")
 
-    monkeypatch.setattr(builds.fcntl, "flock", refused)
+    monkeypatch.setattr(cpu_builds.fcntl, "flock", refused)
     new, old = kept.with_name(".build-new"), kept.with_name(".build-old")
     for path in (new, old):
         path.mkdir()
     os.utime(old, (0, 0))
-    builds._sweep(kept.parent)
+    cpu_builds._sweep(kept.parent)
     assert (new.exists(), old.exists()) == (True, False)
     new.rmdir()
 
@@ -339,15 +339,15 @@ def test_a_compile_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [one.name.partition("-")[0] for one in (tmp_path / "cpu").iterdir()] == [".build"]
     check(child())
     (only,) = (tmp_path / "cpu").iterdir()
-    assert builds._whole(only)
+    assert cpu_builds._whole(only)
 
 
 def test_a_whole_build_stays_when_another_comes(kept: Path) -> None:
     """Somebody may be loading it."""
     before = (kept / "kernel.so").stat().st_ino
-    with builds._working(kept.parent) as work:
+    with cpu_builds._working(kept.parent) as work:
         shutil.copytree(kept, work, dirs_exist_ok=True)
-        builds._publish(work, kept)
+        cpu_builds._publish(work, kept)
     assert (kept / "kernel.so").stat().st_ino == before
 
 
@@ -366,12 +366,12 @@ def test_threads_at_once(kept: Path, built: Path, monkeypatch: pytest.MonkeyPatc
 
     def load(_: int) -> Path:
         gate.wait(SECONDS)
-        return builds.load("the same for all", "ramp", cxx.chosen(), options)[1]
+        return cpu_builds.load("the same for all", "ramp", cxx.chosen(), options)[1]
 
     with ThreadPoolExecutor(16) as pool:
         paths = set(pool.map(load, range(16)))
     assert len(paths) == 1
-    assert builds._whole(paths.pop().parent)
+    assert cpu_builds._whole(paths.pop().parent)
 
 
 def test_a_path_that_the_loader_rewrites(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +398,7 @@ def test_processes_at_once(number: int, damaged: bool, tmp_path: Path, built: Pa
         out, err = one.communicate(timeout=SECONDS)
         assert (one.returncode, out) == (0, EXPECTED), err
     (only,) = (tmp_path / "cpu").iterdir()
-    assert builds._whole(only)
+    assert cpu_builds._whole(only)
 
 
 #: Sixteen threads make their first call at the same moment.
@@ -429,7 +429,7 @@ def test_first_calls_of_processes_with_sixteen_threads_each(number: int, tmp_pat
         assert (one.returncode, out) == (0, "16\n"), err
     found = [*(tmp_path / "cpu").iterdir()]
     assert [one.name.partition("-")[0] for one in found] == ["layer_norm_warp"]
-    assert builds._whole(found[0])
+    assert cpu_builds._whole(found[0])
 
 
 def test_a_full_disk(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cunorm.core import cache, settings
+from cunorm.core import cache_folder, settings
 from cunorm.core.devices import Device
 from cunorm.core.errors import TableError, UnsupportedTile
 from cunorm.core.problem import Problem
@@ -98,7 +98,7 @@ def stamp(device: Device) -> tuple[Stamp, ...]:
 def _distrust(path: Path) -> str | None:
     """Why a table in the cache folder is not trusted; None if only this user and root can write it."""
     try:
-        return cache.distrust(os.stat(path))
+        return cache_folder.distrust(os.stat(path))
     except OSError:
         return None  # `table.load` raises the error
 

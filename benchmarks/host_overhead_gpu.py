@@ -1,6 +1,6 @@
 """What a call costs the host on a GPU: a plan's call, and the public one, beside the bare launches of the same kernels.
 
-Example: ``python benchmarks/host_cost.py --json benchmarks/results/host_cost-h200-2026-01-31.json``
+Example: ``python benchmarks/host_overhead_gpu.py --json benchmarks/results/host_overhead_gpu-h200-2026-01-31.json``
 
 Nothing waits for the GPU within a sample: the clock stops when the last launch of a batch has been handed over, and a
 batch is shorter than the queue of launches is deep. They take turns in one run. `plan` gets ``out=`` and
@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 from cunorm.tuning.bench.arrays import Sets, public_call
-from cunorm.tuning.measure.stand import software
+from cunorm.tuning.measure.session import software
 from cunorm.tuning.verify.inputs import inputs_of
 
 import cunorm
 from cunorm.core.arrays import pointer
 from cunorm.executors.choose import executor
+from cunorm.ops.parse_problem import plan_options
 from cunorm.ops.registry import OPS, gpu_present
-from cunorm.ops.shapes import plan_options
 
 SHAPES = {"group_norm": "2,320,16x16,32", "layer_norm": "512,320", "batch_norm": "2,320,16x16"}
 DTYPE = "float32"
@@ -116,7 +116,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not gpu_present():
         print(
-            "host_cost: CuPy sees no GPU here; --rehearse runs everything on the CPU executor, untimed", file=sys.stderr
+            "host_overhead_gpu: CuPy sees no GPU here; --rehearse runs everything on the CPU executor, untimed",
+            file=sys.stderr,
         )
         return 3
     device, facts = executor("gpu").limits(executor("gpu").current()), software("gpu")

@@ -1,6 +1,6 @@
 """Makes cunorm/tiling/shortlist.json: the tiles that the cost model looks at first for a problem that is new.
 
-``python benchmarks/shortlist.py`` ranks all tiles of the problems of the named workloads, and of problems drawn at
+``python benchmarks/make_shortlist.py`` ranks all tiles of the problems of the named workloads, and of problems drawn at
 random, for every known device (some minutes on two cores), and keeps the tiles without which one of them would get
 another tile than the ranking gives: for the workloads on an H200 in bfloat16 any other, for the rest one that is
 predicted more than 2 % slower or faster. To be run after the cost model, a space or a strategy's launches have changed;

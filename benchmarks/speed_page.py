@@ -1,6 +1,6 @@
 """Writes docs/speed.md, and what the README says of it, from the newest results in benchmarks/results: none is typed.
 
-Example: ``python benchmarks/speed.py``; with ``--check`` it only says whether both are what the results give.
+Example: ``python benchmarks/speed_page.py``; with ``--check`` it only says whether both are what the results give.
 
 A result is a file ``bench-*.json`` as ``cunorm bench --json`` writes it; of each device and workload the newest counts,
 of the complete ones if there are any. What was rehearsed on the CPU executor is refused: its times say nothing about a
@@ -23,7 +23,7 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
 README, BEGIN, END = ROOT / "README.md", "<!-- begin speed -->\n", "<!-- end speed -->\n"
 HEAD = """# Speed
 
-What `cunorm bench` measured, written by `python benchmarks/speed.py` from `benchmarks/results/bench-*.json`.
+What `cunorm bench` measured, written by `python benchmarks/speed_page.py` from `benchmarks/results/bench-*.json`.
 
 A percentage is the share of a copy's bandwidth, measured in the same run, at which the fewest bytes that the problem
 has to move were moved by its kernels; in brackets the kernels' time in microseconds, the median, with its quartiles.

@@ -25,7 +25,7 @@ from cunorm.core.arrays import (
 )
 from cunorm.core.locks import lazy
 from cunorm.executors.choose import capturing, executor
-from cunorm.runtime.call import CAPTURED, WORKSPACE_ALIGNMENT
+from cunorm.runtime.checked_call import CAPTURED, WORKSPACE_ALIGNMENT
 from cunorm.runtime.checks import OutputSpec, is_direct
 from cunorm.runtime.plans import Plan
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cunorm.core.arrays import Array, addresses, extent, kind_of, namespace, overlap, place_of, pointer, same_elements
 from cunorm.executors.choose import capturing, on
-from cunorm.tiling import tracing
+from cunorm.tiling import problem_trace
 
 from .checks import OutputSpec, dense_copy, is_direct
 from .plans import Plan
@@ -263,11 +263,11 @@ class Calls(dict[Any, Call]):
 
     def __init__(self) -> None:
         super().__init__()
-        tracing.on_begin.append(self.clear)
+        problem_trace.on_begin.append(self.clear)
 
     def keep(self, key: Any, call: Call) -> None:
         """Add a call; if the cache is full, clear it first."""
-        if tracing.active():
+        if problem_trace.active():
             return
         if len(self) >= KEPT_CALLS:
             self.clear()

@@ -77,7 +77,7 @@ class WarpRows(Tiling):
         return self.tile.packs_per_thread <= self.most_packs_ahead
 
     def resident(self, dtype: str) -> bool:
-        """Whether a parameter of this dtype stays in registers from row to row; see RowParameters in rows.cuh."""
+        """Whether a parameter of this dtype stays in registers from row to row (RowParameters in forward_rows.cuh)."""
         return self.tile.packs_per_thread * self.problem.pack * ITEMSIZE[dtype] <= self.most_resident
 
     @lazy
@@ -87,7 +87,7 @@ class WarpRows(Tiling):
 
     @lazy
     def constants(self) -> dict[str, int]:
-        """Compile-time constants of rows.cuh and row_gradients.cuh."""
+        """Compile-time constants of forward_rows.cuh and backward_rows.cuh."""
         found = {"reads_ahead": int(self.reads_ahead), "most_parameter_bytes": self.most_resident}
         return found | ({"sums_in_registers": int(self.sums_in_registers)} if self.problem.is_backward else {})
 

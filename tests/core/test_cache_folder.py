@@ -16,12 +16,12 @@ import pytest
 
 from cunorm import CacheWarning
 from cunorm.cli.doctor import cache_folders
-from cunorm.core import cache, settings
+from cunorm.core import cache_folder, settings
 from cunorm.core.devices import KNOWN
 from cunorm.core.errors import CompileError
 from cunorm.jit import nvrtc
 from cunorm.jit.nvrtc import Usage
-from cunorm.tiling import lookup
+from cunorm.tiling import choose_tile
 
 STRANGER = 54321  # a user that this machine does not have
 
@@ -42,7 +42,7 @@ def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    cache._temporary.cache_clear()
+    cache_folder._temporary.cache_clear()
     return tmp_path / ".cache" / "cunorm"
 
 
@@ -79,7 +79,7 @@ def test_folders_are_made_for_their_owner_alone(umask: int, named: Path, monkeyp
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(named / "a" / "b"))
     before = os.umask(umask)
     try:
-        assert cache.folder("cpu") == named / "a" / "b" / "cpu"
+        assert cache_folder.folder("cpu") == named / "a" / "b" / "cpu"
     finally:
         os.umask(before)
     for path in (named, named / "a", named / "a" / "b", named / "a" / "b" / "cpu"):
@@ -93,20 +93,20 @@ def test_a_named_folder_that_others_may_write_to(given: int, named: Path) -> Non
     with pytest.raises(
         CompileError, match=rf"^CUNORM_CACHE_DIR: {named} may be written by other users \(mode 0"
     ) as caught:
-        cache.folder("cpu")
+        cache_folder.folder("cpu")
     assert mode(named) == given
     assert [*named.iterdir()] == []
     command = str(caught.value).partition("type: ")[2]
     assert command == f"chmod go-w {named}"
     subprocess.run(command, shell=True, check=True)
-    assert cache.folder("cpu") == named / "cpu"
+    assert cache_folder.folder("cpu") == named / "cpu"
 
 
 @pytest.mark.parametrize("given", [0o700, 0o755, 0o500])
 def test_a_named_folder_that_only_its_owner_may_write_to(given: int, named: Path) -> None:
     made(named / "cpu")
     named.chmod(given)
-    assert cache.folder("cpu") == named / "cpu"
+    assert cache_folder.folder("cpu") == named / "cpu"
     assert mode(named) == given
 
 
@@ -116,16 +116,16 @@ def test_a_named_folder_of_somebody_else(named: Path, monkeypatch: pytest.Monkey
     with pytest.raises(
         CompileError, match=r"^CUNORM_CACHE_DIR: .*named belongs to .*, not to .*; type: export CUNORM_"
     ):
-        cache.folder("cpu")
+        cache_folder.folder("cpu")
 
 
 def test_a_folder_like_tmp_serves_until_somebody_takes_the_name(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody can replace what others have made, the folder inside counts."""
     made(named, 0o1777)
-    assert mode(cache.folder("cpu")) == 0o700
+    assert mode(cache_folder.folder("cpu")) == 0o700
     given_away(named / "cpu", monkeypatch)
     with pytest.raises(CompileError, match=r'named/cpu belongs to .*; type: export CUNORM_CACHE_DIR="\$\(mktemp -d'):
-        cache.folder("cpu")
+        cache_folder.folder("cpu")
 
 
 @pytest.mark.parametrize("where", ["named", "named/cpu"])
@@ -135,17 +135,17 @@ def test_a_link_of_somebody_else(where: str, named: Path, monkeypatch: pytest.Mo
     if where == "named/cpu":
         made(named, 0o1777)
     link.symlink_to(target)
-    assert cache.folder("cpu") == named / "cpu"
+    assert cache_folder.folder("cpu") == named / "cpu"
     given_away(link, monkeypatch)
     with pytest.raises(CompileError, match=f"{link} belongs to"):
-        cache.folder("cpu")
+        cache_folder.folder("cpu")
 
 
 def test_what_was_made_under_another_umask_is_tightened(named: Path) -> None:
     """A folder inside the cache is nobody's but cunorm's."""
     made(named)
     made(named / "cpu", 0o775)
-    assert mode(cache.folder("cpu")) == 0o755
+    assert mode(cache_folder.folder("cpu")) == 0o755
 
 
 @pytest.mark.parametrize(
@@ -154,23 +154,23 @@ def test_what_was_made_under_another_umask_is_tightened(named: Path) -> None:
 def test_metacharacters(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the path and in what an error says to type."""
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / name))
-    assert cache.folder("cpu") == tmp_path / name / "cpu"
+    assert cache_folder.folder("cpu") == tmp_path / name / "cpu"
     (tmp_path / name).chmod(0o777)
     with pytest.raises(CompileError) as caught:
-        cache.folder("cpu")
+        cache_folder.folder("cpu")
     assert shlex.split(str(caught.value).partition("type: ")[2])[-1] == str(tmp_path / name)
 
 
 def test_a_home_that_the_shell_did_not_expand(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(named))
     monkeypatch.setenv("CUNORM_CACHE_DIR", "~/builds")
-    assert cache.folder("cpu") == named / "builds" / "cpu"
+    assert cache_folder.folder("cpu") == named / "builds" / "cpu"
 
 
 def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUNORM_CACHE_DIR", "here")
-    assert cache.folder("cpu") == tmp_path / "here" / "cpu"
+    assert cache_folder.folder("cpu") == tmp_path / "here" / "cpu"
 
 
 # ---- the default folder ---------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_default_folder_is_taken_from_others(default: Path) -> None:
     """Where an old umask left it open, it is this user's own; nobody is asked."""
     made(default, 0o777)
-    assert cache.folder("cpu") == default / "cpu"
+    assert cache_folder.folder("cpu") == default / "cpu"
     assert mode(default) == 0o755
 
 
@@ -188,7 +188,7 @@ def test_a_default_folder_of_somebody_else(default: Path, monkeypatch: pytest.Mo
     made(default)
     given_away(default, monkeypatch)
     with pytest.warns(CacheWarning, match=rf"the cache folder {default} belongs to .* set CUNORM_CACHE_DIR") as caught:
-        found = [cache.folder(name) for name in ("cpu", "nvrtc", "cpu")]
+        found = [cache_folder.folder(name) for name in ("cpu", "nvrtc", "cpu")]
     assert len(caught) == 1
     assert found[0].parent == found[1].parent != default
     assert mode(found[0].parent) == 0o700
@@ -201,8 +201,8 @@ def test_a_private_folder_is_deleted_at_the_end(default: Path) -> None:
     made(default)
     os.chown(default, STRANGER, -1)
     script = (
-        "import os, sys, warnings; warnings.simplefilter('ignore'); from cunorm.core import cache\n"
-        "path = cache.folder('cpu')\n"
+        "import os, sys, warnings; warnings.simplefilter('ignore'); from cunorm.core import cache_folder\n"
+        "path = cache_folder.folder('cpu')\n"
         "if os.fork() == 0: sys.exit()\n"
         "os.wait(); print(path, path.is_dir(), flush=True)"
     )
@@ -224,7 +224,7 @@ def test_without_a_home(answer: Any, default: Path, monkeypatch: pytest.MonkeyPa
     path = default.parent.parent / f"cunorm-{os.getuid()}"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert cache.folder("cpu") == path / "cpu"
+        assert cache_folder.folder("cpu") == path / "cpu"
     assert mode(path) == 0o700
     assert [*Path.cwd().iterdir()] == []
 
@@ -236,7 +236,7 @@ def test_without_a_home_and_the_name_taken(default: Path, monkeypatch: pytest.Mo
     path.symlink_to(made(default.parent / "elsewhere"))
     given_away(path, monkeypatch)
     with pytest.warns(CacheWarning, match="belongs to"):
-        assert cache.folder("cpu").is_relative_to(default.parent.parent)
+        assert cache_folder.folder("cpu").is_relative_to(default.parent.parent)
     assert [*(default.parent / "elsewhere").iterdir()] == []
 
 
@@ -301,7 +301,7 @@ def test_the_folder_of_tables_is_made_for_its_owner_alone(named: Path, monkeypat
 
     before = os.umask(0)
     try:
-        table.update(lookup.user_table(KNOWN["H200"]), KNOWN["H200"], {}, [])
+        table.update(choose_tile.user_table(KNOWN["H200"]), KNOWN["H200"], {}, [])
     finally:
         os.umask(before)
     assert mode(named) == mode(named / "tiling") == 0o700

@@ -29,10 +29,10 @@ from cunorm.core.arrays import (
 from cunorm.ops.batch_norm.api import batch_norm_backward_reduce
 from cunorm.ops.group_norm.api import group_norm_backward
 from cunorm.ops.registry import plan
-from cunorm.runtime.call import OVERLAPS
+from cunorm.runtime.checked_call import OVERLAPS
 from cunorm.runtime.checks import check_rank, check_size, direct_layout, memory_order, writable
 
-from .executor import AclOpExecutor, NullPointer, Operand
+from .acl_op_executor import AclOpExecutor, NullPointer, Operand
 
 #: The dtypes of these interfaces; float64 is for cunorm's own functions.
 DATA = ("float16", "bfloat16", "float32")

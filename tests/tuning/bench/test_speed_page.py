@@ -21,8 +21,8 @@ from tests.tuning.bench.test_bench import shown
 
 @pytest.fixture
 def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """benchmarks/speed.py over folders of its own."""
-    spec = importlib.util.spec_from_file_location("speed", ROOT / "benchmarks" / "speed.py")
+    """benchmarks/speed_page.py over folders of its own."""
+    spec = importlib.util.spec_from_file_location("speed", ROOT / "benchmarks" / "speed_page.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -38,7 +38,7 @@ def keep(folder: Path, name: str, **others: Any) -> None:
 
 
 def test_the_page_is_what_the_results_give() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "speed.py"), "--check"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "speed_page.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

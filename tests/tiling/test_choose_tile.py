@@ -22,7 +22,7 @@ from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
 from cunorm.jit import sources
 from cunorm.ops.registry import OPS
-from cunorm.tiling import costmodel, lookup, table
+from cunorm.tiling import choose_tile, costmodel, table
 from cunorm.tiling.table import MEASURED, MODEL, Entry
 from tests.support.problems import forget_calls, group_arrays
 
@@ -138,7 +138,7 @@ def test_the_order_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
     monkeypatch.setattr(cunorm, "__path__", [*cunorm.__path__, str(tmp_path / "package")])
     assert plan().tile == tiles[2]
     user = tmp_path / "user.json"
-    monkeypatch.setattr(lookup, "user_table", lambda device: user)
+    monkeypatch.setattr(choose_tile, "user_table", lambda device: user)
     table.update(user, H200, {}, [entry(tile=tiles[1])])
     assert plan().tile == tiles[1]
     named(entry(replace(PROBLEM, N=3), TUNED))
@@ -150,8 +150,8 @@ def test_the_order_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
 def test_the_places_of_tables(tmp_path: Path) -> None:
     """As the README has them; in a process of its own, where the tests have not put anything in their place."""
     script = (
-        "from cunorm.tiling import lookup; from cunorm.core.devices import KNOWN\n"
-        "for one in lookup.places(KNOWN['H200']): print(one.path, one.named, one.shipped)"
+        "from cunorm.tiling import choose_tile; from cunorm.core.devices import KNOWN\n"
+        "for one in choose_tile.places(KNOWN['H200']): print(one.path, one.named, one.shipped)"
     )
     environment = {**os.environ, "CUNORM_CACHE_DIR": str(tmp_path), "CUNORM_TILING_TABLE": "mine.json"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
@@ -192,9 +192,9 @@ def test_calls_use_the_table(named: Callable[..., Path]) -> None:
     named(entry(problem, tile))
     forget_calls()
     seen = []
-    real = lookup.exact
+    real = choose_tile.exact
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lookup, "exact", lambda *given: seen.append(real(*given)) or seen[-1])
+        patch.setattr(choose_tile, "exact", lambda *given: seen.append(real(*given)) or seen[-1])
         found = cunorm.group_norm_backward(a.dy, a.x, a.mean, a.rstd, a.gamma, num_groups=2)
     assert [one.tile for one in seen] == [tile]
     forget_calls()
@@ -218,7 +218,7 @@ def test_the_nearest_entry_that_the_model_agrees_with(named: Callable[..., Path]
     assert made.tile == own(asked)
     assert made.reason.startswith(f"the nearest entry in {path}, N=4 C=320 HxW=4096 group=32 at a distance of 0.42:")
     assert "the cost model's own choice" in made.reason
-    assert lookup.nearest(asked, STRATEGIES, H200).entry.problem == near  # type: ignore[union-attr]
+    assert choose_tile.nearest(asked, STRATEGIES, H200).entry.problem == near  # type: ignore[union-attr]
 
 
 def test_a_nearest_entry_that_is_predicted_slower_is_left(named: Callable[..., Path]) -> None:
@@ -239,27 +239,27 @@ def test_a_nearest_entry_that_is_not_legal_is_passed_over(named: Callable[..., P
     assert STRATEGIES["block"].refuses(asked, block, H200) is not None
     legal = replace(PROBLEM, HxW=65536)
     named(entry(small, block), entry(legal, own(asked)))
-    found = lookup.nearest(asked, STRATEGIES, H200)
+    found = choose_tile.nearest(asked, STRATEGIES, H200)
     assert found is not None
     assert found.entry.problem == legal
 
 
 def test_distances() -> None:
     def far(**change: int) -> float:
-        return lookup.distance(PROBLEM, replace(PROBLEM, **change))
+        return choose_tile.distance(PROBLEM, replace(PROBLEM, **change))
 
     assert far() == 0
     assert far(N=4) == far(N=1) == far(HxW=8192) == far(C=640) == 1
     assert far(C=640, group=64) == 1  # as many channels in a group, twice the groups
     assert far(group=64) == pytest.approx(2**0.5)
-    assert lookup.distance(replace(PROBLEM, N=4), PROBLEM) == far(N=4)
-    assert lookup.alike(PROBLEM, replace(PROBLEM, N=9, gamma_dtype=None))
+    assert choose_tile.distance(replace(PROBLEM, N=4), PROBLEM) == far(N=4)
+    assert choose_tile.alike(PROBLEM, replace(PROBLEM, N=9, gamma_dtype=None))
     for other in (
         replace(PROBLEM, dtype="float16"),
         replace(PROBLEM, layout="NHWC"),
         replace(PROBLEM, outputs=("dx",)),
     ):
-        assert not lookup.alike(PROBLEM, other)
+        assert not choose_tile.alike(PROBLEM, other)
 
 
 # ---- bad tables -----------------------------------------------------------------------------------------------------
@@ -343,8 +343,8 @@ def test_a_stale_entry_is_used_while_legal_and_marked(named: Callable[..., Path]
     made = plan()
     assert made.tile == TUNED
     assert "stale: its kernels have changed since" in made.reason
-    assert lookup.is_stale(replace(entry(), kernel="of another day"), STRATEGIES)
-    assert not lookup.is_stale(entry(), STRATEGIES)
+    assert choose_tile.is_stale(replace(entry(), kernel="of another day"), STRATEGIES)
+    assert not choose_tile.is_stale(entry(), STRATEGIES)
     assert main(["show", "--device", "H200"]) == 0
     assert "STALE" in capsys.readouterr().out
 
@@ -399,7 +399,7 @@ def test_a_statement_of_a_header_is_in_the_digest(edited: Callable[[str, str, st
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("// The mathematics of normalisation, once.", "// Once: the mathematics of normalisation, beta_t.\n//"),
+        ("// The mathematics of normalisation.", "// Once: the mathematics of normalisation, beta_t.\n//"),
         ('#include "common/reduce.cuh"\n', '\n\n#include "common/reduce.cuh"\n/* a line,\n   and "another" */\n'),
         ("struct Statistics {\n", 'struct  Statistics {  // "of a slice\n'),
     ],

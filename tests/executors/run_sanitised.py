@@ -23,7 +23,7 @@ import numpy as np
 from cunorm.core.errors import CompileError, KernelFault
 from cunorm.executors.cpu import checked as cpu_checked
 from cunorm.executors.cpu import executor
-from cunorm.executors.cpu.memory import TENSOR, Region
+from cunorm.executors.cpu.guarded_arrays import TENSOR, Region
 from cunorm.jit import cxx
 from tests.support.paths import environment
 
@@ -111,7 +111,7 @@ def call(function: Callable[..., Any], *arguments: Any, seconds: float = SECONDS
         task, result = Path(folder, "task"), Path(folder, "result")
         task.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, arguments)))))
         around = environment(LD_PRELOAD=str(library), **OPTIONS)
-        command = [sys.executable, "-m", "tests.executors.sanitised", str(task), str(result)]
+        command = [sys.executable, "-m", "tests.executors.run_sanitised", str(task), str(result)]
         try:
             done = subprocess.run(
                 command,

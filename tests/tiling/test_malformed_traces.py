@@ -21,7 +21,7 @@ from cunorm.core.arrays import DTYPES
 from cunorm.core.problem import accumulator
 from cunorm.ops.registry import OPS, fault_of
 from cunorm.runtime.plans import Plan
-from cunorm.tiling import tracing
+from cunorm.tiling import problem_trace
 from tests.support.problems import BATCH_OPS, batch_arrays, forget_calls, group_arrays, layer_arrays
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07\u202e\nsecond line"
@@ -113,7 +113,7 @@ def test_what_calls_leave_is_read_again(tmp_path: Path, monkeypatch: pytest.Monk
             for other in {dtype, accumulator(dtype)}:
                 seen += len(list(recorded(dtype, other)))
     forget_calls()
-    found = tracing.read(path, fault_of)
+    found = problem_trace.read(path, fault_of)
     assert {one.op for one in found} == {*OPS}
     assert sum(found.values()) > 0.9 * seen  # a call that wants nothing launches nothing
     assert [*found] == problems_of(asked(path))

@@ -22,10 +22,10 @@ from cunorm.cli import tables
 from cunorm.cli.main import main
 from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
-from cunorm.tiling import lookup, table, table_file, table_index
+from cunorm.tiling import choose_tile, table, table_file, table_index
 from cunorm.tiling.table import Entry, entry_of, place_of, raw_of, raw_place
 from tests.support.paths import ROOT
-from tests.tiling.test_lookup import OP, PROBLEM, STRATEGIES, TUNED, entry, plan
+from tests.tiling.test_choose_tile import OP, PROBLEM, STRATEGIES, TUNED, entry, plan
 from tests.tiling.test_table import every_problem
 
 H200 = KNOWN["H200"]
@@ -51,8 +51,8 @@ def said(path: Path, data: bytes, problem: Problem = PROBLEM) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for one in (problem, replace(problem, N=3), replace(problem, gamma_dtype=None)):
-            lookup.exact(one, STRATEGIES, H200)
-            lookup.nearest(one, STRATEGIES, H200)
+            choose_tile.exact(one, STRATEGIES, H200)
+            choose_tile.nearest(one, STRATEGIES, H200)
     assert all(one.category is TableWarning for one in caught), [str(one.message) for one in caught]
     return [str(one.message) for one in caught]
 
@@ -68,7 +68,7 @@ def test_a_call_looks_at_few_entries_of_a_large_table(named: Path, monkeypatch: 
     monkeypatch.setattr(table_index, "entry_of", lambda raw: (looks.append(raw), entry_of(raw))[1])
     assert plan(shape=(7, 320, 3, 3)).tile == TUNED
     assert len(looks) == 1
-    found = lookup.nearest(replace(PROBLEM, N=70, HxW=99), STRATEGIES, H200)
+    found = choose_tile.nearest(replace(PROBLEM, N=70, HxW=99), STRATEGIES, H200)
     assert found is not None
     assert (found.entry.problem.N, found.entry.problem.HxW) == (50, 99)
     assert len(looks) <= 10
@@ -168,7 +168,7 @@ def test_every_field_with_every_value(name: str, named: Path) -> None:
         assert all(text.isascii() and text.isprintable() for text in found)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TableWarning)
-            beside = lookup.exact(other, STRATEGIES, H200)
+            beside = choose_tile.exact(other, STRATEGIES, H200)
             assert beside is not None
             assert beside.entry.problem == other
             tables.listing(H200)
@@ -323,7 +323,7 @@ def test_this_filelock_follows_no_link(tmp_path: Path) -> None:
 
 def test_a_table_in_the_cache_that_somebody_else_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "user.json"
-    monkeypatch.setattr(lookup, "user_table", lambda device: path)
+    monkeypatch.setattr(choose_tile, "user_table", lambda device: path)
     table.update(path, H200, {}, [entry()])
     assert plan().tile == TUNED
     path.chmod(0o666)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cunorm.core import cache
+from cunorm.core import cache_folder
 from cunorm.core.errors import CompileError
 
 from . import cxx
@@ -59,7 +59,7 @@ def load(
     facts = (source, *options, *compiler.command, compiler.version, cxx.processor())
     digest = hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()
     try:
-        folder = cache.folder("cpu") / f"{entry}-{digest[:32]}"
+        folder = cache_folder.folder("cpu") / f"{entry}-{digest[:32]}"
     except OSError as error:
         raise _unusable(entry, Path(error.filename or "."), error) from error
     for _ in range(2):  # another process may replace the build between the check and the load
@@ -97,12 +97,12 @@ def _seal(name: str, data: bytes) -> str:
 def _whole(folder: Path) -> bool:
     """Whether a build exists, is undamaged, and can only have been written by a trusted user."""
     try:
-        if cache.distrust(os.stat(folder)) is not None:
+        if cache_folder.distrust(os.stat(folder)) is not None:
             return False
         if not stat.S_ISREG(os.stat(folder / OBJECT).st_mode):
             return False  # opening a pipe would block
         with (folder / OBJECT).open("rb") as file:
-            if cache.distrust(os.fstat(file.fileno())) is not None:
+            if cache_folder.distrust(os.fstat(file.fileno())) is not None:
                 return False
             data = file.read()
         return (folder / SEAL).read_bytes() == _seal(folder.name, data).encode()

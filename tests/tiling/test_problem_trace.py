@@ -17,7 +17,7 @@ import pytest
 import cunorm
 from cunorm import TraceError
 from cunorm.core.problem import Problem
-from cunorm.tiling import tracing
+from cunorm.tiling import problem_trace
 from tests.support.problems import group_arrays
 
 
@@ -38,7 +38,7 @@ def test_each_problem_and_how_often(tmp_path: Path) -> None:
             made(a.dy, a.x, a.mean, a.rstd, a.gamma)
         cunorm.group_norm(np.empty((0, 8, 3), np.float32), 2)  # launches nothing
     run(a)
-    found = tracing.read(path)
+    found = problem_trace.read(path)
     assert [(one.op, calls) for one, calls in found.items()] == [("group_norm", 3), ("group_norm_backward", 2)]
     forward, backward = found
     assert forward == Problem(
@@ -55,7 +55,7 @@ def test_each_problem_and_how_often(tmp_path: Path) -> None:
         outputs=("y", "mean", "rstd"),
     )
     assert backward.gamma_dtype == "float32"
-    assert not tracing.active()
+    assert not problem_trace.active()
     assert len(path.read_text().splitlines()) == 4  # a first call each, and the others
 
 
@@ -70,7 +70,7 @@ def test_results_are_the_same_while_tracing(tmp_path: Path) -> None:
 def test_a_wrong_call_is_not_recorded(tmp_path: Path) -> None:
     with cunorm.trace(tmp_path / "t"), pytest.raises(ValueError, match="num_groups"):
         cunorm.group_norm(group_arrays((2, 8, 3, 3)).x, 3)
-    assert tracing.read(tmp_path / "t") == {}
+    assert problem_trace.read(tmp_path / "t") == {}
 
 
 def test_a_trace_is_added_to_and_traces_nest(tmp_path: Path) -> None:
@@ -82,14 +82,14 @@ def test_a_trace_is_added_to_and_traces_nest(tmp_path: Path) -> None:
         run(a)
     with cunorm.trace(tmp_path / "inner"):
         run(a, 2)
-    assert list(tracing.read(tmp_path / "outer").values()) == [3]
-    assert list(tracing.read(tmp_path / "inner").values()) == [3]
+    assert list(problem_trace.read(tmp_path / "outer").values()) == [3]
+    assert list(problem_trace.read(tmp_path / "inner").values()) == [3]
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"), cunorm.trace(tmp_path / "nowhere" / "t"):
         raise AssertionError("began")
-    assert not tracing.active()
+    assert not problem_trace.active()
 
 
 def test_a_disk_that_fills_up_breaks_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_several_processes_write_to_what_the_variable_names(tmp_path: Path) -> N
     for one in [script(path, body) for _ in range(2)]:
         _, words = one.communicate(timeout=120)
         assert one.returncode == 0, words
-    assert list(tracing.read(path).values()) == [6]
+    assert list(problem_trace.read(path).values()) == [6]
 
 
 def test_a_killed_process_leaves_what_it_ran(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_killed_process_leaves_what_it_ran(tmp_path: Path) -> None:
     with script(path, "cunorm.group_norm(x, 2)\nos.kill(os.getpid(), signal.SIGKILL)") as one:
         one.communicate(timeout=120)
     assert one.returncode == -signal.SIGKILL
-    assert list(tracing.read(path).values()) == [1]
+    assert list(problem_trace.read(path).values()) == [1]
 
 
 def test_a_variable_that_names_nothing_writable(tmp_path: Path) -> None:
@@ -181,14 +181,16 @@ def test_what_is_no_regular_file_is_no_trace(tmp_path: Path, monkeypatch: pytest
         "        with cunorm.trace(path): raise AssertionError(path)\n"
         "    except OSError as error:\n"
         "        assert 'not a regular file' in str(error), (path, error)\n"
-        "assert not cunorm.tiling.tracing.active()"
+        "assert not cunorm.tiling.problem_trace.active()"
     )
     finished("", body)
 
 
 def test_a_variable_that_names_a_pipe(tmp_path: Path) -> None:
     """Nobody waits for a reader: one warning, and calls are as ever."""
-    words = finished(no_file("pipe", tmp_path), "cunorm.group_norm(x, 2)\nassert not cunorm.tiling.tracing.active()")
+    words = finished(
+        no_file("pipe", tmp_path), "cunorm.group_norm(x, 2)\nassert not cunorm.tiling.problem_trace.active()"
+    )
     assert words.count("RuntimeWarning") == 1
     assert f"CUNORM_TRACE: {tmp_path}/pipe: not a regular file; nothing is traced" in words
 
@@ -202,7 +204,7 @@ def test_a_pipe_that_takes_the_file_s_place(tmp_path: Path) -> None:
 def test_a_relative_path_stays_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     finished("t", "cunorm.group_norm(x, 2)\nos.chdir('other')\ncunorm.group_norm(x, 2)", tmp_path)
-    assert list(tracing.read(tmp_path / "t").values()) == [2]
+    assert list(problem_trace.read(tmp_path / "t").values()) == [2]
     assert [*(tmp_path / "other").iterdir()] == []
 
 
@@ -234,15 +236,15 @@ def test_a_forked_child_counts_its_own_calls(name: str, tmp_path: Path) -> None:
     indented = body.replace("\n", "\n    ")
     finished(tmp_path / "named", f"parent = os.getpid()\n{THREE}with cunorm.trace('inside'):\n    {indented}", tmp_path)
     for path in ("named", "inside"):
-        assert list(tracing.read(tmp_path / path).values()) == [5 + written]
+        assert list(problem_trace.read(tmp_path / path).values()) == [5 + written]
 
 
 def test_a_fork_while_another_thread_records(tmp_path: Path) -> None:
     """The lock that this thread holds is nobody's in the child; what it was about to write is the parent's."""
     body = (
         "import threading\n"
-        "from cunorm.tiling import tracing\n"
-        "one, = tracing._traces\n"
+        "from cunorm.tiling import problem_trace\n"
+        "one, = problem_trace._traces\n"
         "cunorm.group_norm(x, 2)\n"
         "held, over = threading.Event(), threading.Event()\n"
         "def hold():\n"
@@ -262,13 +264,13 @@ def test_a_fork_while_another_thread_records(tmp_path: Path) -> None:
         "thread.join()"
     )
     finished(tmp_path / "t", body)
-    assert list(tracing.read(tmp_path / "t").values()) == [2]
+    assert list(problem_trace.read(tmp_path / "t").values()) == [2]
 
 
 def test_a_signal_handler_that_calls_while_a_call_is_recorded(tmp_path: Path) -> None:
     body = (
-        "from cunorm.tiling import tracing\n"
-        "one, = tracing._traces\n"
+        "from cunorm.tiling import problem_trace\n"
+        "one, = problem_trace._traces\n"
         "def handler(*_): cunorm.group_norm(x, 4)\n"
         "signal.signal(signal.SIGUSR1, handler)\n"
         "real = one._append\n"
@@ -280,7 +282,7 @@ def test_a_signal_handler_that_calls_while_a_call_is_recorded(tmp_path: Path) ->
         "cunorm.group_norm(x, 2)"
     )
     finished(tmp_path / "t", body)
-    assert sorted((one.group, calls) for one, calls in tracing.read(tmp_path / "t").items()) == [(2, 1), (4, 1)]
+    assert sorted((one.group, calls) for one, calls in problem_trace.read(tmp_path / "t").items()) == [(2, 1), (4, 1)]
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -303,11 +305,11 @@ def test_a_line_that_is_none_of_a_trace(line: str, words: str, tmp_path: Path) -
     path = tmp_path / "t"
     path.write_text(f"{json.dumps(LINE)}\n{line}\n{json.dumps(LINE)}\n")
     with pytest.raises(TraceError, match=words) as caught:
-        tracing.read(path)
+        problem_trace.read(path)
     assert str(caught.value).startswith(str(path))
 
 
 def test_a_last_line_that_was_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text(f"{json.dumps(LINE)}\n\n{json.dumps(LINE)[:30]}")
-    assert list(tracing.read(path).values()) == [2]
+    assert list(problem_trace.read(path).values()) == [2]
