@@ -1,7 +1,7 @@
-"""Ascend's names for cunorm's gradients: operators, and two-phase calls that return the documented status codes.
+"""The Ascend operators for normalisation gradients, and their two-phase calls, under their documented names.
 
-For code and tests that were written to these interfaces; everything is computed by cunorm's public functions.
-``docs/ascend.md`` says what is wider here, what differs on purpose, and what a porter has to change.
+The module serves code and tests that use these interfaces. cunorm's public functions compute every result.
+``docs/ascend.md`` lists the extensions, the intended differences, and the changes that ported code needs.
 """
 
 from .acl_op_executor import AclOpExecutor

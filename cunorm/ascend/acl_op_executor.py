@@ -1,4 +1,4 @@
-"""What the first of two phases prepares and the second runs: a plan, and the caller's arrays as kernels want them."""
+"""The executor that a first phase returns and a second phase runs: a plan, and the caller's arrays for its kernels."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ from cunorm.runtime.checked_call import CAPTURED, WORKSPACE_ALIGNMENT
 from cunorm.runtime.checks import OutputSpec, is_direct
 from cunorm.runtime.plans import Plan
 
-#: What of an array may not change between two phases.
+#: The properties of an array that must not change between the two phases.
 _FACTS = ("address", "shape", "strides", "dtype", "writeable")
 
 
 class NullPointer(ValueError):
-    """An array that is needed is None."""
+    """A required array is None."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An array of the caller, and what cunorm's function is to get in its place.
+    """An array of the caller, and the shape, dtype and memory order in which cunorm's function needs it.
 
     Attributes
     ----------
     name : str
     array : array
     shape : tuple of int
-        In C order as many elements as the array.
+        The required shape. It has as many elements as the array, in C order.
     dtype : numpy.dtype
+        The required dtype.
     axes : tuple of int
-        The axes of that shape in the memory order that kernels read.
+        The axes of `shape` in the memory order that the kernels read.
     """
 
     name: str
@@ -60,74 +61,74 @@ class Operand:
 
     @lazy
     def seen(self) -> Array | None:
-        """The caller's memory in that shape; None where that takes a copy."""
+        """A view of the array in the required shape; None if that needs a copy."""
         return view_as(self.array, self.shape)
 
     @lazy
     def span(self) -> tuple[int, int]:
-        """The addresses that it lies between."""
+        """The first and the last address of the array."""
         return span(self.array)
 
     @lazy
     def copied(self) -> str | None:
-        """Why kernels cannot use it as it lies, or None."""
+        """Why the kernels cannot use the array in place, or None."""
         if self.array.dtype != self.dtype:
             return f"{self.array.dtype}, needed as {self.dtype}"
         if self.seen is None:
-            return f"strides {self.array.strides}, in which shape {self.shape} cannot be seen"
+            return f"strides {self.array.strides}, which allow no view of shape {self.shape}"
         if is_direct(self.seen, self.axes):
             return None
         if pointer(self.seen) % self.dtype.itemsize:
             return f"at an address that is not a multiple of {self.dtype.itemsize}"
-        order = "" if len(self.axes) == 1 else f" in the order of axes {self.axes}, in which input is read"
+        order = "" if len(self.axes) == 1 else f" in the order of axes {self.axes}, input's memory order"
         return f"strides {self.array.strides}, needed without gaps{order}"
 
     def source(self) -> Array:
-        """What to read: the caller's memory, or a copy of what it holds now."""
+        """Return the array to read: a view of the caller's array, or a copy of its present contents."""
         if self.copied is None:
             return self.seen
         return plain(self.array).reshape(self.shape).astype(self.dtype, copy=False)
 
     def target(self, xp: Any) -> Array:
-        """What to write: the caller's memory, or new memory for `store`."""
+        """Return the array to write: a view of the caller's array, or a new array for `store`."""
         if self.copied is None:
             return self.seen
         return OutputSpec(self.name, self.shape, self.dtype, self.axes).allocate(xp)
 
     def store(self, result: Array) -> None:
-        """Bring what was written to the caller's memory, where it is not there."""
+        """Copy a result into the caller's array, if the kernels did not write there."""
         if self.copied is not None:
-            with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, as it does in kernels
+            with np.errstate(over="ignore", invalid="ignore"):  # values that overflow become infinite, as in kernels
                 plain(self.array)[...] = result.reshape(self.array.shape)
 
     def overlaps(self, array: Array, span: tuple[int, int]) -> bool:
-        """Whether it has a byte in common with an array of that span."""
+        """Whether the array shares a byte with an array of the given span."""
         return overlap(self.array, self.span, array, span)
 
     def lies_as(self, other: Operand) -> bool:
-        """Whether each element lies exactly where the other's does."""
+        """Whether both arrays have the same elements at the same addresses."""
         if self.seen is not None and other.seen is not None:
             return same_elements(self.seen, other.seen)
         return same_elements(self.array, other.array)
 
 
 class AclOpExecutor:
-    """A prepared two-phase call: opaque, made by a first phase, run by its second, any number of times.
+    """A prepared two-phase call. It is opaque; a first phase returns it, and its second phase may run it repeatedly.
 
-    Arrays are read when it runs, so their contents may change between runs; where and how they lie may not.
-    It holds on to them.
+    Each run reads the arrays, so their contents may change between runs. Their addresses, shapes, strides and dtypes
+    must not change. The executor keeps references to the arrays.
 
     Parameters
     ----------
     phase : str
-        The name of the function that runs it.
+        The name of the second phase's function.
     plan : Plan
     call : callable
-        cunorm's public function, but for its arrays, out and workspace.
+        cunorm's public function with all arguments bound except the arrays, `out` and `workspace`.
     inputs, outputs : sequence of Operand or None
-        In that function's order; None for an array that is absent, or a result that is not wanted.
+        In the order of that function; None for an absent array or a result that is not wanted.
     beside : sequence of Operand
-        Arrays of the caller that are not read, and no more to be overwritten than those that are.
+        Arrays of the caller that are not read. The workspace must not overlap them either.
     """
 
     def __init__(
@@ -146,35 +147,35 @@ class AclOpExecutor:
         self._outputs = tuple(outputs)
         used = [each for each in (*self._inputs, *self._outputs) if each is not None]
         self._all = (*used, *beside)
-        #: Without results there is nothing to do, and nothing to copy for it.
+        #: Whether no result is wanted. Then a run does nothing and copies nothing.
         self._idle = all(each is None for each in self._outputs)
         self._copied = () if self._idle else tuple(each for each in used if each.copied is not None)
         self._found = self._state()
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of workspace that a run needs, wherever it begins; 0 for none."""
+        """Bytes of workspace that a run needs, including padding for any start address; 0 for none."""
         needs = self._plan.workspace_nbytes
         return needs + WORKSPACE_ALIGNMENT - 1 if needs else 0
 
     def explain(self) -> str:
-        """What will run, and why, for people; and what each run copies, and why."""
+        """Return a text with the plan and its reason, and the arrays that each run copies and why."""
         copies = [f"copied     {each.name}, in each run: {each.copied}" for each in self._copied]
-        size = f"asked for  {self.workspace_nbytes} bytes, that workspace and what aligns it wherever it begins"
+        size = f"requested  {self.workspace_nbytes} bytes: the workspace and the padding that aligns any start address"
         return "\n".join([self._plan.explain(), *([size] if self.workspace_nbytes else []), *copies])
 
     def __repr__(self) -> str:
         return f"<executor of {self._phase}: {self._plan.problem.describe()}>"
 
     def run(self, phase: str, workspace: Array | None, workspace_size: object, stream: object) -> None:
-        """Run it on a stream; what is wrong is found before anything is written.
+        """Run the call on a stream. Errors in the arguments are found before anything is written.
 
         Raises
         ------
         NullPointer
-            If there is no workspace where one is needed.
+            If a workspace is required and is None.
         TypeError, ValueError
-            For an executor of another operator, arrays that have changed, a workspace or a stream that will not do.
+            If the executor belongs to another operator, arrays have changed, or the workspace or stream is invalid.
         """
         if phase != self._phase:
             raise ValueError(f"executor: made for {self._phase}, expected one for {phase}")
@@ -198,7 +199,7 @@ class AclOpExecutor:
                     each.store(result)
 
     def _state(self) -> list[tuple[Any, ...]]:
-        """Of each array what `_FACTS` names."""
+        """The properties in `_FACTS` of each array."""
         arrays = [each.array for each in self._all]
         starts = addresses(self._plan.place.kind, arrays)
         return [
@@ -220,16 +221,16 @@ class AclOpExecutor:
                     )
 
     def _scratch(self, workspace: Array) -> Array:
-        """The bytes of a workspace that the kernels get."""
+        """Check a workspace; return the aligned part of it that is passed to the kernels."""
         same_place([(self._all[0].name, self._all[0].array), ("workspace", workspace)])
         if workspace.nbytes < self.workspace_nbytes:
             raise ValueError(f"workspace: {workspace.nbytes} bytes, expected at least {self.workspace_nbytes}")
         if workspace.dtype.hasobject:
-            raise TypeError(f"workspace: dtype {workspace.dtype}, expected one of plain bytes")
+            raise TypeError(f"workspace: dtype {workspace.dtype}, expected a dtype without Python objects")
         if isinstance(workspace, np.ndarray) and not workspace.flags.writeable:
             raise ValueError("workspace: read-only, expected an array that can be written")
         if (everything := in_one_piece(workspace)) is None:
-            raise ValueError(f"workspace: strides {workspace.strides}, expected memory in one piece")
+            raise ValueError(f"workspace: strides {workspace.strides}, expected memory without gaps")
         where = span(everything)
         for each in self._all:
             if each.overlaps(everything, where):
@@ -238,7 +239,7 @@ class AclOpExecutor:
         return everything[start : start + self._plan.workspace_nbytes]
 
     def _on(self, stream: object) -> AbstractContextManager[Any]:
-        """Where it runs: the arrays' GPU, and there that stream."""
+        """Return a context that selects the arrays' GPU and the stream."""
         place = self._plan.place
         if place.kind == "cpu":
             return nullcontext()
@@ -249,4 +250,4 @@ class AclOpExecutor:
         place = self._plan.place
         if self._copied and capturing(place.kind, place.ordinal):
             needs = "; ".join(f"{each.name}: {each.copied}" for each in self._copied)
-            raise ValueError(f"{self._copied[0].name}: {CAPTURED}, but a copy is needed of {needs}")
+            raise ValueError(f"{self._copied[0].name}: {CAPTURED}, but these arrays need a copy: {needs}")

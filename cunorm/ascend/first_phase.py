@@ -1,7 +1,7 @@
-"""The first phases: they check nulls, dtypes, attributes and shapes in that order, then memory, and make executors.
+"""The checks of the first phases: nulls, dtypes, attributes, shapes and memory, in this order. They return executors.
 
-A check raises `NullPointer` where the documented code is ACLNN_ERR_PARAM_NULLPTR, and TypeError or ValueError where it
-is ACLNN_ERR_PARAM_INVALID. Nothing is allocated or written here.
+A check raises `NullPointer` if the documented code is ACLNN_ERR_PARAM_NULLPTR, and TypeError or ValueError if it is
+ACLNN_ERR_PARAM_INVALID. A first phase allocates and writes nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from cunorm.runtime.checks import check_rank, check_size, direct_layout, memory_
 
 from .acl_op_executor import AclOpExecutor, NullPointer, Operand
 
-#: The dtypes of these interfaces; float64 is for cunorm's own functions.
+#: The dtypes of these interfaces. Only cunorm's own functions support float64.
 DATA = ("float16", "bfloat16", "float32")
-#: The documented limit of C / group in training. None of cunorm's: for `strict_limits`.
+#: The documented limit of C / group in training. cunorm has no such limit; `strict_limits` enforces it.
 CHANNELS_IN_A_GROUP = 8000
 
-Named = tuple[str, Array]  # what the caller calls it
+Named = tuple[str, Array]  # the argument's name in the caller's interface
 
 
 def _all_sized(named: Sequence[Named], size: int, what: str) -> None:
@@ -64,7 +64,7 @@ def group_norm(
     *,
     strict: bool,
 ) -> AclOpExecutor:
-    """The executor of aclnnGroupNormBackward; ``strict``: within the documented limit of C / group."""
+    """Return the executor of aclnnGroupNormBackward. ``strict`` enforces the documented limit of C / group."""
     tensors = [("gradOut", gradOut), ("input", input)]
     statistics = [("mean", mean), ("rstd", rstd)]
     scale = [] if gamma is None else [("gamma", gamma)]
@@ -72,7 +72,7 @@ def group_norm(
     wrong: Exception | None = None
     try:
         wanted = mask("outputMask", outputMask, [name for name, _ in outputs])
-    except (TypeError, ValueError) as error:  # to be said when its turn comes
+    except (TypeError, ValueError) as error:  # raised below: nulls and dtypes are checked before attributes
         wanted, wrong = (False,) * len(outputs), error
     _required([*tensors, *statistics])
     kept = _wanted(outputs, wanted, [f"outputMask[{index}]" for index in range(len(outputs))])
@@ -95,24 +95,24 @@ def group_norm(
         raise ValueError(f"C: {C}, expected a multiple of group, {groups}")
     if strict and C // groups > CHANNELS_IN_A_GROUP:
         raise ValueError(
-            f"C / group: {C // groups}, expected at most {CHANNELS_IN_A_GROUP}: a limit that strict_limits asks for"
+            f"C / group: {C // groups}, expected at most {CHANNELS_IN_A_GROUP}, the limit that strict_limits enforces"
         )
     _all_sized(tensors, N * C * HxW, "N * C * HxW")
     _all_sized(statistics, N * groups, "N * group")
     _all_sized([*scale, *gradients], C, "C")
     if wanted[0]:
         shape_of("gradInput", gradInput, input.shape, ", the shape of input")
-    for name, array in gradients if scale else ():  # without gamma, in any shape
+    for name, array in gradients if scale else ():  # any shape is legal without gamma
         shape_of(name, array, gamma.shape, ", the shape of gamma")
     for name, array in kept:
         writable(name, array)
 
-    # cunorm makes gradients of parameters in gamma's dtype, or without gamma in that of the statistics. Where these
-    # are not of one dtype they are made in float32, and the caller's narrower ones rounded from that.
+    # cunorm writes dgamma and dbeta in gamma's dtype or, without gamma, in the dtype of the statistics. If gamma (or
+    # the statistics) and the outputs have different dtypes, cunorm computes in float32 and rounds narrower outputs.
     owners = statistics if gamma is None else scale
     shared = _common([*owners, *gradients], data)
     saved = shared if gamma is None else _common(statistics, data)
-    # In the shape of input, where that has its axes: what has to be copied then is copied just once.
+    # Use the shape of input if its first axes are N and C. Then an array that needs a copy is copied only once.
     tensor, asked = _tensors(input, input.shape if input.shape[:2] == (N, C) else sizes, data)
     made = plan(
         "group_norm_backward",
@@ -151,14 +151,14 @@ def batch_norm_reduce(
     gradWeight: Any,
     gradBias: Any,
 ) -> AclOpExecutor:
-    """The executor of aclnnBatchNormReduceBackward."""
+    """Return the executor of aclnnBatchNormReduceBackward."""
     tensors = [("gradOut", gradOut), ("input", input)]
     statistics = [("mean", mean), ("invstd", invstd)]
     scale = [] if weight is None else [("weight", weight)]
     outputs = [("sumDy", sumDy), ("sumDyXmu", sumDyXmu), ("gradWeight", gradWeight), ("gradBias", gradBias)]
     names = ("inputG", "inputG", "weightG", "biasG")
     flags = (inputG, inputG, weightG, biasG)
-    given = [isinstance(value, (bool, np.bool_)) and bool(value) for value in flags]  # what is no bool, later
+    given = [isinstance(value, (bool, np.bool_)) and bool(value) for value in flags]  # flag() below checks the types
     _required([*tensors, *statistics])
     kept = _wanted(outputs, given, names)
     same_place([*tensors, *statistics, *scale, *kept])
@@ -178,14 +178,14 @@ def batch_norm_reduce(
         raise ValueError(f"input: shape {input.shape}, expected at least one channel, on axis 1")
     shape_of("gradOut", gradOut, input.shape, ", the shape of input")
     for name, array in [*statistics, *scale, *kept]:
-        _sized(name, array, C, "one a channel")
+        _sized(name, array, C, "one per channel")
     for name, array in kept:
         writable(name, array)
 
     tensor, asked = _tensors(input, input.shape, data)
     made = plan("batch_norm_backward_reduce", output_mask=wanted[1:], **asked)
     moments = functools.partial(Operand, shape=(C,), dtype=DTYPES[_common(statistics, data)], axes=(0,))
-    # Sums are rounded once to whatever dtype they are written in: weight has no further say, its values are not needed.
+    # Each sum is rounded once to the dtype of its output. The values of weight are not read.
     inputs = [*(tensor(*each) for each in tensors), *(moments(*each) for each in statistics)]
     results = [
         Operand(name, array, (C,), array.dtype, (0,)) if keep else None
@@ -200,7 +200,7 @@ def batch_norm_reduce(
     return AclOpExecutor("aclnnBatchNormReduceBackward", made, call, inputs, results, unread)
 
 
-# ---- what both need -------------------------------------------------------------------------------------------------
+# ---- shared helpers -------------------------------------------------------------------------------------------------
 
 
 def _required(arrays: Sequence[Named]) -> None:
@@ -210,26 +210,26 @@ def _required(arrays: Sequence[Named]) -> None:
 
 
 def _wanted(outputs: Sequence[Named], flags: Sequence[bool], names: Sequence[str]) -> list[Named]:
-    """The outputs whose flag, of that name, is set; the others are not looked at."""
+    """Return the outputs whose flags are set. Other outputs are ignored. `names` are the names of the flags."""
     for (output, array), wanted, name in zip(outputs, flags, names, strict=True):
         if wanted and array is None:
-            raise NullPointer(f"{output}: None, expected an array, for {name} is True")
+            raise NullPointer(f"{output}: None, expected an array because {name} is True")
     return [named for named, wanted in zip(outputs, flags, strict=True) if wanted]
 
 
 def _sized(name: str, array: Array, size: int, what: str) -> None:
-    """Check the number of dimensions and of elements."""
+    """Check the number of dimensions and the number of elements."""
     check_rank(array.shape, 0, name)
     sized(name, array, size, f"{size} elements, {what}")
 
 
 def _common(arrays: Sequence[Named], data: str) -> str:
-    """One dtype that cunorm takes beside ``data``, and that holds all of these: ``data`` itself, or float32."""
+    """Return ``data`` if all arrays have that dtype, else float32. cunorm accepts either one beside ``data``."""
     return data if all(array.dtype == DTYPES[data] for _, array in arrays) else "float32"
 
 
 def _tensors(x: Array, shape: tuple[int, ...], data: str) -> tuple[Callable[[str, Array], Operand], dict[str, Any]]:
-    """What makes operands of that shape (N, C, *) in the memory order of x, and what a plan of them is asked with."""
+    """Return a function that makes operands of shape (N, C, *) in x's memory order, and the options of the plan."""
     seen = view_as(x, shape)
     layout = "NCHW" if seen is None else direct_layout(seen, "NCHW")
     axes = memory_order(len(shape), "NCHW", layout)
@@ -246,7 +246,10 @@ def _tensors(x: Array, shape: tuple[int, ...], data: str) -> tuple[Callable[[str
 def _apart(
     inputs: Sequence[Operand | None], results: Sequence[Operand | None], in_place: tuple[str, str] | None
 ) -> None:
-    """Check that what is written overlaps nothing; but the first of ``in_place`` may be exactly the second."""
+    """Check that no output overlaps another array.
+
+    ``in_place`` names an output and an input that may have the same elements at the same addresses.
+    """
     before = [each for each in inputs if each is not None]
     for result in results:
         if result is None:

@@ -1,4 +1,4 @@
-"""The operators GroupNormGrad and LayerNormGrad under Ascend's names: cunorm's gradients, allocated and returned."""
+"""The Ascend operators GroupNormGrad and LayerNormGrad. They allocate and return their results."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def GroupNormGrad(
     dgamma_is_require: bool = True,
     dbeta_is_require: bool = True,
 ) -> Three:
-    r"""Gradients of GroupNorm: `cunorm.group_norm_backward` under the operator's name and argument order.
+    r"""Gradients of GroupNorm: `cunorm.group_norm_backward` with the operator's name and argument order.
 
-    The operator's documents print dx with a term ``mean * rstd * gamma[...]``, which the gradient does not have: a slip
-    there. What is computed stands at `cunorm.group_norm_backward`.
+    The operator's documents print dx with a term ``mean * rstd * gamma[...]``. This is an error in the documents: the
+    gradient has no such term. `cunorm.group_norm_backward` documents the formula that is computed.
 
     Parameters
     ----------
@@ -55,26 +55,26 @@ def GroupNormGrad(
         (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``; 2 to 8 dimensions; the same shape and dtype: float16,
         bfloat16, float32 or float64.
     mean, rstd : array of shape (N, num_groups)
-        Or any shape with that many elements; float32 (float64 for float64 x) or x's dtype.
+        Any shape with that number of elements is accepted. float32 (float64 for float64 x) or x's dtype.
     gamma : array of shape (C,) or None
-        Of mean's dtype; None stands for ones.
+        The dtype of mean. None means ones.
     num_groups : int
-        Divides C.
+        A divisor of C.
     data_format : {"NCHW", "NHWC"}
     dx_is_require, dgamma_is_require, dbeta_is_require : bool
-        Which results are wanted. The work of the others is not done.
+        Whether each result is computed.
 
     Returns
     -------
     dx : array or None
-        As x.
+        Same shape and dtype as x.
     dgamma, dbeta : array of shape (C,) or None
-        Of mean's dtype.
+        The dtype of mean.
 
     Raises
     ------
     TypeError, ValueError, CompileError
-        As `cunorm.group_norm_backward`.
+        See `cunorm.group_norm_backward`.
     """
     required = {
         "dx_is_require": dx_is_require,
@@ -104,32 +104,32 @@ def LayerNormGrad(
 ) -> Three:
     """Gradients of LayerNorm from a saved variance: `cunorm.layer_norm_backward` for ``1 / sqrt(variance + epsilon)``.
 
-    The operator's own page gives rstd as ``1 / (variance + epsilon)``; that it omits the square root is a slip there.
-    Here rstd is computed in float64. Both statistics are rounded once, to float32 (float64 for float64 x).
+    The operator's own page prints rstd as ``1 / (variance + epsilon)``. The missing square root is an error in the
+    page. This function computes rstd in float64. Both statistics are rounded once, to float32 (float64 for float64 x).
 
     Parameters
     ----------
     dy, x : cupy.ndarray or numpy.ndarray
         (A1..Ai, R1..Rj), rank 1 to 8; the same shape and dtype: float16, bfloat16, float32 or float64.
     variance, mean : array of shape (A1..Ai, 1..1)
-        Or any shape with an element a row; a dtype no narrower than x's.
+        Any shape with one element per row is accepted. A dtype that is not narrower than x's.
     gamma : array of shape (R1..Rj)
-        Of x's dtype or float32 (float64 for float64 x). Its shape says what a row is.
+        x's dtype or float32 (float64 for float64 x). The shape of gamma is the shape of a row.
     output_mask : sequence of 3 bools
-        Which of pd_x, pd_gamma, pd_beta are wanted. The work of the others is not done.
+        Which of pd_x, pd_gamma, pd_beta are computed.
     epsilon : float
-        That of the forward; not negative.
+        The epsilon of the forward; not negative.
 
     Returns
     -------
     pd_x : array or None
-        As x.
+        Same shape and dtype as x.
     pd_gamma, pd_beta : array of gamma's shape and dtype, or None
 
     Raises
     ------
     TypeError, ValueError, CompileError
-        As `cunorm.layer_norm_backward`.
+        See `cunorm.layer_norm_backward`.
     """
     named = [("dy", dy), ("x", x), ("variance", variance), ("mean", mean), ("gamma", gamma)]
     for name, array in named:
@@ -154,7 +154,7 @@ def LayerNormGrad(
     _not_capturing("cunorm.layer_norm_backward", x)
     xp = namespace(kind)
     with on(kind, ordinal), np.errstate(all="ignore"):
-        # asarray: a subclass of NumPy's has an arithmetic of its own.
+        # asarray, because a subclass of numpy.ndarray may define its own arithmetic.
         spread, centre = (xp.asarray(array).reshape(saved) for array in (variance, mean))
         rstd = 1 / xp.sqrt(spread.astype(np.float64) + eps)
         centre, rstd = (each.astype(DTYPES[accumulator(dtype)], copy=False) for each in (centre, rstd))
@@ -162,7 +162,7 @@ def LayerNormGrad(
 
 
 def _not_capturing(instead: str, x: Array) -> None:
-    """These operators allocate, which is forbidden while a graph is captured (ValueError)."""
+    """Raise ValueError during graph capture: these operators allocate memory."""
     kind_of("x", x)
     if capturing(*place_of(x)):
         raise ValueError(f"x: {CAPTURED}; call {instead} with out= and workspace=")

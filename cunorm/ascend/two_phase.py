@@ -1,4 +1,4 @@
-"""The two-phase calls: the first checks and gives a size of workspace and an executor, the second runs it."""
+"""The two-phase calls. A first phase checks the arguments and returns a workspace size and an executor to run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .acl_op_executor import AclOpExecutor, NullPointer
 
 
 class AclnnStatus(enum.IntEnum):
-    """What the two-phase functions return: the documented names and numbers."""
+    """Status codes of the two-phase functions, with the documented names and numbers."""
 
     ACLNN_SUCCESS = 0
     ACLNN_ERR_PARAM_NULLPTR = 161001
@@ -29,13 +29,13 @@ _strict = False
 
 
 def aclGetRecentErrMsg() -> str:
-    """The sentence of the last failure of a two-phase function in this thread; empty where there was none."""
+    """Return the message of the last failure of a two-phase function in this thread; empty if there was none."""
     message: str = getattr(_recent, "message", "")
     return message
 
 
 class _Limits(AbstractContextManager[None]):
-    """Sets strictness when it is entered, and brings back what was before it was made."""
+    """A context that sets strictness on entry, and restores the earlier value on exit."""
 
     def __init__(self, on: bool, before: bool) -> None:
         self._on, self._before = on, before
@@ -50,10 +50,11 @@ class _Limits(AbstractContextManager[None]):
 
 
 def strict_limits(on: bool) -> AbstractContextManager[None]:
-    """Whether first phases enforce the documented limit of aclnnGroupNormBackward, C / group <= 8000.
+    """Set whether first phases enforce the documented limit of aclnnGroupNormBackward, C / group <= 8000.
 
-    cunorm has no such limit; whoever needs parity gets ACLNN_ERR_PARAM_INVALID from here. It holds for all threads of
-    the process from this call on; in a ``with`` statement until its end, where what held before holds again.
+    cunorm has no such limit. If the limit is enforced, a larger value returns ACLNN_ERR_PARAM_INVALID. The setting
+    applies to all threads of the process from this call on. A ``with`` statement restores the earlier setting at its
+    end.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def strict_limits(on: bool) -> AbstractContextManager[None]:
     Raises
     ------
     TypeError
-        If it is no bool.
+        If `on` is not a bool.
     """
     limits = _Limits(flag("on", on), _strict)
     limits.__enter__()
@@ -84,11 +85,12 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
     gradGammaOut: Array | None,
     gradBetaOut: Array | None,
 ) -> Prepared:
-    """First phase of aclnnGroupNormBackward: checks everything, writes nothing.
+    """First phase of aclnnGroupNormBackward: checks all arguments and writes nothing.
 
-    Arrays may have any number of dimensions up to 8 and any strides; only their number of elements is fixed, read in C
-    order. What lies without gaps is used in place, the tensors where they all lie as input does, channels-first or
-    channels-last. The rest is copied in each run: ``executor.explain()`` says what and why.
+    Arrays may have up to 8 dimensions and any strides. Only the number of elements is prescribed; they are read in C
+    order. An array without gaps is used in place; gradOut and gradInput also need the memory order of input, which is
+    channels-first or channels-last. Each run copies the other arrays: ``executor.explain()`` lists them with the
+    reason.
 
     Parameters
     ----------
@@ -97,27 +99,27 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
     mean, rstd : array
         N * group elements; gradOut's dtype or float32.
     gamma : array or None
-        C elements; gradOut's dtype or float32; None stands for ones.
+        C elements; gradOut's dtype or float32. None means ones.
     N, C, HxW : int
         Not negative.
     group : int
-        Divides C.
+        A divisor of C.
     outputMask : sequence of 3 bools
-        Which of gradInput, gradGammaOut, gradBetaOut are wanted. The others are not looked at.
+        Which of gradInput, gradGammaOut, gradBetaOut are wanted. The others are ignored.
     gradInput : array or None
-        Of input's shape and gradOut's dtype; may be exactly gradOut.
+        The shape of input and the dtype of gradOut. It may be the same array as gradOut.
     gradGammaOut, gradBetaOut : array or None
-        Of gamma's shape, without gamma any of C elements; gradOut's dtype or float32.
+        The shape of gamma; without gamma, any shape of C elements. gradOut's dtype or float32.
 
     Returns
     -------
     status : AclnnStatus
-        ACLNN_ERR_PARAM_NULLPTR: gradOut, input, mean, rstd or an output that is wanted is None.
-        ACLNN_ERR_PARAM_INVALID: anything else that is wrong. `aclGetRecentErrMsg` says what.
+        ACLNN_ERR_PARAM_NULLPTR if gradOut, input, mean, rstd or a wanted output is None.
+        ACLNN_ERR_PARAM_INVALID for any other error. `aclGetRecentErrMsg` returns the message.
     workspace_size : int
         Bytes that the second phase needs; 0 after a failure.
     executor : AclOpExecutor or None
-        For the second phase, any number of times; None after a failure.
+        Argument of the second phase, which may run it repeatedly; None after a failure.
     """
     arrays = gradOut, input, mean, rstd, gamma
     outputs = gradInput, gradGammaOut, gradBetaOut
@@ -127,28 +129,31 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
 def aclnnGroupNormBackward(
     workspace: Array | None, workspaceSize: int, executor: AclOpExecutor | None, stream: Any
 ) -> AclnnStatus:
-    """Second phase of aclnnGroupNormBackward: `cunorm.group_norm_backward` into the outputs of the first.
+    """Second phase of aclnnGroupNormBackward: runs `cunorm.group_norm_backward` into the outputs of the first phase.
 
     Parameters
     ----------
     workspace : array or None
-        On the arrays' device, in one piece, of any dtype and content; None where the first phase said 0.
+        Contiguous memory on the arrays' device, with any contents and any dtype but object. None if the first phase
+        returned size 0.
     workspaceSize : int
-        Bytes of the workspace; at least as many as the first phase said.
+        Bytes of the workspace: at least the size that the first phase returned.
     executor : AclOpExecutor
     stream : cupy.cuda.Stream or None
-        Where to launch, without waiting; None is the current stream. The CPU executor ignores it.
+        The stream of the launches; None for the current stream. The function does not synchronise. The CPU executor
+        ignores the stream.
 
     Returns
     -------
     AclnnStatus
-        ACLNN_ERR_PARAM_NULLPTR: executor, or a workspace that is needed, is None. ACLNN_ERR_PARAM_INVALID: a workspace
-        too small, an executor of another operator or whose arrays were changed in place, a stream of another GPU.
+        ACLNN_ERR_PARAM_NULLPTR if executor or a required workspace is None. ACLNN_ERR_PARAM_INVALID for a workspace
+        that is too small, an executor of another operator, arrays whose address, shape, strides or dtype changed, or a
+        stream of another GPU.
 
     Raises
     ------
     CompileError
-        If a kernel does not compile: no code covers it.
+        If a kernel does not compile. No status code covers this error.
     """
     return _second("aclnnGroupNormBackward", workspace, workspaceSize, executor, stream)
 
@@ -167,7 +172,7 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
     gradWeight: Array | None,
     gradBias: Array | None,
 ) -> Prepared:
-    r"""First phase of aclnnBatchNormReduceBackward: checks everything, writes nothing.
+    r"""First phase of aclnnBatchNormReduceBackward: checks all arguments and writes nothing.
 
     Parameters
     ----------
@@ -176,21 +181,21 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
     mean, invstd : array
         C elements; float16, bfloat16 or float32.
     weight : array or None
-        C elements. Its values are not needed; it fixes gradWeight's dtype.
+        C elements. Its values are not read; its dtype is the dtype of gradWeight.
     inputG, weightG, biasG : bool
-        Whether sumDy and sumDyXmu, gradWeight, and gradBias are wanted. The others are not looked at.
+        inputG: whether sumDy and sumDyXmu are wanted; weightG: gradWeight; biasG: gradBias. Other outputs are ignored.
     sumDy, sumDyXmu, gradBias : array or None
         C elements; float16, bfloat16 or float32. Each sum is rounded once.
     gradWeight : array or None
-        C elements; weight's dtype, without weight mean's.
+        C elements; the dtype of weight or, without weight, of mean.
 
     Returns
     -------
     status : AclnnStatus
-        ACLNN_ERR_PARAM_NULLPTR: gradOut, input, mean, invstd or an output that is wanted is None.
-        ACLNN_ERR_PARAM_INVALID: anything else that is wrong. `aclGetRecentErrMsg` says what.
+        ACLNN_ERR_PARAM_NULLPTR if gradOut, input, mean, invstd or a wanted output is None.
+        ACLNN_ERR_PARAM_INVALID for any other error. `aclGetRecentErrMsg` returns the message.
     workspace_size, executor
-        As of `aclnnGroupNormBackwardGetWorkspaceSize`.
+        See `aclnnGroupNormBackwardGetWorkspaceSize`.
     """
     arrays = gradOut, input, mean, invstd, weight
     outputs = sumDy, sumDyXmu, gradWeight, gradBias
@@ -200,19 +205,19 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
 def aclnnBatchNormReduceBackward(
     workspace: Array | None, workspaceSize: int, executor: AclOpExecutor | None, stream: Any
 ) -> AclnnStatus:
-    """Second phase of aclnnBatchNormReduceBackward: `cunorm.batch_norm_backward_reduce` into the outputs of the first.
+    """Second phase of aclnnBatchNormReduceBackward: runs `cunorm.batch_norm_backward_reduce` into the outputs.
 
-    Sums of nothing are zeros. The same arrays on the same device give the same bits.
+    Sums over no elements are zeros. Results are deterministic.
 
     Parameters
     ----------
     workspace, workspaceSize, executor, stream
-        As of `aclnnGroupNormBackward`.
+        See `aclnnGroupNormBackward`.
 
     Returns
     -------
     AclnnStatus
-        As of `aclnnGroupNormBackward`.
+        See `aclnnGroupNormBackward`.
 
     Raises
     ------
@@ -222,7 +227,7 @@ def aclnnBatchNormReduceBackward(
 
 
 def _first(prepare: Callable[[], AclOpExecutor]) -> Prepared:
-    """What a first phase returns for these checks."""
+    """Run the checks of a first phase and return its results."""
     try:
         executor = prepare()
     except (TypeError, ValueError) as error:
@@ -231,12 +236,12 @@ def _first(prepare: Callable[[], AclOpExecutor]) -> Prepared:
 
 
 def _second(phase: str, workspace: Any, workspace_size: Any, executor: Any, stream: Any) -> AclnnStatus:
-    """What a second phase returns."""
+    """Run a second phase and return its status."""
     try:
         if executor is None:
-            raise NullPointer(f"executor: None, expected what {phase}GetWorkspaceSize returned")
+            raise NullPointer(f"executor: None, expected the executor of {phase}GetWorkspaceSize")
         if not isinstance(executor, AclOpExecutor):
-            raise TypeError(f"executor: {type(executor).__name__}, expected what {phase}GetWorkspaceSize returned")
+            raise TypeError(f"executor: {type(executor).__name__}, expected the executor of {phase}GetWorkspaceSize")
         executor.run(phase, workspace, workspace_size, stream)
     except (TypeError, ValueError) as error:
         return _failed(error)
@@ -244,7 +249,7 @@ def _second(phase: str, workspace: Any, workspace_size: Any, executor: Any, stre
 
 
 def _failed(error: Exception) -> AclnnStatus:
-    """The code of what was wrong with the arguments, whose sentence this thread remembers."""
+    """Return the status code of an error, and store its message for this thread."""
     _recent.message = str(error)
     if isinstance(error, NullPointer):
         return AclnnStatus.ACLNN_ERR_PARAM_NULLPTR

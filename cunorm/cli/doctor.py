@@ -1,4 +1,4 @@
-"""`cunorm doctor`: what is installed, what works, and what to type about the rest. A broken part is a finding."""
+"""`cunorm doctor`: report what is installed and what works, with a command for each problem. A fault is a finding."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _folder(name: str, folder: Path, variable: str) -> CheckResult:
 
 
 def _own() -> CheckResult:
-    """cunorm's: code is loaded from it, so nobody else may write to it."""
+    """Check cunorm's cache folder. Code is loaded from it, so no other user may have write permission."""
     folder = settings.cache_dir().absolute()
     try:
         with warnings.catch_warnings():
@@ -61,16 +61,16 @@ def _own() -> CheckResult:
     except CompileError as error:
         text, _, command = str(error).partition("; type: ")
         return _fault("cunorm", folder, text, command)
-    except OSError:  # in which way it cannot be written
+    except OSError:  # _folder reports the reason
         return _folder("cunorm", folder, "CUNORM_CACHE_DIR")
     if used != folder:
-        text = f"{folder} may hold what somebody else has put there; each process uses a temporary one"
+        text = f"{folder} may contain files of another user; each process uses a temporary folder instead"
         return _fault("cunorm", folder, text, f"sudo rm -r {shlex.quote(str(folder))}")
     return _folder("cunorm", folder, "CUNORM_CACHE_DIR")
 
 
 def cache_folders() -> Iterator[CheckResult]:
-    """The cache folders of cunorm and, if it is installed, of CuPy."""
+    """Check the cache folder of cunorm and, if CuPy is installed, of CuPy."""
     yield _own()
     if importlib.util.find_spec("cupy") is not None:
         chosen = os.environ.get("CUPY_CACHE_DIR")
@@ -82,7 +82,7 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes
     ----------
@@ -90,11 +90,11 @@ class CheckResult:
     state : str
         ``"ok"``, ``"missing"`` or ``"fault"``.
     text : str
-        What was found.
+        The result as text.
     advice : str or None
-        What to type about it, commands with ``&&`` between them; None where it is ok.
+        The commands that solve the problem, separated by ``&&``; None if `state` is ``"ok"``.
     facts : dict
-        The same for programs.
+        The result as data.
     """
 
     group: str
@@ -106,7 +106,7 @@ class CheckResult:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             break
@@ -115,19 +115,19 @@ def size(count: float) -> str:
 
 
 def works(findings: list[CheckResult], kind: str) -> bool:
-    """Whether an executor ran the check."""
+    """Whether the check kernel ran on an executor with a correct result."""
     return any(finding.facts.get("executor") == kind and finding.facts["works"] for finding in findings)
 
 
 def document(findings: list[CheckResult]) -> dict[str, Any]:
-    """The findings for programs."""
+    """Return the findings as a JSON document."""
     executors = {kind: works(findings, kind) for kind in ("cpu", "gpu")}
     facts = [asdict(finding) for finding in findings]
     return {"schema": "cunorm-doctor/1", "ok": any(executors.values()), "executors": executors, "findings": facts}
 
 
 def report(findings: list[CheckResult]) -> str:
-    """The findings for people, in 80 columns."""
+    """Return the findings as text of 80 columns."""
     lines: list[str] = []
     group = ""
     wide = min(20, max(len(finding.name) for finding in findings))
@@ -149,14 +149,14 @@ def report(findings: list[CheckResult]) -> str:
             lines += [f"{indent}type: {command}" for command in finding.advice.split(" && ")]
     usable = [name for kind, name in (("gpu", "GPU executor"), ("cpu", "CPU executor")) if works(findings, kind)]
     wrong = sum(finding.state != "ok" for finding in findings)
-    rest = f"; {wrong} finding{'s' if wrong > 1 else ''} with something to type" if wrong else ""
+    rest = f"; {wrong} finding{'s' if wrong > 1 else ''} with a command to type" if wrong else ""
     lines += ["", f"cunorm runs on: {', '.join(usable) or 'nothing yet'}{rest}."]
     return "\n".join(lines[1:])
 
 
-#: CuPy under its names on the package index; a machine has one of them.
+#: The names of CuPy on the package index. Exactly one of them should be installed.
 WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
-#: What `cunorm demo` and `cunorm tune` import beside cunorm: module and distribution.
+#: Modules that `cunorm demo` and `cunorm tune` import, with the distribution of each.
 DEMO = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 TUNE = {"optuna": "optuna", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 EXTRAS = {"demo": DEMO, "tune": TUNE}
@@ -196,7 +196,7 @@ def _packages() -> Iterator[CheckResult]:
 
 def _import_cupy() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it warns of, for instance two wheels at once, is a finding
+        warnings.simplefilter("ignore")  # the cause of a warning, for instance two installed wheels, is a finding
         return importlib.import_module("cupy")
 
 
@@ -210,7 +210,7 @@ def _driver_version() -> str | None:
 
 
 def _extra() -> str:
-    """The extra for this machine's driver; CUDA 12 runs on all that CUDA 13 runs on."""
+    """Return cunorm's extra for this machine's driver. Every driver for CUDA 13 also runs CUDA 12."""
     driver = _driver_version()
     return "cuda13" if driver is not None and int(driver.partition(".")[0]) >= 580 else "cuda12"
 
@@ -256,8 +256,8 @@ def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[CheckResult]:
         failed = f" ({sentence(error)})"
     if number == 0:
         rest = f", but version {kernel} is loaded" if kernel else "; needed only for a GPU"
-        text = f"none that CuPy can use{failed}{rest}"
-        yield CheckResult(group, "driver", "missing", text, "nvidia-smi   (fails? install NVIDIA's driver)")
+        text = f"no driver that CuPy can use{failed}{rest}"
+        yield CheckResult(group, "driver", "missing", text, "nvidia-smi   (if it fails, install NVIDIA's driver)")
         return
     level = f"{number // 1000}.{number % 1000 // 10}"
     text = f"for CUDA {level}" + (f", version {kernel}" if kernel else "")
@@ -269,7 +269,7 @@ def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[CheckResult]:
         return
     if count == 0:
         advice = "unset CUDA_VISIBLE_DEVICES && nvidia-smi"
-        yield CheckResult(group, "GPUs", "missing", "the driver shows none to this process", advice)
+        yield CheckResult(group, "GPUs", "missing", "the driver shows no GPU to this process", advice)
     for ordinal in range(count):
         properties = runtime.getDeviceProperties(ordinal)
         facts = {
@@ -283,19 +283,19 @@ def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[CheckResult]:
         yield CheckResult(group, f"GPU {ordinal}", "ok", text, facts=facts)
 
 
-# ---- the CPU executor, settings, the demo ---------------------------------------------------------------------------
+# ---- CPU executor, settings, extras ---------------------------------------------------------------------------------
 
 
 def _cpu() -> Iterator[CheckResult]:
     group = "CPU executor"
     found: list[cxx.Compiler] = []
-    with contextlib.suppress(CompileError):  # which is said below
+    with contextlib.suppress(CompileError):  # cxx.chosen() below reports it
         found = cxx.present()
     try:
         used = cxx.chosen()
     except Exception as error:
         advice = "unset CUNORM_CXX" if settings.cxx() is not None and found else "pip install 'cunorm[cpu]'"
-        if isinstance(error, CompileError) and not isinstance(error, NoCompilerError):  # there may well be one
+        if isinstance(error, CompileError) and not isinstance(error, NoCompilerError):  # a compiler may be installed
             advice = "cunorm doctor"
         state = "missing" if settings.cxx() is None else "fault"
         yield CheckResult(group, "C++ compiler", state, str(error).partition(";")[0], advice)
@@ -307,9 +307,11 @@ def _cpu() -> Iterator[CheckResult]:
     try:
         device = devices.known(settings.cpu_device(), "CUNORM_CPU_DEVICE")
     except ValueError as error:
-        yield CheckResult(group, "poses as", "fault", str(error), "unset CUNORM_CPU_DEVICE")
+        yield CheckResult(group, "simulated GPU", "fault", str(error), "unset CUNORM_CPU_DEVICE")
     else:
-        yield CheckResult(group, "poses as", "ok", f"{device.name}; exact, not fast", facts={"device": device.name})
+        yield CheckResult(
+            group, "simulated GPU", "ok", f"{device.name}; exact, not fast", facts={"device": device.name}
+        )
 
 
 def _variables() -> Iterator[CheckResult]:
@@ -320,31 +322,31 @@ def _variables() -> Iterator[CheckResult]:
         facts = {"value": os.environ[name]}
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-            yield CheckResult(group, name, "fault", f"cunorm knows no such variable{meant}", f"unset {name}", facts)
+            meant = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(known)}"
+            yield CheckResult(group, name, "fault", f"not a variable of cunorm{meant}", f"unset {name}", facts)
             continue
         try:
             if name == "CUNORM_CPU_CORES":
                 settings.cpu_cores()
-            yield CheckResult(group, name, "ok", facts["value"] or "empty: the default", facts=facts)
+            yield CheckResult(group, name, "ok", facts["value"] or "empty; the default applies", facts=facts)
         except ValueError as error:
             yield CheckResult(group, name, "fault", str(error), f"unset {name}", facts)
     if not names:
-        yield CheckResult(group, "CUNORM_*", "ok", "none is set: defaults everywhere")
+        yield CheckResult(group, "CUNORM_*", "ok", "no variable is set; the defaults apply")
 
 
 def _extras(group: str, extra: str, needed: Mapping[str, str]) -> Iterator[CheckResult]:
-    missing = "missing", f"`cunorm {extra}` needs it", f"pip install 'cunorm[{extra}]'"
+    missing = "missing", f"not installed; needed by `cunorm {extra}`", f"pip install 'cunorm[{extra}]'"
     for module, name in needed.items():
         found = importlib.util.find_spec(module) is not None
-        yield CheckResult(group, name, *(("ok", _version_of(name) or "of unknown version") if found else missing))
+        yield CheckResult(group, name, *(("ok", _version_of(name) or "unknown version") if found else missing))
 
 
-# ---- the proof ------------------------------------------------------------------------------------------------------
+# ---- the check of each executor -------------------------------------------------------------------------------------
 
 
 def _differences(xp: Any) -> float:
-    """The worst error of a tiny gradient over the size of that gradient; compiles, launches, compares."""
+    """Compile and run a tiny GroupNorm gradient; return its largest error over the largest value of the reference."""
     import numpy as np
 
     from cunorm import group_norm_backward, reference
@@ -362,7 +364,7 @@ def _differences(xp: Any) -> float:
 
 
 def _remedy(text: str) -> str:
-    """What to type about an exception of cunorm: mostly its text says it."""
+    """Return the command that solves an exception of cunorm, taken from its text if the text contains one."""
     if "CUNORM_CACHE_DIR" in text:
         return CACHE
     if (needed := re.search(r"pip install '[^']+'", text)) is not None:
@@ -390,17 +392,17 @@ def _proof(name: str, kind: str, xp: Callable[[], Any], ordinal: int | None = No
 
 
 def _guarded(group: str, look: Callable[[], Iterator[CheckResult]]) -> list[CheckResult]:
-    """All findings of a group; an exception becomes the last of them."""
+    """Return all findings of a group. An exception becomes the last finding."""
     found: list[CheckResult] = []
     try:
         found.extend(look())
     except (Exception, SystemExit) as error:
-        found.append(CheckResult(group, "looking", "fault", sentence(error), _remedy(str(error))))
+        found.append(CheckResult(group, "checks", "fault", sentence(error), _remedy(str(error))))
     return found
 
 
 def examine() -> list[CheckResult]:
-    """Look at everything. Never raises, prints nothing."""
+    """Run all checks. Raises and prints nothing."""
     looks = {"Packages": _packages, "GPU executor": _cupy, "CPU executor": _cpu}
     looks |= {"Cache folders": cache_folders, "Settings": _variables}
     groups = {"Demo": "demo", "Tuner": "tune"}
@@ -434,7 +436,7 @@ def _kernels(as_json: bool, tiles: str) -> int:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """The command, from its parsed arguments; returns the exit code."""
+    """Run the command with its parsed arguments; return the exit code."""
     if asked.kernels:
         return _kernels(asked.json, asked.tiles or "choice")
     found = examine()

@@ -14,7 +14,7 @@ from .parser import parser
 
 
 def _lacks(command: str) -> bool:
-    """Whether packages are missing that a command needs; it is said which, and what to type."""
+    """Whether a command's packages are missing. If so, print their names and the command that installs them."""
     needed = EXTRAS.get(command, {})
     missing = [distribution for module, distribution in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
@@ -40,32 +40,34 @@ def _demo(arguments: list[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code.
+    """Run a command; return the exit code.
 
     Parameters
     ----------
     argv : sequence of str, optional
-        Without the program's name; None: those of the process.
+        The arguments without the program's name; None for the arguments of the process.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    for at in range(len(given) - 2, -1, -1):  # a shape that begins with a minus is no option, and gets its own error
+    # A shape that begins with a minus is passed as --shape=..., so that argparse does not read it as an option. The
+    # check of the shape reports its error.
+    for at in range(len(given) - 2, -1, -1):
         if given[at] == "--shape" and re.match(r"-\d", given[at + 1]):
             given[at : at + 2] = [f"--shape={given[at + 1]}"]
     try:
-        # What follows `demo` is the example's, options too: argparse would take them for its own.
+        # All arguments after `demo`, options included, belong to the example. argparse would interpret the options.
         if given[:1] == ["demo"] and given[1:2] not in (["-h"], ["--help"]):
             return _demo(given[2:] if given[1:2] == ["--"] else given[1:])
         made = parser()
         asked = made.parse_args(given)
         if asked.command == "doctor" and asked.tiles is not None and not asked.kernels:
-            made.error("--tiles goes with --kernels")
+            made.error("--tiles: requires --kernels")
         if _lacks(asked.command):
             return 1
-        module, _, function = asked.run.partition(":")  # imported now: most commands need little of the others
+        module, _, function = asked.run.partition(":")  # imported here: a command does not need the other commands
         return int(getattr(importlib.import_module(module), function)(asked))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `| head`: who reads has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered goes nowhere
+    except BrokenPipeError:  # the reader closed the pipe, for instance `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the buffered output
         return 141

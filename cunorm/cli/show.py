@@ -1,4 +1,4 @@
-"""``cunorm show``: what would run for a problem, and what it would move."""
+"""``cunorm show``: print the plan of a problem and, with ``--traffic``, the bytes that it moves."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ TITLES = (
     "in L2/2", "in L2", "banks",
 )  # fmt: skip
 LEGEND = """\
-bytes/floor  bytes of tensors that warps ask for, over the fewest that the problem has to move
-fetched      sectors of tensors that blocks touch, once a block, over the same; workspace and parameters as bytes/floor
-sectors      bytes asked for over those of the 32-byte sectors touched, of 16-byte accesses and of all, to tensors
-read again   share of the tensors' loads that come back to a sector; of those, the share within half of L2, within L2
-banks        turns of shared memory's banks, over the fewest that there could be"""
+bytes/floor  bytes of tensors that warps request, over the byte floor; workspace, parameters: their bytes over the same
+fetched      bytes of the tensors' 32-byte sectors, each counted once per block and direction, over the byte floor
+sectors      requested bytes of tensors over bytes of the sectors touched: 16-byte accesses, then all accesses
+read again   share of the tensors' loads that read a sector again; in L2/2, in L2: the share of those within that size
+banks        wavefronts of shared memory, over the fewest possible"""
 
 
 def _refusal(strategy: Any, problem: Any, device: Any) -> str:
-    """Why no tile of a strategy is legal: the sentence of the last one worth trying, whose numbers are the largest."""
+    """Return why no tile of a strategy is legal: the message for the last tile worth trying, which is the largest."""
     worthy = [tile for tile in strategy.tiles() if strategy.of(problem, tile).worth]
     sentence = strategy.refuses(problem, worthy[-1], device) if worthy else None
-    return sentence or f"{strategy.name}: no tile is worth trying for so little"
+    return sentence or f"{strategy.name}: no tile is worth trying for a problem of this size"
 
 
 def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
-    """The plans that were asked for, and why there is none of other strategies."""
+    """Return the requested plans, and one message for each strategy that has no legal tile."""
     if asked.shape is None:
         raise ValueError(f"--shape: missing, expected {','.join(names_of(asked.op))} for {asked.op}")
     typed = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs)
     options = typed | {"device": asked.device}
     if asked.tile is not None and asked.strategy in (None, "all"):
-        raise ValueError("--tile: goes with --strategy and the name of one")
+        raise ValueError("--tile: requires --strategy NAME with the name of one strategy")
     if asked.tile is not None:
         return [plan(asked.op, tile=tile_of(asked.op, asked.strategy, asked.tile), **options)], []
     chosen = plan(asked.op, **options)
@@ -71,7 +71,7 @@ def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
 
 
 def _traffics(plans: list[Plan], refused: list[str]) -> list[Traffic]:
-    """Of each plan; of several, those that cannot be counted go over to the refused."""
+    """Count each plan. Of several plans, those that cannot be counted move from `plans` to `refused`."""
     found = []
     for made in tuple(plans):
         try:
@@ -102,18 +102,19 @@ def _row(found: Traffic) -> Iterator[str]:
 
 
 def table(found: Sequence[Traffic], refused: Sequence[str] = ()) -> str:
-    """The traffic of several plans of one problem, a line each.
+    """Return a table of the traffic of several plans of one problem, one line per plan.
 
     Parameters
     ----------
     found : sequence of Traffic
     refused : sequence of str
-        Sentences of strategies that are not legal.
+        Messages of the strategies that have no legal tile or cannot be counted.
     """
     first = found[0]
     lines = [
         first.problem.describe(),
-        f"cpu executor: counted, not timed; posing as {first.device.name}, L2 {first.device.l2_bytes >> 20} MiB",
+        "cpu executor: counted, not timed; with the limits and tiles of "
+        f"{first.device.name}, L2 {first.device.l2_bytes >> 20} MiB",
         f"floor: {first.floor_bytes:,} bytes of tensors",
         "",
         *columns([TITLES, *(tuple(_row(one)) for one in found)], 1),
@@ -125,7 +126,7 @@ def table(found: Sequence[Traffic], refused: Sequence[str] = ()) -> str:
 
 
 def _document(made: Plan) -> dict[str, Any]:
-    """A plan for JSON."""
+    """Return a plan as a JSON object."""
     return {
         "problem": asdict(made.problem),
         "device": made.place.device.name,
@@ -139,7 +140,7 @@ def _document(made: Plan) -> dict[str, Any]:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """The command, from its parsed arguments; returns the exit code."""
+    """Run the command with its parsed arguments; return the exit code."""
     before = os.environ.get("CUNORM_TILING_TABLE")
     if asked.table is not None:
         os.environ["CUNORM_TILING_TABLE"] = asked.table

@@ -1,4 +1,4 @@
-"""``cunorm show`` without a problem, and ``cunorm merge``: tiling tables, for people."""
+"""``cunorm show`` without a problem, which lists tiling tables, and ``cunorm merge``."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _state(entry: Entry, device: Device) -> str:
     words += ["NOT VERIFIED"] if entry.facts.get("verified") is False else []
     words += ["no tile beat the default"] if entry.facts.get("default") is True else []
     if not _legal(entry, device):
-        words.append("not legal here, never used")
+        words.append("not legal on this device, never used")
     elif _stale(entry):
-        words.append("STALE: its kernels have changed since")
+        words.append("STALE: its kernels have changed since it was written")
     return "; ".join(words)
 
 
@@ -56,7 +56,7 @@ def _row(entry: Entry, device: Device) -> tuple[str, ...]:
 
 
 def listing(device: Device) -> str:
-    """The entries of a device's tables."""
+    """Return a list of the entries in a device's tables, as text."""
     lines = [f"device     {device.name}"]
     for path, read in choose_tile.tables(device):
         entries = sorted(read.table.entries.values(), key=order_of)
@@ -83,7 +83,7 @@ def _document(device: Device) -> dict[str, Any]:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """``cunorm show`` without a problem; returns the exit code."""
+    """Run ``cunorm show`` without a problem; return the exit code."""
     try:
         device = place_named(None).device if asked.device is None else known(asked.device, "--device")
     except ValueError as error:
@@ -94,18 +94,18 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def merge(asked: argparse.Namespace) -> int:
-    """``cunorm merge``; returns the exit code."""
+    """Run ``cunorm merge``; return the exit code."""
     try:
         made, count = table.merge_files(asked.tables, asked.output, _stale)
     except (OSError, TableError) as error:
         print(f"cunorm merge: {error}", file=sys.stderr)
         return 2
     for fault in made.faults:
-        print(f"cunorm merge: kept as it is: {fault}", file=sys.stderr)
+        print(f"cunorm merge: kept unchanged: {fault}", file=sys.stderr)
     measured = sum(entry.source == MEASURED for entry in made.entries.values())
     both = count - len(made.entries)
     print(
         f"{asked.output}: {len(made.entries)} entries, {measured} measured, of {shown(made.device.get('name'))}; "
-        f"{both} were in more than one table, and the better was kept"
+        f"{both} dropped for a better entry of the same problem"
     )
     return 0

@@ -1,13 +1,20 @@
-"""The compile gate: every kernel, dtype and layout, with tiles that refuses() accepts, through ptxas.
+"""The compile gate: compile every kernel, for every dtype and layout, with tiles that refuses() accepts.
 
-What refuses() accepts must not spill: a spill is a fault of the formula in refuses(). NVRTC alone does it, no GPU.
+A kernel must not spill with a tile that refuses() accepts: a spill is a fault of the formula in refuses(). The gate
+needs NVRTC and no GPU.
 
-The full product is hours of ptxas, so it comes in three sizes, none of which changes by itself. `all`: every tile for
-every (architecture, NVRTC) pair. `spread`: five tiles of each strategy, dtype and layout, from the most demanding to
-the least, for every pair. `choice`: the most demanding for two pairs (16-bit dtypes, for which the formula says the
-same, for one each), one other for one, and for one what other kernels the strategy has; the pairs move on from case to
-case, so that the dtypes of a strategy together meet every pair. The most demanding are compiled for problems that take
-more registers (an activation, wide parameters), the others without; `spread` and `all` both ways.
+ptxas takes hours for every combination, so the gate has three sizes. A pair is one architecture with one NVRTC.
+
+- `all`: every tile, for every pair.
+- `spread`: five tiles per strategy, dtype and layout, from the most demanding to the least, and the most demanding tile
+  of each kernel, for every pair.
+- `choice`: the most demanding tile for two pairs, one other tile for one pair, and each further kernel of the strategy
+  for one pair. float16 and bfloat16 have the same formula, so each of them is compiled for one pair instead of two. The
+  pairs rotate from case to case, so that the dtypes of a strategy together cover every pair.
+
+The selection of each size is deterministic. Some problems take more registers: those with an activation or with wide
+parameters. `choice` compiles the most demanding tiles for such a problem, and the other tile for a problem without
+them. `spread` and `all` compile every tile for both.
 """
 
 from __future__ import annotations
@@ -30,9 +37,9 @@ from cunorm.ops.registry import OPS
 
 
 def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> Problem:
-    """A problem that the tile takes, if the strategy takes that layout at all."""
+    """Return a problem that is legal for the tile, if the strategy supports the layout."""
     spec, sums = OPS[op], accumulator(dtype)
-    # Gradients without an activation do not read beta. Counts are whole numbers where they may be.
+    # Gradients without an activation do not read beta. Counts are int64 if the op allows int64.
     gamma, beta = ("gamma" in spec.inputs, "beta" in spec.inputs and not spec.is_backward)
     others = tuple((name, "int64" if "int64" in allowed else sums) for name, allowed in spec.types.items())
     return Problem(
@@ -48,7 +55,7 @@ def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> 
 
 
 def demanding(problem: Problem) -> Problem:
-    """The problem with what takes more registers: wide parameters, and an activation where its op has any."""
+    """Return the problem with wide parameters, and with an activation if its op has one: both take more registers."""
     spec, sums = problem.spec, accumulator(problem.dtype)
     if not spec.holds_parameters:
         return problem
@@ -57,22 +64,22 @@ def demanding(problem: Problem) -> Problem:
     return replace(problem, activation=activation, gamma_dtype=sums, beta_dtype=beta)
 
 
-#: Registers of a block: those of a multiprocessor, from compute capability 5.0 on (CUDA C++ programming guide, table
-#: "technical specifications per compute capability"). A thread gets them by eights.
+#: Maximum of registers per block: all registers of a multiprocessor, from compute capability 5.0 on (CUDA C++
+#: programming guide, table "technical specifications per compute capability"). Threads get registers in units of eight.
 LAUNCHABLE_REGISTERS = 65536
-#: How many tiles the gate takes, see above, and what people are told of that.
+#: The sizes of the gate, and the sentence about each in the report.
 TILES = {
-    "choice": "A choice of tiles (--tiles spread or all: more of them); '.' is not in it.",
-    "spread": "Five tiles and more of each strategy, dtype and layout, from the most demanding to the least.",
+    "choice": "A selection of tiles; '.': the pair is not in it. For more tiles: --tiles spread or --tiles all.",
+    "spread": "Five tiles or more per strategy, dtype and layout, from the most demanding to the least.",
     "all": "Every tile that refuses() accepts.",
 }
-#: Pairs of architecture and NVRTC that the most demanding tiles of a width meet in the choice, shared by its dtypes.
+#: Pairs for which `choice` compiles the most demanding tile. Dtypes of the same width share the pairs.
 QUICK_PAIRS = 2
 
 
 @dataclass(frozen=True)
 class GateCase:
-    """What the gate takes tiles for."""
+    """One combination of op, strategy, dtype and layout. The gate selects tiles per case."""
 
     op: str
     strategy: str
@@ -84,7 +91,7 @@ class GateCase:
 
     @property
     def solver(self) -> Strategy:
-        """The strategy itself."""
+        """The strategy object."""
         return OPS[self.op].strategies[self.strategy]
 
 
@@ -97,7 +104,7 @@ class Build:
     case : GateCase
     tile : Tile
     kernel, threads : str, int
-        Stem of the file in ``kernels_cu``, and threads of a block that it is launched with.
+        Stem of the file in ``kernels_cu``; threads per block.
     text : str
     architecture : str
     nvrtc : Nvrtc
@@ -114,14 +121,14 @@ class Build:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build came to: what its kernels use, or why it did not compile."""
+    """The result of a build: the resources that its kernels use, or the compiler's error."""
 
     build: Build
     usages: tuple[Usage, ...]
     error: str | None = None
 
     def faults(self) -> list[str]:
-        """Every promise that it breaks, in words; none if it is fine."""
+        """Return one message for each fault; an empty list if there is none."""
         build = self.build
         where = f"{build.case} {build.tile} on {build.architecture}, NVRTC {build.nvrtc.version}"
         found = [] if self.error is None else [f"{build.kernel}: does not compile: {where}\n{self.error}"]
@@ -132,7 +139,7 @@ class BuildResult:
             if usage.stack_bytes:
                 wrong.append(f"has a stack of {usage.stack_bytes} bytes")
             if usage.taken_apart:
-                wrong.append(f"takes {usage.taken_apart} of {usage.loads_16} wide loads apart where they are loaded")
+                wrong.append(f"cuts {usage.taken_apart} of {usage.loads_16} 16-byte loads into 16-bit elements at once")
             if (needed := ceil_div(usage.registers, 8) * 8 * build.threads) > LAUNCHABLE_REGISTERS:
                 wrong.append(f"cannot be launched: {build.threads} threads need {needed} registers")
             if wrong:
@@ -140,11 +147,11 @@ class BuildResult:
         return found
 
 
-# ---- what there is to compile ---------------------------------------------------------------------------------------
+# ---- the selection of builds ----------------------------------------------------------------------------------------
 
 
 def device_of(architecture: str) -> Device:
-    """The known device of an architecture; those that share one have the same limits."""
+    """Return a known device of an architecture. All known devices of one architecture have the same limits."""
     return next(device for device in KNOWN.values() if device.architecture == architecture)
 
 
@@ -161,13 +168,13 @@ def _accepted(case: GateCase, device: Device) -> tuple[tuple[Problem, Tile], ...
 
 
 def accepted(case: GateCase, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
-    """Every tile of the space that refuses() accepts, once for all that differ in fields that no kernel knows."""
+    """Tiles that refuses() accepts, each with a problem; of tiles that compile to the same constants only the first."""
     return _accepted(case, device_of(architecture))
 
 
 @functools.cache
 def cases() -> tuple[GateCase, ...]:
-    """Every op, strategy, dtype and layout that has a tile at all."""
+    """Every combination of op, strategy, dtype and layout that has a legal tile."""
     found = []
     for op in OPS.values():
         for strategy in op.strategies:
@@ -176,14 +183,15 @@ def cases() -> tuple[GateCase, ...]:
 
 
 def demand(case: GateCase, problem: Problem, tile: Tile) -> tuple[float, int]:
-    """How close a tile comes to the registers that its threads have, by the formula; then how much the kernel unrolls.
+    """Return the formula's registers over the available ones, and the product of the kernel's compile-time fields.
 
-    The second counts where the formula says the same of all tiles, as for kernels bound to a number of registers.
+    The product ranks tiles with equal ratios, for instance of kernels with a fixed number of registers: the kernel
+    unrolls more with a larger product.
     """
     registers = max(launch.registers for launch in case.solver.launches(problem, tile))
     have = 255 if case.strategy == "warp" else LAUNCHABLE_REGISTERS / tile.threads
     space = case.solver.space
-    # Of words the first that the space has counts most.
+    # Words count by their position in the space: the first word counts most.
     numbers = (
         len(space[name]) - space[name].index(value) if isinstance(value, str) else value
         for name, value in tile.fields
@@ -193,14 +201,12 @@ def demand(case: GateCase, problem: Problem, tile: Tile) -> tuple[float, int]:
 
 
 def _kernel(case: GateCase, problem: Problem, tile: Tile) -> str:
-    """The kernel that does the tile's main work: a strategy may have several to choose from."""
+    """The kernel of the main launch. A strategy may have several main kernels; the tile selects one."""
     return main_launch(case.solver.launches(problem, tile)).kernel
 
 
 def spread(case: GateCase, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
-    """Tiles from the most demanding to the least: both ends, those at a quarter, the middle and three quarters, and the
-    most demanding of each kernel.
-    """
+    """Return tiles at five ranks of demand (0, 1/4, 1/2, 3/4 and 1), and the most demanding tile of each kernel."""
     ranked = sorted(accepted(case, architecture), key=lambda pair: demand(case, *pair), reverse=True)
     if not ranked:
         return ()
@@ -210,7 +216,7 @@ def spread(case: GateCase, architecture: str) -> tuple[tuple[Problem, Tile], ...
 
 
 def pairs(nvrtcs: Sequence[Nvrtc]) -> list[tuple[str, Nvrtc]]:
-    """Every architecture with every NVRTC, of which there are at most two; neighbours in the ring differ in both."""
+    """Return every pair of at most two NVRTCs as a ring. Neighbours differ in architecture and, with two, in NVRTC."""
     count = len(ARCHITECTURES) * len(nvrtcs)
     return [(ARCHITECTURES[index % len(ARCHITECTURES)], nvrtcs[index % len(nvrtcs)]) for index in range(count)]
 
@@ -220,7 +226,7 @@ def _most(case: GateCase) -> int:
 
 
 def _demanding(case: GateCase, architecture: str, problem: Problem, tile: Tile) -> Problem:
-    """The problem that asks most of a tile, of those that the tile takes."""
+    """Return the problem that takes the most registers, of the problems that are legal for the tile."""
     made = demanding(problem)
     asked = (made, replace(made, activation=None), problem)
     return next(one for one in asked if case.solver.refuses(one, tile, device_of(architecture)) is None)
@@ -229,7 +235,7 @@ def _demanding(case: GateCase, architecture: str, problem: Problem, tile: Tile) 
 def _choice(
     case: GateCase, ring: Sequence[tuple[str, Nvrtc]], tiles: str
 ) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
-    """What the gate takes for a case: architecture, NVRTC, problem and tile."""
+    """The selected architectures, NVRTCs, problems and tiles of a case."""
     ring = [pair for pair in ring if accepted(case, pair[0])]
     if tiles != "choice":
         several = {"spread": spread, "all": accepted}[tiles]
@@ -238,16 +244,17 @@ def _choice(
                 posed = dict.fromkeys((problem, _demanding(case, pair[0], problem, tile)))
                 yield from ((*pair, each, tile) for each in posed)
         return
-    # Cases are counted within an op's strategy: its dtypes together meet every pair.
+    # Cases are counted per op and strategy, so that the dtypes of a strategy together cover every pair.
     before = [each for each in cases() if (each.op, each.strategy) == (case.op, case.strategy)]
     del before[before.index(case) :]
-    # The one other tile comes last, with float16 first: its most demanding tile and bfloat16's meet different NVRTCs.
+    # The one other tile is the last step, but the first step for float16: then the most demanding tiles of float16 and
+    # bfloat16 are compiled with different NVRTCs.
     at = 0 if case.dtype == "float16" else _most(case)
     met = set()
     for step in range(_most(case) + 1):
         architecture, nvrtc = ring[(sum(_most(each) + 1 for each in before) + step) % len(ring)]
         ranked = spread(case, architecture)
-        # It is the least demanding for the first case, then those between in turn.
+        # The first case gets the least demanding tile. The following cases get the tiles before it in turn.
         other = ranked[-1 - len(before) % max(1, len(ranked) - 1)]
         problem, tile = other if step == at else ranked[0]
         made = problem if step == at else _demanding(case, architecture, problem, tile)
@@ -260,16 +267,16 @@ def _choice(
 
 
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: GateCase | None = None) -> list[Build]:
-    """What the gate compiles.
+    """Return the builds of the gate.
 
     Parameters
     ----------
     nvrtcs : sequence of Nvrtc
         One or two.
     tiles : str
-        One of `TILES`.
+        A key of `TILES`.
     only : GateCase, optional
-        None: all.
+        The case to compile; None for all cases.
     """
     ring, found = pairs(nvrtcs), []
     for case in (each for each in cases() if only in (None, each)):
@@ -280,7 +287,7 @@ def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: GateCase | N
     return found
 
 
-# ---- compiling it ---------------------------------------------------------------------------------------------------
+# ---- compilation ----------------------------------------------------------------------------------------------------
 
 
 def _use(build: Build) -> tuple[tuple[Usage, ...], str | None]:
@@ -291,15 +298,15 @@ def _use(build: Build) -> tuple[tuple[Usage, ...], str | None]:
 
 
 def run(planned: Iterable[Build], *, threads: int | None = None, progress: bool = False) -> list[BuildResult]:
-    """Compile, in parallel and each text once per architecture and NVRTC; the results come in the order of the builds.
+    """Compile each text once per architecture and NVRTC, in parallel. The results are in the order of the builds.
 
-    Threads are enough: ctypes lets go of the interpreter while NVRTC works, and programs do not share anything.
+    Threads suffice: ctypes releases the interpreter lock during calls of NVRTC, and programs share no state.
 
     Parameters
     ----------
     planned : iterable of Build
     threads : int, optional
-        None: one for each core.
+        None for one thread per core.
     progress : bool
         Whether to show a bar.
     """
@@ -311,5 +318,5 @@ def run(planned: Iterable[Build], *, threads: int | None = None, progress: bool 
         for job in with_bar(as_completed(jobs.values()), len(jobs), "kernel", lambda _: "ptxas", shown=progress):
             job.result()
     finally:
-        pool.shutdown(cancel_futures=True)  # Ctrl-C ends after the texts at work
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C only the texts that are being compiled are finished
     return [BuildResult(build, *jobs[build.text, build.architecture, build.nvrtc].result()) for build in listed]

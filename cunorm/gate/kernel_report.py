@@ -1,4 +1,4 @@
-"""`cunorm doctor --kernels`: what the compile gate found, a line for each kernel and dtype, for people and programs."""
+"""The report of `cunorm doctor --kernels`: the compile gate's results per kernel and dtype, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .gate import TILES, BuildResult, device_of
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel of one dtype for one architecture with one NVRTC, over the tiles that were compiled.
+    """One kernel with one dtype, architecture and NVRTC, over the tiles that were compiled.
 
     Attributes
     ----------
     kernel, dtype, architecture, nvrtc : str
     ops : tuple of str
-        Those that launch it, each with its strategy.
+        The ops that launch the kernel, each with its strategy.
     tiles : int
-        Texts of the kernel that were compiled.
+        Number of compiled texts of the kernel.
     registers, threads : tuple of (int, int)
-        Least and most, of a thread and in a block.
+        Minimum and maximum of registers per thread, and of threads per block.
     spill_bytes, stack_bytes, shared_bytes : int
-        The most of any tile; the shared memory is the static part.
+        Maximum over the tiles: bytes per thread of spills and stack, bytes per block of static shared memory.
     resident : float
-        The least share of a multiprocessor's threads that registers and the size of blocks leave room for.
+        Minimum over the tiles of `resident`.
     """
 
     kernel: str
@@ -48,14 +48,14 @@ class Row:
 
 
 def resident(registers: int, threads: int, architecture: str) -> float:
-    """The share of a multiprocessor's threads that may be resident, as far as registers and blocks' sizes limit it.
+    """Return the share of a multiprocessor's threads that can be resident, as limited by registers and block size.
 
     Parameters
     ----------
     registers : int
-        Of a thread.
+        Registers per thread.
     threads : int
-        Of a block.
+        Threads per block.
     architecture : str
         One of `cunorm.jit.nvrtc.ARCHITECTURES`.
     """
@@ -65,7 +65,7 @@ def resident(registers: int, threads: int, architecture: str) -> float:
 
 
 def rows(results: Iterable[BuildResult]) -> list[Row]:
-    """The results by kernel, dtype, architecture and NVRTC, in the order in which they first come."""
+    """Group the results by kernel, dtype, architecture and NVRTC, in order of first occurrence."""
     found: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for result in results:
         build = result.build
@@ -96,21 +96,21 @@ def rows(results: Iterable[BuildResult]) -> list[Row]:
 
 
 def missing(versions: Sequence[str]) -> str | None:
-    """What to type for the ends of the supported versions that are not there, or None."""
+    """Return the commands that install the oldest and the newest supported version if they are missing, or None."""
     oldest, before = SUPPORTED
     has_oldest = any(tuple(map(int, version.split(".")[:2])) == oldest for version in versions)
     has_newest = any(int(version.partition(".")[0]) == before[0] - 1 for version in versions)
     lacking = [wheel for wheel, there in zip(INSTALL, (has_oldest, has_newest), strict=True) if not there]
     if not lacking:
         return None
-    # In a folder of its own: CuPy for CUDA 12 would load an NVRTC 13 that lies in its own site-packages.
+    # Install into a separate folder: CuPy for CUDA 12 would load an NVRTC 13 from its own site-packages.
     commands = [f"pip install --no-deps --target nvrtc_{number} '{wheel}'" for number, wheel in enumerate(lacking, 1)]
     path = ":".join(f"nvrtc_{number}" for number, _ in enumerate(lacking, 1))
     return " && ".join([*commands, f"PYTHONPATH={path} cunorm doctor --kernels"])
 
 
 def document(results: Sequence[BuildResult], versions: Sequence[str], tiles: str) -> dict[str, Any]:
-    """The table for programs."""
+    """Return the report as a JSON document."""
     faults = list(dict.fromkeys(fault for result in results for fault in result.faults()))
     return {
         "schema": "cunorm-kernels/1",
@@ -124,7 +124,7 @@ def document(results: Sequence[BuildResult], versions: Sequence[str], tiles: str
     }
 
 
-# ---- for people -----------------------------------------------------------------------------------------------------
+# ---- the report as text ---------------------------------------------------------------------------------------------
 
 
 def _range(values: Iterable[tuple[int, int]]) -> str:
@@ -149,15 +149,15 @@ def _line(dtype: str, here: Sequence[Row], versions: Sequence[str]) -> str:
 
 
 def report(results: Sequence[BuildResult], versions: Sequence[str], tiles: str) -> str:
-    """The table for people, in 120 columns."""
+    """Return the report as text of 120 columns."""
     found = rows(results)
     numbers = [".".join(version.split(".")[:2]) for version in versions]
     above = [name for architecture in ARCHITECTURES for name in [architecture, *[""] * (len(versions) - 1)]]
     lines = [
-        f"Registers of a thread, least-most over the tiles, by architecture and NVRTC ({', '.join(versions)}).",
+        f"Registers per thread, minimum-maximum over the tiles, by architecture and NVRTC ({', '.join(versions)}).",
         TILES[tiles],
-        "builds: texts, once for each pair of these; spill, stack: most bytes of a thread; occ: least share of a",
-        "multiprocessor's threads that registers and the size of blocks leave room for.",
+        "builds: compiled texts, over all pairs of architecture and NVRTC; spill, stack: maximum of bytes per thread;",
+        "occ: minimum share of a multiprocessor's threads that can be resident, limited by registers and block size.",
         "",
         _columns("", "", "", above, ("", "", "")).rstrip(),
         _columns("", "builds", "threads", numbers * len(ARCHITECTURES), ("spill", "stack", "occ")),
@@ -166,7 +166,7 @@ def report(results: Sequence[BuildResult], versions: Sequence[str], tiles: str) 
     for kernel in kernels:
         of_kernel = [row for row in found if row.kernel == kernel]
         ops = dict.fromkeys(op for row in of_kernel for op in row.ops)
-        told = "" if len(ops) == 1 else f"   (of {', '.join(dict.fromkeys(op.split()[0] for op in ops))})"
+        told = "" if len(ops) == 1 else f"   (ops: {', '.join(dict.fromkeys(op.split()[0] for op in ops))})"
         static = max(row.shared_bytes for row in of_kernel)
         lines.append(kernel + told + (f"   {static} bytes of static shared memory" if static else ""))
         for dtype in dict.fromkeys(row.dtype for row in of_kernel):
@@ -177,7 +177,7 @@ def report(results: Sequence[BuildResult], versions: Sequence[str], tiles: str) 
         first, *log = fault.splitlines()
         lines += [*textwrap.wrap(f"fault: {first}", 120, subsequent_indent="  ", break_on_hyphens=False), *log]
     if (advice := missing(versions)) is not None:
-        lines.append("An end of the supported NVRTC versions is missing; type:")
+        lines.append("The oldest or the newest supported NVRTC is missing; type:")
         lines += [f"  {command}" for command in advice.split(" && ")]
     count = len({(result.build.text, result.build.architecture, result.build.nvrtc) for result in results})
     sentence = (

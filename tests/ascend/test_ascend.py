@@ -158,11 +158,11 @@ def test_what_is_copied_stands_in_explain() -> None:
     given["gradGammaOut"], given["gradBetaOut"] = np.empty(8, SINGLE), np.zeros(33, np.uint8)[1:].view(SINGLE)
     _, size, prepared = GROUP.first(given)
     text = prepared.explain()
-    assert f"asked for  {size} bytes" in text
-    elsewhere = "strides (144, 18, 6, 2), needed without gaps in the order of axes (0, 2, 3, 1), in which input is read"
+    assert f"requested  {size} bytes" in text
+    elsewhere = "strides (144, 18, 6, 2), needed without gaps in the order of axes (0, 2, 3, 1), input's memory order"
     assert re.findall(r"^copied     (\w+), in each run: (.*)$", text, re.MULTILINE) == [
         ("gradOut", elsewhere),
-        ("mean", "strides (4, 8), in which shape (4,) cannot be seen"),
+        ("mean", "strides (4, 8), which allow no view of shape (4,)"),
         ("rstd", "strides (16, 8), needed without gaps"),
         ("gamma", "float16, needed as float32"),
         ("gradInput", elsewhere),

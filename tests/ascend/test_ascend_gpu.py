@@ -172,7 +172,7 @@ def test_graph_capture(face: Face, driver: Driver) -> None:
     assert aclGetRecentErrMsg().startswith("input: the stream is being captured into a graph")
     sentence = aclGetRecentErrMsg()
     assert re.search(
-        r"but a copy is needed of input: strides \(288, 36, 4, 12\), needed without gaps in the ", sentence
+        r"but these arrays need a copy: input: strides \(288, 36, 4, 12\), needed without gaps in the ", sentence
     )
     assert sentence.endswith(f"; {face.outputs[-1]}: strides (8,), needed without gaps"), sentence
     assert driver.launches == []

@@ -35,18 +35,18 @@ def test_a_wrong_second_phase(face: Face) -> None:
     foreign = other.first(other.right())[2]
     enough = np.empty(size, np.uint8)
     cases: list[tuple[tuple[Any, Any, Any], AclnnStatus, str]] = [
-        ((enough, size, None), NULLPTR, f"executor: None, expected what {face.name}GetWorkspaceSize returned"),
+        ((enough, size, None), NULLPTR, f"executor: None, expected the executor of {face.name}GetWorkspaceSize"),
         ((None, size, executor), NULLPTR, f"workspace: None, expected an array of at least {size} bytes"),
         ((None, 0, executor), NULLPTR, f"workspace: None, expected an array of at least {size} bytes"),
         ((enough, size, foreign), INVALID, f"executor: made for {other.name}, expected one for {face.name}"),
-        ((enough, size, "executor"), INVALID, f"executor: str, expected what {face.name}GetWorkspaceSize returned"),
+        ((enough, size, "executor"), INVALID, f"executor: str, expected the executor of {face.name}GetWorkspaceSize"),
         ((enough, size - 1, executor), INVALID, f"workspaceSize: {size - 1}, expected at least {size}"),
         ((enough, -1, executor), INVALID, "workspaceSize: -1, expected at least 0"),
         ((enough, float(size), executor), INVALID, f"workspaceSize: {float(size)}, expected an int"),
         ((enough, None, executor), INVALID, "workspaceSize: None, expected an int"),
         ((enough[:-1], size, executor), INVALID, f"workspace: {size - 1} bytes, expected at least {size}"),
         ((bytearray(size), size, executor), INVALID, "workspace: bytearray, expected a cupy.ndarray or a numpy"),
-        ((np.empty(size, object), size, executor), INVALID, "workspace: dtype object, expected one of plain bytes"),
+        ((np.empty(size, object), size, executor), INVALID, "workspace: dtype object, expected a dtype without Python"),
         ((np.empty(2 * size, np.uint8)[::2], size, executor), INVALID, r"workspace: strides \(2,\), expected memory"),
         ((read_only(enough), size, executor), INVALID, "workspace: read-only, expected an array that can be written"),
         *[

@@ -48,7 +48,11 @@ GROUP_WRONG: dict[AclnnStatus, list[tuple[str, Change, str]]] = {
     NULLPTR: [
         *nulls("gradOut", "input", "mean", "rstd"),
         *[
-            (f"{name} None", lambda _, name=name: {name: None}, rf"{name}: None, .* for outputMask\[{index}\] is True")
+            (
+                f"{name} None",
+                lambda _, name=name: {name: None},
+                rf"{name}: None, .* because outputMask\[{index}\] is True",
+            )
             for index, name in enumerate(GROUP.outputs)
         ],
         ("outputMask of NumPy's", lambda _: {"outputMask": np.ones(3, bool), "gradInput": None}, "gradInput: None"),
@@ -195,10 +199,14 @@ def shifted_pair(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 BATCH_WRONG: dict[AclnnStatus, list[tuple[str, Change, str]]] = {
     NULLPTR: [
         *nulls("gradOut", "input", "mean", "invstd"),
-        ("sumDy None", lambda _: {"sumDy": None}, "sumDy: None, expected an array, for inputG is True"),
-        ("sumDyXmu None", lambda _: {"sumDyXmu": None}, "sumDyXmu: None, expected an array, for inputG is True"),
-        ("gradWeight None", lambda _: {"gradWeight": None}, "gradWeight: None, expected an array, for weightG is True"),
-        ("gradBias None", lambda _: {"gradBias": None}, "gradBias: None, expected an array, for biasG is True"),
+        ("sumDy None", lambda _: {"sumDy": None}, "sumDy: None, expected an array because inputG is True"),
+        ("sumDyXmu None", lambda _: {"sumDyXmu": None}, "sumDyXmu: None, expected an array because inputG is True"),
+        (
+            "gradWeight None",
+            lambda _: {"gradWeight": None},
+            "gradWeight: None, expected an array because weightG is True",
+        ),
+        ("gradBias None", lambda _: {"gradBias": None}, "gradBias: None, expected an array because biasG is True"),
     ],
     INVALID: [
         ("gradOut float64", lambda g: {"gradOut": g["gradOut"].astype(np.float64)}, "gradOut: dtype float64, expected"),
@@ -263,7 +271,7 @@ BATCH_WRONG: dict[AclnnStatus, list[tuple[str, Change, str]]] = {
             (
                 f"{name} of {size}",
                 lambda g, name=name, size=size: {name: np.ones(size, g[name].dtype)},
-                rf"{name}: shape \({size},\), expected 8 elements, one a channel",
+                rf"{name}: shape \({size},\), expected 8 elements, one per channel",
             )
             for name in ("mean", "invstd", "weight", *BATCH.outputs)
             for size in (7, 9)

@@ -87,7 +87,7 @@ def test_doctor_tells_programs_the_same(capsys: pytest.CaptureFixture[str]) -> N
     assert document["executors"]["cpu"]
     assert list(dict.fromkeys(group for group, _ in found)) == GROUPS
     assert found["Packages", "cunorm"]["facts"]["version"] == cunorm.__version__
-    assert found["CPU executor", "poses as"]["facts"]["device"] == "NVIDIA H200"
+    assert found["CPU executor", "simulated GPU"]["facts"]["device"] == "NVIDIA H200"
     used = [
         finding for (group, _), finding in found.items() if group == "CPU executor" and finding["facts"].get("used")
     ]
@@ -195,7 +195,7 @@ def test_settings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert "did you mean CUNORM_CPU_DEVICE?" in found["Settings", "CUNORM_CPU_DEVICES"]["text"]
     assert found["Settings", "CUNORM_CPU_DEVICES"]["advice"] == "unset CUNORM_CPU_DEVICES"
     assert found["Settings", "CUNORM_CPU_CORES"]["state"] == "fault"
-    assert found["CPU executor", "poses as"]["advice"] == "unset CUNORM_CPU_DEVICE"
+    assert found["CPU executor", "simulated GPU"]["advice"] == "unset CUNORM_CPU_DEVICE"
     assert found["Check", "CPU executor"]["advice"] == "unset CUNORM_CPU_DEVICE"
 
 
@@ -215,7 +215,7 @@ def test_a_look_that_fails_is_a_finding(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr(cxx, "present", fail)
     code, _, found = facts(capsys)
     assert code == 0
-    assert found["CPU executor", "looking"]["text"] == "RuntimeError: odd"
+    assert found["CPU executor", "checks"]["text"] == "RuntimeError: odd"
 
 
 def test_commands_stand_on_lines_of_their_own() -> None:

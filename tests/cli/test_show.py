@@ -49,7 +49,7 @@ def test_show_takes_a_tile(capsys: pytest.CaptureFixture[str]) -> None:
 def test_traffic_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "layer_norm", "--shape", "16,1024", "--strategy", "all", "--traffic")
     assert (code, err) == (0, "")
-    assert "cpu executor: counted, not timed; posing as NVIDIA H200" in out
+    assert "cpu executor: counted, not timed; with the limits and tiles of NVIDIA H200" in out
     assert "floor: 131,072 bytes of tensors" in out
     lines = out.splitlines()
     assert all(len(line) <= 120 for line in lines)
@@ -143,7 +143,7 @@ def test_a_fault_while_counting_is_one_line(
             (*SMALL, "--strategy", "warps"),
             "--strategy: 'warps', expected all or one of warp, block, cluster, grid, split for group",
         ),
-        ((*SMALL, "--tile", "threads=64"), "--tile: goes with --strategy and the name of one"),
+        ((*SMALL, "--tile", "threads=64"), "--tile: requires --strategy NAME"),
         ((*SMALL, "--strategy", "split", "--tile", "threads"), "--tile: 'threads', expected field=number"),
         ((*SMALL, "--strategy", "split", "--tile", "threads=0"), "--tile: 'threads=0', expected field=number"),
         (
