@@ -257,7 +257,7 @@ def _cuda(group: str, cupy: Any, nvrtc_wheel: str) -> Iterator[CheckResult]:
     if number == 0:
         rest = f", but version {kernel} is loaded" if kernel else "; needed only for a GPU"
         text = f"no driver that CuPy can use{failed}{rest}"
-        yield CheckResult(group, "driver", "missing", text, "nvidia-smi   (if it fails, install NVIDIA's driver)")
+        yield CheckResult(group, "driver", "missing", text, "nvidia-smi  (if it fails, install the driver)")
         return
     level = f"{number // 1000}.{number % 1000 // 10}"
     text = f"for CUDA {level}" + (f", version {kernel}" if kernel else "")
