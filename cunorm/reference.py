@@ -77,6 +77,14 @@ def group_norm(
         Float64, of the shape of `x`.
     mean, rstd : ndarray
         Float64, (N, G). NaN where a slice has no elements. The variance of a constant slice is exactly 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> y, mean, rstd = reference.group_norm(np.arange(8.0).reshape(1, 4, 2), 2)
+    >>> mean
+    array([[1.5, 5.5]])
     """
     values = _slices(x, data_format)
     samples, channels, positions = values.shape
@@ -126,6 +134,16 @@ def group_norm_backward(
         Float64, of the shape of `x`.
     dgamma, dbeta : ndarray
         Float64, (C,). Zeros where there is nothing to sum.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x = np.arange(8.0).reshape(1, 4, 2)
+    >>> y, mean, rstd = reference.group_norm(x, 2)
+    >>> dx, dgamma, dbeta = reference.group_norm_backward(np.ones_like(x), x, mean, rstd, num_groups=2)
+    >>> dbeta
+    array([2., 2., 2., 2.])
     """
     dy = _shaped_as(dy, x)
     if activation is not None:
@@ -176,6 +194,14 @@ def layer_norm(
     """Layer normalisation: group normalisation of the rows with one group, where every element is a channel.
 
     `normalized_shape` is (R1..Rj), or R1. y has the shape of `x`, mean and rstd are (A1..Ai, 1..1).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> y, mean, rstd = reference.layer_norm(np.array([[1.0, 2, 3, 6]]), 4)
+    >>> mean
+    array([[3.]])
     """
     rows, shape = _rows(x, normalized_shape)
     y, *saved = group_norm(rows, 1, gamma, beta, eps=eps)
@@ -186,7 +212,18 @@ def layer_norm(
 def layer_norm_backward(
     dy: Array, x: Array, normalized_shape: Shape, mean: Array, rstd: Array, gamma: Maybe = None
 ) -> tuple[Float64, Float64, Float64]:
-    """Gradients of layer normalisation: dx of the shape of `x`, dgamma and dbeta of shape `normalized_shape`."""
+    """Gradients of layer normalisation: dx of the shape of `x`, dgamma and dbeta of shape `normalized_shape`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x = np.array([[1.0, 2, 3, 6]])
+    >>> y, mean, rstd = reference.layer_norm(x, 4)
+    >>> dx, dgamma, dbeta = reference.layer_norm_backward(np.ones_like(x), x, 4, mean, rstd)
+    >>> dbeta
+    array([1., 1., 1., 1.])
+    """
     (rows, shape), (grads, _) = (_rows(each, normalized_shape) for each in (x, _shaped_as(dy, x)))
     dx, dgamma, dbeta = group_norm_backward(grads, rows, mean, rstd, gamma, num_groups=1)
     return dx.reshape(np.shape(x)), dgamma.reshape(shape), dbeta.reshape(shape)
@@ -194,7 +231,17 @@ def layer_norm_backward(
 
 @_quiet
 def batch_norm_stats(x: Array, *, eps: float = 1e-5) -> tuple[Float64, Float64]:
-    """Mean and invstd of every channel, with the biased variance; NaN where there are no elements."""
+    """Mean and invstd of every channel, with the biased variance; NaN where there are no elements.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x = np.array([[1.0, 2], [3, 6], [5, 10]])
+    >>> mean, invstd = reference.batch_norm_stats(x)
+    >>> mean
+    array([3., 6.])
+    """
     mean, invstd = _moments(_by_channel(_slices(x)), eps)
     return mean[:, 0], invstd[:, 0]
 
@@ -216,6 +263,16 @@ def batch_norm_gather_stats(
     w_r = count_r / total and var_r = max(invstd_r^-2 - eps, 0): mean = sum w_r * mean_r,
     var = sum w_r * (var_r + (mean_r - mean)^2), running = (1 - momentum) * running + momentum * new. The new variance
     is the unbiased var * total / (total - 1), but var where the total is 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x = np.array([[1.0, 2], [3, 6], [5, 10]])
+    >>> mean, invstd = reference.batch_norm_stats(x)
+    >>> found = reference.batch_norm_gather_stats(mean[None], invstd[None], [3])
+    >>> found[0]
+    array([3., 6.])
     """
     mean_r, invstd_r, amounts = (np.asarray(each).astype(np.float64) for each in (means, invstds, counts))
     total = amounts.sum()
@@ -239,7 +296,17 @@ def batch_norm_gather_stats(
 
 @_quiet
 def batch_norm_elemt(x: Array, mean: Array, invstd: Array, gamma: Maybe = None, beta: Maybe = None) -> Float64:
-    """Batch normalisation with given statistics: y = (x - mean) * invstd * gamma + beta."""
+    """Batch normalisation with given statistics: y = (x - mean) * invstd * gamma + beta.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x = np.array([[1.0, 2], [3, 6], [5, 10]])
+    >>> mean, invstd = reference.batch_norm_stats(x)
+    >>> reference.batch_norm_elemt(x, mean, invstd)[1]
+    array([0., 0.])
+    """
     values = _slices(x)
     column = (values.shape[1], 1)
     y = (values - _given(mean, column, "mean")) * _given(invstd, column, "invstd") * _given(gamma, column, "gamma", 1.0)
@@ -253,6 +320,16 @@ def batch_norm_backward_reduce(
     """sum_dy = sum dy, sum_dy_xmu = sum dy * (x - mean), dgamma = sum_dy_xmu * invstd and dbeta = sum_dy of one rank.
 
     Zeros where there is nothing to sum. `gamma` has no part in them: the operator's signature has it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x = np.array([[1.0, 2], [3, 6], [5, 10]])
+    >>> mean, invstd = reference.batch_norm_stats(x)
+    >>> sum_dy, sum_dy_xmu, dgamma, dbeta = reference.batch_norm_backward_reduce(np.ones_like(x), x, mean, invstd)
+    >>> sum_dy, sum_dy_xmu
+    (array([3., 3.]), array([0., 0.]))
     """
     values, grads = _by_channel(_slices(x)), _by_channel(_slices(_shaped_as(dy, x)))
     sum_dy = grads.sum(axis=1)
@@ -266,7 +343,19 @@ def batch_norm_backward_reduce(
 def batch_norm_backward_elemt(
     dy: Array, x: Array, mean: Array, invstd: Array, gamma: Maybe, sum_dy: Array, sum_dy_xmu: Array, count: float
 ) -> Float64:
-    """dx = (dy - sum_dy / count - (x - mean) * invstd^2 * sum_dy_xmu / count) * invstd * gamma; sums of all ranks."""
+    """dx = (dy - sum_dy / count - (x - mean) * invstd^2 * sum_dy_xmu / count) * invstd * gamma; sums of all ranks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x = np.array([[1.0, 2], [3, 6], [5, 10]])
+    >>> mean, invstd = reference.batch_norm_stats(x)
+    >>> dy = np.ones_like(x)
+    >>> sum_dy, sum_dy_xmu, dgamma, dbeta = reference.batch_norm_backward_reduce(dy, x, mean, invstd)
+    >>> reference.batch_norm_backward_elemt(dy, x, mean, invstd, None, sum_dy, sum_dy_xmu, 3)[0]
+    array([0., 0.])
+    """
     values, grads = _slices(x), _slices(_shaped_as(dy, x))
     column = (values.shape[1], 1)
     scale = _given(invstd, column, "invstd")

@@ -129,6 +129,19 @@ class AclOpExecutor:
         In the order of that function; None for an absent array or a result that is not wanted.
     beside : sequence of Operand
         Arrays of the caller that are not read. The workspace must not overlap them either.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import ascend
+    >>> x = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
+    >>> dy, mean, rstd = np.ones_like(x), np.array([[1.5, 5.5]], np.float32), np.full((1, 2), 0.894, np.float32)
+    >>> dx, dgamma, dbeta = np.empty_like(x), np.empty(4, np.float32), np.empty(4, np.float32)
+    >>> status, nbytes, executor = ascend.aclnnGroupNormBackwardGetWorkspaceSize(
+    ...     dy, x, mean, rstd, None, 1, 4, 2, 2, (True, True, True), dx, dgamma, dbeta
+    ... )
+    >>> executor.workspace_nbytes == nbytes
+    True
     """
 
     def __init__(

@@ -75,6 +75,16 @@ def GroupNormGrad(
     ------
     TypeError, ValueError, CompileError
         See `cunorm.group_norm_backward`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm.ascend import GroupNormGrad
+    >>> x = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
+    >>> mean, rstd = np.array([[1.5, 5.5]], np.float32), np.full((1, 2), 0.894, np.float32)
+    >>> dx, dgamma, dbeta = GroupNormGrad(np.ones_like(x), mean, rstd, x, np.ones(4, np.float32), 2)
+    >>> dbeta
+    array([2., 2., 2., 2.], dtype=float32)
     """
     required = {
         "dx_is_require": dx_is_require,
@@ -130,6 +140,16 @@ def LayerNormGrad(
     ------
     TypeError, ValueError, CompileError
         See `cunorm.layer_norm_backward`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm.ascend import LayerNormGrad
+    >>> x = np.array([[1, 2, 3, 6], [0, 0, 0, 4]], dtype=np.float32)
+    >>> mean, variance = x.mean(axis=1, keepdims=True), x.var(axis=1, keepdims=True)
+    >>> pd_x, pd_gamma, pd_beta = LayerNormGrad(np.ones_like(x), x, variance, mean, np.ones(4, np.float32))
+    >>> pd_beta
+    array([2., 2., 2., 2.], dtype=float32)
     """
     named = [("dy", dy), ("x", x), ("variance", variance), ("mean", mean), ("gamma", gamma)]
     for name, array in named:

@@ -29,7 +29,15 @@ _strict = False
 
 
 def aclGetRecentErrMsg() -> str:
-    """Return the message of the last failure of a two-phase function in this thread; empty if there was none."""
+    """Return the message of the last failure of a two-phase function in this thread; empty if there was none.
+
+    Examples
+    --------
+    >>> from cunorm import ascend
+    >>> status = ascend.aclnnGroupNormBackward(None, 0, None, None)
+    >>> int(status), ascend.aclGetRecentErrMsg() != ""
+    (161001, True)
+    """
     message: str = getattr(_recent, "message", "")
     return message
 
@@ -64,6 +72,12 @@ def strict_limits(on: bool) -> AbstractContextManager[None]:
     ------
     TypeError
         If `on` is not a bool.
+
+    Examples
+    --------
+    >>> from cunorm import ascend
+    >>> with ascend.strict_limits(True):
+    ...     pass  # calls here refuse more than 8000 channels per group
     """
     limits = _Limits(flag("on", on), _strict)
     limits.__enter__()
@@ -120,6 +134,19 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
         Bytes that the second phase needs; 0 after a failure.
     executor : AclOpExecutor or None
         Argument of the second phase, which may run it repeatedly; None after a failure.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import ascend
+    >>> x = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
+    >>> dy, mean, rstd = np.ones_like(x), np.array([[1.5, 5.5]], np.float32), np.full((1, 2), 0.894, np.float32)
+    >>> dx, dgamma, dbeta = np.empty_like(x), np.empty(4, np.float32), np.empty(4, np.float32)
+    >>> status, nbytes, executor = ascend.aclnnGroupNormBackwardGetWorkspaceSize(
+    ...     dy, x, mean, rstd, None, 1, 4, 2, 2, (True, True, True), dx, dgamma, dbeta
+    ... )
+    >>> int(status)
+    0
     """
     arrays = gradOut, input, mean, rstd, gamma
     outputs = gradInput, gradGammaOut, gradBetaOut
@@ -154,6 +181,22 @@ def aclnnGroupNormBackward(
     ------
     CompileError
         If a kernel does not compile. No status code covers this error.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import ascend
+    >>> x = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
+    >>> dy, mean, rstd = np.ones_like(x), np.array([[1.5, 5.5]], np.float32), np.full((1, 2), 0.894, np.float32)
+    >>> dx, dgamma, dbeta = np.empty_like(x), np.empty(4, np.float32), np.empty(4, np.float32)
+    >>> status, nbytes, executor = ascend.aclnnGroupNormBackwardGetWorkspaceSize(
+    ...     dy, x, mean, rstd, None, 1, 4, 2, 2, (True, True, True), dx, dgamma, dbeta
+    ... )
+    >>> workspace = np.empty(nbytes, np.uint8) if nbytes else None
+    >>> int(ascend.aclnnGroupNormBackward(workspace, nbytes, executor, None))
+    0
+    >>> dbeta
+    array([2., 2., 2., 2.], dtype=float32)
     """
     return _second("aclnnGroupNormBackward", workspace, workspaceSize, executor, stream)
 
@@ -196,6 +239,19 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
         ACLNN_ERR_PARAM_INVALID for any other error. `aclGetRecentErrMsg` returns the message.
     workspace_size, executor
         See `aclnnGroupNormBackwardGetWorkspaceSize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import ascend
+    >>> dy, x = np.ones((4, 2), np.float32), np.arange(8, dtype=np.float32).reshape(4, 2)
+    >>> mean = invstd = weight = np.ones(2, np.float32)
+    >>> sums = [np.empty(2, np.float32) for _ in range(4)]
+    >>> status, nbytes, executor = ascend.aclnnBatchNormReduceBackwardGetWorkspaceSize(
+    ...     dy, x, mean, invstd, weight, True, True, True, *sums
+    ... )
+    >>> int(status)
+    0
     """
     arrays = gradOut, input, mean, invstd, weight
     outputs = sumDy, sumDyXmu, gradWeight, gradBias
@@ -222,6 +278,22 @@ def aclnnBatchNormReduceBackward(
     Raises
     ------
     CompileError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import ascend
+    >>> dy, x = np.ones((4, 2), np.float32), np.arange(8, dtype=np.float32).reshape(4, 2)
+    >>> mean = invstd = weight = np.ones(2, np.float32)
+    >>> sums = [np.empty(2, np.float32) for _ in range(4)]
+    >>> status, nbytes, executor = ascend.aclnnBatchNormReduceBackwardGetWorkspaceSize(
+    ...     dy, x, mean, invstd, weight, True, True, True, *sums
+    ... )
+    >>> workspace = np.empty(nbytes, np.uint8) if nbytes else None
+    >>> int(ascend.aclnnBatchNormReduceBackward(workspace, nbytes, executor, None))
+    0
+    >>> sums[0], sums[1]
+    (array([4., 4.], dtype=float32), array([ 8., 12.], dtype=float32))
     """
     return _second("aclnnBatchNormReduceBackward", workspace, workspaceSize, executor, stream)
 

@@ -16,7 +16,18 @@ class NoCompilerError(CompileError):
 
 
 class UnsupportedTile(ValueError):
-    """A strategy or tile is not legal for a problem on a device; the text is the message of ``refuses()``."""
+    """A strategy or tile is not legal for a problem on a device; the text is the message of ``refuses()``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> tile = cunorm.Tile("warp", threads=128, lanes=1, packs_per_thread=1, rows_per_team=1)
+    >>> cunorm.layer_norm(np.ones((2, 4096), np.float32), 4096, tile=tile)
+    Traceback (most recent call last):
+        ...
+    cunorm.core.errors.UnsupportedTile: ...
+    """
 
 
 class KernelFault(RuntimeError):

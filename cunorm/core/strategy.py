@@ -32,6 +32,17 @@ class Tile:
     strategy : str
     **fields : int or str
         Numbers or words, named as in the strategy's search space. They are also attributes of the tile.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> tile = cunorm.Tile("warp", threads=128, lanes=32, packs_per_thread=1, rows_per_team=1)
+    >>> tile.strategy, tile.lanes
+    ('warp', 32)
+    >>> y, mean, rstd = cunorm.layer_norm(np.eye(4, dtype=np.float32), 4, tile=tile)
+    >>> mean.ravel()
+    array([0.25, 0.25, 0.25, 0.25], dtype=float32)
     """
 
     strategy: str

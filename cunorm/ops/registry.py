@@ -200,6 +200,19 @@ def plan(
         If the op is unknown or does not take an option, or if a size, a format or the device is invalid.
     UnsupportedTile
         If ``tile`` is not legal for the problem on the device.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> plan = cunorm.plan("layer_norm", shape=(8, 768), dtype="float32", normalized_shape=768, device="H200")
+    >>> plan.tile.strategy, plan.workspace_nbytes
+    ('warp', 0)
+    >>> print(plan.explain())
+    layer_norm float32 rows=8 length=768 -> y, mean, rstd
+    device...
+    strategy   warp (...)
+    ...
     """
     asked = {
         "num_groups": num_groups,

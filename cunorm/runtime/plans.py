@@ -49,6 +49,16 @@ class Plan:
     launches : tuple of Launch
     workspace_nbytes : int
         Bytes of workspace that a call needs; 0 for none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> plan = cunorm.plan("layer_norm", shape=(2, 4), dtype="float32", normalized_shape=4)
+    >>> y, mean, rstd = plan(np.array([[1, 2, 3, 6], [0, 0, 0, 4]], np.float32))
+    >>> mean
+    array([[3.],
+           [1.]], dtype=float32)
     """
 
     problem: Problem

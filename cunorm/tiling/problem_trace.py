@@ -148,6 +148,18 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     ------
     OSError
         If the file cannot be written.
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import cunorm
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.trace"
+    >>> with cunorm.trace(path):
+    ...     results = cunorm.layer_norm(np.ones((2, 4), np.float32), 4)
+    >>> path.read_text().count('"op": "layer_norm"')
+    1
     """
     made = _begin(Path(path))
     try:

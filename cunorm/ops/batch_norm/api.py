@@ -65,6 +65,15 @@ def batch_norm_stats(
         If ``tile`` is not legal for the problem on the device.
     CompileError
         If a kernel does not compile.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[1, 2], [3, 6], [5, 10]], dtype=np.float32)
+    >>> mean, invstd = cunorm.batch_norm_stats(x)
+    >>> mean, invstd.round(3)
+    (array([3., 6.], dtype=float32), array([0.612, 0.306], dtype=float32))
     """
     results: tuple[Array, Array] = perform(BATCH_NORM_STATS, (x,), (), out, tile, workspace, (epsilon(eps),))
     return results
@@ -125,6 +134,18 @@ def batch_norm_gather_stats(
         See `batch_norm_stats`. Counts in host memory that sum to 0 are an error too.
     TypeError, UnsupportedTile, CompileError
         See `batch_norm_stats`.
+
+    Examples
+    --------
+    Two processes with three and one samples:
+
+    >>> import numpy as np
+    >>> import cunorm
+    >>> parts = [np.array([[1], [2], [3]], np.float32), np.array([[6]], np.float32)]
+    >>> means, invstds = (np.stack(found) for found in zip(*map(cunorm.batch_norm_stats, parts)))
+    >>> mean, invstd = cunorm.batch_norm_gather_stats(means, invstds, counts=[3, 1])
+    >>> mean, invstd.round(3)
+    (array([3.], dtype=float32), array([0.535], dtype=float32))
     """
     numbers = (epsilon(eps), momentum_number(momentum))
     written = with_running(out, running_mean, running_var)
@@ -170,6 +191,17 @@ def batch_norm_elemt(
     ------
     TypeError, ValueError, UnsupportedTile, CompileError
         See `batch_norm_stats`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[1, 2], [3, 6], [5, 10]], dtype=np.float32)
+    >>> mean, invstd = cunorm.batch_norm_stats(x)
+    >>> cunorm.batch_norm_elemt(x, mean, invstd, beta=np.ones(2, np.float32)).round(3)
+    array([[-0.225, -0.225],
+           [ 1.   ,  1.   ],
+           [ 2.225,  2.225]], dtype=float32)
     """
     given = None if out is None else (out,)
     (y,) = perform(BATCH_NORM_ELEMT, (x, mean, invstd, gamma, beta), (), given, tile, workspace)
@@ -231,6 +263,19 @@ def batch_norm_backward_reduce(
     ------
     TypeError, ValueError, UnsupportedTile, CompileError
         See `batch_norm_stats`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[1, 2], [3, 6], [5, 10]], dtype=np.float32)
+    >>> mean, invstd = cunorm.batch_norm_stats(x)
+    >>> dy = np.array([[1, 0], [0, 1], [0, 0]], dtype=np.float32)
+    >>> sum_dy, sum_dy_xmu, dgamma, dbeta = cunorm.batch_norm_backward_reduce(dy, x, mean, invstd)
+    >>> sum_dy, sum_dy_xmu
+    (array([1., 1.], dtype=float32), array([-2.,  0.], dtype=float32))
+    >>> dgamma.round(3), dbeta
+    (array([-1.225,  0.   ], dtype=float32), array([1., 1.], dtype=float32))
     """
     flags = (input_g, gamma_g, beta_g)
     results: Four = perform(
@@ -287,6 +332,19 @@ def batch_norm_backward_elemt(
     ------
     TypeError, ValueError, UnsupportedTile, CompileError
         See `batch_norm_stats`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[1, 2], [3, 6], [5, 10]], dtype=np.float32)
+    >>> mean, invstd = cunorm.batch_norm_stats(x)
+    >>> dy = np.array([[1, 0], [0, 1], [0, 0]], dtype=np.float32)
+    >>> sum_dy, sum_dy_xmu, dgamma, dbeta = cunorm.batch_norm_backward_reduce(dy, x, mean, invstd)
+    >>> cunorm.batch_norm_backward_elemt(dy, x, mean, invstd, None, sum_dy, sum_dy_xmu, count=3).round(3)
+    array([[ 0.102, -0.102],
+           [-0.204,  0.204],
+           [ 0.102, -0.102]], dtype=float32)
     """
     given = None if out is None else (out,)
     arrays = (dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu)

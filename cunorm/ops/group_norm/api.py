@@ -72,6 +72,21 @@ def group_norm(
         If ``tile`` is not legal for the problem on the device.
     CompileError
         If a kernel does not compile.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.arange(16, dtype=np.float32).reshape(2, 4, 2)
+    >>> y, mean, rstd = cunorm.group_norm(x, num_groups=2)
+    >>> mean
+    array([[ 1.5,  5.5],
+           [ 9.5, 13.5]], dtype=float32)
+    >>> y[0].round(3)
+    array([[-1.342, -0.447],
+           [ 0.447,  1.342],
+           [-1.342, -0.447],
+           [ 0.447,  1.342]], dtype=float32)
     """
     options = (num_groups, data_format, activation)
     key = (*options, num_groups.__class__)
@@ -145,6 +160,23 @@ def group_norm_backward(
     ------
     TypeError, ValueError, UnsupportedTile, CompileError
         See `group_norm`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.arange(16, dtype=np.float32).reshape(2, 4, 2)
+    >>> y, mean, rstd = cunorm.group_norm(x, num_groups=2)
+    >>> dy = np.zeros_like(x)
+    >>> dy[0, 0, 0] = 1
+    >>> dx, dgamma, dbeta = cunorm.group_norm_backward(dy, x, mean, rstd, num_groups=2)
+    >>> dx[0].round(3)
+    array([[ 0.268, -0.358],
+           [-0.089,  0.179],
+           [ 0.   ,  0.   ],
+           [ 0.   ,  0.   ]], dtype=float32)
+    >>> dgamma.round(3), dbeta
+    (array([-1.342,  0.   ,  0.   ,  0.   ], dtype=float32), array([1., 0., 0., 0.], dtype=float32))
     """
     options = (num_groups, output_mask, data_format, activation)
     flags = output_mask if output_mask is EVERY else typed(output_mask)

@@ -64,6 +64,19 @@ def layer_norm(
         If ``tile`` is not legal for the problem on the device.
     CompileError
         If a kernel does not compile.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[1, 2, 3, 6], [0, 0, 0, 4]], dtype=np.float32)
+    >>> y, mean, rstd = cunorm.layer_norm(x, normalized_shape=4)
+    >>> y.round(3)
+    array([[-1.069, -0.535,  0.   ,  1.604],
+           [-0.577, -0.577, -0.577,  1.732]], dtype=float32)
+    >>> mean
+    array([[3.],
+           [1.]], dtype=float32)
     """
     results: tuple[Array, Array, Array] = perform(
         LAYER_NORM,
@@ -131,6 +144,19 @@ def layer_norm_backward(
     ------
     TypeError, ValueError, UnsupportedTile, CompileError
         See `layer_norm`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[1, 2, 3, 6], [0, 0, 0, 4]], dtype=np.float32)
+    >>> y, mean, rstd = cunorm.layer_norm(x, normalized_shape=4)
+    >>> dy = np.array([[1, 0, 0, 0], [0, 1, 0, 0]], dtype=np.float32)
+    >>> dx, dgamma, dbeta = cunorm.layer_norm_backward(dy, x, 4, mean, rstd)
+    >>> dx[0].round(3)
+    array([ 0.248, -0.21 , -0.134,  0.095], dtype=float32)
+    >>> dgamma.round(3), dbeta
+    (array([-1.069, -0.577,  0.   ,  0.   ], dtype=float32), array([1., 1., 0., 0.], dtype=float32))
     """
     key = (typed(normalized_shape), output_mask if output_mask is EVERY else typed(output_mask))
     results: tuple[Array | None, Array | None, Array | None] = perform(
