@@ -72,7 +72,7 @@ def fault_of(problem: Problem) -> str | None:
 def _array_fault(op: Op, problem: Problem) -> str | None:
     """Return the error message for dtypes that `plan` has no option for (statistics, sums, counts), or None."""
     saved = [accumulator(problem.dtype)]
-    if "mean" in op.inputs:  # an input, which may also have x's dtype
+    if any(array.dtype == ("stats_dtype",) for array in op.inputs.values()):  # inputs, which may also have x's dtype
         saved.append(problem.dtype)
     if problem.stats_dtype not in saved:
         return f"stats_dtype {problem.stats_dtype!r}, expected {' or '.join(dict.fromkeys(saved))}"

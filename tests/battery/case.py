@@ -13,7 +13,7 @@ import numpy as np
 
 import cunorm
 from cunorm.jit import sources
-from cunorm.ops.common import building_blocks
+from cunorm.ops.common import limits
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Plan
 from tests.battery.run_case import RUNS
@@ -46,7 +46,7 @@ def grid_of(blocks: int | None) -> Iterator[None]:
     if blocks is None:
         yield
         return
-    with mock.patch.object(building_blocks, "MAX_GRID", blocks):
+    with mock.patch.object(limits, "MAX_GRID", blocks):
         forget()
         try:
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from cunorm.core.opspec import ArraySpec, Exact, Number
 from cunorm.core.problem import Problem, accumulator, laid_out
 from cunorm.core.strategy import Launch, Strategy, Tiling, by_name, ceil_div, refuses_threads
 from cunorm.gate import gate
-from cunorm.ops.registry import OPS, fault_of
+from cunorm.ops.common import folds
+from cunorm.ops.registry import OPS, _array_fault, fault_of
 from cunorm.runtime.checks import OutputSpec
 from cunorm.runtime.op import Checked, Op, Request, perform
 from cunorm.tiling import costmodel, table
@@ -218,3 +220,36 @@ def test_the_bench_calls_the_public_function() -> None:
 def test_the_cost_model_ranks_its_tiles() -> None:
     problem = _problem("float32", (64, 1 << 20))
     assert len(costmodel.ranked(problem, [BLOCK], known("H200"))) == 9
+
+
+@pytest.fixture
+def without_mean_and_dbeta(monkeypatch: pytest.MonkeyPatch) -> Problem:
+    """A problem of LayerNorm's gradient without mean and dbeta, as an op has it whose norm is not centred."""
+    op = OPS["layer_norm_backward"]
+    inputs = {name: array for name, array in op.inputs.items() if name != "mean"}
+    results = {name: array for name, array in op.results.items() if name != "dbeta"}
+    monkeypatch.setitem(
+        OPS, "uncentred_backward", replace(op, name="uncentred_backward", inputs=inputs, results=results)
+    )
+    sizes = laid_out("NCHW", 64, 256, 1, 1)
+    return Problem(
+        op="uncentred_backward",
+        dtype="bfloat16",
+        gamma_dtype="bfloat16",
+        beta_dtype=None,
+        stats_dtype="bfloat16",
+        **sizes,
+        outputs=("dx", "dgamma"),
+    )
+
+
+def test_the_parameter_sums_of_an_op_without_dbeta(without_mean_and_dbeta: Problem) -> None:
+    *_, last = folds.parameter_launches(without_mean_and_dbeta, 3)
+    assert (last.arguments["dgamma"], last.arguments["dbeta"]) == ("dgamma", 0)
+
+
+def test_statistics_of_an_op_without_mean_may_have_the_dtype_of_x(without_mean_and_dbeta: Problem) -> None:
+    op = OPS["uncentred_backward"]
+    assert _array_fault(op, without_mean_and_dbeta) is None
+    wrong = replace(without_mean_and_dbeta, stats_dtype="float16")
+    assert _array_fault(op, wrong) == "stats_dtype 'float16', expected float32 or bfloat16"

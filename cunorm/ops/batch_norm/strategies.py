@@ -10,13 +10,12 @@ from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, Tiling, by_name, ceil_div, refuses_threads
-from cunorm.ops.common.building_blocks import (
+from cunorm.ops.common.folds import fold_launches, fold_rows
+from cunorm.ops.common.limits import (
     RESIDENT_REGISTERS,
     SECTOR_PACKS,
     WARP,
     blocks_for,
-    fold_launches,
-    fold_rows,
     refuses_registers,
     refuses_shared,
     round_up,

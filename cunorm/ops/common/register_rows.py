@@ -9,7 +9,7 @@ from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import Tiling, ceil_div, refuses_threads
 
-from .building_blocks import SECTOR_PACKS, WARP, round_up
+from .limits import SECTOR_PACKS, WARP, round_up
 
 ACCESS_BYTES = 16
 SIDE_BY_SIDE = 64  # bytes per DRAM transfer

@@ -10,7 +10,7 @@ from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile, ceil_div, refuses_threads
 
-from .building_blocks import WARP, bound_registers, refuses_registers, refuses_shared
+from .limits import WARP, bound_registers, refuses_registers, refuses_shared
 
 #: Most positions in a chunk: element counts stay exact in float32, and offsets in a chunk fit in 32 bits.
 LARGEST_CHUNK = 2**20

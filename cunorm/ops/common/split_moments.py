@@ -5,7 +5,7 @@ from __future__ import annotations
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, by_name
 
-from .building_blocks import RESIDENT_REGISTERS, WARP, blocks_for, round_up
+from .limits import RESIDENT_REGISTERS, WARP, blocks_for, round_up
 from .slab_sweep import Sweep
 
 

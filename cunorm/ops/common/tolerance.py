@@ -52,7 +52,8 @@ def forward(
     g = (np.ones(channels) if gamma is None else np.abs(np.asarray(gamma, np.float64))).reshape(groups, -1, 1)
     b = (np.zeros(channels) if beta is None else np.abs(np.asarray(beta, np.float64))).reshape(groups, -1, 1)
     deviation = np.abs(xg - m)
-    # The mean is rounded when it is stored (u |mean|), and it is computed from a sum of deviations.
+    # Twice the rounding of the mean when it is stored (u |mean|), and the error of the sum of deviations that it is
+    # computed from.
     mean_bound = u * (2 * np.abs(mean) + FOLD * deviation.mean(axis=(2, 3)))
     y_bound = g * r * (FOLD * u * deviation + mean_bound[:, :, None, None] + 2 * u * np.abs(m)) + 2 * u * b
     return _shaped(y_bound, np.asarray(x), data_format), mean_bound, FOLD * u * rstd

@@ -12,7 +12,7 @@ from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Tile, Tiling, refuses_threads
-from cunorm.ops.common.building_blocks import (
+from cunorm.ops.common.limits import (
     RESIDENT_REGISTERS,
     WARP,
     blocks_for,

@@ -5,19 +5,8 @@ from __future__ import annotations
 from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
-from cunorm.ops.common.building_blocks import (
-    LINE_WORDS,
-    WARP,
-    WORD,
-    blocks_for,
-    bound_registers,
-    clear_launch,
-    parameter_launches,
-    parameter_workspace,
-    refuses_shared,
-    round_up,
-    words_at,
-)
+from cunorm.ops.common.folds import LINE_WORDS, WORD, clear_launch, parameter_launches, parameter_workspace, words_at
+from cunorm.ops.common.limits import WARP, blocks_for, bound_registers, refuses_shared, round_up
 from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
 
 #: Of tiles with equal predictions the cost model selects the first. Two blocks of 256 threads per multiprocessor wait

@@ -8,13 +8,8 @@ from typing import Any
 from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
-from cunorm.ops.common.building_blocks import (
-    WARP,
-    blocks_for,
-    parameter_launches,
-    parameter_workspace,
-    round_up,
-)
+from cunorm.ops.common.folds import parameter_launches, parameter_workspace
+from cunorm.ops.common.limits import WARP, blocks_for, round_up
 from cunorm.ops.common.register_rows import parameters_given, present
 from cunorm.ops.common.slab_sweep import channel_lanes
 

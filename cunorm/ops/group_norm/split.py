@@ -7,13 +7,8 @@ from typing import Any
 from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
-from cunorm.ops.common.building_blocks import (
-    WARP,
-    blocks_for,
-    bound_registers,
-    fold_rows,
-    parameter_launches,
-)
+from cunorm.ops.common.folds import fold_rows, parameter_launches
+from cunorm.ops.common.limits import WARP, blocks_for, bound_registers
 from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
 from cunorm.ops.common.split_moments import moments_launches
 

@@ -12,7 +12,7 @@ from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import Launch, Tile, Tiling, ceil_div
-from cunorm.ops.common.building_blocks import blocks_for, refuses_registers, refuses_shared, round_up
+from cunorm.ops.common.limits import blocks_for, refuses_registers, refuses_shared, round_up
 from cunorm.ops.common.register_rows import WarpRows, present
 
 from .one_sweep import Runs

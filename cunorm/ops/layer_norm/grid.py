@@ -6,18 +6,8 @@ from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div, refuses_threads
-from cunorm.ops.common.building_blocks import (
-    LINE_WORDS,
-    SECTOR_PACKS,
-    WARP,
-    WORD,
-    blocks_for,
-    clear_launch,
-    refuses_registers,
-    refuses_shared,
-    round_up,
-    words_at,
-)
+from cunorm.ops.common.folds import LINE_WORDS, WORD, clear_launch, words_at
+from cunorm.ops.common.limits import SECTOR_PACKS, WARP, blocks_for, refuses_registers, refuses_shared, round_up
 from cunorm.ops.common.register_rows import ACCESS_BYTES, PACKS_IN_FLIGHT, parameters_given, present
 
 from .split import gradient_arguments
@@ -159,7 +149,7 @@ class LayerGrid(Tiling):
             packs = f"{tile.lanes} lanes with packs_per_thread={tile.packs_per_thread} hold {capacity}"
             return f"{tile.slabs} slabs have {self.columns} columns each, but {packs}"
         if self.slabs > min(device.multiprocessors, MOST_SLABS):
-            most = f"at most one for each of the {device.multiprocessors} multiprocessors of {device.name}"
+            most = f"at most {MOST_SLABS}, and one for each of {device.name}'s {device.multiprocessors} multiprocessors"
             return f"{self.slabs} slabs, expected {most}"
         if (sentence := refuses_shared(self.shared, device)) is not None:
             return sentence

@@ -6,11 +6,10 @@ from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Arguments, Launch, by_name, ceil_div, refuses_threads
-from cunorm.ops.common.building_blocks import (
+from cunorm.ops.common.folds import parameter_launches, parameter_workspace
+from cunorm.ops.common.limits import (
     WARP,
     blocks_for,
-    parameter_launches,
-    parameter_workspace,
     refuses_cluster_size,
     refuses_registers,
     refuses_resident,

@@ -9,16 +9,8 @@ from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Arguments, Launch, Tile, Tiling, by_name, ceil_div, refuses_threads
-from cunorm.ops.common.building_blocks import (
-    RESIDENT_REGISTERS,
-    WARP,
-    blocks_for,
-    fold_rows,
-    parameter_launches,
-    refuses_registers,
-    refuses_resident,
-    round_up,
-)
+from cunorm.ops.common.folds import fold_rows, parameter_launches
+from cunorm.ops.common.limits import RESIDENT_REGISTERS, WARP, blocks_for, refuses_registers, refuses_resident, round_up
 from cunorm.ops.common.slab_sweep import Sweep, refuses_chunk
 from cunorm.ops.common.split_moments import moments_launches
 

@@ -15,7 +15,7 @@ import cunorm
 from cunorm import reference
 from cunorm.core.arrays import DTYPES, NAMES
 from cunorm.ops.batch_norm.strategies import STATS
-from cunorm.ops.common import building_blocks
+from cunorm.ops.common import limits
 from cunorm.runtime import plans
 from tests.conftest import Executor
 from tests.support.covering import pairwise
@@ -284,7 +284,7 @@ def test_a_grid_smaller_than_the_work(
         plans._plans.clear()
         forget_calls()
 
-    monkeypatch.setattr(building_blocks, "MAX_GRID", 3)
+    monkeypatch.setattr(limits, "MAX_GRID", 3)
     forget()
     try:
         for order in ("ascending", "descending", "random:1"):

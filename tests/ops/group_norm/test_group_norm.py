@@ -10,7 +10,7 @@ import pytest
 import cunorm
 from cunorm.core.arrays import DTYPES
 from cunorm.core.problem import LAYOUTS
-from cunorm.ops.common import building_blocks
+from cunorm.ops.common import limits
 from cunorm.runtime import plans
 from tests.conftest import Executor
 from tests.support.covering import pairwise
@@ -301,7 +301,7 @@ def test_a_grid_smaller_than_the_work(
         plans._plans.clear()
         forget_calls()
 
-    monkeypatch.setattr(building_blocks, "MAX_GRID", 3)
+    monkeypatch.setattr(limits, "MAX_GRID", 3)
     forget()
     try:
         for shape in ((40, 256, (), 2), (5, 256, (3, 5), 2)):

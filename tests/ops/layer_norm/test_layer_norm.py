@@ -9,7 +9,7 @@ import pytest
 
 import cunorm
 from cunorm.core.arrays import DTYPES
-from cunorm.ops.common import building_blocks
+from cunorm.ops.common import limits
 from cunorm.runtime import plans
 from tests.conftest import Executor
 from tests.support.covering import pairwise
@@ -299,7 +299,7 @@ def test_a_grid_smaller_than_the_work(
     strategy: str, dtype: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only three blocks: each processes several items and reuses its shared memory for the next item."""
-    monkeypatch.setattr(building_blocks, "MAX_GRID", 3)
+    monkeypatch.setattr(limits, "MAX_GRID", 3)
     plans._plans.clear()
     forget_calls()
     try:

@@ -19,7 +19,7 @@ from cunorm.core.problem import Problem, laid_out
 from cunorm.core.strategy import Tile
 from cunorm.jit.nvrtc import Usage, ends, supported, usages
 from cunorm.jit.sources import kernel_text
-from cunorm.ops.common import building_blocks
+from cunorm.ops.common import limits
 from cunorm.ops.layer_norm.grid import MOST_ROUNDS
 from cunorm.ops.layer_norm.strategies import FORWARD
 from cunorm.runtime import plans
@@ -123,7 +123,7 @@ def test_a_row_of_x_that_is_not_finite(value: float, strategy: str, executor: Ex
 
 def test_split_with_one_block_and_more_strips_than_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every warp contributes to the fold of strips, and the scratch memory of the preceding row is reused."""
-    monkeypatch.setattr(building_blocks, "MAX_GRID", 1)
+    monkeypatch.setattr(limits, "MAX_GRID", 1)
     plans._plans.clear()
     forget_calls()
     try:

@@ -94,7 +94,7 @@ def test_rows_that_are_not_kept_are_read_again_from_the_cache(
     ((8, 4000), {"lanes": 48}, "lanes is 48, expected a multiple of 32 that divides 512 threads"),
     ((8, 4000), {"lanes": 1024}, "lanes is 1024, expected a multiple of 32 that divides 512 threads"),
     ((8, 4000), {"slabs": 4}, "4 slabs have 1008 columns each, but 64 lanes with packs_per_thread=1 hold 512"),
-    ((8, 40000), {"slabs": 200}, "193 slabs, expected at most one for each of the 132 multiprocessors"),
+    ((8, 40000), {"slabs": 200}, "193 slabs, expected at most 256, and one for each of NVIDIA H200's 132 "),
     ((8, 10**7), {"slabs": 64}, "64 slabs have 156256 columns each"),
     ((200, 4000), {"slabs": 128, "smem_kib": 230}, "bytes of shared memory"),
     ((4000, 4000), {"slabs": 128, "smem_kib": 8}, "smem_kib is 8, too small for the rows of 4 rounds in flight"),

@@ -1,14 +1,12 @@
-"""Shared parts of the ops' strategies: sizes, launches that fold partial rows, limits of registers and memory."""
+"""Launches that follow or precede a strategy's own kernel: folds of the workspace's rows, and clearing of counters."""
 
 from __future__ import annotations
 
-from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import MAX_GRID, Arguments, Launch, Tile, by_name, ceil_div
+from cunorm.core.strategy import Arguments, Launch, by_name, ceil_div
 
-WARP = 32
-#: 16-byte packs per 32-byte sector; equals Run::sector_packs in team.cuh.
-SECTOR_PACKS = 2
+from .limits import blocks_for, round_up
+
 #: Threads and columns per block of the kernels that fold the rows of a workspace. 8 pairs of floats fill two sectors.
 #: The columns are few so that the blocks are many.
 FOLD_THREADS, FOLD_COLUMNS = 512, 8
@@ -18,31 +16,9 @@ MANY_ROWS, MANY_ROWS_OF_ONE_SLAB, SLICE_ROWS = 1024, 128, 32
 #: A fold with at least FEW_SLABS slabs does not cut its rows. The columns of a block are doubled only if at least
 #: MANY_SLABS slabs remain. Slices times slabs are at most MOST_SLICES, but a cut makes at least two slices.
 FEW_SLABS, MANY_SLABS, MOST_SLICES = 64, 256, 128
-#: Registers per thread in kernels whose launch bounds require 512 resident threads, blocks_of(512) in reduce.cuh. The
-#: compile gate proves that none of these kernels spills.
-RESIDENT_REGISTERS = 128
-#: Registers per thread in kernels whose launch bounds require 384 resident threads.
-ACTIVATED_REGISTERS = 168
-
-
-def bound_registers(problem: Problem, layout: str) -> int:
-    """Registers per thread of a kernel whose threads hold no packs.
-
-    The launch bounds of the kernel set this limit: gradient_threads in backward_sweep.cuh and slab_threads in
-    backward_slab.cuh.
-    """
-    wide = problem.is_backward and problem.activation is not None and layout == "NHWC" and problem.pack >= 8
-    return ACTIVATED_REGISTERS if wide else RESIDENT_REGISTERS
-
-
-def round_up(value: int, step: int) -> int:
-    """Smallest multiple of ``step`` that is not less than ``value``."""
-    return ceil_div(value, step) * step
-
-
-def blocks_for(items: int) -> int:
-    """Blocks for ``items`` work items. Any cap is correct, because kernels loop over items with the grid as stride."""
-    return min(items, MAX_GRID)
+WORD = 4  # bytes per counter
+LINE_WORDS = 32  # a whole line of the L2 cache for the ticket counter: ticket_words in work_queue.cuh
+CLEAR_THREADS = 256
 
 
 def _fold_columns(rows: int, C: int) -> int:
@@ -109,8 +85,12 @@ def fold_launches(
 
 
 def parameter_launches(problem: Problem, rows: int, start: int = 0) -> tuple[Launch, ...]:
-    """Launches that sum the rows of the workspace, from pair ``start`` on, into dgamma and dbeta."""
-    given, results = by_name("workspace"), by_name("dgamma", "dbeta")
+    """Launches that sum the rows of the workspace, from pair ``start`` on, into dgamma and dbeta.
+
+    An op without one of the two passes null in its place.
+    """
+    given, names = by_name("workspace"), ("dgamma", "dbeta")
+    results = by_name(**{name: name in problem.spec.results for name in names})
     return fold_launches(problem, "parameter_sums", rows, problem.pair, given, results, start)
 
 
@@ -119,42 +99,6 @@ def parameter_workspace(problem: Problem, rows: int) -> int:
     if not problem.wants_parameters or rows == 1:
         return 0
     return fold_rows(rows, problem.C) * problem.C * problem.pair
-
-
-def refuses_shared(needed: int, device: Device) -> str | None:
-    """Return the error message if a block needs more shared memory than the device has, or None."""
-    if needed > device.shared_memory_per_block:
-        return f"needs {needed} bytes of shared memory per block, {device.name} has {device.shared_memory_per_block}"
-    return None
-
-
-def refuses_cluster_size(tile: Tile, device: Device) -> str | None:
-    """Return the error message if the device does not support clusters of this size, or None."""
-    if tile.cluster in (2, 4, 8, 16) and tile.cluster <= device.largest_cluster:
-        return None
-    most = device.largest_cluster
-    expected = f"a power of two from 2 to {most}" if most > 1 else "no clusters"
-    return f"cluster is {tile.cluster}, but {device.name} supports {expected}"
-
-
-def refuses_resident(needed: int, tile: Tile, device: Device) -> str | None:
-    """Return the error message if a thread needs more registers than `RESIDENT_REGISTERS` or the device allow."""
-    if needed > RESIDENT_REGISTERS:
-        return f"needs up to {needed} registers per thread, its launch bounds allow {RESIDENT_REGISTERS}"
-    return refuses_registers(RESIDENT_REGISTERS, tile, device)
-
-
-def refuses_registers(registers: int, tile: Tile, device: Device) -> str | None:
-    """Return the error message if a thread needs more registers than the device has for it, or None."""
-    limit = min(255, device.registers_per_multiprocessor // tile.threads)
-    if registers > limit:
-        return f"needs up to {registers} registers per thread, blocks of {tile.threads} threads allow {limit}"
-    return None
-
-
-WORD = 4  # bytes per counter
-LINE_WORDS = 32  # a whole line of the L2 cache for the ticket counter: ticket_words in work_queue.cuh
-CLEAR_THREADS = 256
 
 
 def words_at(pairs: int, pair_bytes: int) -> int:
