@@ -124,7 +124,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_right(peer: Peer, problem: Problem, given: Inputs, came: Mapping[str, Any]) -> None:
-    """Assert that the peer returned all results that the bench compares, with a quarter of the accepted error at most."""
+    """Assert that all compared results were returned, with at most a quarter of the error that the bench accepts."""
     wanted = {one.name: one for one in expected(problem, given)}
     assert set(came) == set(problem.outputs) - {"mean", "rstd"}
     for result, tensor in came.items():
@@ -289,7 +289,7 @@ def test_launches_by_torch_are_timed_with_a_graph_or_events(
 
 @pytest.mark.parametrize("captures", [True, False])
 def test_results_of_every_set_stay_allocated(captures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the allocator would return the same memory for each launch, and that memory would be in the L2 cache."""
+    """Otherwise each launch would write to the same memory, which the L2 cache holds."""
     torch = Torch(captures)
     clock, fewest = clock_over(torch, monkeypatch), [99]
 
