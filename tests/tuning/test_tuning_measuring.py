@@ -133,7 +133,7 @@ def test_a_faster_tile_is_stored_with_all_facts_of_an_entry() -> None:
 
 @pytest.mark.parametrize(("gain", "stored"), [(1.005, False), (1.014, False), (1.03, True), (1.2, True)])
 def test_a_gain_below_two_per_cent_keeps_the_default(gain: float, stored: bool) -> None:
-    """If a tile is less than 2 % faster, the default is stored and marked as the default. That stops useless re-tuning."""
+    """If no tile is 2 % faster, the default is stored and marked as such. The mark prevents useless tuning again."""
     assert GAIN == 1.02
     space = space_of(SMALL)
     other = space.tiles[5]
@@ -144,7 +144,7 @@ def test_a_gain_below_two_per_cent_keeps_the_default(gain: float, stored: bool) 
     assert result.entry.facts.get("default", False) is not stored
 
 
-def test_the_winner_of_a_tie() -> None:
+def test_a_tie_is_won_by_the_tile_of_the_table_then_by_the_simplest() -> None:
     """The tile of the table wins a tie, otherwise the simplest tile: another tile has another order of summation."""
     space = space_of(SMALL)
     one, other = space.tiles[4], space.tiles[6]

@@ -62,7 +62,7 @@ def test_a_round_begins_and_ends_with_the_default() -> None:
 
 
 def test_times_are_ratios_that_drift_does_not_change() -> None:
-    """A clock rate that drifts by more than 30 % during the race leaves the ratios unchanged."""
+    """The clock becomes about 50 % slower during the race. The ratios stay the same."""
     times = Times({1: 10, 2: 8, 3: 12}, noise=0.0005, drift=1.001)
     race = Race(times, DEFAULT)
     for _ in range(80):
