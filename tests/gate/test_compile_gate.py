@@ -146,9 +146,9 @@ def test_every_strategy_has_cases() -> None:
 def test_the_choice_compiles_every_strategy_for_every_pair() -> None:
     """The choice compiles every strategy for every pair of an architecture and an NVRTC.
 
-    Nearly every case is compiled with a second tile.
-    The most demanding tiles are compiled for two architectures and both NVRTCs per strategy, layout and element size.
-    The dtypes of one element size share these pairs. Each case compiles its most demanding tile at least once.
+    Each case compiles its most demanding tile, and nearly every case a second tile. For each strategy, layout and
+    element size, the most demanding tiles are compiled for two architectures and both NVRTCs. The dtypes of one element
+    size share these pairs.
     """
     chosen = gate.builds([OLD, NEW])
     pairs = {(architecture, version) for architecture in ARCHITECTURES for version in (OLD, NEW)}

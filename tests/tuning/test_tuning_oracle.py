@@ -1,4 +1,4 @@
-"""The oracle of the tuner and the bench. Of a large problem it computes a part, with the values of the whole."""
+"""The oracle of the tuner and the bench. It computes only a part of the expected values of a large problem."""
 
 from __future__ import annotations
 

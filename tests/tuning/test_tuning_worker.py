@@ -205,7 +205,7 @@ def test_rehearsed_times_are_never_stored_as_measured(kinds: Any) -> None:
 
 
 def test_tiles_that_killed_a_worker_are_not_tried_again(kinds: Any, tmp_path: Path) -> None:
-    """A second run on the same storage proposes no tile again, also none that killed a worker."""
+    """A second run on the same storage proposes no tile again. That includes the tiles that killed a worker."""
     space = kinds(device.RIGHT, device.CRASH)
     storage = storage_of(str(tmp_path / "study.journal"))
     first, worker, _ = tuned(space, storage)
@@ -323,7 +323,7 @@ def test_ctrl_c_keeps_the_trials_of_the_study(kinds: Any, tmp_path: Path) -> Non
         def tried(self, space: Space, trial: Any) -> None:
             super().tried(space, trial)
             if trial.failure == "hang":
-                os.kill(os.getpid(), signal.SIGINT)  # not by a timer: the run might end before it
+                os.kill(os.getpid(), signal.SIGINT)  # sent immediately: a moment later the run might have ended
 
     notes = Interrupts()
     path = tmp_path / "t.json"
@@ -430,7 +430,7 @@ def test_times_of_another_source_are_not_compared(kinds: Any, tmp_path: Path) ->
 
 
 def test_a_study_continues_from_a_truncated_journal(kinds: Any, tmp_path: Path) -> None:
-    """A kill cut the journal in the middle of a line. The study continues from the lines before it."""
+    """A killed process has left an incomplete last line. The study continues from the lines before it."""
     space = kinds(device.RIGHT)
     path = tmp_path / "s.journal"
     study = ProblemStudy(space, storage_of(str(path)), [], 0)
@@ -488,7 +488,7 @@ def test_problems_that_differ_in_a_dtype_have_separate_studies(tmp_path: Path) -
 def test_a_worker_that_cannot_open_a_problem_is_reported_for_that_problem(
     kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error is the sentence of its result, and the run continues with the next problem."""
+    """The result of the problem contains the error message, and the run continues with the next problem."""
     kinds(device.RIGHT)
 
     def ask(self: Worker, what: str, *arguments: Any, seconds: float) -> Any:
