@@ -329,7 +329,7 @@ def test_a_table_that_cannot_be_written_is_an_error_before_tuning(
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(command, "tune", lambda *_: pytest.fail("tuned"))
+    monkeypatch.setattr(command, "tune", lambda *_: pytest.fail("tune was called, expected an error before it"))
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "NamedTemporaryFile", refuse)
         code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))

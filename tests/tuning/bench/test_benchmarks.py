@@ -95,7 +95,7 @@ def test_the_counted_tiles_are_those_that_the_cost_model_chooses() -> None:
     module, rows = byte_floor(), kept_rows()
     suite = {key: one[1] for one in module.suite() if (key := module.key_of(*one)) in rows}
     stale = [key for key, problem in suite.items() if module.stale(rows[key], problem)]
-    assert not stale, f"{len(stale)} of {len(rows)} rows; type: python benchmarks/byte_floor.py --missing"
+    assert not stale, f"{len(stale)} of {len(rows)} rows are stale; type: python benchmarks/byte_floor.py --missing"
 
 
 def test_every_counted_shape_is_within_its_limits() -> None:
