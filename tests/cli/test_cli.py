@@ -1,4 +1,4 @@
-"""The command line: doctor in text and JSON, on this machine and with pieces missing; demo; --version."""
+"""``cunorm doctor`` as text and JSON, on this machine and with missing software; ``cunorm demo``; ``--version``."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ GROUPS = ["Packages", "GPU executor", "CPU executor", "Cache folders", "Settings
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error of a command."""
+    """Exit code, standard output and standard error of a command."""
     code = cli.main(arguments)
     out, err = capsys.readouterr()
     return code, out, err
 
 
 def facts(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
-    """Exit code and document of ``doctor --json``, and its findings by group and name."""
+    """Exit code and document of ``doctor --json``; its findings by group and name."""
     code, out, err = run(capsys, "doctor", "--json")
-    document = json.loads(out)  # nothing else on stdout
+    document = json.loads(out)  # stdout contains nothing else
     assert err == ""
     assert document["schema"] == "cunorm-doctor/1"
     for finding in document["findings"]:
@@ -49,7 +49,7 @@ def facts(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], dict
 
 @pytest.fixture
 def no_module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that makes modules look as if they were not installed."""
+    """A function after which the named modules seem not to be installed."""
 
     def hide(*modules: str) -> None:
         find, version = importlib.util.find_spec, importlib.metadata.version
@@ -70,17 +70,17 @@ def no_module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return hide
 
 
-def test_doctor_tells_people_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_text_has_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "doctor")
     assert code == 0
     lines = out.splitlines()
     assert [line for line in lines if line in GROUPS] == GROUPS
     assert lines[-1].startswith("cunorm runs on: ")
-    assert "agrees with the reference" in " ".join(out.split())  # however the paths on this machine wrap
-    assert all(len(line) <= 80 or "/" in line for line in lines)  # a path is not broken
+    assert "agrees with the reference" in " ".join(out.split())  # the length of the paths decides where lines wrap
+    assert all(len(line) <= 80 or "/" in line for line in lines)  # a long path is not wrapped
 
 
-def test_doctor_tells_programs_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_json_has_the_same_groups_as_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     code, document, found = facts(capsys)
     assert code == 0
     assert document["ok"]
@@ -97,7 +97,7 @@ def test_doctor_tells_programs_the_same(capsys: pytest.CaptureFixture[str]) -> N
     assert cache["bytes"] > 0
 
 
-def test_no_compiler(tmp_path: Path) -> None:
+def test_doctor_without_a_compiler_fails_with_advice(tmp_path: Path) -> None:
     program = """if True:
         import importlib.util, sys
         find = importlib.util.find_spec
@@ -118,7 +118,7 @@ def test_no_compiler(tmp_path: Path) -> None:
         assert found[name]["advice"] == "pip install 'cunorm[cpu]'"
 
 
-def test_no_cupy(capsys: pytest.CaptureFixture[str], no_module: Any) -> None:
+def test_doctor_without_cupy_reports_it_as_missing(capsys: pytest.CaptureFixture[str], no_module: Any) -> None:
     no_module("cupy")
     code, _, found = facts(capsys)
     assert code == 0
@@ -128,7 +128,7 @@ def test_no_cupy(capsys: pytest.CaptureFixture[str], no_module: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ImportError("libnvrtc.so.12: gone"), OSError("bad\nsecond line"), SystemExit(3)])
-def test_cupy_does_not_import(
+def test_a_failed_import_of_cupy_is_a_fault(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def fail() -> Any:
@@ -143,7 +143,9 @@ def test_cupy_does_not_import(
     assert str(error).partition("\n")[0] in finding["text"]
 
 
-def test_both_wheels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_installed_cupy_wheels_are_a_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     both = {"cupy-cuda12x": "14.2.0", "cupy-cuda13x": "14.2.0"}
     monkeypatch.setattr(doctor, "_version_of", both.get)
     finding = facts(capsys)[2]["GPU executor", "CuPy wheels"]
@@ -152,7 +154,7 @@ def test_both_wheels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert finding["advice"].startswith("pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install")
 
 
-def test_gpus_are_listed_and_a_broken_one_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_listed_and_a_broken_gpu_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = {"name": b"NVIDIA H200", "major": 9, "minor": 0, "totalGlobalMem": 1 << 37, "multiProcessorCount": 132}
     runtime = SimpleNamespace(
         driverGetVersion=lambda: 12080, getDeviceCount=lambda: 2, getDeviceProperties=lambda ordinal: properties
@@ -165,28 +167,33 @@ def test_gpus_are_listed_and_a_broken_one_is_a_finding(monkeypatch: pytest.Monke
     assert gpu.text == "NVIDIA H200, compute capability 9.0, 128.0 GiB, 132 multiprocessors"
     assert gpu.facts["compute_capability"] == [9, 0]
     assert found["GPU executor", "driver"].facts["cuda"] == "12.8"
-    assert found["Check", "GPU 1"].state == "fault"  # this CuPy has no arrays
+    assert found["Check", "GPU 1"].state == "fault"  # the fake CuPy has no arrays
     assert found["Check", "GPU 1"].advice
 
 
 @pytest.mark.gpu
-def test_the_gpu_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_a_working_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     code, document, found = facts(capsys)
     assert code == 0
     assert document["executors"]["gpu"]
     assert found["Check", "GPU 0"]["state"] == "ok"
 
 
-def test_unwritable_cache(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unwritable_cache_folder_is_a_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "file" / "cache"))  # root may write anywhere but there
+    # A folder below a file: even root cannot create it.
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "file" / "cache"))
     finding = facts(capsys)[2]["Cache folders", "cunorm"]
     assert finding["state"] == "fault"
     assert not finding["facts"]["writable"]
     assert finding["advice"] == 'export CUNORM_CACHE_DIR="$(mktemp -d)"'
 
 
-def test_settings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_settings_are_faults_with_advice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUNORM_CPU_DEVICES", "A100")
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "C64")
     monkeypatch.setenv("CUNORM_CPU_CORES", "many")
@@ -208,7 +215,7 @@ def test_a_wrong_result_is_a_fault(capsys: pytest.CaptureFixture[str], monkeypat
         assert "is wrong" in found["Check", "CPU executor"]["text"]
 
 
-def test_a_look_that_fails_is_a_finding(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_is_a_finding(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> Any:
         raise RuntimeError("odd")
 
@@ -218,14 +225,14 @@ def test_a_look_that_fails_is_a_finding(capsys: pytest.CaptureFixture[str], monk
     assert found["CPU executor", "checks"]["text"] == "RuntimeError: odd"
 
 
-def test_commands_stand_on_lines_of_their_own() -> None:
+def test_each_command_of_an_advice_is_printed_on_its_own_line() -> None:
     text = report([CheckResult("Group", "name", "fault", "words " * 30, "first && second")])
     assert max(map(len, text.splitlines())) <= 80
     assert [line.strip() for line in text.splitlines() if "type:" in line] == ["type: first", "type: second"]
 
 
 @pytest.mark.parametrize("missing", [("sklearn",), ("tqdm", "matplotlib")])
-def test_demo_without_its_packages(
+def test_demo_names_its_missing_packages(
     capsys: pytest.CaptureFixture[str], no_module: Any, missing: tuple[str, ...]
 ) -> None:
     no_module(*missing)
@@ -237,7 +244,9 @@ def test_demo_without_its_packages(
     assert all(doctor.DEMO[module] in err for module in missing)
 
 
-def test_demo_hands_its_arguments_over(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_passes_its_arguments_to_the_example(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in doctor.DEMO:
         pytest.importorskip(module)
     example = importlib.import_module("cunorm.examples.train_digits")
@@ -272,7 +281,7 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str], arguments: list
     assert "example:\n  cunorm " in capsys.readouterr().out
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(["--version"])
     assert stop.value.code == 0
@@ -288,7 +297,10 @@ OLD, NEW = Nvrtc("12.8.93", "/nowhere"), Nvrtc("13.5.37", "/elsewhere")
 
 @pytest.fixture
 def ptxas(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Both ends of the supported versions, and what they say: change it to have another ptxas."""
+    """Replace NVRTC by a fake: the oldest and the newest supported version.
+
+    Returns the resources that the fake ptxas reports. A test changes them.
+    """
     says = {"registers": 32, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 0, "barriers": 1}
 
     def usages(text: str, architecture: str, version: Nvrtc) -> list[Usage]:
@@ -300,7 +312,7 @@ def ptxas(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return says
 
 
-def test_doctor_kernels_tells_people_and_programs(capsys: pytest.CaptureFixture[str], ptxas: dict[str, int]) -> None:
+def test_doctor_kernels_as_text_and_json(capsys: pytest.CaptureFixture[str], ptxas: dict[str, int]) -> None:
     code, out, err = run(capsys, "doctor", "--kernels")
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 120
@@ -329,7 +341,9 @@ def test_doctor_kernels_fails_on_a_fault(
     assert not json.loads(out)["ok"]
 
 
-def test_doctor_kernels_without_nvrtc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_kernels_without_nvrtc_names_the_wheels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(nvrtc, "installed", list)
     code, out, err = run(capsys, "doctor", "--kernels")
     assert (code, out) == (1, "")
@@ -338,7 +352,7 @@ def test_doctor_kernels_without_nvrtc(capsys: pytest.CaptureFixture[str], monkey
         assert wheel in err
 
 
-def test_doctor_tiles_go_with_kernels(
+def test_doctor_tiles_requires_kernels(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ptxas: dict[str, int]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
@@ -354,7 +368,7 @@ def test_doctor_tiles_go_with_kernels(
 
 
 def test_doctor_kernels_needs_no_cupy(tmp_path: Path) -> None:
-    """Nor a GPU: with CuPy out of reach, and no NVRTC either, it says what to type."""
+    """The command needs neither CuPy nor a GPU. Without NVRTC, it prints the pip command to type."""
     program = """if True:
         import sys
         sys.modules["cupy"] = None

@@ -1,4 +1,4 @@
-"""``cunorm show``, and problems as people type them."""
+"""``cunorm show``, and problems as command-line arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL = ("group_norm_backward", "--shape", "2,8,9,4")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error of a command."""
+    """Exit code, standard output and standard error of ``cunorm show``."""
     code = cli.main(["show", *arguments])
     out, err = capsys.readouterr()
     return code, out, err
@@ -30,7 +30,7 @@ def test_show_explains_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == plan("group_norm_backward", **options).explain() + "\n"
 
 
-def test_show_all_gives_every_strategy_or_its_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_all_prints_every_strategy_or_why_its_tiles_are_illegal(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "group_norm_backward", "--shape", "2,8,64x64,2", "--strategy", "all")
     lines = out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("strategy")] == ["block", "cluster", "grid", "split"]
@@ -40,13 +40,13 @@ def test_show_all_gives_every_strategy_or_its_refusal(capsys: pytest.CaptureFixt
     assert out.count("best tile by the cost model") == 4
 
 
-def test_show_takes_a_tile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_with_the_tile_option(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, *SMALL, "--strategy", "split", "--tile", "threads=64, chunk=16")
     assert code == 0
     assert "strategy   split (chunk=16, threads=64)" in out
 
 
-def test_traffic_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_traffic_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "layer_norm", "--shape", "16,1024", "--strategy", "all", "--traffic")
     assert (code, err) == (0, "")
     assert "cpu executor: counted, not timed; with the limits and tiles of NVIDIA H200" in out
@@ -63,7 +63,7 @@ def test_traffic_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(line.startswith("tile ") for line in lines) == 4
 
 
-def test_traffic_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_traffic_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "layer_norm", "--shape", "16,256", "--strategy", "warp", "--traffic", "--json")
     assert code == 0
     document = json.loads(out)
@@ -76,13 +76,13 @@ def test_traffic_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "traffic" not in json.loads(out)["plans"][0]
 
 
-def test_sides_of_a_plane_as_people_type_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_height_times_width_is_accepted_for_hxw(capsys: pytest.CaptureFixture[str]) -> None:
     said = {run(capsys, "group_norm", "--shape", f"2,8,{plane},4") for plane in ("12", "3x4", "3X4", "3 x 4")}
     assert len(said) == 1 and next(iter(said))[0] == 0
 
 
 @pytest.mark.long
-def test_one_strategy_that_cannot_be_counted_spares_the_others(
+def test_a_strategy_that_cannot_be_counted_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Plan.traffic
@@ -101,7 +101,7 @@ def test_one_strategy_that_cannot_be_counted_spares_the_others(
     assert (code, out, err) == (2, "", "cunorm show: too large to be counted\n")
 
 
-def test_a_fault_while_counting_is_one_line(
+def test_an_error_while_counting_is_printed_on_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error in (KernelFault("kernel k, block 0: wrong"), MemoryError()):
@@ -169,7 +169,9 @@ def test_a_fault_while_counting_is_one_line(
         ),
     ],
 )
-def test_what_a_tired_person_types(capsys: pytest.CaptureFixture[str], arguments: Any, sentence: str) -> None:
+def test_a_wrong_argument_is_one_line_on_stderr(
+    capsys: pytest.CaptureFixture[str], arguments: Any, sentence: str
+) -> None:
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("cunorm show: ")
@@ -187,7 +189,7 @@ def test_what_a_tired_person_types(capsys: pytest.CaptureFixture[str], arguments
         ("batch_norm_gather_stats", "4,8", {"shape": (4, 8)}),
     ],
 )
-def test_shapes_become_options_of_a_plan(op: str, shape: str, expected: dict[str, Any]) -> None:
+def test_plan_options_of_a_typed_shape(op: str, shape: str, expected: dict[str, Any]) -> None:
     options = parse_problem.plan_options(op, shape, "float16")
     assert options.items() >= expected.items()
     made = plan(op, device="cpu", **options)
@@ -200,7 +202,7 @@ def test_every_op_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(capsys, op, "--shape", sizes)[0] == 0
 
 
-def test_outputs_and_layouts() -> None:
+def test_plan_options_of_outputs_and_layouts() -> None:
     options = parse_problem.plan_options("group_norm_backward", "2,8,9,4", "float32", "nhwc", "dbeta, dx")
     made = plan("group_norm_backward", device="cpu", **options)
     assert (made.problem.outputs, made.problem.layout, made.problem.HxW) == (("dx", "dbeta"), "NHWC", 9)

@@ -1,7 +1,8 @@
-"""The compile gate: kernels compile with NVRTC, without a GPU, for every gated architecture, and none spills.
+"""The compile gate: every kernel compiles with NVRTC for every gated architecture, and none spills. No GPU is needed.
 
-What refuses() accepts must not spill: a spill is a fault of the formula in refuses(). The quick gate takes the choice
-of tiles that `cunorm doctor --kernels` prints, with the oldest and the newest NVRTC installed; --long takes the spread.
+A kernel must not spill with a tile that refuses() accepts: a spill is a fault of the formula in refuses(). The quick
+suite compiles the tiles of `choice`, as `cunorm doctor --kernels` does, with the oldest and the newest NVRTC installed.
+`--long` compiles the tiles of `spread`.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ from tests.kernels.kernel_checks import expanded
 from tests.support.paths import KERNELS as TEST_KERNELS
 
 NVRTCS = nvrtc.ends()
-#: Within a worker of pytest-xdist the other workers have the other cores.
+#: One compiler thread per worker of pytest-xdist, because the other workers use the other cores.
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else None
 CASES = gate.cases()
 OLD, NEW = Nvrtc("12.8.1", "/nowhere"), Nvrtc("13.5.1", "/elsewhere")
 needs_nvrtc = pytest.mark.skipif(not NVRTCS, reason=f"needs NVRTC {nvrtc.supported()}: see `cunorm doctor --kernels`")
 
-#: Kernels that move tensors, by the strategy's name; the others move workspaces and parameters.
+#: Kernels that load or store tensors. Their names end in a strategy or in a phase of it. All other kernels only access
+#: workspaces and parameters.
 TENSOR_KERNELS = re.compile(
     r"(^|_)(warp|block|cluster|grid|sweep|column|split_sums|split_input|split_moments|split_apply)$"
 )
-#: Those of them that write no tensor.
+#: Tensor kernels that store no tensor.
 SUMS_ONLY = re.compile(r"(_sums|_moments|_sweep|(stats|reduce)_block)$")
-#: A kernel that cannot but spill: 200 live values, 1024 threads with 64 registers each.
+#: A kernel that must spill: a thread has 200 live values. With 1024 threads per block it gets at most 64 registers.
 SPILLS = """
 extern "C" __global__ void __launch_bounds__(1024) spills(const float* x, float* y) {
     float held[200];
@@ -52,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(1024) spills(const float* x, float*
     for (int i = 0; i < 200; ++i) y[i * 1024 + threadIdx.x] = held[199 - i] * held[i];
 }
 """
-#: One that has to keep an array in memory, because its index is only known later.
+#: A kernel that needs a stack: its array is indexed by values that are known only at run time.
 STACK = """
 extern "C" __global__ void stack(const int* x, int* y) {
     int held[64];
@@ -86,7 +88,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def all_wide(case: GateCase, results: list[BuildResult]) -> None:
-    """Tensors are moved 16 bytes at a time."""
+    """Assert that the kernels access tensors 16 bytes at a time."""
     seen: dict[str, set[str]] = {}
     for result in results:
         for usage in result.usages:
@@ -98,15 +100,15 @@ def all_wide(case: GateCase, results: list[BuildResult]) -> None:
     assert seen and {len(entries) for entries in seen.values()} == {kernels}
 
 
-#: float16 and bfloat16 have the same texts but for two conversions: the quick gate takes one of them.
-#: It leaves float64, which few use, to the long one.
+#: Dtypes that only `--long` compiles. The kernels of float16 differ from those of bfloat16 only in two conversions.
+#: float64 is rarely used.
 RARE = ("float16", "float64")
 QUICK = [pytest.param(case, id=str(case), marks=[pytest.mark.long] if case.dtype in RARE else []) for case in CASES]
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("case", QUICK)
-def test_no_tile_of_the_choice_spills_or_moves_tensors_in_small_pieces(case: GateCase) -> None:
+def test_no_tile_of_the_choice_spills_and_tensor_accesses_have_16_bytes(case: GateCase) -> None:
     results = gate.run(gate.builds(NVRTCS, only=case), threads=THREADS)
     assert faults(results) == ""
     assert {result.build.case for result in results} == {case}
@@ -118,7 +120,7 @@ def test_no_tile_of_the_choice_spills_or_moves_tensors_in_small_pieces(case: Gat
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_tile_of_the_spread_spills(case: GateCase) -> None:
-    """On every pair; `cunorm doctor --kernels --tiles all` takes the others."""
+    """The spread is compiled for every pair. `cunorm doctor --kernels --tiles all` compiles the other tiles."""
     results = gate.run(gate.builds(NVRTCS, tiles="spread", only=case), threads=THREADS)
     assert faults(results) == ""
     met = {(result.build.architecture, result.build.nvrtc) for result in results}
@@ -132,18 +134,21 @@ def test_both_ends_of_the_supported_versions_are_installed() -> None:
     assert len(versions) == 2
 
 
-# ---- what the gate takes --------------------------------------------------------------------------------------------
+# ---- the selection of builds ----------------------------------------------------------------------------------------
 
 
 def test_every_strategy_has_cases() -> None:
-    """A case that nothing accepts is left out; a strategy without any would go unchecked."""
+    """`gate.cases` drops a case without a legal tile. A strategy without any case would not be checked."""
     found = {(case.op, case.strategy, case.dtype) for case in CASES}
     assert found == {(op.name, name, dtype) for op in OPS.values() for name in op.strategies for dtype in ITEMSIZE}
 
 
-def test_the_choice_meets_every_pair_with_every_strategy() -> None:
-    """And each layout and width of it two architectures and both NVRTCs with its most demanding tiles, whatever case it
-    is; every case takes its most demanding tile and another one.
+def test_the_choice_compiles_every_strategy_for_every_pair() -> None:
+    """The choice compiles every strategy for every pair of an architecture and an NVRTC.
+
+    Each case compiles its most demanding tile, and nearly every case a second tile. For each strategy, layout and
+    element size, the most demanding tiles are compiled for two architectures and both NVRTCs. The dtypes of one element
+    size share these pairs.
     """
     chosen = gate.builds([OLD, NEW])
     pairs = {(architecture, version) for architecture in ARCHITECTURES for version in (OLD, NEW)}
@@ -171,7 +176,8 @@ def test_the_choice_meets_every_pair_with_every_strategy() -> None:
         assert main == {gate._kernel(case, *taken) for taken in gate.spread(case, "sm_90")}
         assert min(5, len(ranked)) <= len(spread) <= 5 + len(main) - 1
         assert main == {build.kernel for build in of_it if build.kernel in main}, case
-    for (_, strategy, *_), several in met.items():  # of a cluster's three architectures two dtypes may meet the same
+    # `cluster` runs on three architectures only: two dtypes may be compiled for the same one.
+    for (_, strategy, *_), several in met.items():
         assert len({architecture for architecture, _ in several}) >= (1 if strategy == "cluster" else gate.QUICK_PAIRS)
         assert {version for _, version in several} == {OLD, NEW}
     assert others > 0.8 * len(CASES)
@@ -179,7 +185,7 @@ def test_the_choice_meets_every_pair_with_every_strategy() -> None:
 
 @pytest.mark.parametrize(("tiles", "several"), [("spread", gate.spread), ("all", gate.accepted)])
 @pytest.mark.parametrize("versions", [[OLD], [OLD, NEW]])
-def test_larger_gates_take_every_pair(versions: list[Nvrtc], tiles: str, several: Any) -> None:
+def test_spread_and_all_compile_every_tile_for_every_pair(versions: list[Nvrtc], tiles: str, several: Any) -> None:
     case = GateCase("layer_norm", "block", "bfloat16", "NCHW")
     found: dict[tuple[str, Nvrtc], Counter[Tile]] = {}
     for build in gate.builds(versions, tiles=tiles, only=case):
@@ -187,7 +193,7 @@ def test_larger_gates_take_every_pair(versions: list[Nvrtc], tiles: str, several
     assert set(found) == {(name, version) for name in ARCHITECTURES for version in versions}
     for (name, _), built in found.items():
         assert set(built) == {tile for _, tile in several(case, name)}
-        assert set(built.values()) == {2}  # with parameters of the data's dtype, and with wide ones
+        assert set(built.values()) == {2}  # one problem has parameters of the data's dtype, one has wide parameters
     assert len(gate.accepted(case, "sm_90")) >= 16
 
 
@@ -203,16 +209,16 @@ def test_a_text_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     results = gate.run(planned)
     assert [result.build for result in results] == planned
     assert set(compiled.values()) == {1}
-    assert len(compiled) < len(planned)  # the sums of parameters serve many
+    assert len(compiled) < len(planned)  # tiles share helper kernels such as parameter_sums
 
 
-# ---- what the gate sees ---------------------------------------------------------------------------------------------
+# ---- the faults that the gate finds ---------------------------------------------------------------------------------
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("version", NVRTCS, ids=lambda version: version.version)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_gate_sees_spills_and_stacks(architecture: str, version: Nvrtc) -> None:
+def test_the_gate_finds_spills_and_stacks(architecture: str, version: Nvrtc) -> None:
     spills, stack, small = gate.run([build_of(text, architecture, 128, version) for text in (SPILLS, STACK, SMALL)])
     assert spills.usages[0].spill_bytes > 0
     assert re.match(r"spills: spills \d+ bytes.*: group_norm-block.* on " + architecture, spills.faults()[0])
@@ -222,7 +228,7 @@ def test_the_gate_sees_spills_and_stacks(architecture: str, version: Nvrtc) -> N
     assert small.faults() == []
 
 
-def test_the_gate_sees_what_cannot_be_launched() -> None:
+def test_the_gate_finds_kernels_that_cannot_be_launched() -> None:
     for registers, threads, fits in [(64, 1024, True), (65, 1000, False), (65, 896, True), (255, 256, True)]:
         usage = Usage("kernel", registers, 0, 0, 0, 0, 1, 1)
         found = BuildResult(build_of(SMALL, threads=threads, version=OLD), (usage,)).faults()
@@ -236,7 +242,7 @@ def test_a_kernel_that_does_not_compile_is_a_fault(empty_cache: Path) -> None:
     assert not [*empty_cache.iterdir()]
 
 
-def test_the_log_is_read_to_the_end() -> None:
+def test_the_usages_of_every_kernel_are_parsed_from_ptx_and_log() -> None:
     log = (
         "ptxas info    : 48 bytes gmem\n"
         "ptxas info    : Compiling entry function 'one' for 'sm_90'\n"
@@ -265,7 +271,7 @@ def test_the_log_is_read_to_the_end() -> None:
 
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that NVRTC was given."""
+    """The texts that were passed to NVRTC."""
     seen: list[str] = []
     compile = Nvrtc.compile
 
@@ -278,7 +284,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @needs_nvrtc
-def test_results_are_kept_by_all_that_they_depend_on(
+def test_the_cache_key_covers_text_architecture_nvrtc_options_and_format(
     empty_cache: Path, compiles: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
@@ -296,7 +302,7 @@ def test_results_are_kept_by_all_that_they_depend_on(
 
 @needs_nvrtc
 @pytest.mark.parametrize("damage", ["", "{", "[]", "{}", "half", "digit", "field", "binary", "folder"])
-def test_a_damaged_entry_is_a_miss(empty_cache: Path, compiles: list[str], damage: str) -> None:
+def test_a_damaged_cache_entry_is_compiled_again(empty_cache: Path, compiles: list[str], damage: str) -> None:
     first = nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
     (file,) = empty_cache.iterdir()
     text = file.read_text()
@@ -317,15 +323,17 @@ def test_a_damaged_entry_is_a_miss(empty_cache: Path, compiles: list[str], damag
 
 
 @needs_nvrtc
-def test_an_unwritable_cache_is_no_fault(compiles: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unwritable_cache_raises_no_error(
+    compiles: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "file"))  # root may write anywhere but there
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "file"))  # not a folder: even root cannot write into it
     assert nvrtc.usages(SMALL, "sm_90", NVRTCS[0]) == nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
     assert len(compiles) == 2
 
 
 @needs_nvrtc
-def test_two_processes_at_once_lose_nothing(empty_cache: Path, compiles: list[str]) -> None:
+def test_two_processes_write_the_same_cache_entries_at_once(empty_cache: Path, compiles: list[str]) -> None:
     program = (
         "import sys; from cunorm.jit import nvrtc; version = nvrtc.ends()[0]\n"
         "for number in range(12):\n"
@@ -346,7 +354,7 @@ def test_two_processes_at_once_lose_nothing(empty_cache: Path, compiles: list[st
 # ---- finding NVRTC --------------------------------------------------------------------------------------------------
 
 
-def test_only_supported_versions_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unsupported_and_broken_nvrtcs_are_not_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     versions = {}
     for number, version in enumerate(["12.6.85", "13.5.37", "12.10.3", "14.0.1", "12.8.93", "13.5.37"]):
         folder = tmp_path / str(number) / "nvidia/cu13/lib"
@@ -367,7 +375,7 @@ def test_only_supported_versions_count(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert [found.version for found in nvrtc.ends()] == ["12.8.93", "13.5.37"]
 
 
-def test_a_toolkit_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nvrtc_of_a_cuda_toolkit_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64/libnvrtc.so.12.9.86").touch()
     (tmp_path / "lib64/libnvrtc.so.12").symlink_to("libnvrtc.so.12.9.86")
@@ -377,7 +385,7 @@ def test_a_toolkit_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert nvrtc.installed()[0].path == str(tmp_path / "lib64/libnvrtc.so.12.9.86")
 
 
-def test_options_are_those_of_the_gpu_executor() -> None:
+def test_nvrtc_options_equal_those_of_the_gpu_executor() -> None:
     pytest.importorskip("cupy", reason="CuPy is not installed")
     from cupy.cuda import compiler
 
@@ -410,9 +418,11 @@ INCLUDE = re.compile(r'^#include "([\w/]+\.cuh)"$', re.MULTILINE)
 
 
 def gated(path: Path) -> list[str]:
-    """The architectures that a test kernel must compile for: ``// gate: sm_90`` on top means that one and above.
+    """Return the architectures for which a test kernel must compile.
 
-    Without that line: all, if it includes a header of kernels_cu, else none, for it is the CPU executor's alone.
+    ``// gate: sm_90`` as the first line means sm_90 and all later architectures. Without such a line, a kernel that
+    includes a header of kernels_cu must compile for all of them. Any other kernel is only for the CPU executor and must
+    compile for none.
     """
     text = path.read_text(encoding="utf-8")
     marked = re.match(r"// gate: (sm_\d+)\n", text)
@@ -422,7 +432,7 @@ def gated(path: Path) -> list[str]:
 
 
 def compiles_for(path: Path, architecture: str) -> None:
-    """Compile a test kernel with every NVRTC, and look at it as at any kernel."""
+    """Compile a test kernel with every NVRTC and assert that the gate finds no fault."""
     text = HEAD + expanded(path.read_text(encoding="utf-8"), path.stem)
     results = gate.run([build_of(text, architecture, version=version) for version in NVRTCS], threads=THREADS)
     assert faults(results) == ""
@@ -438,7 +448,7 @@ def test_test_kernels_compile(path: Path, architecture: str) -> None:
 
 
 @needs_nvrtc
-def test_a_marked_test_kernel_is_compiled_from_its_architecture_on(tmp_path: Path) -> None:
+def test_a_test_kernel_with_a_gate_line_is_compiled_from_that_architecture_on(tmp_path: Path) -> None:
     assert ("conversions", "sm_80") in [(path.stem, name) for path, name in KERNELS]
     path = tmp_path / "clusters.cu"
     body = '#include "common/reduce.cuh"\n#include "common/types.cuh"\n' + SMALL.replace(
@@ -451,7 +461,7 @@ def test_a_marked_test_kernel_is_compiled_from_its_architecture_on(tmp_path: Pat
         compiles_for(path, "sm_80")
 
 
-# ---- the table ------------------------------------------------------------------------------------------------------
+# ---- the report -----------------------------------------------------------------------------------------------------
 
 
 def invented(build: Build, spill: int = 0) -> BuildResult:
@@ -460,7 +470,7 @@ def invented(build: Build, spill: int = 0) -> BuildResult:
 
 
 @pytest.mark.parametrize("versions", [[NEW], [OLD, NEW]])
-def test_the_table_has_every_op_and_strategy(versions: list[Nvrtc]) -> None:
+def test_the_report_lists_every_op_and_strategy(versions: list[Nvrtc]) -> None:
     results = [invented(build) for build in gate.builds(versions)]
     names = [version.version for version in versions]
     document = kernel_report.document(results, names, "choice")
@@ -476,7 +486,7 @@ def test_the_table_has_every_op_and_strategy(versions: list[Nvrtc]) -> None:
     assert sum(line.startswith(" bfloat16 ") for line in lines) == len(kernels)
 
 
-def test_a_row_has_the_extremes() -> None:
+def test_a_row_of_the_report_has_the_extremes_of_its_tiles() -> None:
     uses = [(Usage("k", 32, 0, 0, 0, 1, 1, 1), 128), (Usage("k", 200, 8, 16, 400, 1, 1, 1), 256)]
     results = [BuildResult(build_of(f"{use}", "sm_90", threads, OLD), (use,)) for use, threads in uses]
     (row,) = kernel_report.rows([*results, results[0]])
@@ -490,21 +500,21 @@ def test_a_row_has_the_extremes() -> None:
     ("registers", "threads", "architecture", "share"),
     [
         (32, 256, "sm_90", 1.0),
-        (33, 256, "sm_90", 0.75),  # 40 registers: 12 warps a part
+        (33, 256, "sm_90", 0.75),  # rounded up to 40 registers: 12 warps per quarter of a multiprocessor
         (64, 1024, "sm_90", 0.5),
         (128, 512, "sm_90", 0.25),
         (255, 256, "sm_90", 0.125),
-        (24, 32, "sm_90", 0.5),  # 32 blocks are the most
+        (24, 32, "sm_90", 0.5),  # a multiprocessor holds at most 32 blocks
         (40, 512, "sm_89", 1.0),
         (40, 1024, "sm_120", 1024 / 1536),
     ],
 )
-def test_resident_threads(registers: int, threads: int, architecture: str, share: float) -> None:
-    """Against NVIDIA's occupancy calculator."""
+def test_share_of_resident_threads(registers: int, threads: int, architecture: str, share: float) -> None:
+    """The expected shares are from NVIDIA's occupancy calculator."""
     assert kernel_report.resident(registers, threads, architecture) == pytest.approx(share)
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_nvrtc_versions_are_reported_with_advice() -> None:
     assert kernel_report.missing(["12.8.93", "13.5.37"]) is None
     assert "nvidia-cuda-nvrtc>=13,<14" in str(kernel_report.missing(["12.8.93", "12.9.86"]))
     assert "nvidia-cuda-nvrtc-cu12==12.8.*" in str(kernel_report.missing(["12.9.86", "13.5.37"]))

@@ -1,6 +1,7 @@
-"""What the tuner measures in its tests: broken candidates on the CPU executor, and a clock whose times are planted.
+"""Candidates and a clock for the tuner's tests: right and broken kernels on the CPU executor, and planted times.
 
-Importing this module plants the candidates into batch_norm_elemt, in the worker that names its clock as in the tests.
+If CUNORM_TESTS_PLANT is set, importing this module adds the candidates to batch_norm_elemt. A worker imports this
+module to create its clock.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cunorm.ops.registry import OPS
 from tests.support.paths import KERNELS
 
 OP = "batch_norm_elemt"
-#: A size that no other test uses: only there is the strategy legal.
+#: A number of channels that no other test uses. The strategy is legal only for this number.
 CHANNELS = 13
 DEVICE = KNOWN["H200"]
 PROBLEM = Problem(
@@ -51,8 +52,8 @@ class Planted(Tiling):
     def refuses(self, device: Device) -> str | None:
         problem, tile = self.problem, self.tile
         if (problem.op, problem.C, problem.dtype) != (OP, CHANNELS, "float32"):
-            return "planted elsewhere"
-        return None if tile.kind == RIGHT or tile.threads == 64 else "one of each kind of break is enough"
+            return "legal only for the problem of the tuner's tests"
+        return None if tile.kind == RIGHT or tile.threads == 64 else "a broken kernel is legal only with threads=64"
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
@@ -71,7 +72,7 @@ def planted(kinds: tuple[int, ...] = KINDS, threads: tuple[int, ...] = (32, 64))
 
 
 def plant(strategy: Strategy) -> None:
-    """Make the candidates part of the op, in this process."""
+    """Add the candidates to the op in this process."""
     OPS[OP].strategies["planted"] = strategy  # type: ignore[index]
     real = getattr(sources._expand, "real", sources._expand)
     text = (KERNELS / "planted.cu").read_text(encoding="utf-8")
@@ -90,7 +91,7 @@ def uproot() -> None:
 
 
 def microseconds(tile: Tile) -> float:
-    """The planted time of a tile: planted(kind=1, threads=64) is the fastest of those that are right."""
+    """The planted time of a tile. Of the right tiles, planted(kind=1, threads=64) is the fastest."""
     if tile.strategy == "planted":
         return 10.0 + (3.0 if tile.threads != 64 else 0.0)
     seed = int(hashlib.sha256(repr(tile).encode()).hexdigest()[:8], 16)
@@ -98,7 +99,7 @@ def microseconds(tile: Tile) -> float:
 
 
 class PlantedClock:
-    """Planted times with 1 % of noise, and a clock rate that drifts; measures nothing."""
+    """Planted times with 1 % of noise and a drifting clock rate. No time is measured."""
 
     measures = False
 
@@ -111,7 +112,7 @@ class PlantedClock:
 
     def sampler(self, tile: Tile, run: Callable[[int], None], sets: int) -> Callable[[], float]:
         if tile.strategy == "planted" and tile.kind in BROKEN:
-            raise AssertionError(f"{tile!r} meets the clock before it was found wrong")
+            raise AssertionError(f"{tile!r} was passed to the clock, expected verification to reject it first")
         for index in range(sets):
             run(index)
 

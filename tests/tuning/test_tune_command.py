@@ -1,4 +1,4 @@
-"""``cunorm tune``, ``show`` of tables and ``merge``, as a user types them: right, and wrong."""
+"""``cunorm tune``, ``cunorm show`` of tables and ``cunorm merge``, with right and with wrong arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TUNE = ("tune", *SMALL)
 
 @pytest.fixture(autouse=True)
 def own_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Journals of the tests' runs lie with the tests; builds stay where all tests have them."""
+    """Write journals to the test's folder. Builds stay in the cache that all tests share."""
     monkeypatch.setattr(command, "STUDIES", tmp_path / "studies")
 
 
@@ -41,8 +41,10 @@ def run(capsys: Any, *arguments: str) -> tuple[int, str, str]:
     return code, out, err
 
 
-def test_the_issue_s_command(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tuned by the model in seconds; the table makes plans use the entry and explain() say so."""
+def test_tune_by_the_model_writes_an_entry_that_plans_use(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model tunes the problem within a minute. Plans then use the entry of the table, and explain() names it."""
     path = tmp_path / "t.json"
     began = time.monotonic()
     arguments = (OP, "--shape", "2,320,4096,32", "--dtype", "bfloat16", "--trials", "30", "--table", str(path))
@@ -53,7 +55,7 @@ def test_the_issue_s_command(capsys: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert "verified on the cpu executor" in out
     (entry,) = table.read(path).entries.values()
     assert entry.source == "model"
-    # Fewer groups leave a thread's work as it is.
+    # The winner is verified on fewer groups. The work per thread is the same.
     assert entry.facts["verified"] == "cpu executor, N=2 C=80 HxW=4096 group=8"
     assert {"predicted_us", "trials"} <= entry.facts.keys()
     assert not {"time_us", "gigabytes_per_s", "roofline"} & entry.facts.keys()
@@ -69,7 +71,7 @@ def test_the_issue_s_command(capsys: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert re.search(r"N=2 C=320 HxW=4096 group=32 .* modelled, not measured", out)
 
 
-def test_json_and_nothing_else(capsys: Any, tmp_path: Path) -> None:
+def test_stdout_of_tune_json_is_one_document(capsys: Any, tmp_path: Path) -> None:
     code, out, _ = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"), "--trials", "3", "--json")
     found = json.loads(out)
     assert code == 0
@@ -81,7 +83,7 @@ def test_json_and_nothing_else(capsys: Any, tmp_path: Path) -> None:
     assert found["failed"] == []
 
 
-def test_plain_lines_where_there_is_no_terminal(capsys: Any, tmp_path: Path) -> None:
+def test_progress_without_a_terminal_is_plain_lines(capsys: Any, tmp_path: Path) -> None:
     code, out, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
     assert code == 0
     assert err.startswith("[1/1] group_norm_backward float32")
@@ -91,7 +93,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Any, tmp_path: Path) -> 
     )
 
 
-def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+def test_progress_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
     import fcntl
     import pty
     import struct
@@ -122,8 +124,8 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     assert b"modelled, not measured" in out
 
 
-def test_a_workload(capsys: Any, tmp_path: Path) -> None:
-    """One op and layout of it; every problem gets its entry, and the default table is that of the device."""
+def test_tune_one_op_of_a_workload(capsys: Any, tmp_path: Path) -> None:
+    """Every problem of the op in the workload has an entry, and the table is for the device of `--device`."""
     path = tmp_path / "t.json"
     arguments = ("layer_norm", "--workload", "quick", "--device", "A100", "--table", str(path), "--trials", "2")
     code, _, err = run(capsys, "tune", *arguments)
@@ -139,8 +141,8 @@ def test_a_workload(capsys: Any, tmp_path: Path) -> None:
     "workload",
     [pytest.param(name, marks=[] if name == "quick" else [pytest.mark.long]) for name in workloads.WORKLOADS],
 )
-def test_every_workload_tunes_clean(workload: str, capsys: Any, tmp_path: Path) -> None:
-    """As a user without a GPU types it: no tile fails verification, and every winner was verified."""
+def test_every_workload_is_tuned_without_wrong_results(workload: str, capsys: Any, tmp_path: Path) -> None:
+    """Tuning by the model, as without a GPU: every winner is verified, and no tile has wrong results."""
     path = tmp_path / "t.json"
     code, out, err = run(capsys, "tune", "--workload", workload, "--evaluator", "model", "--table", str(path))
     assert code == 0, out + err
@@ -150,8 +152,8 @@ def test_every_workload_tunes_clean(workload: str, capsys: Any, tmp_path: Path) 
     assert "wrong" not in out + err
 
 
-def test_named_workloads() -> None:
-    """Those that the help promises, and each has problems."""
+def test_every_listed_workload_has_problems() -> None:
+    """The workloads that the help lists exist, and each has problems."""
     found: dict[str, set[str]] = {}
     for name, problem in workloads.problems("bfloat16"):
         found.setdefault(name, set()).add(problem.op)
@@ -161,7 +163,7 @@ def test_named_workloads() -> None:
     assert {op.rsplit("_", 1)[0] for op in found["quick"]} >= {"group_norm", "layer_norm", "batch_norm"}
 
 
-def test_a_trace(capsys: Any, tmp_path: Path) -> None:
+def test_tune_from_a_trace(capsys: Any, tmp_path: Path) -> None:
     path, traced = tmp_path / "t.json", tmp_path / "run.trace"
     x = np.ones((2, 8, 3, 3), np.float32)
     with cunorm.trace(traced):
@@ -173,7 +175,7 @@ def test_a_trace(capsys: Any, tmp_path: Path) -> None:
     assert {one.op for one in table.read(tmp_path / "u.json").entries} == {OP}
 
 
-def test_a_report(capsys: Any, tmp_path: Path) -> None:
+def test_tune_writes_a_report(capsys: Any, tmp_path: Path) -> None:
     folder = tmp_path / "pages"
     code, out, _ = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"), "--report", str(folder))
     assert code == 0
@@ -182,21 +184,23 @@ def test_a_report(capsys: Any, tmp_path: Path) -> None:
     assert f"report     {folder / 'index.html'}" in out
 
 
-def test_resuming(capsys: Any, tmp_path: Path) -> None:
-    """A run that was cut by its budget goes on where it was; without --resume it begins again."""
+def test_resume_continues_a_study(capsys: Any, tmp_path: Path) -> None:
+    """With --resume, a run continues the study of a run with fewer trials. Without --resume, the study starts anew."""
     arguments = (*TUNE, "--table", str(tmp_path / "t.json"), "--json")
     first = json.loads(run(capsys, *arguments, "--trials", "3")[1])["results"][0]
     again = json.loads(run(capsys, *arguments, "--trials", "5", "--resume")[1])["results"][0]
     assert (len(first["trials"]), len(again["trials"])) == (3, 2)
     done = json.loads(run(capsys, *arguments, "--trials", "5", "--resume")[1])
-    assert done["results"] == []  # nothing is left to try, and the entry stands
+    assert done["results"] == []  # the budget is spent: the problem is skipped and its entry is kept
     fresh = json.loads(run(capsys, *arguments, "--trials", "4")[1])["results"][0]
     assert len(fresh["trials"]) == 4
 
 
 @pytest.mark.parametrize("storage", ["study.journal", "journal:study.journal", "sqlite:///study.db"])
-def test_a_storage(storage: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two commands on one storage: what the first has tuned, the second takes over into its own table."""
+def test_the_second_command_on_a_storage_takes_results_from_it(
+    storage: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second command on a storage copies the result of the first one into its own table."""
     monkeypatch.chdir(tmp_path)
     for name in ("one.json", "two.json"):
         code, _, err = run(capsys, *TUNE, "--table", name, "--trials", "2", "--storage", storage)
@@ -216,10 +220,10 @@ LONG = pytest.mark.long
         pytest.param("sqlite:///study.db", ("one.json", "two.json"), ("--workload", "quick"), marks=LONG),
     ],
 )
-def test_two_tuners_on_one_storage(
+def test_two_tuners_on_one_storage_at_once(
     storage: str, tables: tuple[str, str], what: tuple[str, str], tmp_path: Path
 ) -> None:
-    """At the same moment, with a table each or one for both: every problem is in every table, and both end well."""
+    """Both run at once, with one table each or a common one. Every table contains every problem, and both succeed."""
     command = [sys.executable, "-m", "cunorm", "tune", "layer_norm", *what, "--trials", "2", "--storage", storage]
     command += ["--evaluator", "model", "--device", "H200"]
     pipe = subprocess.PIPE
@@ -239,15 +243,15 @@ def test_two_tuners_on_one_storage(
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c(tmp_path: Path) -> None:
-    """In the middle of a workload: exit code 130, what was tuned is in the table, nothing is left running."""
+def test_ctrl_c_during_a_workload_keeps_the_tuned_problems(tmp_path: Path) -> None:
+    """The exit code is 130, the table contains the tuned problems, and no process is left running."""
     path = tmp_path / "t.json"
     command = [sys.executable, "-m", "cunorm", "tune", "group_norm", "--workload", "sd15-unet", "--table", str(path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        process.stdout.readline()  # the first problem is done
+        process.stdout.readline()  # the first problem is tuned
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -256,8 +260,8 @@ def test_ctrl_c(tmp_path: Path) -> None:
     assert len(table.read(path).entries) >= 1
 
 
-def test_a_measured_entry_stays(capsys: Any, tmp_path: Path) -> None:
-    """The model does not replace it, and says so."""
+def test_a_modelled_result_does_not_replace_a_measured_entry(capsys: Any, tmp_path: Path) -> None:
+    """The command reports that the modelled result was not stored."""
     path = tmp_path / "t.json"
     options = {"shape": (2, 8, 9), "dtype": "float32", "num_groups": 2, "gamma_dtype": "float32", "device": "H200"}
     problem = cunorm.plan(OP, **options).problem  # type: ignore[arg-type]
@@ -282,7 +286,7 @@ def test_a_measured_entry_stays(capsys: Any, tmp_path: Path) -> None:
     ],
 )
 def test_no_password_is_printed(url: str, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not with the URL, and not in what a database's driver says of it."""
+    """Neither a printed URL nor an error message of a database driver contains the password."""
     from cunorm.tuning.search import storage
 
     monkeypatch.setattr(storage, "PAUSES", ())
@@ -295,8 +299,8 @@ def test_no_password_is_printed(url: str, secret: str, monkeypatch: pytest.Monke
     assert "hunter" not in str(caught.value)
 
 
-def test_a_password_that_is_quoted(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A driver says it unquoted; in the middle of a run, too."""
+def test_a_decoded_password_is_not_printed(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The URL contains the percent-encoded password, the driver's message during a run contains the decoded one."""
     from optuna.exceptions import StorageInternalError
 
     def gone(*_: Any) -> None:
@@ -309,23 +313,23 @@ def test_a_password_that_is_quoted(capsys: Any, monkeypatch: pytest.MonkeyPatch,
     assert (code, err) == (1, "cunorm tune: the storage of studies: no connection for 'bob' with '***'\n")
 
 
-def test_a_file_is_named_as_it_is() -> None:
+def test_the_path_of_a_storage_file_is_printed_unchanged() -> None:
     from cunorm.tuning.search.storage import shown
 
     for name in ("study.journal", "journal:study.journal", "/a b/c@d", "sqlite:///study.db"):
         assert shown(name) == name
 
 
-def test_a_table_that_cannot_be_written_is_noticed_first(
+def test_a_table_that_cannot_be_written_is_an_error_before_tuning(
     capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not after the first problem was tuned; and nothing is left of the look."""
+    """The check precedes the tuning and leaves no file."""
     import tempfile
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(command, "tune", lambda *_: pytest.fail("tuned"))
+    monkeypatch.setattr(command, "tune", lambda *_: pytest.fail("tune was called, expected an error before it"))
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "NamedTemporaryFile", refuse)
         code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
@@ -413,8 +417,10 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_argument_is_one_line(name: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is written."""
+def test_a_wrong_argument_is_one_line_on_stderr(
+    name: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file is written or changed."""
     monkeypatch.setattr(command, "gpu_present", lambda: False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").touch()
@@ -441,7 +447,7 @@ def test_a_wrong_argument_is_one_line(name: str, capsys: Any, tmp_path: Path, mo
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_tune_without_optuna_names_the_package(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     import importlib.util
 
     real = importlib.util.find_spec
@@ -455,7 +461,7 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
 # ---- show and merge -------------------------------------------------------------------------------------------------
 
 
-def test_show_without_tables(capsys: Any) -> None:
+def test_show_without_tables_lists_the_paths_it_read(capsys: Any) -> None:
     code, out, _ = run(capsys, "show", "--device", "B200")
     assert code == 0
     assert out.startswith("device     NVIDIA B200\n\nno tiling table; looked for\n")
@@ -463,7 +469,7 @@ def test_show_without_tables(capsys: Any) -> None:
     assert json.loads(run(capsys, "show", "--json", "--device", "B200")[1])["tables"] == []
 
 
-def test_merging(capsys: Any, tmp_path: Path) -> None:
+def test_merge_drops_duplicate_entries(capsys: Any, tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("a.json", "b.json", "c.json")]
     for path, shape in zip(paths, ("2,8,9,2", "2,8,9,4"), strict=False):
         assert run(capsys, "tune", OP, "--shape", shape, "--table", path, "--trials", "1")[0] == 0

@@ -1,4 +1,4 @@
-"""The tuner's sampler on spaces of real problems with synthetic times; and what its benchmark says of it."""
+"""The tuner's sampler on the spaces of real problems with synthetic times; and the benchmark of the sampler."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def benchmark() -> Iterator[ModuleType]:
 
 
 def _all_worth(of: Any, problem: Problem, tile: Tile) -> Tiling:
-    """A tiling that is worth trying."""
+    """A tiling that is marked as worth trying."""
     made: Tiling = of(problem, tile)
     made.__dict__["worth"] = True
     return made
@@ -49,7 +49,10 @@ def _all_worth(of: Any, problem: Problem, tile: Tile) -> Tiling:
 
 @lru_cache
 def space_of(start: str) -> Space:
-    """The space of the benchmark's problem whose name begins so; a large one with what is not worth trying too."""
+    """The space of the benchmark's problem whose name begins with `start`.
+
+    A space of `LARGE` also contains the tiles that are not worth trying.
+    """
     problems = importlib.import_module("tuner_sampler").problems()
     problem = next(one for name, one in problems.items() if name.startswith(start))
     strategies = OPS[problem.op].strategies
@@ -61,7 +64,7 @@ def space_of(start: str) -> Space:
 def proposed(
     sampler: ValidSetSampler, count: int, told: Callable[[Tile], float | str | None], study: Any = None
 ) -> list[Tile]:
-    """Up to so many proposals. Each is told its seconds, or a kind of failure; or its run breaks off: None."""
+    """At most `count` proposals. `told` returns a tile's seconds or kind of failure, or None if its run breaks off."""
     study = study or optuna.create_study(sampler=sampler)
     found: list[Tile] = []
     while len(found) < count and not sampler.exhausted(study):
@@ -83,8 +86,8 @@ def shipped(space: Space, seed: int = 0, **settings: Any) -> ValidSetSampler:
 
 
 @pytest.mark.parametrize("start", LARGE)
-def test_the_best_of_a_large_space_is_found(benchmark: ModuleType, start: str) -> None:
-    """Where the model puts it behind what is proposed by the model alone: learning has to find it, in 7 of 8 cases."""
+def test_a_good_tile_that_the_model_ranks_low_is_found(benchmark: ModuleType, start: str) -> None:
+    """No good tile is among the first 40 in the order of the cost model. The sampler must find one for 7 of 8 seeds."""
     space = space_of(start)
     assert len(space) > SWEPT
 
@@ -99,7 +102,7 @@ def test_the_best_of_a_large_space_is_found(benchmark: ModuleType, start: str) -
 
 
 @pytest.mark.parametrize("start", LARGE)
-def test_no_tile_is_proposed_twice_and_every_one_is_legal(benchmark: ModuleType, start: str) -> None:
+def test_every_proposed_tile_is_legal_and_new(benchmark: ModuleType, start: str) -> None:
     space = space_of(start)
     land = benchmark.landscape(space, 1, 0.6)
     found = proposed(shipped(space), MORE, land.truth.__getitem__)
@@ -116,7 +119,7 @@ def test_a_small_space_is_proposed_in_the_order_of_the_model(benchmark: ModuleTy
     assert proposed(shipped(space), len(space) + 1, lambda _: 1e-6) == list(space.tiles)
 
 
-def test_a_large_space_begins_in_the_order_of_the_model_after_what_is_first(benchmark: ModuleType) -> None:
+def test_the_first_proposals_of_a_large_space_are_given_tiles_and_then_the_model_order(benchmark: ModuleType) -> None:
     space = space_of(LARGE[0])
     first = [space.tiles[300], Tile("no such strategy"), space.tiles[7]]
     sampler = ValidSetSampler(space.tiles, first)
@@ -125,8 +128,13 @@ def test_a_large_space_begins_in_the_order_of_the_model_after_what_is_first(benc
 
 
 @pytest.mark.parametrize("settings", [{}, {"prior": 0, "local": 0.0}, {"prior": 0, "local": 1.0}], ids=str)
-def test_exhaustion(benchmark: ModuleType, settings: dict[str, Any]) -> None:
-    """Every tile comes exactly once, whoever chooses; then, and not before, there is nothing left."""
+def test_every_tile_is_proposed_once_until_the_space_is_exhausted(
+    benchmark: ModuleType, settings: dict[str, Any]
+) -> None:
+    """Each way of choosing proposes every tile exactly once: the order of the model, TPE, and neighbours.
+
+    The space is exhausted after the last tile and not before.
+    """
     space = space_of(SMALL[0])
     sampler = shipped(space, **settings)
     study = optuna.create_study(sampler=sampler)
@@ -137,7 +145,7 @@ def test_exhaustion(benchmark: ModuleType, settings: dict[str, Any]) -> None:
     assert {tile_of(trial.params) for trial in study.trials} == set(space.tiles)
 
 
-def test_failures_do_not_come_again_and_broken_off_runs_do(benchmark: ModuleType) -> None:
+def test_failed_tiles_are_not_proposed_again_but_broken_off_ones_are(benchmark: ModuleType) -> None:
     space = space_of(SMALL[0])
     failing, broken = set(space.tiles[::3]), {space.tiles[1], space.tiles[4]}
     times: dict[Tile, int] = {}
@@ -159,8 +167,11 @@ def share(tiles: Sequence[Tile], bad: set[Tile]) -> float:
 
 @pytest.mark.parametrize("local", [0.0, 0.5])
 @pytest.mark.parametrize("start", LARGE[:1])
-def test_failures_do_not_attract(benchmark: ModuleType, start: str, local: float) -> None:
-    """Half of the space fails, where the model expects no less than elsewhere: it is left alone more and more."""
+def test_the_sampler_learns_to_avoid_failing_tiles(benchmark: ModuleType, start: str, local: float) -> None:
+    """About half of the space fails. The cost model does not rate these tiles lower than others.
+
+    After the proposals in the order of the model, their share is less than 0.6 times their share of the space.
+    """
     space = space_of(start)
     threads = sorted({tile.threads for tile in space.tiles})
     bad = {tile for tile in space.tiles if tile.threads == threads[threads.index(256)]}
@@ -174,7 +185,7 @@ def test_failures_do_not_attract(benchmark: ModuleType, start: str, local: float
     assert statistics.fmean(shares) < 0.6 * share(space.tiles, bad)
 
 
-def test_a_seed_names_a_sequence(benchmark: ModuleType) -> None:
+def test_equal_seeds_propose_equal_sequences(benchmark: ModuleType) -> None:
     space = space_of(LARGE[0])
     land = benchmark.landscape(space, 2, 0.6)
     runs = [proposed(shipped(space, seed), 60, land.truth.__getitem__) for seed in (5, 5, 6)]
@@ -199,7 +210,7 @@ def test_neighbours_differ_in_one_parameter_from_one_of_the_best(benchmark: Modu
 
 
 @pytest.mark.parametrize("wanted", [0.6, 0.0])
-def test_a_landscape_has_the_correlation_that_was_wanted(benchmark: ModuleType, wanted: float) -> None:
+def test_a_landscape_has_the_wanted_correlation(benchmark: ModuleType, wanted: float) -> None:
     land = benchmark.landscape(space_of(LARGE[0]), 0, wanted)
     again = benchmark.landscape(space_of(LARGE[0]), 0, wanted)
     assert abs(land.rho - wanted) <= benchmark.TOLERANCE[wanted]
@@ -207,7 +218,7 @@ def test_a_landscape_has_the_correlation_that_was_wanted(benchmark: ModuleType, 
     assert land.truth != benchmark.landscape(space_of(LARGE[0]), 1, wanted).truth
 
 
-def test_ranks_share_ties(benchmark: ModuleType) -> None:
+def test_equal_values_share_the_mean_of_their_ranks(benchmark: ModuleType) -> None:
     import numpy as np
 
     assert list(benchmark.ranks(np.array([3.0, 1.0, 3.0, 2.0]))) == [3.5, 1.0, 3.5, 2.0]

@@ -1,4 +1,4 @@
-"""The GPU's clock over a pretended CuPy: what is captured, how often, on which sets, and what a sample is."""
+"""The GPU clock on a fake CuPy: captured launches, their number and sets of arrays, and the value of a sample."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TILE = Tile("split", threads=128, chunk=64)
 
 
 class Timeline:
-    """A GPU's time: launches, replays and copies make it pass."""
+    """A simulated GPU time. Launches, replays and copies advance it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, launch_seconds: float) -> None:  # noqa: C901  # CuPy's classes
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, launch_seconds: float) -> None:  # noqa: C901  # contains all of CuPy's classes
         import cupy
 
         self.now, self.launch_seconds = 0.0, launch_seconds
@@ -77,9 +77,11 @@ class Timeline:
             return 1e3 * (end.at - begin.at)
 
         def moved(nbytes: int, bandwidth: float) -> None:
-            assert timeline.synchronized  # the zeros are written on another stream
+            assert timeline.synchronized  # the zeros are written on another stream, so the clock must synchronise
             timeline.copied += 1
-            timeline.now += 2 * nbytes / bandwidth * (3 if timeline.now < WARM_SECONDS else 1)  # the clocks rise
+            timeline.now += (
+                2 * nbytes / bandwidth * (3 if timeline.now < WARM_SECONDS else 1)
+            )  # copies are slower until the GPU's clock rates have risen
 
         def copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
             assert (target, source, stream) == (1000, 1000, 7)
@@ -118,7 +120,7 @@ class Timeline:
         monkeypatch.setattr(cupy, "get_default_memory_pool", Pool)
 
     def run(self, index: int) -> None:
-        """What launches a plan."""
+        """Launch a plan on one set of arrays."""
         assert self.current is not None
         if self.capturing is None:
             self.eager.append(index)
@@ -129,7 +131,10 @@ class Timeline:
 
 @pytest.mark.parametrize("microseconds", [0.5, 3.0, 20.0, 49.0, 2000.0])
 def test_a_sample_is_a_replay_of_many_launches(microseconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every set in turn, for long enough; compiled and raised to its shared memory before the capture."""
+    """The graph launches on each set in turn and lasts long enough.
+
+    One launch precedes the capture: it compiles the kernel and raises the limit of its shared memory.
+    """
     timeline = Timeline(monkeypatch, microseconds * 1e-6)
     clock = GraphClock()
     sample = clock.sampler(TILE, timeline.run, 3)
@@ -140,7 +145,7 @@ def test_a_sample_is_a_replay_of_many_launches(microseconds: float, monkeypatch:
     assert len(launches) % 3 == 0
     before = timeline.now
     assert sample() == pytest.approx(microseconds * 1e-6)
-    lasted = (timeline.now - before) / 2  # a replay before it, untimed
+    lasted = (timeline.now - before) / 2  # an untimed replay precedes the timed one
     assert lasted >= 0.99 * SAMPLE_SECONDS or len(launches) >= MOST
     assert lasted <= max(1.5 * SAMPLE_SECONDS, 2 * 3 * microseconds * 1.01e-6)
 
@@ -151,7 +156,7 @@ def test_a_failed_capture_ends_the_capture(monkeypatch: pytest.MonkeyPatch) -> N
     calls = iter([None])
 
     def run(index: int) -> None:
-        next(calls)  # the first, eager, is fine
+        next(calls)  # the first launch, before the capture, succeeds
 
     with pytest.raises(StopIteration):
         clock.sampler(TILE, run, 1)
@@ -159,7 +164,7 @@ def test_a_failed_capture_ends_the_capture(monkeypatch: pytest.MonkeyPatch) -> N
     assert clock.sampler(TILE, timeline.run, 1)() > 0
 
 
-def test_sets_ask_for_free_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_memory_is_freed_before_the_number_of_sets_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     timeline = Timeline(monkeypatch, 1e-6)
     device = KNOWN["H200"]
     assert GraphClock().sets(10 * 2**20, device) == 18
@@ -167,7 +172,10 @@ def test_sets_ask_for_free_memory_first(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_bandwidth_of_a_copy_counts_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the GPU's clocks are up; of the faster copy; measured once for the tuner, anew for who asks for copies."""
+    """The bandwidth is that of the faster copy, after the GPU's clock rates have risen.
+
+    `bandwidth` measures once, `copies` measures in each call.
+    """
     timeline, clock = Timeline(monkeypatch, 1e-6), GraphClock()
     assert clock.bandwidth() == pytest.approx(4e12)
     before = timeline.copied
@@ -176,7 +184,7 @@ def test_the_bandwidth_of_a_copy_counts_reads_and_writes(monkeypatch: pytest.Mon
     assert clock.copies() == pytest.approx({"driver": 3e12, "kernel": 2e12})
 
 
-def test_only_this_clock_measures() -> None:
+def test_the_gpu_clock_measures_and_the_planted_clock_does_not() -> None:
     from tests.tuning import planted_device
 
     assert GraphClock.measures
@@ -184,8 +192,8 @@ def test_only_this_clock_measures() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(tmp_path: Any) -> None:
-    """The whole path: a parent without a context, a measured entry, which the next plan uses."""
+def test_tune_on_a_gpu(tmp_path: Any) -> None:
+    """The parent creates no CUDA context, the table gets a measured entry, and the next plan uses it."""
     import json
     import subprocess
     import sys

@@ -1,4 +1,4 @@
-"""One problem by measurement, with a worker that is none: who wins, what an entry says, budgets, a second run."""
+"""Tuning one problem by measurement with a fake worker: the winner, its table entry, budgets, a second run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def space_of(problem: Problem) -> Space:
 
 
 class FakeWorker:
-    """Answers as a worker on a GPU would; times are given, what else happens is written down."""
+    """Answers as a worker on a GPU does, with planted times, and records its requests."""
 
     def __init__(self, microseconds: dict[Tile, float], noise: float = 0.004, measures: bool = True) -> None:
         self.microseconds, self.noise, self.measures = microseconds, noise, measures
@@ -94,7 +94,7 @@ class FakeWorker:
 
 
 def times_of(space: Space, default: float = 10.0, others: float = 20.0) -> dict[Tile, float]:
-    """Every tile as slow as that, but the default."""
+    """Microseconds of each tile: `default` for the default tile, `others` or more for all other tiles."""
     found = {tile: others + index / 10 for index, tile in enumerate(space.tiles)}
     return found | {space.default: default}
 
@@ -106,7 +106,7 @@ def measured(
     return Measuring(space, study, worker, Budget(**budget), incumbent, lambda _: None).run()  # type: ignore[arg-type]
 
 
-def test_a_faster_tile_is_stored_with_all_that_an_entry_says() -> None:
+def test_a_faster_tile_is_stored_with_all_facts_of_an_entry() -> None:
     space = space_of(SMALL)
     best, second = space.tiles[7], space.tiles[3]
     times = times_of(space) | {best: 8.0, second: 8.9}
@@ -132,8 +132,8 @@ def test_a_faster_tile_is_stored_with_all_that_an_entry_says() -> None:
 
 
 @pytest.mark.parametrize(("gain", "stored"), [(1.005, False), (1.014, False), (1.03, True), (1.2, True)])
-def test_two_per_cent_in_favour_of_the_default(gain: float, stored: bool) -> None:
-    """A tile that is little faster is not stored; the default is, and marked so, which stops pointless re-tuning."""
+def test_a_gain_below_two_per_cent_keeps_the_default(gain: float, stored: bool) -> None:
+    """If no tile is 2 % faster, the default is stored and marked as such. The mark prevents useless tuning again."""
     assert GAIN == 1.02
     space = space_of(SMALL)
     other = space.tiles[5]
@@ -144,8 +144,8 @@ def test_two_per_cent_in_favour_of_the_default(gain: float, stored: bool) -> Non
     assert result.entry.facts.get("default", False) is not stored
 
 
-def test_who_is_taken_in_a_tie() -> None:
-    """What the table has; then the simplest: another tile is another order of summation."""
+def test_a_tie_is_won_by_the_tile_of_the_table_then_by_the_simplest() -> None:
+    """The tile of the table wins a tie, otherwise the simplest tile: another tile has another order of summation."""
     space = space_of(SMALL)
     one, other = space.tiles[4], space.tiles[6]
     times = times_of(space) | {one: 8.0, other: 8.0}
@@ -155,7 +155,7 @@ def test_who_is_taken_in_a_tie() -> None:
     assert found == {min((one, other), key=space.simplicity)}
 
 
-def test_spaces_of_up_to_200_are_tried_whole_and_larger_ones_in_part() -> None:
+def test_spaces_of_up_to_200_tiles_are_tried_whole_and_larger_ones_in_part() -> None:
     small, large = space_of(SMALL), space_of(LARGE)
     assert len(small) <= SWEPT < len(large)
     assert len(measured(small, FakeWorker(times_of(small))).trials) == len(small)
@@ -164,8 +164,8 @@ def test_spaces_of_up_to_200_are_tried_whole_and_larger_ones_in_part() -> None:
     assert set(large.tiles[:20]) <= set(tried[:20])
 
 
-def test_a_large_space_finds_what_the_model_does_not_see() -> None:
-    """The planted best is the model's last but one; neighbours get better towards it."""
+def test_a_good_tile_is_found_in_a_large_space_against_the_model() -> None:
+    """The planted best tile is the last but one in the order of the model. Tiles nearer to it are faster."""
     space = space_of(LARGE)
     goal = space.tiles[-2]
     fields = goal.as_dict()
@@ -200,7 +200,7 @@ def test_a_tile_that_fails_in_the_final_does_not_win() -> None:
     assert worker.opened == [SMALL] * 2
 
 
-def test_when_nothing_is_right() -> None:
+def test_no_winner_if_every_tile_is_wrong() -> None:
     space = space_of(SMALL)
     worker = FakeWorker(times_of(space))
     worker.wrong = set(space.tiles)
@@ -210,7 +210,7 @@ def test_when_nothing_is_right() -> None:
     assert worker.asked["round"] == 0  # nothing was timed
 
 
-def test_a_worker_that_cannot_begin() -> None:
+def test_no_winner_if_the_worker_cannot_open_the_problem() -> None:
     space = space_of(SMALL)
 
     class Broken(FakeWorker):
@@ -220,12 +220,12 @@ def test_a_worker_that_cannot_begin() -> None:
     result = measured(space, Broken(times_of(space)))
     assert result.winner is None
     assert "memory: out of memory" in result.sentence
-    assert result.failures == []  # no tile is to blame
+    assert result.failures == []  # the error is not the fault of a tile
 
 
 @pytest.mark.long
-def test_stopping_at_any_moment() -> None:
-    """Nothing is raised; what is stored then was sampled often enough, and is near the truth."""
+def test_a_run_can_be_stopped_at_any_request() -> None:
+    """No exception is raised. A stored tile has enough samples and is the best tile or the default."""
     space = space_of(SMALL)
     best = space.tiles[2]
     times = times_of(space) | {best: 8.0}
@@ -242,7 +242,7 @@ def test_stopping_at_any_moment() -> None:
             assert result.winner in (best, space.default)
             assert result.entry.facts["samples"] >= 5
     assert winners == {None, best} or winners == {None, best, space.default}
-    # In the last rounds, where most is known, it is the best that is kept; and nobody is asked any more.
+    # In the last rounds the best tile is known and kept. The worker gets no request after the stop.
     for stop in (1, 5, 10, 15):
         worker = FakeWorker(times)
         worker.stop_after = sum(whole.asked.values()) - stop
@@ -252,7 +252,7 @@ def test_stopping_at_any_moment() -> None:
         assert sum(worker.asked.values()) == worker.stop_after + 1
 
 
-def test_a_process_that_dies_between_candidates_is_nobody_s_fault() -> None:
+def test_a_process_that_dies_between_candidates_is_no_failure_of_a_tile() -> None:
     space = space_of(SMALL)
     best = space.tiles[2]
     for deaths in (2, 9):
@@ -275,7 +275,7 @@ def test_a_process_that_dies_between_candidates_is_nobody_s_fault() -> None:
 
 
 def test_a_second_run_races_the_best_of_the_first_again() -> None:
-    """Old times are where to begin, and never compared with new ones."""
+    """Times of the first run select the tiles to race. They are never compared with times of the second run."""
     space = space_of(SMALL)
     study = ProblemStudy(space, None, [], 0)
     best, then = space.tiles[7], space.tiles[3]
@@ -290,7 +290,7 @@ def test_a_second_run_races_the_best_of_the_first_again() -> None:
     assert worker.asked["verify"] <= 20
 
 
-def test_a_model_needs_no_clock() -> None:
+def test_tuning_by_the_model_times_nothing() -> None:
     space = space_of(SMALL)
     worker = FakeWorker({}, measures=False)
     study = ProblemStudy(space, None, [], 0)
@@ -303,7 +303,7 @@ def test_a_model_needs_no_clock() -> None:
 
 @pytest.mark.parametrize("last", [0, 1, 7, 20, 35, 50, 55])
 def test_a_default_that_fails_is_not_stored(last: int) -> None:
-    """Whenever that is: early, another tile takes its place as the control; late, nothing is stored."""
+    """After an early failure another tile becomes the control. After a late failure nothing is stored."""
     space = space_of(SMALL)
     worker = FakeWorker(times_of(space) | {space.tiles[3]: 8.0})
     real = worker.ask

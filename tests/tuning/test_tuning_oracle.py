@@ -1,4 +1,4 @@
-"""What the tuner and the bench compare with: of a problem too large to look at whole, the same as of the whole."""
+"""The oracle of the tuner and the bench. It computes only a part of the expected values of a large problem."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ SHAPES = {
 
 @pytest.mark.parametrize("hostile", [True, False])
 @pytest.mark.parametrize("op", SHAPES)
-def test_a_part_is_what_the_whole_has_there(op: str, hostile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_values_of_a_part_equal_those_of_the_whole(
+    op: str, hostile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = plan(op, device="cpu", **plan_options(op, SHAPES[op], "float32")).problem
     given = inputs_of(problem, 3, hostile)
     whole = {one.name: one for one in oracle.expected(problem, given)}
@@ -30,5 +32,5 @@ def test_a_part_is_what_the_whole_has_there(op: str, hostile: bool, monkeypatch:
         np.testing.assert_allclose(part.exact, exact, rtol=1e-12, atol=1e-12 * float(np.abs(exact).max()))
         np.testing.assert_allclose(part.bound, bound, rtol=1e-12)
     cut = {name for name, part in parts.items() if part.exact.size < whole[name].exact.size}
-    sums = {"dgamma", "dbeta"} if op == "layer_norm_backward" else set()  # over all rows, and looked at whole
+    sums = {"dgamma", "dbeta"} if op == "layer_norm_backward" else set()  # these sum over all rows and are not cut
     assert cut == set(problem.outputs) - sums

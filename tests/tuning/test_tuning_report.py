@@ -1,4 +1,4 @@
-"""The tuner's report: what the page says, and that it stands alone. Results are built by hand; nothing is compiled."""
+"""The tuner's report: the text of its page, which loads no other file. Results are built by hand without compiling."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def timing(seconds: float) -> Timing:
 
 
 def measured(count: int = 20, rows: int = 267, seed: int = 0) -> TuningResult:
-    """Of a run that timed the first so many tiles; the winner is not the default."""
+    """The result of a run that timed the first `count` tiles. The winner is not the default."""
     space, chance = space_of(rows), random.Random(seed)
     times = {tile: space.predicted(tile) * math.exp(chance.gauss(0.1, 0.2)) for tile in space.tiles[:count]}
     winner = min(times, key=lambda tile: times[tile])
@@ -76,7 +76,7 @@ def page(results: list[TuningResult], folder: Path, title: str = "A run") -> str
 
 
 def words(text: str) -> str:
-    """The page without its pictures."""
+    """Return the page without its pictures."""
     return re.sub(r"base64,[^\"]*", "", text)
 
 
@@ -88,7 +88,7 @@ def size_of(png: bytes) -> tuple[int, int]:
     return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
 
 
-def test_the_page_stands_alone_and_names_the_winner(tmp_path: Path) -> None:
+def test_the_page_is_one_file_and_names_the_winner(tmp_path: Path) -> None:
     result = measured()
     text = page([result], tmp_path / "new" / "folder")
     assert result.winner not in (None, result.space.default)
@@ -115,7 +115,7 @@ def test_the_page_stands_alone_and_names_the_winner(tmp_path: Path) -> None:
     assert "20 trials in a space of" in plain
 
 
-def test_failures_are_named_and_wrong_results_are_loud(tmp_path: Path) -> None:
+def test_failures_are_listed_and_wrong_results_come_first(tmp_path: Path) -> None:
     result = measured()
     bad = result.space.tiles[20:40]
     result.trials += [Trial(tile, None, "compile", f"sentence {at}") for at, tile in enumerate(bad[:15])]
@@ -124,7 +124,7 @@ def test_failures_are_named_and_wrong_results_are_loud(tmp_path: Path) -> None:
     text = words(page([result, modelled()], tmp_path, title="<b>A & B</b>"))
     assert "failed, compile: 15" in text
     assert all(f": sentence {at}</li>" in text for at in range(15))
-    assert "<details><summary>failed, compile: 15" in text  # a long list is folded away
+    assert "<details><summary>failed, compile: 15" in text  # a long list is collapsed
     assert "<p>failed, hang: 3</p>" in text
     assert "WRONG RESULTS: 1 tiles compute wrong results" in text
     assert text.index("WRONG RESULTS: 1 tiles") < text.index("<table>")
@@ -151,7 +151,7 @@ def test_a_modelled_page_never_looks_measured(tmp_path: Path) -> None:
     assert f"Floor: {floor * 1e6:.2f} µs" in text
 
 
-def test_a_rehearsal_says_so(tmp_path: Path) -> None:
+def test_the_page_of_a_rehearsal_is_marked_as_rehearsed(tmp_path: Path) -> None:
     result = measured()
     result.source, result.entry = "rehearsed", None
     text = words(page([result], tmp_path))
@@ -166,7 +166,7 @@ def test_a_mixed_page_counts_its_sources(tmp_path: Path) -> None:
     assert text.count("; modelled, NVIDIA H200") == 2
 
 
-def test_no_results(tmp_path: Path) -> None:
+def test_the_page_without_results(tmp_path: Path) -> None:
     text = page([], tmp_path)
     assert "No problem was tuned" in text
     assert "src=" not in text
@@ -180,7 +180,7 @@ def test_few_trials_have_no_importances(tmp_path: Path, count: int) -> None:
     assert ("No tile was tried" in text) if not count else (f"{count} trials have a time, it takes 8" in text)
 
 
-def test_one_value_of_each_parameter_has_no_importances(tmp_path: Path) -> None:
+def test_parameters_with_one_value_have_no_importances(tmp_path: Path) -> None:
     result = modelled(0)
     result.trials = [Trial(result.space.default, 1e-6 * at) for at in range(5, 15)]
     assert "each had one value in all trials" in page([result], tmp_path)
@@ -192,7 +192,7 @@ def test_equal_times_have_no_importances(tmp_path: Path) -> None:
     assert "all trials took the same time" in page([result], tmp_path)
 
 
-def test_importances_find_the_parameter_that_matters() -> None:
+def test_the_parameter_that_sets_the_time_has_the_largest_importance() -> None:
     result = modelled(0)
     tiles = [tile for tile in result.space.tiles if tile.strategy == "split"]
     assert len({tile.threads for tile in tiles}) > 1
@@ -202,10 +202,10 @@ def test_importances_find_the_parameter_that_matters() -> None:
     assert isinstance(found, dict)
     assert max(found, key=lambda name: found[name]) == "rows_per_team"
     assert found["rows_per_team"] > 0.6
-    assert "strategy" not in found  # which has one value
+    assert "strategy" not in found  # the strategy has only one value
 
 
-def test_all_failed(tmp_path: Path) -> None:
+def test_the_page_if_every_tile_failed(tmp_path: Path) -> None:
     space = space_of()
     trials = [Trial(tile, None, "crash", "the worker died") for tile in space.tiles[:5]]
     result = TuningResult(space, "measured", trials=trials, sentence="5 of 5 tiles failed", interrupted=True)
@@ -218,7 +218,7 @@ def test_all_failed(tmp_path: Path) -> None:
     assert len(pictures(text)) == 2  # no strategy has a time to show
 
 
-def test_a_tile_that_fails_later_counts_for_nothing() -> None:
+def test_a_tile_that_fails_later_is_not_in_the_figures() -> None:
     result = measured()
     fastest = min(result.trials, key=lambda trial: trial.seconds or math.inf).tile
     count = len(figures.timed(result))
@@ -227,16 +227,16 @@ def test_a_tile_that_fails_later_counts_for_nothing() -> None:
     assert fastest not in {trial.tile for trial in figures.timed(result)}
 
 
-def test_many_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_many_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = pictures(page([measured(10)], tmp_path))
-    for name in ("history", "strategies", "importance"):  # which are drawn above; 40 times are too long for a test
+    for name in ("history", "strategies", "importance"):  # drawn once above; drawing 40 of each is too slow
         monkeypatch.setattr(figures, name, lambda *_: few[1])
     results = [measured(10, rows, seed=rows) for rows in range(100, 140)]
     text = page(results, tmp_path)
     plain = words(text)
     many = pictures(text)
     assert len(many) == 1 + 3 * 40
-    assert size_of(many[0])[1] > size_of(few[0])[1] + 39 * 20  # a row of its own for each
+    assert size_of(many[0])[1] > size_of(few[0])[1] + 39 * 20  # the summary has one row per problem
     links, anchors = re.findall(r'<a href="#(p\d+)">', plain), re.findall(r'<h2 id="(p\d+)">', plain)
     assert links == anchors == [f"p{number}" for number in range(1, 41)]
     gains = [float(found) for found in re.findall(r'<td class="number">(\d+\.\d\d)</td>', plain)]
@@ -292,7 +292,7 @@ def test_a_log_axis_has_a_few_ticks(span: float) -> None:
     assert len(set(inside)) == len(inside)
 
 
-def test_pictures_have_something_in_them(tmp_path: Path) -> None:
+def test_pictures_are_not_blank(tmp_path: Path) -> None:
     path = tmp_path / "one.png"
     path.write_bytes(figures.history(measured(), "time"))
     pixels = matplotlib.image.imread(path)
@@ -305,7 +305,7 @@ def test_the_tuner_does_not_import_the_report() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_the_report_leaves_pyplot_alone() -> None:
+def test_the_report_does_not_import_pyplot() -> None:
     code = "import sys, cunorm.tuning.report.page; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

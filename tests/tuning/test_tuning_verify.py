@@ -1,4 +1,4 @@
-"""What the tuner verifies a winner on: small enough, with what is to be proven left in, and every kind of slice."""
+"""Problems on which the tuner verifies a winner: at most 4 million elements, chains of full length, hostile slices."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def work(problem: Problem, tile: Tile) -> float:
 
 
 def defaults(every: int) -> Iterator[tuple[Problem, Tile]]:
-    """Every so-manieth problem of the workloads, with its default tile."""
+    """Each problem of the workloads whose position is a multiple of `every`, with its default tile."""
     for problem in list(dict.fromkeys(one for _, one in workloads.problems("float32")))[::every]:
         yield problem, costmodel.choose(problem, OPS[problem.op].strategies.values(), DEVICE).tile
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_no_winner_of_a_workload_is_verified_on_more_than_4_million_elements(every: int) -> None:
-    """And the tile is legal there, in the same layout, with slices that are no longer than they were."""
+    """The tile is legal for the smaller problem, which has the same layout and no larger size in any dimension."""
     met = 0
     for problem, tile in defaults(every):
         cut = cut_of(problem, tile)
@@ -52,7 +52,7 @@ def test_no_winner_of_a_workload_is_verified_on_more_than_4_million_elements(eve
     assert met > 20
 
 
-def test_a_small_problem_is_verified_as_it_is() -> None:
+def test_a_small_problem_is_verified_at_its_own_size() -> None:
     problem = Problem(
         op="layer_norm",
         dtype="float32",
@@ -76,8 +76,8 @@ def test_a_small_problem_is_verified_as_it_is() -> None:
     (("NCHW", 256, 64, 12544, 64), Tile("split", threads=128, chunk=16384)),
     (("NCHW", 256, 512, 784, 512), Tile("block", threads=64, channels=4, samples_per_block=64)),
 ], ids=str)  # fmt: skip
-def test_a_cut_leaves_the_chain_of_a_thread(sizes: tuple[str, int, int, int, int], tile: Tile) -> None:
-    """A thread adds up as much as before: on less, the faults of long chains would not be seen."""
+def test_a_smaller_problem_keeps_the_work_per_thread(sizes: tuple[str, int, int, int, int], tile: Tile) -> None:
+    """A thread sums as many values as before. Shorter chains of additions would hide the errors of long chains."""
     problem = Problem(
         op="batch_norm_stats",
         dtype="float32",
@@ -92,7 +92,7 @@ def test_a_cut_leaves_the_chain_of_a_thread(sizes: tuple[str, int, int, int, int
     assert work(cut, tile) >= 0.95 * work(problem, tile)
 
 
-def test_where_samples_are_the_chain_channels_are_cut() -> None:
+def test_channels_are_cut_if_a_thread_sums_over_samples() -> None:
     problem = Problem(
         op="batch_norm_stats",
         dtype="float32",
@@ -111,7 +111,7 @@ def test_where_samples_are_the_chain_channels_are_cut() -> None:
 
 
 @pytest.mark.parametrize(("rows", "cases"), [(1, 5), (2, 3), (4, 2), (5, 1), (40, 1)])
-def test_every_kind_of_slice_has_its_turn(rows: int, cases: int) -> None:
+def test_every_kind_of_slice_is_verified(rows: int, cases: int) -> None:
     outputs = ("y", "mean", "rstd")
     problem = Problem(
         op="layer_norm",

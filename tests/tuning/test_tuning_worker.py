@@ -1,4 +1,4 @@
-"""The measuring path without a GPU: spawned workers on the CPU executor, broken candidates, an injected clock."""
+"""Measuring without a GPU: spawned workers on the CPU executor, broken candidates, a clock with planted times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tile(kind: int, threads: int = 64) -> Tile:
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Plants candidates of some kinds, here and in the workers."""
+    """A function that adds candidates of some kinds to the op, in this process and in the workers."""
 
     def plant(*wanted: int) -> Space:
         monkeypatch.setenv("CUNORM_TESTS_PLANT", ",".join(map(str, wanted)))
@@ -62,8 +62,8 @@ def worker(kinds: Any) -> Iterator[Worker]:
 # ---- one worker -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_candidates(worker: Worker) -> None:
-    """A right one is right; of the others, each that its worker survives is called what it is."""
+def test_verification_names_the_fault_of_a_candidate(worker: Worker) -> None:
+    """The right candidate passes. The fault of each wrong candidate that does not kill the worker is named."""
     said = {}
     for kind in (device.RIGHT, device.WRONG, device.OUTSIDE, device.RANDOM, device.UNWRITTEN):
         worker.ask("compile", tile(kind), seconds=60)
@@ -76,7 +76,7 @@ def test_what_is_wrong_with_candidates(worker: Worker) -> None:
     assert worker.spawned == 1
 
 
-def test_a_candidate_that_kills_its_worker(worker: Worker) -> None:
+def test_a_worker_starts_again_after_a_candidate_has_killed_it(worker: Worker) -> None:
     worker.ask("compile", tile(device.CRASH), seconds=60)
     with pytest.raises(Lost, match="SIGSEGV") as caught:
         worker.ask("verify", tile(device.CRASH), seconds=60)
@@ -88,7 +88,7 @@ def test_a_candidate_that_kills_its_worker(worker: Worker) -> None:
     assert worker.spawned == 2
 
 
-def test_a_candidate_that_hangs(worker: Worker) -> None:
+def test_a_hung_candidate_is_stopped_at_its_deadline(worker: Worker) -> None:
     worker.ask("compile", tile(device.HANG), seconds=60)
     began = time.monotonic()
     with pytest.raises(Lost, match="no answer within 1 s") as caught:
@@ -98,7 +98,7 @@ def test_a_candidate_that_hangs(worker: Worker) -> None:
     assert not worker.alive
 
 
-def test_the_culprit_of_a_round_is_named(worker: Worker) -> None:
+def test_the_error_of_a_round_has_the_index_of_the_failing_tile(worker: Worker) -> None:
     order = [tile(device.RIGHT), tile(device.DIES_LATER), tile(device.RIGHT, 32)]
     with pytest.raises(Lost) as caught:
         worker.ask("round", order, seconds=30)
@@ -109,7 +109,7 @@ def test_the_culprit_of_a_round_is_named(worker: Worker) -> None:
     assert (caught.value.index, caught.value.kind) == (1, "hang")
 
 
-def test_what_a_worker_survives(worker: Worker) -> None:
+def test_a_worker_survives_a_failed_compilation(worker: Worker) -> None:
     with pytest.raises(Failed, match="UnsupportedTile") as caught:
         worker.ask("compile", Tile("planted", kind=1, threads=64, more=1), seconds=60)
     assert caught.value.kind == "compile"
@@ -117,7 +117,7 @@ def test_what_a_worker_survives(worker: Worker) -> None:
     assert worker.spawned == 1
 
 
-def test_stopping_a_busy_worker(kinds: Any) -> None:
+def test_a_busy_worker_can_be_stopped(kinds: Any) -> None:
     kinds(*device.KINDS)
     stop = threading.Event()
     with Worker(device.spec(), stop.is_set) as made:
@@ -130,7 +130,7 @@ def test_stopping_a_busy_worker(kinds: Any) -> None:
 
 
 def test_a_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
-    """kill -9 of the parent: a hung child dies with it."""
+    """After `kill -9` of the parent, a worker with a hung candidate ends too."""
     import subprocess
     import sys
 
@@ -159,7 +159,7 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
             return
         time.sleep(0.05)
     os.kill(child, signal.SIGKILL)
-    raise AssertionError("the worker lives on")
+    raise AssertionError("the worker is still running 10 s after its parent was killed")
 
 
 # ---- one problem ----------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def tuned(space: Space, storage: Any = None, **options: Any) -> tuple[TuningResu
 
 
 def test_the_planted_best_is_found_among_broken_candidates(kinds: Any) -> None:
-    """All that is broken is named, costs at most a worker each, and is never chosen, however fast it seems."""
+    """Every broken candidate is recorded with its failure, costs at most one worker and never wins."""
     space = kinds(*device.KINDS)
     result, worker, study = tuned(space)
     assert result.winner == tile(device.RIGHT)
@@ -190,7 +190,7 @@ def test_the_planted_best_is_found_among_broken_candidates(kinds: Any) -> None:
     assert set(study.failures()) == set(found)
     assert result.timings[tile(device.RIGHT)].seconds == pytest.approx(
         10e-6, rel=0.3
-    )  # a ratio times the drifting control
+    )  # a ratio times the time of the drifting control
     assert set(result.timings).isdisjoint(found)
 
 
@@ -204,8 +204,8 @@ def test_rehearsed_times_are_never_stored_as_measured(kinds: Any) -> None:
         measured_entry(space, result.winner, result.timings, measures=False, bandwidth=1e12, trials=3, default=False)
 
 
-def test_poison_is_remembered(kinds: Any, tmp_path: Path) -> None:
-    """A second run on the same storage proposes nothing again, and meets none of what killed its worker."""
+def test_tiles_that_killed_a_worker_are_not_tried_again(kinds: Any, tmp_path: Path) -> None:
+    """A second run on the same storage proposes no tile again. That includes the tiles that killed a worker."""
     space = kinds(device.RIGHT, device.CRASH)
     storage = storage_of(str(tmp_path / "study.journal"))
     first, worker, _ = tuned(space, storage)
@@ -218,7 +218,7 @@ def test_poison_is_remembered(kinds: Any, tmp_path: Path) -> None:
 
 
 def led_by(space: Space, first: Tile) -> Space:
-    """The space as if the cost model thought that tile by far the fastest."""
+    """The space, with a cost model that predicts `first` as by far the fastest tile."""
     ahead = Candidate(first, 1e-9)
     rest = (candidate for candidate in space.candidates if candidate.tile != first)
     candidates = (ahead, *rest)
@@ -226,7 +226,7 @@ def led_by(space: Space, first: Tile) -> Space:
     return Space(space.problem, space.device, space.strategies, candidates, at)
 
 
-def test_a_default_that_is_wrong_is_no_control(kinds: Any) -> None:
+def test_a_default_that_fails_is_not_the_control(kinds: Any) -> None:
     space = kinds(device.WRONG, device.DIES_LATER)
     bad = [one for one in space.tiles if one.strategy == "planted"]
     for first in bad:
@@ -238,12 +238,12 @@ def test_a_default_that_is_wrong_is_no_control(kinds: Any) -> None:
 
 
 def test_the_winner_of_the_model_is_verified(kinds: Any) -> None:
-    """On the CPU executor, in a worker; one that is wrong is said, and the next takes its place."""
+    """A worker verifies it on the CPU executor. A wrong winner is recorded as a failure, and the next tile wins."""
     space = kinds(device.RIGHT, device.WRONG, device.CRASH)
     for first, failure in ((tile(device.WRONG), "wrong"), (tile(device.CRASH), "crash"), (tile(device.RIGHT), None)):
         moved = led_by(space, first)
         study = ProblemStudy(moved, None, [], 0)
-        with Worker(device.spec()) as worker:  # its clock plants the candidates; nothing is timed
+        with Worker(device.spec()) as worker:  # importing its clock adds the candidates; nothing is timed
             made = Modelling(moved, study, worker, Budget(), None, lambda _: None, SHORT)
             result = made.run()
         assert result.source == "model"
@@ -254,7 +254,9 @@ def test_the_winner_of_the_model_is_verified(kinds: Any) -> None:
         assert result.entry.facts["verified"] == "cpu executor, N=2 C=13 HxW=35"
 
 
-def test_a_model_without_a_compiler_says_that_nothing_was_verified(kinds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_a_modelled_result_is_marked_as_not_verified(
+    kinds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space = kinds(device.RIGHT)
     monkeypatch.setenv("CUNORM_CXX", "no-such-compiler")
     study = ProblemStudy(space, None, [], 0)
@@ -266,7 +268,7 @@ def test_a_model_without_a_compiler_says_that_nothing_was_verified(kinds: Any, m
     assert "no-such-compiler" in result.sentence
 
 
-def test_a_budget_of_time(kinds: Any) -> None:
+def test_no_tile_is_tried_without_time(kinds: Any) -> None:
     space = kinds(device.RIGHT)
     result, _, study = tuned(space, seconds=0.0)
     assert result.trials == []
@@ -274,7 +276,7 @@ def test_a_budget_of_time(kinds: Any) -> None:
     assert study.count == 0
 
 
-def test_a_budget_of_trials(kinds: Any) -> None:
+def test_a_budget_of_trials_limits_the_trials(kinds: Any) -> None:
     space = kinds(device.RIGHT)
     result, _, study = tuned(space, trials=4)
     assert study.count == 4 == len(result.trials)
@@ -282,7 +284,7 @@ def test_a_budget_of_trials(kinds: Any) -> None:
 
 
 def the_study(storage: Any) -> optuna.Study:
-    """The only one in a storage, beside its claims."""
+    """The only study of a storage. Its claims are also stored as studies."""
     (name,) = [name for name in optuna.get_all_study_names(storage) if " claim " not in name]
     return optuna.load_study(storage=storage, study_name=name)
 
@@ -312,8 +314,8 @@ def options(path: Path, workers: int = 1, evaluator: str = "measure", **more: An
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_keeps_what_was_learnt(kinds: Any, tmp_path: Path) -> None:
-    """The signal comes when a candidate has hung; the run ends soon, and the study can be resumed."""
+def test_ctrl_c_keeps_the_trials_of_the_study(kinds: Any, tmp_path: Path) -> None:
+    """Ctrl-C after a candidate has hung: the run ends early, and the study can be resumed."""
     space = kinds(device.RIGHT, device.HANG)
     storage = storage_of(str(tmp_path / "study.journal"))
 
@@ -321,7 +323,7 @@ def test_ctrl_c_keeps_what_was_learnt(kinds: Any, tmp_path: Path) -> None:
         def tried(self, space: Space, trial: Any) -> None:
             super().tried(space, trial)
             if trial.failure == "hang":
-                os.kill(os.getpid(), signal.SIGINT)  # at once: a moment later the next one may have ended
+                os.kill(os.getpid(), signal.SIGINT)  # sent immediately: a moment later the run might have ended
 
     notes = Interrupts()
     path = tmp_path / "t.json"
@@ -337,7 +339,7 @@ def test_ctrl_c_keeps_what_was_learnt(kinds: Any, tmp_path: Path) -> None:
     assert len(tried(study)) == len(space)
 
 
-def test_two_workers_share_problems(kinds: Any, tmp_path: Path) -> None:
+def test_two_workers_tune_every_problem_once(kinds: Any, tmp_path: Path) -> None:
     kinds(device.RIGHT)
     todo = [device.PROBLEM, replace(device.PROBLEM, N=3), replace(device.PROBLEM, N=4)]
     notes = Notes()
@@ -348,8 +350,8 @@ def test_two_workers_share_problems(kinds: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "t.json").exists()
 
 
-def test_one_proposer_for_a_study(kinds: Any, tmp_path: Path) -> None:
-    """Two hosts on one storage: every tile is tried once, by one of them, and both know the outcome."""
+def test_only_one_host_proposes_tiles_of_a_study(kinds: Any, tmp_path: Path) -> None:
+    """Two hosts use one storage. One of them tries every tile once, and both tables get the result."""
     space = kinds(device.RIGHT)
     url = str(tmp_path / "shared.journal")
     found: dict[str, Any] = {}
@@ -386,16 +388,16 @@ def test_a_claim_ends_with_its_process_or_its_lease(
     assert not second.claim()
     monkeypatch.setattr("cunorm.tuning.search.study._alive", lambda owner: False)
     assert second.claim()
-    assert second.count == 0  # what was running may be proposed again
+    assert second.count == 0  # tiles of unfinished trials may be proposed again
     assert second.propose(3) == left_running
     monkeypatch.undo()
     third = ProblemStudy(space, storage, [], 0)
-    assert not third.claim()  # this process lives: no matter how old its claim
-    monkeypatch.setattr("cunorm.tuning.search.study._alive", lambda owner: None)  # another host's
+    assert not third.claim()  # the owner, this process, is alive
+    monkeypatch.setattr("cunorm.tuning.search.study._alive", lambda owner: None)  # as for a process of another host
     assert not third.claim()
     monkeypatch.setattr("cunorm.tuning.search.study.LEASE_SECONDS", -1)
     assert third.claim()
-    # Who took its claim for dead has ended its trials; it goes on without a word.
+    # The processes that took over the claim have ended the trials of the first one. Its calls raise no error.
     first.tell(left_running[0], 1e-5)
     first.fail(left_running[1], "wrong", "so")
     first.abandon()
@@ -403,8 +405,8 @@ def test_a_claim_ends_with_its_process_or_its_lease(
         one.release()
 
 
-def test_a_claim_that_says_nothing(kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever made it died at once: after a while it counts for nothing."""
+def test_a_claim_without_an_owner_expires(kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process died before it wrote its name. The claim expires after `BARE_SECONDS`."""
     space = kinds(device.RIGHT)
     storage = storage_of(str(tmp_path / "s.journal"))
     study = ProblemStudy(space, storage, [], 0)
@@ -416,7 +418,7 @@ def test_a_claim_that_says_nothing(kinds: Any, tmp_path: Path, monkeypatch: pyte
 
 
 def test_times_of_another_source_are_not_compared(kinds: Any, tmp_path: Path) -> None:
-    """A study by the model is not gone on with by a clock, nor one of another driver."""
+    """Tuning by a clock does not continue a study by the model. A study of another driver is not continued either."""
     space = kinds(device.RIGHT)
     storage = storage_of(str(tmp_path / "s.journal"))
     found = [ProblemStudy(space, storage, [], 0, source) for source in ("model", "measured 1", "measured 2")]
@@ -427,8 +429,8 @@ def test_times_of_another_source_are_not_compared(kinds: Any, tmp_path: Path) ->
     assert {trial.tile for trial in results[0].trials} == set(space.tiles)
 
 
-def test_a_journal_that_was_cut(kinds: Any, tmp_path: Path) -> None:
-    """By a kill in the middle of a line: what stands before it is gone on with."""
+def test_a_study_continues_from_a_truncated_journal(kinds: Any, tmp_path: Path) -> None:
+    """A killed process has left an incomplete last line. The study continues from the lines before it."""
     space = kinds(device.RIGHT)
     path = tmp_path / "s.journal"
     study = ProblemStudy(space, storage_of(str(path)), [], 0)
@@ -443,7 +445,7 @@ def test_a_journal_that_was_cut(kinds: Any, tmp_path: Path) -> None:
         assert path.read_bytes().endswith(b"}\n")
 
 
-def test_a_module_in_the_current_folder_is_not_the_worker_s(
+def test_a_worker_imports_no_module_from_the_current_folder(
     kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds(device.RIGHT)
@@ -454,8 +456,8 @@ def test_a_module_in_the_current_folder_is_not_the_worker_s(
         assert made.ask("verify", tile(device.RIGHT), seconds=60) is None
 
 
-def test_problems_that_differ_in_a_dtype_have_studies_of_their_own(tmp_path: Path) -> None:
-    """With gamma and without, with statistics of its own: each gets its entry."""
+def test_problems_that_differ_in_a_dtype_have_separate_studies(tmp_path: Path) -> None:
+    """Problems with and without gamma and beta each have a study and a table entry."""
     base = Problem(
         op="layer_norm",
         dtype="float32",
@@ -483,10 +485,10 @@ def test_problems_that_differ_in_a_dtype_have_studies_of_their_own(tmp_path: Pat
     assert set(table.read(path).entries) == set(todo)
 
 
-def test_a_worker_that_cannot_begin_is_one_problem_s_sentence(
+def test_a_worker_that_cannot_open_a_problem_is_reported_for_that_problem(
     kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a traceback, and the next problem is begun."""
+    """The result of the problem contains the error message, and the run continues with the next problem."""
     kinds(device.RIGHT)
 
     def ask(self: Worker, what: str, *arguments: Any, seconds: float) -> Any:
@@ -499,7 +501,9 @@ def test_a_worker_that_cannot_begin_is_one_problem_s_sentence(
     assert not interrupted
 
 
-def test_stopping_while_the_worker_starts(kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_can_be_stopped_while_the_worker_starts(
+    kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds(device.RIGHT)
 
     def ask(self: Worker, what: str, *arguments: Any, seconds: float) -> Any:

@@ -1,4 +1,4 @@
-"""`cunorm bench` without a GPU: who runs, in which order, what is made of the samples, what is never published."""
+"""`cunorm bench` without a GPU: states of contenders, order of samples, statistics, rehearsals without times."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 class Planted(RehearsalClock):
-    """A clock whose samples are planted, in the order in which contenders come to it."""
+    """A clock with planted samples. It numbers the contenders in the order in which they are passed to `kernels`."""
 
     measures = True
 
@@ -149,10 +149,10 @@ def by_name(found: Outcome) -> dict[str, Contender]:
     return {one.name: one for one in found.contenders}
 
 
-# ---- who runs -------------------------------------------------------------------------------------------------------
+# ---- states of contenders -------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_dropped(plant: Callable[..., None]) -> None:
+def test_every_contender_is_in_the_results_with_its_state(plant: Callable[..., None]) -> None:
     makers = {"good": right, "bad": wrong, "nan": nan, "broken": fails, "lacking": lacks, "absent": None,
               "late": fails_later, "wide": other_dtype}  # fmt: skip
     plant(**makers)
@@ -175,7 +175,7 @@ def test_nobody_is_dropped(plant: Callable[..., None]) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("op", ["layer_norm", "layer_norm_backward", "group_norm_backward"])
 def test_a_formula_with_a_term_left_out_is_wrong(op: str, dtype: str) -> None:
-    """By much: what rounding costs is told apart from what is not computed."""
+    """Its error exceeds 1.5 times the limit. That margin separates missing terms from rounding errors."""
     layer = op.startswith("layer")
     sizes = (64, 4096, 1, 1) if layer else (2, 64, 512, 4)
     outputs = ("dx", "dgamma", "dbeta") if "backward" in op else ("y",)
@@ -196,7 +196,7 @@ def test_a_formula_with_a_term_left_out_is_wrong(op: str, dtype: str) -> None:
         dy = each["dy"].reshape(N, C, HxW)
         mean, rstd = (np.repeat(each[name].reshape(N, group), C // group, 1)[:, :, None] for name in ("mean", "rstd"))
         left_out = [
-            ("dx", dy * gamma * rstd),  # the means of dy and of dy times the normalised x
+            ("dx", dy * gamma * rstd),  # without the mean of dy and the mean of dy times the normalised x
             ("dx", dy * gamma),
             ("dx", (x - mean) * gamma * rstd),
             ("dgamma", (dy * x * rstd).sum((0, 2))),
@@ -212,14 +212,14 @@ def test_a_formula_with_a_term_left_out_is_wrong(op: str, dtype: str) -> None:
         assert wanted[name].off(values.astype(DTYPES[dtype])) > 1.5 * WRONG[dtype], name
 
 
-def test_a_result_that_does_not_come_is_wrong(plant: Callable[..., None]) -> None:
+def test_a_missing_result_is_wrong(plant: Callable[..., None]) -> None:
     plant(empty=lambda problem, arrays: lambda: {})
     found = by_name(bench_problem(PROBLEM, PLACE, Planted(), ["empty"], rounds=1))
     assert (found["empty"].state, found["empty"].sentence) == ("wrong", "y did not come")
 
 
-def test_results_of_another_contender_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both of cunorm's write to the same arrays."""
+def test_results_that_another_contender_wrote_are_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two contenders of cunorm write to the same arrays."""
     strategies = OPS["layer_norm"].strategies
     tile = next(t for t in strategies["split"].tiles() if strategies["split"].refuses(PROBLEM, t, PLACE.device) is None)
     monkeypatch.setattr(choose_tile, "exact", lambda *_: type("Found", (), {"tile": tile}))
@@ -235,7 +235,7 @@ def test_results_of_another_contender_do_not_count(monkeypatch: pytest.MonkeyPat
     assert "y is off by nan" in found[TABLE].sentence and found[TABLE].error is None
 
 
-def test_an_error_is_told_in_the_results(plant: Callable[..., None]) -> None:
+def test_the_results_contain_the_error_of_each_contender(plant: Callable[..., None]) -> None:
     plant(good=right, bad=wrong)
     found = by_name(bench_problem(PROBLEM, PLACE, Planted(), ["good", "bad"], rounds=1))
     assert 0 <= (found[DEFAULT].error or 0) < 1e-5
@@ -243,7 +243,7 @@ def test_an_error_is_told_in_the_results(plant: Callable[..., None]) -> None:
     assert found["bad"].error == pytest.approx(0.01, rel=0.01)
 
 
-def test_the_table_has_a_contender_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tile_of_the_table_is_a_separate_contender(monkeypatch: pytest.MonkeyPatch) -> None:
     strategies = OPS["layer_norm"].strategies
     tile = next(t for t in strategies["split"].tiles() if strategies["split"].refuses(PROBLEM, t, PLACE.device) is None)
     entry: Any = type("Found", (), {"tile": tile})
@@ -265,7 +265,7 @@ def test_a_lost_device_ends_the_run(plant: Callable[..., None]) -> None:
     assert all("broken left the GPU unusable" in found[name].sentence for name in (DEFAULT, "next"))
 
 
-def test_what_was_timed_before_the_device_was_lost_is_kept(plant: Callable[..., None]) -> None:
+def test_times_from_before_the_loss_of_the_device_are_kept(plant: Callable[..., None]) -> None:
     plant(late=fails_later)
     clock = Planted()
     clock.working = False
@@ -279,8 +279,8 @@ def test_what_was_timed_before_the_device_was_lost_is_kept(plant: Callable[..., 
 
 @pytest.mark.parametrize("op", [name for name in OPS if name != "batch_norm_gather_stats"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_every_op_runs_and_is_right(op: str, layout: str) -> None:
-    """Launches on every set, and the public call, whose results are those of the launches."""
+def test_every_op_runs_and_has_right_results(op: str, layout: str) -> None:
+    """The bench runs the launches on every set of arrays, and the public call."""
     shape = "6,40" if op.startswith("layer") else "2,12,15,3" if op.startswith("group") else "3,12,15"
     given = ["bench", op, "--shape", shape, "--dtype", "bfloat16", "--rehearse", "--peers", "", "--rounds", "1"]
     if not op.startswith("layer"):
@@ -291,7 +291,7 @@ def test_every_op_runs_and_is_right(op: str, layout: str) -> None:
 # ---- order and statistics -------------------------------------------------------------------------------------------
 
 
-def test_rounds_are_interleaved_in_another_order_each(plant: Callable[..., None]) -> None:
+def test_each_round_samples_every_contender_in_another_order(plant: Callable[..., None]) -> None:
     plant(one=right, two=right, three=right)
     clock = Planted()
     bench_problem(PROBLEM, PLACE, clock, ["one", "two", "three"], rounds=8)
@@ -330,7 +330,7 @@ def timed(name: str, microseconds: float, error: float = 1e-3) -> Contender:
     return Contender(name, "timed", "graph", error, spread, spread)
 
 
-def test_a_fraction_is_of_the_copy_of_the_same_run() -> None:
+def test_fractions_are_relative_to_the_copy_of_the_same_run() -> None:
     big = Problem(
         op="layer_norm",
         dtype="bfloat16",
@@ -354,8 +354,8 @@ def test_a_fraction_is_of_the_copy_of_the_same_run() -> None:
     assert "layer_norm: 2.00x torch in the geometric mean of 1 shapes, 2.00x at least" in lines
 
 
-def test_a_speedup_is_of_the_tables_tile_where_there_is_one() -> None:
-    """Not of the faster of two: that would count noise in our favour."""
+def test_a_speedup_uses_the_tile_of_the_table_if_there_is_one() -> None:
+    """The faster of cunorm's two contenders is not taken: that would count noise in favour of cunorm."""
     shapes = [[timed(DEFAULT, 1), timed(TABLE, 2), timed("torch", 8)],
               [timed(DEFAULT, 4), Contender(TABLE, "missing", ""), timed("torch", 2)],
               [timed(DEFAULT, 4), Contender("torch", "failed", "")]]  # fmt: skip
@@ -371,16 +371,19 @@ def test_a_shape_too_small_for_a_cold_cache_is_marked() -> None:
     assert not heads[0].endswith("MB") and heads[1].endswith("; in the L2, of 150 MB")
 
 
-def test_an_outcome_says_how_far_its_kernels_walked() -> None:
+def test_an_outcome_has_the_bytes_of_the_inputs_of_all_sets() -> None:
     class Three(Planted):
         def sets(self, nbytes: int, device: Device) -> int:
             return 3
 
-    x, parameters = 6 * 40 * 4, 2 * 40 * 4  # what is read: y may stay in the L2, but costs no less for it
+    x, parameters = (
+        6 * 40 * 4,
+        2 * 40 * 4,
+    )  # inputs only: y may stay in the L2 cache, but its stores are not faster for that
     assert bench_problem(PROBLEM, PLACE, Three(), [], rounds=1).walked == 3 * (x + parameters)
 
 
-# ---- what is never published ----------------------------------------------------------------------------------------
+# ---- rehearsals, arguments and interrupted runs ---------------------------------------------------------------------
 
 
 def test_a_rehearsal_has_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -401,7 +404,7 @@ def test_a_rehearsal_has_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
-    """Whatever a clock says of itself."""
+    """The source is `rehearsed` although the clock has `measures = True`."""
     file = tmp_path / "found.json"
     given = ["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--peers", "", "--json", str(file), "--quiet"]
     assert command.run(cli_parser.parser().parse_args(given), clock=Planted()) == 0
@@ -431,7 +434,7 @@ def test_wrong_arguments(given: list[str], sentence: str, capsys: pytest.Capture
     assert f"cunorm bench: {sentence}" in capsys.readouterr().err
 
 
-def test_without_a_gpu_it_says_what_can_be_had(
+def test_without_a_gpu_the_message_names_rehearse(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "gpu_present", lambda: False)
@@ -439,7 +442,7 @@ def test_without_a_gpu_it_says_what_can_be_had(
     assert "sees no GPU here" in (told := capsys.readouterr().err) and "--rehearse" in told
 
 
-def test_what_was_measured_before_ctrl_c_is_written(
+def test_results_from_before_ctrl_c_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[Problem] = []
@@ -457,8 +460,8 @@ def test_what_was_measured_before_ctrl_c_is_written(
     assert found["interrupted"] and len(found["results"]) == 1
 
 
-def test_a_problem_that_does_not_fit_leaves_the_next_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the file is there after each: what was measured is not lost with what comes."""
+def test_the_problems_after_one_that_does_not_fit_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result file is written after each problem, so that a later failure does not lose earlier results."""
     file, lengths = tmp_path / "found.json", list[int]()
 
     def once(problem: Problem, *given: Any, **options: Any) -> Outcome:
@@ -479,13 +482,15 @@ def test_a_problem_that_does_not_fit_leaves_the_next_its_turn(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(("raised", "code"), [("wrong", 1), ("failed", 1), ("timed", 0)])
-def test_the_exit_code_is_cunorms_own(raised: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_depends_only_on_cunorms_contenders(
+    raised: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     came = [Contender(DEFAULT, raised, "", 0.0), Contender("torch", "failed", "")]
     monkeypatch.setattr(command, "bench_problem", lambda problem, *_, **__: Outcome(problem, came, 10**9))
     assert cli.main(["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--quiet"]) == code
 
 
-def test_a_lost_device_is_told(
+def test_a_lost_device_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lost(*_: Any, **__: Any) -> Outcome:
@@ -500,7 +505,7 @@ def test_a_lost_device_is_told(
 
 
 def shown() -> dict[str, Any]:
-    """A made-up result with every state in it."""
+    """A made-up result with the states timed, wrong, not offered and missing."""
     results = []
     for rows, length, scale in ((16384, 4096, 1.0), (8192, 8192, 1.1), (2048, 4096, 0.15)):
         ran = {DEFAULT: 75, TABLE: 71, "torch": 140, "torch.compile": 90}
@@ -513,7 +518,7 @@ def shown() -> dict[str, Any]:
     return document(results)
 
 
-def test_a_figure_of_what_was_measured(tmp_path: Path) -> None:
+def test_a_figure_of_measured_results_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure.figure(shown(), tmp_path / "found.png")
     assert (tmp_path / "found.png").read_bytes()[:4] == b"\x89PNG"
@@ -527,7 +532,7 @@ def test_every_peer_has_a_colour() -> None:
 
 
 def test_neither_optuna_nor_torch_is_imported() -> None:
-    """Nor matplotlib: the bench, the clocks and the workloads run where none of them is installed."""
+    """The bench, the clocks and the workloads run where Optuna, torch, matplotlib and CuPy are not installed."""
     names = ["measure.clock", "problems.workloads"]
     names += [f"bench.{name}" for name in ("bench", "command", "result", "figure", "clock", "peers")]
     code = "import sys\n" + "".join(f"import cunorm.tuning.{name}\n" for name in names)
@@ -538,6 +543,6 @@ def test_neither_optuna_nor_torch_is_imported() -> None:
 
 @pytest.fixture(autouse=True)
 def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tiling table of this machine's user takes part."""
+    """Tiling tables of the user of this machine are not read."""
     monkeypatch.delenv("CUNORM_TILING_TABLE", raising=False)
     monkeypatch.setattr(choose_tile, "exact", lambda *_: None)

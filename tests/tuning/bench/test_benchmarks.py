@@ -1,4 +1,4 @@
-"""The benchmarks still run: their numbers are nobody's business here."""
+"""The benchmark scripts run, whatever times they measure; the pages quote the kept results."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_cpu_executor_runs(tmp_path: Path) -> None:
     for build in ("plain", "checked"):
         assert [times["cpu"] > 0 for times in results["compile"][build].values()] == [True]
     assert results["judged_by"].keys() == {"plain", "traced", "compile"}
-    assert done.returncode == (1 if results["missed"] else 0)  # whether they are met is the machine's affair
+    assert done.returncode == (1 if results["missed"] else 0)  # whether the targets are met depends on the machine
     assert all(f"missed: {sentence}" in done.stdout for sentence in results["missed"])
 
 
 def test_the_docs_quote_the_kept_speeds_of_the_cpu_executor() -> None:
-    """The page's table is what the result file says, row by row; and that meets the targets."""
+    """Each row of the page's table matches the result file, and the kept results meet the targets."""
     kept = json.loads((ROOT / "benchmarks" / "results" / "cpu_executor.json").read_text(encoding="utf-8"))["results"]
     page = (ROOT / "docs" / "cpu-executor.md").read_text(encoding="utf-8")
     for name, modes in kept["elements"].items():
@@ -85,20 +85,20 @@ def kept_rows() -> dict[str, dict[str, Any]]:
     return rows
 
 
-def test_the_page_of_bytes_is_what_was_counted() -> None:
+def test_the_byte_floor_page_is_what_its_results_generate() -> None:
     module, rows = byte_floor(), kept_rows()
     assert list(rows) == list(module.in_order(rows)) and len(rows) > 100
     assert module.PAGE.read_text(encoding="utf-8") == module.page(rows)
 
 
-def test_the_counted_tiles_are_those_that_the_model_chooses_today() -> None:
+def test_the_counted_tiles_are_those_that_the_cost_model_chooses() -> None:
     module, rows = byte_floor(), kept_rows()
     suite = {key: one[1] for one in module.suite() if (key := module.key_of(*one)) in rows}
     stale = [key for key, problem in suite.items() if module.stale(rows[key], problem)]
-    assert not stale, f"{len(stale)} of {len(rows)} rows; type: python benchmarks/byte_floor.py --missing"
+    assert not stale, f"{len(stale)} of {len(rows)} rows are stale; type: python benchmarks/byte_floor.py --missing"
 
 
-def test_every_counted_shape_keeps_its_promise() -> None:
+def test_every_counted_shape_is_within_its_limits() -> None:
     module, rows = byte_floor(), kept_rows()
     for key, row in rows.items():
         assert not module.missed(key, row), (key, row)

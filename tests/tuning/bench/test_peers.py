@@ -1,5 +1,7 @@
-"""What the bench asks of its peers: the same outputs in the same precision, or a sentence; through stand-ins for those
-that are not installed. And the GPU's clock for what torch launches, over a pretended torch.
+"""The bench's peers and its GPU clock.
+
+A peer computes the same outputs in the same precision as cunorm, or names the feature that it lacks. Stand-ins on top
+of torch replace Liger, QuACK and Apex. A fake torch replaces torch in the tests of the clock.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ STATS = replace(LAYER, op="batch_norm_stats", gamma_dtype=None, beta_dtype=None,
     ("apex", STATS, "no batch_norm_stats"),
     ("apex", GROUP, "GroupNorm of channels-last data alone, and with gamma"),
 ])  # fmt: skip
-def test_what_a_peer_has_not_is_said(name: str, problem: Problem, sentence: str) -> None:
+def test_a_peer_names_the_feature_that_it_lacks(name: str, problem: Problem, sentence: str) -> None:
     with pytest.raises(NotOffered, match=sentence):
         PEERS[name].prepare(problem, {})
 
@@ -70,7 +72,7 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
 
 
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Liger, QuACK and Apex as torch would do what they do, with the arguments that theirs take."""
+    """Replace Liger, QuACK and Apex by functions that take the same arguments and compute with torch."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     F = torch.nn.functional
 
@@ -122,7 +124,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_right(peer: Peer, problem: Problem, given: Inputs, came: Mapping[str, Any]) -> None:
-    """All results that the bench compares, and each within a quarter of what it lets pass."""
+    """Assert that all compared results were returned, with at most a quarter of the error that the bench accepts."""
     wanted = {one.name: one for one in expected(problem, given)}
     assert set(came) == set(problem.outputs) - {"mean", "rstd"}
     for result, tensor in came.items():
@@ -145,15 +147,17 @@ def assert_right(peer: Peer, problem: Problem, given: Inputs, came: Mapping[str,
     }.items()
     for problem in problems
 ], ids=lambda value: value if isinstance(value, str) else f"{value.op}-{value.layout}-{value.activation}")  # fmt: skip
-def test_a_peer_gets_the_same_arrays_and_is_right(name: str, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_computes_right_results_from_the_same_arrays(
+    name: str, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_ins(monkeypatch)
     given = inputs_of(problem, 0, hostile=False)
     peer, flat = PEERS[name], Sets(problem, given, "cpu", 1).bytes_of(0)
     assert_right(peer, problem, given, peer.prepare(problem, peer.arrays(problem, flat))())
 
 
-def test_apex_is_not_taken_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its module calls torch without a word where it has no kernels."""
+def test_apex_without_kernels_for_a_problem_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apex's module silently calls torch for problems for which it has no kernels."""
     stand_ins(monkeypatch)
     problem = replace(GROUP, layout="NHWC", group=4)
     given = inputs_of(problem, 0, hostile=False)
@@ -166,13 +170,13 @@ def test_apex_is_not_taken_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OutOfMemory(RuntimeError):
-    """As torch's: one of the RuntimeErrors."""
+    """A RuntimeError, as torch's class is."""
 
 
 class Torch(ModuleType):
-    """A GPU's time as torch would see it: what runs, in a graph or not, takes two microseconds."""
+    """A fake torch with a simulated GPU time: a run takes two microseconds, in a graph or not."""
 
-    def __init__(self, captures: bool) -> None:  # noqa: C901  # torch's classes, in one place
+    def __init__(self, captures: bool) -> None:  # noqa: C901  # contains all of torch's classes
         super().__init__("torch")
         self.now, self.on, self.capturing, self.runs, self.emptied = 0.0, None, False, 0, 0
         self.slept: list[int] = []
@@ -186,7 +190,7 @@ class Torch(ModuleType):
                 assert enable_timing
 
             def record(self) -> None:
-                assert isinstance(world.on, Stream)  # not the default one
+                assert isinstance(world.on, Stream)  # not the default stream
                 self.at = world.now
 
             def synchronize(self) -> None:
@@ -208,7 +212,7 @@ class Torch(ModuleType):
             world.on = before
 
         class Capture:
-            """Whose end leaves its stream the current one when the capture has failed, as torch's does."""
+            """A capture that leaves its stream current if it fails, as torch's does."""
 
             def __init__(self, one: Any, stream: Any) -> None:
                 assert isinstance(stream, Stream)
@@ -263,7 +267,9 @@ def clock_over(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> GpuClock:
     (True, "graph"),
     (False, "events, since a graph cannot capture it: operation not permitted when stream is capturing"),
 ], ids=("graph", "events"))  # fmt: skip
-def test_what_torch_launches_is_timed(captures: bool, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_by_torch_are_timed_with_a_graph_or_events(
+    captures: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = Torch(captures)
     clock = clock_over(torch, monkeypatch)
     sets: list[int] = []
@@ -275,15 +281,15 @@ def test_what_torch_launches_is_timed(captures: bool, how: str, monkeypatch: pyt
     named, sample = clock.kernels(run, 3, by_torch=True)
     assert named == how
     assert sample() == pytest.approx(2e-6)
-    assert {sets.count(index) for index in range(3)} == {len(sets) // 3}  # whole walks
+    assert {sets.count(index) for index in range(3)} == {len(sets) // 3}  # each set is used equally often
     assert bool(torch.slept) == (not captures)
-    assert torch.on is None  # the stream that was current before is so again
-    assert len(clock._failed) == (not captures)  # torch's allocator may ask it yet
+    assert torch.on is None  # the previously current stream is restored
+    assert len(clock._failed) == (not captures)  # a failed graph is kept, because torch's allocator may still query it
 
 
 @pytest.mark.parametrize("captures", [True, False])
-def test_every_set_has_results_of_its_own(captures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or an allocator would give each launch the same ones, which the L2 has."""
+def test_results_of_every_set_stay_allocated(captures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each launch would write to the same memory, which the L2 cache holds."""
     torch = Torch(captures)
     clock, fewest = clock_over(torch, monkeypatch), [99]
 
@@ -305,7 +311,7 @@ def test_every_set_has_results_of_its_own(captures: bool, monkeypatch: pytest.Mo
     assert min(fewest[1:]) >= 5
 
 
-def test_a_lack_of_memory_is_not_taken_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_during_a_capture_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = clock_over(torch := Torch(captures=True), monkeypatch)
 
     def run(index: int) -> None:
@@ -316,7 +322,7 @@ def test_a_lack_of_memory_is_not_taken_for_something_else(monkeypatch: pytest.Mo
         clock.kernels(run, 2, by_torch=True)
 
 
-def test_calls_that_cannot_be_captured_wait_until_the_host_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_waits_for_the_host_before_calls_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = Torch(captures=False)
     clock = clock_over(torch, monkeypatch)
 
@@ -327,11 +333,11 @@ def test_calls_that_cannot_be_captured_wait_until_the_host_is_ahead(monkeypatch:
     _, sample = clock.kernels(run, 4, by_torch=True)
     before = torch.runs
     sample()
-    assert torch.slept[-1] >= (torch.runs - before) * 2e-4 * CYCLES  # as long as the host takes for them, and longer
+    assert torch.slept[-1] >= (torch.runs - before) * 2e-4 * CYCLES  # at least the host's time for these calls
     assert max(torch.slept) <= MOST_HELD * CYCLES
 
 
-def test_what_torch_has_let_go_of_is_free_for_the_next_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_torch_cached_is_freed_before_the_next_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = Torch(captures=True)
     clock = clock_over(torch, monkeypatch)
     asked: list[int] = []
@@ -343,10 +349,10 @@ def test_what_torch_has_let_go_of_is_free_for_the_next_problem(monkeypatch: pyte
 
     clock._own = Own()  # type: ignore[assignment]
     assert clock.sets(100, KNOWN["H200"]) == 9
-    assert asked == [1]  # before the free memory is looked at
+    assert asked == [1]  # torch's cache was emptied before the free memory was read
 
 
-def test_all_sets_of_a_problem_share_what_torch_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compiles_once_for_all_sets_of_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     compiled: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda forward, dynamic: compiled.append(forward) or forward)
@@ -360,7 +366,7 @@ def test_all_sets_of_a_problem_share_what_torch_compiled(monkeypatch: pytest.Mon
 
 
 @pytest.mark.long
-def test_gradients_that_torch_compiled_are_right_more_than_once() -> None:
+def test_compiled_gradients_are_right_in_every_call() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     if shutil.which("g++") is None:
         pytest.skip("no g++: torch.compile needs one")
@@ -371,7 +377,7 @@ def test_gradients_that_torch_compiled_are_right_more_than_once() -> None:
         assert_right(peer, problem, given, call())
 
 
-def test_cunorms_launches_go_to_its_own_clock() -> None:
+def test_cunorms_launches_are_timed_by_the_clock_of_the_tuner() -> None:
     clock = GpuClock.__new__(GpuClock)
     asked: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""What is published of speed: the page from measured results alone; and the script that measures, in a dry run."""
+"""The page of speeds, which contains only measured results; and a dry run of the script that measures them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tuning.bench.test_bench import shown
 
 @pytest.fixture
 def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """benchmarks/speed_page.py over folders of its own."""
+    """benchmarks/speed_page.py with results, page and README in a temporary folder."""
     spec = importlib.util.spec_from_file_location("speed", ROOT / "benchmarks" / "speed_page.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -37,7 +37,7 @@ def keep(folder: Path, name: str, **others: Any) -> None:
     (folder / f"bench-{name}.json").write_text(json.dumps(shown() | others), encoding="utf-8")
 
 
-def test_the_page_is_what_the_results_give() -> None:
+def test_the_page_is_what_its_results_generate() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "speed_page.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -51,7 +51,7 @@ def test_without_results_the_page_says_so(speed: ModuleType, tmp_path: Path) -> 
     assert "Nothing has been measured on a GPU yet." in readme
 
 
-def test_the_readme_has_the_ratios(speed: ModuleType, tmp_path: Path) -> None:
+def test_the_readme_contains_the_speedups(speed: ModuleType, tmp_path: Path) -> None:
     keep(tmp_path, "new", date="2026-02-01T00:00:00+00:00", workload="llm")
     assert speed.main([]) == 0
     readme = (tmp_path / "README.md").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def test_the_readme_has_the_ratios(speed: ModuleType, tmp_path: Path) -> None:
     assert speed.main([]) == 2
 
 
-def test_of_a_device_and_workload_the_newest_counts(speed: ModuleType, tmp_path: Path) -> None:
+def test_the_newest_complete_result_per_device_and_workload_is_published(speed: ModuleType, tmp_path: Path) -> None:
     keep(tmp_path, "old", date="2026-01-01T00:00:00+00:00", workload="llm", copy_bandwidth=1e12)
     keep(tmp_path, "new", date="2026-02-01T00:00:00+00:00", workload="llm", copy_bandwidth=4e12)
     keep(tmp_path, "part", date="2026-03-01T00:00:00+00:00", workload="llm", copy_bandwidth=3e12, interrupted=True)
@@ -80,7 +80,7 @@ def test_of_a_device_and_workload_the_newest_counts(speed: ModuleType, tmp_path:
     own = ["89% (75.0; 67.5 to 90.0)", "95% (71.0; 63.9 to 85.2)"]
     assert row.split(" | ")[1:4] == [*own, "48% (140.0; 126.0 to 168.0)"]
     assert row.split(" | ")[5:] == ["wrong", "– |"]
-    assert "Not there: apex." in page  # which has no column
+    assert "Not there: apex." in page  # apex has no column
     assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in page
     assert "Not whole" not in page
     assert speed.main(["--check"]) == 0
@@ -88,8 +88,8 @@ def test_of_a_device_and_workload_the_newest_counts(speed: ModuleType, tmp_path:
     assert speed.main(["--check"]) == 1
 
 
-def test_a_result_that_is_not_whole_says_so(speed: ModuleType, tmp_path: Path) -> None:
-    """Better than none."""
+def test_an_incomplete_result_is_published_with_the_reason(speed: ModuleType, tmp_path: Path) -> None:
+    """An incomplete result is published if there is no complete one for its device and workload."""
     keep(tmp_path, "part", workload="llm", interrupted=True, problems=9)
     keep(tmp_path, "lost", workload="vision", lost="apex left the GPU unusable", problems=4)
     assert speed.main([]) == 0
@@ -98,13 +98,13 @@ def test_a_result_that_is_not_whole_says_so(speed: ModuleType, tmp_path: Path) -
     assert "Not whole, 3 of 4 problems: apex left the GPU unusable." in page
 
 
-def test_a_result_of_a_run_that_was_killed_is_not_whole(speed: ModuleType, tmp_path: Path) -> None:
+def test_the_result_of_a_killed_run_is_marked_as_interrupted(speed: ModuleType, tmp_path: Path) -> None:
     keep(tmp_path, "killed", workload="llm", problems=9)
     assert speed.main([]) == 0
     assert "Not whole, 3 of 9 problems: interrupted." in (tmp_path / "speed.md").read_text(encoding="utf-8")
 
 
-def test_a_rehearsal_is_refused(speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rehearsal_is_not_published(speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(tmp_path, "quick", source="rehearsed")
     assert speed.main([]) == 2
     assert "bench-quick.json: it was rehearsed, not measured on a GPU" in capsys.readouterr().err
@@ -126,7 +126,7 @@ def proof(*given: str, script: Path = PROOF) -> subprocess.CompletedProcess[str]
 
 
 def changed(folder: Path, old: str, new: str) -> Path:
-    """A copy of the script with a change, which works where the script does."""
+    """A copy of the script with one change. It runs in the same working directory as the script."""
     text = PROOF.read_text(encoding="utf-8")
     for before, after in ((old, new), ('cd "$(dirname "$0")/.."', f"cd {shlex.quote(str(ROOT))}")):
         assert text.count(before) == 1
@@ -141,7 +141,7 @@ def listing() -> list[Path]:
 
 
 @needs_bash
-def test_every_step_runs_dry_and_leaves_nothing() -> None:
+def test_a_dry_run_executes_every_step_and_leaves_no_files() -> None:
     before = listing()
     done = proof("--dry-run")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -149,22 +149,22 @@ def test_every_step_runs_dry_and_leaves_nothing() -> None:
     assert [step for step in steps if "compute-sanitizer" not in step] == [
         "doctor", "tests", "host cost", "tune", "bench", "speed",
     ]  # fmt: skip
-    assert "cunorm, table tile      off by" in done.stdout  # the bench found what the tuner wrote
+    assert "cunorm, table tile      off by" in done.stdout  # the bench found the table that the tuner wrote
     assert "of copy" not in done.stdout
     assert listing() == before
 
 
 @needs_bash
-def test_a_step_that_the_time_does_not_reach_is_named(tmp_path: Path) -> None:
-    """The script with no minutes at all."""
+def test_steps_that_the_time_limit_excludes_are_named(tmp_path: Path) -> None:
+    """The copy of the script has a time limit of zero minutes."""
     done = proof("--dry-run", "--part", "1", script=changed(tmp_path, "60 * minutes", "0 * minutes"))
     assert done.returncode == 1
     assert "not reached: doctor; tests;" in done.stderr
 
 
 @needs_bash
-def test_the_page_is_made_of_what_the_time_sufficed_for(tmp_path: Path) -> None:
-    """The script with no time for any workload."""
+def test_the_page_is_generated_when_no_time_is_left_to_tune_and_bench(tmp_path: Path) -> None:
+    """The copy of the script reserves all of its time for the page."""
     done = proof("--dry-run", "--part", "2", script=changed(tmp_path, "page_seconds=20", "page_seconds=100000"))
     assert done.returncode == 1
     assert "not reached: tune; bench;" in done.stderr
