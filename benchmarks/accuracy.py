@@ -124,9 +124,10 @@ def tiles_of(problem: Problem, strategy: Strategy) -> Iterator[Tile]:
 
 
 def errors(wanted: list[Expected], came: Mapping[str, Values]) -> dict[str, dict[str, float]]:
-    """Return the largest errors of each result, and the largest error of rounding its exact values once.
+    """Return the largest errors of each result, and the largest error of rounding its exact values.
 
     "ulp" is in units in the last place of the exact value, "bound" is a share of the bound, and "error" is absolute.
+    "rounding" is the error of rounding once.
     """
     found = {}
     for one in wanted:

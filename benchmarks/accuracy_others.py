@@ -84,7 +84,7 @@ def numpy_results(problem: Problem, given: Inputs) -> dict[str, Values]:
 
 
 def torch_results(problem: Problem, given: Inputs) -> dict[str, Values]:
-    """Run PyTorch's kernel for the CPU; empty without PyTorch, for NHWC, and for an op that PyTorch does not have."""
+    """Run PyTorch's kernel for the CPU; empty without PyTorch, for NHWC, and for an op without such a kernel."""
     if importlib.util.find_spec("torch") is None or problem.layout == "NHWC":
         return {}
     import torch

@@ -64,8 +64,8 @@ ratios are drawn at {lowest:g}.
 A cell shows the largest error over all lengths and tiles, in units in the last place of the exact value (ulp). The
 number in brackets is the largest error as a share of its bound, which is the limit in the tests and in the tuner
 (`cunorm/ops/common/tolerance.py`). Near zero, as for the mean of N(0, 1), an ulp is far smaller than the rounding of
-the terms, so the share of the bound is more informative. A mean or rstd is bold if its error is more than {goal:g} times
-NumPy's.
+the terms, so the share of the bound is more informative. A mean or rstd is bold if its error is more than {goal:g}
+times NumPy's.
 """
 LOWEST = 0.01  # a logarithmic axis cannot show 0
 TITLES = {"float32": "float32", "bfloat16": "bfloat16, statistics and parameters float32"}
