@@ -10,9 +10,9 @@ with bounds and counters (``checked``), and again with the trace for reuse dista
 - the same kernel with the default tile for an H200, whose threads process half as many elements for as many shuffles;
 - the small kernel of tests/kernels/layer_norm.cu. It bypasses load and store, so it runs only in the plain build.
 
-There are two clocks. ``wall`` is elapsed time. ``cpu`` is the CPU time of the thread, or of the compiler's processes for
-a compilation. If they differ, other work occupied the core, and the targets are compared with ``cpu``. Otherwise they
-are compared with ``wall``. The exit code is 1 if a target is missed.
+There are two clocks. ``wall`` is elapsed time. ``cpu`` is the CPU time of the thread, or of the compiler's processes
+for a compilation. If they differ, other work occupied the core, and the targets are compared with ``cpu``. Otherwise
+they are compared with ``wall``. The exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations

@@ -104,9 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=51, help="samples per contender, each of 100 calls (default 51)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE too")
-    parser.add_argument(
-        "--rehearse", action="store_true", help="run each once on the CPU executor, without timing"
-    )
+    parser.add_argument("--rehearse", action="store_true", help="run each once on the CPU executor, without timing")
     options = parser.parse_args(argv)
     ops = [name for name in OPS if name != "batch_norm_gather_stats"]
     if options.rehearse:
