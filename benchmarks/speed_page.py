@@ -24,7 +24,8 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
 README, BEGIN, END = ROOT / "README.md", "<!-- begin speed -->\n", "<!-- end speed -->\n"
 HEAD = """# Speed
 
-The results of `cunorm bench`, from `benchmarks/results/bench-*.json`. `python benchmarks/speed_page.py` writes this page.
+The results of `cunorm bench`. `python benchmarks/speed_page.py` writes this page from the files
+`benchmarks/results/bench-*.json`.
 
 A percentage is a bandwidth as a share of the bandwidth of a copy in the same run. The bandwidth is the byte floor of a
 problem (the fewest bytes that it has to move) over the time of its kernels. The brackets contain that time in

@@ -175,8 +175,8 @@ def test_the_page_is_made_of_what_the_time_sufficed_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "sentence"), [
     (["--part", "3"], "--part: '3', expected 1 or 2"),
     (["--minutes", "0"], "--minutes: '0', expected a whole number"),
-    (["--fast"], "unknown: --fast"),
-    (["--workloads"], "--workloads: nothing, expected names"),
+    (["--fast"], "unknown option: --fast"),
+    (["--workloads"], "--workloads: empty, expected names"),
 ])  # fmt: skip
 def test_wrong_arguments_of_the_script(given: list[str], sentence: str) -> None:
     done = proof(*given)
