@@ -149,7 +149,7 @@ def landscape(space: Space, seed: int, wanted: float) -> Landscape:
     raise AssertionError
 
 
-# ---- methods of choice -----------------------------------------------------------------------------------------------
+# ---- ways to choose -------------------------------------------------------------------------------------------------
 
 Trials = Iterator[Tile | None]  # None: a trial of an illegal or repeated tile
 
@@ -233,7 +233,7 @@ def needed(way: Callable[[Landscape, int], Trials], land: Landscape, seed: int) 
 
 
 def summary(counts: list[float]) -> dict[str, float | None]:
-    """Return median and 90th percentile of trials (None: more than the budget), and the share that found a good tile."""
+    """Return median and 90th percentile of trials (None: above the budget), and the share that found a good tile."""
     ordered = sorted(counts)
     known = {name: ordered[math.ceil(share * len(counts)) - 1] for name, share in (("median", 0.5), ("p90", 0.9))}
     found = statistics.fmean(map(math.isfinite, counts))
