@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[Any]
-#: Name of a tensor -> its values from the oracle, and for each value the sum of the magnitudes of its terms, or an upper
-#: bound of that sum.
+#: Name of a tensor -> its values from the oracle, and for each value the sum of the magnitudes of its terms (or an
+#: upper bound of that sum).
 Oracle = dict[str, tuple[Any, Any]]
 
 

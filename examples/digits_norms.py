@@ -185,7 +185,7 @@ class BatchNorm(Norm):
         return dx
 
     def oracle(self, t: dict[str, Numbers]) -> Oracle:
-        """Apply each function of the oracle to the arguments of cunorm's call, which contain cunorm's rounded results."""
+        """Apply each function of the oracle to the arguments of cunorm's call, which include rounded results."""
         x, dy, given = t["x"], t["dy"], (t["mean"], t["invstd"], t["gamma"])
         count, column = x.size // x.shape[1], (-1, 1, 1)
         local_mean, local_invstd = reference.batch_norm_stats(x, eps=EPSILON)

@@ -182,9 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=6, help="passes over the training images")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the images")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="dtype of all arrays")
-    parser.add_argument(
-        "--plot", type=Path, default=Path("digits_loss.png"), metavar="FILE.png", help="plot of the loss"
-    )
+    parser.add_argument("--plot", type=Path, default=Path("digits_loss.png"), metavar="FILE.png", help="loss plot")
     options = parser.parse_args(argv)
     if options.epochs < 1:
         parser.error(f"--epochs: {options.epochs}, expected at least 1")
