@@ -1,12 +1,13 @@
-"""How exact every strategy of every op is, beside NumPy's float32 and PyTorch on the CPU: docs/accuracy.md.
+"""Measure the errors of every strategy of every op, beside those of NumPy's float32 and of PyTorch on the CPU.
 
-Example: ``python benchmarks/accuracy.py`` runs everything on all cores (half an hour on two), and writes the results,
-the page and its picture; ``--page`` writes both from the kept results; ``--check`` says whether the page is what these
-give; ``--only group_norm`` runs a part, and keeps the other results.
+Example: ``python benchmarks/accuracy.py`` runs all problems on all cores (half an hour on two), and writes the results,
+docs/accuracy.md and its picture. ``--page`` writes the page and the picture from the stored results. ``--check``
+reports whether the page agrees with the stored results. ``--only group_norm`` runs some of the ops and keeps the
+results of the others.
 
-The kernels run on the CPU executor, posing as an H200. It rounds as a GPU does but for fused multiply-adds and float32
-denormals. Exact is the float64 oracle on the same rounded inputs. NumPy sums float32 in pairs (``numpy.mean``,
-``numpy.sum``), which few GPU kernels do as well.
+The kernels run on the CPU executor with the limits and tiles of an H200. It rounds like a GPU, except that it has no
+fused multiply-adds and does not flush float32 denormals. The exact values are those of the float64 oracle for the same
+rounded inputs. NumPy sums float32 pairwise (``numpy.mean``, ``numpy.sum``). Few GPU kernels do so.
 """
 
 import argparse
@@ -43,14 +44,14 @@ from cunorm.tiling import costmodel
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
 PAGE, PICTURE = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "accuracy.svg"
-CHANNELS = 8  # of a group of GroupNorm; samples that a channel of BatchNorm has
+CHANNELS = 8  # channels per group in GroupNorm, samples in BatchNorm
 GROUPS = 2
 
 Values = np.ndarray[Any, Any]
 
 
 def problem_of(op: str, layout: str, dtype: str, length: int, slices: int) -> Problem:
-    """A problem of so many slices of statistics of one length, with parameters of the statistics' dtype."""
+    """Return a problem with `slices` slices of `length` elements; parameters have the dtype of the statistics."""
     sums = accumulator(dtype)
     forward, gradients = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
     if op.startswith("layer_norm"):
@@ -109,7 +110,7 @@ def problem_of(op: str, layout: str, dtype: str, length: int, slices: int) -> Pr
 
 
 def tiles_of(problem: Problem, strategy: Strategy) -> Iterator[Tile]:
-    """The strategy's default tile, and the one whose threads are fewest: their chains of additions are the longest."""
+    """Yield the strategy's default tile, and the tile with the fewest threads (the longest chains of additions)."""
     choices = costmodel.ranked(problem, [strategy], known(DEVICE))
     yield choices[0].tile
 
@@ -123,7 +124,11 @@ def tiles_of(problem: Problem, strategy: Strategy) -> Iterator[Tile]:
 
 
 def errors(wanted: list[Expected], came: Mapping[str, Values]) -> dict[str, dict[str, float]]:
-    """The largest error of each result: in units of the last place of the exact value, of the bound, and as it is."""
+    """Return the largest errors of each result, and the largest error of rounding its exact values.
+
+    "ulp" is in units in the last place of the exact value, "bound" is a share of the bound, and "error" is absolute.
+    "rounding" is the error of rounding once.
+    """
     found = {}
     for one in wanted:
         if one.name in came:
@@ -140,12 +145,12 @@ def errors(wanted: list[Expected], came: Mapping[str, Values]) -> dict[str, dict
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.3g}") if math.isfinite(value) else 1e99  # which is worse than anything
+    return float(f"{value:.3g}") if math.isfinite(value) else 1e99  # larger than every finite error
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one process does at a time."""
+    """One work item of a process: a problem and a kind of data."""
 
     op: str
     layout: str
@@ -155,7 +160,7 @@ class Work:
 
 
 def rows_of(work: Work) -> list[dict[str, Any]]:
-    """The results of one problem on one kind of data: a row for each contender."""
+    """Return the results of one work item, one row per strategy and tile, then one row per other library."""
     problem = problem_of(work.op, work.layout, work.dtype, work.length, LENGTHS[work.length])
     given = inputs_of(problem, 0, kinds=(work.kind,))
     wanted = expected(problem, given)
@@ -178,7 +183,7 @@ def rows_of(work: Work) -> list[dict[str, Any]]:
 
 
 def works(only: str = "") -> Iterator[Work]:
-    """Everything there is to do, the longest first."""
+    """Yield all work items, those with the longest slices first."""
     for length, op in itertools.product(sorted(LENGTHS, reverse=True), ACTIVE):
         if op.startswith(only):
             for layout in ("NCHW",) if op.startswith("layer_norm") else ("NCHW", "NHWC"):
@@ -187,7 +192,7 @@ def works(only: str = "") -> Iterator[Work]:
 
 
 def measure(only: str = "") -> list[dict[str, Any]]:
-    """All rows, in order; the executor on one core in each of as many processes as there are."""
+    """Return all rows, sorted. One process per core runs work items, each with the CPU executor on one core."""
     from tqdm import tqdm
 
     os.environ["CUNORM_CPU_CORES"] = "1"
@@ -198,17 +203,17 @@ def measure(only: str = "") -> list[dict[str, Any]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", action="store_true", help="write the page and its picture from the kept results")
-    parser.add_argument("--check", action="store_true", help="say whether the page is what the kept results give")
-    parser.add_argument("--only", default="", metavar="OP", help="run ops that begin so; keep the others' results")
+    parser.add_argument("--page", action="store_true", help="write the page and its picture from the stored results")
+    parser.add_argument("--check", action="store_true", help="report whether the page agrees with the stored results")
+    parser.add_argument("--only", default="", metavar="OP", help="run only ops named OP*; keep the other results")
     asked = parser.parse_args(argv)
     document = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rows": []}
     if asked.check:
         same = bool(document["rows"]) and PAGE.exists() and PAGE.read_text(encoding="utf-8") == page(document)
         print(
-            f"{PAGE.name}: {'as the results give it' if same else 'stale; type: python benchmarks/accuracy.py --page'}"
+            f"{PAGE.name}: {'agrees with the results' if same else 'stale; run: python benchmarks/accuracy.py --page'}"
         )
         return 0 if same else 1
     if not asked.page:

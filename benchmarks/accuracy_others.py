@@ -1,4 +1,4 @@
-"""What stands beside cunorm in benchmarks/accuracy.py: NumPy in float32, and PyTorch's kernels for the CPU."""
+"""The other implementations in benchmarks/accuracy.py: NumPy in float32, and PyTorch's kernels for the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Values = np.ndarray[Any, Any]
 
 
 def _float32(problem: Problem, given: Inputs) -> dict[str, Any]:
-    """Inputs for a sum over the last axis: x and dy as float32 (slices, elements), the others beside them."""
+    """Return x and dy as float32 arrays of shape (slices, elements), and the other inputs in shapes that match."""
     batch = problem.op.startswith("batch_norm")
     slices = problem.C if batch else problem.N * problem.group
 
@@ -25,7 +25,7 @@ def _float32(problem: Problem, given: Inputs) -> dict[str, Any]:
         return np.ascontiguousarray(np.moveaxis(values, 1, 0) if batch else values).reshape(slices, -1)
 
     def beside(values: Values) -> Values:
-        """Of channels, as each element of a row of x meets it."""
+        """Broadcast one value per channel to the elements of the rows of x."""
         if batch:
             return values.astype(np.float32)[:, None]
         of_sample = np.repeat(values.astype(np.float32), problem.HxW).reshape(problem.group, -1)
@@ -38,7 +38,7 @@ def _float32(problem: Problem, given: Inputs) -> dict[str, Any]:
 
 
 def _in_memory(problem: Problem, rows: Values) -> Values:
-    """A tensor (slices, elements), flat as it lies in memory."""
+    """Flatten a tensor of shape (slices, elements) to the order of its elements in memory."""
     batch = problem.op.startswith("batch_norm")
     shape = (problem.C, problem.N, problem.HxW) if batch else (problem.N, problem.C, problem.HxW)
     values = np.moveaxis(rows.reshape(shape), 0, 1) if batch else rows.reshape(shape)
@@ -46,13 +46,13 @@ def _in_memory(problem: Problem, rows: Values) -> Values:
 
 
 def _by_channel(problem: Problem, rows: Values) -> Values:
-    """The sum over samples and positions of (slices, elements) of GroupNorm or LayerNorm, channel by channel."""
+    """Sum a tensor (slices, elements) of GroupNorm or LayerNorm over samples and positions: one value per channel."""
     values = rows.reshape(problem.N, problem.C, problem.HxW)
     return np.ascontiguousarray(np.moveaxis(values, 1, 0)).reshape(problem.C, -1).sum(axis=1)
 
 
 def numpy_results(problem: Problem, given: Inputs) -> dict[str, Values]:
-    """The formulas in float32, as one would write them in NumPy; each result flat as it lies in memory."""
+    """Compute the op in float32 with plain NumPy; each result is flat, in the order of its elements in memory."""
     one, op = _float32(problem, given), problem.op
     x, gamma = one["x"], one.get("gamma", np.float32(1))
     if op in ("group_norm", "layer_norm", "batch_norm_stats"):
@@ -84,7 +84,7 @@ def numpy_results(problem: Problem, given: Inputs) -> dict[str, Values]:
 
 
 def torch_results(problem: Problem, given: Inputs) -> dict[str, Values]:
-    """PyTorch's own kernels for the CPU, channels-first; nothing where it is not installed or has no such function."""
+    """Run PyTorch's kernel for the CPU; empty without PyTorch, for NHWC, and for an op without such a kernel."""
     if importlib.util.find_spec("torch") is None or problem.layout == "NHWC":
         return {}
     import torch
@@ -108,14 +108,14 @@ def torch_results(problem: Problem, given: Inputs) -> dict[str, Values]:
         found = torch.native_layer_norm(rows, [problem.C], tensor("gamma"), tensor("beta"), EPS)
         return named(("y", "mean", "rstd"), found)
     if problem.op == "batch_norm_stats":
-        parameters = torch.ones(problem.C), torch.zeros(problem.C)  # float32, and so are the statistics
+        parameters = torch.ones(problem.C), torch.zeros(problem.C)  # they are float32, so the statistics are too
         found = torch.native_batch_norm(tensor("x"), *parameters, None, None, True, 0.0, EPS)
         return named(("mean", "invstd"), found[1:])
     return torch_gradients(problem, {name: tensor(name) for name in given}, size, named)
 
 
 def torch_gradients(problem: Problem, given: Mapping[str, Any], size: tuple[int, ...], named: Any) -> dict[str, Values]:
-    """The same of a gradient."""
+    """See `torch_results`; for the gradients."""
     import torch
 
     names, mask = ("dx", "dgamma", "dbeta"), [True] * 3

@@ -1,4 +1,4 @@
-"""docs/accuracy.md and its picture, from the results of benchmarks/accuracy.py."""
+"""Write docs/accuracy.md and its picture from the results of benchmarks/accuracy.py."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from cunorm.ops.registry import OPS
 DEVICE = "H200"
 DTYPES_SHOWN = ("float32", "bfloat16")
 KINDS_SHOWN = ("plain", "far from zero", "outlier first", "outlier second", "wide", "constant")
-#: Elements of a slice -> slices. Fewer of the long ones: they take their time, and an error of a mean is one of many.
+#: Elements per slice -> number of slices. Long slices are fewer, because they take long. One slice is not enough: the
+#: error of a mean is one sample of many.
 LENGTHS = {10**3: 64, 10**5: 16, 10**6: 8}
-#: Mean and rstd of every strategy may be off by that many times what NumPy's are, or what rounding them once costs.
+#: Maximum error of the mean and the rstd of every strategy, as a multiple of NumPy's error, or of the error of rounding
+#: the exact value once if that is larger.
 GOAL = 4.0
 STATISTICS = ("mean", "rstd", "invstd")
-ACTIVE = [op for op in OPS if op != "batch_norm_gather_stats"]  # which adds up in float64
+ACTIVE = [op for op in OPS if op != "batch_norm_gather_stats"]  # it computes in float64
 
 
 def beside_numpy(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, float]]:
-    """(row, statistic, its error over NumPy's, or over what rounding it once costs) of every strategy."""
+    """Yield each row of a strategy, a statistic, and its error over the larger of NumPy's error and one rounding."""
     key = ("op", "layout", "dtype", "kind", "length")
     of_numpy = {tuple(row[k] for k in key): row["results"] for row in rows if row["contender"] == "numpy"}
     for row in rows:
@@ -36,38 +38,41 @@ def beside_numpy(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], s
 
 HEAD = """# Accuracy
 
-How far the results of every strategy are from the exact ones, counted on the CPU executor. Written by
-`python benchmarks/accuracy.py` from `benchmarks/results/accuracy.json`.
+The errors of the results of every strategy, measured on the CPU executor. `python benchmarks/accuracy.py` writes this
+page from `benchmarks/results/accuracy.json`.
 
 **{verdict}** {worst}
 
-![Errors of mean and rstd over NumPy's, by kind of data, a point for each strategy and tile](accuracy.svg)
+![Errors of mean and rstd over NumPy's, by kind of data, one point per strategy, tile, dtype and length](accuracy.svg)
 
-A point is one strategy, tile, dtype and length; its height is its largest error over NumPy's on the same data, no lower
-than {lowest:g}.
+A point is one strategy, tile, dtype and length. Its height is its largest error over NumPy's on the same data. Lower
+ratios are drawn at {lowest:g}.
 
 ## What is compared
 
 - **Exact** is the float64 oracle (`cunorm.reference`) on the same rounded inputs.
-- **numpy** is the formula written in NumPy's float32, which adds in pairs. **torch** is {torch}.
-- **Data**: N(0, 1); the same plus {offset:g} ("far from zero"); with one element of {outlier:g}, the first or the
-  second ("outlier first", "outlier second"); times {width:g} ("wide"); all elements {constant:g} ("constant").
-- **Slices** of {lengths} elements, of which there are {counts}: groups of GroupNorm, rows of LayerNorm, channels of
-  BatchNorm. bfloat16 results of torch are of its float32 parameters too.
-- Each strategy runs with its default tile on an {device}, and with the tile of the fewest threads, whose chains of
-  additions are the longest. The CPU executor has neither fused multiply-adds nor flushed denormals; a GPU has both.
+- **numpy** is the formula in NumPy's float32, which sums pairwise. **torch** is {torch}.
+- **Data**: N(0, 1) ("plain"); N(0, 1) plus {offset:g} ("far from zero"); N(0, 1) with {outlier:g} as the first or the
+  second element ("outlier first", "outlier second"); N(0, 1) times {width:g} ("wide"); {constant:g} in all elements
+  ("constant").
+- **Slices** have {lengths} elements. A problem has {counts} slices of these lengths, in the same order. A
+  slice is a group of GroupNorm, a row of LayerNorm or a channel of BatchNorm. For bfloat16, torch too gets float32
+  parameters.
+- Each strategy runs with its default tile on an {device}, and with the tile with the fewest threads, whose chains of
+  additions are the longest. The CPU executor has no fused multiply-adds and does not flush denormals. A GPU has both.
 
-A cell is the largest error over all lengths and tiles: in units in the last place of the exact value (ulp), then, in
-brackets, as a share of the bound that the tests and the tuner allow (`cunorm/ops/common/tolerance.py`). The ulp of a
-value near zero, such as the mean of N(0, 1), is far smaller than any rounding of its terms: there the bound tells more.
-In bold, what is more than {goal:g} times as far off as NumPy.
+A cell shows the largest error over all lengths and tiles, in units in the last place of the exact value (ulp). The
+number in brackets is the largest error as a share of its bound, which is the limit in the tests and in the tuner
+(`cunorm/ops/common/tolerance.py`). Near zero, as for the mean of N(0, 1), an ulp is far smaller than the rounding of
+the terms, so the share of the bound is more informative. A mean or rstd is bold if its error is more than {goal:g}
+times NumPy's.
 """
-LOWEST = 0.01  # an error of 0 has no place on a logarithmic axis
+LOWEST = 0.01  # a logarithmic axis cannot show 0
 TITLES = {"float32": "float32", "bfloat16": "bfloat16, statistics and parameters float32"}
 
 
 def _worst(rows: list[dict[str, Any]], name: str) -> tuple[float, float] | None:
-    """The largest ulp, and the largest share of the bound, of a result."""
+    """Largest error of a result in ulp, and largest share of its bound; None without rows."""
     found = [row["results"][name] for row in rows if name in row["results"]]
     return (max(one["ulp"] for one in found), max(one["bound"] for one in found)) if found else None
 
@@ -77,7 +82,7 @@ def _number(value: float) -> str:
 
 
 def _table(rows: list[dict[str, Any]], name: str, over: Mapping[tuple[Any, ...], float]) -> Iterator[str]:
-    """One result of one op in one dtype: a line for each contender, a column for each kind of data."""
+    """Table of one result of one op in one dtype: one line per contender, one column per kind of data."""
     yield f"| {name} | " + " | ".join(KINDS_SHOWN) + " |"
     yield "|---|" + "---|" * len(KINDS_SHOWN)
     layouts = sorted({row["layout"] for row in rows})
@@ -105,7 +110,7 @@ def _summary(rows: list[dict[str, Any]]) -> str:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """The page of some results."""
+    """Return the text of the page for a document of results."""
     rows = document["rows"]
     over = {(id(row), name): ratio for row, name, ratio in beside_numpy(rows)}
     missed = sum(ratio > GOAL for ratio in over.values())
@@ -113,7 +118,7 @@ def page(document: Mapping[str, Any]) -> str:
     if missed:
         verdict = f"Mean or rstd is more than {GOAL:g} times as far off as NumPy's in {missed} of {len(over)} results."
     facts = {
-        "torch": f"PyTorch {document['torch']} on the CPU" if document["torch"] else "not among these results",
+        "torch": f"PyTorch {document['torch']} on the CPU" if document["torch"] else "missing from these results",
         "lengths": " and ".join(f"{length:,}" for length in LENGTHS),
         "counts": ", ".join(map(str, LENGTHS.values())),
         "offset": OFFSET, "outlier": OUTLIER, "width": WIDTH, "constant": CONSTANT, "device": DEVICE, "goal": GOAL,
@@ -132,13 +137,13 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def draw(document: Mapping[str, Any], path: Path) -> None:
-    """The picture: errors over NumPy's of mean and rstd, by kind of data, a point for each strategy and tile."""
+    """Draw errors of mean and rstd over NumPy's, by kind of data: one point per strategy, tile, dtype and length."""
     import matplotlib as mpl
 
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
-    mpl.rcParams["svg.hashsalt"] = "cunorm"  # the same bytes every time
+    mpl.rcParams["svg.hashsalt"] = "cunorm"  # makes the file reproducible
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     names = {"mean": ("mean",), "rstd": ("rstd", "invstd")}
     families = {"group_norm": "tab:blue", "layer_norm": "tab:green", "batch_norm_stats": "tab:orange"}
@@ -146,7 +151,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     for axis, (title, wanted) in zip(axes, names.items(), strict=True):
         for shift, (op, colour) in enumerate(families.items()):
             points = [(row, ratio) for row, name, ratio in found if name in wanted and row["op"] == op]
-            # Side by side by length, so that points of equal height do not hide each other.
+            # Lengths are drawn side by side, so that points of equal height do not hide each other.
             wide = [KINDS_SHOWN.index(row["kind"]) + 0.26 * (shift - 1) for row, _ in points]
             spread = [0.07 * (list(LENGTHS).index(row["length"]) - 1) for row, _ in points]
             where = [x + dx for x, dx in zip(wide, spread, strict=True)]

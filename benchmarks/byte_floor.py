@@ -1,11 +1,11 @@
-"""What the default tile of every shape of the workloads moves, counted, over the fewest bytes: docs/byte-floor.md.
+"""Count the bytes that the default tile of each shape of the workloads moves, over the byte floor: docs/byte-floor.md.
 
-Example: ``python benchmarks/byte_floor.py`` counts on all cores (an hour on two) and writes the results and the page;
-``--page`` writes the page alone, from the kept results; ``--only group_norm --workload vae`` counts a part, and keeps
-the other results.
+Example: ``python benchmarks/byte_floor.py`` counts on all cores (an hour on two) and writes the results and the page.
+``--page`` only writes the page, from the stored results. ``--only group_norm --workload vae`` counts some of the
+problems and keeps the results of the others.
 
-Nothing here is timed. Each problem is planned for an H200 in bfloat16, and counted on the CPU executor; one that is too
-large for that is counted on two smaller ones (`cunorm.traffic.traffic`), which the tests show to be exact.
+Nothing here is timed. Each problem is planned for an H200 in bfloat16 and counted on the CPU executor. If a problem is
+too large for that, two smaller problems are counted (`cunorm.traffic.traffic`). The tests show that this is exact.
 """
 
 from __future__ import annotations
@@ -33,35 +33,45 @@ from cunorm.traffic.traffic import measure
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "byte_floor.json", ROOT / "docs" / "byte-floor.md"
 DEVICE, DTYPE = "H200", "bfloat16"
-#: Floors from which the rest may be at most that share, and from which no multiprocessor may be idle; bytes.
+#: Byte floor above which the rest is limited, that limit as a share of the byte floor, and byte floor above which the
+#: number of busy multiprocessors is limited.
 LARGE, MOST_REST, SMALL = 20e6, 0.10, 1e6
-#: Elements up to which samples are tried, small ones first; of `grid`, whose second reads count, two waves at least.
+#: Values of `sampling.WHOLE`, the maximum elements of a sample, in the order in which they are tried. `grid` skips the
+#: first: its second reads are counted, so its samples need at least two waves of blocks.
 SAMPLED = (2**20, 2**22, 2**24, 2**26)
 HEAD = """# Bytes over the floor
 
-What the default tile of every shape of the named workloads moves on an {device} in {dtype}, counted on the CPU executor
-(nothing here is timed), over the fewest bytes that its problem has to move (dy, x and dx of a backward; x and y of a
-forward). Written by `python benchmarks/byte_floor.py`; a test compares it with the kept counts and with what the cost
-model chooses today.
+The bytes that the default tile moves for each shape of the named workloads, on an {device} in {dtype}. They are counted
+on the CPU executor; nothing here is timed. The byte floor of a problem is the fewest bytes that it has to move: dy, x
+and dx of a backward, x and y of a forward. `python benchmarks/byte_floor.py` writes this page. A test compares the page
+with the stored counts, and the counted tiles with the present choice of the cost model.
 
-{counted} of the suite's {shapes} shapes are counted so far.
+{counted} of the suite's {shapes} shapes have been counted.
 
-- **tensors**: bytes of tensors that warps ask for; **sectors**: bytes of the 32-byte sectors that blocks touch, each
-  once a block and direction; **rest**: bytes of parameters, mean and rstd, and workspace. All over the floor.
-- **wide**: of the bytes in sectors of 16-byte accesses, the share that was asked for.
-- **in L2**: of second reads, the share that comes back within half the L2 cache; a strategy that reads once has none.
-- **busy**: multiprocessors of {multiprocessors} that the main launch has a block for.
+- **MB**: the byte floor.
+- **tensors**: bytes of tensors that warps request, over the byte floor.
+- **sectors**: bytes of the tensors' 32-byte sectors that blocks touch, over the byte floor. A sector counts once per
+  block and direction.
+- **rest**: bytes of parameters, of mean and rstd, and of the workspace, over the byte floor.
+- **wide**: requested bytes of 16-byte accesses to tensors, over the bytes of the sectors that these accesses touch.
+- **in L2**: share of the second reads whose reuse distance is at most half the L2 cache. It is empty if there are no
+  second reads.
+- **busy**: multiprocessors, of {multiprocessors}, that get a block of the main launch.
 """
 
 
-LIMITS = """Promised: tensors at most 1.02 where a strategy reads once, 5/3 or 3/2 where it reads twice; the rest, but
-for mean and rstd once, which are the problem's own as x is, at most 0.10 of floors above 20 MB; of `grid` 0.95 in L2;
-no idle multiprocessors above 1 MB."""
+LIMITS = """A row is listed here if it exceeds one of these limits:
+
+- tensors: at most 1.02 if the strategy reads once; if it reads twice, at most 5/3 for a backward and 3/2 for a forward;
+- rest: at most 0.10 if the byte floor is above 20 MB. One access to mean and rstd is not counted in it, because the
+  problem requires it;
+- in L2: at least 0.95 for `grid`;
+- busy: at least 90 % of the multiprocessors (rounded down) if the byte floor is above 1 MB."""
 
 
 @functools.cache
 def suite(only: str = "", workload: str = "") -> list[tuple[str, Problem]]:
-    """The workloads' problems, each once, under the first workload that has it."""
+    """Return the workloads' problems without duplicates, each with the first workload that contains it."""
     found: dict[Problem, str] = {}
     for name, problem in problems(DTYPE):
         if problem.op.startswith(only) and workload in ("", name):
@@ -71,20 +81,20 @@ def suite(only: str = "", workload: str = "") -> list[tuple[str, Problem]]:
 
 @functools.cache
 def planned(problem: Problem) -> Plan:
-    """The plan of the cost model's choice, whatever tables there are."""
+    """Return the plan with the tile that the cost model chooses, independent of tiling tables."""
     device = known(DEVICE)
     choice = costmodel.choose(problem, OPS[problem.op].strategies.values(), device)
     return plan_for(problem, OPS[problem.op].strategies, OPS[problem.op].names, Target("cpu", 0, device), choice.tile)
 
 
 def key_of(name: str, problem: Problem) -> str:
-    """A row's name: what people would call the problem."""
+    """Return the readable name of a row: workload, op, layout and sizes."""
     layout = f" {problem.layout}" if len(problem.spec.layouts) > 1 else ""
     return f"{name}: {problem.op}{layout} {problem.sizes_text}"
 
 
 def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
-    """A row of the table."""
+    """Count one problem, and return its name and its row of the table."""
     name, problem = item
     plan = planned(problem)
     assert plan.strategy is not None and plan.tile is not None
@@ -101,7 +111,7 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
         try:
             found = measure(plan)
             break
-        except ValueError as error:  # too large to be counted
+        except ValueError as error:  # too large to count with this limit
             row["refused"] = str(error)
     if found is None:
         return key_of(name, problem), row
@@ -119,13 +129,13 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
 
 
 def statistics_share(problem: Problem) -> float:
-    """mean and rstd of a problem, each once, over its floor."""
+    """Bytes of mean and rstd, each moved once, over the byte floor of the problem."""
     slices = problem.C if problem.spec.channelwise else problem.N * problem.group
     return round(2 * slices * ITEMSIZE[problem.stats_dtype] / sampling.floor_bytes(problem), 4)
 
 
 def page(rows: dict[str, dict[str, Any]]) -> str:
-    """The page, from the kept results."""
+    """Return the text of the page for the stored results."""
     device = known(DEVICE)
     counts = {"counted": len(rows), "shapes": len(suite())}
     lines = [HEAD.format(device=device.name, dtype=DTYPE, multiprocessors=device.multiprocessors, **counts)]
@@ -150,11 +160,11 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
             ]
         lines.append(f"| {' | '.join([*cells, str(row['busy'])])} |")
     over = [f"- {key}: {row['strategy']}, {', '.join(what)}" for key, row in rows.items() if (what := missed(key, row))]
-    return "\n".join([*lines, "\n## Over the limits\n", LIMITS, "", *(over or ["No row is over."]), ""])
+    return "\n".join([*lines, "\n## Over the limits\n", LIMITS, "", *(over or ["No row exceeds a limit."]), ""])
 
 
 def missed(key: str, row: dict[str, Any]) -> list[str]:
-    """What of the promises a row breaks: bytes of tensors, of the rest, second reads from L2, idle multiprocessors."""
+    """List the limits that a row exceeds: tensors, rest, second reads from L2, busy multiprocessors."""
     if "refused" in row:
         return []
     twice = row["strategy"] in ("split", "grid") and "batch_norm" not in key
@@ -170,7 +180,7 @@ def missed(key: str, row: dict[str, Any]) -> list[str]:
 
 
 def in_order(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The rows that the suite has, in its order."""
+    """Return the rows of the suite's problems, in the order of the suite."""
     return {key: rows[key] for key in _keys() if key in rows}
 
 
@@ -181,17 +191,17 @@ def _keys() -> tuple[str, ...]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", action="store_true", help="write the page from the kept results, count nothing")
-    parser.add_argument("--only", default="", metavar="OP", help="ops whose names begin so")
+    parser.add_argument("--page", action="store_true", help="write the page from the stored results, count nothing")
+    parser.add_argument("--only", default="", metavar="OP", help="count only ops whose names start with OP")
     parser.add_argument("--workload", default="", choices=("", *WORKLOADS))
-    parser.add_argument("--missing", action="store_true", help="only what has no row, or another tile by now")
+    parser.add_argument("--missing", action="store_true", help="count only problems without a current row")
     chosen = parser.parse_args(arguments)
     rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else {}
     if not chosen.page:
         items = list(suite(chosen.only, chosen.workload))
         if chosen.missing:
             items = [item for item in items if stale(rows.get(key_of(*item)), item[1])]
-        items.sort(key=lambda item: _strategy(item[1]) == "grid")  # whose many blocks at a time take longest: last
+        items.sort(key=lambda item: _strategy(item[1]) == "grid")  # last: many blocks at a time take longest
         with multiprocessing.get_context("spawn").Pool(settings.cores()) as pool:
             for number, (key, row) in enumerate(pool.imap_unordered(counted, items), 1):
                 rows[key] = row
@@ -212,7 +222,7 @@ def _strategy(problem: Problem) -> str:
 
 
 def stale(row: dict[str, Any] | None, problem: Problem) -> bool:
-    """Whether a kept row is missing, or of another tile than the cost model chooses now."""
+    """Whether a stored row is missing, or has a tile other than the cost model's present choice."""
     plan = planned(problem)
     assert plan.strategy is not None and plan.tile is not None
     return row is None or (row["strategy"], row["tile"]) != (plan.strategy.name, plan.tile.as_dict())

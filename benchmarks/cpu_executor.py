@@ -1,15 +1,18 @@
-"""How fast the CPU executor runs: LayerNorm forward, float32, rows of 4096, on one core; and how fast it compiles.
+"""Measure the speed of the CPU executor (LayerNorm forward, float32, rows of 4096, one core) and its compile times.
 
 Example: ``python benchmarks/cpu_executor.py --json benchmarks/results/cpu_executor.json``
 
-The plain and the checked build take turns in one run, so that what else the machine does meets both. The checked build
-runs with bounds and counters, and once more with the trace that reuse distances need (``traced``: all that
-`plan.traffic()` counts). Kernels: the one that `cunorm.layer_norm` runs, with a tile of 32 elements a thread, which the
-targets are about; with the default tile for an H200, whose threads have half as many elements for as many shuffles; and
-the small one of tests/kernels/layer_norm.cu, in the plain build alone: it goes round the doors. Two clocks: ``wall`` is
-what a user waits, ``cpu`` the time that the thread itself had, or for a compilation that the compiler's processes had.
-Where these differ something else had the core, and the targets are judged by ``cpu``; else by ``wall``. The exit code
-is 1 if a target is missed.
+The plain and the checked build run alternately, so that other load on the machine affects both. The checked build runs
+with bounds and counters (``checked``), and again with the trace for reuse distances (``traced``: everything that
+`plan.traffic()` counts). Three kernels run:
+
+- the kernel of `cunorm.layer_norm` with a tile of 32 elements per thread; the targets apply to it;
+- the same kernel with the default tile for an H200, whose threads process half as many elements for as many shuffles;
+- the small kernel of tests/kernels/layer_norm.cu. It bypasses load and store, so it runs only in the plain build.
+
+There are two clocks. ``wall`` is elapsed time. ``cpu`` is the CPU time of the thread, or of the compiler's processes
+for a compilation. If they differ, other work occupied the core, and the targets are compared with ``cpu``. Otherwise
+they are compared with ``wall``. The exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -39,14 +42,14 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILDS = ("plain", "checked")
 MODES = (*BUILDS, "traced")
 LENGTH, DTYPE = 4096, "float32"
-#: A shuffle is a change of fibers: the fewer for each element, the more the kernel's own arithmetic counts.
+#: Each shuffle switches fibers. With fewer shuffles per element, more of the time is the kernel's own arithmetic.
 FEW_SHUFFLES = {"strategy": "block", "threads": 128, "packs_per_thread": 8, "rows_per_team": 1, "teams_per_block": 1}
-PLAIN_TARGET = 20.0  # million elements a second
-CHECKED_TARGET = PLAIN_TARGET / 4  # with everything on: traced
-COMPILE_TARGET = 2.0  # seconds of one kernel
-QUIET = 1.1  # wall over cpu, up to which a thread counts as having had its core to itself
+PLAIN_TARGET = 20.0  # million elements per second
+CHECKED_TARGET = PLAIN_TARGET / 4  # of the mode with all checks and counts: traced
+COMPILE_TARGET = 2.0  # seconds per kernel
+QUIET = 1.1  # maximum wall over cpu if no other work occupied the core
 
-#: Calls whose kernels are compiled: op, shape, options.
+#: Calls whose kernels are compiled: op, shape, options of `cunorm.plan`.
 COMPILED: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
     ("layer_norm", (512, LENGTH), {"normalized_shape": LENGTH}),
     ("layer_norm_backward", (512, LENGTH), {"normalized_shape": LENGTH}),
@@ -63,13 +66,13 @@ _run = executor.run
 
 
 def use(mode: str) -> None:
-    """The build of the launches from here on, and whether they are traced."""
+    """Select the build of all later launches, and whether they are traced."""
     os.environ["CUNORM_CPU_BUILD"] = "plain" if mode == "plain" else "checked"
     executor.run = functools.partial(_run, record=[]) if mode == "traced" else _run
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Return the facts about the machine and the software on which the results depend."""
     compiler = cxx.chosen()
     load = os.getloadavg() if hasattr(os, "getloadavg") else ()
     return {
@@ -89,7 +92,7 @@ def machine() -> dict[str, Any]:
 
 
 def through_plan(rows: int, tile: dict[str, Any] | None) -> tuple[Callable[[], None], np.ndarray, str]:
-    """What runs `cunorm.layer_norm`'s kernel, its result, and its name."""
+    """Return a function that runs the kernel of `cunorm.layer_norm`, its output array, and a name."""
     random = np.random.default_rng(0)
     x = random.standard_normal((rows, LENGTH)).astype(DTYPE)
     gamma, beta = (random.standard_normal(LENGTH).astype(DTYPE) for _ in range(2))
@@ -114,7 +117,7 @@ def through_plan(rows: int, tile: dict[str, Any] | None) -> tuple[Callable[[], N
 
 
 def directly(rows: int) -> tuple[Callable[[], None], np.ndarray, str]:
-    """The same for the small kernel of the executor's own tests."""
+    """See `through_plan`; for the small kernel of the executor's tests."""
     x = np.random.default_rng(0).standard_normal((rows, LENGTH)).astype(DTYPE)
     y = np.empty_like(x)
     text = (ROOT / "tests" / "kernels" / "layer_norm.cu").read_text(encoding="utf-8")
@@ -127,13 +130,13 @@ def directly(rows: int) -> tuple[Callable[[], None], np.ndarray, str]:
 
 
 def quartiles(values: list[float], name: str) -> dict[str, float]:
-    """Of some measurements."""
+    """Return the quartiles of measurements, with `name` in the keys."""
     low, middle, high = statistics.quantiles(values, n=4)
     return {f"{name}_q25": round(low, 3), f"{name}_median": round(middle, 3), f"{name}_q75": round(high, 3)}
 
 
 def speeds(rows: int, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Million elements a second of each kernel in each mode."""
+    """Million elements per second of each kernel in each mode."""
     made = (
         (*through_plan(rows, FEW_SHUFFLES), MODES),
         (*through_plan(rows, None), MODES),
@@ -147,7 +150,7 @@ def speeds(rows: int, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
             call()  # warm
             found.add(result.tobytes())
         if len(found) > 1:
-            raise RuntimeError(f"{name}: the builds give different bits")
+            raise RuntimeError(f"{name}: the modes give results that are not bitwise equal")
     rates: dict[tuple[str, str], dict[str, list[float]]] = {
         (name, mode): {"wall": [], "cpu": []} for name, (_, _, modes) in subjects.items() for mode in modes
     }
@@ -173,7 +176,7 @@ def speeds(rows: int, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def texts(most: int) -> dict[str, str]:
-    """Texts of the kernels to compile, by entry."""
+    """Sources of at most `most` kernels to compile, by entry."""
     found: dict[str, str] = {}
     for op, shape, options in COMPILED:
         plan = cunorm.plan(op, shape=shape, dtype=DTYPE, device="cpu", **options)
@@ -184,13 +187,13 @@ def texts(most: int) -> dict[str, str]:
 
 
 def children() -> float:
-    """Seconds that this process's children have had."""
+    """CPU seconds of the child processes of this process."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def compilations(most: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Seconds of each kernel in each build, into an empty cache."""
+    """Compile times of each kernel in each build, in seconds, with an empty cache."""
     found: dict[str, dict[str, dict[str, float]]] = {build: {} for build in BUILDS}
     kept = os.environ.get("CUNORM_CACHE_DIR")
     with tempfile.TemporaryDirectory(prefix="cunorm-benchmark-") as folder:
@@ -216,13 +219,13 @@ def compilations(most: int) -> dict[str, dict[str, dict[str, float]]]:
 def verdict(
     speed: dict[str, dict[str, float]], compiled: dict[str, dict[str, dict[str, float]]]
 ) -> tuple[dict[str, str], list[str]]:
-    """By which clock each target is judged, and a sentence for each that is missed."""
+    """Return the clock with which each target is compared, and a message for each missed target."""
     clocks, missed = {}, []
     for mode, target in (("plain", PLAIN_TARGET), ("traced", CHECKED_TARGET)):
         clock = clocks[mode] = "cpu" if speed[mode]["cpu_median"] > QUIET * speed[mode]["wall_median"] else "wall"
         rate = speed[mode][f"{clock}_median"]
         if rate < target:
-            missed.append(f"{mode}: {rate:.1f} million elements a second ({clock}), expected at least {target:g}")
+            missed.append(f"{mode}: {rate:.1f} million elements per second ({clock}), expected at least {target:g}")
     every = [(entry, build, times) for build in BUILDS for entry, times in compiled[build].items()]
     waited, had = (sum(times[clock] for _, _, times in every) for clock in ("wall", "cpu"))
     clock = clocks["compile"] = "cpu" if waited > QUIET * had else "wall"
@@ -234,7 +237,7 @@ def verdict(
 
 def report(speed: dict[str, dict[str, dict[str, float]]], compiled: dict[str, dict[str, dict[str, float]]]) -> None:
     """Print the tables."""
-    print("\nmillion elements a second                          wall median (quartiles)    cpu median (quartiles)")
+    print("\nmillion elements per second                        wall median (quartiles)    cpu median (quartiles)")
     for name, modes in speed.items():
         for mode, rate in modes.items():
             columns = [
@@ -254,12 +257,12 @@ def report(speed: dict[str, dict[str, dict[str, float]]], compiled: dict[str, di
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; the exit code says whether the targets are met."""
+    """Run the benchmark and return the exit code: 1 if a target is missed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21, help="calls of each kernel in each mode (default 21)")
-    parser.add_argument("--rows", type=int, default=512, help="rows of a call (default 512)")
-    parser.add_argument("--kernels", type=int, default=100, help="compile at most so many (default all of the list)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
+    parser.add_argument("--rows", type=int, default=512, help="rows per call (default 512)")
+    parser.add_argument("--kernels", type=int, default=100, help="compile at most N kernels (default: all)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE too")
     options = parser.parse_args(argv)
     options.rounds, options.kernels = max(3, options.rounds), max(1, options.kernels)
     os.environ["CUNORM_CPU_CORES"] = "1"
@@ -272,7 +275,7 @@ def main(argv: list[str] | None = None) -> int:
     report(speed, compiled)
     judged = next(iter(speed))
     clocks, missed = verdict(speed[judged], compiled)
-    print(f"\ntargets, for {judged}; judged by", ", ".join(f"{clock} ({what})" for what, clock in clocks.items()))
+    print(f"\ntargets, for {judged}; clocks:", ", ".join(f"{clock} ({what})" for what, clock in clocks.items()))
     print("\n".join(f"missed: {sentence}" for sentence in missed) or "all met")
     if options.json is not None:
         call = {"dtype": DTYPE, "rows": options.rows, "length": LENGTH, "cores": 1, "rounds": options.rounds}

@@ -1,8 +1,9 @@
-"""What the first plan of a new shape costs, over the shapes of the named workloads: with the shortlist, and by ranking.
+"""Measure the time of the first plan of a new shape, with the shortlist of tiles and with a ranking of all tiles.
 
-``python benchmarks/first_plan.py [--json FILE] [--rounds N]`` takes each shape in turn, as a program would meet it: a
-ranking of all legal tiles, which `cunorm.plan` did before it had a shortlist, the cost model's choice from the
-shortlist, and the whole of `cunorm.plan`; rounds of these, and of each the median over the rounds. Nothing is compiled.
+``python benchmarks/first_plan.py [--json FILE] [--rounds N]`` times three functions for each shape of the named
+workloads: a ranking of all legal tiles, as `cunorm.plan` did before the shortlist; the cost model's choice from the
+shortlist; and the whole of `cunorm.plan`. It repeats this for N rounds, and takes the median over the rounds for each
+shape and function. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ from cunorm.tiling import choose_tile, costmodel
 
 DEVICE, DTYPE = "H200", "bfloat16"
 RESULTS = Path(__file__).resolve().parent / "results" / "first_plan.json"
-#: Milliseconds that the plan of a shape may take: in the median, and at worst.
+#: Maximum time of `cunorm.plan`, in milliseconds: the median over the shapes, and the slowest shape.
 TARGET, WORST = 2.0, 5.0
 
 
 def ranking(problem: Problem) -> Any:
-    """The default of all legal tiles."""
+    """Return the default among all legal tiles."""
     device = known(DEVICE)
     return costmodel.default_of(costmodel.legal(problem, OPS[problem.op].strategies.values(), device), device)
 
 
 def choice(problem: Problem) -> Any:
-    """The default of the shortlist."""
+    """Return the default that the cost model chooses from the shortlist."""
     return costmodel.choose(problem, OPS[problem.op].strategies.values(), known(DEVICE))
 
 
 def plan(problem: Problem) -> Any:
-    """The plan as a program asks for it, for the first time."""
+    """Return the plan with empty caches, like the first call of a program."""
     plans._plans.clear()
     choose_tile._chosen.clear()
     return cunorm.plan(problem.op, **options_of(problem), device=DEVICE)
@@ -55,7 +56,7 @@ def plan(problem: Problem) -> Any:
 
 @functools.cache
 def options_of(problem: Problem) -> dict[str, Any]:
-    """What `cunorm.plan` takes for it."""
+    """Return the options of `cunorm.plan` for a problem."""
     shape = shape_text(problem)
     layout = problem.layout if "data_format" in OPS[problem.op].takes else None
     return plan_options(problem.op, shape, problem.dtype, layout)
@@ -65,10 +66,10 @@ WAYS: dict[str, Callable[[Problem], Any]] = {"ranking": ranking, "choice": choic
 
 
 def measured(rounds: int) -> dict[str, Any]:
-    """Milliseconds of each way over the suite: the median, the 95th percentile and the worst, and how they compare."""
+    """Return the milliseconds of each function over the shapes (median, 95th percentile, worst), and the settings."""
     suite = list(dict.fromkeys(problem for _, problem in problems(DTYPE)))
     taken: dict[str, list[list[float]]] = {name: [[] for _ in suite] for name in WAYS}
-    for _ in range(rounds + 1):  # the first makes what is made once a process
+    for _ in range(rounds + 1):  # the first round fills the caches of the process and is not counted
         for index, problem in enumerate(suite):
             for name, way in WAYS.items():
                 options_of(problem)
@@ -89,10 +90,10 @@ def measured(rounds: int) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command; returns the exit code: 1 if a target is missed."""
+    """Run the command and return the exit code: 1 if a target is missed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     asked = parser.parse_args(argv)
     found = measured(asked.rounds)
     for name, facts in found["milliseconds"].items():

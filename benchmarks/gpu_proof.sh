@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# What only a GPU can tell, as one command, in two parts of at most ten minutes each:
+# Run everything that needs a GPU, in two parts of at most ten minutes each:
 #
 #   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads "NAME ..."] [--dry-run]
 #
-# Part 1: the tests that need a GPU, then a few of them under compute-sanitizer's memcheck and racecheck, where it is there.
-# Part 2: what a call costs the host, then the tiling table, tuned for the workloads in turn, into tuning/tables/, and `cunorm bench`
-# of each, into benchmarks/results/; docs/speed.md from these, for which some seconds are kept.
+# Part 1 runs the tests that need a GPU. Then, if compute-sanitizer is installed, it runs a few of them under memcheck and
+# racecheck.
+# Part 2 measures the host time of a call. Then it tunes each workload in turn (the table is written to tuning/tables/)
+# and runs `cunorm bench` for it (the result is written to benchmarks/results/). At the end it writes docs/speed.md from
+# the results, for which it reserves some seconds.
 #
-# Without --part it runs both. A step that the minutes (9 by default, for each part) do not reach is named at the end, and
-# so is each that failed; the exit code is then 1. Run it again for what is left, named by --workloads: a table that is
-# there is gone on with, a result of the same day replaced. --dry-run takes every step on the CPU executor with one tiny
-# shape, and throws all results away.
+# Without --part, both parts run. Each part has M minutes (9 by default). At the end, the script names the steps that had no
+# time left and those that failed; if there are any, the exit code is 1. For the steps that are left, run the script
+# again with --workloads: tuning resumes with the existing table, and a result of the same day is replaced.
+# --dry-run runs every step on the CPU executor with one tiny shape, and deletes all results.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 parts="1 2" minutes=9 dry=""
-# In the order in which they matter where the time does not reach for all.
+# The most important workloads come first, because the time may not suffice for all.
 workloads="quick llm sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet mlp odd segmentation-bn bn1d video-vae"
 usage() {
   echo "usage: bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads \"NAME ...\"] [--dry-run]; $1" >&2
@@ -25,9 +27,9 @@ while [ $# -gt 0 ]; do
   case $1 in
     --part) [[ ${2:-} =~ ^[12]$ ]] || usage "--part: '${2:-}', expected 1 or 2"; parts=$2; shift ;;
     --minutes) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || usage "--minutes: '${2:-}', expected a whole number"; minutes=$2; shift ;;
-    --workloads) [ -n "${2:-}" ] || usage "--workloads: nothing, expected names: \"llm vae\""; workloads=$2; shift ;;
+    --workloads) [ -n "${2:-}" ] || usage "--workloads: empty, expected names: \"llm vae\""; workloads=$2; shift ;;
     --dry-run) dry=yes ;;
-    *) usage "unknown: $1" ;;
+    *) usage "unknown option: $1" ;;
   esac
   shift
 done
@@ -41,15 +43,15 @@ if [ -n "$dry" ]; then
   export CUNORM_CACHE_DIR="${CUNORM_CACHE_DIR:-$box/cache}"
 else
   python -c "import sys; from cunorm.ops.registry import gpu_present; sys.exit(0 if gpu_present() else 3)" || {
-    echo "gpu_proof: CuPy sees no GPU here; see \`cunorm doctor\`, or --dry-run" >&2
+    echo "gpu_proof: CuPy finds no GPU; run \`cunorm doctor\`, or use --dry-run" >&2
     exit 3
   }
 fi
 
 mkdir -p "$results" "$tables"
 
-# step NAME COMMAND...: within what is left of the part's minutes. Whoever is out of time is interrupted as by Ctrl-C, upon
-# which the tuner and the bench keep what they have.
+# step NAME COMMAND...: run a command within the time left of the part. After that time the command gets SIGINT, as from
+# Ctrl-C. The tuner and the bench then store the results that they have.
 step() {
   local name=$1 left=$((deadline - SECONDS)) code
   shift
@@ -75,7 +77,7 @@ part_1() {
     step "tests" python -m pytest -q -n 4 --gpu -m gpu
   fi
   if [ -n "$dry" ] || ! command -v compute-sanitizer >/dev/null; then
-    echo "== compute-sanitizer is not here: no memcheck, no racecheck"
+    echo "== compute-sanitizer does not run here: no memcheck, no racecheck"
     return
   fi
   for tool in memcheck racecheck; do
@@ -122,7 +124,7 @@ for part in $parts; do
   echo "=== part $part, at most $minutes minutes"
   "part_$part"
 done
-[ -z "$dry" ] || echo "dry run: results thrown away, nothing measured"
+[ -z "$dry" ] || echo "dry run: all results deleted, nothing measured"
 [ -z "$unreached" ] || echo "not reached:$unreached" >&2
 [ -z "$failed" ] || echo "failed:$failed" >&2
 [ -z "$unreached$failed" ]

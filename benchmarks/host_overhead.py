@@ -1,10 +1,12 @@
-"""What a warm call costs on the host: the public functions with compiling, launching and allocating stubbed out.
+"""Measure the host time of a warm call of each public function, without compiling, launching and allocating.
 
 Example: ``python benchmarks/host_overhead.py --profile --json benchmarks/results/host_overhead.json``
 
-The call is given ``out=``, and ``workspace=`` or a stub in the place of its allocation. CuPy arrays lie over made-up
-addresses that nothing ever reads, so no GPU is needed. Two clocks: ``wall`` is what a user waits, and counts other work
-on the same core; ``cpu`` is the time this thread itself had. On a quiet core they agree.
+Each call passes ``out=``. It also passes ``workspace=``, or a stub replaces the allocation. Stubs also replace the
+compiler and the launches. The CuPy arrays have invented addresses that nothing reads, so no GPU is needed.
+
+There are two clocks. ``wall`` is elapsed time, which includes other work on the same core. ``cpu`` is the CPU time of
+this thread. They agree if nothing else runs on the core.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ STATEMENTS = {
 
 
 def import_cupy() -> Any:
-    """CuPy, or None; its warnings about a missing GPU are not news here."""
+    """Return CuPy without its warnings about a missing GPU, or None if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -84,12 +86,12 @@ def import_cupy() -> Any:
 
 
 def make_numpy(shape: tuple[int, ...], dtype: str) -> Any:
-    """A NumPy array."""
+    """Return a NumPy array of zeros."""
     return np.zeros(shape, dtype)
 
 
 def make_cupy(cupy: Any) -> Callable[[tuple[int, ...], str], Any]:
-    """Makes CuPy arrays over addresses that are apart and never touched."""
+    """Return a function that makes CuPy arrays at disjoint, invented addresses, which are never accessed."""
     address = 0x100000
 
     def make(shape: tuple[int, ...], dtype: str) -> Any:
@@ -104,7 +106,7 @@ def make_cupy(cupy: Any) -> Callable[[tuple[int, ...], str], Any]:
 
 @contextlib.contextmanager
 def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[None]:
-    """An executor that compiles nothing and launches nothing, on a machine that looks as if it had one H200."""
+    """Replace compiling, launching and allocating by stubs; for CuPy arrays, also simulate a machine with one H200."""
     stubs: dict[str, Any] = {"compile": lambda *_, **__: object(), "launch": lambda *_, **__: None}
     if kind == "cpu":
         stubs["run"] = lambda *_, **__: None
@@ -112,7 +114,7 @@ def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[
         device = devices.known("H200")
         stubs |= {"limits": lambda *_: device, "present": lambda: True, "current": lambda: 0}
         stubs |= {"allocation_forbidden": lambda *_: False, "on_stream": lambda *_: contextlib.nullcontext()}
-    # The workspace of a call that brings none: its allocation is stubbed too.
+    # For calls without workspace=, this array replaces the allocation.
     kept = make((WORKSPACE,), "uint8")
 
     def no_allocation(_: object) -> Any:
@@ -126,7 +128,7 @@ def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[
 
 
 def arguments(make: Callable[[tuple[int, ...], str], Any], kind: str) -> dict[str, Any]:
-    """Everything that the statements name."""
+    """Return the variables of the statements."""
     N, C = SHAPE[:2]
     full = {name: make(SHAPE, DTYPE) for name in ("x", "dy", "y", "dx")}
     statistic = {name: make((N, GROUPS), DTYPE) for name in ("mean", "rstd", "new_mean", "new_rstd")}
@@ -167,7 +169,7 @@ def arguments(make: Callable[[tuple[int, ...], str], Any], kind: str) -> dict[st
 
 
 def quartiles(statement: str | Callable[[], Any], names: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Microseconds of one execution: quartiles of the wall clock, and of the thread's own CPU time."""
+    """Microseconds per execution: quartiles of elapsed time, and of the CPU time of the thread."""
     clocks = {"wall": time.perf_counter, "cpu": time.thread_time}
     timers = {name: timeit.Timer(statement, globals=names, timer=clock) for name, clock in clocks.items()}
     number = max(10, int(BATCH_SECONDS / max(timers["cpu"].timeit(20) / 20, 1e-8)))
@@ -183,7 +185,10 @@ def quartiles(statement: str | Callable[[], Any], names: dict[str, Any], rounds:
 
 
 def pieces(names: dict[str, Any]) -> dict[str, Callable[[], Any]]:
-    """The steps of a warm group_norm_backward, each alone. They overlap and leave out glue: read, do not add up."""
+    """Return the steps of a warm group_norm_backward, each as a function.
+
+    Their times do not add up to that of the call: the steps overlap, and the code between them is missing.
+    """
     store: dict[Any, Any] = GROUP_NORM_BACKWARD.calls
     key, call = next(reversed(store.items()))
     inputs = (*(names[name] for name in ("dy", "x", "mean", "rstd", "gamma")), None)  # no beta
@@ -202,7 +207,7 @@ def pieces(names: dict[str, Any]) -> dict[str, Callable[[], Any]]:
 
 
 def profile(names: dict[str, Any], count: int = 20000) -> str:
-    """CProfile's table of the lines that a warm group_norm_backward spends its time in."""
+    """Return cProfile's table of the functions in which a warm group_norm_backward spends its time."""
     code = compile(STATEMENTS["group_norm_backward"], "statement", "eval")
     profiler = cProfile.Profile()
     profiler.enable()
@@ -216,7 +221,7 @@ def profile(names: dict[str, Any], count: int = 20000) -> str:
 
 
 def cpu_model() -> str:
-    """The CPU's marketing name."""
+    """Return the model name of the CPU."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith("model name"):
@@ -225,7 +230,7 @@ def cpu_model() -> str:
 
 
 def machine(cupy: Any) -> dict[str, str]:
-    """What the numbers depend on."""
+    """Return the facts about the machine and the software on which the results depend."""
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu_model(),
@@ -238,7 +243,7 @@ def machine(cupy: Any) -> dict[str, str]:
 
 
 def measure(kind: str, make: Callable[[tuple[int, ...], str], Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Measure and print every statement for one kind of array."""
+    """Time all statements for one kind of array, and print the results."""
     result: dict[str, Any] = {"calls": {}}
     label = "cupy.ndarray" if kind == "gpu" else "numpy.ndarray"
     with stubbed(kind, make):
@@ -252,7 +257,7 @@ def measure(kind: str, make: Callable[[tuple[int, ...], str], Any], options: arg
             tasks[title] = ("calls", statement)
         if options.profile:
             GROUP_NORM_BACKWARD.calls.clear()
-            eval(STATEMENTS["group_norm_backward"], names)  # the call that the pieces are taken from
+            eval(STATEMENTS["group_norm_backward"], names)  # stores the call whose steps are timed
             tasks |= {title: ("pieces", step) for title, step in pieces(names).items()}
             result["pieces"] = {}
             tasks["an empty function (in each piece)"] = ("pieces", lambda: None)
@@ -272,17 +277,17 @@ def measure(kind: str, make: Callable[[tuple[int, ...], str], Any], options: arg
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; the exit code is always 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=101, help="batches of about 2 ms for each clock (default 101)")
+    parser.add_argument("--rounds", type=int, default=101, help="batches of about 2 ms per clock (default 101)")
     parser.add_argument(
         "--profile", action="store_true", help="also time the steps of a call and print cProfile's table"
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE too")
     options = parser.parse_args(argv)
     options.rounds = max(2, options.rounds)
     cupy = import_cupy()
     facts = machine(cupy)
     print("\n".join(f"{name:8s} {value}" for name, value in facts.items()))
-    print(f"call     {DTYPE} {SHAPE}, {GROUPS} groups, gamma; out= given; allocation and launches stubbed out")
+    print(f"call     {DTYPE} {SHAPE}, {GROUPS} groups, gamma; out= passed; allocation and launches replaced by stubs")
     results = {"numpy": measure("cpu", make_numpy, options)}
     if cupy is not None:
         results["cupy"] = measure("gpu", make_cupy(cupy), options)

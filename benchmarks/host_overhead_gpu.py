@@ -1,11 +1,10 @@
-"""What a call costs the host on a GPU: a plan's call, and the public one, beside the bare launches of the same kernels.
+"""Measure the host time of a call on a GPU: of a plan, of the public function, and of the bare kernel launches.
 
 Example: ``python benchmarks/host_overhead_gpu.py --json benchmarks/results/host_overhead_gpu-h200-2026-01-31.json``
 
-Nothing waits for the GPU within a sample: the clock stops when the last launch of a batch has been handed over, and a
-batch is shorter than the queue of launches is deep. They take turns in one run. `plan` gets ``out=`` and
-``workspace=``, and so does `call`; `call, out= alone` allocates the workspace from CuPy's pool. With --rehearse they
-run on the CPU executor, once and untimed.
+A sample does not wait for the GPU: the clock stops after the last launch of a batch, and the launch queue holds a whole
+batch. The contenders run alternately. `plan` and `call` pass ``out=`` and ``workspace=``; `call, out= alone` allocates
+the workspace from CuPy's pool. With --rehearse, each contender runs once on the CPU executor, without timing.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from cunorm.ops.registry import OPS, gpu_present
 
 SHAPES = {"group_norm": "2,320,16x16,32", "layer_norm": "512,320", "batch_norm": "2,320,16x16"}
 DTYPE = "float32"
-BATCH = 100  # calls of a sample; a call has at most four launches, and a thousand fit into the queue
+BATCH = 100  # calls per sample; a call has at most 4 launches, and the queue holds 1000
 TARGET_US = 10.0
 
 
 def contenders(op: str, kind: str) -> dict[str, Callable[[], Any]]:
-    """What takes turns for an op."""
+    """Return the functions to time for an op, by name."""
     options = plan_options(op, SHAPES[OPS[op].family], DTYPE)
     plan = cunorm.plan(op, device=executor(kind).current() if kind == "gpu" else "cpu", **options).compile()
     problem, xp = plan.problem, np if kind == "cpu" else executor("gpu").cupy
@@ -67,13 +66,13 @@ def contenders(op: str, kind: str) -> dict[str, Callable[[], Any]]:
             for kernel, grid, threads, arguments, shared in bare:
                 kernel(grid, threads, arguments, shared_mem=shared)
 
-        plan.run(values, [0] * len(values))  # which raises the caps of shared memory
+        plan.run(values, [0] * len(values))  # raises the shared-memory limit of the kernels
         return {"launches": launches, **found}
     return {"launches": lambda: plan.run(values, [0] * len(values)), **found}
 
 
 def sample(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
-    """Microseconds of a call."""
+    """Microseconds per call, from one sample."""
     wait()
     begin = time.perf_counter()
     for _ in range(BATCH):
@@ -101,22 +100,22 @@ def measure(op: str, rounds: int) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 0, 1 if a plan costs more than the target, 3 without a GPU."""
+    """Run the benchmark and return the exit code: 0, 1 if a plan takes longer than the target, 3 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=51, help="samples of each, of 100 calls (default 51)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU executor, once and untimed")
+    parser.add_argument("--rounds", type=int, default=51, help="samples per contender, each of 100 calls (default 51)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE too")
+    parser.add_argument("--rehearse", action="store_true", help="run each once on the CPU executor, without timing")
     options = parser.parse_args(argv)
     ops = [name for name in OPS if name != "batch_norm_gather_stats"]
     if options.rehearse:
         for op in ops:
             for name, call in contenders(op, "cpu").items():
                 call()
-                print(f"{op}: {name}: runs; not timed")
+                print(f"{op}: {name}: ran, not timed")
         return 0
     if not gpu_present():
         print(
-            "host_overhead_gpu: CuPy sees no GPU here; --rehearse runs everything on the CPU executor, untimed",
+            "host_overhead_gpu: CuPy finds no GPU; --rehearse runs everything on the CPU executor, without timing",
             file=sys.stderr,
         )
         return 3

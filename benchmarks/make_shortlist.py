@@ -1,10 +1,12 @@
-"""Makes cunorm/tiling/shortlist.json: the tiles that the cost model looks at first for a problem that is new.
+"""Write cunorm/tiling/shortlist.json: the tiles that the cost model evaluates first for a new problem.
 
-``python benchmarks/make_shortlist.py`` ranks all tiles of the problems of the named workloads, and of problems drawn at
-random, for every known device (some minutes on two cores), and keeps the tiles without which one of them would get
-another tile than the ranking gives: for the workloads on an H200 in bfloat16 any other, for the rest one that is
-predicted more than 2 % slower or faster. To be run after the cost model, a space or a strategy's launches have changed;
-tests/tiling/test_shortlist.py says when it has to be. ``--random N`` draws N problems for each op.
+``python benchmarks/make_shortlist.py`` ranks all tiles for the problems of the named workloads and for random problems,
+for every known device (some minutes on two cores). It stores the tiles that are necessary for the right choice. For the
+workloads on an H200 in bfloat16, the right choice is the tile that the ranking selects. For all other problems, it is a
+tile whose predicted time differs by at most 2 % from that of the selected tile. ``--random N`` draws N problems per op.
+
+Run this script after a change of the cost model, of a search space or of a strategy's launches.
+tests/tiling/test_shortlist.py fails if it is necessary.
 """
 
 from __future__ import annotations
@@ -34,19 +36,19 @@ from cunorm.tiling import costmodel, shortlist
 DEVICE, DTYPE = "H200", "bfloat16"
 WITHIN = 0.02
 RANDOM = 2500
-SMALL = 100  # tiles of an op that are looked at whole
-LARGEST = 1 << 28  # elements of a random problem
+SMALL = 100  # an op with at most this many tiles has no shortlist: all are evaluated
+LARGEST = 1 << 28  # maximum elements of a random problem
 Case = tuple[Problem, str]
 
 
 @functools.cache
 def suite(op: str, dtype: str) -> tuple[Problem, ...]:
-    """The workloads' problems of an op, once each."""
+    """Return the workloads' problems of an op, without duplicates."""
     return tuple(problem for problem in dict.fromkeys(one for _, one in problems(dtype)) if problem.op == op)
 
 
 def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
-    """Problems with sizes, dtypes, layouts, results and devices at random; sizes evenly by their logarithms."""
+    """Yield problems with random sizes, dtypes, layouts, outputs and devices; sizes are log-uniform."""
     draw = random.Random(f"{op} {seed}")
     like = {dtype: suite(op, dtype)[0] for dtype in ITEMSIZE}
 
@@ -56,7 +58,7 @@ def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
     while number:
         layout = draw.choice(("NCHW", "NHWC"))
         if op.startswith("layer_norm"):
-            few = draw.random() < 0.5  # long rows: where strategies take turns
+            few = draw.random() < 0.5  # long rows, for which the best strategy varies
             rows, length = (size(1, 600), size(1 << 11, 1 << 18)) if few else (size(1, 1 << 18), size(2, 1 << 17))
             sizes = laid_out("NCHW", rows, length, 1, 1)
         elif op.startswith("group_norm"):
@@ -78,7 +80,7 @@ def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
 
 
 def cases(op: str, number: int, seed: int = 0) -> list[Case]:
-    """What the list of an op is made for."""
+    """Return the cases from which the shortlist of an op is made."""
     found = [(problem, DEVICE) for problem in suite(op, DTYPE)]
     others = [(problem, device) for dtype in ITEMSIZE for problem in suite(op, dtype) for device in KNOWN]
     random.Random(seed).shuffle(others)
@@ -86,7 +88,7 @@ def cases(op: str, number: int, seed: int = 0) -> list[Case]:
 
 
 def right(case: Case, ranked: Best, chosen: costmodel.Choice) -> bool:
-    """Whether a choice is as good as the one of all tiles."""
+    """Whether a choice is as good as that of the ranking of all tiles."""
     problem, device = case
     name, tile, seconds = ranked
     if (device, problem.dtype) == (DEVICE, DTYPE) and problem in suite(problem.op, DTYPE):
@@ -98,7 +100,7 @@ Best = tuple[str, Tile, float]
 
 
 def of_all(case: Case) -> Best | None:
-    """The default of all legal tiles."""
+    """Return strategy, tile and predicted seconds of the default among all legal tiles; None if no tile is legal."""
     problem, device = case[0], known(case[1])
     found = list(costmodel.legal(problem, OPS[problem.op].strategies.values(), device))
     if not found:
@@ -108,40 +110,40 @@ def of_all(case: Case) -> Best | None:
 
 
 def fastest_of_all(case: Case) -> tuple[str, Tile]:
-    """The tile that is predicted to be the fastest, which decides what is near it."""
+    """Return the tile with the shortest predicted time. `costmodel.default_of` compares the other tiles with it."""
     problem, device = case[0], known(case[1])
     found = min(costmodel.legal(problem, OPS[problem.op].strategies.values(), device), key=lambda one: one.seconds)
     return found.strategy.name, found.tile
 
 
 def chosen(case: Case, tiles: dict[str, list[Tile]]) -> costmodel.Choice | None:
-    """What the model chooses with these lists; None if no tile of them is legal."""
+    """Return the choice of the cost model with these lists; None if no tile of them is legal."""
     problem, device = case[0], known(case[1])
     lists = [shortlist.Shortlist(one, tiles[name]) for name, one in OPS[problem.op].strategies.items()]
     return costmodel.listed(problem, lists, device)
 
 
 def satisfied(wanted: tuple[Case, Best], tiles: dict[str, list[Tile]]) -> bool:
-    """Whether the lists give a case a choice that is `right`."""
+    """Whether the choice with these lists is `right` for a case."""
     found = chosen(wanted[0], tiles)
     return found is not None and right(*wanted, found)
 
 
 def made(op: str, number: int) -> dict[str, Any]:
-    """The document of one op."""
+    """Return the part of shortlist.json for one op."""
     wanted = [(case, best) for case in cases(op, number) if (best := of_all(case)) is not None]
     listed: dict[str, list[Tile]] = {name: [] for name in OPS[op].strategies}
     missed = wanted
-    while missed:  # the tiles first that most of the problems lack
+    while missed:  # add the tiles first that most problems lack
         lacking = Counter(best[:2] if best[1] not in listed[best[0]] else fastest_of_all(case) for case, best in missed)
         lacking = Counter({key: count for key, count in lacking.items() if key[1] not in listed[key[0]]})
         if not lacking:
-            print(f"{op}: {len(missed)} problems whose tile is listed, and which prefer another", flush=True)
+            print(f"{op}: {len(missed)} problems get another tile although the right one is listed", flush=True)
             break
         for (name, tile), _ in lacking.most_common(max(1, len(lacking) // 8)):
             listed[name].append(tile)
         missed = [one for one in missed if not satisfied(one, listed)]
-        if not missed:  # a tile may have changed what others get
+        if not missed:  # the new tiles may have changed the choice for other problems
             missed = [one for one in wanted if not satisfied(one, listed)]
         print(f"{op}: {sum(map(len, listed.values()))} tiles, {len(missed)} of {len(wanted)} problems left", flush=True)
     document = {}
@@ -154,7 +156,7 @@ def made(op: str, number: int) -> dict[str, Any]:
 
 
 def written(document: dict[str, dict[str, Any]]) -> str:
-    """As JSON, a line for each strategy."""
+    """Return the document as JSON, with one line per strategy."""
     ops = []
     for op, strategies in document.items():
         lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(listed)}" for name, listed in strategies.items())
@@ -163,10 +165,10 @@ def written(document: dict[str, dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--random", type=int, default=RANDOM, metavar="N", help="problems drawn at random for each op")
-    parser.add_argument("--output", type=Path, default=shortlist.PATH, metavar="FILE", help="where to write")
+    parser.add_argument("--random", type=int, default=RANDOM, metavar="N", help="random problems per op")
+    parser.add_argument("--output", type=Path, default=shortlist.PATH, metavar="FILE", help="write to FILE")
     asked = parser.parse_args(argv)
     ops = [op for op in OPS if sum(len([*one.tiles()]) for one in OPS[op].strategies.values()) > SMALL]
     with multiprocessing.get_context("spawn").Pool() as pool:

@@ -1,4 +1,4 @@
-"""Draw docs/overview.svg, the picture of the README: which elements share statistics, and the bytes that calls move.
+"""Draw docs/overview.svg, the picture of the README: elements that share statistics, and bytes that calls move.
 
 The upper half is a drawing of the three norms. The lower half shows the counts of
 ``benchmarks/results/byte_floor.json``.
@@ -15,11 +15,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS, PICTURE = ROOT / "benchmarks" / "results" / "byte_floor.json", ROOT / "docs" / "overview.svg"
-SAMPLES, CHANNELS, GROUP = 4, 6, 3  # of the drawing: rows, columns, columns of a group
+SAMPLES, CHANNELS, GROUP = 4, 6, 3  # rows, columns, and columns per group of the drawing
 SHARED, OTHER = "#76b900", "#e4e7eb"
 LAST_BIN = 2.1
 
-#: The elements that share one mean and one rstd, of sample n and channel c.
+#: Norm -> caption, and whether the element of sample n and channel c is one of those that share one mean and one rstd.
 NORMS: dict[str, tuple[str, Callable[[int, int], bool]]] = {
     "GroupNorm": ("one sample, the channels of a group", lambda n, c: n == 0 and c < GROUP),
     "LayerNorm": ("one row", lambda n, c: n == 0),
@@ -28,7 +28,7 @@ NORMS: dict[str, tuple[str, Callable[[int, int], bool]]] = {
 
 
 def bytes_over_floor(rows: dict[str, Any]) -> dict[str, list[float]]:
-    """Bytes that the default tile moves over the fewest possible, of each problem, by op."""
+    """Return, by op, the bytes that the default tile of each problem moves over the byte floor."""
     found: dict[str, list[float]] = {}
     for problem, row in rows.items():
         op = problem.split(": ")[1].split()[0]
@@ -37,7 +37,7 @@ def bytes_over_floor(rows: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def _draw_norm(axis: Any, name: str, shares: Callable[[int, int], bool], caption: str) -> None:
-    """One cell for each sample and channel; the cells that share statistics are coloured."""
+    """Draw one cell per sample and channel; the cells that share statistics are coloured."""
     for n in range(SAMPLES):
         for c in range(CHANNELS):
             colour = SHARED if shares(n, c) else OTHER
@@ -58,7 +58,7 @@ def _rectangle(corner: tuple[float, float], width: float, height: float, colour:
 
 
 def _draw_bytes(axis: Any, document: dict[str, Any]) -> None:
-    """A row of points for each op, one point a problem."""
+    """Draw one row of points per op, with one point per problem."""
     found = bytes_over_floor(document["rows"])
     for place, ratios in enumerate(found.values()):
         inside = [min(ratio, LAST_BIN) for ratio in ratios]
@@ -87,7 +87,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
-    mpl.rcParams["svg.hashsalt"] = "cunorm"  # the same bytes every time
+    mpl.rcParams["svg.hashsalt"] = "cunorm"  # makes the file reproducible
     figure = plt.figure(figsize=(10, 5.6), layout="constrained")
     grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.25))
     for place, (name, (caption, shares)) in enumerate(NORMS.items()):

@@ -1,10 +1,11 @@
-"""Writes docs/speed.md, and what the README says of it, from the newest results in benchmarks/results: none is typed.
+"""Write docs/speed.md and the summary in the README from the newest results in benchmarks/results.
 
-Example: ``python benchmarks/speed_page.py``; with ``--check`` it only says whether both are what the results give.
+Example: ``python benchmarks/speed_page.py``; with ``--check`` it only reports whether both agree with the results. No
+number is typed by hand.
 
-A result is a file ``bench-*.json`` as ``cunorm bench --json`` writes it; of each device and workload the newest counts,
-of the complete ones if there are any. What was rehearsed on the CPU executor is refused: its times say nothing about a
-kernel.
+A result is a file ``bench-*.json``, written by ``cunorm bench --json``. For each device and workload, the newest
+complete result is used, or the newest incomplete one if none is complete. Results of ``--rehearse`` are rejected: times
+of the CPU executor say nothing about a kernel.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
 README, BEGIN, END = ROOT / "README.md", "<!-- begin speed -->\n", "<!-- end speed -->\n"
 HEAD = """# Speed
 
-What `cunorm bench` measured, written by `python benchmarks/speed_page.py` from `benchmarks/results/bench-*.json`.
+The results of `cunorm bench`. `python benchmarks/speed_page.py` writes this page from the files
+`benchmarks/results/bench-*.json`.
 
-A percentage is the share of a copy's bandwidth, measured in the same run, at which the fewest bytes that the problem
-has to move were moved by its kernels; in brackets the kernels' time in microseconds, the median, with its quartiles.
-Peers run on the same arrays in the same run, in interleaved order, with a cold L2 cache; "(L2)": so small a
-problem that it was not. "–": it has no such operator.
+A percentage is a bandwidth as a share of the bandwidth of a copy in the same run. The bandwidth is the byte floor of a
+problem (the fewest bytes that it has to move) over the time of its kernels. The brackets contain that time in
+microseconds: the median, then the quartiles. Peers run on the same arrays in the same run, in interleaved order, with
+a cold L2 cache. "(L2)" marks a problem so small that the L2 cache was not cold. "–" marks a peer without the operator.
 """
 NONE = """
-**Nothing has been measured on a GPU for this version.** On a machine with one, `bash benchmarks/gpu_proof.sh` measures
-everything that this page would show.
+**Nothing has been measured on a GPU for this version.** On a machine with a GPU, `bash benchmarks/gpu_proof.sh`
+measures everything that this page shows.
 """
 
 
 class RefusedError(Exception):
-    """A result that does not belong on the page."""
+    """A result that must not be published, or a README without the markers."""
 
 
 def newest(folder: Path) -> list[dict[str, Any]]:
-    """Of each device and workload the newest complete result; the newest of all where none is complete."""
+    """Return the newest complete result per device and workload; the newest of all if none is complete."""
     found: dict[tuple[str, str | None], dict[str, Any]] = {}
 
     def rank(document: dict[str, Any]) -> tuple[bool, str]:
@@ -72,7 +74,7 @@ def _table(document: dict[str, Any]) -> Iterator[str]:
     names = list(dict.fromkeys(one["name"] for result in document["results"] for one in result["contenders"]))
     ran = {one["name"] for result in document["results"] for one in result["contenders"] if one["state"] != "missing"}
     if absent := [name for name in names if name not in ran]:
-        yield f"Not there: {', '.join(absent)}.\n"
+        yield f"Did not run: {', '.join(absent)}.\n"
     names = [name for name in names if name in ran]
     yield f"| problem | {' | '.join(names)} |"
     yield "|---" * (len(names) + 1) + "|"
@@ -85,7 +87,7 @@ def _table(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _ratios(document: dict[str, Any]) -> Iterator[str]:
-    """How many times faster than each peer, an op a line."""
+    """Yield one line per peer and op: how many times faster cunorm is."""
     names = dict.fromkeys(one["name"] for result in document["results"] for one in result["contenders"])
     for peer in (name for name in names if not name.startswith("cunorm")):
         for op, ratios in speedups(document, peer).items():
@@ -96,7 +98,7 @@ def _ratios(document: dict[str, Any]) -> Iterator[str]:
 
 
 def page(documents: list[dict[str, Any]]) -> str:
-    """The whole page."""
+    """Return the text of the page."""
     lines = [HEAD if documents else HEAD + NONE]
     for document in documents:
         device, software = document["device"], document["software"]
@@ -106,14 +108,14 @@ def page(documents: list[dict[str, Any]]) -> str:
         lines.append(f"Copy {document['copy_bandwidth'] / 1e9:.0f} GB/s. {', '.join(facts)}.\n")
         if not complete(document):
             reason = document["lost"] or "interrupted"
-            lines.append(f"Not whole, {len(document['results'])} of {document['problems']} problems: {reason}.\n")
+            lines.append(f"Incomplete, {len(document['results'])} of {document['problems']} problems: {reason}.\n")
         lines += _table(document)
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 
 def summary(documents: list[dict[str, Any]]) -> str:
-    """What the README says: of each result the ratios."""
+    """Return the summary for the README: the speed ratios of each result."""
     lines = [] if documents else ["Nothing has been measured on a GPU yet.", ""]
     for document in documents:
         lines.append(f"{document['device']['name']}, {document['workload'] or 'shapes'}, {document['date'][:10]}:\n")
@@ -122,18 +124,18 @@ def summary(documents: list[dict[str, Any]]) -> str:
 
 
 def filled(readme: str, documents: list[dict[str, Any]]) -> str:
-    """The README with the summary between its two marks."""
+    """Return the README with the summary between its two markers."""
     before, _, rest = readme.partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
-        raise RefusedError(f"{README}: no line {BEGIN.strip()} with a line {END.strip()} behind it")
+        raise RefusedError(f"{README}: expected a line {BEGIN.strip()} and, after it, a line {END.strip()}")
     return f"{before}{BEGIN}\n{summary(documents)}\n{END}{after}"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the page, or check it; 0 if it is right, 1 if not, 2 if a result is refused."""
+    """Write or check the page and the README; return 0, 1 if the check fails, 2 if a result is rejected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is another")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with code 1 if a page is stale")
     options = parser.parse_args(argv)
     try:
         documents = newest(RESULTS)
@@ -144,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if options.check:
         names = " and ".join(path.name for path in stale or wanted)
-        print(f"{names}: stale; leave out --check" if stale else f"{names}: what the results give")
+        print(f"{names}: stale; run without --check" if stale else f"{names}: agree with the results")
         return 1 if stale else 0
     for path in stale:
         path.write_text(wanted[path], encoding="utf-8")

@@ -1,15 +1,16 @@
-"""How many tiles the tuner's sampler tries until it has a good one, beside other ways to choose; on synthetic times.
+"""Count the trials that the tuner's sampler and other methods need to find a good tile, on synthetic times.
 
 Example: ``python benchmarks/tuner_sampler.py --json benchmarks/results/tuner_sampler.json``
 
-The spaces are those of real problems: every legal tile of every strategy. The times are not measured, on no GPU: they
-are what the cost model predicts times a hidden factor with structure (an effect of each strategy and of each value of
-each parameter, and of some pairs of values, log-normal) and a little noise of each tile. The factor's size is chosen
-so that model and truth have a rank correlation (Spearman) of 0.6; or the truth owes the model nothing, and the
-correlation is near 0. Each trial tells a time that is off by another percent. Counted are the trials until one is
-within 5 % of the best tile's true time, within the tuner's own budget: all tiles of a space of up to 200, else 116.
+The search spaces are those of real problems: every legal tile of every strategy. The times were not measured on a GPU.
+The true time of a tile is the time that the cost model predicts, multiplied by a hidden factor and by a small noise per
+tile. The factor is log-normal. It is the product of an effect of each strategy, of each value of each parameter, and of
+some pairs of values. The size of the factor is chosen so that the Spearman rank correlation of prediction and true time
+is 0.6. In a second case the true time is independent of the prediction, and the correlation is near 0. Each trial
+reports the true time with a further noise of one percent. The benchmark counts the trials until a tile is within 5 % of
+the best true time. The limit is the tuner's own budget: all tiles of a space of up to 200 tiles, else 116.
 
-So this says how the ways compare where times have such structure; how a GPU's times are, it does not say.
+The result is a comparison of the methods for times with such a structure. It says nothing about the times of a GPU.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from cunorm.ops.registry import OPS
 
 SYNTHETIC = "synthetic: the cost model's predictions times a hidden factor; no kernel was timed on a GPU"
 DEVICE = "H200"
-WITHIN = 1.05  # of the best true time
+WITHIN = 1.05  # a tile is good if its true time is at most this multiple of the best
 CORRELATIONS = (0.6, 0.0)
-TOLERANCE = {0.6: 0.02, 0.0: 0.1}  # of a correlation that is reached
-PAIR_SHARE, PAIR_SCALE = 0.3, 0.7  # of the pairs of values that interact, and how much beside a single value's effect
+TOLERANCE = {0.6: 0.02, 0.0: 0.1}  # maximum difference of the reached correlation from the wanted one
+PAIR_SHARE, PAIR_SCALE = 0.3, 0.7  # share of the pairs with an effect, and its size over that of a value
 TILE_NOISE, TRIAL_NOISE = 0.02, 0.01
 SHIPPED, MODEL_ORDER = "shipped", "model order only"
 
 
-#: Of the workloads' problems: large spaces first, then such as are swept whole.
+#: Some of the workloads' problems: first those with large spaces, then those whose tiles are all tried.
 PROBLEMS = (
     "layer_norm_backward bfloat16 rows=65536 length=1",
     "layer_norm_backward bfloat16 rows=131072 length=128",
@@ -73,7 +74,7 @@ PROBLEMS = (
 
 
 def problems() -> dict[str, Problem]:
-    """The problems by name."""
+    """Return the problems by name."""
     found = {problem.describe().partition(" (")[0]: problem for _, problem in workloads.problems()}
     return {name: found[name] for name in PROBLEMS}
 
@@ -82,19 +83,19 @@ def problems() -> dict[str, Problem]:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks; equals share their mean."""
+    """Return the ranks of values; equal values get their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Spearman's rank correlation."""
+    """Return Spearman's rank correlation."""
     return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
 
 
 @dataclass(frozen=True, eq=False)
 class Landscape:
-    """A space, true seconds of each of its tiles, the rank correlation of these with the model's."""
+    """A search space, the true seconds of its tiles, and their rank correlation with the predicted times."""
 
     space: Space
     truth: dict[Tile, float]
@@ -102,17 +103,17 @@ class Landscape:
 
     @property
     def enough(self) -> float:
-        """The seconds that count as found."""
+        """Maximum true seconds of a good tile."""
         return WITHIN * min(self.truth.values())
 
     @property
     def budget(self) -> int:
-        """Trials that the tuner has."""
+        """Number of trials of the tuner."""
         return len(self.space) if len(self.space) <= SWEPT else MORE
 
 
 def factor(space: Space, chance: random.Random) -> np.ndarray:
-    """The logarithm of a hidden factor of each tile, before it is scaled: mean 0, deviation 1."""
+    """Return the logarithm of the hidden factor of each tile before scaling: mean 0, standard deviation 1."""
     effects: dict[Any, float] = {}
 
     def effect(key: Any, share: float = 1.0) -> float:
@@ -121,7 +122,7 @@ def factor(space: Space, chance: random.Random) -> np.ndarray:
         return effects[key]
 
     found = {}
-    for tile in sorted(space.tiles, key=repr):  # so that the draws do not hang on the order of the model
+    for tile in sorted(space.tiles, key=repr):  # the random draws must not depend on the model's order
         values = [("strategy", tile.strategy), *tile.fields]
         pairs = itertools.combinations(values, 2)
         found[tile] = sum(map(effect, values)) + PAIR_SCALE * sum(effect(pair, PAIR_SHARE) for pair in pairs)
@@ -130,7 +131,7 @@ def factor(space: Space, chance: random.Random) -> np.ndarray:
 
 
 def landscape(space: Space, seed: int, wanted: float) -> Landscape:
-    """A landscape whose truth has that rank correlation with the model."""
+    """Return a landscape whose true times have the wanted rank correlation with the predictions."""
     predicted = np.log([candidate.predicted for candidate in space.candidates])
     for attempt in itertools.count():
         chance = random.Random(f"{seed} {wanted} {attempt} {space.problem.describe()}")
@@ -150,17 +151,17 @@ def landscape(space: Space, seed: int, wanted: float) -> Landscape:
 
 # ---- ways to choose -------------------------------------------------------------------------------------------------
 
-Trials = Iterator[Tile | None]  # None: a trial that told nothing new
+Trials = Iterator[Tile | None]  # None: a trial of an illegal or repeated tile
 
 
 def noisy(land: Landscape, seed: int) -> Callable[[Tile], float]:
-    """What the study is told of a tile: the logarithm of its time, as the tuner does it."""
+    """Return a function that reports the logarithm of a tile's time with noise; the tuner reports logarithms too."""
     chance = random.Random(seed)
     return lambda tile: math.log(land.truth[tile]) + chance.gauss(0, TRIAL_NOISE)
 
 
 def valid_set(land: Landscape, seed: int, **settings: Any) -> Trials:
-    """The tuner's sampler."""
+    """Propose tiles with the tuner's sampler."""
     sampler, tell = ValidSetSampler(land.space.tiles, [land.space.default], seed, **settings), noisy(land, seed)
     study = optuna.create_study(sampler=sampler)
     while not sampler.exhausted(study):
@@ -172,9 +173,9 @@ def valid_set(land: Landscape, seed: int, **settings: Any) -> Trials:
 
 @functools.cache
 def stock(land: Landscape, seed: int) -> tuple[Tile | None, ...]:
-    """Optuna's TPE, parameters asked for one by one, until a tile is good enough or twice the budget is spent.
+    """Propose tiles with Optuna's TPE, one parameter at a time, until a tile is good or twice the budget is used.
 
-    It repeats itself, and illegal tiles are told as pruned; both are None.
+    None marks a repeated tile, and an illegal tile, which is reported to the study as pruned.
     """
     study, tell = optuna.create_study(sampler=TPESampler(seed=seed)), noisy(land, seed)
     used = list(dict.fromkeys(tile.strategy for tile in land.space.tiles))
@@ -196,14 +197,14 @@ def stock(land: Landscape, seed: int) -> tuple[Tile | None, ...]:
 
 
 def shuffled(land: Landscape, seed: int) -> Trials:
-    """At random, none twice."""
+    """Propose all tiles in random order."""
     tiles = list(land.space.tiles)
     random.Random(seed).shuffle(tiles)
     yield from tiles
 
 
 def enumerated(land: Landscape, seed: int) -> Trials:
-    """One after the other as the strategies enumerate them."""
+    """Propose the tiles in the order in which the strategies enumerate them."""
     yield from (tile for one in land.space.strategies.values() for tile in one.tiles() if tile in land.truth)
 
 
@@ -221,7 +222,7 @@ WAYS: dict[str, Callable[[Landscape, int], Trials]] = {
 
 
 def needed(way: Callable[[Landscape, int], Trials], land: Landscape, seed: int) -> float:
-    """Trials until a tile is good enough; infinite if none is within the budget."""
+    """Return the number of trials until a tile is good; infinite if none is good within the budget."""
     for number, tile in enumerate(itertools.islice(way(land, seed), land.budget), 1):
         if tile is not None and land.truth[tile] <= land.enough:
             return number
@@ -232,7 +233,7 @@ def needed(way: Callable[[Landscape, int], Trials], land: Landscape, seed: int) 
 
 
 def summary(counts: list[float]) -> dict[str, float | None]:
-    """Median, 90th percentile (None: more than the budget) and the share that found one."""
+    """Return median and 90th percentile of trials (None: above the budget), and the share that found a good tile."""
     ordered = sorted(counts)
     known = {name: ordered[math.ceil(share * len(counts)) - 1] for name, share in (("median", 0.5), ("p90", 0.9))}
     found = statistics.fmean(map(math.isfinite, counts))
@@ -251,11 +252,11 @@ def print_table(groups: dict[str, dict[str, dict[str, dict[str, float | None]]]]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark."""
+    """Run the benchmark and return the exit code 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10, help="landscapes of each problem and correlation (default 10)")
-    parser.add_argument("--quick", action="store_true", help="two problems, one seed")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
+    parser.add_argument("--seeds", type=int, default=10, help="landscapes per problem and correlation (default 10)")
+    parser.add_argument("--quick", action="store_true", help="run two problems with one seed")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE too")
     options = parser.parse_args(argv)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seeds, chosen = max(1, options.seeds), problems()
@@ -278,7 +279,7 @@ def main(argv: list[str] | None = None) -> int:
         rho: {size: {way: summary(found) for way, found in ways.items()} for size, ways in sizes.items()}
         for rho, sizes in counts.items()
     }
-    print(f"{SYNTHETIC}\n{len(chosen)} problems on an {DEVICE}, {seeds} landscapes of each; rank correlations")
+    print(f"{SYNTHETIC}\n{len(chosen)} problems on an {DEVICE}, {seeds} landscapes per problem; rank correlations")
     for wanted in CORRELATIONS:
         reached = [rho for fact in facts if fact["wanted"] == wanted for rho in fact["rho"]]
         print(f"  wanted {wanted}: {min(reached):.3f} to {max(reached):.3f}, median {statistics.median(reached):.3f}")

@@ -1,11 +1,11 @@
-"""cunorm: normalisation gradients and forwards for NVIDIA GPUs, hand-written CUDA C behind CuPy and NumPy arrays."""
+"""cunorm: forwards and gradients of normalisation for NVIDIA GPUs, as hand-written CUDA C for CuPy and NumPy arrays."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# An editable install or a bare checkout has kernels_cu and tuning beside this package, a wheel has them inside; with
-# the checkout on the package's path, cunorm.tuning is the same module in both.
+# In an editable install or a bare checkout, kernels_cu and tuning are beside this package. In a wheel they are inside.
+# With the checkout on the package's path, cunorm.tuning is the same module in both.
 if not (Path(__path__[0]) / "kernels_cu").is_dir():
     __path__.append(str(Path(__path__[0]).parent))
 

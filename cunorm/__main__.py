@@ -1,4 +1,4 @@
-"""``python -m cunorm``."""
+"""``python -m cunorm``: the same command as ``cunorm``."""
 
 from __future__ import annotations
 

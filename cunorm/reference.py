@@ -1,12 +1,15 @@
 """The oracle: normalisation forward and backward in float64 NumPy, written for clarity and exactness, not for speed.
 
-The notation is that of the kernels; a slice is the L elements that share statistics, and xhat = (x - mean) * rstd.
+The notation is that of the kernels. A slice is the L elements that share one mean and one rstd. The normalised element
+xhat is (x - mean) * rstd.
 
 - GroupNorm: x has N samples, C channels and H*W positions. A slice is a group of C/G neighbouring channels of a sample,
-  L = (C/G)*H*W; gamma and beta are per channel.
-- LayerNorm: x is (A1..Ai, R1..Rj). A slice is a row, L = R1*..*Rj; gamma and beta are per element of a row.
-- BatchNorm: x is (N, C, *), with 2 to 8 dimensions. A slice is a channel, with L = N*H*W elements of one rank and
-  `count` of all ranks; rstd is called invstd, and x - mean xmu; gamma, beta and every statistic are (C,).
+  L = (C/G)*H*W. gamma and beta have one element per channel.
+- LayerNorm: x has shape (A1..Ai, R1..Rj). A slice is a row, L = R1*..*Rj. gamma and beta have one element per element
+  of a row.
+- BatchNorm: x has shape (N, C, *) and 2 to 8 dimensions. A slice is a channel. It has L = N*H*W elements on one rank,
+  and `count` elements on all ranks. rstd is called invstd, and x - mean is called xmu. gamma, beta and every statistic
+  have shape (C,).
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ Maybe: TypeAlias = npt.ArrayLike | None
 Shape: TypeAlias = int | tuple[int, ...]
 Float64: TypeAlias = npt.NDArray[np.float64]
 
-# What is divided by zero or overflows is NaN or infinite in the kernels too: a result, not a warning.
+# After a division by zero or an overflow, the kernels return NaN or infinity. So does the oracle, without a warning.
 _quiet = np.errstate(divide="ignore", invalid="ignore", over="ignore")
 
 
@@ -63,20 +66,20 @@ def group_norm(
     num_groups : int
         G, a divisor of C.
     gamma, beta : array_like, optional
-        C elements each. None stands for ones and zeros.
+        C elements each. None: ones for gamma, zeros for beta.
     eps : float
         Added to the variance.
     data_format : {"NCHW", "NHWC"}
-        Where the channels are.
+        Position of the channels.
     activation : {None, "silu"}
-        What is applied to y.
+        Function that is applied to y.
 
     Returns
     -------
     y : ndarray
-        Float64, of the shape of `x`.
+        Float64, same shape as `x`.
     mean, rstd : ndarray
-        Float64, (N, G). NaN where a slice has no elements. The variance of a constant slice is exactly 0.
+        Float64, (N, G). NaN if a slice has no elements. The variance of a constant slice is exactly 0.
 
     Examples
     --------
@@ -107,7 +110,7 @@ def group_norm_backward(
     data_format: str = "NCHW",
     activation: str | None = None,
 ) -> tuple[Float64, Float64, Float64]:
-    r"""Gradients of group normalisation, from the statistics that the forward saved.
+    r"""Gradients of group normalisation, from the statistics that the forward returned.
 
     .. math::
         d\beta_c = \sum_{n, hw} dy, \quad
@@ -119,21 +122,21 @@ def group_norm_backward(
     Parameters
     ----------
     dy, x : array_like
-        The gradient of y, and the forward's input; one shape, (N, C, *) or (N, *, C).
+        Gradient of y, and input of the forward. Both have shape (N, C, *), or (N, *, C) with ``data_format="NHWC"``.
     mean, rstd : array_like
-        N*G elements each, used as given (rounded ones included).
+        N*G elements each. They are used unchanged, even if they were rounded to another dtype.
     gamma, num_groups, data_format, activation
-        As in the forward. With an activation the gradients are those for silu'(z) * dy in place of dy, z being the
-        forward's y before it.
+        See `group_norm`. With an activation, silu'(z) * dy replaces dy, where z is the forward's y before the
+        activation.
     beta : array_like, optional
-        Used only with an activation.
+        C elements. Used only with an activation. None: zeros.
 
     Returns
     -------
     dx : ndarray
-        Float64, of the shape of `x`.
+        Float64, same shape as `x`.
     dgamma, dbeta : ndarray
-        Float64, (C,). Zeros where there is nothing to sum.
+        Float64, (C,). Zeros if there are no elements to sum.
 
     Examples
     --------
@@ -161,7 +164,7 @@ def group_norm_backward(
 
 @_quiet
 def before(x: Array, mean: Array, rstd: Array, gamma: Maybe, beta: Maybe, num_groups: int, data_format: str) -> Float64:
-    """z = gamma * (x - mean) * rstd + beta, GroupNorm's y before an activation, from given statistics."""
+    """Return z = gamma * (x - mean) * rstd + beta: the y of GroupNorm before an activation."""
     values = _slices(x, data_format)
     samples, channels, positions = values.shape
     grouped = values.reshape(samples, num_groups, _group_size(channels, num_groups) * positions)
@@ -191,9 +194,9 @@ def silu_gradient(z: Array, dy: Array) -> Float64:
 def layer_norm(
     x: Array, normalized_shape: Shape, gamma: Maybe = None, beta: Maybe = None, *, eps: float = 1e-5
 ) -> tuple[Float64, Float64, Float64]:
-    """Layer normalisation: group normalisation of the rows with one group, where every element is a channel.
+    """Layer normalisation: group normalisation of the rows with one group and one channel per element of a row.
 
-    `normalized_shape` is (R1..Rj), or R1. y has the shape of `x`, mean and rstd are (A1..Ai, 1..1).
+    `normalized_shape` is (R1..Rj), or the integer R1. y has the shape of `x`. mean and rstd have shape (A1..Ai, 1..1).
 
     Examples
     --------
@@ -231,7 +234,7 @@ def layer_norm_backward(
 
 @_quiet
 def batch_norm_stats(x: Array, *, eps: float = 1e-5) -> tuple[Float64, Float64]:
-    """Mean and invstd of every channel, with the biased variance; NaN where there are no elements.
+    """Mean and invstd of every channel, from the biased variance; NaN if there are no elements.
 
     Examples
     --------
@@ -257,12 +260,13 @@ def batch_norm_gather_stats(
     running_var: Maybe = None,
     momentum: float = 0.1,
 ) -> tuple[Float64, Float64, Float64 | None, Float64 | None]:
-    """Mean and invstd of all ranks together, and new running statistics (None for those not given).
+    """Mean and invstd of all ranks together, then the new running mean and variance (None if the old one is None).
 
-    `means` and `invstds` are (world, C), `counts` (world,); a rank of count 0 is absent, whatever it holds. With
-    w_r = count_r / total and var_r = max(invstd_r^-2 - eps, 0): mean = sum w_r * mean_r,
-    var = sum w_r * (var_r + (mean_r - mean)^2), running = (1 - momentum) * running + momentum * new. The new variance
-    is the unbiased var * total / (total - 1), but var where the total is 1.
+    `means` and `invstds` have shape (world, C), and `counts` has shape (world,). A rank with count 0 is ignored,
+    whatever its mean and invstd are. With w_r = count_r / total and var_r = max(invstd_r^-2 - eps, 0), the results are
+    mean = sum w_r * mean_r, var = sum w_r * (var_r + (mean_r - mean)^2), invstd = 1 / sqrt(var + eps), and
+    running = (1 - momentum) * running + momentum * new. For running_var, new is the unbiased var * total / (total - 1),
+    or var if the total is at most 1.
 
     Examples
     --------
@@ -283,7 +287,7 @@ def batch_norm_gather_stats(
             raise ValueError(f"{name}: shape {each.shape}, expected (world, C) with world = {amounts.size}")
     mean_r, invstd_r, w = (each[amounts > 0] for each in (mean_r, invstd_r, amounts[:, None] / total))
     mean = (w * mean_r).sum(axis=0)
-    mean = np.where(np.isfinite(mean), mean + (w * (mean_r - mean)).sum(axis=0), mean)  # as in _moments
+    mean = np.where(np.isfinite(mean), mean + (w * (mean_r - mean)).sum(axis=0), mean)  # see _moments
     var = (w * (np.maximum(invstd_r**-2.0 - eps, 0.0) + (mean_r - mean) ** 2)).sum(axis=0)
     new_mean = new_var = None
     if running_mean is not None:
@@ -296,7 +300,7 @@ def batch_norm_gather_stats(
 
 @_quiet
 def batch_norm_elemt(x: Array, mean: Array, invstd: Array, gamma: Maybe = None, beta: Maybe = None) -> Float64:
-    """Batch normalisation with given statistics: y = (x - mean) * invstd * gamma + beta.
+    """Batch normalisation with statistics that are passed: y = (x - mean) * invstd * gamma + beta.
 
     Examples
     --------
@@ -319,7 +323,7 @@ def batch_norm_backward_reduce(
 ) -> tuple[Float64, Float64, Float64, Float64]:
     """sum_dy = sum dy, sum_dy_xmu = sum dy * (x - mean), dgamma = sum_dy_xmu * invstd and dbeta = sum_dy of one rank.
 
-    Zeros where there is nothing to sum. `gamma` has no part in them: the operator's signature has it.
+    The results are zeros if there are no elements to sum. `gamma` is unused: it is here because the operator takes it.
 
     Examples
     --------
@@ -335,7 +339,7 @@ def batch_norm_backward_reduce(
     sum_dy = grads.sum(axis=1)
     sum_dy_xmu = (grads * (values - _given(mean, (len(values), 1), "mean"))).sum(axis=1)
     scale = _given(invstd, sum_dy.shape, "invstd")
-    dgamma = sum_dy_xmu * (scale if values.size else 0.0)  # the invstd of nothing is NaN
+    dgamma = sum_dy_xmu * (scale if values.size else 0.0)  # without elements, invstd is NaN
     return sum_dy, sum_dy_xmu, dgamma, sum_dy.copy()
 
 
@@ -343,7 +347,9 @@ def batch_norm_backward_reduce(
 def batch_norm_backward_elemt(
     dy: Array, x: Array, mean: Array, invstd: Array, gamma: Maybe, sum_dy: Array, sum_dy_xmu: Array, count: float
 ) -> Float64:
-    """dx = (dy - sum_dy / count - (x - mean) * invstd^2 * sum_dy_xmu / count) * invstd * gamma; sums of all ranks.
+    """dx = (dy - sum_dy / count - (x - mean) * invstd^2 * sum_dy_xmu / count) * invstd * gamma.
+
+    `sum_dy`, `sum_dy_xmu` and `count` are the totals of all ranks.
 
     Examples
     --------
@@ -370,7 +376,7 @@ def _sigmoid(z: Float64) -> Float64:
 
 
 def _slices(x: Array, data_format: str = "NCHW") -> Float64:
-    """`x` in float64 as (N, C, H*W), contiguous."""
+    """Return `x` as a contiguous float64 array of shape (N, C, H*W)."""
     array: npt.NDArray[Any] = np.asarray(x)
     if not 2 <= array.ndim <= 8:
         raise ValueError(f"x: {array.ndim} dimensions, expected 2 to 8")
@@ -383,7 +389,7 @@ def _slices(x: Array, data_format: str = "NCHW") -> Float64:
 
 
 def _like(values: Float64, x: Array, data_format: str = "NCHW") -> Float64:
-    """(N, C, H*W) back in the shape of `x`."""
+    """Reshape an array of shape (N, C, H*W) to the shape of `x`."""
     shape = np.shape(x)
     if data_format == "NCHW":
         return values.reshape(shape)
@@ -392,12 +398,12 @@ def _like(values: Float64, x: Array, data_format: str = "NCHW") -> Float64:
 
 
 def _by_channel(values: Float64) -> Float64:
-    """(N, C, H*W) as (C, N*H*W), contiguous: NumPy then sums pairwise, also where H*W is 1."""
+    """Rearrange (N, C, H*W) to a contiguous (C, N*H*W), which NumPy sums pairwise even if H*W is 1."""
     return np.ascontiguousarray(values.swapaxes(0, 1)).reshape(values.shape[1], values.shape[0] * values.shape[2])
 
 
 def _rows(x: Array, normalized_shape: Shape) -> tuple[npt.NDArray[Any], tuple[int, ...]]:
-    """`x` as (rows, L), and the shape of a row."""
+    """Return `x` in shape (rows, L), and the shape of a row."""
     array: npt.NDArray[Any] = np.asarray(x)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     length = math.prod(shape)
@@ -407,36 +413,36 @@ def _rows(x: Array, normalized_shape: Shape) -> tuple[npt.NDArray[Any], tuple[in
 
 
 def _shaped_as(dy: Array, x: Array) -> Array:
-    """`dy`, whose shape is that of `x`."""
+    """Return `dy` if it has the shape of `x`, else raise ValueError."""
     if np.shape(dy) != np.shape(x):
         raise ValueError(f"dy: shape {np.shape(dy)}, expected x's shape {np.shape(x)}")
     return dy
 
 
 def _group_size(channels: int, num_groups: int) -> int:
-    """Channels of one group, C/G."""
+    """Channels per group, C/G."""
     if num_groups < 1 or channels % num_groups:
         raise ValueError(f"num_groups: {num_groups}, expected a divisor of the {channels} channels")
     return channels // num_groups
 
 
 def _mean(values: Float64) -> Float64:
-    """Mean over the last axis, which stays; NaN where it is empty."""
+    """Mean over the last axis, which is kept with length 1; NaN if it is empty."""
     mean: Float64 = values.sum(axis=-1, keepdims=True) / np.float64(values.shape[-1])
     return mean
 
 
 def _moments(slices: Float64, eps: float) -> tuple[Float64, Float64]:
-    """Mean and rstd over the last axis, which stays."""
+    """Mean and rstd over the last axis, which is kept with length 1."""
     mean = _mean(slices)
-    # The mean of what is left is the rounding error of the first mean: after this step a constant is its own mean.
-    # A mean that is not finite stays what it is.
+    # The mean of the differences from the first mean is the rounding error of the first mean. With this correction, the
+    # mean of a constant slice is exactly the constant. A mean that is not finite is not corrected.
     mean = np.where(np.isfinite(mean), mean + _mean(slices - mean), mean)
     return mean, 1.0 / np.sqrt(_mean((slices - mean) ** 2) + eps)
 
 
 def _given(parameter: Maybe, shape: tuple[int, ...], name: str, otherwise: float = math.nan) -> Float64:
-    """A parameter in `shape`, or the one value that stands for a missing one."""
+    """Return a parameter in `shape`; for an absent one, a single element `otherwise` that broadcasts to it."""
     if parameter is None:
         return np.full((1,) * len(shape), otherwise)
     array: npt.NDArray[Any] = np.asarray(parameter)

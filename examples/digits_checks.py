@@ -1,4 +1,4 @@
-"""What stands between the norms of ``train_digits.py`` and ``cunorm``: a count of the calls, and the oracle's check."""
+"""The layer between the norms of ``train_digits.py`` and ``cunorm``: it counts calls and checks results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[Any]
-#: By name of a tensor: what the oracle makes of it, and the sum of the sizes of the terms that make it up.
+#: Name of a tensor -> its values from the oracle, and for each value the sum of the magnitudes of its terms (or an
+#: upper bound of that sum).
 Oracle = dict[str, tuple[Any, Any]]
 
 
 class Checkable(Protocol):
-    """A norm whose results can be compared with the oracle."""
+    """A norm whose results can be compared with the oracle's."""
 
     name: str
 
@@ -31,7 +32,7 @@ class GradientMismatch(RuntimeError):
 
 
 class CheckedLibrary:
-    """The functions of `functions`, as attributes; a count of the calls; their results' comparison with the oracle."""
+    """Provide the functions of `functions` as attributes, count their calls, and compare results with the oracle."""
 
     def __init__(self, functions: Any) -> None:
         self.functions = functions
@@ -50,12 +51,13 @@ class CheckedLibrary:
         return call
 
     def observe(self, layer: Checkable, **tensors: Any) -> None:
-        """While checking, compare what a layer computed with the oracle; raise GradientMismatch if it is wrong.
+        """If `checking`, compare the results of a layer with the oracle; raise GradientMismatch if one is wrong.
 
-        The bound on each number is 16 units of rounding of the layer's dtype times the sum of the sizes of the terms
-        that make it up. A result takes a few roundings per term, and sums over many terms run as trees or as some
-        dozens of partial sums, whose errors mostly cancel: a few units in all. A wrong formula is off by a sizeable
-        part of the terms, 100,000 times more. The last addend forgives subnormals that a GPU flushes to zero.
+        The bound on each value is 16 times the machine epsilon of the layer's dtype, times the sum of the magnitudes of
+        its terms. A result needs a few roundings per term. Sums of many terms are computed as trees, or as some dozens
+        of partial sums, and their errors mostly cancel. Together the error is a few epsilons. The error of a wrong
+        formula is a considerable part of the terms, 100,000 times as large. The last addend of the bound permits a GPU
+        to flush subnormals to zero.
         """
         if not self.checking:
             return
@@ -73,5 +75,5 @@ class CheckedLibrary:
 
 
 def to_numpy(array: Any) -> Numbers:
-    """A NumPy array of the same values."""
+    """Return a NumPy array with the same values."""
     return array.get() if hasattr(array, "get") else np.asarray(array)

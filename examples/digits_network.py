@@ -1,6 +1,7 @@
-"""The small convolutional network of ``train_digits.py``: plain array code for NumPy and CuPy, the norms from outside.
+"""The small convolutional network of ``train_digits.py``: plain array code for NumPy and CuPy.
 
-Each layer keeps in `forward` what `backward` needs, and leaves its parameters' gradients in the parameters.
+The caller passes the norms. The `forward` of a layer stores the arrays that `backward` reads. `backward` stores the
+gradients of the layer's parameters in the parameters.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 
 
 def without_blas(a: Array, b: Array) -> Array:
-    """Product of two matrices as products and sums: memory-hungry, but CuPy needs no cuBLAS for it."""
+    """Multiply two matrices with elementwise products and sums: needs much memory, but no cuBLAS."""
     return (a[:, :, None] * b[None, :, :]).sum(axis=1)
 
 
 def matrix_product(xp: Any) -> Callable[[Array, Array], Array]:
-    """``xp.matmul`` where it works: CuPy's needs the cuBLAS library, which CuPy's wheel does not bring."""
+    """Return ``xp.matmul`` if it works. CuPy's needs the cuBLAS library, which its wheel does not contain."""
     try:
         xp.matmul(xp.ones((2, 2), np.float32), xp.ones((2, 2), np.float32))
     except (ImportError, RuntimeError):
@@ -31,7 +32,7 @@ def matrix_product(xp: Any) -> Callable[[Array, Array], Array]:
 
 @dataclass
 class Parameter:
-    """One trained array with its gradient and Adam's two moments."""
+    """One trained array, its gradient and the two moments of Adam."""
 
     value: Array
     grad: Array = None
@@ -41,7 +42,7 @@ class Parameter:
         self.moments = (self.value * 0, self.value * 0)
 
     def step(self, xp: Any, rate: float, count: int) -> None:
-        """One step of Adam, the `count`-th (from 1)."""
+        """Do step number `count` of Adam, from 1."""
         first, second = self.moments
         first += 0.1 * (self.grad - first)
         second += 0.01 * (self.grad * self.grad - second)
@@ -57,14 +58,14 @@ class Layer:
         raise NotImplementedError
 
     def evaluate(self, x: Array) -> Array:
-        """What a trained network does with `x`: `forward`, unless a layer keeps something for it."""
+        """Compute the output in evaluation. It is `forward`, except for layers that use stored statistics."""
         return self.forward(x)
 
     def backward(self, dy: Array) -> Array:
         raise NotImplementedError
 
 
-#: The norm of a number (from 1) whose samples have a shape (C, H, W).
+#: Makes norm number N (from 1) of the network, for samples of shape (C, H, W).
 MakeNorm = Callable[[int, tuple[int, int, int]], Layer]
 
 
@@ -72,7 +73,7 @@ class Conv3x3(Layer):
     """3x3 convolution, stride 1, zero padding, no bias, as one matrix product over patches."""
 
     def __init__(self, xp: Any, weight: Array) -> None:
-        """`weight` has the shape (C_in * 9, C_out), the nine offsets running fastest."""
+        """`weight` has shape (C_in * 9, C_out). In the first axis, the nine offsets vary fastest."""
         self.xp, self.matmul = xp, matrix_product(xp)
         self.weight = Parameter(weight)
         self.parameters = (self.weight,)
@@ -97,7 +98,7 @@ class Conv3x3(Layer):
 
 
 def offsets() -> Iterator[tuple[int, int]]:
-    """The nine positions of a 3x3 window, row by row."""
+    """Yield the nine positions of a 3x3 window, row by row."""
     return ((i, j) for i in range(3) for j in range(3))
 
 
@@ -120,7 +121,7 @@ class MeanPool2x2(Layer):
 
 
 class Dense(Layer):
-    """Flatten, then one matrix product and a bias."""
+    """Flatten each sample, multiply by a matrix and add a bias."""
 
     def __init__(self, xp: Any, weight: Array) -> None:
         self.matmul = matrix_product(xp)
@@ -159,13 +160,13 @@ class Network:
         self.parameters = [parameter for layer in self.layers for parameter in layer.parameters]
 
     def scores(self, images: Array) -> Array:
-        """Of a trained network, an image's ten scores."""
+        """Return the ten scores of each image, in evaluation."""
         for layer in self.layers:
             images = layer.evaluate(images)
         return images
 
     def loss_and_gradients(self, images: Array, labels: Array) -> float:
-        """Mean cross-entropy of a batch; the gradients are left in the parameters."""
+        """Return the mean cross-entropy of a batch, and store the gradients in the parameters."""
         scores = images
         for layer in self.layers:
             scores = layer.forward(scores)
@@ -178,7 +179,7 @@ class Network:
         return float(-(wanted * log_odds).sum() / len(labels))
 
     def accuracy(self, images: Array, labels: Array, batch: int = 64) -> float:
-        """Share of the images that get their own label, in batches so that memory stays small."""
+        """Return the share of correctly classified images. Images are processed in batches to limit memory."""
         right = 0
         for i in range(0, len(labels), batch):
             right += int((self.scores(images[i : i + batch]).argmax(axis=1) == labels[i : i + batch]).sum())

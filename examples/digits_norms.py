@@ -1,6 +1,6 @@
 """The norms of ``train_digits.py``: GroupNorm, LayerNorm and BatchNorm through cunorm's functions.
 
-Each is a layer (`forward`, `evaluate`, `backward`) that also says what the oracle makes of its inputs (`oracle`).
+Each norm is a layer (`forward`, `evaluate`, `backward`) that also computes its results with the oracle (`oracle`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from cunorm import reference
 if __package__:
     from .digits_checks import CheckedLibrary, Numbers, Oracle
     from .digits_network import Array, Layer, Parameter
-else:  # beside a script
+else:  # imported by a script in the same folder
     from digits_checks import CheckedLibrary, Numbers, Oracle
     from digits_network import Array, Layer, Parameter
 
-GROUP = 4  # channels in a group of GroupNorm
+GROUP = 4  # channels per group of GroupNorm
 EPSILON = 1e-5
-MOMENTUM = 0.1  # a batch's share of BatchNorm's running statistics
+MOMENTUM = 0.1  # weight of a batch in BatchNorm's running statistics
 
 Three = tuple[Array, Array, Array]
 
 
 class Norm(Layer):
-    """What the norms have in common: a name, gamma and beta, and a check of every backward pass."""
+    """Base of the norms: a name, gamma and beta, and a check in every backward pass."""
 
     title = ""
-    x: Array  # what the forward read
+    x: Array  # the input of the last forward
 
     def __init__(self, xp: Any, library: CheckedLibrary, dtype: Any, number: int, sample: tuple[int, int, int]) -> None:
-        """The `number`-th norm of a network, of samples of shape `sample`, calling `library`."""
+        """Make norm number `number` of a network, for samples of shape `sample`. It calls functions of `library`."""
         self.xp, self.library, self.sample = xp, library, sample
         self.name = "{} {} ({} channels, {}x{})".format(self.title, number, *sample)
         shape = self.affine_shape()
@@ -40,30 +40,30 @@ class Norm(Layer):
         self.parameters = (self.gamma, self.beta)
 
     def affine_shape(self) -> tuple[int, ...]:
-        """Of gamma and beta: a number a channel."""
+        """Return the shape of gamma and beta: one element per channel."""
         return self.sample[:1]
 
     def check(self, **tensors: Array) -> None:
-        """Show what a pass read and wrote to the library, which compares it with `oracle` when it is time."""
+        """Pass the inputs and results of a step to the library, which compares them with `oracle` if it is checking."""
         self.library.observe(self, x=self.x, gamma=self.gamma.value, beta=self.beta.value, **tensors)
 
     def oracle(self, t: dict[str, Numbers]) -> Oracle:
-        """From the tensors of a pass: what each result should be, and the sizes of its terms."""
+        """Return the exact results for the tensors of a step, and the magnitudes of their terms (see `Oracle`)."""
         raise NotImplementedError
 
 
 class SampleNorm(Norm):
-    """A norm whose statistics are of slices of a sample; it does the same in training and evaluation.
+    """A norm whose statistics belong to slices of a sample. Training and evaluation are the same.
 
-    `affine` and `gradients` call the functions of cunorm or those of the oracle, which take the same arguments.
+    `affine` and `gradients` call the functions of cunorm or of the oracle, which have the same parameters.
     """
 
     def affine(self, functions: Any, x: Array, gamma: Array, beta: Array) -> Three:
-        """y, mean and rstd."""
+        """Return y, mean and rstd."""
         raise NotImplementedError
 
     def gradients(self, functions: Any, dy: Array, x: Array, mean: Array, rstd: Array, gamma: Array) -> Three:
-        """dx, dgamma and dbeta."""
+        """Return dx, dgamma and dbeta."""
         raise NotImplementedError
 
     def forward(self, x: Array) -> Array:
@@ -82,8 +82,8 @@ class SampleNorm(Norm):
     def oracle(self, t: dict[str, Numbers]) -> Oracle:
         y, mean, rstd = self.affine(reference, t["x"], t["gamma"], t["beta"])
         dx, dgamma, dbeta = self.gradients(reference, t["dy"], t["x"], t["mean"], t["rstd"], t["gamma"])
-        # The sizes of their terms; `slices`, `inverse`, `xhat` and `dxhat` have a row for each slice.
-        broad = (*t["gamma"].shape, 1, 1)[:3]  # of gamma and beta beside a sample
+        # The magnitudes of the terms. `slices`, `inverse`, `xhat` and `dxhat` have one row per slice.
+        broad = (*t["gamma"].shape, 1, 1)[:3]  # shape in which gamma and beta broadcast to a sample
         scale, shift, upstream = np.abs(t["gamma"]).reshape(broad), np.abs(t["beta"]).reshape(broad), np.abs(t["dy"])
         slices, inverse = t["x"].reshape(mean.size, -1), rstd.reshape(-1, 1)
         largest = np.abs(slices).max(axis=1, keepdims=True)
@@ -102,7 +102,7 @@ class SampleNorm(Norm):
 
 
 class GroupNorm(SampleNorm):
-    """Statistics of `GROUP` channels of a sample."""
+    """One mean and rstd per `GROUP` channels of a sample."""
 
     title = "GroupNorm"
 
@@ -116,10 +116,10 @@ class GroupNorm(SampleNorm):
 
 
 class LayerNorm(SampleNorm):
-    """Statistics of a whole sample: `normalized_shape` is its three dimensions.
+    """One mean and rstd per sample: `normalized_shape` is its three dimensions.
 
-    gamma and beta are of that shape too. To normalise the last dimension alone would give each 8 pixels of a channel
-    statistics of their own, and tie gamma to a column of the image.
+    gamma and beta have that shape too. Normalising only the last dimension would compute separate statistics for each
+    row of an image in each channel (8 pixels in the first layers), and gamma would depend only on the image's column.
     """
 
     title = "LayerNorm"
@@ -137,10 +137,10 @@ class LayerNorm(SampleNorm):
 
 
 class BatchNorm(Norm):
-    """Statistics of a channel of the batch, by the functions for synchronised training, as one rank of one.
+    """One mean and invstd per channel of the batch, with the functions for synchronised training, on a single rank.
 
-    Training normalises with the batch's statistics, and moves running ones towards them; evaluation normalises with
-    those.
+    Training normalises with the batch's statistics, and updates the running statistics with them. Evaluation normalises
+    with the running statistics.
     """
 
     title = "BatchNorm"
@@ -153,7 +153,7 @@ class BatchNorm(Norm):
         self.x, self.count = x, x.size // x.shape[1]
         self.before = self.running_mean.copy(), self.running_var.copy()
         self.local = mean, invstd = self.library.batch_norm_stats(x, eps=EPSILON)
-        # Several ranks would gather their means, invstds and counts here.
+        # With several ranks, gather their means, invstds and counts here.
         self.merged = self.library.batch_norm_gather_stats(
             mean[None],
             invstd[None],
@@ -174,7 +174,7 @@ class BatchNorm(Norm):
         dy = self.xp.ascontiguousarray(dy)
         given = (dy, self.x, *self.merged, self.gamma.value)
         sum_dy, sum_dy_xmu, dgamma, dbeta = self.library.batch_norm_backward_reduce(*given)
-        # Several ranks would add up sum_dy, sum_dy_xmu and count here.
+        # With several ranks, add up their sum_dy, sum_dy_xmu and count here.
         dx = self.library.batch_norm_backward_elemt(*given, sum_dy, sum_dy_xmu, self.count)
         names = ("before_mean", "before_var", "local_mean", "local_invstd", "mean", "invstd")
         statistics = dict(zip(names, (*self.before, *self.local, *self.merged), strict=True))
@@ -185,7 +185,7 @@ class BatchNorm(Norm):
         return dx
 
     def oracle(self, t: dict[str, Numbers]) -> Oracle:
-        """Each function from what it was given: the rounded results of those before it."""
+        """Apply each function of the oracle to the arguments of cunorm's call, which include rounded results."""
         x, dy, given = t["x"], t["dy"], (t["mean"], t["invstd"], t["gamma"])
         count, column = x.size // x.shape[1], (-1, 1, 1)
         local_mean, local_invstd = reference.batch_norm_stats(x, eps=EPSILON)
@@ -199,7 +199,7 @@ class BatchNorm(Norm):
             momentum=MOMENTUM,
         )
         sum_dy, sum_dy_xmu, dgamma, dbeta = reference.batch_norm_backward_reduce(dy, x, *given)
-        # The sizes of their terms.
+        # The magnitudes of the terms.
         running = (1 - MOMENTUM) * np.abs(t["before_mean"]) + MOMENTUM * np.abs(mean)
         scale, shift, inverse = (np.abs(t[name]).reshape(column) for name in ("gamma", "beta", "invstd"))
         upstream, xmu = np.abs(dy), np.abs(x - t["mean"].astype(np.float64).reshape(column))

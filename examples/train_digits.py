@@ -1,12 +1,12 @@
 """Train a small convolutional network with normalisation layers on real handwritten digits.
 
-The data are scikit-learn's bundled digits: 1,797 real 8x8 images, 1,437 to train on and 360 to test on. The layers are
-GroupNorm, or with ``--norm`` LayerNorm or BatchNorm; every forward and every gradient of theirs goes through
-``cunorm``, and every so often they are compared with the float64 oracle. The rest (convolutions, pooling, the loss,
-Adam) is plain array code that runs on NumPy and on CuPy arrays.
+The data are the digits that scikit-learn contains: 1,797 real 8x8 images, 1,437 for training and 360 for testing. The
+layers are GroupNorm, or with ``--norm`` LayerNorm or BatchNorm. ``cunorm`` computes all their forwards and gradients.
+Every 20 steps the results are compared with the float64 oracle. Everything else (convolutions, pooling, the loss, Adam)
+is plain array code for NumPy and CuPy arrays.
 
-Run it with ``python examples/train_digits.py``; ``--help`` lists the options. It ends with the test accuracy and a plot
-of the loss.
+Run it with ``python examples/train_digits.py``; ``--help`` lists the options. At the end it prints the test accuracy
+and writes a plot of the loss.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ REQUIRED_ACCURACY = 0.95
 
 @dataclass
 class Result:
-    """What a training run leaves behind."""
+    """The result of a training run."""
 
-    norm: str  # its title
+    norm: str  # title of the norm
     library: CheckedLibrary
     losses: list[float] = field(default_factory=list)  # per step
     accuracies: list[float] = field(default_factory=list)  # on the test images, per epoch
@@ -54,7 +54,7 @@ class Result:
 
 
 def split_digits() -> tuple[Any, Any, Any, Any]:
-    """Training images and labels, test images and labels; always the same split."""
+    """Return training images and labels, then test images and labels. The split is always the same."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -76,22 +76,22 @@ def run(
     images: int | None = None,
     check_every: int = CHECK_EVERY,
 ) -> Result:
-    """Train on the digits with norms of one kind, on arrays of `xp`.
+    """Train on the digits with one kind of norm, on arrays of `xp`.
 
     Parameters
     ----------
     norm : str
         A key of `NORMS`.
     functions : module
-        Where the norm's functions are: ``cunorm``, or something to try in its place.
+        The module with the functions of the norms: ``cunorm``, or a replacement for it.
     xp : module
         ``numpy`` or ``cupy``.
     dtype : str
-        Of images, activations, parameters.
+        Dtype of images, activations and parameters.
     epochs, seed : int
-        Passes over the training images; seed of the initial weights and of the order of the images.
+        Number of passes over the training images; seed of the initial weights and of the order of the images.
     images : int, optional
-        Use only so many of the training images and of the test images.
+        Maximum number of training images, and of test images. None: all.
     check_every : int
         Steps between two comparisons with the oracle; the first step is always compared.
 
@@ -158,31 +158,31 @@ def plot(result: Result, path: Path, executor: str) -> None:
 
 
 def find_device(wanted: str) -> tuple[Any, str]:
-    """The array module, and the name of the executor that its arrays run on; LookupError without the GPU asked for."""
+    """Return the array module and the name of its executor; raise LookupError if a GPU is requested and not found."""
     if wanted == "cpu":
         return np, "cpu executor: exact, not fast"
     try:
         import cupy
 
         name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
-    except Exception as problem:  # no CuPy, no driver, no device: each has its own exception
+    except Exception as problem:  # no CuPy, no driver and no device raise different exceptions
         if wanted == "gpu":
-            raise LookupError(f"no GPU to use ({problem}); `cunorm doctor` says what is missing") from problem
+            raise LookupError(f"no GPU to use ({problem}); `cunorm doctor` reports the missing part") from problem
         return find_device("cpu")
     return cupy, name
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; 0 when the network reached the accuracy and every check passed."""
+    """Run the command; return 0 if the network reaches the required accuracy and every check passes, else 1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--norm", choices=tuple(NORMS), default="group", help="GroupNorm, LayerNorm or BatchNorm")
     parser.add_argument(
         "--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto: a GPU if CuPy finds one"
     )
     parser.add_argument("--epochs", type=int, default=6, help="passes over the training images")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the images")
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of every array")
-    parser.add_argument("--plot", type=Path, default=Path("digits_loss.png"), metavar="FILE.png", help="loss curve")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the images")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="dtype of all arrays")
+    parser.add_argument("--plot", type=Path, default=Path("digits_loss.png"), metavar="FILE.png", help="loss plot")
     options = parser.parse_args(argv)
     if options.epochs < 1:
         parser.error(f"--epochs: {options.epochs}, expected at least 1")

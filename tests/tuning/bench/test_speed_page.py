@@ -80,9 +80,9 @@ def test_the_newest_complete_result_per_device_and_workload_is_published(speed: 
     own = ["89% (75.0; 67.5 to 90.0)", "95% (71.0; 63.9 to 85.2)"]
     assert row.split(" | ")[1:4] == [*own, "48% (140.0; 126.0 to 168.0)"]
     assert row.split(" | ")[5:] == ["wrong", "– |"]
-    assert "Not there: apex." in page  # apex has no column
+    assert "Did not run: apex." in page  # apex has no column
     assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in page
-    assert "Not whole" not in page
+    assert "Incomplete" not in page
     assert speed.main(["--check"]) == 0
     (tmp_path / "speed.md").write_text(page.replace("89%", "98%"), encoding="utf-8")
     assert speed.main(["--check"]) == 1
@@ -94,14 +94,14 @@ def test_an_incomplete_result_is_published_with_the_reason(speed: ModuleType, tm
     keep(tmp_path, "lost", workload="vision", lost="apex left the GPU unusable", problems=4)
     assert speed.main([]) == 0
     page = (tmp_path / "speed.md").read_text(encoding="utf-8")
-    assert "Not whole, 3 of 9 problems: interrupted." in page
-    assert "Not whole, 3 of 4 problems: apex left the GPU unusable." in page
+    assert "Incomplete, 3 of 9 problems: interrupted." in page
+    assert "Incomplete, 3 of 4 problems: apex left the GPU unusable." in page
 
 
 def test_the_result_of_a_killed_run_is_marked_as_interrupted(speed: ModuleType, tmp_path: Path) -> None:
     keep(tmp_path, "killed", workload="llm", problems=9)
     assert speed.main([]) == 0
-    assert "Not whole, 3 of 9 problems: interrupted." in (tmp_path / "speed.md").read_text(encoding="utf-8")
+    assert "Incomplete, 3 of 9 problems: interrupted." in (tmp_path / "speed.md").read_text(encoding="utf-8")
 
 
 def test_a_rehearsal_is_not_published(speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,8 +175,8 @@ def test_the_page_is_generated_when_no_time_is_left_to_tune_and_bench(tmp_path: 
 @pytest.mark.parametrize(("given", "sentence"), [
     (["--part", "3"], "--part: '3', expected 1 or 2"),
     (["--minutes", "0"], "--minutes: '0', expected a whole number"),
-    (["--fast"], "unknown: --fast"),
-    (["--workloads"], "--workloads: nothing, expected names"),
+    (["--fast"], "unknown option: --fast"),
+    (["--workloads"], "--workloads: empty, expected names"),
 ])  # fmt: skip
 def test_wrong_arguments_of_the_script(given: list[str], sentence: str) -> None:
     done = proof(*given)
