@@ -249,7 +249,7 @@ def test_neither_statistic_is_rounded_to_the_dtype_of_the_other(mean: str, invst
 
 
 def test_gradients_beyond_float16_are_infinite(executor: Executor) -> None:
-    """As in the kernels. The rounding to a narrower output issues no warning."""
+    """Overflow gives infinity, as in the kernels. The rounding to a narrower output issues no warning."""
     made = group_arrays((2, 8, 512), dtype=HALF, gamma_dtype=SINGLE)
     made.dy[...] = 300
     given = there(executor, {**group_call(made), "gradBetaOut": np.empty(8, HALF)})

@@ -56,9 +56,7 @@ def test_problems_and_their_numbers_of_calls(tmp_path: Path) -> None:
     )
     assert backward.gamma_dtype == "float32"
     assert not problem_trace.active()
-    assert (
-        len(path.read_text().splitlines()) == 4
-    )  # per problem, one for the first call and one for the count of the others
+    assert len(path.read_text().splitlines()) == 4  # per problem: its first call, and the count of the others
 
 
 def test_results_are_the_same_while_tracing(tmp_path: Path) -> None:

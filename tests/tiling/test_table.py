@@ -302,9 +302,7 @@ def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(table_file, "LOCK_SECONDS", 0.1)
     with (
         filelock.FileLock(f"{path}.lock"),
-        multiprocessing.get_context("fork").Pool(
-            1
-        ) as pool,  # another process, because one process may take a lock twice
+        multiprocessing.get_context("fork").Pool(1) as pool,  # one process may take a lock twice
         pytest.raises(TableError, match=r"another process has held .*t.json.lock"),
     ):
         pool.apply(_put, (str(path), 1, 1))
