@@ -275,9 +275,7 @@ def test_evaluation_uses_the_running_statistics() -> None:
     expected = reference.batch_norm_elemt(x, kept[0], (kept[1] + 1e-5) ** -0.5, gamma, beta)
     np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(kept, (layer.running_mean, layer.running_var))  # an evaluation does not change them
-    np.testing.assert_array_equal(
-        layer.evaluate(x[2:3]), y[2:3]
-    )  # the result of a sample is independent of the other samples
+    np.testing.assert_array_equal(layer.evaluate(x[2:3]), y[2:3])  # a sample does not depend on the others
 
 
 @EACH
@@ -392,7 +390,7 @@ def test_demo_passes_its_norm_to_the_example(tmp_path: Path, monkeypatch: pytest
 
 @EACH
 @pytest.mark.long
-def test_the_full_training_reaches_the_accuracy(norm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_full_training_reaches_97_percent(norm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "loss.png"
     began = time.process_time()  # CPU time of all cores, because wall-clock time depends on other processes
     assert train_digits.main(["--device", "cpu", "--norm", norm, "--plot", str(plot)]) == 0

@@ -207,7 +207,7 @@ def test_batch_norm_arrays_may_differ_in_dtype(data: str, executor: Executor) ->
 @pytest.mark.parametrize("data", ["float16", "bfloat16"])
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_strided_outputs_are_rounded_once(face: Face, data: str, layout: str, executor: Executor) -> None:
-    """Kernels cannot write the float32 outputs directly, because of their strides. All inputs have 16 bits."""
+    """Kernels cannot write the float32 outputs in place, because of strides or addresses. All inputs have 16 bits."""
     made = face.made(data)
     names = ("mean", "rstd") if face is GROUP else ("mean", "invstd")
     for name in names:
@@ -270,9 +270,7 @@ def test_outputs_that_are_not_wanted_are_not_written(face: Face, mask: tuple[boo
     wanted = dict(zip(face.outputs, mask if face is GROUP else (mask[0], *mask), strict=True))
     given |= {"outputMask": mask} if face is GROUP else dict(zip(("inputG", "weightG", "biasG"), mask, strict=True))
     spare = executor.xp.full(3, SENTINEL, np.int64)
-    given = there(executor, given) | {
-        name: spare for name in face.outputs if not wanted[name]
-    }  # one array for all of them
+    given = there(executor, given) | {name: spare for name in face.outputs if not wanted[name]}  # one array for all
     results = back(executor, face.walk(given, executor.xp))
     for (name, keep), result in zip(wanted.items(), results, strict=True):
         if not keep:
@@ -356,7 +354,7 @@ def test_any_array_of_enough_bytes_may_be_the_workspace(face: Face, kind: str, e
 @pytest.mark.parametrize("other", ["as input", "channels last"])
 @pytest.mark.parametrize("layout", ["contiguous", *LAYOUTS])
 def test_grad_input_may_be_exactly_grad_out(layout: str, other: str, executor: Executor) -> None:
-    """Whatever the strides of gradOut and of input."""
+    """The call is legal for all strides of gradOut and of input."""
     made = group_arrays(SHAPE)
     given = there(executor, group_call(made))
     if layout != "contiguous":

@@ -467,9 +467,7 @@ def test_the_message_is_the_last_failure_of_its_thread() -> None:
     assert seen == {"before": "", "after": "group: 0, expected at least 1"}
     assert aclGetRecentErrMsg() == "mean: None, expected an array"
     assert GROUP.first(GROUP.right())[0] == SUCCESS
-    assert (
-        aclGetRecentErrMsg() == "mean: None, expected an array"
-    )  # the message of the last failure, not of the last call
+    assert aclGetRecentErrMsg() == "mean: None, expected an array"  # from the last failure, not the last call
 
 
 def test_the_first_phase_accepts_more_than_2_to_the_31_elements() -> None:
