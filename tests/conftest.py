@@ -1,4 +1,4 @@
-"""Options and fixtures that every test shares: --gpu, --long, --sanitise, and the two executors as array kinds."""
+"""Options and fixtures of all tests: --gpu, --long, --sanitise, the two executors and a fake CUDA driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @functools.cache
 def gpu_missing() -> str | None:
-    """Why no GPU test can run here, or None."""
+    """Return the reason why no GPU test can run here, or None."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed"
     import cupy
@@ -42,12 +42,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="long: run with --long"))
         if item.get_closest_marker("sanitise") and not config.getoption("--sanitise"):
-            item.add_marker(pytest.mark.skip(reason="the kernels under sanitisers: run with --sanitise"))
+            item.add_marker(pytest.mark.skip(reason="runs kernels under sanitisers: run with --sanitise"))
 
 
 @pytest.fixture(autouse=True)
 def _no_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tiling table of whoever runs the tests takes part in them."""
+    """Hide the tiling tables of the user who runs the tests."""
     monkeypatch.delenv("CUNORM_TILING_TABLE", raising=False)
     nowhere = tmp_path_factory.getbasetemp() / "no table"
     monkeypatch.setattr(choose_tile, "user_table", lambda device: nowhere)
@@ -55,12 +55,12 @@ def _no_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture(autouse=True)
 def _no_earlier_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tile is taken over from what another test planned."""
+    """Prevent the reuse of a tile from a plan of another test."""
     monkeypatch.setattr(choose_tile, "_chosen", {})
 
 
 class Executor:
-    """Arrays of one kind: to put NumPy data there and to bring results back."""
+    """The array type of an executor, with copies from and to NumPy."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,25 +74,25 @@ class Executor:
         return cupy
 
     def put(self, array: Any) -> Any:
-        """A copy there, with the same memory order; None stays None."""
+        """Copy a NumPy array to the executor, in the same memory order. Return None for None."""
         if array is None:
             return None
         return array.copy(order="K") if self.name == "cpu" else self.xp.array(array, order="K")
 
     def get(self, array: Any) -> Any:
-        """The array on the CPU; None stays None."""
+        """Return the array as a NumPy array, or None for None."""
         return None if array is None else array if self.name == "cpu" else self.xp.asnumpy(array)
 
 
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def executor(request: pytest.FixtureRequest) -> Executor:
-    """Each executor in turn; the GPU's only with --gpu."""
+    """Each executor in turn. The GPU executor runs only with --gpu."""
     return Executor(request.param)
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """CuPy with a driver below it that takes notes and does nothing."""
+    """CuPy on a fake driver, which records calls and does nothing."""
     pytest.importorskip("cupy", reason="CuPy is not installed")
     from tests.support.fake_gpu import pretended
 
@@ -102,14 +102,14 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's CUNORM_ settings must not steer a test, but for the cache and the compiler."""
+    """Remove the CUNORM_ variables, except those of the cache folder and the compiler, so that tests ignore them."""
     for name in {*settings.VARIABLES} - {"CUNORM_CACHE_DIR", "CUNORM_CXX"}:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C arrives, here and in the processes started from here: a shell has what it runs behind it ignore it."""
+    """Handle SIGINT here and in child processes. A shell starts its background processes with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""The shape of the source: imports run downwards, files stay short, kernels reach memory through its doors."""
+"""Rules for the source: the order of imports, the length of files, and how kernels access global memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "cunorm"
 KERNELS = ROOT / "kernels_cu"
 
-#: The rooms of cunorm from the top down. A room imports itself and rooms of lower lines; ``cunorm/__init__.py`` hands
-#: names on, and may import any.
+#: The folders of cunorm from the top down. A folder may import itself and the folders in lower lines.
+#: ``cunorm/__init__.py`` re-exports names, and may import any folder.
 ROOMS = [
     {"__main__"},
     {"cli"},
@@ -33,12 +33,12 @@ ROOMS = [
     {"core"},
     {"reference"},
 ]
-#: Within ops: an op imports what all share, the registry imports the ops.
+#: The folders of ops from the top down: an op may import common, and the registry may import the ops.
 OPS_ROOMS = [{"parse_problem"}, {"registry"}, {"batch_norm", "group_norm", "layer_norm"}, {"common"}]
-#: The rooms of the kernels: an op's files include their own, and those of lower lines.
+#: The folders of the kernels from the top down. A file may include files of its own folder and of lower lines.
 KERNEL_ROOMS = [{"batch_norm", "group_norm", "layer_norm"}, {"partition"}, {"common"}]
 DEPENDENCIES = ("numpy", "ml_dtypes", "platformdirs", "filelock")
-#: Modules of others that a file may import at its top although they are not needed to import cunorm.
+#: Third-party modules that a file may import at its top, although cunorm can be imported without them.
 HEAVY = {"executors/gpu.py": "cupy"}
 
 
@@ -47,18 +47,21 @@ def rank(rooms: list[set[str]], name: str) -> int:
 
 
 def below(rooms: list[set[str]], importer: str, imported: str) -> bool:
-    """Whether one room may import the other."""
+    """Whether a folder may import another."""
     return importer == imported or rank(rooms, importer) < rank(rooms, imported)
 
 
 def module_of(path: str) -> list[str]:
-    """``["cunorm", "ops", "registry"]`` of ``"ops/registry.py"``, and of a folder's ``__init__`` the folder."""
+    """The parts of a module's name: ``["cunorm", "ops", "registry"]`` for ``"ops/registry.py"``.
+
+    The file ``__init__.py`` has the name of its folder.
+    """
     parts = ["cunorm", *path.removesuffix(".py").split("/")]
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
 def imports(text: str, path: str) -> Iterator[tuple[str, bool]]:
-    """(full name of an imported module or member, whether at the top of the file)."""
+    """Yield (full name of an imported module or member, whether the import is at the top level of the file)."""
     tree = ast.parse(text)
     package = module_of(path) if path.endswith("__init__.py") else module_of(path)[:-1]
     for node in ast.walk(tree):
@@ -72,7 +75,7 @@ def imports(text: str, path: str) -> Iterator[tuple[str, bool]]:
 
 
 def faults(text: str, path: str) -> list[str]:
-    """What is wrong with the imports of a file of cunorm."""
+    """The illegal imports of a file of cunorm, as messages."""
     found = []
     _, *own = module_of(path)
     for name, top in imports(text, path):
@@ -105,7 +108,9 @@ def faults(text: str, path: str) -> list[str]:
 @pytest.mark.parametrize("path", sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")))
 def test_imports_run_downwards(path: str) -> None:
     _, *own = module_of(path)
-    assert not own or any(own[0] in names for names in ROOMS), f"{own[0]} has no place in ROOMS above"
+    assert not own or any(own[0] in names for names in ROOMS), (
+        f"{own[0]} is missing from ROOMS, expected an entry for each folder"
+    )
     assert faults((PACKAGE / path).read_text(), path) == []
 
 
@@ -131,7 +136,7 @@ def test_imports_run_downwards(path: str) -> None:
         ("reference.py", "from . import NAMES"),
     ],
 )
-def test_the_reader_of_imports_sees_faults(path: str, text: str) -> None:
+def test_illegal_imports_are_found(path: str, text: str) -> None:
     assert faults(text, path)[-1:] == [f"{path} imports {list(imports(text, path))[-1][0]}"]
 
 
@@ -140,8 +145,8 @@ def test_the_reader_of_imports_sees_faults(path: str, text: str) -> None:
     [one for folder in (PACKAGE, ROOT / "tuning", ROOT / "tests") for one in sorted(folder.rglob("__init__.py"))],
     ids=lambda path: path.parent.relative_to(ROOT).as_posix(),
 )
-def test_a_room_hands_names_on_and_defines_nothing(path: Path) -> None:
-    """But for the package itself, which finds its kernels and has a version."""
+def test_an_init_file_only_re_exports_names(path: Path) -> None:
+    """Exception: ``cunorm/__init__.py`` also finds the kernels, in an ``if`` statement, and sets its version."""
     for node in ast.parse(path.read_text()).body:
         names = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
         own = path.parent == PACKAGE and (names == ["__version__"] or isinstance(node, ast.If))
@@ -157,24 +162,24 @@ def test_includes_run_downwards(path: str) -> None:
 
 
 def test_the_names_of_kernel_files_are_unique() -> None:
-    """A launch names its kernel's file without the folder."""
+    """A launch identifies its kernel's file by the name without the folder."""
     names = [path.name for path in KERNELS.rglob("*.cu*")]
     assert len(names) == len(set(names))
 
 
-#: The rooms of the tuner from the top down; "" are the files that are in none.
+#: The folders of the tuner from the top down. The empty name is for the files that are in no folder.
 TUNING_ROOMS = [{""}, {"report", "bench"}, {"measure"}, {"search", "verify", "problems"}]
 
 
 def room_of(path: Path) -> str:
-    """The folder of a file of the tuner."""
+    """The folder of a file of the tuner; "" for none."""
     parent = path.relative_to(ROOT / "tuning").parent.as_posix()
     return "" if parent == "." else parent
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tuning").rglob("*.py")), ids=lambda path: path.stem)
 def test_the_tuner_imports_downwards(path: Path) -> None:
-    """And Optuna in search alone."""
+    """Only the folder search may import Optuna."""
     package = ["tuning", *path.relative_to(ROOT / "tuning").parts[:-1]]
     folders = {folder for names in TUNING_ROOMS for folder in names}
     for node in ast.walk(ast.parse(path.read_text())):
@@ -185,11 +190,13 @@ def test_the_tuner_imports_downwards(path: Path) -> None:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
             assert room_of(path) == "search" or not any(name.split(".")[0] == "optuna" for name in names)
-            assert not any(name.split(".")[0] == "tuning" for name in names), "expected cunorm.tuning: one module, once"
+            assert not any(name.split(".")[0] == "tuning" for name in names), (
+                "imports tuning, expected cunorm.tuning: the module would load twice"
+            )
 
 
-def test_what_measures_needs_no_optuna() -> None:
-    """Workers, clocks and workloads are also used where nobody tunes."""
+def test_modules_that_measure_do_not_import_optuna() -> None:
+    """Workers, clocks and workloads are also used without tuning, where Optuna may be missing."""
     modules = (
         "problems.workloads",
         "measure.clock",
@@ -205,15 +212,15 @@ def test_what_measures_needs_no_optuna() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-#: Lines of code that a file may have, docstrings, comments and blank lines not counted; which may have more, and why.
+#: Maximum lines of code of a file, without docstrings, comments and blank lines. LONGER lists exceptions with reasons.
 BUDGET = 600
-LONGER = {"tests/test_reference.py": "One oracle for all ops, checked by finite differences and beside torch."}
+LONGER = {"tests/test_reference.py": "The oracle of all ops, compared with finite differences and with torch."}
 
 NO_CODE = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")}
 
 
 def lines_of_code(path: Path) -> int:
-    """Lines that are neither blank, nor comment, nor part of a docstring."""
+    """The number of lines that are not blank, not a comment and not part of a docstring."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return sum(bool(line.strip()) for line in _COMMENT.sub(" ", text).splitlines())
@@ -227,8 +234,8 @@ def lines_of_code(path: Path) -> int:
     return len(found)
 
 
-def test_files_have_a_budget() -> None:
-    """A file is one subject, and as long as that is; one that is longer is looked at once more."""
+def test_files_are_within_the_budget_of_lines() -> None:
+    """A file covers one subject. A file above the budget needs a reason in LONGER."""
     files = [path for folder in ("cunorm", "tuning", "examples", "benchmarks", "tests") for path in
              (ROOT / folder).rglob("*") if path.suffix in (".py", ".h", ".cpp", ".cu")]  # fmt: skip
     found = {path.relative_to(ROOT).as_posix(): lines_of_code(path) for path in [*files, *KERNELS.rglob("*.cu*")]}
@@ -247,11 +254,11 @@ def test_lines_of_code_are_counted(tmp_path: Path) -> None:
         assert lines_of_code(tmp_path / name) == lines, name
 
 
-#: Files of fewer lines are part of the one file that imports them.
+#: A file with fewer lines must not be imported by one file only: it should be part of that file.
 CRUMB = 60
 
 
-def test_no_file_is_a_crumb_of_another() -> None:
+def test_no_small_file_is_imported_by_one_file_only() -> None:
     modules = {}
     for folder, prefix in (("cunorm", ""), ("tuning", "cunorm."), ("tests", ""), ("benchmarks", ""), ("examples", "")):
         for path in (ROOT / folder).rglob("*.py"):
@@ -287,7 +294,7 @@ _GLOBAL = re.compile(
 
 
 def _body(text: str, start: int) -> str:
-    """From behind an opening brace to its partner."""
+    """The text from ``start``, just after an opening brace, up to and including the closing brace."""
     depth, end = 1, start
     while depth:
         depth += {"{": 1, "}": -1}.get(text[end], 0)
@@ -296,9 +303,10 @@ def _body(text: str, start: int) -> str:
 
 
 def functions(text: str) -> Iterator[tuple[set[str], str]]:
-    """Of each function: the names of its pointers to global memory, and its body.
+    """For each function, the names of its pointers to global memory, and its body.
 
-    Those are every pointer parameter of a kernel, and of other functions those to a storage type.
+    In a kernel these are all pointer parameters, and local pointers to a storage type. In other functions they are
+    the parameters that point to a storage type.
     """
     text = _COMMENT.sub(" ", text)
     for found in _KERNEL.finditer(text):
@@ -311,7 +319,7 @@ def functions(text: str) -> Iterator[tuple[set[str], str]]:
 
 
 def dereferences(text: str) -> list[str]:
-    """Raw accesses through pointers to global memory."""
+    """The expressions that dereference or cast a pointer to global memory, instead of passing it to a function."""
     found = []
     for names, body in functions(text):
         for name in names:
@@ -326,7 +334,7 @@ def dereferences(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if p.name != "types.cuh"], ids=lambda path: path.name)
-def test_kernels_reach_global_memory_through_its_doors(path: Path) -> None:
+def test_kernels_do_not_dereference_pointers_to_global_memory(path: Path) -> None:
     assert dereferences(path.read_text()) == []
 
 
@@ -342,7 +350,7 @@ def test_kernels_reach_global_memory_through_its_doors(path: Path) -> None:
         "auto p = reinterpret_cast<const Pack<data_t>*>(x);",
     ],
 )
-def test_a_raw_dereference_is_seen(body: str) -> None:
+def test_a_raw_dereference_is_found(body: str) -> None:
     parameters = "const data_t* x, data_t* y, Pair* workspace, long long N"
     head = f'extern "C" __global__ void __launch_bounds__(Tile::threads, 1)\nname({parameters}) {{'
     assert dereferences(f"{head} {body} }}")
@@ -351,7 +359,7 @@ def test_a_raw_dereference_is_seen(body: str) -> None:
     assert dereferences(f"{device} {body} }}")
 
 
-def test_kernels_have_pointers_to_look_at() -> None:
+def test_every_kernel_and_its_parameters_are_parsed() -> None:
     for path in KERNELS.rglob("*.cu"):
         entries = _KERNEL.findall(path.read_text())
         assert len(entries) == path.read_text().count("__global__"), path
@@ -379,7 +387,7 @@ def test_import_is_quick_and_light() -> None:
         "print(json.dumps([took, sorted({name.partition('.')[0] for name in sys.modules})]))"
     )
     runs = []
-    for _ in range(5):  # the best of five: this machine may be busy
+    for _ in range(5):  # the minimum of five runs, because the machine may be busy
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
         runs.append(json.loads(done.stdout))
     assert min(took for took, _ in runs) < 0.3
@@ -387,13 +395,13 @@ def test_import_is_quick_and_light() -> None:
     assert not heavy & set(runs[0][1])
 
 
-#: What a question for the name of an op has in it.
+#: Matches string literals that contain the name of an op or a part of it.
 OP_WORDS = re.compile(r"_norm|backward|^layer$|^batch$")
 PIECES = ("startswith", "endswith", "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition")
 
 
 def op_questions(text: str) -> list[str]:
-    """Where code asks for the name of an op, or for a piece of it: what an `OpSpec` is there to say."""
+    """The expressions that test an op's name, or a part of it. The code must use a field of `OpSpec` instead."""
 
     def named(node: ast.expr) -> bool:
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
@@ -419,11 +427,11 @@ def op_questions(text: str) -> list[str]:
     "path",
     sorted(path.relative_to(ROOT).as_posix() for room in (PACKAGE, ROOT / "tuning") for path in room.rglob("*.py")),
 )
-def test_nobody_asks_for_an_op_by_its_name(path: str) -> None:
+def test_code_does_not_test_the_name_of_an_op(path: str) -> None:
     assert op_questions((ROOT / path).read_text()) == []
 
 
-def test_questions_for_an_op_are_found() -> None:
+def test_tests_of_the_name_of_an_op_are_found() -> None:
     asking = [
         'problem.op == "layer_norm"',
         "'backward' in op",

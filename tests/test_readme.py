@@ -1,4 +1,4 @@
-"""What the README promises: its example runs, its tables name what exists, and CI runs its test command."""
+"""The README and the docs: examples run, tables are complete, links exist, and CI runs the README's commands."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_the_examples_of_the_docs_run(page: Path) -> None:
         assert abs(float(names["dx"].mean())) < 1e-6  # the gradient of the input of a BatchNorm sums to zero
 
 
-def test_the_porters_example_gives_the_documented_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    """And the page's gradient of GroupNorm is that of the oracle."""
+def test_the_examples_of_the_ascend_page_give_the_documented_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """The gradients on the page also agree with the oracle."""
     names: dict[str, Any] = {}
     page = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
     operators, batch, group = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
@@ -76,8 +76,8 @@ def test_the_porters_example_gives_the_documented_numbers(capsys: pytest.Capture
         assert np.allclose(names[name], want, atol=1e-5)
 
 
-def test_the_porters_table_names_what_exists() -> None:
-    """Every name of the module stands in it, and what it is said to be computed by is a function of cunorm."""
+def test_the_table_of_the_ascend_page_is_complete() -> None:
+    """The table contains every public name of the module, and the functions of cunorm that it names exist."""
     page = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \w+ \| `(\w+)` \| (?:`cunorm\.(\w+)` )?\|$", page, re.MULTILINE)
     assert {name for name, _ in rows} | {"strict_limits"} == {*cunorm.ascend.__all__}
@@ -93,7 +93,7 @@ def test_the_porters_table_names_what_exists() -> None:
 
 
 def test_a_torch_tensor_goes_through_dlpack() -> None:
-    """The README's way, with NumPy in CuPy's place: no copy in, no copy out."""
+    """The code of the README with NumPy in place of CuPy. Neither direction copies."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     tensor = torch.randn(2, 8, 5)
     x = np.from_dlpack(tensor.detach())
@@ -111,7 +111,7 @@ def test_every_function_in_the_table_exists() -> None:
 
 
 def test_the_table_of_commands_is_complete() -> None:
-    """Every subcommand and every script of benchmarks/ has a row, and every row names one that exists."""
+    """Every subcommand and every script of benchmarks/ has a row, and every row names an existing one."""
     rows = re.findall(r"^\| `(.*?)` \|", COMMANDS, re.MULTILINE)
     listed = re.search(r"\{(.*?)\}|COMMAND\n((?:    \w+ .*\n(?: {6,}.*\n)*)+)", parser().format_help())
     assert listed is not None
@@ -126,14 +126,14 @@ def test_the_table_of_commands_is_complete() -> None:
     assert scripts == runnable | {"tests/mutation/run.py"}
 
 
-def test_the_table_of_variables_is_whole() -> None:
+def test_the_table_of_variables_is_complete() -> None:
     assert tuple(re.findall(r"^\| `(CUNORM_\w+)`", COMMANDS, re.MULTILINE)) == settings.VARIABLES
     assert settings.__doc__ is not None
     assert tuple(re.findall(r"``(CUNORM_\w+)``", settings.__doc__)) == settings.VARIABLES
 
 
 def test_the_picture_shows_every_counted_problem(tmp_path: Path) -> None:
-    """A marker for each problem of the result file, in a fresh drawing as in the committed one."""
+    """A new picture and the committed one have one marker per problem of the result file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "benchmarks")
         overview = importlib.import_module("overview")
@@ -146,7 +146,7 @@ def test_the_picture_shows_every_counted_problem(tmp_path: Path) -> None:
         assert sum(found.count("<use ") for found in collections) == len(document["rows"])
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_the_target_of_every_link_exists() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

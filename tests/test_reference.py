@@ -1,4 +1,4 @@
-"""The float64 oracle against a naive definition, central finite differences, and torch on the CPU."""
+"""The float64 oracle compared with a naive definition, central finite differences, and torch on the CPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ IDS = [f"{'x'.join(map(str, shape))}-G{groups}-{layout}" for shape, groups, layo
 
 
 def make(shape: tuple[int, ...], layout: str, seed: int = 0) -> tuple[Any, Any, Any, Any]:
-    """dy, x, gamma, beta: float64, no special values."""
+    """Random dy, x, gamma and beta in float64, without special values."""
     rng = np.random.default_rng(seed)
     channels = shape[1 if layout == "NCHW" else -1]
     return (
@@ -55,7 +55,7 @@ def make(shape: tuple[int, ...], layout: str, seed: int = 0) -> tuple[Any, Any, 
 
 
 def naive(x: Any, groups: int, gamma: Any, beta: Any, eps: float, layout: str) -> tuple[Any, Any, Any]:
-    """The definition, one slice at a time, one element at a time."""
+    """y, mean and rstd by the definition, computed element by element."""
     size = x.shape[1 if layout == "NCHW" else -1] // groups
     y, mean, rstd = np.empty_like(x), np.empty((x.shape[0], groups)), np.empty((x.shape[0], groups))
     axis = 1 if layout == "NCHW" else x.ndim - 1
@@ -71,7 +71,7 @@ def naive(x: Any, groups: int, gamma: Any, beta: Any, eps: float, layout: str) -
 
 
 @pytest.mark.parametrize(("shape", "groups", "layout"), CASES, ids=IDS)
-def test_forward_is_the_definition(shape: tuple[int, ...], groups: int, layout: str) -> None:
+def test_group_norm_agrees_with_the_definition(shape: tuple[int, ...], groups: int, layout: str) -> None:
     _, x, gamma, beta = make(shape, layout)
     got = reference.group_norm(x, groups, gamma, beta, eps=EPS, data_format=layout)
     for name, ours, theirs in zip(("y", "mean", "rstd"), got, naive(x, groups, gamma, beta, EPS, layout), strict=True):
@@ -95,9 +95,12 @@ def differences(function: Callable[[Any], float], at: Any, step: float = 1e-5) -
 
 
 def disagreements(loss: Callable[..., float], leaves: list[Any], got: tuple[Any, ...]) -> set[str]:
-    """Which of dx, dgamma and dbeta in `got` disagree with finite differences of the loss of x, gamma and beta."""
-    # Central differences are wrong by step^2/6 times a third derivative (some tens where a slice has little spread) and
-    # by rounding, 1e-16 * loss / step: 5e-10 at worst.
+    """The names of the gradients in `got` that disagree with finite differences of the loss.
+
+    `leaves` are x, gamma and beta, the arguments of the loss; `got` are dx, dgamma and dbeta.
+    """
+    # The error of central differences is step^2 / 6 times a third derivative (some tens if a slice has little spread),
+    # plus the rounding error 1e-16 * loss / step: at most 5e-10.
     failures = set()
     for i, (name, ours) in enumerate(zip(("dx", "dgamma", "dbeta"), got, strict=True)):
         theirs = differences(lambda moved, i=i: loss(*leaves[:i], moved, *leaves[i + 1 :]), leaves[i])
@@ -114,7 +117,7 @@ def finite_difference_failures(
     *,
     with_gamma: bool = True,
 ) -> set[str]:
-    """Which of dx, dgamma and dbeta disagree with finite differences of the forward's loss sum(dy * y)."""
+    """The names of the gradients that disagree with finite differences of the loss sum(dy * y)."""
     dy, x, gamma, beta = make(shape, layout)
 
     def loss(x: Any, gamma: Any, beta: Any) -> float:
@@ -128,7 +131,7 @@ def finite_difference_failures(
 
 @pytest.mark.parametrize("with_gamma", [True, False], ids=["gamma", "plain"])
 @pytest.mark.parametrize(("shape", "groups", "layout"), CASES, ids=IDS)
-def test_backward_agrees_with_finite_differences(
+def test_group_norm_backward_agrees_with_finite_differences(
     shape: tuple[int, ...], groups: int, layout: str, with_gamma: bool
 ) -> None:
     failures = finite_difference_failures(reference.group_norm_backward, shape, groups, layout, with_gamma=with_gamma)
@@ -136,7 +139,7 @@ def test_backward_agrees_with_finite_differences(
 
 
 def broken(mistake: str) -> Callable[..., tuple[Any, Any, Any]]:
-    """group_norm_backward for NCHW with one mistake in it."""
+    """A group_norm_backward for NCHW that contains one mistake."""
 
     def backward(dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any, *, num_groups: int, **_: Any) -> Any:
         shape = (x.shape[0], num_groups, -1)
@@ -179,12 +182,12 @@ def broken(mistake: str) -> Callable[..., tuple[Any, Any, Any]]:
         ("dbeta of one sample", {"dbeta"}),
     ],
 )
-def test_finite_differences_see_a_broken_formula(mistake: str, caught: set[str]) -> None:
+def test_finite_differences_find_a_broken_group_norm_backward(mistake: str, caught: set[str]) -> None:
     assert finite_difference_failures(broken(mistake), (2, 6, 2, 3), 2, "NCHW") == caught
 
 
 @pytest.mark.parametrize(("shape", "groups", "layout"), CASES, ids=IDS)
-def test_agrees_with_torch(shape: tuple[int, ...], groups: int, layout: str) -> None:
+def test_group_norm_agrees_with_torch(shape: tuple[int, ...], groups: int, layout: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: the oracle is not compared with it")
     dy, x, gamma, beta = (torch.from_numpy(array) for array in make(shape, layout))
     leaves = [tensor.requires_grad_() for tensor in (x, gamma, beta)]
@@ -204,13 +207,13 @@ def test_agrees_with_torch(shape: tuple[int, ...], groups: int, layout: str) -> 
     for name, ours, theirs in zip(
         ("y", "mean", "rstd", "dx", "dgamma", "dbeta"), forward + backward, (y, *saved, *gradients), strict=True
     ):
-        # 1e-11: torch takes the variance in another order; where a slice has no spread, rstd is up to 1/sqrt(EPS) = 32.
+        # 1e-11: torch computes the variance in another order, and rstd is up to 1 / sqrt(EPS) = 32 without spread.
         np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-11, atol=1e-11, err_msg=name)
 
 
 @pytest.mark.parametrize("shape", [(0, 6), (0, 6, 4), (0, 6, 0), (2, 6, 0), (2, 6, 3, 0)])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_empty(shape: tuple[int, ...], layout: str) -> None:
+def test_group_norm_of_empty_tensors(shape: tuple[int, ...], layout: str) -> None:
     x = np.zeros(shape if layout == "NCHW" else (shape[0], *shape[2:], shape[1]), np.float32)
     y, mean, rstd = reference.group_norm(x, 3, np.ones(6), np.zeros(6), data_format=layout)
     assert [array.shape for array in (y, mean, rstd)] == [x.shape, (shape[0], 3), (shape[0], 3)]
@@ -222,15 +225,15 @@ def test_empty(shape: tuple[int, ...], layout: str) -> None:
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 100.1, 1e4 + 0.1, 1e5 + 0.1, 1e300, -1 / 3])
-def test_a_constant_has_no_variance(constant: float) -> None:
+def test_constant_elements_have_no_variance(constant: float) -> None:
     y, mean, rstd = reference.group_norm(np.full((1, 3, 40961), constant), 1, eps=1e-5)
     assert mean[0, 0] == constant
     assert rstd[0, 0] == 1 / np.sqrt(1e-5)
     assert not y.any()
 
 
-def test_an_offset_does_not_cost_digits() -> None:
-    """Unit spread around 1e6: E[x^2] - E[x]^2 would lose 12 of 16 digits."""
+def test_group_norm_of_data_with_an_offset_loses_no_digits() -> None:
+    """x has unit spread around 1e6. The formula E[x^2] - E[x]^2 would lose 12 of 16 digits."""
     x = np.round(np.random.default_rng(1).normal(size=(2, 4, 1000)) * 2**20) / 2**20  # x + 1e6 is exact
     _, mean, rstd = reference.group_norm(x, 2)
     _, moved_mean, moved_rstd = reference.group_norm(x + 1e6, 2)
@@ -239,7 +242,7 @@ def test_an_offset_does_not_cost_digits() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-def test_takes_every_dtype(dtype: Any) -> None:
+def test_group_norm_accepts_every_dtype(dtype: Any) -> None:
     dy, x, gamma, beta = (array.astype(dtype) for array in make((2, 6, 5), "NCHW"))
     narrow = reference.group_norm(x, 3, gamma, beta)
     wide = reference.group_norm(x.astype(np.float64), 3, gamma.astype(np.float64), beta.astype(np.float64))
@@ -249,7 +252,7 @@ def test_takes_every_dtype(dtype: Any) -> None:
     assert all(g.dtype == np.float64 for g in gradients)
 
 
-def test_statistics_are_used_as_given_in_any_shape() -> None:
+def test_the_passed_statistics_are_used_and_may_have_any_shape() -> None:
     dy, x, gamma, _ = make((2, 6, 5), "NCHW")
     mean, rstd = np.full((2, 3), 0.25), np.full((2, 3), 2.0)
     expected = reference.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=3)
@@ -296,12 +299,14 @@ def test_a_value_that_is_not_finite_stays_in_its_group(value: float) -> None:
         ((np.zeros((2, 6)), 3), {"data_format": "NCWH"}, "data_format"),
     ],
 )
-def test_bad_arguments_are_named(arguments: tuple[Any, ...], options: dict[str, Any], named: str) -> None:
+def test_messages_name_bad_group_norm_arguments(
+    arguments: tuple[Any, ...], options: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{named}:"):
         reference.group_norm(*arguments, **options)
 
 
-def test_bad_backward_arguments_are_named() -> None:
+def test_messages_name_bad_group_norm_backward_arguments() -> None:
     x, few, right = np.zeros((2, 6, 4)), np.zeros((1, 3)), np.zeros((2, 3))
     wrong = {"dy": (x[1:], x, right, right), "mean": (x, x, few, right), "rstd": (x, x, right, few)}
     for named, arguments in wrong.items():
@@ -325,7 +330,7 @@ ROWS: list[tuple[tuple[int, ...], int | tuple[int, ...]]] = [
 
 
 def make_rows(shape: tuple[int, ...], normalized: int | tuple[int, ...]) -> tuple[Any, tuple[int, ...], list[Any]]:
-    """dy, the normalised shape as a tuple, and x, gamma, beta."""
+    """Random dy, the normalised shape as a tuple, and the list of x, gamma and beta."""
     row = (normalized,) if isinstance(normalized, int) else normalized
     rng = np.random.default_rng(3)
     leaves = [rng.normal(size=shape) * 1.5 + 0.7, rng.uniform(0.5, 2.0, row), rng.normal(size=row)]
@@ -333,7 +338,7 @@ def make_rows(shape: tuple[int, ...], normalized: int | tuple[int, ...]) -> tupl
 
 
 @pytest.mark.parametrize(("shape", "normalized"), ROWS, ids=str)
-def test_layer_norm_is_the_definition(shape: tuple[int, ...], normalized: int | tuple[int, ...]) -> None:
+def test_layer_norm_agrees_with_the_definition(shape: tuple[int, ...], normalized: int | tuple[int, ...]) -> None:
     _, row, (x, gamma, beta) = make_rows(shape, normalized)
     y, mean, rstd = reference.layer_norm(x, normalized, gamma, beta, eps=EPS)
     axes = tuple(range(-len(row), 0))
@@ -382,7 +387,7 @@ def test_layer_norm_agrees_with_torch(shape: tuple[int, ...], normalized: int | 
         np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-11, atol=1e-11, err_msg=name)
 
 
-def test_layer_norm_of_no_rows() -> None:
+def test_layer_norm_without_rows() -> None:
     x = np.zeros((2, 0, 3, 4), np.float32)
     y, mean, rstd = reference.layer_norm(x, (3, 4))
     assert (y.shape, mean.shape, rstd.shape) == (x.shape, (2, 0, 1, 1), (2, 0, 1, 1))
@@ -425,7 +430,7 @@ def test_a_value_that_is_not_finite_stays_in_its_row(value: float) -> None:
         ("normalized_shape", lambda x: reference.layer_norm_backward(x, x, 3, np.zeros(6), np.zeros(6))),
     ],
 )
-def test_bad_layer_norm_arguments_are_named(named: str, call: Callable[[Any], Any]) -> None:
+def test_messages_name_bad_layer_norm_arguments(named: str, call: Callable[[Any], Any]) -> None:
     with pytest.raises(ValueError, match=f"^{named}:"):
         call(np.zeros((2, 3, 4)))
 
@@ -475,8 +480,8 @@ def batch_difference_failures(shape: tuple[int, ...], with_gamma: bool = True, *
 
 
 @pytest.mark.parametrize("shape", BATCHES, ids=str)
-def test_batch_norm_is_the_definition(shape: tuple[int, ...]) -> None:
-    """One channel at a time, one element at a time."""
+def test_batch_norm_agrees_with_the_definition(shape: tuple[int, ...]) -> None:
+    """The definition is computed element by element."""
     _, x, gamma, beta = make(shape, "NCHW")
     y, mean, invstd = batch_forward(x, gamma, beta)
     assert (y.shape, mean.shape, invstd.shape) == (shape, (shape[1],), (shape[1],))
@@ -497,7 +502,7 @@ def test_batch_norm_backward_agrees_with_finite_differences(shape: tuple[int, ..
 
 
 def broken_batch(mistake: str) -> dict[str, Callable[..., Any]]:
-    """The two functions of the backward with one mistake in one of them."""
+    """The two functions of the backward, one of which contains a mistake."""
 
     def reduce(dy: Any, x: Any, mean: Any, invstd: Any, gamma: Any) -> Any:
         dy, x = (np.moveaxis(each, 1, -1).reshape(-1, x.shape[1]) for each in (dy, x))
@@ -532,7 +537,7 @@ def broken_batch(mistake: str) -> dict[str, Callable[..., Any]]:
         ("no gamma", {"dx"}),
     ],
 )
-def test_finite_differences_see_a_broken_batch_norm(mistake: str, caught: set[str]) -> None:
+def test_finite_differences_find_a_broken_batch_norm_backward(mistake: str, caught: set[str]) -> None:
     assert batch_difference_failures((2, 4, 2, 3), **broken_batch(mistake)) == caught
 
 
@@ -564,7 +569,7 @@ def test_the_documented_example_of_the_reduction() -> None:
     np.testing.assert_array_equal([sum_dy_xmu, dgamma], [[21, 30]] * 2)
 
 
-def test_gamma_has_no_part_in_the_reduction_and_invstd_only_in_dgamma() -> None:
+def test_the_reduction_ignores_gamma_and_uses_invstd_only_for_dgamma() -> None:
     dy, x, gamma, _ = make((2, 3, 5), "NCHW")
     mean, invstd = np.array([0.5, -1, 2]), np.array([2.0, 0.25, 3])
     plain = reference.batch_norm_backward_reduce(dy, x, mean, invstd)
@@ -581,11 +586,11 @@ def test_gamma_has_no_part_in_the_reduction_and_invstd_only_in_dgamma() -> None:
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3])
-def test_parts_of_a_batch_are_the_whole(offset: float) -> None:
-    """Three uneven parts and two ranks that have nothing: one says NaN, one says infinity."""
+def test_the_parts_of_a_batch_give_the_results_of_the_whole(offset: float) -> None:
+    """Three uneven parts, and two ranks with count 0, whose statistics are NaN and infinity."""
     dy, x, gamma, beta = make((7, 3, 2, 2), "NCHW", seed=5)
     x += offset
-    x[:, 2] += np.arange(7).reshape(7, 1, 1) * 10  # parts of unlike means
+    x[:, 2] += np.arange(7).reshape(7, 1, 1) * 10  # the parts have different means
     y, mean, invstd = batch_forward(x, gamma, beta)
     whole = batch_backward(dy, x, mean, invstd, gamma)
     parts = [slice(0, 1), slice(1, 5), slice(5, 7)]
@@ -630,7 +635,7 @@ def test_gathered_running_statistics() -> None:
 
 
 def test_gathered_constants_have_no_variance() -> None:
-    """A rounded invstd may stand for a variance below 0, and six sixths of 0.1 are not 0.1."""
+    """A rounded invstd may correspond to a negative variance. The rounded sum of six sixths of 0.1 is not 0.1."""
     above = np.full((6, 1), 1.001 / np.sqrt(1e-5))
     mean, invstd, _, _ = reference.batch_norm_gather_stats(np.full((6, 1), 0.1), above, np.ones(6), eps=1e-5)
     assert (mean[0], invstd[0]) == (0.1, 1 / np.sqrt(1e-5))
@@ -658,7 +663,7 @@ def test_a_value_that_is_not_finite_stays_in_its_channel(value: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (0, 3, 4), (2, 3, 0), (0, 3, 0)])
-def test_batch_norm_of_nothing(shape: tuple[int, ...]) -> None:
+def test_batch_norm_of_empty_tensors(shape: tuple[int, ...]) -> None:
     x = np.zeros(shape, np.float32)
     mean, invstd = reference.batch_norm_stats(x)
     assert mean.shape == invstd.shape == (3,)
@@ -681,7 +686,7 @@ def test_a_constant_channel_and_a_constant_row_have_no_variance(constant: float)
     assert not y.any()
 
 
-def test_an_offset_does_not_cost_digits_of_a_channel() -> None:
+def test_batch_norm_of_data_with_an_offset_loses_no_digits() -> None:
     dy, x, _, _ = make((50, 3, 20), "NCHW")
     x = np.round(x * 2**20) / 2**20  # x + 1e6 is exact
     invstd = reference.batch_norm_stats(x)[1]
@@ -694,7 +699,7 @@ def test_an_offset_does_not_cost_digits_of_a_channel() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
-def test_layer_and_batch_norm_take_every_dtype(dtype: Any) -> None:
+def test_layer_norm_and_batch_norm_accept_every_dtype(dtype: Any) -> None:
     def everything(dy: Any, x: Any, gamma: Any, beta: Any) -> list[Any]:
         y, mean, invstd = batch_forward(x, gamma, beta)
         gathered = reference.batch_norm_gather_stats(mean[None], invstd[None], np.ones(1, np.int64))
@@ -742,13 +747,13 @@ def test_layer_and_batch_norm_take_every_dtype(dtype: Any) -> None:
         ("running_var", lambda x, v: reference.batch_norm_gather_stats([v], [v], [1], running_var=v[1:])),
     ],
 )
-def test_bad_batch_norm_arguments_are_named(named: str, call: Callable[[Any, Any], Any]) -> None:
+def test_messages_name_bad_batch_norm_arguments(named: str, call: Callable[[Any, Any], Any]) -> None:
     with pytest.raises(ValueError, match=f"^{named}:"):
         call(np.zeros((2, 3, 4)), np.ones(3))
 
 
 # ---- the bounds of tolerance.py -------------------------------------------------------------------------------------
-# What a careful float32 computation gives lies within them, and what a careless one gives does not: x is 1000 off zero.
+# The bounds accept the results of a careful float32 computation, and reject those of a careless one. x is around 1000.
 
 
 def check(results: Any, exact: Any, bounds: Any) -> None:
@@ -763,7 +768,7 @@ def far(came: Any, exact: Any, bound: Any) -> None:
 
 
 def make_narrow(shape: tuple[int, ...], width: int) -> tuple[Any, ...]:
-    """dy, x, gamma and beta in float32."""
+    """Random dy, x, gamma and beta in float32."""
     rng = np.random.default_rng(6)
     sizes = (shape, shape, (width,), (width,))
     return tuple((rng.normal(size=s) + 1000 * (i == 1)).astype(np.float32) for i, s in enumerate(sizes))
@@ -776,7 +781,7 @@ def moments(x: Any, axis: Any) -> tuple[Any, Any]:
     return mean, 1 / np.sqrt(((x - mean) ** 2).mean(axis, keepdims=True) + np.float32(1e-5))
 
 
-def test_layer_bounds() -> None:
+def test_layer_norm_bounds() -> None:
     dy, x, gamma, beta = make_narrow((60, 7, 11), 77)
     gamma, beta = gamma.reshape(7, 11), beta.reshape(7, 11)
     exact = reference.layer_norm(x, (7, 11), gamma, beta)
@@ -798,7 +803,7 @@ def test_layer_bounds() -> None:
     far(dy.astype(np.float16).astype(np.float32).sum(0), exact[2], bounds[2])
 
 
-def test_batch_bounds() -> None:
+def test_batch_norm_bounds() -> None:
     dy, x, gamma, beta = make_narrow((60, 5, 9), 5)
     g, b = gamma[:, None], beta[:, None]
     m, r = moments(x, (0, 2))
@@ -834,7 +839,7 @@ def test_batch_bounds() -> None:
 
 
 @pytest.mark.parametrize("gamma", [None, np.ones(3)], ids=["plain", "gamma"])
-def test_bounds_of_nothing_are_shaped_like_the_results(gamma: Any) -> None:
+def test_bounds_of_empty_tensors_have_the_shapes_of_the_results(gamma: Any) -> None:
     for shape in ((0, 3), (2, 3, 0)):
         x = np.zeros(shape)
         stats = reference.batch_norm_stats(x)

@@ -1,4 +1,4 @@
-"""The training example: its own mathematics, its norms, learning, the checks on the way, and its command line."""
+"""The training example: its own mathematics, its norms, training, the checks of gradients, and its command line."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ checks = importlib.import_module("digits_checks")
 train_digits = importlib.import_module("train_digits")
 
 EACH = pytest.mark.parametrize("norm", ["group", "layer", "batch"])
-#: One of them; the others are long.
+#: One norm by default; the other norms are long tests.
 ONE = pytest.mark.parametrize(
     "norm", ["batch", *(pytest.param(norm, marks=pytest.mark.long) for norm in ("group", "layer"))]
 )
 SAMPLE = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
-#: Of each norm: its functions, and what they return; batch_norm_gather_stats writes the running ones.
+#: For each norm, its functions and their results. batch_norm_gather_stats updates the running statistics in place.
 RESULTS: dict[str, dict[str, tuple[str, ...]]] = {
     "group": dict(zip(("group_norm", "group_norm_backward"), SAMPLE, strict=True)),
     "layer": dict(zip(("layer_norm", "layer_norm_backward"), SAMPLE, strict=True)),
@@ -42,7 +42,7 @@ RESULTS: dict[str, dict[str, tuple[str, ...]]] = {
         "batch_norm_backward_elemt": ("dx",),
     },
 }
-#: What a tensor of a norm is multiplied with: a small mistake, a missing result, and for one norm more.
+#: (norm, tensor, factor by which the tensor is multiplied): a small error, a zero result, and for one norm others.
 SPOILED = [
     (norm, tensor, factor)
     for norm, functions in RESULTS.items()
@@ -53,7 +53,7 @@ SPOILED = [
 
 
 def gather_in_place(*arguments: Any, running_mean: Any, running_var: Any, **options: Any) -> Any:
-    """The oracle's, which returns the running statistics, as cunorm's, which updates them."""
+    """The oracle's function, changed to update the running statistics in place, as cunorm's function does."""
     *merged, running_mean[:], running_var[:] = reference.batch_norm_gather_stats(
         *arguments, running_mean=running_mean, running_var=running_var, **options
     )
@@ -64,17 +64,17 @@ ORACLE = SimpleNamespace(**{**vars(reference), "batch_norm_gather_stats": gather
 
 
 def tensors(norm: str) -> int:
-    """How many are checked in a pass."""
+    """The number of tensors that a check of one layer compares."""
     return sum(len(names) for names in RESULTS[norm].values())
 
 
 def with_function(name: str, function: Callable[..., Any]) -> Any:
-    """cunorm, but for one function."""
+    """cunorm with one function replaced."""
     return SimpleNamespace(**{**vars(cunorm), name: function})
 
 
 def layer_of(norm: str, functions: Any = cunorm, dtype: str = "float64", sample: Any = (8, 3, 5)) -> Any:
-    """A norm with a gamma and beta away from ones and zeros."""
+    """A norm whose gamma and beta are not the initial ones and zeros."""
     layer = norms.NORMS[norm](np, checks.CheckedLibrary(functions), np.dtype(dtype), 1, sample)
     for parameter in layer.parameters:
         parameter.value += 0.3 * np.random.default_rng(9).normal(size=parameter.value.shape)
@@ -82,7 +82,7 @@ def layer_of(norm: str, functions: Any = cunorm, dtype: str = "float64", sample:
 
 
 class FewDigits:
-    """`split_digits` with few images."""
+    """`split_digits` with at most that many images and labels per part."""
 
     def __init__(self, images: int) -> None:
         self.parts = tuple(part[:images] for part in train_digits.split_digits())
@@ -91,7 +91,7 @@ class FewDigits:
         return self.parts
 
 
-# The network's own mathematics, in float64 with the oracle as its GroupNorm.
+# The network's own mathematics, in float64, with the oracle's functions for its norms.
 
 
 def difference(function: Callable[[], float], array: Any, index: tuple[int, ...], step: float = 1e-6) -> float:
@@ -105,7 +105,7 @@ def difference(function: Callable[[], float], array: Any, index: tuple[int, ...]
     return (above - below) / (2 * step)
 
 
-def test_convolution_is_the_definition() -> None:
+def test_the_convolution_agrees_with_the_definition() -> None:
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(27, 6))
     y = network.Conv3x3(np, weight).forward(x)
@@ -116,7 +116,7 @@ def test_convolution_is_the_definition() -> None:
 
 
 @pytest.mark.parametrize("name", ["conv", "relu", "pool", "dense", *RESULTS])
-def test_layers_against_finite_differences(name: str) -> None:
+def test_layers_agree_with_finite_differences(name: str) -> None:
     rng = np.random.default_rng(1)
     layer = {
         **{norm: lambda: layer_of(name, ORACLE, sample=(4, 4, 6)) for norm in RESULTS},
@@ -137,11 +137,11 @@ def test_layers_against_finite_differences(name: str) -> None:
 
 
 @EACH
-def test_network_against_finite_differences(norm: str) -> None:
+def test_the_network_agrees_with_finite_differences(norm: str) -> None:
     model = network.Network(np, lambda _, sample: layer_of(norm, ORACLE, sample=sample), np.dtype("float64"), seed=0)
     rng = np.random.default_rng(2)
     images, labels = rng.normal(size=(3, 1, 8, 8)), np.array([7, 0, 3])
-    for parameter in model.parameters:  # away from ones and zeros, where mistakes hide
+    for parameter in model.parameters:  # ones and zeros would hide mistakes
         parameter.value += 0.3 * rng.normal(size=parameter.value.shape)
     model.loss_and_gradients(images, labels)
     gradients = [parameter.grad for parameter in model.parameters]
@@ -153,7 +153,7 @@ def test_network_against_finite_differences(norm: str) -> None:
 
 
 class WithoutBlas:
-    """NumPy as CuPy is where cuBLAS is missing; it notes what is taken from it."""
+    """NumPy whose matmul fails, as CuPy's does without cuBLAS. It records the names of used functions."""
 
     def __init__(self) -> None:
         self.used: set[str] = set()
@@ -169,7 +169,7 @@ class WithoutBlas:
 
 
 @EACH
-def test_runs_without_a_matrix_library(norm: str) -> None:
+def test_training_runs_without_a_matrix_library(norm: str) -> None:
     options = {"functions": ORACLE, "dtype": "float64", "epochs": 1, "images": 64}
     namespace = WithoutBlas()
     plain, spared = train_digits.run(norm, **options), train_digits.run(norm, xp=namespace, **options)
@@ -180,11 +180,11 @@ def test_runs_without_a_matrix_library(norm: str) -> None:
     assert missing == []
 
 
-# Learning and the check, through cunorm.
+# Training with cunorm, and the checks of its results.
 
 
 @EACH
-def test_learns_and_agrees_with_the_oracle(norm: str) -> None:
+def test_training_learns_and_agrees_with_the_oracle(norm: str) -> None:
     result = train_digits.run(norm, epochs=3, images=256, check_every=5)
     losses = result.losses
     assert len(losses) == 3 * 4
@@ -193,15 +193,15 @@ def test_learns_and_agrees_with_the_oracle(norm: str) -> None:
     assert result.library.checks == tensors(norm) * 3 * 3  # three layers; steps 0, 5 and 10
     assert 0 < result.library.worst < 1
     evaluates = {"group": "group_norm", "layer": "layer_norm", "batch": "batch_norm_elemt"}[norm]
-    # Three norms, twelve steps; and four batches of test images after each epoch.
+    # The network has 3 norms. There are 12 steps, and 4 batches of test images after each of 3 epochs.
     assert result.library.calls == {name: 3 * 12 + 3 * 3 * 4 * (name == evaluates) for name in RESULTS[norm]}
 
 
 @ONE
-def test_float64(norm: str) -> None:
+def test_training_in_float64_agrees_with_the_oracle(norm: str) -> None:
     result = train_digits.run(norm, dtype="float64", epochs=1, images=64)
     assert result.library.checks == tensors(norm) * 3
-    assert result.library.worst < 1  # of a bound in float64's units
+    assert result.library.worst < 1  # a fraction of a bound that is in units of float64 rounding
 
 
 @EACH
@@ -212,7 +212,7 @@ def test_the_same_seed_gives_the_same_run(norm: str) -> None:
 
 
 def spoiled(norm: str, tensor: str, factor: float, where: Callable[[Any], bool] = lambda x: True) -> Any:
-    """cunorm, but `tensor` is multiplied by `factor` where the function's first argument is one to spoil."""
+    """cunorm, with `tensor` multiplied by `factor` in calls whose first argument satisfies `where`."""
     function = next(function for function, names in RESULTS[norm].items() if tensor in names)
     right = getattr(cunorm, function)
 
@@ -230,13 +230,13 @@ def spoiled(norm: str, tensor: str, factor: float, where: Callable[[Any], bool] 
 
 @pytest.mark.parametrize(("norm", "tensor", "factor"), SPOILED)
 def test_a_wrong_tensor_is_a_mismatch(norm: str, tensor: str, factor: float) -> None:
-    """Among them: a zero dx, and a dgamma scaled by 0.5."""
+    """The cases include a dx of zeros, and a dgamma that is scaled by 0.5."""
     with pytest.raises(train_digits.GradientMismatch) as caught:
         train_digits.run(norm, spoiled(norm, tensor, factor), epochs=1, images=64)
     mismatch = caught.value
     assert mismatch.tensor == tensor
     if tensor in ("dx", "dgamma", "dbeta"):
-        assert mismatch.layer.startswith(f"{norms.NORMS[norm].title} 3")  # the first that the backward pass meets
+        assert mismatch.layer.startswith(f"{norms.NORMS[norm].title} 3")  # the first layer of the backward pass
     assert not mismatch.error <= mismatch.bound
     text = str(mismatch)
     assert all(part in text for part in (mismatch.layer, tensor, f"{mismatch.error:.3g}", f"{mismatch.bound:.3g}"))
@@ -250,8 +250,8 @@ def test_a_mistake_in_one_layer_names_that_layer(norm: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_running_statistics_are_the_oracles(dtype: str) -> None:
-    """Of what was fed, and in float64: nothing that the layer made goes into what is expected."""
+def test_running_statistics_agree_with_the_oracle(dtype: str) -> None:
+    """The expected values are computed in float64 from the inputs alone, not from results of the layer."""
     layer, rng = layer_of("batch", dtype=dtype), np.random.default_rng(3)
     mean, var = np.zeros(8), np.ones(8)
     for size in (6, 4, 1, 9):
@@ -274,12 +274,12 @@ def test_evaluation_uses_the_running_statistics() -> None:
     gamma, beta = (parameter.value for parameter in layer.parameters)
     expected = reference.batch_norm_elemt(x, kept[0], (kept[1] + 1e-5) ** -0.5, gamma, beta)
     np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
-    np.testing.assert_array_equal(kept, (layer.running_mean, layer.running_var))  # an evaluation leaves them
-    np.testing.assert_array_equal(layer.evaluate(x[2:3]), y[2:3])  # and a sample does not depend on the others
+    np.testing.assert_array_equal(kept, (layer.running_mean, layer.running_var))  # an evaluation does not change them
+    np.testing.assert_array_equal(layer.evaluate(x[2:3]), y[2:3])  # a sample does not depend on the others
 
 
 @EACH
-def test_a_networks_accuracy_is_of_its_evaluation(norm: str) -> None:
+def test_the_accuracy_is_that_of_an_evaluation(norm: str) -> None:
     model = network.Network(np, lambda _, sample: layer_of(norm, ORACLE, sample=sample), np.dtype("float64"), seed=0)
     images = np.random.default_rng(5).normal(size=(12, 1, 8, 8))
     model.loss_and_gradients(images, np.arange(12) % 10)
@@ -292,7 +292,7 @@ def test_a_networks_accuracy_is_of_its_evaluation(norm: str) -> None:
 
 @EACH
 @pytest.mark.gpu
-def test_on_a_gpu(norm: str) -> None:
+def test_training_on_a_gpu_learns(norm: str) -> None:
     cupy, _ = train_digits.find_device("gpu")
     result = train_digits.run(norm, xp=cupy, epochs=3, images=256)
     assert np.mean(result.losses[-4:]) < 0.5 * np.mean(result.losses[:4])
@@ -358,15 +358,17 @@ def test_a_failed_check_is_a_failed_run(
         (["--norm", "instance"], "argument --norm: invalid choice: 'instance'"),
     ],
 )
-def test_bad_arguments(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_command_line_arguments_exit_with_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         train_digits.main(arguments)
     assert caught.value.code == 2
     assert says in capsys.readouterr().err
 
 
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)  # importing it fails
+def test_a_missing_gpu_exits_with_code_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)  # makes its import fail
     with pytest.raises(SystemExit) as caught:
         train_digits.main(["--device", "gpu"])
     assert caught.value.code == 2
@@ -374,7 +376,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert train_digits.find_device("auto")[0] is np
 
 
-def test_demo_hands_the_norm_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_passes_its_norm_to_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example, seen = importlib.import_module("cunorm.examples.train_digits"), []
     monkeypatch.setattr(example, "plot", lambda result, path, executor: seen.append((result.norm, path)))
     monkeypatch.setattr(example, "split_digits", FewDigits(16))
@@ -388,9 +390,9 @@ def test_demo_hands_the_norm_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @EACH
 @pytest.mark.long
-def test_full_run(norm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_full_training_reaches_97_percent(norm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "loss.png"
-    began = time.process_time()  # of all cores; the clock on the wall would count what else the machine does
+    began = time.process_time()  # CPU time of all cores, because wall-clock time depends on other processes
     assert train_digits.main(["--device", "cpu", "--norm", norm, "--plot", str(plot)]) == 0
     assert time.process_time() - began < 120
     accuracy = re.search(r"accuracy +([\d.]+)%", capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Right calls of the two-phase functions, from which tests make wrong ones; and how to walk the flow."""
+"""Correct calls of the two-phase functions, which tests change into wrong ones, and the two-phase flow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH_OUTPUTS = ("sumDy", "sumDyXmu", "gradWeight", "gradBias")
 
 @dataclass
 class Face:
-    """One of the two operators: its functions, a right call, and what its outputs are called."""
+    """One of the two two-phase operators: its functions, a correct call and the names of its outputs."""
 
     name: str
     outputs: tuple[str, ...]
@@ -37,18 +37,18 @@ class Face:
         return getattr(ascend, self.name)(workspace, size, executor, stream)
 
     def made(self, dtype: str = "float32") -> Any:
-        """Arrays of a problem of it, which know their oracle."""
+        """Arrays of a problem of the operator, with methods that compare results with the oracle."""
         return group_arrays(dtype=dtype) if self is GROUP else batch_arrays(dtype=dtype)
 
     def call(self, made: Any) -> Arguments:
-        """A right call for such arrays."""
+        """The arguments of a correct call with these arrays."""
         return group_call(made) if self is GROUP else batch_call(made)
 
     def right(self) -> Arguments:
         return self.call(self.made())
 
     def compare(self, made: Any, results: Any) -> None:
-        """Compare results, None where not wanted, with the oracle of the arrays; vectors may be of any shape."""
+        """Compare results with the oracle. Results that are not wanted are None. Vectors may have any shape."""
         dense = [None if result is None else np.asarray(result) for result in results]
         if self is GROUP:
             dx, *vectors = dense
@@ -57,7 +57,7 @@ class Face:
             made.check("batch_norm_backward_reduce", tuple(map(_flat, dense)))
 
     def walk(self, given: Arguments, xp: Any = np, stream: Any = None) -> tuple[Any, ...]:
-        """The documented flow; returns the outputs."""
+        """Run both phases, which must succeed, and return the outputs."""
         status, size, executor = self.first(given)
         assert status == SUCCESS, ascend.aclGetRecentErrMsg()
         workspace = None
@@ -81,7 +81,7 @@ def _filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def group_call(made: GroupArrays | None = None) -> Arguments:
-    """A right call for these arrays, NCHW; its outputs hold SENTINEL."""
+    """The arguments of a correct call with these NCHW arrays. The outputs are filled with SENTINEL."""
     made = GROUP.made() if made is None else made
     N, C = made.x.shape[:2]
     vector = (C,)
@@ -104,7 +104,7 @@ def group_call(made: GroupArrays | None = None) -> Arguments:
 
 
 def batch_call(made: BatchArrays | None = None) -> Arguments:
-    """The same for BatchNorm."""
+    """See `group_call`, for BatchNorm."""
     made = BATCH.made() if made is None else made
     vector = (made.x.shape[1],)
     return {
@@ -130,7 +130,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def untouched(face: Face, given: Arguments, before: Arguments) -> bool:
-    """Whether the outputs of a call hold what they held in a copy made before."""
+    """Whether the outputs of a call are equal to those in an earlier copy."""
     return all(
         np.array_equal(np.asarray(given[name]), before[name])
         for name in face.outputs

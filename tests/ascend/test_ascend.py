@@ -1,4 +1,4 @@
-"""The two-phase flow on both executors: results against the oracle, whatever the arrays' shapes, strides and dtypes."""
+"""The two-phase flow on both executors: results compared with the oracle, for all shapes, strides and dtypes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HALF, SINGLE = EITHER = "float16", "float32"
 
 
 def there(executor: Executor, given: Arguments) -> Arguments:
-    """The same call with its arrays on that executor."""
+    """The same call with its arrays copied to the executor."""
     return {name: executor.put(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
 
 
@@ -35,7 +35,7 @@ def back(executor: Executor, results: Any) -> list[Any]:
 
 
 def check(face: Face, executor: Executor, given: Arguments, made: Any) -> None:
-    """Walk the flow and compare with the oracle of the arrays that the call was made of."""
+    """Run both phases and compare the outputs with the oracle. ``made`` are the arrays of the call."""
     face.compare(made, back(executor, face.walk(given, executor.xp)))
 
 
@@ -62,7 +62,7 @@ def test_the_documented_example_of_batch_norm(executor: Executor) -> None:
 
 # ---- shapes and strides ---------------------------------------------------------------------------------------------
 
-#: Shapes of N * C * HxW = 144 elements for gradOut, input and gradInput; of 4, mean and rstd; of 8, gamma.
+#: Shapes: gradOut, input and gradInput have N * C * HxW = 144 elements, mean and rstd 4, gamma and its gradients 8.
 SHAPES = [
     ((144,), SHAPE, (4,), (2, 1, 2), (8,)),
     ((2, 8, 9), (2, 8, 9), (2, 2), (2, 2), (8, 1)),
@@ -73,7 +73,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("grad", "input", "mean", "rstd", "gamma"), SHAPES)
-def test_only_the_number_of_elements_counts(
+def test_group_norm_arrays_may_have_any_shape_of_the_right_size(
     grad: Any, input: Any, mean: Any, rstd: Any, gamma: Any, executor: Executor
 ) -> None:
     made = group_arrays(SHAPE)
@@ -85,7 +85,7 @@ def test_only_the_number_of_elements_counts(
     check(GROUP, executor, given, made)
 
 
-def test_a_problem_of_one_element_has_no_dimensions(executor: Executor) -> None:
+def test_arrays_of_one_element_may_have_no_dimensions(executor: Executor) -> None:
     made = group_arrays((1, 1, 1), 1)
     given = there(executor, group_call(made))
     given |= {name: value.reshape(()) for name, value in given.items() if hasattr(value, "reshape")}
@@ -112,8 +112,8 @@ def test_strided_tensors_of_batch_norm(name: str, layout: str, executor: Executo
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 @pytest.mark.parametrize("layout", ["reversed", "every other", "misaligned", "Fortran"])
-def test_everything_is_strided(face: Face, layout: str, executor: Executor) -> None:
-    """Statistics, gamma and their gradients too; what lies between the elements of outputs stays."""
+def test_all_arrays_may_be_strided(face: Face, layout: str, executor: Executor) -> None:
+    """All arrays are strided. The memory between the elements of outputs is not written."""
     made = face.made()
     given = there(executor, face.call(made))
     given |= {n: laid_out(executor.xp, v, layout) for n, v in given.items() if hasattr(v, "strides")}
@@ -124,8 +124,8 @@ def test_everything_is_strided(face: Face, layout: str, executor: Executor) -> N
             assert np.isnan(executor.get(base[..., 1::2])).all()
 
 
-def test_channels_last_is_read_where_it_lies(executor: Executor) -> None:
-    """Of either face, in the shape of NCHW: planned as NHWC, and nothing is copied."""
+def test_channels_last_arrays_are_not_copied(executor: Executor) -> None:
+    """Arrays of NCHW shape in channels-last memory order are planned as NHWC, and are not copied."""
     made, batch = group_arrays(SHAPE), batch_arrays()
     given, other = there(executor, group_call(made)), there(executor, batch_call(batch))
     for call, names in ((given, ("gradOut", "input", "gradInput")), (other, ("gradOut", "input"))):
@@ -138,8 +138,8 @@ def test_channels_last_is_read_where_it_lies(executor: Executor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-def test_subclasses_of_numpys_arrays(tmp_path: Path) -> None:
-    """Each is its memory: a matrix keeps to two dimensions."""
+def test_subclasses_of_numpy_arrays_are_accepted(tmp_path: Path) -> None:
+    """The memory of a subclass is used as a plain array, because a matrix always has two dimensions."""
     made = group_arrays(SHAPE)
     given = group_call(made)
     given |= {name: np.asmatrix(given[name]) for name in ("mean", "rstd", "gamma", "gradGammaOut", "gradBetaOut")}
@@ -149,8 +149,8 @@ def test_subclasses_of_numpys_arrays(tmp_path: Path) -> None:
     check(GROUP, CPU, given, made)
 
 
-def test_what_is_copied_stands_in_explain() -> None:
-    """Each array with its reason, and the bytes that the first phase asks for."""
+def test_explain_lists_the_copied_arrays() -> None:
+    """Explain lists each copied array with the reason, and the workspace size that the first phase returns."""
     given = group_call(group_arrays(SHAPE, dtype=HALF))
     given["input"] = laid_out(np, given["input"], "channels last")
     given["gradInput"] = np.empty(SHAPE, HALF)
@@ -169,7 +169,7 @@ def test_what_is_copied_stands_in_explain() -> None:
         ("gradBetaOut", "at an address that is not a multiple of 4"),
     ]
     nothing = GROUP.first(given | {"outputMask": (False, False, False)})[2]
-    assert "copied" not in nothing.explain()  # nor is anything done
+    assert "copied" not in nothing.explain()  # nothing is computed either
 
 
 # ---- dtypes ---------------------------------------------------------------------------------------------------------
@@ -178,10 +178,10 @@ MIXTURES = list(itertools.product(EITHER, EITHER, (None, *EITHER), EITHER, EITHE
 
 
 @pytest.mark.parametrize(("mean", "rstd", "gamma", "dgamma", "dbeta"), MIXTURES)
-def test_dtypes_of_group_norm_mix(
+def test_group_norm_arrays_may_differ_in_dtype(
     mean: str, rstd: str, gamma: str | None, dgamma: str, dbeta: str, executor: Executor
 ) -> None:
-    """float32 beside 16-bit data; each result is rounded once, to the dtype of its own array."""
+    """The parameters and statistics of 16-bit data may be float32. A result is rounded once, to its array's dtype."""
     made = group_arrays(SHAPE, dtype=HALF, gamma_dtype=gamma)
     made.mean, made.rstd = made.mean.astype(mean), made.rstd.astype(rstd)
     given = group_call(made)
@@ -190,8 +190,8 @@ def test_dtypes_of_group_norm_mix(
 
 
 @pytest.mark.parametrize("data", ["float16", "bfloat16", "float32"])
-def test_dtypes_of_batch_norm_mix(data: str, executor: Executor) -> None:
-    """Statistics, sums and parameters of any of the three dtypes beside any data."""
+def test_batch_norm_arrays_may_differ_in_dtype(data: str, executor: Executor) -> None:
+    """Statistics, sums and parameters may have any of the three dtypes, whatever the dtype of the data."""
     plain = batch_arrays(dtype=data)
     bfloat16 = DTYPES["bfloat16"]
     for mean, invstd in itertools.product(("float16", "bfloat16", "float32"), repeat=2):
@@ -207,7 +207,7 @@ def test_dtypes_of_batch_norm_mix(data: str, executor: Executor) -> None:
 @pytest.mark.parametrize("data", ["float16", "bfloat16"])
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_strided_outputs_are_rounded_once(face: Face, data: str, layout: str, executor: Executor) -> None:
-    """float32 outputs that kernels cannot write where they lie, beside everything in 16 bits."""
+    """Kernels cannot write the float32 outputs in place, because of strides or addresses. All inputs have 16 bits."""
     made = face.made(data)
     names = ("mean", "rstd") if face is GROUP else ("mean", "invstd")
     for name in names:
@@ -240,7 +240,7 @@ def test_without_weight_its_gradient_has_the_dtype_of_mean(executor: Executor) -
 
 @pytest.mark.parametrize(("mean", "invstd"), [(HALF, SINGLE), (SINGLE, HALF)])
 def test_neither_statistic_is_rounded_to_the_dtype_of_the_other(mean: str, invstd: str, executor: Executor) -> None:
-    """Every result in float32 has the digits that the statistics had."""
+    """Results in float32 are as exact as the statistics."""
     made = batch_arrays(dtype=HALF)
     made.mean, made.invstd = made.mean.astype(mean), made.invstd.astype(invstd)
     given = batch_call(made) | {"weight": np.ones(8, np.float32)}
@@ -249,7 +249,7 @@ def test_neither_statistic_is_rounded_to_the_dtype_of_the_other(mean: str, invst
 
 
 def test_gradients_beyond_float16_are_infinite(executor: Executor) -> None:
-    """As the kernels have it; without a warning, where a narrower output is rounded on the way out."""
+    """Overflow gives infinity, as in the kernels. The rounding to a narrower output issues no warning."""
     made = group_arrays((2, 8, 512), dtype=HALF, gamma_dtype=SINGLE)
     made.dy[...] = 300
     given = there(executor, {**group_call(made), "gradBetaOut": np.empty(8, HALF)})
@@ -263,26 +263,26 @@ def test_gradients_beyond_float16_are_infinite(executor: Executor) -> None:
 
 @pytest.mark.parametrize("mask", list(itertools.product((True, False), repeat=3)))
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_masked_off_outputs_are_never_touched(face: Face, mask: tuple[bool, ...], executor: Executor) -> None:
-    """Nor looked at: they may be of any shape and dtype, or None."""
+def test_outputs_that_are_not_wanted_are_not_written(face: Face, mask: tuple[bool, ...], executor: Executor) -> None:
+    """They are not checked either: they may have any shape and dtype, or be None."""
     made = face.made()
     given = face.call(made)
     wanted = dict(zip(face.outputs, mask if face is GROUP else (mask[0], *mask), strict=True))
     given |= {"outputMask": mask} if face is GROUP else dict(zip(("inputG", "weightG", "biasG"), mask, strict=True))
     spare = executor.xp.full(3, SENTINEL, np.int64)
-    given = there(executor, given) | {name: spare for name in face.outputs if not wanted[name]}  # all the same one
+    given = there(executor, given) | {name: spare for name in face.outputs if not wanted[name]}  # one array for all
     results = back(executor, face.walk(given, executor.xp))
     for (name, keep), result in zip(wanted.items(), results, strict=True):
         if not keep:
             assert (result == SENTINEL).all()
             given[name] = None
     face.compare(made, [result if keep else None for keep, result in zip(wanted.values(), results, strict=True)])
-    face.walk(given, executor.xp)  # with None for those
+    face.walk(given, executor.xp)  # with None for the outputs that are not wanted
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 3, 3), (2, 8, 0), (2, 8, 3, 0, 3)])
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_sums_of_nothing_are_zeros(face: Face, shape: tuple[int, ...], executor: Executor) -> None:
+def test_sums_of_empty_tensors_are_zero(face: Face, shape: tuple[int, ...], executor: Executor) -> None:
     made: Any = group_arrays(shape) if face is GROUP else batch_arrays(shape)
     if face is BATCH:
         made.mean, made.invstd = np.ones(8, np.float32), np.ones(8, np.float32)
@@ -302,7 +302,7 @@ def test_group_norm_without_channels(executor: Executor) -> None:
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_an_executor_runs_again_on_new_contents(face: Face, executor: Executor) -> None:
-    """Also where arrays are copied: in each run, from what they hold then."""
+    """Arrays that need a copy are copied in each run, with their contents at that time."""
     made = face.made()
     given = there(executor, face.call(made))
     for name in ("gradOut", "mean"):
@@ -324,7 +324,7 @@ def _odd(xp: Any, size: int) -> Any:
     return xp.empty(size + 1, np.uint8)[1:]
 
 
-#: Workspaces of at least that many bytes.
+#: Functions that make a workspace of at least ``size`` bytes.
 WORKSPACES = {
     "bytes": lambda xp, size: xp.empty(size, np.uint8),
     "far too many": lambda xp, size: xp.empty(size + 4096, np.uint8),
@@ -340,7 +340,7 @@ WORKSPACES = {
 
 @pytest.mark.parametrize("kind", WORKSPACES)
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_any_array_of_enough_bytes_is_a_workspace(face: Face, kind: str, executor: Executor) -> None:
+def test_any_array_of_enough_bytes_may_be_the_workspace(face: Face, kind: str, executor: Executor) -> None:
     made = face.made()
     given = there(executor, face.call(made))
     status, size, prepared = face.first(given)
@@ -354,7 +354,7 @@ def test_any_array_of_enough_bytes_is_a_workspace(face: Face, kind: str, executo
 @pytest.mark.parametrize("other", ["as input", "channels last"])
 @pytest.mark.parametrize("layout", ["contiguous", *LAYOUTS])
 def test_grad_input_may_be_exactly_grad_out(layout: str, other: str, executor: Executor) -> None:
-    """However it lies, and however input lies beside it."""
+    """The call is legal for all strides of gradOut and of input."""
     made = group_arrays(SHAPE)
     given = there(executor, group_call(made))
     if layout != "contiguous":
@@ -362,7 +362,7 @@ def test_grad_input_may_be_exactly_grad_out(layout: str, other: str, executor: E
     if other == "channels last":
         given["input"] = laid_out(executor.xp, given["input"], other)
     given["gradInput"] = given["gradOut"]
-    made.dy = made.dy.copy()  # which the oracle reads afterwards
+    made.dy = made.dy.copy()  # the oracle reads it after the call has overwritten gradOut
     check(GROUP, executor, given, made)
 
 
@@ -375,13 +375,13 @@ def test_grad_input_may_be_the_memory_of_grad_out_in_another_shape(executor: Exe
         given["gradInput"] = whole[:N]
         given["gradOut"] = (
             whole[::4] if N == 1 else whole[:N].reshape(-1)
-        )  # a stride of its own where it does not count
+        )  # for N = 1 the stride of the first axis differs, but has no effect
         made.dy = made.dy.copy()
         check(GROUP, executor, given, made)
 
 
-def test_grad_input_in_place_beside_a_partial_mask_and_another_order(executor: Executor) -> None:
-    """It is enough that the memory is the same: axes of one element may have other strides, the arrays other shapes."""
+def test_grad_input_in_place_with_a_partial_mask_or_another_memory_order(executor: Executor) -> None:
+    """Only the memory must be the same: axes of one element may differ in stride, and the arrays in shape."""
     made = group_arrays((1, 8, 3, 3))
     given = there(executor, group_call(made)) | {"outputMask": (True, False, False)}
     whole = executor.xp.zeros((4, 8, 3, 3), np.float32)
@@ -396,17 +396,17 @@ def test_grad_input_in_place_beside_a_partial_mask_and_another_order(executor: E
     check(GROUP, executor, given, made)
 
 
-def test_grad_input_in_place_where_it_cannot_be_seen_as_n_c_hxw(executor: Executor) -> None:
+def test_grad_input_in_place_without_a_view_of_shape_n_c_hxw(executor: Executor) -> None:
     made = group_arrays(SHAPE)
     given = there(executor, group_call(made))
     flat = executor.xp.zeros((16, 9), np.float32)
-    given["gradOut"] = given["gradInput"] = flat.T  # 9 x 16 elements in rows that are columns
+    given["gradOut"] = given["gradInput"] = flat.T  # shape (9, 16), the transpose of a contiguous array
     given["input"] = given["input"].reshape(9, 16)
     given["gradOut"][...] = executor.put(made.dy.reshape(9, 16))
     check(GROUP, executor, given, made)
 
 
-def test_a_workspace_may_lie_in_the_gaps_of_an_array(executor: Executor) -> None:
+def test_the_workspace_may_be_in_the_gaps_of_an_array(executor: Executor) -> None:
     made = group_arrays(SHAPE)
     given = there(executor, group_call(made))
     arena = executor.xp.zeros((2, 4096), np.float32)
@@ -419,7 +419,9 @@ def test_a_workspace_may_lie_in_the_gaps_of_an_array(executor: Executor) -> None
     GROUP.compare(made, back(executor, [given[name] for name in GROUP.outputs]))
 
 
-def test_a_strategy_that_cannot_work_in_place_refuses_it_in_the_first_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_phase_refuses_in_place_for_a_strategy_that_does_not_support_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def plan(*arguments: Any, **options: Any) -> Any:
         made = cunorm.plan(*arguments, **options)
         return replace(made, strategy=replace(made.strategy, in_place=False))
@@ -432,7 +434,7 @@ def test_a_strategy_that_cannot_work_in_place_refuses_it_in_the_first_phase(monk
 
 
 def test_outputs_may_interleave(executor: Executor) -> None:
-    """Overlap is told element by element: two columns of one array are apart."""
+    """Overlap is decided element by element: two columns of one array do not overlap."""
     made, batch = group_arrays(SHAPE), batch_arrays()
     given, other = there(executor, group_call(made)), there(executor, batch_call(batch))
     pairs = executor.xp.zeros((8, 2), np.float32)
@@ -442,8 +444,8 @@ def test_outputs_may_interleave(executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_an_executor_keeps_its_arrays_and_runs_in_several_threads(face: Face) -> None:
-    """The caller's own references may go; each thread brings a workspace."""
+def test_an_executor_keeps_references_to_its_arrays_and_runs_in_several_threads(face: Face) -> None:
+    """The caller may delete its own references. Each thread passes its own workspace."""
     given = face.right()
     expected = [result.tobytes() for result in face.walk(given)]
     kept = {name: given[name] for name in face.outputs}
@@ -457,8 +459,8 @@ def test_an_executor_keeps_its_arrays_and_runs_in_several_threads(face: Face) ->
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_the_results_are_those_of_the_public_function(face: Face, executor: Executor) -> None:
-    """Bit for bit, and in each run."""
+def test_the_results_are_equal_to_those_of_the_public_function(face: Face, executor: Executor) -> None:
+    """The results are bitwise equal, in each run."""
     made = face.made()
     given = there(executor, face.call(made))
     first = [result.tobytes() for result in back(executor, face.walk(given, executor.xp))]
@@ -478,7 +480,7 @@ def test_the_cpu_executor_ignores_the_stream(stream: Any) -> None:
     made.check_backward(*GROUP.walk(group_call(made), stream=stream))
 
 
-def test_an_executor_says_what_it_is() -> None:
+def test_the_repr_of_an_executor() -> None:
     prepared = GROUP.first(group_call())[2]
     assert repr(prepared) == (
         "<executor of aclnnGroupNormBackward: group_norm_backward float32 NCHW N=2 C=8 HxW=9 group=2 -> "

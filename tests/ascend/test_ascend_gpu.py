@@ -1,6 +1,6 @@
-"""The Ascend faces on CuPy arrays: addresses, streams, devices and graph capture, against a driver that takes notes.
+"""The Ascend functions on CuPy arrays with a fake driver: addresses, streams, devices and graph capture.
 
-Results on a GPU: test_ascend.py and test_ascend_operators.py with ``--gpu``, and the test at the end here.
+Results on a GPU are tested by test_ascend.py and test_ascend_operators.py with ``--gpu``, and by the last test here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.fake_gpu import Driver, expected  # noqa: E402
 
 
 def call(face: Face, driver: Driver, device: int = 0) -> Arguments:
-    """A right call whose arrays are on that GPU."""
+    """The arguments of a correct call with arrays on that GPU."""
     return {
         name: driver.array(value.shape, value.dtype, device) if isinstance(value, np.ndarray) else value
         for name, value in face.right().items()
@@ -30,7 +30,7 @@ def call(face: Face, driver: Driver, device: int = 0) -> Arguments:
 
 
 def pointers(face: Face, given: Arguments) -> dict[str, int]:
-    """The addresses of a call by the names of the public function's arrays."""
+    """The addresses of a call's arrays, by their names in the public function."""
     names = {
         GROUP.name: ("dy", "x", "mean", "rstd", "gamma"),
         BATCH.name: ("dy", "x", "mean", "invstd"),
@@ -50,14 +50,14 @@ def planned(face: Face, **changes: Any) -> cunorm.Plan:
 
 
 class Stream:
-    """A stream that notes how many launches there were when it became current, and when it ceased to be."""
+    """A stream that records the number of launches when it becomes current and when it stops being current."""
 
     def __init__(self, driver: Driver, device_id: int) -> None:
         self.driver, self.device_id, self.ptr = driver, device_id, 0x5EED
         self.seen: list[int] = []
 
     def __enter__(self) -> Any:
-        assert self.device_id in (-1, self.driver.current)  # CuPy raises where a stream is another GPU's
+        assert self.device_id in (-1, self.driver.current)  # CuPy raises for a stream of another GPU
         self.seen.append(len(self.driver.launches))
         return self
 
@@ -66,8 +66,8 @@ class Stream:
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_the_callers_memory_reaches_the_kernels(face: Face, driver: Driver) -> None:
-    """Nothing is allocated, copied or waited for; the workspace begins at a multiple of 16 whatever its own address."""
+def test_kernels_receive_the_memory_of_the_caller(face: Face, driver: Driver) -> None:
+    """Nothing is allocated, copied or synchronised. Kernels receive a workspace that is aligned to 16 bytes."""
     given = call(face, driver)
     status, size, executor = face.first(given)
     assert status == SUCCESS, aclGetRecentErrMsg()
@@ -110,8 +110,8 @@ def test_tensors_in_other_shapes_are_not_copied(face: Face, layout: str, driver:
 
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_it_launches_on_the_stream(face: Face, device: int, driver: Driver) -> None:
-    """On the arrays' GPU, whichever is current; the stream is current there while it launches, and no longer."""
+def test_kernels_launch_on_the_stream(face: Face, device: int, driver: Driver) -> None:
+    """Launches are on the arrays' GPU, whichever GPU is current. The stream is current only during the launches."""
     status, size, executor = face.first(call(face, driver, device))
     assert status == SUCCESS, aclGetRecentErrMsg()
     workspace = driver.array((size,), np.uint8, device)
@@ -124,7 +124,7 @@ def test_it_launches_on_the_stream(face: Face, device: int, driver: Driver) -> N
             assert stream.seen == [0, len(driver.launches)]
 
 
-def test_a_stream_that_will_not_do(driver: Driver) -> None:
+def test_a_wrong_stream_is_refused(driver: Driver) -> None:
     _, size, executor = GROUP.first(call(GROUP, driver))
     workspace = driver.array((size,), np.uint8)
     assert GROUP.second(workspace, size, executor, Stream(driver, 1)) == INVALID
@@ -136,7 +136,7 @@ def test_a_stream_that_will_not_do(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_arrays_of_two_places(face: Face, driver: Driver) -> None:
+def test_arrays_on_two_devices_are_refused(face: Face, driver: Driver) -> None:
     given = call(face, driver)
     for name in [name for name, value in given.items() if hasattr(value, "data")]:
         for other, sentence in (
@@ -156,7 +156,7 @@ def test_arrays_of_two_places(face: Face, driver: Driver) -> None:
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_graph_capture(face: Face, driver: Driver) -> None:
-    """What needs no copy may be captured; what needs one is refused, by its own name, before anything is allocated."""
+    """A call without copies may be captured. A call with copies is refused before it allocates anything."""
     given = call(face, driver)
     _, size, executor = face.first(given)
     workspace = driver.array((size,), np.uint8)
@@ -179,8 +179,8 @@ def test_graph_capture(face: Face, driver: Driver) -> None:
     assert driver.allocated == []
 
 
-def test_numbers_that_live_on_a_gpu_are_not_waited_for(driver: Driver) -> None:
-    """Nor printed, which would wait too: their type stands in the sentence."""
+def test_a_scalar_on_a_gpu_is_refused_without_synchronisation(driver: Driver) -> None:
+    """Printing a value would synchronise too. The message contains the type instead."""
     given = call(GROUP, driver)
     wrong = driver.array((), np.int64)
     for name in ("N", "C", "HxW", "group", "outputMask"):
@@ -216,7 +216,7 @@ def test_without_results_nothing_is_copied(driver: Driver) -> None:
     assert driver.allocated == driver.launches == []
 
 
-def test_operators_refuse_to_be_captured(driver: Driver) -> None:
+def test_operators_refuse_graph_capture(driver: Driver) -> None:
     driver.capturing = True
     x, vector, gamma = driver.array((2, 8, 9)), driver.array((2, 2)), driver.array((8,))
     with pytest.raises(ValueError, match=r"x: the stream is being captured .*; call cunorm.group_norm_backward with"):
@@ -232,8 +232,8 @@ def test_operators_refuse_to_be_captured(driver: Driver) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_a_flow_on_its_own_stream(face: Face) -> None:
-    """Also where arrays are copied on the way: all of it on that stream, in order, also captured as a graph."""
+def test_the_flow_on_a_stream_of_the_caller(face: Face) -> None:
+    """Copies of arrays run on the stream too, in order. The flow can be captured as a graph."""
     right = face.right().items()
     given = {name: cupy.asarray(value) if isinstance(value, np.ndarray) else value for name, value in right}
     results = [cupy.asnumpy(array) for array in face.walk(given, cupy)]

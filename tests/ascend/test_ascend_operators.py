@@ -1,4 +1,4 @@
-"""GroupNormGrad and LayerNormGrad: results against the oracle, and what is refused."""
+"""GroupNormGrad and LayerNormGrad: results compared with the oracle, and wrong arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPSILON = 1e-3
 
 
 def layer_call(dtype: str = "float32", width: str = "float32") -> tuple[dict[str, Any], Any]:
-    """A right call of LayerNormGrad, and its arrays with the rstd that it should come to."""
+    """The arguments of a correct LayerNormGrad call, and its arrays with the rstd that it should compute."""
     made = layer_arrays((3, 4, 5), (4, 5), dtype)
     x = made.x.astype(np.float64)
     variance = x.var((1, 2), keepdims=True).astype(DTYPES[width])
@@ -68,15 +68,15 @@ def test_group_norm_grad_without_gamma(executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("required", [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])
-def test_what_is_not_required_is_none(required: tuple[bool, bool, bool]) -> None:
+def test_gradients_that_are_not_required_are_none(required: tuple[bool, bool, bool]) -> None:
     made = group_arrays()
     results = GroupNormGrad(made.dy, made.mean, made.rstd, made.x, made.gamma, made.groups, "NCHW", *required)
     assert tuple(result is not None for result in results) == required
     made.check_backward(*results)
 
 
-def test_the_limit_is_not_one_of_operators() -> None:
-    """Even where strict_limits asks for it: there is no status code to say so."""
+def test_operators_ignore_strict_limits() -> None:
+    """`strict_limits` has no effect: operators return no status code."""
     made = group_arrays((1, 8001, 1), 1)
     with strict_limits(True):
         made.check_backward(*GroupNormGrad(made.dy, made.mean, made.rstd, made.x, made.gamma, 1))
@@ -99,7 +99,7 @@ GROUP_WRONG = [
 
 
 @pytest.mark.parametrize(("change", "error", "sentence"), GROUP_WRONG, ids=[case[2] for case in GROUP_WRONG])
-def test_a_wrong_group_norm_grad(
+def test_group_norm_grad_refuses_wrong_arguments(
     change: dict[str, Any], error: type[Exception], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = group_arrays()
@@ -124,21 +124,21 @@ WIDTHS = [
 
 @pytest.mark.parametrize(("dtype", "width"), WIDTHS)
 def test_layer_norm_grad(dtype: str, width: str, executor: Executor) -> None:
-    """Statistics of any dtype no narrower than x's; rstd has its square root."""
+    """The statistics may have any dtype that is no narrower than x's. rstd is computed from the variance."""
     given, made = layer_call(dtype, width)
     results = [executor.get(array) for array in LayerNormGrad(**there(executor, given))]
     made.check_backward(*results)
     assert [result.dtype for result in results] == [made.x.dtype, made.gamma.dtype, made.gamma.dtype]
 
 
-def test_variance_and_mean_may_be_of_two_dtypes(executor: Executor) -> None:
+def test_variance_and_mean_may_differ_in_dtype(executor: Executor) -> None:
     given, made = layer_call("float16", "float16")
     exact = {"variance": given["variance"].astype(np.float64), "mean": given["mean"].astype(np.float32).reshape(3)}
     made.check_backward(*[executor.get(array) for array in LayerNormGrad(**there(executor, given | exact))])
 
 
 def test_the_rounding_of_rstd() -> None:
-    """Computed in float64 and rounded once: where float32 arithmetic would be off in the last place."""
+    """It is computed in float64 and rounded once. float32 arithmetic would differ in the last place."""
     random = np.random.default_rng(0)
     x = random.standard_normal((200, 4)).astype(np.float32)
     variance, mean = random.random((200, 1)).astype(np.float32) + np.float32(0.1), np.zeros((200, 1), np.float32)
@@ -150,7 +150,7 @@ def test_the_rounding_of_rstd() -> None:
     assert dx.tobytes() == cunorm.layer_norm_backward(x, x, 4, mean, exact, np.ones(4, np.float32))[0].tobytes()  # type: ignore[union-attr]
 
 
-def test_epsilon_is_1e_5_where_none_is_given() -> None:
+def test_the_default_epsilon_is_1e_5() -> None:
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     variance, mean, gamma = np.full((2, 1), 1e-5), np.full((2, 1), 1.5), np.ones(4, np.float32)
     came, given = (
@@ -168,7 +168,7 @@ def test_epsilon_is_1e_5_where_none_is_given() -> None:
 @pytest.mark.parametrize("rank", [1, 8])
 @pytest.mark.parametrize("shape", [(), (1,), None])
 def test_layer_norm_grad_of_one_row_and_of_many_dimensions(rank: int, shape: Any, executor: Executor) -> None:
-    """A statistic of one row may have no dimension at all."""
+    """A statistic of one row may have zero dimensions."""
     made = layer_arrays((4,) if rank == 1 else (1,) * 6 + (2, 2), (4,) if rank == 1 else (2, 2))
     variance = made.x.astype(np.float64).var().reshape(shape if shape is not None else made.mean.shape)
     made.rstd = (1 / np.sqrt(variance + 1e-5)).astype(np.float32)
@@ -186,8 +186,8 @@ def test_group_norm_grad_of_2_and_of_8_dimensions(shape: Any, data_format: str, 
 
 
 @pytest.mark.parametrize("name", ["dy", "x", "variance", "mean", "gamma"])
-def test_a_masked_array_is_refused(name: str) -> None:
-    """Its mask would be lost, and its own arithmetic would hide a variance that has no root."""
+def test_layer_norm_grad_refuses_a_masked_array(name: str) -> None:
+    """Its mask would be lost, and its arithmetic would mask the result for a negative variance."""
     given, _ = layer_call()
     given["variance"][1] = -1
     given[name] = np.ma.masked_array(given[name])
@@ -204,8 +204,8 @@ def test_group_norm_grad_refuses_a_masked_array(name: str) -> None:
         GroupNormGrad(*given.values(), made.groups)
 
 
-def test_it_is_the_gradient_of_the_forward() -> None:
-    """With the variance of what `layer_norm` computed, and its eps."""
+def test_layer_norm_grad_is_the_gradient_of_layer_norm() -> None:
+    """It agrees with `layer_norm` and `layer_norm_backward` for the variance of x and the same eps."""
     made = layer_arrays((6, 10), (10,))
     variance = made.x.var(1, keepdims=True)
     results = LayerNormGrad(made.dy, made.x, variance, made.mean, made.gamma)
@@ -217,14 +217,14 @@ def test_it_is_the_gradient_of_the_forward() -> None:
 
 
 @pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])
-def test_what_is_masked_off_is_none(wanted: tuple[bool, bool, bool]) -> None:
+def test_gradients_outside_the_output_mask_are_none(wanted: tuple[bool, bool, bool]) -> None:
     given, made = layer_call()
     results = LayerNormGrad(**given, output_mask=wanted)
     assert tuple(result is not None for result in results) == wanted
     made.check_backward(*results)
 
 
-def test_no_rows(executor: Executor) -> None:
+def test_layer_norm_grad_without_rows(executor: Executor) -> None:
     given = {name: executor.put(np.ones((0, 4), np.float32)) for name in ("dy", "x")}
     given |= {name: executor.put(np.ones((0, 1), np.float32)) for name in ("variance", "mean")}
     dx, dgamma, dbeta = LayerNormGrad(**given, gamma=executor.put(np.ones(4, np.float32)))
@@ -233,8 +233,8 @@ def test_no_rows(executor: Executor) -> None:
     assert executor.get(dgamma).tolist() == executor.get(dbeta).tolist() == [0, 0, 0, 0]
 
 
-def test_variances_that_have_no_root_make_no_noise() -> None:
-    """A variance of 0 with epsilon 0, or a negative one, as on a GPU: infinite or NaN in its own row, no warning."""
+def test_variances_without_a_square_root_issue_no_warning() -> None:
+    """A variance of 0 with epsilon 0, or a negative one, makes its own row infinite or NaN, as on a GPU."""
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     variance, mean = np.array([[0], [-1], [1.25]], np.float32), x.mean(1, keepdims=True)
     dx, _, _ = LayerNormGrad(x, x, variance, mean, np.ones(4, np.float32), epsilon=0)
@@ -275,16 +275,16 @@ LAYER_WRONG = [
 
 
 @pytest.mark.parametrize(("change", "error", "sentence"), LAYER_WRONG, ids=[case[2] for case in LAYER_WRONG])
-def test_a_wrong_layer_norm_grad(
+def test_layer_norm_grad_refuses_wrong_arguments(
     change: dict[str, Any], error: type[Exception], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, _ = layer_call()
-    monkeypatch.delattr(np, "sqrt")  # nor is a root taken before everything is checked
+    monkeypatch.delattr(np, "sqrt")  # the square root too must come after all checks
     with nothing_may_happen(monkeypatch), pytest.raises(error, match=f"^{sentence}"):
         LayerNormGrad(**(given | change))
 
 
-def test_a_row_of_nothing_and_too_many_dimensions() -> None:
+def test_layer_norm_grad_refuses_empty_rows_and_too_many_dimensions() -> None:
     empty = np.ones((3, 0), np.float32)
     with pytest.raises(ValueError, match=r"gamma: shape \(0,\), expected the last sizes of x .*, none of them 0"):
         LayerNormGrad(empty, empty, np.ones(3, "f4"), np.ones(3, "f4"), np.ones(0, "f4"))

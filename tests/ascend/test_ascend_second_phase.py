@@ -1,4 +1,4 @@
-"""The second phases: what they refuse, with which status and sentence, and what no status covers."""
+"""The second phases: the status code and message of each wrong argument, and errors that have no status code."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.problems import forget_calls
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_a_wrong_second_phase(face: Face) -> None:
-    """Each is refused with its sentence and leaves the outputs as they are; the executor still runs afterwards."""
+def test_a_second_phase_refuses_wrong_arguments(face: Face) -> None:
+    """A wrong call returns its status and message, and does not change the outputs. The executor stays usable."""
     given = face.right()
     memories = {}
     for name, value in given.items():
-        if isinstance(value, np.ndarray):  # at the end of memory of which the beginning is nobody's
+        if isinstance(value, np.ndarray):  # after 4096 bytes of memory that no array uses
             memories[name] = np.zeros(4096 + value.nbytes, np.uint8)
             given[name] = memories[name][4096:].view(value.dtype).reshape(value.shape)
             given[name][...] = value
@@ -77,7 +77,7 @@ def _reshaped(array: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_an_executor_ends_when_a_subclass_of_an_array_changes(face: Face, tmp_path: Path) -> None:
+def test_an_executor_is_invalid_after_a_memmap_becomes_read_only(face: Face, tmp_path: Path) -> None:
     given = face.right()
     name = face.outputs[0]
     given[name] = np.memmap(tmp_path / "array", given[name].dtype, "w+", shape=given[name].shape)
@@ -97,15 +97,15 @@ def test_an_executor_ends_when_a_subclass_of_an_array_changes(face: Face, tmp_pa
 @pytest.mark.parametrize("position", [0, 4, -1], ids=["an input", "gamma", "an output"])
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 @pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
-def test_an_executor_waits_for_the_arrays_of_its_first_phase(
+def test_an_executor_is_invalid_after_its_arrays_change(
     face: Face, position: int, change: Callable[[Any], None], what: str
 ) -> None:
-    """Where one of them has changed, weight too, it does not run; but an input may become read-only."""
+    """It does not run if one of the arrays, even weight, has changed. But an input may become read-only."""
     given = face.right()
     two_axes = ("gamma", "gradGammaOut", "gradBetaOut") if face is GROUP else ("weight", "gradBias")
     given |= {name: given[name].reshape(2, 4) for name in two_axes}
     name = [name for name, value in given.items() if isinstance(value, np.ndarray)][position]
-    given[name] = given[name].copy()  # owns its memory
+    given[name] = given[name].copy()  # an array that owns its memory can be resized
     status, size, executor = face.first(given)
     assert status == SUCCESS, aclGetRecentErrMsg()
     change(given[name])
@@ -120,8 +120,8 @@ def test_an_executor_waits_for_the_arrays_of_its_first_phase(
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_what_no_code_covers_is_raised(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That there is no compiler is none of the arguments' fault."""
+def test_an_error_without_a_status_code_is_raised(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing compiler is not a fault of the arguments."""
     given = face.right()
     before = copy.deepcopy(given)
     monkeypatch.setenv("CUNORM_CXX", "/nowhere/g++")
@@ -135,8 +135,8 @@ def test_what_no_code_covers_is_raised(face: Face, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["CUNORM_CPU_DEVICE", "CUNORM_CPU_ORDER", "CUNORM_CPU_BUILD", "CUNORM_CPU_CORES"])
-def test_a_wrong_environment_is_a_status_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first phase, or in the second that depends on it."""
+def test_a_wrong_environment_variable_returns_a_status(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first or the second phase returns it, whichever reads the variable."""
     monkeypatch.setenv(name, "sideways")
     monkeypatch.setattr("cunorm.runtime.plans._plans", {})
     forget_calls()

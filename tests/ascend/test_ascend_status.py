@@ -1,4 +1,4 @@
-"""Every status code of the first phases, with its sentence; a failed phase writes nothing, and never raises."""
+"""The status codes and messages of the first phases. A failed first phase writes nothing and never raises."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nulls(*names: str) -> list[tuple[str, Change, str]]:
     return [(f"{name} None", lambda _, name=name: {name: None}, f"{name}: None, expected an array") for name in names]
 
 
-#: (what is wrong, how to make it, how the sentence begins) of x (2, 8, 3, 3) float32 in 2 groups.
+#: (label, function that returns the wrong arguments, start of the message), for x of (2, 8, 3, 3) float32, 2 groups.
 GROUP_WRONG: dict[AclnnStatus, list[tuple[str, Change, str]]] = {
     NULLPTR: [
         *nulls("gradOut", "input", "mean", "rstd"),
@@ -195,7 +195,7 @@ def shifted_pair(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return whole[:-1].reshape(array.shape), whole[1:].reshape(array.shape)
 
 
-#: The same of x (4, 8, 3, 3) float32.
+#: See `GROUP_WRONG`, for x of (4, 8, 3, 3) float32.
 BATCH_WRONG: dict[AclnnStatus, list[tuple[str, Change, str]]] = {
     NULLPTR: [
         *nulls("gradOut", "input", "mean", "invstd"),
@@ -300,7 +300,7 @@ WRONG = [
 
 
 def refused(face: Face, given: Arguments, status: AclnnStatus, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The sentence of a first phase that fails with this status, and does nothing else."""
+    """The message of a first phase, which must return this status and have no other effect."""
     before = {name: copy.deepcopy(given[name]) for name in face.outputs}
     with nothing_may_happen(monkeypatch):
         came = face.first(given)
@@ -311,7 +311,7 @@ def refused(face: Face, given: Arguments, status: AclnnStatus, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("face", "status", "change", "sentence"), WRONG)
-def test_a_wrong_argument(
+def test_a_wrong_argument_returns_its_status_and_message(
     face: Face, status: AclnnStatus, change: Change, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = face.right()
@@ -327,7 +327,7 @@ def test_the_codes_are_the_documented_numbers() -> None:
     }
 
 
-#: Wrong arguments of each rank of the documented order; no two of them of one argument.
+#: For each rank of the documented order of checks, wrong arguments and functions that return them.
 RANKS: dict[str, list[list[tuple[str, Change]]]] = {
     GROUP.name: [
         [("rstd", lambda _: {"rstd": None}), ("gradBetaOut", lambda _: {"gradBetaOut": None})],
@@ -360,16 +360,16 @@ def pairs() -> Iterator[Any]:
     for face in FACES:
         for high, low in itertools.combinations(range(3), 2):
             for (first, change), (second, other) in itertools.product(RANKS[face.name][high], RANKS[face.name][low]):
-                # With an outputMask that cannot be read no output is known to be wanted.
+                # If outputMask is invalid, gradBetaOut is not known to be wanted, so it is not checked for None.
                 if (first, second) != ("gradBetaOut", "outputMask"):
                     yield pytest.param(face, high, first, change, other, id=f"{face.name}-{first}-{second}")
 
 
 @pytest.mark.parametrize(("face", "rank", "name", "change", "other"), list(pairs()))
-def test_of_two_wrong_arguments_the_documented_one_is_named(
+def test_wrong_arguments_are_reported_in_the_documented_order(
     face: Face, rank: int, name: str, change: Change, other: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nulls are found before dtypes, dtypes before attributes and shapes."""
+    """None is checked before dtypes, and dtypes before attributes and shapes."""
     given = face.right()
     given |= {**other(given), **change(given)}
     sentence = refused(face, given, NULLPTR if rank == 0 else INVALID, monkeypatch)
@@ -378,8 +378,8 @@ def test_of_two_wrong_arguments_the_documented_one_is_named(
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
-def test_no_argument_makes_them_raise(face: Face) -> None:
-    """Whatever is put in an argument's place, a status comes back, with a sentence that names an argument."""
+def test_no_argument_raises(face: Face) -> None:
+    """Any value of any argument returns a status, and a message that starts with an argument's name."""
     junk: list[Any] = [
         None, True, 0, -1, 2, 2**80, 1.5, float("nan"), "x", b"", (), [], [True] * 3, {}, object(), int,
         np.float32(1), np.bool_(True), ones(), ones(0), ones(8), ones(2, 8, 3, 3), ones(2, 8, 3, 3, dtype=bool),
@@ -398,7 +398,7 @@ def test_no_argument_makes_them_raise(face: Face) -> None:
     assert seen == set(AclnnStatus)
 
 
-def test_the_arguments_stand_in_the_documented_order() -> None:
+def test_the_parameters_have_the_documented_order() -> None:
     second = "workspace workspaceSize executor stream"
     documented = {
         "GroupNormGrad": "dy mean rstd x gamma num_groups data_format dx_is_require dgamma_is_require dbeta_is_require",
@@ -423,7 +423,7 @@ def test_the_arguments_stand_in_the_documented_order() -> None:
 
 
 def test_strict_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C / group beyond 8000 is refused while the limits are strict, by 161002; never otherwise."""
+    """C / group > 8000 returns 161002, but only while the limits are strict."""
 
     def call(C: int, group: int) -> Arguments:
         return group_call(group_arrays((1, C, 1), group))
@@ -444,7 +444,7 @@ def test_strict_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("anything")
     assert GROUP.first(wide)[0] == SUCCESS
     try:
-        strict_limits(True)  # without `with`: until it is called again
+        strict_limits(True)  # without `with`, the setting lasts until the next call
         assert GROUP.first(wide)[0] == INVALID
         assert BATCH.first(BATCH.right())[0] == SUCCESS
     finally:
@@ -467,11 +467,11 @@ def test_the_message_is_the_last_failure_of_its_thread() -> None:
     assert seen == {"before": "", "after": "group: 0, expected at least 1"}
     assert aclGetRecentErrMsg() == "mean: None, expected an array"
     assert GROUP.first(GROUP.right())[0] == SUCCESS
-    assert aclGetRecentErrMsg() == "mean: None, expected an array"  # of the last failure, not of the last call
+    assert aclGetRecentErrMsg() == "mean: None, expected an array"  # from the last failure, not the last call
 
 
-def test_more_than_2_to_the_31_elements_are_prepared() -> None:
-    """The first phase of 4 GiB tensors, whose pages nobody touches."""
+def test_the_first_phase_accepts_more_than_2_to_the_31_elements() -> None:
+    """The first phase accepts tensors of 4 GiB. Their pages are never touched, so they use no memory."""
     N, C, HxW = 1, 2**16, 2**15 + 1
     assert N * C * HxW > 2**31
     made = {name: sparse(N * C * HxW, np.float16) for name in ("gradOut", "input", "gradInput")}

@@ -1,4 +1,4 @@
-"""The tile chain with tables: who answers, in which order, what explain() says, and what bad tables do."""
+"""The tile chain with tables: which link decides, the order of tables, the text of explain(), and bad tables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROBLEM = Problem(
     group=32,
     outputs=("dx", "dgamma", "dbeta"),
 )
-#: Not what the cost model takes, and predicted much slower.
+#: Tiles that the cost model does not choose, and that it predicts to be much slower.
 TUNED, OTHER = Tile("split", threads=128, chunk=65536), Tile("split", threads=256, chunk=256)
 
 
@@ -59,7 +59,7 @@ def entry(problem: Problem = PROBLEM, tile: Tile = TUNED, source: str = MEASURED
 
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Writes a table that CUNORM_TILING_TABLE names."""
+    """A function that writes a table and points CUNORM_TILING_TABLE at it."""
 
     def write(*entries: Entry, device: Any = H200) -> Path:
         path = tmp_path / "named.json"
@@ -70,14 +70,14 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
     return write
 
 
-def test_without_a_table_the_cost_model_answers() -> None:
+def test_without_a_table_the_cost_model_decides() -> None:
     made = plan()
     assert made.tile == costmodel.choose(made.problem, STRATEGIES.values(), H200).tile
     assert made.reason.startswith("the cost model: no tiling table has an entry")
     assert made.tile != TUNED
 
 
-def test_the_entry_of_the_problem(named: Callable[..., Path]) -> None:
+def test_the_entry_of_the_problem_is_used(named: Callable[..., Path]) -> None:
     path = named(entry())
     made = plan(gamma_dtype="bfloat16")
     assert made.tile == TUNED
@@ -87,18 +87,18 @@ def test_the_entry_of_the_problem(named: Callable[..., Path]) -> None:
     assert "the tile= argument" in plan(tile=OTHER).reason
 
 
-def test_a_modelled_entry_says_so(named: Callable[..., Path]) -> None:
+def test_explain_marks_a_modelled_entry(named: Callable[..., Path]) -> None:
     named(entry(source=MODEL, predicted_us=14.2))
     assert "modelled, not measured: predicted 14.2 us" in plan(gamma_dtype="bfloat16").explain()
 
 
-def test_an_entry_of_the_default_says_so(named: Callable[..., Path]) -> None:
+def test_the_reason_says_that_no_tile_beat_the_default(named: Callable[..., Path]) -> None:
     named(entry(time_us=9.0, default=True))
     assert "no tile beat the default" in plan().reason
 
 
-def test_other_dtypes_of_parameters_are_the_same_sizes(named: Callable[..., Path]) -> None:
-    """A plan that does not say what gamma is, and a call with another, take the entry: what moves is the same."""
+def test_an_entry_serves_other_dtypes_of_parameters(named: Callable[..., Path]) -> None:
+    """A plan with an absent or another gamma_dtype uses the entry, unless an entry has exactly its dtypes."""
     named(entry())
     for gamma in (None, "float32"):
         made = plan(gamma_dtype=gamma)
@@ -120,7 +120,7 @@ def test_other_dtypes_of_parameters_are_the_same_sizes(named: Callable[..., Path
         {"device": "H100"},
     ],
 )
-def test_what_makes_another_problem(change: dict[str, Any], named: Callable[..., Path]) -> None:
+def test_an_entry_does_not_serve_another_problem(change: dict[str, Any], named: Callable[..., Path]) -> None:
     named(entry())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)
@@ -131,7 +131,7 @@ def test_what_makes_another_problem(change: dict[str, Any], named: Callable[...,
 
 
 def test_the_order_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: Callable[..., Path]) -> None:
-    """Named, then the user's, then the package's; nearest only where none of them has the problem."""
+    """The named table, the user's, the package's; a nearest entry only if no table has the problem."""
     tiles = [Tile("split", threads=threads, chunk=16384) for threads in (128, 256, 512)]
     shipped = tmp_path / "package" / "tuning" / "tables" / f"{table.slug(H200)}.json"
     table.update(shipped, H200, {}, [entry(tile=tiles[2])])
@@ -147,8 +147,8 @@ def test_the_order_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
     assert plan().tile == tiles[0]
 
 
-def test_the_places_of_tables(tmp_path: Path) -> None:
-    """As the README has them; in a process of its own, where the tests have not put anything in their place."""
+def test_the_paths_of_tables(tmp_path: Path) -> None:
+    """Run in a subprocess, because the fixtures of the tests replace the user's table."""
     script = (
         "from cunorm.tiling import choose_tile; from cunorm.core.devices import KNOWN\n"
         "for one in choose_tile.places(KNOWN['H200']): print(one.path, one.named, one.shipped)"
@@ -172,8 +172,8 @@ def test_a_new_plan_sees_a_changed_table(named: Callable[..., Path]) -> None:
         assert plan().reason.startswith("the cost model")
 
 
-def test_calls_use_the_table(named: Callable[..., Path]) -> None:
-    """Not only plans: the tile of a call, and its bits, are those of the entry."""
+def test_a_call_uses_the_table(named: Callable[..., Path]) -> None:
+    """A call uses the tile of the entry, and is bitwise equal to a call with that tile as its argument."""
     a = group_arrays((2, 8, 3, 5))
     problem = Problem(
         op=OP,
@@ -209,8 +209,8 @@ def own(problem: Problem) -> Tile:
     return costmodel.choose(problem, STRATEGIES.values(), H200).tile
 
 
-def test_the_nearest_entry_that_the_model_agrees_with(named: Callable[..., Path]) -> None:
-    """Nearest in the logarithms of N, C/group, HxW and group; explain() says which, how far, and both predictions."""
+def test_the_nearest_entry_is_used_if_its_predicted_time_is_close(named: Callable[..., Path]) -> None:
+    """The reason contains the entry, its distance and both predicted times. For the distance see `distance`."""
     asked = replace(PROBLEM, N=3)
     near, far = replace(PROBLEM, N=4), replace(PROBLEM, N=64)
     path = named(entry(near, own(asked)), entry(far, OTHER))
@@ -221,7 +221,7 @@ def test_the_nearest_entry_that_the_model_agrees_with(named: Callable[..., Path]
     assert choose_tile.nearest(asked, STRATEGIES, H200).entry.problem == near  # type: ignore[union-attr]
 
 
-def test_a_nearest_entry_that_is_predicted_slower_is_left(named: Callable[..., Path]) -> None:
+def test_a_nearest_entry_that_is_predicted_slower_is_not_used(named: Callable[..., Path]) -> None:
     named(entry(replace(PROBLEM, N=4), TUNED))
     made = plan(shape=(3, 320, 64, 64))
     assert made.tile == own(replace(PROBLEM, N=3))
@@ -230,8 +230,8 @@ def test_a_nearest_entry_that_is_predicted_slower_is_left(named: Callable[..., P
     assert "is predicted" in made.reason
 
 
-def test_a_nearest_entry_that_is_not_legal_is_passed_over(named: Callable[..., Path]) -> None:
-    """What fits another problem's shared memory need not fit this one; nobody is warned of that."""
+def test_an_illegal_nearest_entry_is_skipped_without_a_warning(named: Callable[..., Path]) -> None:
+    """A tile that fits in shared memory for another problem may be too large for this one. That is no fault."""
     small = replace(PROBLEM, HxW=1024)
     block = Tile("block", threads=512, groups=4, stages=2, load="cp_async", packs_per_thread=1)
     assert STRATEGIES["block"].refuses(small, block, H200) is None
@@ -250,7 +250,7 @@ def test_distances() -> None:
 
     assert far() == 0
     assert far(N=4) == far(N=1) == far(HxW=8192) == far(C=640) == 1
-    assert far(C=640, group=64) == 1  # as many channels in a group, twice the groups
+    assert far(C=640, group=64) == 1  # the same C / group, twice as many groups
     assert far(group=64) == pytest.approx(2**0.5)
     assert choose_tile.distance(replace(PROBLEM, N=4), PROBLEM) == far(N=4)
     assert choose_tile.alike(PROBLEM, replace(PROBLEM, N=9, gamma_dtype=None))
@@ -282,7 +282,7 @@ def warned(call: Callable[[], Any]) -> list[str]:
         (None, "no such file"),
     ],
 )
-def test_a_bad_table_is_one_warning(
+def test_a_bad_table_causes_one_warning(
     data: bytes | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "bad.json"
@@ -297,13 +297,13 @@ def test_a_bad_table_is_one_warning(
     assert plan().reason.startswith("the cost model")
 
 
-def test_a_folder_for_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_in_place_of_a_table_causes_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_TILING_TABLE", str(tmp_path))
     assert len(said := warned(plan)) == 1
     assert "not a regular file" in said[0]
 
 
-def test_a_table_of_another_device_is_one_warning_and_not_used(named: Callable[..., Path]) -> None:
+def test_a_table_of_another_device_causes_one_warning_and_is_not_used(named: Callable[..., Path]) -> None:
     path = named(entry(), device=KNOWN["A100"])
     said = warned(lambda: [plan(shape=(N, 320, 64, 64)) for N in (2, 3, 5)])
     assert said == [f"{path}: a table of NVIDIA A100-SXM4-80GB, not used on NVIDIA H200; calls go on without it"]
@@ -320,8 +320,8 @@ def test_a_table_of_another_device_is_one_warning_and_not_used(named: Callable[.
         ({"tile": None}, "tile is None"),
     ],
 )
-def test_a_bad_entry_is_one_warning(change: dict[str, Any], words: str, named: Callable[..., Path]) -> None:
-    """The other entries of the table are used."""
+def test_a_bad_entry_causes_one_warning(change: dict[str, Any], words: str, named: Callable[..., Path]) -> None:
+    """The other entries of the table are still used."""
     good = replace(PROBLEM, HxW=1024)
     path = named(entry(), entry(good, OTHER))
     raw = json.loads(path.read_text())
@@ -350,13 +350,13 @@ def test_a_stale_entry_is_used_while_legal_and_marked(named: Callable[..., Path]
 
 
 def digests() -> dict[Tile, str]:
-    """Of a tile of `split`, and of one of the strategy that the cost model takes."""
+    """The kernel digests of a tile of `split` and of the tile that the cost model chooses."""
     return {tile: str(entry(tile=tile).kernel) for tile in (TUNED, own(PROBLEM))}
 
 
 @pytest.fixture
 def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str, str], None]]:
-    """Edits a file of a copy of the kernels, which are read from there from now on."""
+    """A function that edits a file in a copy of the kernel sources; later reads use the copy."""
     there = tmp_path / "kernels_cu"
     shutil.copytree(sources.folder(), there)
     cached = (sources._expand, sources._code, sources._head_of)
@@ -376,8 +376,8 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         one.cache_clear()
 
 
-def test_a_digest_is_that_of_the_kernels(edited: Callable[[str, str, str], None]) -> None:
-    """An edited statement of a kernel makes its entries stale, and those of no other strategy."""
+def test_an_edited_kernel_changes_the_digest_of_its_strategy_only(edited: Callable[[str, str, str], None]) -> None:
+    """An edited statement makes the entries of its strategy stale, and those of no other strategy."""
     before = digests()
     assert len(set(before.values())) == 2
     edited(
@@ -390,7 +390,7 @@ def test_a_digest_is_that_of_the_kernels(edited: Callable[[str, str, str], None]
     assert after[own(PROBLEM)] == before[own(PROBLEM)]
 
 
-def test_a_statement_of_a_header_is_in_the_digest(edited: Callable[[str, str, str], None]) -> None:
+def test_a_statement_of_a_header_is_part_of_the_digest(edited: Callable[[str, str, str], None]) -> None:
     before = digests()
     edited("common/norm.cuh", "return value - value == acc_t(0);", "return value - value == acc_t(1);")
     assert not set(digests().values()) & set(before.values())
@@ -404,15 +404,15 @@ def test_a_statement_of_a_header_is_in_the_digest(edited: Callable[[str, str, st
         ("struct Statistics {\n", 'struct  Statistics {  // "of a slice\n'),
     ],
 )
-def test_a_comment_is_in_no_digest(edited: Callable[[str, str, str], None], old: str, new: str) -> None:
-    """Nor are blank lines and white space, which clang-format may change."""
+def test_comments_do_not_change_a_digest(edited: Callable[[str, str, str], None], old: str, new: str) -> None:
+    """Blank lines and white space do not change it either: clang-format may change them."""
     before = digests()
     edited("common/norm.cuh", old, new)
     assert digests() == before
 
 
-def test_a_header_that_moves_changes_no_digest(edited: Callable[[str, str, str], None]) -> None:
-    """The compiler's messages name the file and line of every statement; the digest does not."""
+def test_moving_a_header_does_not_change_a_digest(edited: Callable[[str, str, str], None]) -> None:
+    """The expanded source has #line directives for the compiler's messages; the digest ignores them."""
     before = digests()
     edited("common/norm.cuh", '#include "common/reduce.cuh"', '#include "partition/sums.cuh"')
     (sources.folder() / "common" / "reduce.cuh").rename(sources.folder() / "partition" / "sums.cuh")
@@ -420,14 +420,14 @@ def test_a_header_that_moves_changes_no_digest(edited: Callable[[str, str, str],
     assert digests() == before
 
 
-def test_slashes_in_a_string_are_no_comment(edited: Callable[[str, str, str], None]) -> None:
+def test_slashes_in_a_string_are_not_a_comment(edited: Callable[[str, str, str], None]) -> None:
     edited("common/norm.cuh", "struct Statistics {", 'const char* const named = "a//b";\nstruct Statistics {')
     before = digests()
     edited("common/norm.cuh", '"a//b"', '"a//c"')
     assert not set(digests().values()) & set(before.values())
 
 
-def test_importing_and_calling_need_neither_optuna_nor_a_lock(tmp_path: Path, named: Callable[..., Path]) -> None:
+def test_importing_and_planning_load_neither_optuna_nor_filelock(tmp_path: Path, named: Callable[..., Path]) -> None:
     path = named(entry())
     script = (
         "import sys, cunorm\n"

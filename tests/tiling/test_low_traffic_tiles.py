@@ -1,4 +1,4 @@
-"""Tiles that ask for few bytes besides the tensors: what they share, when they are legal, when the model takes them."""
+"""Tiles with little traffic besides the tensors: shared loads, legality, and when the cost model chooses them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def plan_of(op: str, shape: tuple[int, ...], tile: dict[str, Any], **options: An
 
 
 def saved(plans: list[Any]) -> list[int]:
-    """How many bytes of gamma, beta, mean, rstd and their gradients each plan asks for less than the one before it."""
+    """Bytes of gamma, beta, mean, rstd and their gradients that each plan saves over the plan before it."""
     asked = [plan.traffic().of("parameter").nbytes for plan in plans]
     return [before - after for before, after in itertools.pairwise(asked)]
 
 
-# ---- what is shared -------------------------------------------------------------------------------------------------
+# ---- shared loads ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", ["layer_norm", "layer_norm_backward"])
 @pytest.mark.parametrize("cluster", [1, 2])
-def test_the_teams_of_a_block_ask_for_parameters_once(op: str, cluster: int) -> None:
+def test_the_teams_of_a_block_load_parameters_once(op: str, cluster: int) -> None:
     rows, length = 32, 1024
     beta = {} if op.endswith("backward") else {"beta_dtype": "bfloat16"}
     plans = []
@@ -46,10 +46,10 @@ def test_the_teams_of_a_block_ask_for_parameters_once(op: str, cluster: int) -> 
         tile |= {"teams_per_block": teams, **({"cluster": cluster} if cluster > 1 or op.endswith("backward") else {})}
         plans.append(plan_of(op, (rows, length), tile, normalized_shape=length, **beta))
     once = (1 + len(beta)) * length * 2
-    assert saved(plans) == [(8 - 4) * once, (4 - 2) * once]  # by so many blocks or clusters
+    assert saved(plans) == [(8 - 4) * once, (4 - 2) * once]  # 8, 4 and 2 blocks or clusters
 
 
-def test_the_teams_of_a_block_leave_one_row_of_sums() -> None:
+def test_the_teams_of_a_block_write_one_row_of_sums() -> None:
     tile = {"strategy": "block", "packs_per_thread": 2, "rows_per_team": 2, "cluster": 1}
     plans = [
         plan_of(
@@ -64,7 +64,7 @@ def test_the_teams_of_a_block_leave_one_row_of_sums() -> None:
 
 
 @pytest.mark.parametrize("op", ["group_norm", "group_norm_backward"])
-def test_the_samples_of_a_team_ask_for_parameters_once(op: str) -> None:
+def test_a_team_loads_parameters_once_for_all_its_samples(op: str) -> None:
     N, C, groups = 64, 256, 16
     beta = {} if op.endswith("backward") else {"beta_dtype": "bfloat16"}
     plans = []
@@ -78,8 +78,11 @@ def test_the_samples_of_a_team_ask_for_parameters_once(op: str) -> None:
 @pytest.mark.parametrize(
     ("N", "groups", "rows"), [(64, 4, 4), (64, 8, 8), (64, 16, 16), (64, 32, 16), (64, 5, 16), (3, 5, 3), (10, 4, 1)]
 )
-def test_teams_of_one_group_leave_one_row_of_sums(N: int, groups: int, rows: int) -> None:
-    """Sixteen teams a block: four of each of four groups, say, whose sums are put together. No row without a sample."""
+def test_the_number_of_rows_of_sums_that_group_norm_writes(N: int, groups: int, rows: int) -> None:
+    """Each block of 16 teams writes one row if the number of groups divides 16: the teams of a group add their sums.
+
+    Otherwise there is one row per team of a group. A team without a sample writes no row.
+    """
     tile = {"strategy": "warp", "threads": 64, "lanes": 4, "packs_per_thread": 1, "samples_per_team": 4}
     plan = plan_of("group_norm_backward", (N, 32 * groups), tile, num_groups=groups)
     assert plan.workspace_nbytes == (rows * 32 * groups * 8 if rows > 1 else 0)
@@ -89,13 +92,13 @@ def test_teams_of_one_group_leave_one_row_of_sums(N: int, groups: int, rows: int
 
 
 def rows_of(strategy: str, threads: int, packs: int = 1, teams: int = 2, **more: int) -> dict[str, Any]:
-    """A tile of LayerNorm's `block` or `cluster`."""
+    """A tile of the `block` or `cluster` strategy of LayerNorm."""
     fields = {"packs_per_thread": packs, "rows_per_team": 1, "teams_per_block": teams, **more}
     return {"strategy": strategy, "threads": threads, **fields}
 
 
 def group_of(threads: int) -> dict[str, Any]:
-    """A tile of GroupNorm's `warp`."""
+    """A tile of the `warp` strategy of GroupNorm."""
     return {"strategy": "warp", "threads": threads, "lanes": 8, "packs_per_thread": 2, "samples_per_team": 2}
 
 
@@ -116,7 +119,7 @@ def group_of(threads: int) -> dict[str, Any]:
     ("group_norm", (8, 64, 2), group_of(64), "samples_per_team is 2, expected 1 unless HxW = 1"),
     ("group_norm_backward", (8, 64), group_of(96), "threads is 96, expected a power of two"),
 ], ids=lambda value: "" if isinstance(value, (dict, str)) else str(value))  # fmt: skip
-def test_what_is_refused(op: str, shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
+def test_illegal_tiles_are_refused(op: str, shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
     dtype = op if op == "float64" else "bfloat16"
     own = {"num_groups": 4} if op.startswith("group") else {"normalized_shape": shape[-1]}
     with pytest.raises(cunorm.UnsupportedTile, match=sentence):
@@ -130,8 +133,8 @@ def bytes_of(problem: Problem, choice: costmodel.Choice) -> int:
     return sum(one.traffic + one.cached for one in choice.strategy.launches(problem, choice.tile))
 
 
-def test_of_near_ties_the_model_takes_one_that_moves_few_bytes() -> None:
-    """Rows that few multiprocessors share: a cluster's teams ask for gamma and beta less often, in hardly more time."""
+def test_among_near_ties_the_model_chooses_a_tile_that_moves_few_bytes() -> None:
+    """The clusters of the default load gamma and beta less often than the fastest tile, and take hardly longer."""
     problem = Problem(
         op="layer_norm",
         dtype="bfloat16",
@@ -152,7 +155,7 @@ def test_of_near_ties_the_model_takes_one_that_moves_few_bytes() -> None:
     assert bytes_of(problem, default) < 1.05 * 2 * problem.nbytes
 
 
-def test_where_bytes_take_no_time_the_fastest_stays() -> None:
+def test_the_fastest_tile_is_the_default_if_bytes_take_little_time() -> None:
     problem = Problem(
         op="layer_norm_backward",
         dtype="bfloat16",

@@ -1,4 +1,4 @@
-"""Tables that nobody would write: huge, broken by the hundred, written by killed processes, full of escapes."""
+"""Malformed tables: huge files, damaged contents, killed writers and terminal escape sequences."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def head(**change: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that CUNORM_TILING_TABLE names; not there yet."""
+    """The file that CUNORM_TILING_TABLE names. It does not exist yet."""
     path = tmp_path / "named.json"
     monkeypatch.setenv("CUNORM_TILING_TABLE", str(path))
     return path
 
 
 def said(path: Path, data: bytes, problem: Problem = PROBLEM) -> list[str]:
-    """What calls are told of a file with these contents."""
+    """The warnings of look-ups in a file with these contents."""
     path.unlink(missing_ok=True)
     path.write_bytes(data)
     with warnings.catch_warnings(record=True) as caught:
@@ -60,7 +60,7 @@ def said(path: Path, data: bytes, problem: Problem = PROBLEM) -> list[str]:
 # ---- large ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_looks_at_few_entries_of_a_large_table(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_checks_few_entries_of_a_large_table(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = raw_of(entry())
     many = [base | {"N": 1 + number % 50, "HxW": 1 + number // 50} for number in range(5000)]
     named.write_text(json.dumps(head(entries=many)))
@@ -76,7 +76,7 @@ def test_a_call_looks_at_few_entries_of_a_large_table(named: Path, monkeypatch: 
 
 @pytest.mark.long
 def test_a_table_of_100000_entries(named: Path) -> None:
-    """It took 12 s to check every entry of one at the first call; reading the file takes one."""
+    """To check every entry at the first call took 12 s; to read the file takes 1 s."""
     line = json.dumps(raw_of(entry(time_us=12.5, q25_us=12.25, samples=23)))
     many = [line.replace('"N": 2', f'"N": {1 + number}') for number in range(100_000)]
     text = json.dumps(head(entries=["here"])).replace('"here"', ",\n".join(many))
@@ -89,7 +89,7 @@ def test_a_table_of_100000_entries(named: Path) -> None:
     assert time.process_time() - began < 4 * parsed + 1
 
 
-def test_a_file_beyond_the_bound_is_not_read(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_above_the_maximum_size_is_not_read(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with named.open("wb") as file:
         file.truncate(100 << 20)
     monkeypatch.setattr(json, "loads", lambda *a, **b: pytest.fail("parsed"))
@@ -100,7 +100,7 @@ def test_a_file_beyond_the_bound_is_not_read(named: Path, monkeypatch: pytest.Mo
     assert [str(one.message) for one in caught] == [f"{named}: 100 MiB, expected at most 64; calls go on without it"]
 
 
-def test_no_table_is_written_that_nothing_would_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_above_the_maximum_size_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.json"
     table.update(path, H200, {}, [entry()])
     before = path.read_bytes()
@@ -110,8 +110,8 @@ def test_no_table_is_written_that_nothing_would_read(tmp_path: Path, monkeypatch
     assert path.read_bytes() == before
 
 
-def test_an_entry_is_found_where_its_problem_is_looked_for() -> None:
-    """The cheap look at a raw entry and the whole one agree."""
+def test_an_entry_has_the_look_up_key_of_its_problem() -> None:
+    """`raw_place`, which is fast and checks little, returns the same key as `place_of` the checked problem."""
     for problem in every_problem():
         raw = raw_of(Entry(problem.canonical(), TUNED, "model", "x"))
         assert raw_place(raw) == place_of(table.problem_of(raw))
@@ -128,7 +128,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutated(raw: Any, random: np.random.Generator) -> Any:
-    """The same with another value somewhere, or something less or more in it."""
+    """A copy of a JSON value in which one value is replaced, or one field is removed or added."""
     if isinstance(raw, dict) and raw and random.random() < 0.9:
         name = list(raw)[random.integers(len(raw))]
         kind = random.random()
@@ -144,7 +144,7 @@ def mutated(raw: Any, random: np.random.Generator) -> Any:
 
 
 def torn(data: bytes, random: np.random.Generator) -> bytes:
-    """The same with a few bytes changed, left out or doubled."""
+    """A copy of the bytes in which a few are changed, removed or doubled, or that is cut short."""
     first, last = sorted(random.integers(0, len(data), 2))
     last = min(last, first + 30)
     kind = random.integers(4)
@@ -158,8 +158,11 @@ def torn(data: bytes, random: np.random.Generator) -> bytes:
 
 
 @pytest.mark.parametrize("name", [*raw_of(entry()), "beta_dtype", "stats_dtype", "types", "activation", "anything"])
-def test_every_field_with_every_value(name: str, named: Path) -> None:
-    """At most one warning, and the entries beside it answer; an entry that is asked for and cannot be read is one."""
+def test_every_field_with_every_bad_value(name: str, named: Path) -> None:
+    """There is at most one warning, and other entries are still found. An unreadable entry that matches causes one.
+
+    If op, dtype, layout, outputs or activation is another text, no look-up matches the entry: no warning is needed.
+    """
     other = replace(PROBLEM, N=9)
     for value in VALUES:
         raw = raw_of(entry()) | {name: value}
@@ -179,8 +182,8 @@ def test_every_field_with_every_value(name: str, named: Path) -> None:
             assert len(found) == 1 or hidden, (value, found)
 
 
-def test_a_table_of_nothing_but_broken_entries_is_one_warning(named: Path) -> None:
-    """Broken where a lookup finds them, and where it does not."""
+def test_a_table_with_only_broken_entries_causes_one_warning(named: Path) -> None:
+    """The broken fields are tiles, which do not affect the look-up key, and sizes, which are part of it."""
     asked = (PROBLEM, replace(PROBLEM, N=3), replace(PROBLEM, N=4))
     tiles = [raw_of(entry(one)) | {"tile": [number]} for number, one in enumerate(asked)]
     sizes = [raw_of(entry(one)) | {"N": [number]} for number, one in enumerate(asked)]
@@ -190,8 +193,8 @@ def test_a_table_of_nothing_but_broken_entries_is_one_warning(named: Path) -> No
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.long)])
-def test_broken_tables_by_the_hundred(count: int, named: Path, capsys: Any) -> None:
-    """Whatever is in the file: no exception, at most one warning, which a terminal can show; and people can list it."""
+def test_randomly_damaged_tables_cause_at_most_one_warning(count: int, named: Path, capsys: Any) -> None:
+    """No contents raise an exception. There is at most one warning, in printable ASCII, and the table can be listed."""
     problems = [PROBLEM, replace(PROBLEM, N=8), replace(PROBLEM, HxW=1024)]
     good = head(entries=[raw_of(entry(one)) for one in problems], software={"cunorm": "0"})
     random = np.random.default_rng(11)
@@ -212,8 +215,8 @@ def test_broken_tables_by_the_hundred(count: int, named: Path, capsys: Any) -> N
     assert not said(named, json.dumps(good).encode())
 
 
-def test_a_mutated_entry_is_found_as_it_is_read() -> None:
-    """What the cheap look cannot place, the whole look refuses; what both take, they place alike."""
+def test_an_accepted_mutated_entry_has_the_look_up_key_of_its_problem() -> None:
+    """If `entry_of` accepts an entry, then `raw_place` does, and returns the same look-up key."""
     random, taken = np.random.default_rng(3), 0
     problems = list(every_problem())
     for _ in range(3000):
@@ -228,11 +231,11 @@ def test_a_mutated_entry_is_found_as_it_is_read() -> None:
     assert taken > 300
 
 
-# ---- what a terminal is shown ---------------------------------------------------------------------------------------
+# ---- terminal output ------------------------------------------------------------------------------------------------
 
 
-def test_no_text_of_a_table_steers_a_terminal(named: Path, capsys: Any, tmp_path: Path) -> None:
-    """Commands print a device's name, faults and schemas as letters."""
+def test_texts_of_a_table_are_printed_without_escape_sequences(named: Path, capsys: Any, tmp_path: Path) -> None:
+    """Commands print control characters in device names, faults and schemas as printable text."""
     facts = table.device_facts(H200) | {"name": ESCAPE}
     evil, other, kept = tmp_path / "evil.json", tmp_path / "other.json", tmp_path / "kept.json"
     bad = [
@@ -272,8 +275,8 @@ def test_no_text_of_a_table_steers_a_terminal(named: Path, capsys: Any, tmp_path
 
 
 @pytest.mark.long
-def test_fifty_writers_that_are_killed(tmp_path: Path) -> None:
-    """kill -9 fifty times, at random moments: the file is a whole table each time, and nothing in it is lost."""
+def test_fifty_killed_writers_leave_a_complete_table(tmp_path: Path) -> None:
+    """Fifty writers are killed by SIGKILL at random moments. Each time the table is complete and has lost no entry."""
     path = tmp_path / "t.json"
     table.update(path, H200, {}, [entry(replace(PROBLEM, N=N)) for N in range(1, 100)])
     script = (
@@ -298,8 +301,8 @@ def test_fifty_writers_that_are_killed(tmp_path: Path) -> None:
     assert {one.name for one in tmp_path.iterdir()} == {"t.json", "t.json.lock"}
 
 
-def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
-    """Somebody made it point to a file of this user's, which an old filelock emptied."""
+def test_a_lock_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """Another user may point the link at a file of this user. Old versions of filelock emptied that file."""
     path, victim = tmp_path / "t.json", tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "t.json.lock").symlink_to(victim)
@@ -309,8 +312,8 @@ def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_this_filelock_follows_no_link(tmp_path: Path) -> None:
-    """Also one that appears after a look; pyproject.toml bounds the version."""
+def test_the_installed_filelock_follows_no_link(tmp_path: Path) -> None:
+    """Not even a link that appears after cunorm has checked for one. pyproject.toml sets the minimum version."""
     import filelock
 
     victim = tmp_path / "victim"
@@ -321,7 +324,9 @@ def test_this_filelock_follows_no_link(tmp_path: Path) -> None:
     assert victim.read_text() == "precious"
 
 
-def test_a_table_in_the_cache_that_somebody_else_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_in_the_cache_that_others_can_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "user.json"
     monkeypatch.setattr(choose_tile, "user_table", lambda device: path)
     table.update(path, H200, {}, [entry()])

@@ -1,4 +1,4 @@
-"""Traces that nobody would write: a line that no call leaves ends the command that reads it in one sentence."""
+"""Malformed traces: a line that no call writes ends the command that reads it with a one-line error message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ESCAPE = "\x1b[2J\x1b]0;owned\x07\u202e\nsecond line"
 SIZES = {"N": 2, "C": 8, "HxW": 9}
 FLOAT = {"dtype": "float32", "layout": "NCHW", "calls": 3}
 SUMS = dict.fromkeys(("sum_dy", "sum_dy_xmu", "dgamma", "dbeta"), "float32")
-#: A line for each op, as a trace has it.
+#: A line of a trace for each op, without the field op.
 LINES: dict[str, dict[str, Any]] = {
     "group_norm": {**FLOAT, **SIZES, "group": 2, "outputs": "y,mean,rstd"},
     "group_norm_backward": {**FLOAT, **SIZES, "group": 2, "outputs": "dx,dgamma,dbeta", "gamma_dtype": "float32"},
@@ -43,7 +43,7 @@ LINES: dict[str, dict[str, Any]] = {
     "batch_norm_backward_reduce": {**FLOAT, **SIZES, "outputs": ",".join(SUMS), "types": SUMS},
     "batch_norm_backward_elemt": {**FLOAT, **SIZES, "outputs": "dx", "types": {"sum": "float32"}},
 }  # fmt: skip
-#: Of a field: other types, numbers that are no size, names of nothing, what steers a terminal.
+#: Values of a field: wrong types, numbers that are not sizes, unknown names, terminal escape sequences.
 VALUES = (
     None, True, False, 0, -1, 1.5, 1e300, float("nan"), float("inf"), 2**60 + 1, 2**64, 10**30, "", " ", "2", "NaN",
     "int8", "complex64", "object", "float8", "bool", "FLOAT32", "nchw", "NHWC", "y,y", "rstd,y", ",", "x" * 5000,
@@ -57,7 +57,7 @@ def asked(path: Path) -> argparse.Namespace:
 
 
 def refusal(path: Path, text: str | bytes) -> str | None:
-    """What a command says of a trace, less the file's name; None if it takes its problems."""
+    """The error message for a trace, without the file's name; None if the problems are accepted."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     try:
         found = problems_of(asked(path))
@@ -71,11 +71,11 @@ def refusal(path: Path, text: str | bytes) -> str | None:
     return None
 
 
-# ---- what calls leave -----------------------------------------------------------------------------------------------
+# ---- lines that calls write -----------------------------------------------------------------------------------------
 
 
 def recorded(dtype: str, other: str) -> Iterator[Any]:
-    """Calls of every op, with parameters and statistics of that dtype or of the sums'."""
+    """Calls of every op: the data have the first dtype, parameters, sums and some statistics the second."""
     sums = DTYPES[accumulator(dtype)]
     a, b, c = (made(dtype=dtype) for made in (group_arrays, batch_arrays, layer_arrays))
     for one in (a, b, c):
@@ -103,8 +103,8 @@ def recorded(dtype: str, other: str) -> Iterator[Any]:
         yield cunorm.batch_norm_gather_stats(means, invstds, counts, **running)
 
 
-def test_what_calls_leave_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every op, dtype, mask and choice of parameters: nothing that a call may have is refused in a trace."""
+def test_every_line_that_a_call_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace accepts every op, dtype, mask and choice of parameters that a call accepts."""
     monkeypatch.setattr(Plan, "run", lambda *_: None)
     forget_calls()
     path, seen = tmp_path / "t", 0
@@ -115,20 +115,20 @@ def test_what_calls_leave_is_read_again(tmp_path: Path, monkeypatch: pytest.Monk
     forget_calls()
     found = problem_trace.read(path, fault_of)
     assert {one.op for one in found} == {*OPS}
-    assert sum(found.values()) > 0.9 * seen  # a call that wants nothing launches nothing
+    assert sum(found.values()) > 0.9 * seen  # calls that want no output are not recorded
     assert [*found] == problems_of(asked(path))
 
 
-def test_every_problem_of_the_workloads_is_one() -> None:
+def test_every_problem_of_the_workloads_is_legal() -> None:
     for dtype in DTYPES:
         assert [sentence for _, one in problems(dtype) if (sentence := fault_of(one)) is not None] == []
 
 
-# ---- what nothing leaves --------------------------------------------------------------------------------------------
+# ---- lines that no call writes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", LINES)
-def test_every_field_with_every_value(op: str, tmp_path: Path) -> None:
+def test_every_field_with_every_bad_value(op: str, tmp_path: Path) -> None:
     line = {"op": op, **LINES[op]}
     assert refusal(tmp_path / "t", json.dumps(line) + "\n") is None
     names = [*line, "gamma_dtype", "beta_dtype", "stats_dtype", "types", "activation"]
@@ -150,7 +150,7 @@ def made(op: str = "group_norm", **change: Any) -> str:
     return json.dumps({"op": op, **LINES[op], **change})
 
 
-#: A broken line, and what is said of it.
+#: A broken line, and part of its error message.
 BROKEN: dict[str, tuple[str, str]] = {
     "no JSON": ("nonsense", "Expecting value"),
     "a list": ("[1]", "a list, expected an object"),
@@ -216,8 +216,8 @@ BROKEN: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("command", ["tune", "bench"])
-def test_a_broken_line_is_one_sentence(command: str, name: str, capsys: Any, tmp_path: Path) -> None:
-    """It names the file, the line and what is wrong there; exit code 2, and nothing is written."""
+def test_a_broken_line_ends_a_command_with_one_message(command: str, name: str, capsys: Any, tmp_path: Path) -> None:
+    """The message contains the file, the line number and the fault. The exit code is 2, and no file is written."""
     line, words = BROKEN[name]
     path = tmp_path / "t"
     path.write_text(f"{made()}\n\n{line}\n{made()}\n")
@@ -233,8 +233,8 @@ def test_a_broken_line_is_one_sentence(command: str, name: str, capsys: Any, tmp
     assert [one.name for one in tmp_path.iterdir()] == ["t"]
 
 
-def test_a_last_line_that_is_whole_and_wrong_is_not_passed_over(tmp_path: Path) -> None:
-    """Only what was cut short is: a line that a killed process wrote in part."""
+def test_a_complete_but_wrong_last_line_is_not_skipped(tmp_path: Path) -> None:
+    """Only an incomplete last line is skipped: a killed process may have written part of a line."""
     path = tmp_path / "t"
     said = refusal(path, f"{made()}\n{made(N=-1)}")
     assert said is not None and said.startswith("line 2: N is -1")
@@ -244,8 +244,8 @@ def test_a_last_line_that_is_whole_and_wrong_is_not_passed_over(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(50_000, marks=pytest.mark.long)])
-def test_damaged_bytes(count: int, tmp_path: Path) -> None:
-    """Any bytes changed, cut out or put in: a sentence, or problems that calls could have."""
+def test_damaged_bytes_give_an_error_or_legal_problems(count: int, tmp_path: Path) -> None:
+    """If bytes are changed, removed or inserted, the result is an error message or legal problems."""
     random = np.random.default_rng(5)
     lines = [made(op).encode() for op in LINES]
     refused = 0

@@ -1,4 +1,4 @@
-"""What an application ran: recorded once for each problem, counted, read again, by several processes at once."""
+"""Traces: recording and counting the problems of an application, several processes, forks, and reading."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def run(a: Any, times: int = 1) -> None:
         cunorm.group_norm(a.x, 2)
 
 
-def test_each_problem_and_how_often(tmp_path: Path) -> None:
-    """Calls that were remembered before count too, and those after do not; plans count as calls."""
+def test_problems_and_their_numbers_of_calls(tmp_path: Path) -> None:
+    """A problem that ran before the trace is recorded too. Calls after the trace are not. Runs of a plan count."""
     path = tmp_path / "run.trace"
     a = group_arrays((2, 8, 3, 3))
     run(a, 2)
@@ -56,7 +56,7 @@ def test_each_problem_and_how_often(tmp_path: Path) -> None:
     )
     assert backward.gamma_dtype == "float32"
     assert not problem_trace.active()
-    assert len(path.read_text().splitlines()) == 4  # a first call each, and the others
+    assert len(path.read_text().splitlines()) == 4  # per problem: its first call, and the count of the others
 
 
 def test_results_are_the_same_while_tracing(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_wrong_call_is_not_recorded(tmp_path: Path) -> None:
     assert problem_trace.read(tmp_path / "t") == {}
 
 
-def test_a_trace_is_added_to_and_traces_nest(tmp_path: Path) -> None:
+def test_a_trace_is_appended_to_and_traces_nest(tmp_path: Path) -> None:
     a = group_arrays((2, 8, 3, 3))
     with cunorm.trace(tmp_path / "outer"):
         run(a)
@@ -86,13 +86,13 @@ def test_a_trace_is_added_to_and_traces_nest(tmp_path: Path) -> None:
     assert list(problem_trace.read(tmp_path / "inner").values()) == [3]
 
 
-def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_raises_before_the_block(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"), cunorm.trace(tmp_path / "nowhere" / "t"):
         raise AssertionError("began")
     assert not problem_trace.active()
 
 
-def test_a_disk_that_fills_up_breaks_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_causes_a_warning_and_no_failed_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -114,7 +114,7 @@ def script(path: Path | str, body: str, folder: Path | None = None) -> subproces
 
 
 def finished(path: Path | str, body: str, folder: Path | None = None) -> str:
-    """What a script has said on its standard error by its end, which was a good one."""
+    """The standard error of a script, which must exit with code 0."""
     with script(path, body, folder) as one:
         try:
             _, words = one.communicate(timeout=120)
@@ -125,7 +125,7 @@ def finished(path: Path | str, body: str, folder: Path | None = None) -> str:
     return words
 
 
-def test_several_processes_write_to_what_the_variable_names(tmp_path: Path) -> None:
+def test_several_processes_append_to_the_file_that_the_variable_names(tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
     body = "for _ in range(3): cunorm.group_norm(x, 2)"
     for one in [script(path, body) for _ in range(2)]:
@@ -134,7 +134,7 @@ def test_several_processes_write_to_what_the_variable_names(tmp_path: Path) -> N
     assert list(problem_trace.read(path).values()) == [6]
 
 
-def test_a_killed_process_leaves_what_it_ran(tmp_path: Path) -> None:
+def test_the_first_call_of_a_killed_process_is_in_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
     with script(path, "cunorm.group_norm(x, 2)\nos.kill(os.getpid(), signal.SIGKILL)") as one:
         one.communicate(timeout=120)
@@ -142,7 +142,7 @@ def test_a_killed_process_leaves_what_it_ran(tmp_path: Path) -> None:
     assert list(problem_trace.read(path).values()) == [1]
 
 
-def test_a_variable_that_names_nothing_writable(tmp_path: Path) -> None:
+def test_a_variable_with_an_unwritable_path_causes_a_warning(tmp_path: Path) -> None:
     one = script(tmp_path / "nowhere" / "t", "cunorm.group_norm(x, 2)")
     _, words = one.communicate(timeout=120)
     assert one.returncode == 0
@@ -151,7 +151,7 @@ def test_a_variable_that_names_nothing_writable(tmp_path: Path) -> None:
 
 
 def no_file(kind: str, folder: Path) -> Path:
-    """Something that is there and is no regular file."""
+    """The path of an existing file that is not regular."""
     path = folder / kind
     if kind == "folder":
         path.mkdir()
@@ -160,7 +160,7 @@ def no_file(kind: str, folder: Path) -> Path:
         path.symlink_to(folder / "behind")
     elif kind == "socket":
         with socket.socket(socket.AF_UNIX) as made:
-            made.bind(os.path.relpath(path))  # such an address is short
+            made.bind(os.path.relpath(path))  # the address of a socket has a small maximum length
     elif kind.startswith("/"):
         return Path(kind)
     else:
@@ -171,8 +171,8 @@ def no_file(kind: str, folder: Path) -> Path:
 NO_FILES = ("pipe", "link to a pipe", "folder", "socket", "/dev/full", "/dev/null", "/dev/tty")
 
 
-def test_what_is_no_regular_file_is_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own: one that waits for a pipe's reader waits for ever."""
+def test_trace_refuses_files_that_are_not_regular(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in a subprocess, because opening a pipe without a reader could block for ever."""
     monkeypatch.chdir(tmp_path)
     paths = [str(no_file(kind, tmp_path)) for kind in NO_FILES]
     body = (
@@ -186,8 +186,8 @@ def test_what_is_no_regular_file_is_no_trace(tmp_path: Path, monkeypatch: pytest
     finished("", body)
 
 
-def test_a_variable_that_names_a_pipe(tmp_path: Path) -> None:
-    """Nobody waits for a reader: one warning, and calls are as ever."""
+def test_a_variable_that_names_a_pipe_causes_one_warning(tmp_path: Path) -> None:
+    """Opening the pipe does not wait for a reader. There is one warning, and calls work as without a trace."""
     words = finished(
         no_file("pipe", tmp_path), "cunorm.group_norm(x, 2)\nassert not cunorm.tiling.problem_trace.active()"
     )
@@ -195,13 +195,13 @@ def test_a_variable_that_names_a_pipe(tmp_path: Path) -> None:
     assert f"CUNORM_TRACE: {tmp_path}/pipe: not a regular file; nothing is traced" in words
 
 
-def test_a_pipe_that_takes_the_file_s_place(tmp_path: Path) -> None:
+def test_a_pipe_that_replaces_the_file_causes_a_warning(tmp_path: Path) -> None:
     path = str(tmp_path / "t")
     words = finished(path, f"os.unlink({path!r})\nos.mkfifo({path!r})\ncunorm.group_norm(x, 2)")
     assert f"trace: {tmp_path}/t: not a regular file" in words
 
 
-def test_a_relative_path_stays_in_its_folder(tmp_path: Path) -> None:
+def test_a_relative_path_survives_a_change_of_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     finished("t", "cunorm.group_norm(x, 2)\nos.chdir('other')\ncunorm.group_norm(x, 2)", tmp_path)
     assert list(problem_trace.read(tmp_path / "t").values()) == [2]
@@ -210,7 +210,7 @@ def test_a_relative_path_stays_in_its_folder(tmp_path: Path) -> None:
 
 # ---- forks ----------------------------------------------------------------------------------------------------------
 
-#: How a process forks, has the child make 3 calls, and waits for it; and how many of them are written.
+#: Code that forks a child, makes 3 calls in it and waits for it; and the number of these calls that are written.
 FORKS = {
     "the child returns": ("if os.fork():\n    os.wait()\nelse:\n    three()", 3),
     "the child ends at once": ("if os.fork():\n    os.wait()\nelse:\n    three()\n    os._exit(0)", 1),
@@ -230,7 +230,10 @@ THREE = "def three():\n    for _ in range(3): cunorm.group_norm(x, 2)\n"
 
 @pytest.mark.parametrize("name", FORKS)
 def test_a_forked_child_counts_its_own_calls(name: str, tmp_path: Path) -> None:
-    """The parent's 5 calls count once; of a child that is killed its first one. `trace` counts as the variable does."""
+    """The 5 calls of the parent count once. A child that ends by `os._exit` has written only its first call.
+
+    The counts are the same for `trace` and for CUNORM_TRACE.
+    """
     body, written = FORKS[name]
     body = f"for _ in range(4): cunorm.group_norm(x, 2)\n{body}\nif os.getpid() == parent: cunorm.group_norm(x, 2)"
     indented = body.replace("\n", "\n    ")
@@ -239,8 +242,11 @@ def test_a_forked_child_counts_its_own_calls(name: str, tmp_path: Path) -> None:
         assert list(problem_trace.read(tmp_path / path).values()) == [5 + written]
 
 
-def test_a_fork_while_another_thread_records(tmp_path: Path) -> None:
-    """The lock that this thread holds is nobody's in the child; what it was about to write is the parent's."""
+def test_a_fork_while_another_thread_holds_the_lock(tmp_path: Path) -> None:
+    """The child gets a new lock, because the thread that holds the old one does not exist in the child.
+
+    The counts that the old trace has not yet written are written by the parent.
+    """
     body = (
         "import threading\n"
         "from cunorm.tiling import problem_trace\n"
@@ -267,7 +273,7 @@ def test_a_fork_while_another_thread_records(tmp_path: Path) -> None:
     assert list(problem_trace.read(tmp_path / "t").values()) == [2]
 
 
-def test_a_signal_handler_that_calls_while_a_call_is_recorded(tmp_path: Path) -> None:
+def test_a_signal_handler_may_make_a_call_while_a_call_is_recorded(tmp_path: Path) -> None:
     body = (
         "from cunorm.tiling import problem_trace\n"
         "one, = problem_trace._traces\n"
@@ -301,7 +307,7 @@ LINE = {"op": "group_norm", "dtype": "float32", "outputs": "y", "N": 1, "C": 2, 
         (json.dumps(LINE | {"dtype": "int8"}), "line 2: dtype is 'int8'"),
     ],
 )
-def test_a_line_that_is_none_of_a_trace(line: str, words: str, tmp_path: Path) -> None:
+def test_a_line_that_is_not_of_a_trace_is_an_error(line: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text(f"{json.dumps(LINE)}\n{line}\n{json.dumps(LINE)}\n")
     with pytest.raises(TraceError, match=words) as caught:
@@ -309,7 +315,7 @@ def test_a_line_that_is_none_of_a_trace(line: str, words: str, tmp_path: Path) -
     assert str(caught.value).startswith(str(path))
 
 
-def test_a_last_line_that_was_cut_short(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text(f"{json.dumps(LINE)}\n\n{json.dumps(LINE)[:30]}")
     assert list(problem_trace.read(path).values()) == [2]

@@ -1,4 +1,4 @@
-"""The tiling table: every problem there and back, strange files, several writers, killed writers."""
+"""The tiling table: round trips of problems, malformed files, several writers, killed writers, merging."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write(path: Path, *entries: Entry, device: Any = H200) -> Path:
 
 
 def every_problem() -> list[Problem]:
-    """One of each op, dtype and layout, and what makes keys long."""
+    """A problem of each op, dtype and layout, and problems with all optional fields of a key."""
     found = {}
     for dtype in ("bfloat16", "float32", "float64"):
         for _, one in problems(dtype):
@@ -69,20 +69,20 @@ def every_problem() -> list[Problem]:
 
 
 @pytest.mark.parametrize("problem", every_problem(), ids=lambda one: one.describe())
-def test_a_problem_survives_its_key(problem: Problem) -> None:
+def test_the_key_of_a_problem_round_trips(problem: Problem) -> None:
     key = json.loads(json.dumps(key_of(problem)))
     assert problem_of(key) == problem
     made = entry(problem, Tile("anything", threads=32))
     assert entry_of(json.loads(json.dumps(raw_of(made)))) == made
 
 
-def test_keys_tell_problems_apart() -> None:
+def test_different_problems_have_different_keys() -> None:
     keys = [json.dumps(key_of(one), sort_keys=True) for one in every_problem()]
     assert len(set(keys)) == len(keys) == len(set(every_problem()))
 
 
-def test_the_fields_of_the_documents(tmp_path: Path) -> None:
-    """Those of the design: names that other programs may read."""
+def test_the_fields_of_a_table(tmp_path: Path) -> None:
+    """The names of the fields are fixed, because other programs may read them."""
     raw = raw_of(entry())
     assert raw == {
         "op": "group_norm_backward", "dtype": "bfloat16", "gamma_dtype": "bfloat16", "layout": "NCHW",
@@ -112,7 +112,7 @@ def test_the_fields_of_the_documents(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_line_for_each_entry_in_order(tmp_path: Path) -> None:
+def test_entries_are_sorted_one_per_line(tmp_path: Path) -> None:
     many = [entry(replace(PROBLEM, N=N)) for N in (16, 2, 128, 1)]
     path = write(tmp_path / "t.json", *many)
     lines = [json.loads(line.strip().rstrip(",")) for line in path.read_text().splitlines() if '"op"' in line]
@@ -143,7 +143,7 @@ BROKEN_ENTRIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BROKEN_ENTRIES)
-def test_an_entry_that_cannot_be_read_is_kept_and_named(name: str, tmp_path: Path) -> None:
+def test_an_unreadable_entry_is_kept_and_reported(name: str, tmp_path: Path) -> None:
     good = raw_of(entry(replace(PROBLEM, N=3)))
     broken = BROKEN_ENTRIES[name]
     raw = broken if isinstance(broken, list) else raw_of(entry()) | broken
@@ -160,7 +160,7 @@ def test_an_entry_that_cannot_be_read_is_kept_and_named(name: str, tmp_path: Pat
     assert sorted(one.N for one in again.entries) == [3, 5]
 
 
-def test_an_op_of_another_version_is_kept_without_a_word(tmp_path: Path) -> None:
+def test_an_entry_of_an_unknown_op_is_kept_without_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     raw = {"op": "rms_norm", "rows": 7, "anything": {"a": [1]}}
     path.write_text(json.dumps({"schema": table.SCHEMA, "device": table.device_facts(H200), "entries": [raw]}))
@@ -185,8 +185,8 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_no_table(name: str, tmp_path: Path) -> None:
-    """The sentence names the file and the reason; a writer leaves the file as it is."""
+def test_a_file_that_is_not_a_table_is_refused(name: str, tmp_path: Path) -> None:
+    """The message contains the path and the reason. A writer does not change the file."""
     data, words = FILES[name]
     path = tmp_path / "t.json"
     path.write_bytes(data)
@@ -203,7 +203,7 @@ def test_a_table_of_another_device_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="a table of NVIDIA H200, expected one of NVIDIA A100"):
         write(path, entry(), device=A100)
     with pytest.raises(TableError):
-        write(path, entry(), device=replace(H200, multiprocessors=66))  # a slice of it
+        write(path, entry(), device=replace(H200, multiprocessors=66))  # as a MIG slice of it
     assert path.read_bytes() == before
 
 
@@ -223,7 +223,7 @@ def test_unknown_fields_are_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_a_fact_of_before_does_not_stay_beside_a_new_time(tmp_path: Path) -> None:
+def test_a_new_measurement_removes_the_facts_of_the_old_one(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", entry(time_us=9.0, default=True, runner_up={"strategy": "x"}))
     write(path, entry(time_us=8.0))
     assert table.read(path).entries[PROBLEM].facts == {"time_us": 8.0}
@@ -235,11 +235,11 @@ def test_a_modelled_entry_never_replaces_a_measured_one(tmp_path: Path) -> None:
     assert table.read(path).entries[PROBLEM].source == MEASURED
     write(path, entry(source=MODEL, predicted_us=1.0))
     assert table.read(path).entries[PROBLEM].source == MEASURED
-    write(path, entry(time_us=13.0))  # a fresh measurement is better than an old one
+    write(path, entry(time_us=13.0))  # a new measurement replaces an old one, even a faster one
     assert table.read(path).entries[PROBLEM].microseconds == 13.0
 
 
-def test_a_link_stays_a_link_and_rights_stay(tmp_path: Path) -> None:
+def test_a_rewrite_keeps_links_and_permissions(tmp_path: Path) -> None:
     real, link = tmp_path / "real.json", tmp_path / "link.json"
     write(real, entry())
     real.chmod(0o640)
@@ -259,7 +259,7 @@ def _put(path: str, first: int, count: int) -> None:
         table.update(path, H200, {}, [entry(replace(PROBLEM, N=N))])
 
 
-def test_two_writers_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_entry(tmp_path: Path) -> None:
     path, count = tmp_path / "t.json", 30
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_put, args=(str(path), 1 + index * count, count)) for index in range(3)]
@@ -271,7 +271,7 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_is_killed_leaves_a_readable_table(tmp_path: Path) -> None:
-    """kill -9 at any moment: the file is a whole table each time, and the next writer gets in."""
+    """After a SIGKILL at any moment, the table is complete, and the next writer can take the lock."""
     path = write(tmp_path / "t.json", *(entry(replace(PROBLEM, N=N)) for N in range(1, 300)))
     script = (
         "import sys, itertools; sys.path.insert(0, sys.argv[2])\n"
@@ -295,14 +295,14 @@ def test_a_writer_that_is_killed_leaves_a_readable_table(tmp_path: Path) -> None
     assert {one.name for one in tmp_path.iterdir()} == {"t.json", "t.json.lock"}
 
 
-def test_a_lock_that_nobody_lets_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import filelock
 
     path = tmp_path / "t.json"
     monkeypatch.setattr(table_file, "LOCK_SECONDS", 0.1)
     with (
         filelock.FileLock(f"{path}.lock"),
-        multiprocessing.get_context("fork").Pool(1) as pool,  # the same process may take a lock twice
+        multiprocessing.get_context("fork").Pool(1) as pool,  # one process may take a lock twice
         pytest.raises(TableError, match=r"another process has held .*t.json.lock"),
     ):
         pool.apply(_put, (str(path), 1, 1))
@@ -320,7 +320,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "t.json.lock").exists()
 
 
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_table_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "t.json", entry())
     before = path.read_bytes()
 
@@ -337,7 +337,7 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 # ---- merging --------------------------------------------------------------------------------------------------------
 
 
-def test_the_better_entry(tmp_path: Path) -> None:
+def test_better_prefers_measured_then_fresh_then_fast(tmp_path: Path) -> None:
     slow, fast = (
         entry(time_us=9.0),
         entry(tile=Tile("block", threads=64, groups=1, stages=2, load="cp_async", packs_per_thread=1), time_us=8.0),
@@ -360,17 +360,17 @@ def test_merging_tables(tmp_path: Path) -> None:
         table.merged([a, other])
 
 
-def test_every_known_device_has_a_table_of_its_own() -> None:
+def test_every_known_device_has_its_own_file_name() -> None:
     assert len({table.slug(one) for one in KNOWN.values()}) == len(KNOWN)
     assert table.slug(H200) == "nvidia_h200_sm_90_132"
     assert set(OPS) == {one.op for one in every_problem()}
 
 
-# ---- hostile contents -----------------------------------------------------------------------------------------------
+# ---- malformed values -----------------------------------------------------------------------------------------------
 
 
 def rewritten(path: Path, **change: Any) -> Path:
-    """The file with other fields in its entry."""
+    """Change fields of the first entry of a table; returns its path."""
     raw = json.loads(path.read_text())
     raw["entries"][0] |= change
     path.write_text(json.dumps(raw))
@@ -378,8 +378,8 @@ def rewritten(path: Path, **change: Any) -> Path:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -4, 0, 10**400, True, "5", None, [5]])
-def test_a_time_that_is_none_is_no_time(value: Any, tmp_path: Path) -> None:
-    """It wins no merge and is never printed; what is written again is JSON."""
+def test_an_invalid_time_is_ignored(value: Any, tmp_path: Path) -> None:
+    """Such an entry loses every merge. A rewritten table is valid JSON, without NaN or infinity."""
     strange = rewritten(write(tmp_path / "a.json", entry(time_us=5.0)), time_us=value, default_us=value)
     plain = write(tmp_path / "b.json", entry(time_us=5.0))
     for order in ((strange, plain), (plain, strange)):
@@ -405,7 +405,7 @@ def test_a_time_that_is_none_is_no_time(value: Any, tmp_path: Path) -> None:
         {"outputs": "dx\n"},
     ],
 )
-def test_names_and_sizes_that_no_problem_has(change: dict[str, Any], tmp_path: Path) -> None:
+def test_an_entry_with_an_invalid_name_or_size_is_a_fault(change: dict[str, Any], tmp_path: Path) -> None:
     path = rewritten(write(tmp_path / "t.json", entry()), **change)
     found = table.read(path)
     assert found.entries == {}
@@ -413,8 +413,8 @@ def test_names_and_sizes_that_no_problem_has(change: dict[str, Any], tmp_path: P
     assert found.faults[0].isascii() or found.faults[0].isprintable()
 
 
-def test_of_two_entries_of_a_problem_the_better_is_read(tmp_path: Path) -> None:
-    """As a merge of two texts leaves them: a measured one is not lost behind a modelled one."""
+def test_the_better_of_two_entries_of_a_problem_is_read(tmp_path: Path) -> None:
+    """A textual merge of two files may leave two entries. A measured entry is kept, whatever their order."""
     path = write(tmp_path / "t.json", entry(time_us=5.0))
     raw = json.loads(path.read_text())
     model = raw["entries"][0] | {"source": "model", "predicted_us": 1.0}
@@ -424,7 +424,7 @@ def test_of_two_entries_of_a_problem_the_better_is_read(tmp_path: Path) -> None:
         assert table.read(path).entries[PROBLEM].source == MEASURED
 
 
-def test_merging_into_one_of_the_tables(tmp_path: Path) -> None:
+def test_the_output_of_a_merge_may_be_one_of_its_inputs(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.json", entry()), write(tmp_path / "b.json", entry(replace(PROBLEM, N=3)))
     table.merge_files([a, b], a)
     assert len(table.read(a).entries) == 2
