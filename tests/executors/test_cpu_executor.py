@@ -293,9 +293,9 @@ def test_scratches_are_returned_after_a_fault() -> None:
 
 
 def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launch raises MemoryError. Later launches work, even if the allocation failed halfway.
+    """A launch that needs more memory than is cached raises MemoryError; a launch that does not still works.
 
-    A launch that needs no more memory than an earlier one still works.
+    Later launches work too, even if the allocation failed halfway.
     """
     ran = np.zeros(1024, np.int32)
     compiled, arguments = kernel("blocks"), [address(ran), 0]
@@ -324,7 +324,7 @@ def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_operating_system_threads_of_a_launch_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks wait until as many blocks have begun as there are threads. The first block runs alone and does not."""
+    """All blocks except the first, which runs alone, wait until one block per operating-system thread has begun."""
     text = """extern "C" __global__ void meet(int* begun, long long count) {
         if (threadIdx.x == 0 && blockIdx.x != 0) {
             atomicAdd(begun, 1);
