@@ -470,7 +470,7 @@ def suite() -> list[Problem]:
 def test_the_default_tile_of_every_workload(device: str) -> None:
     """The default tile is legal and near the byte floor, and its predicted time is among the shortest.
 
-    No other tile among these keeps more multiprocessors busy.
+    Among these, no tile keeps more multiprocessors busy, counted up to the share BUSY_ENOUGH.
     """
     facts = known(device)
     for problem in suite():
