@@ -1,4 +1,4 @@
-"""Where elements lie, against NumPy's own answers."""
+"""The memory that an array's elements occupy, compared with NumPy's results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from cunorm.core.arrays import in_one_piece, same_elements, span, view_as
 
 BASE = np.zeros((3, 4, 5), np.float32)
-#: Name -> an array, and whether its memory is in one piece.
+#: Name -> an array, and whether its memory is one contiguous range without shared elements.
 PIECES = {
     "contiguous": (BASE, True),
     "transposed": (BASE.transpose(2, 0, 1), True),
@@ -29,8 +29,8 @@ PIECES = {
 
 
 @pytest.mark.parametrize(("array", "whole"), PIECES.values(), ids=PIECES)
-def test_memory_in_one_piece(array: Any, whole: bool) -> None:
-    """It is the array's own, all of it, and in order."""
+def test_memory_as_one_contiguous_array(array: Any, whole: bool) -> None:
+    """`in_one_piece` returns exactly the array's own memory, as contiguous bytes."""
     found = in_one_piece(array)
     assert (found is not None) is whole
     if found is not None:
@@ -42,8 +42,8 @@ def test_memory_in_one_piece(array: Any, whole: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", [(60,), (12, 5), (3, 20), (3, 2, 2, 5), (1, 3, 4, 5, 1), (2, 30)])
-def test_views_in_other_shapes(shape: tuple[int, ...]) -> None:
-    """Where NumPy reshapes without a copy, the same memory; else None."""
+def test_views_in_other_shapes_without_a_copy(shape: tuple[int, ...]) -> None:
+    """`view_as` returns a view of the same memory if NumPy can reshape without a copy, else None."""
     for axes in itertools.permutations(range(3)):
         for array in (
             BASE.transpose(axes),
@@ -58,9 +58,9 @@ def test_views_in_other_shapes(shape: tuple[int, ...]) -> None:
                 assert (found.strides, span(found)) == (copied.strides, span(array))
 
 
-def test_the_same_elements() -> None:
+def test_same_elements_compares_addresses_shapes_and_strides() -> None:
     assert same_elements(BASE, BASE[:])
-    assert same_elements(BASE[:1], BASE[::3])  # the stride of one element is never taken
+    assert same_elements(BASE[:1], BASE[::3])  # the stride of an axis of size 1 is ignored
     assert not same_elements(BASE, BASE.copy())
     assert not same_elements(BASE, BASE[::-1])
     assert not same_elements(BASE[:2], BASE[1:])

@@ -1,4 +1,4 @@
-"""The cache folder: made for its owner alone, refused where others may write to it, and there without a home."""
+"""The cache folder: private to its owner, refused if other users may write to it, available without a home folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STRANGER = 54321  # a user that this machine does not have
 
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that CUNORM_CACHE_DIR names; not there yet."""
+    """Path of a folder that CUNORM_CACHE_DIR names. The folder does not exist yet."""
     path = tmp_path / "named"
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(path))
     return path
@@ -36,7 +36,7 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The default folder of a user whose home is new."""
+    """Path of the default folder of a user whose home folder is empty."""
     for name in ("CUNORM_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -57,7 +57,7 @@ def made(path: Path, mode: int = 0o700) -> Path:
 
 
 def given_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path belongs to somebody else; who is not root is told so by the system."""
+    """Make a path belong to another user. A user other than root patches os.stat and os.lstat to report that."""
     if os.geteuid() == 0:
         os.chown(path, STRANGER, -1, follow_symlinks=False)
         return
@@ -71,11 +71,11 @@ def given_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, name, look)
 
 
-# ---- a folder that was named ----------------------------------------------------------------------------------------
+# ---- a folder that CUNORM_CACHE_DIR names ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
-def test_folders_are_made_for_their_owner_alone(umask: int, named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_folders_are_private_to_their_owner(umask: int, named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(named / "a" / "b"))
     before = os.umask(umask)
     try:
@@ -87,8 +87,8 @@ def test_folders_are_made_for_their_owner_alone(umask: int, named: Path, monkeyp
 
 
 @pytest.mark.parametrize("given", [0o777, 0o775, 0o757, 0o702])
-def test_a_named_folder_that_others_may_write_to(given: int, named: Path) -> None:
-    """One error, which says what to type; after that the folder is used."""
+def test_a_named_folder_that_other_users_may_write_to(given: int, named: Path) -> None:
+    """The error contains a command. After this command the folder is used."""
     made(named, given)
     with pytest.raises(
         CompileError, match=rf"^CUNORM_CACHE_DIR: {named} may be written by other users \(mode 0"
@@ -110,7 +110,7 @@ def test_a_named_folder_that_only_its_owner_may_write_to(given: int, named: Path
     assert mode(named) == given
 
 
-def test_a_named_folder_of_somebody_else(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_folder_of_another_user(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(named)
     given_away(named, monkeypatch)
     with pytest.raises(
@@ -119,8 +119,10 @@ def test_a_named_folder_of_somebody_else(named: Path, monkeypatch: pytest.Monkey
         cache_folder.folder("cpu")
 
 
-def test_a_folder_like_tmp_serves_until_somebody_takes_the_name(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody can replace what others have made, the folder inside counts."""
+def test_a_folder_like_tmp_is_used_unless_another_user_owns_the_folder_inside(
+    named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other users may write to it, but cannot replace files in it (sticky bit). The folder inside must be safe."""
     made(named, 0o1777)
     assert mode(cache_folder.folder("cpu")) == 0o700
     given_away(named / "cpu", monkeypatch)
@@ -129,8 +131,8 @@ def test_a_folder_like_tmp_serves_until_somebody_takes_the_name(named: Path, mon
 
 
 @pytest.mark.parametrize("where", ["named", "named/cpu"])
-def test_a_link_of_somebody_else(where: str, named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder like /tmp anybody can make one."""
+def test_a_symbolic_link_of_another_user(where: str, named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder like /tmp every user can create a link."""
     target, link = made(named.parent / "target"), named.parent / where
     if where == "named/cpu":
         made(named, 0o1777)
@@ -141,8 +143,8 @@ def test_a_link_of_somebody_else(where: str, named: Path, monkeypatch: pytest.Mo
         cache_folder.folder("cpu")
 
 
-def test_what_was_made_under_another_umask_is_tightened(named: Path) -> None:
-    """A folder inside the cache is nobody's but cunorm's."""
+def test_other_users_write_permission_is_removed_inside_the_cache(named: Path) -> None:
+    """Only cunorm uses the folders inside the cache folder, so it may change their modes."""
     made(named)
     made(named / "cpu", 0o775)
     assert mode(cache_folder.folder("cpu")) == 0o755
@@ -151,8 +153,8 @@ def test_what_was_made_under_another_umask_is_tightened(named: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["with space", "-rf", "a'b\"c", "$(touch x)", "`x`;&|", "new\nline", "[a]*?", "ü", "%s{}", "\udcff"]
 )
-def test_metacharacters(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the path and in what an error says to type."""
+def test_shell_metacharacters(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path may contain them, and the command in an error message quotes them."""
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / name))
     assert cache_folder.folder("cpu") == tmp_path / name / "cpu"
     (tmp_path / name).chmod(0o777)
@@ -161,7 +163,7 @@ def test_metacharacters(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert shlex.split(str(caught.value).partition("type: ")[2])[-1] == str(tmp_path / name)
 
 
-def test_a_home_that_the_shell_did_not_expand(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_that_the_shell_did_not_expand(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(named))
     monkeypatch.setenv("CUNORM_CACHE_DIR", "~/builds")
     assert cache_folder.folder("cpu") == named / "builds" / "cpu"
@@ -176,15 +178,15 @@ def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # ---- the default folder ---------------------------------------------------------------------------------------------
 
 
-def test_the_default_folder_is_taken_from_others(default: Path) -> None:
-    """Where an old umask left it open, it is this user's own; nobody is asked."""
+def test_other_users_write_permission_is_removed_from_the_default_folder(default: Path) -> None:
+    """The default folder belongs to this user, so a mode left by an old umask is corrected without an error."""
     made(default, 0o777)
     assert cache_folder.folder("cpu") == default / "cpu"
     assert mode(default) == 0o755
 
 
-def test_a_default_folder_of_somebody_else(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One warning, and a private folder for this process."""
+def test_a_default_folder_of_another_user(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one warning, and the process uses a private folder."""
     made(default)
     given_away(default, monkeypatch)
     with pytest.warns(CacheWarning, match=rf"the cache folder {default} belongs to .* set CUNORM_CACHE_DIR") as caught:
@@ -196,8 +198,8 @@ def test_a_default_folder_of_somebody_else(default: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away to a child process")
-def test_a_private_folder_is_deleted_at_the_end(default: Path) -> None:
-    """Not by a forked child."""
+def test_a_private_folder_is_deleted_at_the_end_of_the_process(default: Path) -> None:
+    """A forked child does not delete it."""
     made(default)
     os.chown(default, STRANGER, -1)
     script = (
@@ -217,8 +219,8 @@ def no_home(*_: Any, **__: Any) -> str:
 
 
 @pytest.mark.parametrize("answer", [no_home, lambda *_, **__: "~/.cache/cunorm", lambda *_, **__: "cunorm"])
-def test_without_a_home(answer: Any, default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the README has it: a folder of the user's beside temporary files; nothing below the current folder."""
+def test_without_a_home_folder(answer: Any, default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is a folder of the user in the folder for temporary files. Nothing is created in the current folder."""
     monkeypatch.setattr(platformdirs, "user_cache_dir", answer)
     monkeypatch.chdir(made(default.parent / "current"))
     path = default.parent.parent / f"cunorm-{os.getuid()}"
@@ -229,7 +231,9 @@ def test_without_a_home(answer: Any, default: Path, monkeypatch: pytest.MonkeyPa
     assert [*Path.cwd().iterdir()] == []
 
 
-def test_without_a_home_and_the_name_taken(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_folder_if_another_user_has_taken_the_name(
+    default: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(platformdirs, "user_cache_dir", no_home)
     default.parent.mkdir()
     path = default.parent.parent / f"cunorm-{os.getuid()}"
@@ -240,8 +244,8 @@ def test_without_a_home_and_the_name_taken(default: Path, monkeypatch: pytest.Mo
     assert [*(default.parent / "elsewhere").iterdir()] == []
 
 
-def test_this_platformdirs_knows_when_there_is_no_home() -> None:
-    """Older ones answer with a folder ``~`` below the current one; pyproject.toml bounds the version."""
+def test_the_installed_platformdirs_detects_a_missing_home_folder() -> None:
+    """Older versions return a folder ``~`` in the current folder. pyproject.toml excludes them."""
     script = (
         "import os; os.environ.pop('HOME', None); os.environ.pop('XDG_CACHE_HOME', None); os.getuid = lambda: 54321\n"
         "from cunorm.core import settings; print(settings.cache_dir().is_absolute(), settings.cache_dir().name)"
@@ -251,7 +255,7 @@ def test_this_platformdirs_knows_when_there_is_no_home() -> None:
     assert done.stdout.split() == ["True", "cunorm-54321"]
 
 
-# ---- what cannot be reached -----------------------------------------------------------------------------------------
+# ---- folders that cannot be created ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "/".join(["y" * 200] * 30), "loop/x", "file", "file/x", "dangling"])
@@ -267,7 +271,7 @@ def test_a_folder_that_cannot_be_made(name: str, tmp_path: Path, monkeypatch: py
     assert sorted(one.name for one in tmp_path.iterdir()) == ["dangling", "file", "loop"]
 
 
-def test_a_cache_that_nobody_may_enter(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_without_permission_to_create_it(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cunorm.executors.cpu import executor
 
     def denied(self: Path, *_: Any) -> None:
@@ -278,10 +282,10 @@ def test_a_cache_that_nobody_may_enter(named: Path, monkeypatch: pytest.MonkeyPa
         executor.compile('extern "C" __global__ void never(double x) { }', "never")
 
 
-# ---- what else is trusted -------------------------------------------------------------------------------------------
+# ---- other files in the cache folder --------------------------------------------------------------------------------
 
 
-def test_what_nvrtc_said_is_not_taken_from_somebody_else(named: Path) -> None:
+def test_nvrtc_reports_that_other_users_may_write_to_are_ignored(named: Path) -> None:
     usage = Usage("kernel", 1, 0, 0, 0, 0, 1, 1)
     file = nvrtc._file("text", "sm_90", nvrtc.Nvrtc("12.8.93", "x"))
     assert file is not None
@@ -294,7 +298,7 @@ def test_what_nvrtc_said_is_not_taken_from_somebody_else(named: Path) -> None:
         nvrtc._file("text", "sm_90", nvrtc.Nvrtc("12.8.93", "x"))
 
 
-def test_the_folder_of_tables_is_made_for_its_owner_alone(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_tiling_tables_is_private_to_its_owner(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(named))
     from cunorm.tiling import table
@@ -311,7 +315,7 @@ def test_the_folder_of_tables_is_made_for_its_owner_alone(named: Path, monkeypat
 # ---- the doctor -----------------------------------------------------------------------------------------------------
 
 
-def test_the_doctor_says_who_may_write(named: Path) -> None:
+def test_the_doctor_reports_a_folder_that_other_users_may_write_to(named: Path) -> None:
     made(named, 0o777)
     finding = next(iter(cache_folders()))
     assert (finding.state, finding.name) == ("fault", "cunorm")
@@ -319,7 +323,7 @@ def test_the_doctor_says_who_may_write(named: Path) -> None:
     assert finding.advice == f"chmod go-w {named}"
 
 
-def test_the_doctor_sees_a_default_folder_of_somebody_else(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_reports_a_default_folder_of_another_user(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(default)
     given_away(default, monkeypatch)
     finding = next(iter(cache_folders()))

@@ -1,4 +1,4 @@
-"""Values of CUNORM_ variables that nobody means: a result, or one sentence that names the variable."""
+"""Absurd values of the CUNORM_ variables: a call succeeds, or its error message names the variable."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cunorm.executors.cpu import kernel as cpu_kernel
 from cunorm.jit import cpu_builds, cxx
 from tests.support.problems import forget_calls
 
-#: Of any variable: nothing, blanks, numbers, paths, quotes, what a shell would take, what no codec does.
+#: Values for every variable: empty, blanks, numbers, paths, quotes, shell syntax, characters that no codec encodes.
 ANY = (
     "", " ", "\t\n", "0", "-1", "1e9", "9" * 5000, "nan", "None", "/", ".", "/dev/null", "/dev/zero", "/proc/self/mem",
     "x" * 300, "y/" * 3000, "'", '"', "$(touch owned)", "`touch owned`", "; touch owned", "a|b&c", "%s%n{}", "[a]*?",
     "\x1b[2J", "ü\u202e", "\udcff\udcfe", "~", "~nobody-here/x", "-rf", "--help",
 )  # fmt: skip
-#: What else some are given.
+#: More values for single variables.
 MORE: dict[str, tuple[str, ...]] = {
     "CUNORM_CXX": ("true", "echo", "false", "cat", "g++ --nonsense", "python3"),
     "CUNORM_CPU_CORES": (
@@ -50,13 +50,13 @@ EXPECTED = reference.layer_norm(X.astype(np.float64), 8)[0]
 
 
 def call() -> None:
-    """A public function, from its first check on."""
+    """Call a public function with empty caches of calls, and check its result."""
     forget_calls()
     np.testing.assert_allclose(cunorm.layer_norm(X, 8)[0], EXPECTED, atol=1e-5)
 
 
 def compile_one() -> None:
-    """A kernel, from its text on."""
+    """Compile a kernel that the process has not cached, run it, and check its result."""
     cpu_kernel._kernels.clear()
     y = np.zeros(32, np.float32)
     executor.launch(executor.compile(TEXT, "one"), 1, 32, 0, [y.ctypes.data])
@@ -64,7 +64,7 @@ def compile_one() -> None:
 
 
 def sentence(run: Callable[[], None]) -> str | None:
-    """What a call is refused with; None if it runs, and right."""
+    """The error message of a function, or None if it succeeds."""
     try:
         run()
     except (CompileError, ValueError) as error:
@@ -73,8 +73,10 @@ def sentence(run: Callable[[], None]) -> str | None:
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_a_result_or_a_sentence(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentence names the variable, or the compiler that it names; nothing that a shell would take is executed."""
+def test_a_call_succeeds_or_its_error_names_the_variable(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error message contains the variable or the compiler that it names. No shell syntax is executed."""
     call()
     compile_one()
     monkeypatch.chdir(tmp_path)
@@ -113,8 +115,8 @@ for number, value in enumerate({values}):
 """
 
 
-def test_traces(tmp_path: Path) -> None:
-    """Each is a file, or one warning that names the variable; nobody waits, and no call fails."""
+def test_names_of_trace_files(tmp_path: Path) -> None:
+    """Each value opens a trace file, or causes one warning that names the variable. No call waits or fails."""
     values = (*ANY, "/dev/full", "/dev/tty", str(tmp_path / "pipe"))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "here").mkdir()
@@ -129,8 +131,11 @@ def test_traces(tmp_path: Path) -> None:
     assert not [*tmp_path.rglob("owned")]
 
 
-def test_cache_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is used, or refused in a sentence that names the variable. With a compiler that copies, to be quick."""
+def test_names_of_cache_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each folder is used, or the error message names the variable.
+
+    The test replaces the compiler by a copy of a finished build, to be fast.
+    """
     cpu_kernel._kernels.clear()
     build = shutil.copytree(executor.compile(TEXT, "one").path.parent, tmp_path / "build")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -139,7 +144,7 @@ def test_cache_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "here")
     used = 0
     for value in ANY:
-        if value in ("", "/"):  # the default; and where no test writes
+        if value in ("", "/"):  # "" selects the default folder; no test may write to "/"
             continue
         monkeypatch.setenv("CUNORM_CACHE_DIR", value)
         said = sentence(compile_one)
@@ -151,7 +156,7 @@ def test_cache_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("link", [False, True])
 def test_a_compile_in_a_folder_with_metacharacters(link: bool, tmp_path: Path) -> None:
-    """For real, from the compiler to the loader, and once more from the disk; through a link too."""
+    """Compile, link and load, then load the build from disk in a second process; also through a symbolic link."""
     folder = tmp_path / "a b;'\"$(touch owned)`x`[c]*?%s\n\\ü" / "-o"
     if link:
         (tmp_path / "real").mkdir(0o700)

@@ -1,4 +1,4 @@
-"""Columns and bars, as a terminal gets them."""
+"""Tables in columns, and progress bars."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 
 
 class Screen(io.StringIO):
-    """A terminal, or not."""
+    """A stream that may be a terminal."""
 
     def __init__(self, terminal: bool) -> None:
         super().__init__()
@@ -33,7 +33,9 @@ class Screen(io.StringIO):
 
 @pytest.mark.skipif(importlib.util.find_spec("tqdm") is None, reason="tqdm is not installed")
 @pytest.mark.parametrize(("terminal", "shown"), [(True, True), (True, False), (False, True)])
-def test_a_bar_is_seen_on_a_terminal_alone(terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_bar_is_shown_only_on_a_terminal(
+    terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     screen = Screen(terminal)
     monkeypatch.setattr(sys, "stderr", screen)
     items = iter(["first", "second"])
@@ -43,7 +45,7 @@ def test_a_bar_is_seen_on_a_terminal_alone(terminal: bool, shown: bool, monkeypa
     assert (terminal and shown) or not found
 
 
-def test_there_may_be_no_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tqdm_there_is_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None)
     monkeypatch.setattr(sys, "stderr", screen := Screen(True))
     assert list(with_bar([1, 2], 2, "item", str)) == [1, 2]

@@ -1,7 +1,7 @@
-"""What test_interrupts.py runs in a child process: calls that are interrupted, forked from, or made at the end.
+"""The child process of test_interrupts.py: calls that are interrupted, forked, or made while the interpreter ends.
 
-Each function prints what came of it, as JSON on the last line; a crash of the process is the parent's to see. The
-executor is imported by functions that need it: in the others the first call is the first to need it.
+Each function prints its result as JSON on the last line. The parent detects a crash of the process. Only functions
+that need the executor import it. In all other functions the first call imports it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WAIT = """extern "C" __global__ void wait_in(int* word, long long block) {
 
 
 class Rang(BaseException):
-    """What the alarm's handler raises."""
+    """The exception that the handler of the alarm raises."""
 
 
 def ring(*_: Any) -> None:
@@ -57,7 +57,7 @@ def rows(count: int = ROWS) -> Any:
 
 
 def quietly(seconds: float) -> None:
-    """Stop the alarm, for good, whatever of it is still under way."""
+    """Stop the alarm, and catch the exceptions of pending alarms until none arrives for ``seconds`` seconds."""
     while True:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -68,7 +68,7 @@ def quietly(seconds: float) -> None:
 
 
 def interrupted(call: Any, after: float, again: float) -> bool:
-    """Whether an alarm ended the call; where ``again`` is not 0, alarms go on until somebody stops them."""
+    """Whether an alarm ended the call. If ``again`` is not 0, the alarm repeats until the timer is stopped."""
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, after, again)
@@ -82,7 +82,7 @@ def interrupted(call: Any, after: float, again: float) -> bool:
 
 
 def storm(op: str, calls: str, seconds: str, size: str) -> None:
-    """Calls with alarms at random times; what takes the place of an interrupted call's arrays must stay as it is."""
+    """Interrupt calls at random times. After an interrupted call, no thread may write to the memory of its results."""
     signal.signal(signal.SIGALRM, ring)
     x, chance = rows(int(size)), random.Random(int(calls))
     call = functools.partial(cunorm.layer_norm, x, WIDTH)
@@ -96,14 +96,14 @@ def storm(op: str, calls: str, seconds: str, size: str) -> None:
     done = ended = written = 0
     while done < int(calls) and time.monotonic() < until:
         given = {"out": tuple(map(np.empty_like, expected))} if done % 2 else {}
-        # Often while the launch begins, and at any time.
+        # Half of the alarms arrive within 2 ms, often while the launch begins. The others arrive at any time.
         after = chance.uniform(1e-5, chance.choice([2e-3, 1.1 * usual]))
         again = chance.choice([0.0, 5e-5, 3e-4, usual / 4])
         stopped = interrupted(functools.partial(call, **given), after, again)
         quietly(0.0)
         if stopped:
             ended += 1
-            victims = given["out"] if given else (np.empty_like(x),)  # where the call's own results were, mostly
+            victims = given["out"] if given else (np.empty_like(x),)  # mostly the memory of the call's own results
             for victim in victims:
                 victim.fill(7.0)
             time.sleep(usual / 4)
@@ -114,7 +114,7 @@ def storm(op: str, calls: str, seconds: str, size: str) -> None:
 
 
 def spin(start: str, build: str) -> None:
-    """A kernel whose blocks from ``start`` on never end: an alarm ends the launch."""
+    """Launch a kernel whose blocks never end, from block ``start`` on. An alarm must end the launch."""
     from cunorm.executors.cpu import executor
 
     signal.signal(signal.SIGALRM, ring)
@@ -124,7 +124,7 @@ def spin(start: str, build: str) -> None:
     began = time.monotonic()
     stopped = interrupted(lambda: executor.launch(kernel, 8, 64, 0, [words.ctypes.data, int(start)]), 0.4, 0.0)
     seconds = time.monotonic() - began
-    words[:] = 1, *[0] * 8  # whoever still spins would go on from here
+    words[:] = 1, *[0] * 8  # a block that still spins would now end and increment its word
     time.sleep(0.2)
     late = int(words[1:].sum())
     executor.launch(kernel, 8, 64, 0, [words.ctypes.data, 8])
@@ -132,7 +132,7 @@ def spin(start: str, build: str) -> None:
 
 
 def handled() -> None:
-    """A handler that returns, and makes the very call that it interrupts, changes nothing."""
+    """Interrupt calls with a handler that makes the same call and returns. All results must be right."""
     x, found = rows(200), []
     _, mean, rstd = cunorm.layer_norm(x, WIDTH)
     backward = functools.partial(cunorm.layer_norm_backward, x[::-1].copy(), x, WIDTH, mean, rstd)
@@ -152,7 +152,7 @@ def handled() -> None:
 
 
 def forking_handler() -> None:
-    """A handler that forks while helpers run: an error in the child, the result in the parent."""
+    """Fork in a signal handler while helper threads run: the child's call raises, the parent's call succeeds."""
     x, children = rows(), []
     expected = cunorm.layer_norm(x, WIDTH)
 
@@ -172,7 +172,7 @@ def forking_handler() -> None:
             failed = str(error)
         while not children:
             time.sleep(0.01)
-        if children[0] == 0:  # the child, where a later call works
+        if children[0] == 0:  # in the child, in which a later call must succeed
             again = cunorm.layer_norm(x, WIDTH)
             right = all(np.array_equal(a, b) for a, b in zip(again, expected, strict=True))
             os._exit(1 if not right else 2 if "a signal handler forked" in failed else 0)
@@ -182,7 +182,7 @@ def forking_handler() -> None:
 
 
 def leaving_handler() -> None:
-    """A handler that forks while helpers run, and whose child ends there as programs end."""
+    """Fork in a signal handler while helper threads run. The child calls ``sys.exit`` in the handler."""
     x, children = rows(), []
     expected = cunorm.layer_norm(x, WIDTH)
 
@@ -202,7 +202,10 @@ def leaving_handler() -> None:
 
 
 def late() -> None:
-    """A helper waits for ever, while others come too late to begin: a fault in every launch."""
+    """Launch kernels in which one block waits for ever, while some helper threads start too late to take part.
+
+    Each launch must report a deadlock.
+    """
     from cunorm.executors.cpu import executor
 
     executor.SPREAD_SECONDS = 0.0
@@ -216,7 +219,7 @@ def late() -> None:
 
 
 def daemons() -> None:
-    """The interpreter ends while daemon threads are in calls."""
+    """End the interpreter while daemon threads make calls."""
     x = rows()
     cunorm.layer_norm(x, WIDTH)
     begun = threading.Barrier(4)
@@ -234,7 +237,10 @@ def daemons() -> None:
 
 
 def few(what: str) -> None:
-    """The system makes no more threads, or gives no more memory: the same results, and one warning."""
+    """Make calls when the system starts no more threads or has no memory for stacks: same results, one warning.
+
+    ``what`` is the limit on the user's threads, or ``memory``.
+    """
     from cunorm.executors.cpu import executor
 
     x = rows(64)
@@ -244,7 +250,7 @@ def few(what: str) -> None:
     executor.SPREAD_SECONDS = 0.0
     missing = []
     if what != "memory":
-        if os.geteuid() == 0:  # whom no limit of processes binds
+        if os.geteuid() == 0:  # RLIMIT_NPROC does not apply to root
             os.setuid(54321)
         most = int(what)
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
@@ -260,7 +266,7 @@ def few(what: str) -> None:
     else:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
-        most = used + 4 * 2**20  # enough for the results of a call; the stacks of no thread fit
+        most = used + 4 * 2**20  # enough for the results of a call, but not for the stacks of one more thread
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -277,7 +283,7 @@ def first_call() -> None:
 
 
 def at_exit() -> None:
-    """The first call is made by an atexit handler."""
+    """Make the first call in an atexit handler."""
     from cunorm.executors.cpu import executor
 
     executor.SPREAD_SECONDS = 0.0
@@ -285,7 +291,7 @@ def at_exit() -> None:
 
 
 def outlive() -> None:
-    """The first call is made by a thread that outlives the main thread."""
+    """Make the first call in a thread that outlives the main thread."""
     from cunorm.executors.cpu import executor
 
     executor.SPREAD_SECONDS = 0.0
@@ -299,15 +305,15 @@ def outlive() -> None:
 
 
 def compiling(seconds: float = 20.0) -> None:
-    """Wait until the compiler runs: it leaves a file behind (see the test)."""
+    """Wait until the compiler runs: it creates the file COMPILING (see `slow_compiler` in test_interrupts.py)."""
     until = time.monotonic() + seconds
     while not os.path.exists(os.environ["COMPILING"]):
-        assert time.monotonic() < until, "nobody compiles"
+        assert time.monotonic() < until, "the compiler did not start in time"
         time.sleep(0.01)
 
 
 def handler_compiles() -> None:
-    """A handler calls what the main thread is compiling."""
+    """Make, in a signal handler, the call whose kernel the main thread is compiling."""
     x, found = rows(4), []
 
     def call(*_: Any) -> None:
@@ -323,7 +329,7 @@ def handler_compiles() -> None:
 
 
 def fork_compiles() -> None:
-    """A child forked while another thread compiles makes the same call."""
+    """Fork while another thread compiles. The child makes the same call."""
     x, found = rows(4), []
     thread = threading.Thread(target=lambda: found.append(cunorm.layer_norm(x, WIDTH)[0]))
     thread.start()
@@ -339,9 +345,9 @@ def fork_compiles() -> None:
 
 
 def first_call_at(moments: Iterable[int], then: Callable[[], None]) -> int:
-    """The first call of a process; at its so-manieth calls of a Python function something else comes first.
+    """Make the first call of a process. Run ``then`` at the calls of Python functions whose numbers are in ``moments``.
 
-    Returns how many calls of Python functions there were.
+    Return the number of calls of Python functions.
     """
     count, awaited = 0, set(moments)
 
@@ -365,7 +371,7 @@ def first_call_at(moments: Iterable[int], then: Callable[[], None]) -> int:
 
 
 def in_child(work: Callable[[], Any], seconds: int = 60) -> int:
-    """Run in a forked child; 0 if it came to its end, else the signal that ended it, or 1 for an exception."""
+    """Run ``work`` in a forked child. Return its wait status: 0 if ``work`` returned, else another number."""
     pid = os.fork()
     if pid == 0:
         faulthandler.dump_traceback_later(seconds, exit=True)
@@ -386,7 +392,7 @@ def call_once() -> None:
 
 
 def moments(number: str) -> list[int]:
-    """That many moments of a first call: half of them evenly spread, half of them close together at its beginning."""
+    """At most ``number`` moments of a first call. Half are evenly spaced, half are concentrated at its beginning."""
     command = [sys.executable, __file__, "counted"]
     total = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["calls"]
     half = int(number) // 2
@@ -395,12 +401,12 @@ def moments(number: str) -> list[int]:
 
 
 def counted() -> None:
-    """How many calls of Python functions a first call makes."""
+    """Print the number of calls of Python functions in a first call."""
     say(calls=first_call_at((), lambda: None))
 
 
 def early_fork(number: str) -> None:
-    """A child is forked while another thread is in its first call, at many moments; the child makes its own."""
+    """Fork at many moments while another thread makes its first call. Each child makes a first call of its own."""
     reached, go, codes = threading.Semaphore(0), threading.Semaphore(0), []
 
     def pause() -> None:
@@ -419,7 +425,10 @@ def early_fork(number: str) -> None:
 
 
 def early_handler(number: str) -> None:
-    """A handler calls while its own thread is in its first call, at many moments, each in a child of its own."""
+    """Make a call within a first call of the same thread, as a signal handler would.
+
+    This happens at many moments, each in a child process of its own.
+    """
     planned = moments(number)
     codes = [in_child(functools.partial(first_call_at, (at,), call_once)) for at in planned]
     say(children=len(codes), failed=sum(code != 0 for code in codes))
@@ -427,5 +436,5 @@ def early_handler(number: str) -> None:
 
 if __name__ == "__main__":
     faulthandler.enable()
-    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # which fork is here for
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # intended here
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,7 +1,8 @@
-"""Runs a function in a child process under the compiler's sanitisers; what they report becomes an exception.
+"""Run a function in a child process under the compiler's sanitisers, and raise their reports as exceptions.
 
-AddressSanitizer wants to be loaded before everything else and ends the process at its first finding, so there is a
-child: with the sanitiser's library in front, NumPy's buffers from its allocator, and kernels in the sanitised build.
+AddressSanitizer must be loaded before all other libraries, and it ends the process at its first finding. Therefore the
+function runs in a child process. There the sanitiser's library is preloaded, its allocator allocates NumPy's buffers,
+and kernels run in the sanitised build.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from tests.support.paths import environment
 
 LIBRARY = "libasan.so"
 OPTIONS = {
-    # Leaks of the interpreter are its own affair, and so are its allocations of no bytes. A fiber's frames lie on its
-    # own stack, where fake frames would be forgotten at the switch.
+    # detect_leaks: the interpreter itself leaks memory. allocator_may_return_null: an allocation that is too large
+    # returns null, as malloc does. detect_stack_use_after_return: ASan's fake frames would be lost when fibers switch.
     "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:detect_stack_use_after_return=0:allocator_may_return_null=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-    "PYTHONMALLOC": "malloc",  # the interpreter's own pools would hide its buffers' ends
+    "PYTHONMALLOC": "malloc",  # in the interpreter's own pools, accesses past the end of a buffer would not be detected
     "CUNORM_CPU_BUILD": "sanitised",
 }
-#: The loader only warns of a library that it cannot load, and goes on without.
+#: Fails if the sanitiser is not loaded. The loader only prints a warning if it cannot preload a library.
 PROBE = "import ctypes; ctypes.CDLL(None).__asan_init"
 SECONDS = 900.0
 LAST_LINES = 15
@@ -45,7 +46,7 @@ _ENTRY = re.compile(r"\bcunorm_cpu_call_(\w+)")
 
 
 class ChildFailed(RuntimeError):
-    """The child process ended without a result and without a report, or had to be ended."""
+    """The child process ended without a result and without a sanitiser's report, or exceeded its time limit."""
 
 
 # ---- in the parent --------------------------------------------------------------------------------------------------
@@ -53,17 +54,17 @@ class ChildFailed(RuntimeError):
 
 @cache
 def _library(compiler: cxx.Compiler) -> Path | None:
-    """The sanitiser's library of a compiler."""
+    """Path of a compiler's sanitiser library, or None."""
     done = subprocess.run(
         [*compiler.command, f"-print-file-name={LIBRARY}"], capture_output=True, text=True, timeout=60, check=False
     )
-    path = Path(done.stdout.strip())  # the bare name, if there is none
+    path = Path(done.stdout.strip())  # only the file name if the compiler has no such library
     return path.resolve() if done.returncode == 0 and path.is_absolute() and path.exists() else None
 
 
 @cache
 def _starts(library: Path) -> str | None:
-    """Why no child starts with the library in front, or None."""
+    """Return the reason why a child process with the library preloaded does not start, or None."""
     environment = dict(os.environ, LD_PRELOAD=str(library), **OPTIONS)
     done = subprocess.run(
         [sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -74,7 +75,7 @@ def _starts(library: Path) -> str | None:
 
 
 def missing() -> str | None:
-    """Why the sanitised build cannot run here, or None."""
+    """Return the reason why the sanitised build cannot run on this machine, or None."""
     try:
         compiler = cxx.chosen()
     except CompileError as error:
@@ -86,25 +87,25 @@ def missing() -> str | None:
 
 
 def call(function: Callable[..., Any], *arguments: Any, seconds: float = SECONDS) -> Any:
-    """What ``function(*arguments)`` gives in a child under the sanitisers.
+    """Run ``function(*arguments)`` in a child process under the sanitisers, and return its result.
 
     Parameters
     ----------
     function : callable
-        Of a module that the child can import.
+        A function of a module that the child can import.
     *arguments
-        Sent as copies.
+        Arguments of the function. The child receives copies.
     seconds : float, optional
-        The child's time.
+        Time limit of the child, seconds.
 
     Raises
     ------
     KernelFault
-        If a sanitiser reported something; the text says what, and where in the kernel.
+        If a sanitiser reported a fault. The message contains the kind of fault and its line in the kernel.
     ChildFailed
-        If the child died of something else or took too long.
+        If the child ended for another reason, or exceeded the time limit.
     Exception
-        What the function raised.
+        The exception that the function raised.
     """
     library = _library(cxx.chosen())
     with tempfile.TemporaryDirectory(prefix="cunorm-sanitised-") as folder:
@@ -135,15 +136,15 @@ def call(function: Callable[..., Any], *arguments: Any, seconds: float = SECONDS
 
 
 def _last(text: str) -> str:
-    return "\n".join(text.splitlines()[-LAST_LINES:]) or "without a word"
+    return "\n".join(text.splitlines()[-LAST_LINES:]) or "no error output"
 
 
 def fault_in(report: str) -> str | None:
-    """The sentence for what a sanitiser wrote, or None if it found nothing."""
+    """Return a one-line message for a sanitiser's report, or None if the text contains no report."""
     found = re.search(r"ERROR: AddressSanitizer:? (?:attempting )?([\w-]+)|: runtime error: (.+)", report)
     if found is None:
         return None
-    own = report[found.end() :].partition("\n\n")[0]  # the stack of the access; behind it that of the allocation
+    own = report[found.end() :].partition("\n\n")[0]  # the stack of the access; the allocation's follows it
     kernel = _ENTRY.search(own)
     places = _PLACE.findall(own)
     places = [place for place in places if not cpu_checked.DOORS.match(place[0])] or places
@@ -161,7 +162,7 @@ def fault_in(report: str) -> str | None:
 
 
 def run_cases(op: str, strategy: str, orders: Sequence[str], labels: Sequence[str] = ()) -> int:
-    """Run the battery's cases of a strategy, or those with the labels; how many there were."""
+    """Run the battery's cases of a strategy, or only those with the labels. Return the number of cases."""
     from tests.battery import cases as battery
 
     found = [case for case in battery.cases(op, strategy) if not labels or case.label in labels]
@@ -176,7 +177,10 @@ def run_cases(op: str, strategy: str, orders: Sequence[str], labels: Sequence[st
 def launched(
     text: str, entry: str, arrays: Sequence[np.ndarray], numbers: Sequence[int], shared_bytes: int = 0
 ) -> list[np.ndarray]:
-    """The arrays after one block of 32 threads has run; each has an allocation of its own."""
+    """Run one block of 32 threads on copies of the arrays, and return the copies.
+
+    Each copy has an allocation of its own, so that the sanitiser detects accesses past its end.
+    """
     own = [array.copy() for array in arrays]
     places = [array.ctypes.data for array in own]
     memory = [Region("x", place, array.nbytes, TENSOR) for place, array in zip(places, own, strict=True)]
@@ -185,7 +189,7 @@ def launched(
 
 
 def _main(task: Path, result: Path) -> None:
-    del os.environ["LD_PRELOAD"]  # the compiler shall run without
+    del os.environ["LD_PRELOAD"]  # the compiler must run without the sanitiser
     sys.path, inner = pickle.loads(task.read_bytes())
     value = error = trace = None
     try:

@@ -1,4 +1,4 @@
-"""The checked build behind the public functions: the bits of the plain one, the arrays as they were, no false alarm."""
+"""The checked build, used by public functions: bitwise equal to the plain build, inputs unchanged, no false faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cunorm.jit import cxx
 from tests.kernels.kernel_checks import compiled, launch
 from tests.support.problems import group_arrays, laid_out, layer_arrays
 
-#: Tiles of the battery, whose builds these tests share.
+#: The battery uses these tiles too, so that its builds are reused here.
 SPLIT = {"strategy": "split", "threads": 64, "chunk": 16}
 BLOCK = {"strategy": "block", "threads": 64, "groups": 1, "stages": 2, "load": "cp_async", "packs_per_thread": 1}
 
@@ -35,7 +35,7 @@ def backward(a: Any, **options: Any) -> Any:
     return cunorm.group_norm_backward(*given, num_groups=a.groups, **options)
 
 
-def test_the_same_bits_as_the_plain_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bitwise_equal_to_the_plain_build(monkeypatch: pytest.MonkeyPatch) -> None:
     a = group_arrays((3, 12, 5, 7), 3)
     bits = []
     for build in ("plain", "checked"):
@@ -45,13 +45,13 @@ def test_the_same_bits_as_the_plain_build(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("checked")
-def test_arrays_in_place_of_each_other() -> None:
+def test_arrays_that_share_memory() -> None:
     a = group_arrays((3, 12, 5, 7), 3)
     expected = backward(a, tile=SPLIT)[0].copy()
     out = a.dy
     assert backward(a, tile=SPLIT, out=(out, None, None))[0] is out
     assert np.array_equal(out, expected)
-    # gamma at the address of x, mean and rstd one array: nothing that a kernel reads has a place of its own.
+    # gamma is stored at the address of x, and mean and rstd are one array: every input shares its memory with another.
     x = np.abs(a.x)
     cunorm.group_norm(x, 3, x.reshape(-1)[:12], tile=BLOCK)
     same = np.ascontiguousarray(a.rstd)
@@ -60,7 +60,7 @@ def test_arrays_in_place_of_each_other() -> None:
 
 @pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize("layout", ["reversed", "channels last", "misaligned", "padded rows"])
-def test_inputs_stay_as_they_are_and_may_be_read_only(layout: str) -> None:
+def test_inputs_are_unchanged_and_may_be_read_only(layout: str) -> None:
     a = group_arrays((3, 12, 5, 7), 3)
     a.x, a.dy = laid_out(np, a.x, layout), laid_out(np, a.dy, layout)
     before = a.x.copy(), a.dy.copy()
@@ -70,7 +70,7 @@ def test_inputs_stay_as_they_are_and_may_be_read_only(layout: str) -> None:
     assert np.array_equal(a.dy, before[1])
 
 
-def test_one_plan_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_plan_runs_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     a = layer_arrays((9, 33), 33)
     tile = {"strategy": "block", "threads": 64, "packs_per_thread": 2, "rows_per_team": 1, "teams_per_block": 1}
     plan = cunorm.plan("layer_norm", shape=(9, 33), dtype="float32", normalized_shape=33, device="cpu", tile=tile)
@@ -96,7 +96,7 @@ def test_several_threads_at_once() -> None:
     assert found == [expected] * 4
 
 
-def test_an_unknown_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", "fast")
     with pytest.raises(ValueError, match=r"CUNORM_CPU_BUILD: 'fast', expected plain or checked"):
         settings.cpu_build()
@@ -104,14 +104,14 @@ def test_an_unknown_build(monkeypatch: pytest.MonkeyPatch) -> None:
         cunorm.layer_norm(np.ones((3, 5), np.float32), 5)
 
 
-def test_the_sanitised_build_is_refused_where_it_would_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sanitised_build_is_refused_without_the_sanitisers_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", "sanitised")
     with pytest.raises(ValueError, match=r"'sanitised' needs the sanitiser's library .* pytest --sanitise"):
         cunorm.layer_norm(np.ones((3, 5), np.float32), 5)
 
 
-def test_a_workspace_that_is_too_small_shows_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a strategy asks for is what its kernels may touch, however much more there is."""
+def test_a_workspace_that_is_too_small_is_a_fault_in_both_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels may access only the plan's ``workspace_nbytes`` bytes, even if the array is larger."""
     a = group_arrays((3, 12, 5, 7), 3)
     plan = cunorm.plan(
         "group_norm_backward",
@@ -132,7 +132,7 @@ def test_a_workspace_that_is_too_small_shows_in_both_builds(monkeypatch: pytest.
 
 @pytest.mark.parametrize("build", ["plain", "checked"])
 def test_a_plan_runs_with_the_limits_of_its_own_device(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More shared memory than the device has that the executor otherwise poses as."""
+    """The plan uses more shared memory than a block may use on the device that CUNORM_CPU_DEVICE names."""
     monkeypatch.setenv("CUNORM_CPU_BUILD", build)
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
     plan = cunorm.plan("group_norm", shape=(1, 1, 50000), dtype="float32", num_groups=1, device="H200", tile=BLOCK)
@@ -151,7 +151,7 @@ def test_a_plan_runs_with_the_limits_of_its_own_device(build: str, monkeypatch: 
         ({"cluster": 2, "resident": 600}, "resident: 600 clusters of 2 blocks, expected at most 1024 blocks"),
     ],
 )
-def test_illegal_clusters_and_residents(options: dict[str, Any], message: str) -> None:
+def test_illegal_numbers_of_blocks_per_cluster_and_resident_clusters(options: dict[str, Any], message: str) -> None:
     kernel = executor.compile('extern "C" __global__ void idle(float*) {}', "idle")
     options = {"resident": None, **options}
     with pytest.raises(ValueError, match=message):
@@ -160,7 +160,7 @@ def test_illegal_clusters_and_residents(options: dict[str, Any], message: str) -
 
 @pytest.mark.parametrize("build", ["plain", "checked"])
 @pytest.mark.parametrize("order", ["ascending", "descending", "random:3"])
-def test_blocks_that_vote_at_a_barrier(build: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_syncthreads_count_or_and(build: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", build)
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
     text = """#include "common/types.cuh"
@@ -183,8 +183,11 @@ def test_blocks_that_vote_at_a_barrier(build: str, order: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("build", ["plain", "checked"])
-def test_locks_that_nobody_opens(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spins on an atomic, and spins that sleep, are found out; a lock that is opened is none."""
+def test_a_lock_that_is_never_released_is_a_deadlock(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that poll a lock with an atomic and __nanosleep deadlock if the lock is never released.
+
+    If it is released, there is no fault.
+    """
     monkeypatch.setenv("CUNORM_CPU_BUILD", build)
     text = """extern "C" __global__ void locks(int* lock, long long opened) {
         if (threadIdx.x % 2 == 0) {
@@ -203,7 +206,7 @@ def test_locks_that_nobody_opens(build: str, monkeypatch: pytest.MonkeyPatch) ->
     ):
         executor.launch(kernel, 3, 64, 0, [lock.ctypes.data, 0], resident=2)
     lock[0] = 1
-    with pytest.raises(KernelFault, match="deadlock"):  # over several cores too
+    with pytest.raises(KernelFault, match="deadlock"):  # also with one block alive at a time
         executor.launch(kernel, 50, 64, 0, [lock.ctypes.data, 0])
 
 
@@ -211,8 +214,8 @@ COMPILERS = {compiler.name: compiler for compiler in cxx.present()}
 
 
 @pytest.mark.parametrize("name", ["g++", "clang++", "zig"])
-def test_every_compiler_makes_a_checked_build_that_loads(name: str) -> None:
-    """`grid` uses atomics, for which clang would call hooks that the runtime does not have."""
+def test_the_checked_build_of_every_compiler_loads(name: str) -> None:
+    """The kernel of `grid` uses atomics. By default, clang calls hooks for them that the runtime does not define."""
     if name not in COMPILERS:
         pytest.skip(f"no {name} on this machine")
     script = (

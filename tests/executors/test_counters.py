@@ -1,4 +1,4 @@
-"""The counters of the checked build, against what can be worked out by hand."""
+"""The counters of the checked build, compared with numbers that are derived by hand."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def aligned(count: int, shift: int = 0) -> np.ndarray:
-    """Zeros that begin ``shift`` floats behind a 512-byte boundary."""
+    """Zeros that begin ``shift`` floats after a 512-byte boundary."""
     memory = np.zeros(count + 256, np.float32)
     first = -(memory.ctypes.data // 4) % 128 + shift
     return memory[first : first + count]
 
 
 def count(kernel: Kernel, kind: int, step: int = 1, shift: int = 0) -> Count:
-    """One launch, with x beginning ``shift`` floats behind a 512-byte boundary."""
+    """The counters of one launch in which x begins ``shift`` floats after a 512-byte boundary."""
     record: list[Count] = []
     arrays = [aligned(3 * 8192, shift), aligned(64), aligned(128)]
     launch(kernel, BLOCKS, THREADS, 4 * 32 * THREADS, arrays, [kind, step], workspace=[2], record=record)
@@ -44,7 +44,7 @@ def count(kernel: Kernel, kind: int, step: int = 1, shift: int = 0) -> Count:
 
 
 def sectors(shift: int, step: int, width: int) -> int:
-    """Of a warp whose lanes read ``width`` floats each, ``step`` floats apart."""
+    """Number of sectors that a warp reads if its lanes read ``width`` floats each, ``step`` floats apart."""
     return len({4 * (shift + lane * step + i) // 32 for lane in range(32) for i in range(width)})
 
 
@@ -69,21 +69,21 @@ def test_sector_efficiency_of_wide_accesses(kernel: Kernel, step: int, shift: in
 
 
 @pytest.mark.usefixtures("order")
-def test_lanes_that_part_make_requests_of_their_own(kernel: Kernel) -> None:
+def test_divergent_lanes_make_separate_requests(kernel: Kernel) -> None:
     found = count(kernel, 2).moved["array0"]
-    assert found.load_requests == WARPS * 2 * 2  # two places, each passed twice
+    assert found.load_requests == WARPS * 2 * 2  # two load instructions, each executed twice
     assert found.load_sectors == WARPS * 2 * 2 * 4
     found = count(kernel, 7).moved["array0"]
-    assert found.load_requests == WARPS * 31  # the busiest lane's
+    assert found.load_requests == WARPS * 31  # as many as the lane with the most loads executes
     assert found.lane_loaded == WARPS * 4 * sum(range(32))
 
 
 @pytest.mark.usefixtures("order")
 @pytest.mark.parametrize(("kind", "step", "turns"), [(3, 1, 1), (3, 2, 2), (3, 32, 32), (3, 5, 1), (4, 1, 1)])
-def test_bank_conflicts(kernel: Kernel, kind: int, step: int, turns: int) -> None:
+def test_wavefronts_with_bank_conflicts(kernel: Kernel, kind: int, step: int, turns: int) -> None:
     found = count(kernel, kind, step)
     assert found.shared_requests == 2 * WARPS
-    ideal = 2 * WARPS * (4 if kind == 4 else 1)  # 16 bytes a lane: a quarter of a warp a turn
+    ideal = 2 * WARPS * (4 if kind == 4 else 1)  # 16 bytes per lane: a quarter of a warp per wavefront
     assert found.shared_ideal == ideal
     assert found.shared_wavefronts == ideal * turns
 
@@ -98,7 +98,7 @@ def test_barriers_and_shuffles(kernel: Kernel) -> None:
 
 
 @pytest.mark.usefixtures("order")
-def test_roles_and_the_trace(kernel: Kernel) -> None:
+def test_roles_of_arrays_and_the_trace_of_sectors(kernel: Kernel) -> None:
     found = count(kernel, 6)
     assert found.roles == {"array0": "parameter", "array1": "parameter", "array2": "workspace"}
     assert found.moved["array2"].lane_stored == 4 * BLOCKS * THREADS
@@ -109,11 +109,11 @@ def test_roles_and_the_trace(kernel: Kernel) -> None:
     assert len(set(found.trace["sector"].tolist())) == len(found.trace)
 
 
-def test_a_fault_gives_the_trace_back(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_frees_the_trace(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", "checked")
     checked, freed = kernel.built("checked"), []
     real = checked._free
     monkeypatch.setitem(vars(checked), "_free", lambda address: freed.append(address) or real(address))
     with pytest.raises(KernelFault, match="out-of-bounds"):
-        count(kernel, 0, 350)  # the second block leaves the array
+        count(kernel, 0, 350)  # the second block reads past the end of the array
     assert len(freed) == 1 and freed[0]

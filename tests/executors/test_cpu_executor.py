@@ -32,7 +32,7 @@ UCONTEXT = ("CUNORM_CPU_UCONTEXT",)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One cache folder for this file's tests, so that they depend on no earlier run; and the defaults elsewhere."""
+    """One cache folder for all tests of this file, so that they do not depend on earlier runs; default settings."""
     folder = tmp_path_factory.getbasetemp() / "cpu_executor"
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(folder))
     for name in ("CUNORM_CXX", "CUNORM_CPU_ORDER", "CUNORM_CPU_CORES", "CUNORM_CPU_DEVICE", "CUNORM_CPU_BUILD"):
@@ -66,13 +66,13 @@ def test_barriers_order_shared_memory(order: str, threads: int, monkeypatch: pyt
         np.testing.assert_array_equal(y.reshape(3, threads), turned)
 
 
-def test_a_missing_barrier_shows_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_barrier_gives_wrong_results_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = ramp(64), np.zeros(64, np.float32)
     for order in ORDERS:
         monkeypatch.setenv("CUNORM_CPU_ORDER", order)
         executor.launch(kernel("racy"), 1, 64, 256, [address(x), address(y)])
         assert not np.array_equal(y, x[::-1]), order
-        assert np.isnan(y).any(), order  # somebody read before anybody wrote: the poison
+        assert np.isnan(y).any(), order  # a thread read a word before it was written; the poison is NaN
 
 
 def test_shared_memory_is_poisoned_before_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_random_orders_differ_by_seed_and_repeat(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("order", ["sideways", "random:", "random:x", "ascending:3", "Random"])
-def test_unknown_order(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_order_is_refused(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
     with pytest.raises(ValueError, match=r"CUNORM_CPU_ORDER: .*expected ascending, descending, random or random:SEED"):
         executor.launch(kernel("reverse"), 1, 32, 128, [0, 0, 0])
@@ -117,7 +117,7 @@ def test_unknown_order(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shuffled(kind: int, lane: int, operand: int, width: int) -> int:
-    """The lane that a shuffle reads, by the CUDA C++ programming guide."""
+    """The lane that a shuffle reads, according to the CUDA C++ programming guide."""
     first = lane // width * width
     if kind == 0:
         return first + operand % width
@@ -141,7 +141,7 @@ def test_shuffles(c_type: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> N
     for kind in range(4):
         for width in (1, 2, 4, 8, 16, 32):
             monkeypatch.setenv("CUNORM_CPU_ORDER", ORDERS[(kind + width) % 3])
-            # Lanes may read from where they like; xor, up and down by one distance, as usual.
+            # In __shfl_sync each lane chooses its source. In xor, up and down all lanes use one distance, as is usual.
             operand = rng.integers(0, 32, 64) if kind == 0 else np.full(64, rng.integers(0, 32))
             operand = operand.astype(np.int32)
             executor.launch(compiled, 1, 64, 0, [address(x), address(y), address(operand), kind, width])
@@ -150,7 +150,7 @@ def test_shuffles(c_type: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_groups_of_lanes_run_ahead_of_each_other(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_lanes_progress_independently(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
     y = np.zeros((5, 32), np.int32)
     executor.launch(kernel("masks"), 1, 32, 0, [address(y)])
@@ -179,7 +179,7 @@ def test_votes(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- launches -------------------------------------------------------------------------------------------------------
 
 
-def test_arguments_arrive_exactly() -> None:
+def test_arguments_reach_the_kernel_exactly() -> None:
     integers, reals = np.zeros(6, np.int64), np.zeros(2)
     compiled = kernel("arguments")
     assert compiled.signature == "PqdPdqP"
@@ -194,7 +194,7 @@ def test_arguments_arrive_exactly() -> None:
 @pytest.mark.parametrize(
     "arguments", [(0, 1.5, 0.0, 0, 0.0, 0, 0), (0, 1, 0.0, 0, 0.0, 0), (0,) * 8, (0, 2**63, 0, 0, 0, 0, 0)]
 )
-def test_wrong_arguments(arguments: tuple[float, ...]) -> None:
+def test_wrong_arguments_are_refused(arguments: tuple[float, ...]) -> None:
     with pytest.raises(TypeError, match=r"arguments: \(0.* arguments takes \(pointer, long long, double, pointer,"):
         executor.launch(kernel("arguments"), 1, 32, 0, arguments)
 
@@ -220,7 +220,7 @@ def test_illegal_launch(grid: int, threads: int, shared: int, blocks: tuple[int,
     assert not ran.any()
 
 
-def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_the_device_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert executor.limits() is devices.KNOWN["H200"]
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "a100")
     assert executor.limits() is devices.KNOWN["A100"]
@@ -240,7 +240,7 @@ def test_every_block_runs_once(cores: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert (ran == 1).all(), (grid, work)
 
 
-def test_part_of_a_grid() -> None:
+def test_a_launch_of_part_of_a_grid() -> None:
     for first, last in ((0, 0), (0, 1), (3, 9), (99, 100), (0, 100), (1, 100)):
         ran = np.zeros((100, 32), np.int32)
         executor.launch(kernel("blocks"), 100, 32, 0, [address(ran), 1000], blocks=(first, last))
@@ -255,8 +255,8 @@ def test_large_launches_use_several_threads(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("CUNORM_CPU_CORES", "2")
     ran = np.zeros((200, 64), np.int32)
     executor.launch(kernel("blocks"), 200, 64, 0, [address(ran), 3000])
-    assert used == [1, 2]  # the first block alone
-    for _ in range(5):  # a busy machine may make a small launch look large, though not always
+    assert used == [1, 2]  # the first block runs alone
+    for _ in range(5):  # on a busy machine a small launch may be timed as a large one, but not every time
         used.clear()
         executor.launch(kernel("blocks"), 5, 32, 0, [address(ran), 0])
         if used == [1, 1]:
@@ -265,14 +265,14 @@ def test_large_launches_use_several_threads(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("others", "threads"), [(0, 4), (1, 3), (3, 1), (9, 1)])
-def test_launches_at_a_time_share_the_cores(others: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_launches_share_the_cores(others: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     genuine = executor._run
     monkeypatch.setattr(executor, "_run", lambda *a: (used.append(len(a[2])), genuine(*a))[1])
     monkeypatch.setattr(executor, "SPREAD_SECONDS", 0.0)
     monkeypatch.setenv("CUNORM_CPU_CORES", "4")
     ran = np.zeros((200, 64), np.int32)
-    elsewhere = [launch_memory.take(32, 4096, 4096) for _ in range(others)]  # as launches of other threads have them
+    elsewhere = [launch_memory.take(32, 4096, 4096) for _ in range(others)]  # as launches in other threads take them
     for _ in range(2):
         executor.launch(kernel("blocks"), 200, 64, 0, [address(ran), 0])
     assert used == [1, threads] * 2
@@ -282,8 +282,8 @@ def test_launches_at_a_time_share_the_cores(others: int, threads: int, monkeypat
     assert launch_memory.lent() == 0
 
 
-def test_scratches_come_back_from_a_fault() -> None:
-    """Also where somebody keeps the exception, and with it the launch's variables."""
+def test_scratches_are_returned_after_a_fault() -> None:
+    """Scratches are returned even if the caller keeps the exception, whose traceback keeps the launch's variables."""
     compiled, ran, kept = executor.compile(STUCK, "stuck"), np.zeros(1, np.int32), []
     for _ in range(3):
         with pytest.raises(KernelFault) as caught:
@@ -293,7 +293,10 @@ def test_scratches_come_back_from_a_fault() -> None:
 
 
 def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A MemoryError; what was there before is as good as new, also where memory ended halfway."""
+    """A launch that needs more memory than is cached raises MemoryError; a launch that does not still works.
+
+    Later launches work too, even if the allocation failed halfway.
+    """
     ran = np.zeros(1024, np.int32)
     compiled, arguments = kernel("blocks"), [address(ran), 0]
 
@@ -320,8 +323,8 @@ def test_a_launch_without_memory_for_its_stacks(monkeypatch: pytest.MonkeyPatch)
             assert (ran == 1).all()
 
 
-def test_threads_of_a_launch_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks but the first, which runs alone, wait until as many have begun as there are threads."""
+def test_operating_system_threads_of_a_launch_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks except the first, which runs alone, wait until one block per operating-system thread has begun."""
     text = """extern "C" __global__ void meet(int* begun, long long count) {
         if (threadIdx.x == 0 && blockIdx.x != 0) {
             atomicAdd(begun, 1);
@@ -342,7 +345,7 @@ def test_threads_of_a_launch_run_at_the_same_time(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("order", ORDERS[:3])
-def test_atomics_over_several_threads(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_atomics_on_several_operating_system_threads(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
     monkeypatch.setenv("CUNORM_CPU_CORES", "3")
     monkeypatch.setattr(executor, "SPREAD_SECONDS", 0.0)
@@ -389,18 +392,18 @@ FAULTS = {
 
 @pytest.mark.parametrize("order", ORDERS[:3])
 @pytest.mark.parametrize("kind", FAULTS)
-def test_fault(kind: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_messages(kind: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
     data = np.zeros(64 + 2)
     aligned = address(data) + -address(data) % 16
     with pytest.raises(KernelFault, match=rf"^kernel faults, block 3: ({FAULTS[kind]})"):
         executor.launch(kernel("faults"), 5, 64, 0, [aligned, kind])
-    ran = np.zeros(64, np.int32)  # the executor is as good as new
+    ran = np.zeros(64, np.int32)  # a fault does not affect later launches
     executor.launch(kernel("blocks"), 1, 64, 0, [address(ran), 0])
     assert (ran == 1).all()
 
 
-def test_fault_on_another_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_message_of_a_helper_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_CORES", "3")
     monkeypatch.setattr(executor, "SPREAD_SECONDS", 0.0)
     data = np.zeros(66)
@@ -436,7 +439,7 @@ def check_layer_norm(compiled: executor.Kernel) -> bytes:
 
 @pytest.mark.parametrize("defines", [(), UCONTEXT], ids=["assembly", "ucontext"])
 @pytest.mark.parametrize("name", ["g++", "clang++", "zig"])
-def test_every_compiler_gives_the_same_bits(
+def test_all_compilers_give_bitwise_equal_results(
     name: str, defines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name not in COMPILERS:
@@ -449,7 +452,7 @@ def test_every_compiler_gives_the_same_bits(
 
 @pytest.mark.parametrize("name", ["g++", "clang++", "zig"])
 def test_products_are_rounded_before_they_are_added(name: str) -> None:
-    """Compilers contract a * b + c differently; uncontracted, all give the same bits."""
+    """Compilers contract a * b + c differently. Without contraction the results of all compilers are bitwise equal."""
     if name not in COMPILERS:
         pytest.skip(f"no {name} on this machine")
     text = 'extern "C" __global__ void square(float* x) { x[threadIdx.x] = x[threadIdx.x] * x[threadIdx.x] - x[32]; }'
@@ -476,7 +479,7 @@ def test_masks_under_ucontext() -> None:
     assert bits[0] == bits[1] != bytes(640)
 
 
-def test_compile_error_names_file_and_line() -> None:
+def test_compile_errors_name_file_and_line() -> None:
     text = '#line 41 "somewhere.cuh"\nextern "C" __global__ void broken(long long n) {\n    n = nonsense;\n}\n'
     with pytest.raises(CompileError, match=r"(?s)^broken does not compile with .*somewhere\.cuh:42.*nonsense"):
         executor.compile(text, "broken")
@@ -490,7 +493,7 @@ def test_compile_error_names_file_and_line() -> None:
     assert len(str(caught.value).splitlines()) <= 42
 
 
-def test_kernels_see_no_cpp_library_and_may_define_names_that_libc_takes() -> None:
+def test_kernels_may_define_names_of_libc_and_cannot_include_the_cpp_library() -> None:
     executor.compile(
         """static __device__ bool finite(double x) { return x - x == 0.0; }
         static __device__ float gamma(double x) { return x; }
@@ -501,19 +504,19 @@ def test_kernels_see_no_cpp_library_and_may_define_names_that_libc_takes() -> No
         executor.compile('#include <vector>\nextern "C" __global__ void fat() {}', "fat")
 
 
-def test_second_compile_runs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_compile_uses_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "new"))
     genuine, runs = cxx._run, []
     monkeypatch.setattr(cxx, "_run", lambda *a: (runs.append(a), genuine(*a)))
     first = kernel("votes")
     assert len(runs) == 2  # compiled, linked
-    assert kernel("votes") is first  # the process remembers
+    assert kernel("votes") is first  # cached in the process
     cpu_kernel._kernels.clear()
     again = kernel("votes")
-    assert again.path == first.path  # the disk remembers
+    assert again.path == first.path  # cached on disk
     assert len(runs) == 2
     assert (KERNELS / "votes.cu").read_text() in first.path.with_name("kernel.cpp").read_text()
-    assert sorted(p.name for p in (tmp_path / "new" / "cpu").iterdir()) == [first.path.parent.name]  # no rubbish
+    assert sorted(p.name for p in (tmp_path / "new" / "cpu").iterdir()) == [first.path.parent.name]  # no work folder
 
     kernel("votes", "// one more line\n")
     assert len(runs) == 4
@@ -523,7 +526,7 @@ def test_second_compile_runs_no_compiler(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(runs) == 6
 
 
-def test_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "file"))
     words = r"cannot write the cache folder .*file \(Not a directory\); set CUNORM_CACHE_DIR"
@@ -534,7 +537,7 @@ def test_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest
     sealed.chmod(stat.S_IRUSR | stat.S_IXUSR)
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(sealed))
     if os.access(sealed, os.W_OK):
-        return  # root writes anywhere
+        return  # root may write to every folder
     with pytest.raises(CompileError, match="set CUNORM_CACHE_DIR"):
         kernel("votes")
 
@@ -560,8 +563,8 @@ def test_a_compiler_that_is_no_command(text: str, monkeypatch: pytest.MonkeyPatc
     assert cxx.present() == [one for one in COMPILERS.values() if one.name != text]
 
 
-def test_a_compiler_whose_interpreter_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of such a script the system says that it is not there, which is not the cache folder's fault."""
+def test_a_compiler_script_whose_interpreter_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system reports such a script as a missing file. The message must not blame the cache folder."""
     script = tmp_path / "c++"
     script.write_text(f'#!/bin/sh\nexec {" ".join(cxx.chosen().command)} "$@"\n')
     script.chmod(0o755)
@@ -576,10 +579,13 @@ def test_a_compiler_whose_interpreter_has_gone(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
 @pytest.mark.parametrize("asked", [None, "g++ -march=native"])
-def test_a_compiler_that_cannot_be_started_just_now(
+def test_a_compiler_that_cannot_be_started_now(
     number: int, asked: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is not called missing, and the next call finds it; a compile that cannot begin says the same."""
+    """The error does not say that the compiler is missing, and the next call finds it.
+
+    A compilation that cannot start raises the same error.
+    """
     if asked is not None:
         monkeypatch.setenv("CUNORM_CXX", asked)
     found = cxx.chosen()
@@ -604,7 +610,7 @@ def test_a_compiler_that_cannot_be_started_just_now(
     executor.compile(text, "alone")
 
 
-def test_the_compiler_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cxx.present(), "this file's other tests need a compiler"
     assert cxx.chosen() == cxx.present()[0]
     last = cxx.present()[-1]
@@ -619,8 +625,11 @@ def test_the_compiler_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- speed ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_not_unusably_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fifth of what an idle core of 2023 does: catches a lost optimisation, not a busy machine."""
+def test_speed_of_layer_norm_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is a fifth of the speed of an idle core of 2023, so that it detects a lost optimisation.
+
+    A busy machine does not fail the test.
+    """
     monkeypatch.setenv("CUNORM_CPU_CORES", "1")
     x = np.ones((64, 4096), np.float32)
     y = np.empty_like(x)

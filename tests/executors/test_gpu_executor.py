@@ -1,4 +1,4 @@
-"""The GPU executor. Without a GPU: real CuPy arrays over memory that does not exist, and a driver that takes notes.
+"""The GPU executor. Without a GPU, tests use CuPy arrays whose memory does not exist and a driver that records calls.
 
 The tests at the end need a GPU (``--gpu``).
 """
@@ -47,7 +47,7 @@ def test_backward_arguments_reach_the_kernels_in_order(strategy: str, with_gamma
     workspace = driver.array((128,), np.uint8)
     if not with_gamma:
         a["gamma"] = None
-    for _ in range(2):  # the second time from the cache
+    for _ in range(2):  # the second call is in the cache of checked calls
         driver.launches.clear()
         found = cunorm.group_norm_backward(**a, num_groups=2, out=out, workspace=workspace, tile=tile)
         assert all(came is array for came, array in zip(found, out, strict=True))
@@ -77,12 +77,13 @@ def test_forward_arguments_reach_the_kernel_in_order(driver: Driver) -> None:
         (launch,) = driver.launches
         pointers = tuple(array.data.ptr for array in (a["x"], a["gamma"]))
         assert launch["args"] == (*pointers, 0, *(o.data.ptr for o in out), 2, 8, 9, 2, 1, 10, float(eps))
-        assert [type(value) for value in launch["args"]] == [int] * 12 + [float]  # a float32 would pass as 4 bytes
+        # CuPy would pass a numpy.float32 as 4 bytes.
+        assert [type(value) for value in launch["args"]] == [int] * 12 + [float]
         driver.launches.clear()
 
 
-def test_results_are_allocated_where_x_lives(driver: Driver) -> None:
-    """The current device is another: the results and the workspace belong to the GPU of the arrays."""
+def test_results_are_allocated_on_the_gpu_of_x(driver: Driver) -> None:
+    """Results and workspace are allocated on the GPU of the arrays, even if another GPU is current."""
     a = given(driver, device=1)
     for copied in (False, True):
         driver.allocated.clear()
@@ -110,7 +111,7 @@ def test_the_same_shapes_on_another_gpu_are_another_call(driver: Driver) -> None
 
 @pytest.mark.parametrize("name", ["dy", "x", "mean", "rstd", "gamma", "out", "workspace"])
 @pytest.mark.parametrize("state", ["cold", "warm"])
-def test_two_gpus_do_not_mix(name: str, state: str, driver: Driver) -> None:
+def test_arrays_on_different_gpus_are_refused(name: str, state: str, driver: Driver) -> None:
     a, out, workspace = given(driver), results(driver), driver.array((128,), np.uint8)
     options = {"num_groups": 2, "tile": TILES["block"]}
     if state == "warm":
@@ -134,7 +135,7 @@ def test_two_gpus_do_not_mix(name: str, state: str, driver: Driver) -> None:
     assert driver.allocated == []
 
 
-def test_a_numpy_workspace_or_output_for_cupy_arrays(driver: Driver) -> None:
+def test_a_numpy_workspace_or_output_is_refused_for_cupy_arrays(driver: Driver) -> None:
     a, out = given(driver), results(driver)
     with pytest.raises((TypeError, ValueError), match=r"^workspace"):
         cunorm.group_norm_backward(**a, num_groups=2, out=out, workspace=np.zeros(128, np.uint8), tile=TILES["block"])
@@ -144,7 +145,7 @@ def test_a_numpy_workspace_or_output_for_cupy_arrays(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("state", ["cold", "warm"])
-def test_capture_that_would_have_to_allocate(state: str, driver: Driver) -> None:
+def test_graph_capture_of_a_call_that_allocates_is_refused(state: str, driver: Driver) -> None:
     a, out, workspace = given(driver), results(driver), driver.array((128,), np.uint8)
 
     def call(**changes: Any) -> Any:
@@ -174,7 +175,7 @@ def test_capture_that_would_have_to_allocate(state: str, driver: Driver) -> None
         for given_anyway in {"out[dx]", "out[dgamma]", "out[dbeta]"} - set(words):
             assert given_anyway not in str(caught.value)
         if "workspace" not in words:
-            assert "workspace" not in str(caught.value)  # it was passed: not to be asked for again
+            assert "workspace" not in str(caught.value)  # it was passed, so the message must not request it
         assert driver.launches == []
         assert driver.allocated == []
     call()
@@ -182,7 +183,7 @@ def test_capture_that_would_have_to_allocate(state: str, driver: Driver) -> None
     assert driver.allocated == []
 
 
-def test_overlap_on_a_gpu(driver: Driver) -> None:
+def test_overlap_of_outputs_and_inputs_on_a_gpu(driver: Driver) -> None:
     a, out = given(driver), results(driver)
     options = {"num_groups": 2, "tile": TILES["block"]}
     cunorm.group_norm_backward(**a, out=(a["dy"], *out[1:]), **options)
@@ -193,7 +194,7 @@ def test_overlap_on_a_gpu(driver: Driver) -> None:
             cunorm.group_norm_backward(**a, out=wrong, **options)
 
 
-# ---- the four functions ---------------------------------------------------------------------------------------------
+# ---- the functions of the executor ----------------------------------------------------------------------------------
 
 
 def test_both_executors_have_the_same_functions() -> None:
@@ -202,7 +203,7 @@ def test_both_executors_have_the_same_functions() -> None:
         assert callable(getattr(executor, name))
 
 
-def test_kernels_are_compiled_once_for_each_text_and_device(driver: Driver) -> None:
+def test_kernels_are_compiled_once_per_text_and_device(driver: Driver) -> None:
     texts = [f"/* {index} */" for index in range(2)]
     made = {(text, device): gpu.compile(text, "kernel", device) for text in texts for device in (0, 1)}
     for _ in range(2):
@@ -212,7 +213,7 @@ def test_kernels_are_compiled_once_for_each_text_and_device(driver: Driver) -> N
     assert driver.current == 0
 
 
-def test_threads_compile_once(driver: Driver) -> None:
+def test_several_threads_compile_a_kernel_once(driver: Driver) -> None:
     count, kernels = 8, []
     barrier = threading.Barrier(count)
 
@@ -231,7 +232,7 @@ def test_threads_compile_once(driver: Driver) -> None:
 
 
 def test_a_compile_inside_a_compile(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a signal's handler makes it, which calls what its own thread is compiling."""
+    """A signal handler may compile the kernel that its own thread is compiling."""
     genuine, kernels = cupy.RawKernel, []
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
@@ -247,7 +248,7 @@ def test_a_compile_inside_a_compile(driver: Driver, monkeypatch: pytest.MonkeyPa
     assert [kernel and kernel.entry for kernel in kernels] == [None, "kernel", "kernel"]
 
 
-def test_compile_errors_say_what_and_where(driver: Driver) -> None:
+def test_compile_errors_name_kernel_architecture_and_line(driver: Driver) -> None:
     with pytest.raises(CompileError) as caught:
         gpu.compile("broken", "group_norm_block", 1)
     sentence = str(caught.value)
@@ -257,11 +258,11 @@ def test_compile_errors_say_what_and_where(driver: Driver) -> None:
     assert 2 <= len(sentence.splitlines()) <= 60  # the first lines of a long log
     assert isinstance(caught.value.__cause__, cupy.cuda.compiler.CompileException)
     assert driver.current == 0
-    with pytest.raises(CompileError):  # an error is not kept as a kernel
+    with pytest.raises(CompileError):  # the failure is not cached as a kernel
         gpu.compile("broken", "group_norm_block", 1)
 
 
-def test_a_compile_error_of_a_call_leaves_outputs_alone(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_does_not_compile_launches_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     a, out = given(driver), results(driver)
     with monkeypatch.context() as patched:
         patched.setattr("cunorm.jit.sources.kernel_text", lambda *_: "broken")
@@ -272,7 +273,7 @@ def test_a_compile_error_of_a_call_leaves_outputs_alone(driver: Driver, monkeypa
     assert len(driver.launches) == 2
 
 
-def test_shared_memory_is_opted_in_once(driver: Driver) -> None:
+def test_the_limit_of_shared_memory_is_raised_once(driver: Driver) -> None:
     kernel = gpu.compile("/* shared */", "kernel", 1)
     gpu.launch(kernel, 1, 32, 48 * 1024, ())
     assert driver.opted_in == []
@@ -280,7 +281,7 @@ def test_shared_memory_is_opted_in_once(driver: Driver) -> None:
     for shared_bytes in (48 * 1024 + 16, 48 * 1024 + 16, 1000, 100000, 60000, 100000):
         gpu.launch(kernel, 1, 32, shared_bytes, ())
         if shared_bytes > 48 * 1024:
-            assert driver.opted_in[-1][1] >= max(shared_bytes, allowed)  # never lowered: another thread may need it
+            assert driver.opted_in[-1][1] >= max(shared_bytes, allowed)  # never lowered: another thread may need more
             allowed = driver.opted_in[-1][1]
     assert len(driver.opted_in) <= 2
     assert {(name, device) for name, _, device in driver.opted_in} == {("kernel", 1)}
@@ -288,7 +289,7 @@ def test_shared_memory_is_opted_in_once(driver: Driver) -> None:
     assert [launch["shared_mem"] for launch in driver.launches][1:] == [49168, 49168, 1000, 100000, 60000, 100000]
 
 
-def test_a_call_above_48_kib_opts_in(driver: Driver) -> None:
+def test_a_call_that_uses_more_than_48_kib_raises_the_limit(driver: Driver) -> None:
     a = given(driver, shape=(2, 8, 64, 64))
     for _ in range(3):
         cunorm.group_norm_backward(**a, num_groups=2, tile=TILES["block"])
@@ -297,7 +298,7 @@ def test_a_call_above_48_kib_opts_in(driver: Driver) -> None:
     assert 2 * 4 * 64 * 64 * 4 < driver.launches[0]["shared_mem"] <= cap
 
 
-def test_launch_goes_to_the_gpu_of_the_kernel(driver: Driver) -> None:
+def test_a_kernel_is_launched_on_its_own_gpu(driver: Driver) -> None:
     for ordinal in (0, 1):
         kernel = gpu.compile("/* guard */", "kernel", ordinal)
         for current in (0, 1, 2):
@@ -318,14 +319,14 @@ def test_launch_goes_to_the_gpu_of_the_kernel(driver: Driver) -> None:
     assert driver.synchronised == [1]
 
 
-def test_limits_are_the_driver_s(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_read_from_the_driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     facts, h200 = gpu.limits(0), KNOWN["H200"]
     assert facts.architecture == "sm_90"
     for name in ("name", "multiprocessors", "l2_bytes", "shared_memory_per_block", "shared_memory_per_multiprocessor"):
         assert getattr(facts, name) == getattr(h200, name)
     assert facts.bandwidth == pytest.approx(h200.bandwidth, rel=0.05)
-    assert facts.largest_cluster == 16  # two times what is portable
-    # CUDA 13 drivers report no clock, and other names may be missing too.
+    assert facts.largest_cluster == 16  # twice the portable cluster size
+    # CUDA 13 drivers do not report the memory clock. Other properties may be missing too.
     fewer = {k: v for k, v in FACTS.items() if k not in ("memoryClockRate", "reservedSharedMemPerBlock")}
     monkeypatch.setattr(gpu.runtime, "getDeviceProperties", lambda _: dict(fewer))
     assert gpu.limits(1).bandwidth == h200.bandwidth
@@ -338,7 +339,7 @@ def test_limits_are_the_driver_s(driver: Driver, monkeypatch: pytest.MonkeyPatch
 
 def test_plans_for_gpus(driver: Driver) -> None:
     options = {"shape": (2, 8, 3, 3), "dtype": "float32", "num_groups": 2}
-    assert cunorm.plan("group_norm", **options).place.kind == "gpu"  # the current one
+    assert cunorm.plan("group_norm", **options).place.kind == "gpu"  # the current GPU
     driver.current = 1
     assert cunorm.plan("group_norm", **options).place.ordinal == 1
     driver.current = 0
@@ -393,7 +394,7 @@ def test_gpu_equals_the_oracle(dtype: str, tile: Tile | None) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["reversed", "every other", "channels last", "misaligned"])
-def test_gpu_strides(layout: str) -> None:
+def test_gpu_strides_and_layouts(layout: str) -> None:
     a, on_gpu = _on_gpu()
     for name in ("dy", "x"):
         on_gpu[name] = laid_out(cupy, getattr(a, name), layout)
@@ -401,9 +402,9 @@ def test_gpu_strides(layout: str) -> None:
 
 
 @pytest.mark.gpu
-def test_gpu_current_stream_without_synchronisation() -> None:
+def test_gpu_calls_use_the_current_stream_and_do_not_wait() -> None:
     a, on_gpu = _on_gpu()
-    cunorm.group_norm_backward(**on_gpu, num_groups=2)  # compiled
+    cunorm.group_norm_backward(**on_gpu, num_groups=2)  # compiles the kernels
     late = cupy.empty_like(on_gpu["dy"])
     late.fill(np.nan)
     spin = cupy.RawKernel(SPIN, "spin")
@@ -417,7 +418,7 @@ def test_gpu_current_stream_without_synchronisation() -> None:
         waiting = not stream.done
     assert waiting, "the call waited for the GPU"
     stream.synchronize()
-    a.check_backward(*map(cupy.asnumpy, found))  # on another stream it would have read NaN
+    a.check_backward(*map(cupy.asnumpy, found))  # on another stream the call would have read NaN
 
 
 @pytest.mark.gpu
@@ -523,7 +524,7 @@ def test_gpu_workspace_of_any_content() -> None:
 
 
 @pytest.mark.gpu
-def test_gpu_limits_are_real() -> None:
+def test_gpu_limits_are_plausible() -> None:
     facts = gpu.limits(0)
     assert facts.multiprocessors > 0
     assert facts.shared_memory_per_block >= 48 * 1024
@@ -534,7 +535,7 @@ def test_gpu_limits_are_real() -> None:
 
 
 @pytest.mark.gpu
-def test_gpu_other_device_current() -> None:
+def test_gpu_of_the_arrays_need_not_be_the_current_one() -> None:
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two GPUs")
     a = group_arrays()
@@ -548,7 +549,7 @@ def test_gpu_other_device_current() -> None:
 
 
 @pytest.mark.gpu
-def test_gpu_empty() -> None:
+def test_gpu_empty_arrays() -> None:
     x = cupy.zeros((0, 8, 3), cupy.float32)
     y, mean, rstd = cunorm.group_norm(x, 2)
     assert (y.shape, mean.shape, rstd.shape) == ((0, 8, 3), (0, 2), (0, 2))
@@ -561,8 +562,8 @@ def test_gpu_empty() -> None:
     assert bool(cupy.isnan(rstd).all())
 
 
-def test_large_clusters_are_asked_for(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
-    """More than 8 blocks need an attribute of the kernel; of up to 8 nothing is asked."""
+def test_clusters_of_more_than_8_blocks_set_an_attribute(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+    """Clusters of more than 8 blocks need an attribute of the kernel. For at most 8 blocks it is not set."""
     from types import SimpleNamespace
 
     from cunorm.executors import gpu

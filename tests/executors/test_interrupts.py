@@ -1,6 +1,6 @@
 """Interrupts, forks, few threads, the interpreter's end: no call on the CPU executor leaves a thread running.
 
-Every call is made in a child process, by `tests/executors/interrupted.py`.
+All calls are made in child processes, which run `tests/executors/interrupted.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cunorm.core import locks
 from cunorm.jit import cxx
 
 CHILD = Path(__file__).with_name("interrupted.py")
-SECONDS = 300  # that a child has, on a busy machine
+SECONDS = 300  # time limit of a child, enough on a busy machine
 WARNING = re.compile(r"RuntimeWarning: the system starts no more threads, .*ulimit -u")
 
 
 def child(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A child's run, on three threads."""
+    """Run a child in which kernels use three threads."""
     return subprocess.run(
         [sys.executable, str(CHILD), *arguments],
         env={**os.environ, "CUNORM_CPU_CORES": "3", **environment},
@@ -37,21 +37,22 @@ def child(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def facts(*arguments: str, **environment: str) -> dict[str, Any]:
-    """What a child said, which must have ended well, without a word of an exception that nobody caught."""
+    """Run a child and return the JSON that it printed. It must exit with 0 and print no uncaught exception."""
     done = child(*arguments, **environment)
-    stormy = arguments[0] == "storm"  # where an alarm may ring in some destructor, whose exceptions Python prints
+    # In a storm, an alarm may arrive in a destructor. Python prints exceptions of destructors and continues.
+    stormy = arguments[0] == "storm"
     assert (done.returncode, "" if stormy else done.stderr) == (0, ""), done.stderr
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return said
 
 
-#: The second makes several launches a call; the checked build works on copies of the arrays.
+#: Op, build, rows. layer_norm_backward makes several launches per call. The checked build copies the arrays.
 STORMS = [("layer_norm", "plain", 1600), ("layer_norm_backward", "plain", 800), ("layer_norm", "checked", 60)]
 
 
 @pytest.mark.parametrize(("calls", "seconds"), [(60, 1.5), pytest.param(1000, SECONDS - 60.0, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("op", "build", "size"), STORMS)
-def test_nobody_writes_after_an_interrupted_call(op: str, build: str, size: int, calls: int, seconds: float) -> None:
+def test_no_thread_writes_after_an_interrupted_call(op: str, build: str, size: int, calls: int, seconds: float) -> None:
     found = facts("storm", op, str(calls), str(seconds), str(size), CUNORM_CPU_BUILD=build)
     assert found["interrupted"] > 0
     assert found["written"] == 0
@@ -59,34 +60,34 @@ def test_nobody_writes_after_an_interrupted_call(op: str, build: str, size: int,
 
 
 @pytest.mark.parametrize("build", ["plain", "checked"])
-@pytest.mark.parametrize("start", [0, 3])  # the calling thread spins; its helpers do, in the plain build
+@pytest.mark.parametrize("start", [0, 3])  # 0: the calling thread spins; 3: in the plain build, helper threads spin too
 def test_an_interrupt_ends_a_kernel_that_spins(start: int, build: str) -> None:
     found = facts("spin", str(start), build)
     assert found["stopped"]
-    assert found["late"] == 0  # nobody ran on
+    assert found["late"] == 0  # no block continued
     assert found["after"] == [1] * 8
 
 
-def test_a_handler_that_returns_changes_nothing() -> None:
+def test_a_signal_handler_that_returns_changes_no_result() -> None:
     found = facts("handled")
     assert found["handlers"] > 0
     assert found["same"]
-    assert found["inner"]  # the handler's own calls, while a kernel waits for it
+    assert found["inner"]  # the handler's own calls, made while a kernel waits for the handler, are right
 
 
-def test_a_handler_that_forks() -> None:
+def test_a_signal_handler_that_forks() -> None:
     found = facts("forking_handler")
     assert found["same"]
-    assert found["children"][-1] == 2  # an error where the other threads are missing, and good calls after it
+    assert found["children"][-1] == 2  # an error, because the child has no helper threads; then a right call
     assert set(found["children"][:-1]) <= {0}
 
 
-def test_a_handler_that_forks_and_ends_the_child() -> None:
+def test_a_signal_handler_that_forks_and_ends_the_child() -> None:
     assert facts("leaving_handler") == {"children": [3, 3, 3], "same": True}
 
 
-def test_helpers_that_come_too_late() -> None:
-    """A deadlock is found without them."""
+def test_deadlock_is_detected_although_helper_threads_start_late() -> None:
+    """Helper threads that start after the deadlock do not prevent its detection."""
     assert facts("late", CUNORM_CPU_CORES="48") == {"faults": 200}
 
 
@@ -96,15 +97,15 @@ def test_daemon_threads_in_calls_at_the_interpreters_end(times: int) -> None:
         assert facts("daemons") == {"begun": True}
 
 
-# ---- a system that gives no more ------------------------------------------------------------------------------------
+# ---- limits on threads and memory -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["0", "3", "memory"])  # how many threads the user may have, or no memory for stacks
+@pytest.mark.parametrize("what", ["0", "3", "memory"])  # limit on the user's threads, or no memory for stacks
 def test_a_system_without_more_threads(what: str) -> None:
     found = facts("few", what, OPENBLAS_NUM_THREADS="1")
     assert found["same"]
     if what == "0":
-        assert [5, 4] in found["missing"]  # of five threads, this one beside the calling one
+        assert [5, 4] in found["missing"]  # a launch on five threads, of which four did not start
     if what == "3":
         assert {missing for count, missing in found["missing"] if count == 5} & {1, 2, 3}
     assert len(found["warnings"]) == 1
@@ -115,17 +116,20 @@ def test_a_system_without_more_threads(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["at_exit", "outlive"])
-def test_a_first_call_after_the_main_thread(what: str, tmp_path: Path) -> None:
-    """It compiles, too."""
+def test_a_first_call_while_the_interpreter_ends(what: str, tmp_path: Path) -> None:
+    """The call also compiles its kernel."""
     assert facts(what, CUNORM_CACHE_DIR=str(tmp_path / "cache")) == {"right": True}
 
 
-# ---- calls while somebody compiles ----------------------------------------------------------------------------------
+# ---- calls while a thread compiles ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def slow_compiler(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process with an empty cache whose compiler says that it runs, and then takes a while."""
+    """The environment of a process with an empty cache and a slow compiler.
+
+    When the compiler starts to compile a kernel, it creates the file COMPILING, then sleeps for a second.
+    """
     compiler = tmp_path / "slow c++"
     started = tmp_path / "started"
     command = shlex.join(cxx.chosen().command)
@@ -147,18 +151,21 @@ def test_a_child_is_forked_while_a_thread_compiles(slow_compiler: dict[str, str]
 
 
 @pytest.mark.parametrize("what", ["early_fork", "early_handler"])
-def test_nothing_waits_for_a_first_call(what: str) -> None:
-    """Neither a forked child nor a handler, wherever in its first call the thread is: no lock, no half a module."""
+def test_fork_and_signal_handler_during_a_first_call(what: str) -> None:
+    """At every moment of a thread's first call, a forked child and a signal handler can make calls.
+
+    They neither wait for a lock nor find a module that is only partly initialised.
+    """
     found = facts(what, "24")
     assert found["children"] > 16
     assert found["failed"] == 0
 
 
 def test_a_forked_child_finds_every_lock_free() -> None:
-    """Also the lock that the forking thread itself holds, which both processes then release."""
+    """Even a lock that the forking thread holds is free in the child. Both processes can release it afterwards."""
     lock = locks.Lock()
     with lock.held:
-        locks._renew()  # as in a child
+        locks._renew()  # as in a forked child
         with lock.held:
             pass
     assert lock in locks._locks

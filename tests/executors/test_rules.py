@@ -1,4 +1,4 @@
-"""Every fault of the checked build is caught, with its place, in every order; where the rule is kept, nobody cries."""
+"""The checked build reports every broken rule with its line, in every order of threads; no false faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = {stem: (KERNELS / f"{stem}.cu").read_text(encoding="utf-8") for stem in (
 #: Dynamic shared memory of a block of async_rules.cu.
 BYTES = 4096
 
-#: What a fault says by the kind of rule of rules.cu. "HERE" is the line of the kernel.
+#: Expected fault message for each kind of rule in rules.cu. "HERE" stands for file and line in the kernel.
 SAID = {
     0: r"thread 5: out-of-bounds 4-byte load at HERE: it begins 768 bytes after the start of array0, whose size is ",
     1: r"thread 5: out-of-bounds 4-byte load at HERE: it begins 4 bytes before the start of array0",
@@ -41,7 +41,7 @@ SAID = {
 }
 
 
-#: The same of async_rules.cu.
+#: Expected fault message for each kind of rule in async_rules.cu.
 SAID_ASYNC = {
     0: r"thread 5: mbarrier at byte 0 of shared memory used at HERE before its initialisation",
     1: r"thread 0: mbarrier at byte 0 of shared memory: more arrivals in a phase, at HERE, than the 1 it was ",
@@ -112,25 +112,25 @@ def test_a_broken_rule_is_a_fault_that_names_its_place(
     said = said.replace("HERE", rf"{stem}\.cu:{line}")
     with pytest.raises(KernelFault, match=rf"^kernel {stem}, block 1: {said}"):
         run(kernels[stem], kind, 1)
-    run(kernels[stem], kind, 0)  # the executor is as good as new
+    run(kernels[stem], kind, 0)  # a fault does not affect later launches
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("stem", "kind", "said"), RULES, ids=NAMED)
-def test_a_kept_rule_is_no_fault(
+def test_a_kernel_that_keeps_a_rule_has_no_fault(
     kernels: dict[str, Kernel], stem: str, kind: int, said: str, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUNORM_CPU_ORDER", order)
     x, y = run(kernels[stem], kind, 0)
     assert np.isfinite(y).all()
-    if stem == "rules" and kind in (2, 3, 6, 7, 12, 13, 16, 17):  # the others bring another's value, or write elsewhere
+    if stem == "rules" and kind in (2, 3, 6, 7, 12, 13, 16, 17):  # others may store other values
         assert np.array_equal(y[:2], x[:2])
     if stem == "async_rules" and kind not in (18, 21, 22, 23, 24):
         assert np.array_equal(y, x)
 
 
-def test_out_of_bounds_in_the_plain_build(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The doors know the arrays in every build."""
+def test_illegal_addresses_in_the_plain_build(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`load` and `store` check bounds and alignment in every build."""
     monkeypatch.setenv("CUNORM_CPU_BUILD", "plain")
     plain = kernel.built("plain")
     for kind in (0, 1, 2, 3, 4):
@@ -155,13 +155,13 @@ def test_reads_of_unwritten_shared_memory_that_change_nothing_are_no_fault() -> 
     assert np.array_equal(y, np.repeat(np.float32([1, 2]), 32))
 
 
-def test_a_fault_without_a_tool_for_places(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_without_binutils_has_an_unknown_place(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(KernelFault, match=r"out-of-bounds 4-byte load at an unknown place \(.*binutils"):
         run(kernel, 0, 1)
 
 
-def test_what_was_written_before_a_fault_stays(kernel: Kernel) -> None:
+def test_stores_before_a_fault_remain(kernel: Kernel) -> None:
     x, y, workspace = random(3, 64), np.full((3, 64), np.nan, np.float32), np.zeros((3, 64), np.float32)
     with pytest.raises(KernelFault, match=re.escape("block 1")):
         launch(kernel, 3, 64, 256, [x, y, workspace, np.zeros(3, np.uint32)], [0, 1], workspace=[2])

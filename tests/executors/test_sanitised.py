@@ -1,4 +1,4 @@
-"""The kernels under the compiler's sanitisers, in child processes; and that those see what they are there for."""
+"""The kernels under the compiler's sanitisers, in child processes; and tests that the sanitisers report faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.paths import KERNELS
 
 TEXT = (KERNELS / "sanitised_faults.cu").read_text()
 LENGTH, SHARED_BYTES = 40, 64
-#: The word at its line, a harmless operand, one that is a fault, and what is said of that.
+#: The word at the end of a kernel's line, a harmless operand, an operand that causes a fault, and the fault's message.
 FAULTS = [
     ("read", 3, LENGTH + 2, "heap-buffer-overflow, 4-byte load"),
     ("write", 3, LENGTH + 2, "heap-buffer-overflow, 4-byte store"),
@@ -46,7 +46,7 @@ def line_of(word: str) -> int:
 
 
 def run_kernel(*runs: tuple[str, int]) -> list[float]:
-    """In the child: what the case of each word does to y with its operand."""
+    """In the child: the sum of y after the case of each word has run with its operand."""
     results = []
     for word, operand in runs:
         arrays = [np.arange(LENGTH, dtype=np.float32), np.zeros(LENGTH, np.float32)]
@@ -56,7 +56,7 @@ def run_kernel(*runs: tuple[str, int]) -> list[float]:
     return results
 
 
-def test_the_same_lines_without_a_fault() -> None:
+def test_harmless_operands_cause_no_report() -> None:
     found = run_sanitised.call(run_kernel, *((word, good) for word, good, _, _ in FAULTS))
     assert found == [3.0, 1.0, 4.0, 4.0, 1.0, 8.0, float(np.float32(2147483610)), 1.0, 33.0, 7.0]
 
@@ -72,7 +72,7 @@ def test_a_report_becomes_a_kernel_fault(word: str, good: int, bad: int, sentenc
 
 
 def run_after_a_fault() -> list[float]:
-    """In the child: the runtime's own fault leaves fibers in the middle, whose stacks the next launch uses."""
+    """In the child: a fault of the runtime abandons fibers, and the next launch reuses their stacks."""
     arrays = [np.zeros(LENGTH, np.float32)] * 2
     for _ in range(2):
         with pytest.raises(KernelFault, match="__trap"):
@@ -80,11 +80,11 @@ def run_after_a_fault() -> list[float]:
     return run_kernel(("frame", 3))
 
 
-def test_a_fault_of_the_runtime_is_no_report() -> None:
+def test_a_fault_of_the_runtime_is_not_reported_by_the_sanitisers() -> None:
     assert run_sanitised.call(run_after_a_fault) == [4.0]
 
 
-def test_the_place_is_the_kernels_own() -> None:
+def test_a_fault_in_a_common_header_names_the_line_of_the_kernel() -> None:
     text = """#line 1 "common/types.cuh"
     static __device__ void store(float* array, long long index, float value) {
         array[index] = value;
@@ -100,7 +100,7 @@ def test_the_place_is_the_kernels_own() -> None:
 # ---- the child ------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_child_gives_and_raises() -> None:
+def test_results_and_exceptions_of_the_child() -> None:
     assert run_sanitised.call(divmod, 7, 3) == (2, 1)
     with pytest.raises(ValueError, match="invalid literal for int") as caught:
         run_sanitised.call(int, "seven")
@@ -118,7 +118,7 @@ def test_a_child_that_dies_or_hangs_is_an_exception() -> None:
         run_sanitised.call(ctypes.string_at, 8, 8)
 
 
-def test_why_there_is_no_sanitised_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_why_the_sanitised_build_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(name: str, *command: str) -> None:
         monkeypatch.setattr(cxx, "chosen", lambda: cxx.Compiler(name, command, f"{name} 1.0"))
 
@@ -131,7 +131,7 @@ def test_why_there_is_no_sanitised_build(monkeypatch: pytest.MonkeyPatch) -> Non
     assert re.match("CUNORM_CXX: 'no-such-compiler' does not run", run_sanitised.missing() or "")
 
 
-def test_a_library_that_does_not_load(tmp_path: Path) -> None:
+def test_a_sanitiser_library_that_does_not_load(tmp_path: Path) -> None:
     library = tmp_path / "libasan.so"
     library.write_text("no library")
     assert "cannot be loaded first" in (run_sanitised._starts(library) or "")
@@ -148,7 +148,7 @@ def test_a_library_that_does_not_load(tmp_path: Path) -> None:
         ("batch_norm_stats", "split", ["one block for all"]),
     ],
 )
-def test_some_kernels(op: str, strategy: str, labels: list[str]) -> None:
+def test_some_kernels_under_the_sanitisers(op: str, strategy: str, labels: list[str]) -> None:
     assert run_sanitised.call(run_sanitised.run_cases, op, strategy, ["random:3"], labels) == len(labels)
 
 
@@ -157,7 +157,7 @@ STRATEGIES = [(name, strategy) for name, op in OPS.items() for strategy in op.st
 
 @pytest.mark.sanitise
 @pytest.mark.parametrize(("op", "strategy"), STRATEGIES, ids=[f"{op}-{strategy}" for op, strategy in STRATEGIES])
-def test_every_kernel(op: str, strategy: str, pytestconfig: pytest.Config) -> None:
+def test_every_kernel_under_the_sanitisers(op: str, strategy: str, pytestconfig: pytest.Config) -> None:
     orders = ["ascending", "random:3"] if pytestconfig.getoption("--long") else ["random:3"]
     count = run_sanitised.call(run_sanitised.run_cases, op, strategy, orders)
     assert count == len(battery.cases(op, strategy)) > 0

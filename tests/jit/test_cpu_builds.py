@@ -1,4 +1,4 @@
-"""Builds on disk: damaged, planted by somebody else, half made by a killed process, made by several at once."""
+"""Builds on disk: damaged, planted by another user, left incomplete by a killed process, made by several processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cunorm.jit import cpu_builds, cxx
 TEXT = 'extern "C" __global__ void ramp(float* y) { y[threadIdx.x] = threadIdx.x * 2.0f; }'
 OTHER = TEXT.replace("2.0f", "3.0f")
 EXPECTED = f"{[2.0 * lane for lane in range(32)]}\n"
-#: Compiles, runs and prints; the text is its first argument.
+#: Compiles and runs a kernel and prints its output. The first argument is the kernel's text.
 CHILD = """
 import sys, numpy as np
 from cunorm.executors.cpu import executor as cpu
@@ -35,14 +35,14 @@ y = np.zeros(32, np.float32)
 cpu.launch(cpu.compile(sys.argv[1], "ramp"), 1, 32, 0, [y.ctypes.data])
 print(y.tolist())
 """
-#: Somebody else: no process here runs as this user.
+#: Another user. No process on this machine runs as this user.
 STRANGER = 54321
-SECONDS = 240  # that a child may take on a busy machine
+SECONDS = 240  # time limit of a child, enough on a busy machine
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with one build in it; tests take copies."""
+    """A cache that contains one build. Tests copy it."""
     folder = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUNORM_CACHE_DIR", str(folder))
@@ -52,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kept(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the build in a cache of this test's own, which no process has loaded from."""
+    """The folder of the build in a copy of the cache for one test. No process has loaded the build from it."""
     shutil.copytree(built, tmp_path / "cache", symlinks=True)
     (tmp_path / "cache").chmod(0o700)
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "cache"))
@@ -62,7 +62,7 @@ def kept(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def child(text: str = TEXT, script: str = CHILD, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A new process that compiles and runs."""
+    """Run a script in a new process; by default the one that compiles and runs a kernel."""
     return subprocess.run(
         [sys.executable, "-c", script, text],
         env={**os.environ, **environment},
@@ -77,7 +77,7 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def no_compiler(*_: Any) -> None:
-    pytest.fail("compiled again")
+    pytest.fail("the kernel was compiled again")
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------------
@@ -142,18 +142,18 @@ DAMAGES: tuple[Callable[[Path], None], ...] = (
 
 
 @pytest.mark.parametrize("damage", DAMAGES[:2])
-def test_a_damaged_build_kills_no_process(damage: Callable[[Path], None], kept: Path) -> None:
-    """Loaded as it is, the first is SIGBUS and the second SIGSEGV, call after call."""
+def test_a_damaged_build_does_not_end_the_process(damage: Callable[[Path], None], kept: Path) -> None:
+    """Without a check, every call would raise SIGBUS with the truncated build and SIGSEGV with the zeroed one."""
     damage(kept / "kernel.so")
     check(child())
     assert cpu_builds._whole(kept)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_not_whole_and_is_replaced(
+def test_a_damaged_build_is_detected_and_replaced(
     damage: Callable[[Path], None], kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a compiler that copies what was compiled before, so that this is quick."""
+    """The test replaces the compiler by a copy of a finished build, to be fast."""
     (whole,) = (built / "cpu").glob("ramp-*")
 
     def copied(source: str, target: str, entry: str, *rest: Any) -> None:
@@ -174,7 +174,7 @@ def test_what_is_damaged_is_not_whole_and_is_replaced(
 
 
 @pytest.mark.parametrize("file", ["kernel.so", "kernel.sha256"])
-def test_any_flipped_bit_is_seen(file: str, kept: Path) -> None:
+def test_every_flipped_bit_is_detected(file: str, kept: Path) -> None:
     data = (kept / file).read_bytes()
     for place in np.random.default_rng(5).integers(0, 8 * len(data), 40):
         other = bytearray(data)
@@ -186,7 +186,7 @@ def test_any_flipped_bit_is_seen(file: str, kept: Path) -> None:
 
 
 def test_the_build_of_another_text_is_not_loaded(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole build under a wrong name computes something else, in silence."""
+    """An intact build under the name of another one would silently compute wrong results."""
     cpu_kernel._kernels.clear()
     other = executor.compile(OTHER, "ramp").path.parent
     shutil.rmtree(kept)
@@ -195,8 +195,8 @@ def test_the_build_of_another_text_is_not_loaded(kept: Path, monkeypatch: pytest
     check(child())
 
 
-def test_a_build_is_read_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warm call does not pay for the checksum, and a second process does not compile."""
+def test_a_build_is_verified_once_per_process(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm call does not compute the checksum, and a second process does not compile."""
     monkeypatch.setattr(cxx, "shared_object", no_compiler)
     genuine, looks = cpu_builds._whole, []
     monkeypatch.setattr(cpu_builds, "_whole", lambda folder: (looks.append(folder), genuine(folder))[1])
@@ -206,7 +206,7 @@ def test_a_build_is_read_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert looks == [kept]
 
 
-def test_the_build_that_counts_traffic_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_build_that_counts_reuse_distances_is_verified_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
     script = (
         "from cunorm.core import settings; from cunorm.traffic import reuse\n"
@@ -220,7 +220,7 @@ def test_the_build_that_counts_traffic_is_checked_too(tmp_path: Path, monkeypatc
     assert cpu_builds._whole(path.parent)
 
 
-def test_what_is_written_is_on_the_disk_before_it_is_in_place(
+def test_a_build_is_flushed_to_disk_before_it_is_renamed_into_place(
     kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (whole,) = (built / "cpu").glob("ramp-*")
@@ -240,15 +240,15 @@ def test_what_is_written_is_on_the_disk_before_it_is_in_place(
     assert [Path(one).name.partition("-")[0] for one in done] == ["kernel.so", "kernel.sha256", ".build", "rename"]
 
 
-# ---- somebody else's ------------------------------------------------------------------------------------------------
+# ---- builds of other users ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["kernel.so", "."])
 @pytest.mark.parametrize("how", ["another owner", "others may write"])
-def test_a_build_that_somebody_else_may_have_planted(
+def test_a_build_that_another_user_may_have_planted_is_rejected(
     what: str, how: str, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole, and of the right name: whoever plants a build can make its seal too."""
+    """The build is intact and its seal is right: a user who plants a build can also write its seal."""
     if how == "others may write":
         (kept / what).chmod(0o777)
     elif os.geteuid() == 0:
@@ -261,7 +261,7 @@ def test_a_build_that_somebody_else_may_have_planted(
 
 
 def test_a_planted_build_does_not_run(kept: Path, tmp_path: Path) -> None:
-    """As an attacker plants it in a cache that was open to all when the build came."""
+    """An attacker may have planted it while all users could write to the cache."""
     mark = tmp_path / "it ran"
     evil = f'__attribute__((constructor)) static void run() {{ fclose(fopen("{mark}", "w")); }}'
     (tmp_path / "evil.cpp").write_text(f"#include <stdio.h>\n{evil}\n")
@@ -295,11 +295,11 @@ def test_modes_do_not_depend_on_the_umask(
     assert set(modes.values()) == {0o700}
 
 
-# ---- killed, full, at once ------------------------------------------------------------------------------------------
+# ---- killed processes, full disks, several processes at once --------------------------------------------------------
 
 
-def test_what_killed_compiles_leave_is_cleared(kept: Path) -> None:
-    """But not a folder in which somebody compiles at this moment."""
+def test_work_folders_of_killed_processes_are_deleted(kept: Path) -> None:
+    """A folder in which a process compiles at this moment is not deleted."""
     folder = kept.parent
     shutil.rmtree(kept)
     for name in (".build-killed", ".build-x.old"):
@@ -312,9 +312,11 @@ def test_what_killed_compiles_leave_is_cleared(kept: Path) -> None:
         assert (work / "kernel.o").exists()
 
 
-def test_where_folders_have_no_locks_only_old_ones_are_cleared(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_old_work_folders_are_deleted_if_folders_cannot_be_locked(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*_: Any) -> None:
-        raise OSError(errno.EBADF, "as NFS answers")
+        raise OSError(errno.EBADF, "the error on NFS")
 
     monkeypatch.setattr(cpu_builds.fcntl, "flock", refused)
     new, old = kept.with_name(".build-new"), kept.with_name(".build-old")
@@ -326,8 +328,8 @@ def test_where_folders_have_no_locks_only_old_ones_are_cleared(kept: Path, monke
     new.rmdir()
 
 
-def test_a_compile_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kill -9 while the compiler runs: nothing half made is taken for a build, and the next process clears up."""
+def test_a_process_that_is_killed_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After kill -9 while the compiler runs, no incomplete build is used. The next process deletes the work folder."""
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", CHILD, TEXT], start_new_session=True) as process:
         limit = time.monotonic() + SECONDS
@@ -342,8 +344,8 @@ def test_a_compile_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert cpu_builds._whole(only)
 
 
-def test_a_whole_build_stays_when_another_comes(kept: Path) -> None:
-    """Somebody may be loading it."""
+def test_an_intact_build_is_not_replaced(kept: Path) -> None:
+    """Another process may be loading it."""
     before = (kept / "kernel.so").stat().st_ino
     with cpu_builds._working(kept.parent) as work:
         shutil.copytree(kept, work, dirs_exist_ok=True)
@@ -351,8 +353,11 @@ def test_a_whole_build_stays_when_another_comes(kept: Path) -> None:
     assert (kept / "kernel.so").stat().st_ino == before
 
 
-def test_threads_at_once(kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen with one empty cache, with a compiler that copies: none sees half a build, or clears another's folder."""
+def test_several_threads_build_at_once(kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen threads share an empty cache. None loads an incomplete build or deletes the work folder of another.
+
+    The test replaces the compiler by a copy of a finished build.
+    """
     (whole,) = (built / "cpu").glob("ramp-*")
     shutil.rmtree(kept)
 
@@ -374,7 +379,7 @@ def test_threads_at_once(kept: Path, built: Path, monkeypatch: pytest.MonkeyPatc
     assert cpu_builds._whole(paths.pop().parent)
 
 
-def test_a_path_that_the_loader_rewrites(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_with_names_that_the_loader_replaces(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = kept.parent.parent / "$ORIGIN"
     shutil.copytree(kept.parent, folder / "cpu")
     folder.chmod(0o700)
@@ -385,8 +390,8 @@ def test_a_path_that_the_loader_rewrites(kept: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("damaged", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_processes_at_once(number: int, damaged: bool, tmp_path: Path, built: Path) -> None:
-    """With one empty cache, or one whose build is damaged."""
+def test_several_processes_build_at_once(number: int, damaged: bool, tmp_path: Path, built: Path) -> None:
+    """The processes share an empty cache, or a cache whose build is damaged."""
     if damaged:
         shutil.copytree(built / "cpu", tmp_path / "cpu")
         zeroed(*(tmp_path / "cpu").glob("ramp-*/kernel.so"))
@@ -420,7 +425,7 @@ print(right.count(True))
 
 @pytest.mark.parametrize("number", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_first_calls_of_processes_with_sixteen_threads_each(number: int, tmp_path: Path) -> None:
-    """With one empty cache: every call is right, and whole builds alone are left."""
+    """The processes share an empty cache. Every call is right, and the only folder left is an intact build."""
     environment = {**os.environ, "CUNORM_CACHE_DIR": str(tmp_path)}
     pipe, command = subprocess.PIPE, [sys.executable, "-c", THREADS]
     children = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(number)]
@@ -433,7 +438,7 @@ def test_first_calls_of_processes_with_sixteen_threads_each(number: int, tmp_pat
 
 
 def test_a_full_disk(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file can grow beyond a limit, as on a disk without room: one error, nothing half made, then all is well."""
+    """A limit on the size of files has the effect of a full disk: one error, and no incomplete build is left."""
     shutil.rmtree(kept)
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)){CHILD}"
     done = child(script=limited)
@@ -444,8 +449,8 @@ def test_a_full_disk(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("call", ["fsync", "chmod", "mkdir", "rename"])
-def test_a_disk_that_fails(call: str, kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each step; the error names the folder and what to do."""
+def test_a_write_to_disk_that_fails(call: str, kept: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step may fail. The error names the folder and the remedy, and the next call compiles."""
     (whole,) = (built / "cpu").glob("ramp-*")
     monkeypatch.setattr(cxx, "shared_object", lambda *a: shutil.copy(whole / "kernel.so", a[6] / a[1]))
     shutil.rmtree(kept.parent if call == "mkdir" else kept)

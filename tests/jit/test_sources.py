@@ -1,4 +1,4 @@
-"""The text of a kernel, and what a launch says of its arguments: by name, whatever the order."""
+"""The text of a kernel, and the arguments of a launch, which are matched to the kernel's parameters by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPE: dict[str, Any] = {"shape": (2, 320, 64, 64), "dtype": "bfloat16", "num_gr
 
 
 def launches() -> Iterator[Launch]:
-    """Of every strategy of every op, dtype and layout."""
+    """Launches of every strategy of every op, dtype and layout."""
     for case in gate.cases():
         for problem, tile in gate.spread(case, "sm_90"):
             yield from case.solver.launches(problem, tile)
@@ -33,8 +33,8 @@ def test_every_launch_names_the_parameters_of_its_kernel() -> None:
     assert len(entries) > 30
 
 
-def test_the_order_of_a_launch_is_the_kernels() -> None:
-    """Whatever order a strategy says them in: what the executor gets has every value in its parameter's place."""
+def test_arguments_are_passed_in_the_order_of_the_kernels_parameters() -> None:
+    """The executor receives each value at its parameter's place, whatever the order in the strategy's launch."""
     plan = cunorm.plan("group_norm_backward", **SHAPE)
     turned = tuple(replace(one, arguments=dict(reversed(one.arguments.items()))) for one in plan.launches)
     other = plans.Plan(
@@ -68,6 +68,6 @@ def test_an_argument_that_the_kernel_does_not_have(change: dict[str, Any], sente
         sources.parameters(launch.kernel, launch.entry, given)
 
 
-def test_a_kernel_that_is_not_there() -> None:
+def test_a_kernel_that_does_not_exist() -> None:
     with pytest.raises(ValueError, match=r"group_norm/group_norm_split\.cu has no kernel group_norm_split_fold"):
         sources.parameters("group_norm_split", "group_norm_split_fold", ())

@@ -1,6 +1,6 @@
-"""The process of test_leaks.py: calls many times, and prints as JSON what it held before and after.
+"""The child process of test_leaks.py: makes many calls and prints, as JSON, the resources in use before and after.
 
-``python leaks_worker.py COUNT WARM`` does everything WARM times before it counts, then COUNT times.
+``python leaks_worker.py COUNT WARM`` makes each call WARM times, measures, makes it COUNT times, and measures again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from cunorm.runtime import checked_call, plans
 from tests.ops.batch_norm.test_batch_norm import GATHER
 from tests.support.problems import BATCH_OPS, batch_arrays, group_arrays, layer_arrays
 
-#: Signatures and plans that are kept, so that a few hundred new ones fill the caches and empty them again.
+#: Maximum number of cached signatures and plans. A few hundred new ones fill the caches, which are then emptied.
 KEPT = 64
-LARGE_EVERY = 100  # a large call, which takes several threads, for so many small ones
+LARGE_EVERY = 100  # one large call, which uses several threads, per this many small calls
 
 Action = Callable[[int], Any]
 
 
 def caches() -> dict[str, int]:
-    """Entries of all containers and caches of functions at the top of cunorm's modules, and of the ops' calls."""
+    """Sizes of all containers and function caches at the top level of cunorm's modules, and of the ops' call caches."""
     found = {f"{name}.calls": len(op.calls) for name, op in OPS.items()}
     for module, content in list(sys.modules.items()):
         if not module.startswith("cunorm"):
@@ -44,7 +44,7 @@ def caches() -> dict[str, int]:
 
 
 def held() -> str:
-    """What this process holds, as JSON: one text is less to hold than what it says."""
+    """The resources that this process uses, as JSON: a text takes less memory than the numbers that it contains."""
     for _ in range(3):
         gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -61,7 +61,7 @@ def held() -> str:
 
 
 def right() -> dict[str, Action]:
-    """A call of every op by its name."""
+    """Name of every op -> a valid call of it."""
     a, b, c = group_arrays(), batch_arrays(), layer_arrays()
     gathered = np.zeros((2, 8), np.float32), np.ones((2, 8), np.float32), [3, 4]
     made: dict[str, Action] = {
@@ -78,7 +78,7 @@ def right() -> dict[str, Action]:
 
 
 def refused() -> dict[str, Action]:
-    """A call of every op that is refused: a wrong shape, a wrong dtype, a wrong ``out``, a tile that is not legal."""
+    """Refused calls of every op: a wrong shape, a wrong dtype, a wrong ``out``, an illegal tile."""
     a, b, c = group_arrays(), batch_arrays(), layer_arrays()
     short = np.ones(3, np.float32)
     calls: dict[str, Action] = {
@@ -103,7 +103,7 @@ def refused() -> dict[str, Action]:
                 action(number)
             except (TypeError, ValueError):
                 return
-            raise AssertionError("was not refused")
+            raise AssertionError("the call was not refused")
 
         return run
 
@@ -111,10 +111,10 @@ def refused() -> dict[str, Action]:
 
 
 def new() -> dict[str, Action]:
-    """Calls and plans of shapes that were not there before; their kernels are not run."""
-    tile = cunorm.Tile("split", threads=128, chunk=16)  # a mapping would not be remembered
+    """Calls and plans of shapes that were not used before. Their kernels are not run."""
+    tile = cunorm.Tile("split", threads=128, chunk=16)  # a call with a mapping would not be cached
     x = np.zeros((1, 1_000_000), np.float32)
-    base = iter(range(1000, 100_000))  # small ints are there once for all
+    base = iter(range(1000, 100_000))  # the interpreter caches small ints
 
     def new_call(_: int) -> None:
         cunorm.group_norm(x[:, : 8 * next(base)].reshape(1, 8, -1), 2, tile=tile)

@@ -1,4 +1,4 @@
-"""Calls leave nothing behind: memory, open files, threads and entries of caches, over many calls of every op."""
+"""Many calls of every op leak no memory, open files, threads or cache entries."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import pytest
 from tests.runtime.leaks_worker import KEPT
 from tests.support.paths import environment
 
-#: Objects and bytes that an interpreter moves by itself, however often it calls; an object in two calls is more.
+#: Objects and bytes by which the interpreter itself may grow, whatever the number of calls. One object per two calls
+#: exceeds this.
 MOST_BLOCKS, MOST_BYTES = 150, 2 << 20
 
 
 def left_behind(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What a process holds more of than it may."""
+    """The resources by which a process has grown more than allowed."""
     most = {"blocks": MOST_BLOCKS, "resident": MOST_BYTES, "files": 0, "threads": 0}
     found = {name: after[name] - before[name] for name, bound in most.items() if after[name] > before[name] + bound}
     grown = {name: size for name, size in after["caches"].items() if size > before["caches"].get(name, 0)}
     return found | grown
 
 
-# A multiple of what is kept: caches are as full before, half full, as they are after.
+# The count is a multiple of KEPT, so that the caches are half full before and after.
 @pytest.mark.parametrize("count", [5 * KEPT, pytest.param(313 * KEPT, marks=pytest.mark.long)])
-def test_calls_leave_nothing_behind(count: int) -> None:
-    """Right calls, refused calls, calls and plans of new shapes; 20,000 of each in the long version."""
+def test_calls_leak_nothing(count: int) -> None:
+    """Valid calls, refused calls, calls and plans of new shapes; 20,000 of each in the long version."""
     command = [sys.executable, "-m", "tests.runtime.leaks_worker", str(count), str(7 * KEPT // 2)]
     done = subprocess.run(command, env=environment(CUNORM_CPU_CORES="3"), capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stderr
@@ -40,7 +41,7 @@ def test_calls_leave_nothing_behind(count: int) -> None:
     assert 1 < found["calls of new shapes"][1]["caches"]["group_norm.calls"] <= KEPT
 
 
-def test_what_is_left_behind_is_seen() -> None:
+def test_left_behind_detects_each_kind_of_leak() -> None:
     before = {"blocks": 0, "resident": 0, "files": 3, "threads": 1, "caches": {"a": 1}}
     assert left_behind(before, before) == {}
     for change in ({"blocks": 151}, {"resident": 3 << 20}, {"files": 4}, {"threads": 2}):

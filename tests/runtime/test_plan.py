@@ -1,4 +1,4 @@
-"""cunorm.plan, the tile chain, and the cost model's choices."""
+"""`cunorm.plan`, the sources of a plan's tile, and the cost model's choices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.problems import TILES, GroupArrays, fake_cupy, forget_calls, 
 
 OPS = ("group_norm", "group_norm_backward")
 MASKED = (False, True, True)
-#: Tensors that an op reads or writes at least.
+#: Minimum number of tensors that an op reads and writes.
 TENSORS = {
     "group_norm": 2,
     "group_norm_backward": 3,
@@ -42,7 +42,7 @@ TENSORS = {
 }
 CUPY = importlib.util.find_spec("cupy") is not None
 
-#: An older and a newer one; the others take as long and are long.
+#: Only the H200 is tested in the quick suite. A test with another device takes as long and is marked long.
 QUICK_DEVICES = [name if name == "H200" else pytest.param(name, marks=pytest.mark.long) for name in KNOWN]
 
 
@@ -66,11 +66,11 @@ def strategies_of(problem: Problem) -> Mapping[str, Strategy]:
     return ALL_OPS[problem.op].strategies
 
 
-# ---- what a plan says -----------------------------------------------------------------------------------------------
+# ---- the description of a plan --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_explain_says_what_runs_where_and_why(op: str) -> None:
+def test_explain_names_problem_device_tile_and_launches(op: str) -> None:
     made = plan(op, device="A100", dtype="bfloat16", shape=(2, 320, 64, 64), num_groups=32, gamma_dtype="bfloat16")
     text = made.explain()
     assert made.strategy is not None
@@ -104,7 +104,7 @@ def test_explain_of_a_plan_with_nothing_to_do() -> None:
         assert "none" in made.explain()
 
 
-def test_an_explicit_tile_beats_the_default() -> None:
+def test_an_explicit_tile_replaces_the_default() -> None:
     default = plan()
     for tile in (TILES["block"], TILES["split"], TILES["block"].as_dict() | {"strategy": "block"}):
         made = plan(tile=tile)
@@ -126,7 +126,7 @@ def test_workspace_is_two_accumulators_for_each_partial_sum() -> None:
 
 
 @pytest.mark.parametrize("device", KNOWN)
-def test_workspace_is_never_more(device: str) -> None:
+def test_upper_bound_of_the_workspace(device: str) -> None:
     for op in OPS:
         for dtype, layout in (("bfloat16", "NCHW"), ("float64", "NHWC"), ("float32", "NHWC")):
             for N, C, HxW, group in ((3, 12, 50, 4), (64, 64, 1, 8), (1, 33, 3000, 1)):
@@ -149,14 +149,14 @@ def test_workspace_is_never_more(device: str) -> None:
                     for tile in strategy.tiles():
                         if strategy.refuses(problem, tile, known(device)) is None:
                             chunks = -(-HxW // tile.chunk) if "chunk" in tile.as_dict() else 1
-                            moments = 1 if "backward" in op else 2  # pairs of a part
+                            moments = 1 if "backward" in op else 2  # pairs of sums per part
                             most = N * C * chunks * moments * 2 * problem.sum_itemsize
-                            if strategy.name == "grid":  # rows of sums, and counters on lines of their own
+                            if strategy.name == "grid":  # rows of sums; counters in cache lines of their own
                                 most += N * C * 2 * problem.sum_itemsize + 2 * 128 + 4 * N * group + 16
                             assert strategy.of(problem, tile).workspace <= most
 
 
-# ---- wrong plans ----------------------------------------------------------------------------------------------------
+# ---- wrong arguments of plan ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,18 +213,18 @@ def test_workspace_is_never_more(device: str) -> None:
         ("tile", {"strategy": "block", 3: 4}, (TypeError, ValueError)),
     ],
 )
-def test_wrong_plans(name: str, value: object, errors: Any) -> None:
+def test_wrong_arguments_of_plan_are_refused(name: str, value: object, errors: Any) -> None:
     options = {"op": OPS[1], name: value}
     with pytest.raises(errors, match=rf"^{name}\b"):
         plan(**options)
 
 
-def test_a_gpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_ordinal_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cunorm.ops.registry.gpu_present", lambda: False)
     for ordinal in (0, 3, -1):
         with pytest.raises(ValueError, match=rf"^device: GPU {ordinal}\b.*cunorm doctor"):
             plan(device=ordinal)
-    assert plan(device=None).place.kind == "cpu"  # the CPU executor serves where there is no GPU
+    assert plan(device=None).place.kind == "cpu"  # without a GPU the CPU executor is used
 
 
 def test_a_missing_cupy_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan(device="cpu").place.device is known("H200")
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "A100")
     assert plan(device="cpu").place.device is known("A100")
-    # A block's shared memory is one thing that legality asks of the device: 227 KB against 163.
+    # Shared memory per block is one limit of the device that a legal tile respects: 227 KB (H200), 163 KB (A100).
     large = {
         "shape": (1, 1, 45000),
         "num_groups": 1,
@@ -258,7 +258,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         plan(OPS[0], **large, device="A100")
 
 
-def test_the_posed_device_is_not_cached_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulated_device_is_not_cached_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     x, tile = (
         np.ones((1, 1, 45000), np.float32),
         Tile("block", threads=64, groups=1, stages=2, load="cp_async", packs_per_thread=1),
@@ -325,7 +325,7 @@ def test_a_plan_takes_statistics_of_the_dtype_of_x() -> None:
         ("x", lambda a: a.x[:, :4]),
         ("x", lambda a: a.x.astype(np.float64)),
         ("x", lambda a: a.x.astype(np.float16)),
-        ("x", lambda a: a.x.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)),  # planned as NHWC
+        ("x", lambda a: a.x.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)),  # channels last in memory
         ("x", lambda a: a.x.tolist()),
         ("x", lambda a: None),
         ("gamma", lambda a: a.gamma[:4]),
@@ -334,7 +334,7 @@ def test_a_plan_takes_statistics_of_the_dtype_of_x() -> None:
     ],
 )
 @pytest.mark.parametrize("op", OPS)
-def test_wrong_arrays_for_a_plan(
+def test_arrays_that_do_not_match_a_plan_are_refused(
     op: str, name: str, change: Callable[[GroupArrays], Any], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, a = plan(op, tile=TILES["block"]), group_arrays()
@@ -353,8 +353,8 @@ def test_wrong_arrays_for_a_plan(
         made(*given)
 
 
-def test_a_refusal_of_a_plan_shows_the_difference() -> None:
-    """The text says what the plan is for and what came: the two must not read the same."""
+def test_the_refusal_of_arrays_shows_the_difference_to_the_plan() -> None:
+    """The message describes the plan and the arrays. The two descriptions must differ."""
     a = group_arrays(dtype="float16", gamma_dtype="float32")
     made = plan(dtype="float16", gamma_dtype="float16")
     with pytest.raises(ValueError, match="the plan is for") as caught:
@@ -365,14 +365,14 @@ def test_a_refusal_of_a_plan_shows_the_difference() -> None:
 
 
 @pytest.mark.skipif(not CUPY, reason="CuPy is not installed")
-def test_arrays_of_another_place_than_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_on_another_device_than_the_plan_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan(OPS[0])
     x = fake_cupy((2, 8, 3, 3), np.float32)
     with pytest.raises((TypeError, ValueError), match=r"^x: on gpu"):
         made(x)
 
 
-def test_the_options_of_a_plan_that_it_does_not_take() -> None:
+def test_options_of_a_call_of_a_plan() -> None:
     a = group_arrays()
     made = plan(OPS[0], tile=TILES["block"])
     with pytest.raises(TypeError):
@@ -398,8 +398,8 @@ def test_plans_of_the_same_arrays_do_not_share_calls() -> None:
 # ---- first use from several threads ---------------------------------------------------------------------------------
 
 
-def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is new for all of them: calls, plan, kernels."""
+def test_first_use_from_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caches of calls and kernels are empty, and the kernels of the plan are not compiled yet."""
     count = 8
     a = group_arrays((2, 8, 3, 5))
     results: list[Any] = [None] * count
@@ -434,7 +434,7 @@ def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
 
-def test_tiles_are_values() -> None:
+def test_tiles_are_compared_by_value() -> None:
     tile = Tile("block", threads=64, groups=2, stages=2, load="cp_async", packs_per_thread=1)
     assert tile == Tile("block", load="cp_async", packs_per_thread=1, groups=2, threads=64, stages=2)
     assert hash(tile) == hash(Tile("block", load="cp_async", packs_per_thread=1, groups=2, threads=64, stages=2))
@@ -461,14 +461,17 @@ def test_tiles_can_be_copied_and_pickled() -> None:
 
 
 def suite() -> list[Problem]:
-    """The problems of every workload, and some of them once more in float32."""
+    """The problems of every workload in bfloat16, and every seventh of them in float32."""
     half, single = ([problem for _, problem in workloads.problems(dtype)] for dtype in ("bfloat16", "float32"))
     return [*half, *single[::7]]
 
 
 @pytest.mark.parametrize("device", QUICK_DEVICES)
-def test_the_default_of_every_workload(device: str) -> None:
-    """Legal, near the floor, among the fastest by prediction, and of those the one that keeps most of the GPU busy."""
+def test_the_default_tile_of_every_workload(device: str) -> None:
+    """The default tile is legal and near the byte floor, and its predicted time is among the shortest.
+
+    Among these, no tile keeps more multiprocessors busy, counted up to the share BUSY_ENOUGH.
+    """
     facts = known(device)
     for problem in suite():
         ranked = costmodel.ranked(problem, strategies_of(problem).values(), facts)
@@ -487,8 +490,11 @@ def test_the_default_of_every_workload(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", QUICK_DEVICES)
-def test_one_boundary_between_two_strategies(device: str) -> None:
-    """As slices grow, each strategy gives way to the next once: registers, shared memory, a cluster's, the L2 cache."""
+def test_strategies_change_in_one_order_as_sizes_grow(device: str) -> None:
+    """As groups or rows grow, the chosen strategy changes only in the order of the list below.
+
+    The elements stay in registers, then in a block's shared memory, in that of a cluster, in the L2 cache.
+    """
     facts, order = known(device), ("warp", "block", "cluster", "grid", "split")
     forward, gradients = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
     scans: list[list[Problem]] = []
@@ -511,7 +517,7 @@ def test_one_boundary_between_two_strategies(device: str) -> None:
                     ]
                 )
         for op, outputs in (("layer_norm", forward), ("layer_norm_backward", gradients)):
-            # So many rows that no strategy is taken for want of blocks.
+            # There are enough rows that no strategy is chosen only because the others would have too few blocks.
             rows = [("NCHW", 1024 * N, 2**power, 1, 1) for power in range(20)]
             scans.append(
                 [
@@ -535,7 +541,7 @@ def test_one_boundary_between_two_strategies(device: str) -> None:
 
 
 def test_every_problem_has_a_strategy() -> None:
-    """split is the fallback: legal whatever comes, small, huge, odd."""
+    """`split` is the fallback: it is legal for every problem, small, huge or odd."""
     for device in KNOWN.values():
         for op, strategies in ((OPS[0], FORWARD), (OPS[1], BACKWARD)):
             for dtype in ("float16", "float64"):
@@ -567,8 +573,8 @@ def test_every_problem_has_a_strategy() -> None:
                         )
 
 
-def test_more_blocks_or_less_work_is_never_predicted_slower() -> None:
-    """Scaling N up never makes the prediction of one tile smaller; a wider device never makes it larger."""
+def test_predicted_time_depends_monotonically_on_work_and_device() -> None:
+    """A larger N never shortens the predicted time of a tile. It is never longer on the H200 than on the A100."""
     for op, strategies, outputs in (
         (OPS[0], FORWARD, ("y", "mean", "rstd")),
         (OPS[1], BACKWARD, ("dx", "dgamma", "dbeta")),
@@ -595,11 +601,11 @@ def test_more_blocks_or_less_work_is_never_predicted_slower() -> None:
                 assert costmodel.predict(problem, strategies[tile.strategy], tile, known("H200")) <= seconds
 
 
-def test_a_forward_has_no_mask() -> None:
+def test_output_mask_is_refused_for_a_forward_op() -> None:
     with pytest.raises(ValueError, match=r"^output_mask"):
         cunorm.plan("group_norm", shape=(2, 8), dtype="float32", num_groups=2, output_mask=(True, False, True))
 
 
-def test_sizes_that_do_not_fit_64_bits() -> None:
+def test_sizes_of_more_than_64_bits_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^shape"):
         cunorm.plan("group_norm", shape=(10**30, 8), dtype="float32", num_groups=2)
