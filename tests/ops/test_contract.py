@@ -602,10 +602,13 @@ def test_no_hidden_copies(one: Contract, case: Any) -> None:
     def call(**more: Any) -> Any:
         return invoke(one.op, {**arguments, **more})
 
+    call()  # a first call fills caches, whose dictionaries may grow by more than the slack
     peak, found = peak_of(call)
     made = sum(array.nbytes for array in tupled(found))
     assert made <= peak <= made + needed + slack
-    peak, _ = peak_of(partial(call, out=found, workspace=np.empty(needed, np.uint8)))
+    again = partial(call, out=found, workspace=np.empty(needed, np.uint8))
+    again()
+    peak, _ = peak_of(again)
     assert peak <= slack
 
 
