@@ -57,7 +57,7 @@ def storage_of(url: str | None) -> BaseStorage | None:
         made.get_all_studies()
     except Exception as error:  # database drivers raise exceptions of many types
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"--storage: {shown(url)!r}: cannot open the study storage: {without_secrets(said, url)}") from None
+        raise ValueError(f"--storage: {shown(url)!r}: cannot be opened: {without_secrets(said, url)}") from None
     return made
 
 
@@ -101,7 +101,7 @@ def _database(url: str) -> BaseStorage:
 
 
 def _mend(path: Path, lock: JournalFileOpenLock) -> None:
-    """Remove an incomplete last line, which a killed process left: a journal with lines after it is unreadable."""
+    """Remove an incomplete last line that a killed process left. Lines after it could not be read."""
     if not path.exists():
         return
     if not path.is_file():

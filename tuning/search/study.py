@@ -51,7 +51,7 @@ def _me() -> str:
 
 
 def _alive(owner: str) -> bool | None:
-    """Whether the process that a claim names still runs; None if the process is on another host."""
+    """Whether the process that a claim names still runs; None if the claim names no process of this host."""
     host, pid, began = ([*owner.split(":"), "", ""])[:3]
     if host != socket.gethostname() or not pid.isdecimal():
         return None
