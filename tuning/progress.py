@@ -102,7 +102,7 @@ class Progress(Events):
             text += "; the default"
         elif default is not None:
             text += (
-                f"; the default takes {default.seconds * 1e6:.1f} us, {default.seconds / chosen.seconds:.2f} times that"
+                f"; the default {default.seconds * 1e6:.1f} us, {default.seconds / chosen.seconds:.2f} times as long"
             )
         text += f"; {len(result.trials)} tiles tried"
         if result.failures:

@@ -201,7 +201,7 @@ def test_a_storage(storage: str, capsys: Any, tmp_path: Path, monkeypatch: pytes
     for name in ("one.json", "two.json"):
         code, _, err = run(capsys, *TUNE, "--table", name, "--trials", "2", "--storage", storage)
         assert code == 0, err
-    assert "tuned before in this storage" in err
+    assert "already tuned in this storage" in err
     assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()
 
 
@@ -252,7 +252,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert "what was learnt is kept" in out
+    assert "results so far are kept" in out
     assert len(table.read(path).entries) >= 1
 
 
@@ -306,7 +306,7 @@ def test_a_password_that_is_quoted(capsys: Any, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(command, "tune", gone)
     url = "postgresql://bob:hun%25ter%402@host/x"
     code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"), "--storage", url)
-    assert (code, err) == (1, "cunorm tune: the storage of studies: no connection for 'bob' with '***'\n")
+    assert (code, err) == (1, "cunorm tune: the study storage failed: no connection for 'bob' with '***'\n")
 
 
 def test_a_file_is_named_as_it_is() -> None:
@@ -346,8 +346,8 @@ def test_a_table_that_cannot_be_written_is_noticed_first(
 # ---- wrong arguments ------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "nothing": (("tune",), 2, "--shape, --workload or --from-trace: none of them, expected one"),
-    "two sources": (("tune", "--shape", "1,2", "--workload", "llm"), 2, "--shape and --workload, expected one"),
+    "nothing": (("tune",), 2, "--shape, --workload or --from-trace: received none, expected exactly one"),
+    "two sources": (("tune", "--shape", "1,2", "--workload", "llm"), 2, "received --shape and --workload, expected"),
     "no op": (("tune", "--shape", "2,8,9,2"), 2, "OP: missing"),
     "an unknown op": (("tune", "groupnorm", "--shape", "2,8,9,2"), 2, "op: 'groupnorm', expected"),
     "an unknown op of a workload": (("tune", "rms_norm", "--workload", "llm"), 2, "op: 'rms_norm', expected one of"),
@@ -360,7 +360,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a dtype": ((*TUNE, "--dtype", "float8"), 2, "dtype"),
     "a layout": ((*TUNE, "--layout", "CHWN"), 2, "--layout: 'CHWN'"),
     "outputs": ((*TUNE, "--outputs", "dw"), 2, "--outputs: 'dw'"),
-    "outputs of a workload": (("tune", "--workload", "llm", "--outputs", "dx"), 2, "--outputs: goes with --shape"),
+    "outputs of a workload": (("tune", "--workload", "llm", "--outputs", "dx"), 2, "only valid with --shape"),
     "a workload": (("tune", "--workload", "resnet"), 2, "--workload: 'resnet', expected one of sd15-unet"),
     "a workload without the op": (("tune", "layer_norm", "--workload", "vae"), 2, "no problem left"),
     "a device": ((*TUNE, "--device", "V100"), 2, "--device: 'V100', expected one of A100"),
@@ -378,7 +378,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a password of a file": (
         (*TUNE, "--storage", "bob:hunter2@x/y"),
         2,
-        "'bob:***@x/y': no storage of studies: no folder ***",
+        "'bob:***@x/y': cannot be opened: no folder ***",
     ),
     "a trace that is not there": (("tune", "--from-trace", "nowhere"), 2, "nowhere"),
     "a dtype of a trace": (("tune", "--from-trace", "empty", "--dtype", "float16"), 2, "--dtype"),
@@ -387,9 +387,9 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a folder for a table": ((*TUNE, "--table", "."), 2, "is a folder"),
     "a corrupt table": ((*TUNE, "--table", "corrupt"), 2, "corrupt: not JSON"),
     "a table of another device": ((*TUNE, "--table", "a100.json"), 2, "a table of NVIDIA A100-SXM4-80GB, expected"),
-    "a storage in no folder": ((*TUNE, "--storage", "no/where/j"), 2, "no storage of studies: no folder no/where"),
-    "no storage": ((*TUNE, "--storage", ""), 2, "--storage: '': no storage of studies: expected a file or a URL"),
-    "a storage of something else": ((*TUNE, "--storage", "corrupt"), 2, "--storage: 'corrupt': no storage of studies"),
+    "a storage in no folder": ((*TUNE, "--storage", "no/where/j"), 2, "cannot be opened: no folder no/where"),
+    "no storage": ((*TUNE, "--storage", ""), 2, "--storage: '': cannot be opened: expected a file or a URL"),
+    "a storage of something else": ((*TUNE, "--storage", "corrupt"), 2, "--storage: 'corrupt': cannot be opened"),
     "time that is none": ((*TUNE, "--seconds", "nan"), 2, "--seconds: nan"),
     "a seed": ((*TUNE, "--seed", "-1"), 2, "--seed: -1"),
     "a loop of links": ((*TUNE, "--table", "loop"), 2, "loop"),

@@ -70,8 +70,8 @@ def test_what_is_wrong_with_candidates(worker: Worker) -> None:
         said[kind] = worker.ask("verify", tile(kind), seconds=60)
     assert said[device.RIGHT] is None
     assert "oracle" in said[device.WRONG]
-    assert said[device.OUTSIDE] == "y: wrote outside of it"
-    assert said[device.RANDOM] == "y: other bits in a second run"
+    assert said[device.OUTSIDE] == "y: memory outside the array was written"
+    assert said[device.RANDOM] == "y: a second run is not bitwise equal"
     assert "NaN elsewhere than in the oracle" in said[device.UNWRITTEN]
     assert worker.spawned == 1
 
@@ -495,7 +495,7 @@ def test_a_worker_that_cannot_begin_is_one_problem_s_sentence(
     monkeypatch.setattr(Worker, "ask", ask)
     todo = [device.PROBLEM, replace(device.PROBLEM, N=3)]
     results, _, interrupted = tune(todo, options(tmp_path / "t.json"), Notes())
-    assert [result.sentence for result in results] == ["the worker cannot begin: memory: out of memory"] * 2
+    assert [result.sentence for result in results] == ["the worker cannot start: memory: out of memory"] * 2
     assert not interrupted
 
 

@@ -60,7 +60,7 @@ def _wanted(asked: argparse.Namespace) -> list[Problem]:
                 raise ValueError(f"--op: {name!r}, expected some of {', '.join(OPS)}")
         found = [problem for problem in found if problem.op in names]
         if not found:
-            raise ValueError(f"--op: no problem of {asked.ops} among the selected problems")
+            raise ValueError(f"--op: no problem of {asked.ops} is selected")
     if small := {problem.op for problem in found if "x" not in problem.spec.inputs}:
         raise ValueError(f"OP: {small.pop()} moves a few kilobytes, too few to measure its speed")
     return found

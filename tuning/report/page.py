@@ -31,7 +31,7 @@ SOURCES = {
     "rehearsed": (
         "REHEARSED",
         "rehearsed time",
-        "The clock did not time a GPU: the numbers show that the tuner works, but nothing about a kernel's speed.",
+        "The clock did not time a GPU: the numbers show that the tuner works, but say nothing about kernel speed.",
     ),
 }
 CSS = """
@@ -123,7 +123,7 @@ def _page(results: Sequence[TuningResult], title: str) -> Iterable[str]:
     yield from _wrong(ordered)
     times = _joined(SOURCES[source][1] for source in sources)
     yield _image(figures.summary(ordered, times), "summary")
-    yield f"<p>The floor: time to move the problem's bytes at the bandwidth of a copy{_e(_bandwidths(results))}.</p>"
+    yield f"<p>The floor is the time for the problem's bytes at the bandwidth of a copy{_e(_bandwidths(results))}.</p>"
     yield from _contents(ordered, times)
     for at, result in enumerate(ordered, 1):
         yield from _section(result, at)
