@@ -265,7 +265,7 @@ def test_a_measured_entry_stays(capsys: Any, tmp_path: Path) -> None:
     table.update(path, KNOWN["H200"], {}, [mine])
     code, out, _ = run(capsys, *TUNE, "--table", str(path))
     assert code == 0
-    assert "not stored: the table has a measured entry" in out
+    assert "not stored: the table contains a measured entry" in out
     assert table.read(path).entries[problem] == mine
 
 
@@ -374,7 +374,11 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "a table that cannot be written": ((*TUNE, "--table", "/proc/t.json"), 2, "/proc/t.json: cannot be written"),
     "a table whose lock is a link": ((*TUNE, "--table", "linked.json"), 2, "linked.json.lock is a link, expected a re"),
-    "a password": ((*TUNE, "--storage", "nosql://bob:hunter2@x/y?key=hunter2"), 2, "'nosql://***@x/y?***': no storage"),
+    "a password": (
+        (*TUNE, "--storage", "nosql://bob:hunter2@x/y?key=hunter2"),
+        2,
+        "'nosql://***@x/y?***': cannot be opened",
+    ),
     "a password of a file": (
         (*TUNE, "--storage", "bob:hunter2@x/y"),
         2,

@@ -200,7 +200,7 @@ def test_rehearsed_times_are_never_stored_as_measured(kinds: Any) -> None:
     assert result.source == "rehearsed"
     assert result.winner == tile(device.RIGHT)
     assert result.entry is None
-    with pytest.raises(ValueError, match="never stored as measured"):
+    with pytest.raises(ValueError, match="cannot be stored as measured"):
         measured_entry(space, result.winner, result.timings, measures=False, bandwidth=1e12, trials=3, default=False)
 
 

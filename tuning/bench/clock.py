@@ -2,8 +2,8 @@
 
 The tuner's `GraphClock` times cunorm's launches. Torch's launches are captured into a graph by torch, because torch's
 allocator must know of the capture, and are timed in the same way. Calls that cannot be captured are timed by events
-around them. A kernel that only waits delays the GPU meanwhile, so that the GPU does not wait for the host between the
-calls. A clock reports which of the methods it used.
+around them. Before these calls, a kernel that only waits delays the GPU, so that the GPU does not wait for the host
+between the calls. A clock reports which method it used.
 """
 
 from __future__ import annotations

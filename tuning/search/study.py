@@ -1,9 +1,9 @@
 """One problem's Optuna study: the claim to propose tiles, the trials, the failures and the outcome.
 
 A study has one proposer at a time. If several processes or hosts share a storage, a process claims a problem by
-creating a study with an agreed name. Only one process can create it. A claim expires if its process has died or has not
-renewed the claim for `LEASE_SECONDS`. Then another process can make the next claim. It aborts the trials that are still
-marked as running, and their tiles are proposed again.
+creating a study with an agreed name. Only one process can create it. A claim of this host expires when its process has
+ended. A claim of another host expires when it was not renewed for `LEASE_SECONDS`. Then another process can make the
+next claim. It aborts the trials that are still marked as running, and their tiles are proposed again.
 """
 
 from __future__ import annotations

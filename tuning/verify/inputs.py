@@ -170,7 +170,7 @@ class _Draw:
         return values
 
     def counts(self, shape: tuple[int, ...]) -> Values:
-        """Sample counts of the ranks; one of them is 0."""
+        """Sample counts of the ranks. The count of rank `ABSENT`, if there is one, is 0."""
         values = self.random.integers(1, 1000, shape)
         values[ABSENT : ABSENT + 1] = 0
         return values

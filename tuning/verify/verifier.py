@@ -179,7 +179,7 @@ class _GuardedCall:
 
 
 def _cut(problem: Problem, axis: str, most: int) -> Iterator[Problem]:
-    """Yield the problem with one axis cut so that it has `most` elements, and cut further to multiples of `EVEN`."""
+    """Yield the problem with one axis cut to about `most` elements, and cut further to multiples of `EVEN`."""
     size = getattr(problem, axis)
     wanted = max(1, size * most // (problem.N * problem.C * problem.HxW))
     if axis == "HxW":
