@@ -1,1 +1,1 @@
-"""Offline tuning of cunorm: workloads, studies, workers that measure, reports. Calls never import this package."""
+"""Offline tuning and benchmarks of cunorm. The normalisation functions never import this package."""

@@ -1,4 +1,4 @@
-"""``cunorm tune``: from its arguments to problems, devices and workers, and what it prints."""
+"""``cunorm tune``: derives problems, device and workers from the arguments, and prints the results."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from .progress import Progress
 from .search.storage import StorageError, journal, storage_of, without_secrets
 from .tuner import Options, check_table, tune
 
-MOST_WORKERS = 256  # each is a process
+MOST_WORKERS = 256  # each worker is a process
 OK, UNTUNED, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130
-#: Where the journals of runs lie that name no storage; None: in the cache folder.
+#: The folder of the journals of runs without --storage; None: a folder in the cache folder.
 STUDIES: Path | None = None
 
 
 class NoGpuError(Exception):
-    """Measuring was asked for, and there is nothing to measure on."""
+    """The option --evaluator measure was passed, but there is no GPU."""
 
 
-# ---- what was asked for ---------------------------------------------------------------------------------------------
+# ---- arguments ------------------------------------------------------------------------------------------------------
 
 
 def _visible(ordinal: int) -> str:
-    """A GPU as ``CUDA_VISIBLE_DEVICES`` names it, for a process that is to see it alone."""
+    """The value of ``CUDA_VISIBLE_DEVICES`` for a process that may use only this GPU."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return str(ordinal) if not named else named.split(",")[ordinal].strip()
 
@@ -60,16 +60,16 @@ def _specs(asked: argparse.Namespace) -> tuple[str, Device, tuple[Spec, ...]]:
     if present is None:
         raise NoGpuError("--evaluator measure: CuPy sees no GPU here; see `cunorm doctor`, or use --evaluator model")
     if named is not None and named.name != present.name:
-        raise ValueError(f"--device: {named.name}, but the GPU here is {present.name}; --evaluator model models others")
+        raise ValueError(f"--device: {named.name}, but the GPU here is {present.name}; use --evaluator model")
     count = executor("gpu").count()
     if asked.workers > count:
-        raise ValueError(f"--workers: {asked.workers}, expected at most {count}, one for each GPU")
+        raise ValueError(f"--workers: {asked.workers}, expected at most {count}, one per GPU")
     clock = f"{GraphClock.__module__}:{GraphClock.__name__}"
     first = executor("gpu").current()
     ordinals = [first, *(other for other in range(count) if other != first)][: asked.workers]
     for ordinal in ordinals:
         if (other := executor("gpu").limits(ordinal)) != present:
-            raise ValueError(f"--workers: GPU {ordinal} is {other.name}, not {present.name}; a table has one device")
+            raise ValueError(f"--workers: GPU {ordinal} is {other.name}, not {present.name}; a table is for one device")
     return "measure", present, tuple(Spec("gpu", present, clock, _visible(ordinal)) for ordinal in ordinals)
 
 
@@ -93,12 +93,12 @@ def _options(asked: argparse.Namespace) -> Options:
         try:
             url = str(journal(STUDIES or cache_folder.folder("studies"), path, asked.resume))
         except OSError as error:
-            print(f"cunorm tune: no journal, so nothing to --resume: {error}", file=sys.stderr)
+            print(f"cunorm tune: cannot use a journal, --resume cannot continue this run: {error}", file=sys.stderr)
     storage = storage_of(url)
     return Options(device, evaluator, specs, path, storage, asked.trials, asked.seconds, asked.seed)
 
 
-# ---- what came of it ------------------------------------------------------------------------------------------------
+# ---- results --------------------------------------------------------------------------------------------------------
 
 
 def _document(result: TuningResult) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _failed(results: list[TuningResult]) -> Iterator[str]:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """The command, from its parsed arguments; returns the exit code."""
+    """Run the command with its parsed arguments; return the exit code."""
     try:
         todo, report = problems_of(asked), _report_folder(asked)
         options = _options(asked)
@@ -155,13 +155,13 @@ def run(asked: argparse.Namespace) -> int:
     try:
         results, entries, interrupted = tune(todo, options, progress)
     except BrokenPipeError:
-        raise  # whoever reads has gone: the program's, not the table's
+        raise  # the reader of stdout has closed the pipe; it is no error of the table, and the program handles it
     except (OSError, TableError) as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return USAGE
     except StorageError as error:
         said = without_secrets(str(error).partition("\n")[0], asked.storage or "")
-        print(f"cunorm tune: the storage of studies: {said}", file=sys.stderr)
+        print(f"cunorm tune: the study storage failed: {said}", file=sys.stderr)
         return UNTUNED
     finally:
         progress.close()
@@ -185,7 +185,7 @@ def _report_folder(asked: argparse.Namespace) -> Path | None:
     if asked.report is None:
         return None
     folder = Path(asked.report)
-    folder.mkdir(parents=True, exist_ok=True)  # now, and not after an hour of tuning
+    folder.mkdir(parents=True, exist_ok=True)  # fail now, not after an hour of tuning
     return folder
 
 

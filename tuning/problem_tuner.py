@@ -1,7 +1,7 @@
-"""Tunes one problem, by measuring or by the cost model: proposes and checks candidates, and decides.
+"""Tunes one problem, by measuring or by the cost model: proposes candidates, checks them and chooses the tile.
 
-Measured, generations of candidates race, the best meet again, and the winner meets the default. By the model nothing is
-timed, and the winner is verified.
+`Measuring` races generations of candidates, then races the best of all generations, then samples the winner beside the
+default. `Modelling` times nothing; it verifies the tile with the best prediction.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .search.space import Space
 from .search.study import ProblemStudy
 from .verify.verifier import cut_down
 
-GENERATION = 10  # tiles that race together
+GENERATION = 10  # number of tiles that race together
 
 
 class NotOpenedError(Exception):
-    """The worker could not be made ready for the problem: no candidate's fault."""
+    """The worker could not open the problem. No candidate caused this."""
 
 
 class ProblemTuner:
@@ -34,21 +34,21 @@ class ProblemTuner:
     ----------
     space : Space
     study : ProblemStudy
-        Claimed.
+        Must be claimed.
     worker : Worker
         Times candidates, or verifies the model's winner.
     budget : Budget
     incumbent : Tile or None
-        What the table has now: taken in a tie.
+        The measured tile that the table contains now. It is preferred in a tie.
     notify : callable
-        Gets each Trial as it is told.
+        Called with each Trial when its outcome is known.
     deadlines : Deadlines, optional
     ahead : Precompiler, optional
-        Compiles a generation before it races.
+        Compiles the kernels of a generation before it races.
     seed : int
     """
 
-    def __init__(  # noqa: PLR0913  # what takes part in the tuning of a problem
+    def __init__(  # noqa: PLR0913
         self,
         space: Space,
         study: ProblemStudy,
@@ -68,7 +68,7 @@ class ProblemTuner:
         self._problem, self._opened = space.problem, 0
 
     def _order(self, tile: Tile) -> tuple[object, ...]:
-        """Who is taken in a tie."""
+        """Sort key for ties: the incumbent, then the default, then the simplest tile."""
         return tile != self.incumbent, tile != self.space.default, *self.space.simplicity(tile)
 
     def _told(
@@ -86,9 +86,9 @@ class ProblemTuner:
         self._notify(made)
 
     def _ask(self, *request: Any, seconds: float) -> Any:
-        """Ask the worker; one that was lost is started again, with the problem open."""
+        """Send a request to the worker. A worker that was lost is restarted and opens the problem again."""
         if not self.worker.alive or self._opened != self.worker.spawned:
-            for attempt in (1, 2):  # a process may die for reasons of its own, once
+            for attempt in (1, 2):  # a process may die once for a reason unrelated to the problem
                 try:
                     self.worker.open(self._problem, self.deadlines.open)
                     break
@@ -99,7 +99,7 @@ class ProblemTuner:
         return self.worker.ask(*request, seconds=seconds)
 
     def _check(self, tile: Tile) -> CandidateError | None:
-        """Compile and verify a tile; what is wrong with it."""
+        """Compile and verify a tile; return the error, or None."""
         if tile in self._verified:
             return None
         try:
@@ -113,12 +113,12 @@ class ProblemTuner:
         return None
 
 
-GAIN = 1.02  # that a tile has to have over the default, to be stored instead of it
-LEAST_SAMPLES = 5  # of what is kept when a run is stopped: two stages of the race
+GAIN = 1.02  # minimum speed-up over the default that a tile needs to be stored instead of it
+LEAST_SAMPLES = 5  # minimum samples of a tile that counts in an interrupted run: both stages of the screening
 
 
 class Measuring(ProblemTuner):
-    """The tile that is fastest on the worker's device."""
+    """Finds the tile that is fastest on the worker's device."""
 
     _race: Race | None = None
 
@@ -133,8 +133,8 @@ class Measuring(ProblemTuner):
             self._decide(result, self._finals(result))
         except Stopped:
             result.interrupted = True
-            self._decide(result, self._kept())  # which asks nobody
-        except (NotOpenedError, CandidateError) as error:  # not a candidate's: the worker cannot even begin
+            self._decide(result, self._kept())  # uses only known samples, sends no request to the worker
+        except (NotOpenedError, CandidateError) as error:  # no candidate caused it: the worker cannot start
             result.sentence = str(error)
         self.study.abandon()
         return result
@@ -156,11 +156,14 @@ class Measuring(ProblemTuner):
                 else:
                     self._told(result, tile, None, trouble)
             self._screen(result, good)
-        if self._race is None and not self.budget.over():  # everything was tried in an earlier run
+        if self._race is None and not self.budget.over():  # an earlier run has tried all tiles
             self._control(result, self.study.told())
 
     def _control(self, result: TuningResult, tiles: Iterable[Tile]) -> bool:
-        """Have a race, whose control is the default, or the first tile that is right if the default is not."""
+        """Create the race if there is none; return False if no tile can be its control.
+
+        The control is the default. If the default fails, it is the first of `tiles` that passes verification.
+        """
         if self._race is not None and self._race.control not in self._bad:
             return True
         for tile in (self.space.default, *tiles):
@@ -174,7 +177,7 @@ class Measuring(ProblemTuner):
         return False
 
     def _samples(self, tiles: Sequence[Tile]) -> list[float]:
-        """One sample of each, for the race; after a loss the worker is made ready again before the clock runs."""
+        """One sample of each tile, for the race. A lost worker is restarted before the deadline of the round begins."""
         found: list[float] = self._ask("round", list(tiles), seconds=self.deadlines.sample)
         return found
 
@@ -198,7 +201,7 @@ class Measuring(ProblemTuner):
                 self._told(result, tile, timing.seconds)
 
     def _finals(self, result: TuningResult) -> list[Tile]:
-        """The finalists, sampled once more beside each other; again without those that fail then."""
+        """Race the finalists and return the survivors. If a tile fails, race again without it."""
         race = self._race
         while race is not None and race.control not in self._bad:
             known = len(self._bad)
@@ -218,11 +221,11 @@ class Measuring(ProblemTuner):
         return []
 
     def _best(self) -> list[Tile]:
-        """The fastest that were told, of this run and those before."""
+        """The fastest tiles of this and earlier runs, at most two generations."""
         return [tile for tile in self.study.told() if tile not in self._bad][: 2 * GENERATION]
 
     def _kept(self) -> list[Tile]:
-        """What a stopped run knows enough of."""
+        """The tiles of an interrupted run that have enough samples."""
         race = self._race
         if race is None or len(race.ratios[race.control]) < LEAST_SAMPLES:
             return []
@@ -231,7 +234,7 @@ class Measuring(ProblemTuner):
 
     def _gain(self, race: Race, timing: Timing, tile: Tile, interrupted: bool) -> float:
         """How many times faster than the default a tile is."""
-        if interrupted:  # no rounds of its own: three quarters of its samples have to say so
+        if interrupted:  # no paired rounds: use the upper quartile, so three quarters of the samples confirm the gain
             default = race.timing(race.control)
             assert default is not None
             return default.seconds / timing.q75
@@ -243,7 +246,7 @@ class Measuring(ProblemTuner):
             if not result.sentence:
                 tried = f"{len(result.failures)} of {len(result.trials)} tiles failed"
                 if result.interrupted:
-                    result.sentence = "interrupted before anything was known"
+                    result.sentence = "interrupted before a tile could be chosen"
                 else:
                     result.sentence = tried if result.trials else "the time was up before a tile was tried"
             return
@@ -257,11 +260,11 @@ class Measuring(ProblemTuner):
                 if best not in race.failures or result.interrupted:
                     break
                 self._told(result, best, None, race.failures[best])
-                finalists = self._finals(result)  # who had lost against it may win now
+                finalists = self._finals(result)  # a tile that lost against the failed one may win now
         except ControlFailedError as error:
             self._told(result, race.control, None, error.trouble)
         if race.control in self._bad:
-            result.sentence = "the default failed in the last rounds"
+            result.sentence = "the control tile (the default, or its substitute) failed in the last rounds"
             return
         beaten = best != race.control and gain >= GAIN
         result.winner = best if beaten else race.control
@@ -278,11 +281,11 @@ class Measuring(ProblemTuner):
             )
 
 
-ATTEMPTS = 3  # winners by prediction that may fail verification before the problem is given up
+ATTEMPTS = 3  # after this many predicted winners fail verification, the problem is not tuned
 
 
 class Modelling(ProblemTuner):
-    """The tile that the cost model predicts to be fastest, verified on the CPU executor."""
+    """Finds the tile that the cost model predicts to be fastest and verifies it on the CPU executor."""
 
     def run(self) -> TuningResult:
         """Tune."""
@@ -295,7 +298,7 @@ class Modelling(ProblemTuner):
                     self._told(result, tile, self.space.predicted(tile))
             self._verified_winner(result)
         except Stopped:
-            result.interrupted, result.sentence = True, "interrupted before its winner was verified"
+            result.interrupted, result.sentence = True, "interrupted before the winner was verified"
         except NotOpenedError as error:
             result.sentence = str(error)
         self.study.abandon()
@@ -321,7 +324,7 @@ class Modelling(ProblemTuner):
             self._bad.add(tile)
             result.trials.append(made := Trial(tile, None, trouble.kind, trouble.sentence))
             self._notify(made)
-        passed = "no tile that the cost model prefers passed verification"
+        passed = "none of the cost model's best tiles passed verification"
         result.sentence = passed if result.trials else "the time was up before a tile was tried"
 
     def _predicted(self, tile: Tile) -> Timing:

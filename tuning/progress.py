@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, plain lines elsewhere, a line for each problem at its end."""
+"""Prints the progress of a run: a bar on a terminal, plain lines elsewhere, and a report of each tuned problem."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from .measure.result import Trial, TuningResult
 from .search.space import Space
 from .tuner import Events, Options
 
-WORDS = {"measured": "measured", "model": "modelled, not measured", "rehearsed": "rehearsed, no GPU's times"}
+WORDS = {"measured": "measured", "model": "modelled, not measured", "rehearsed": "rehearsed, not timed on a GPU"}
 
 
 def tile_text(tile: Tile) -> str:
-    """A tile, for people."""
+    """A tile as text for messages."""
     return f"{tile.strategy} ({', '.join(f'{name}={value}' for name, value in tile.fields)})"
 
 
 class Progress(Events):
-    """Prints what happens to stderr, results to stdout.
+    """Prints progress to stderr and results to stdout.
 
     Parameters
     ----------
     options : Options
     problems : int
-        How many there are.
+        Number of problems.
     quiet : bool
-        Nothing on stdout.
+        Whether stdout stays empty. Without a bar, stderr then shows wrong results only.
     """
 
     def __init__(self, options: Options, problems: int, quiet: bool = False) -> None:
@@ -51,7 +51,7 @@ class Progress(Events):
             print(line, file=sys.stderr, flush=True)
 
     def begins(self, space: Space, trials: int) -> None:
-        """A problem begins."""
+        """Tuning of a problem begins."""
         if self._bar is not None:
             self._bar.total += trials
             self._bar.set_description(f"{self._ended + 1}/{self._problems} {space.problem.op}")
@@ -75,7 +75,7 @@ class Progress(Events):
             self._bar.update(1)
 
     def ends(self, result: TuningResult) -> None:
-        """A problem ends."""
+        """Tuning of a problem has ended."""
         self._ended += 1
         line = self._line(result)
         if self._bar is not None:
@@ -84,13 +84,13 @@ class Progress(Events):
             print(line, flush=True)
 
     def elsewhere(self, problem: Problem, entry: Entry | None) -> None:
-        """Somebody else tunes, or has tuned, a problem."""
+        """Another process tunes, or has tuned, a problem."""
         if entry is None and problem not in self._elsewhere:
             self._elsewhere.add(problem)
-            self._say(f"{problem.describe()}: another process is tuning it; it comes again")
+            self._say(f"{problem.describe()}: another process is tuning it; it is retried later")
         elif entry is not None:
             self._ended += 1
-            self._say(f"{problem.describe()}: tuned before in this storage, {tile_text(entry.tile)}")
+            self._say(f"{problem.describe()}: already tuned in this storage, {tile_text(entry.tile)}")
 
     def _line(self, result: TuningResult) -> str:
         name = result.space.problem.describe()
@@ -114,13 +114,13 @@ class Progress(Events):
         if result.entry is None:
             text += "; not stored"
         elif not result.kept:
-            text += "; not stored: the table has a measured entry"
+            text += "; not stored: the table contains a measured entry"
         if result.interrupted:
             text += "; interrupted"
         return text
 
     def summary(self, results: list[TuningResult], entries: list[Entry], interrupted: bool) -> None:
-        """The last lines."""
+        """Print the summary of the run."""
         measured = sum(entry.source == MEASURED for entry in entries)
         modelled = len(entries) - measured
         parts = [f"{measured} measured"] if measured else []
@@ -128,10 +128,10 @@ class Progress(Events):
         print(f"table      {self._options.table}: {', '.join(parts) or 'nothing new'}, for {self._options.device.name}")
         if interrupted:
             left = self._problems - self._ended
-            print(f"interrupted: what was learnt is kept; {left} problems are left, --resume goes on with them")
+            print(f"interrupted: results so far are kept; {left} problems are left, continue with --resume")
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -1,4 +1,4 @@
-"""Tunes many problems with one worker or several, and keeps what comes of each in the table at once."""
+"""Tunes a list of problems with one or more workers and stores each result in the tiling table at once."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from .problem_tuner import Measuring, Modelling
 from .search.space import Space
 from .search.study import ProblemStudy
 
-WARM_STARTS = 3  # neighbours' tiles that a study tries early
-WAIT_SECONDS = 2.0  # between looks at problems that somebody else is tuning
+WARM_STARTS = 3  # number of neighbouring problems whose tiles a study tries early
+WAIT_SECONDS = 2.0  # pause between checks of problems that another process is tuning
 Facts = ParamSpec("Facts")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to tune.
+    """The options of a tuning run.
 
     Attributes
     ----------
     device : Device
-        Whose table it is.
+        The device that the table is for.
     evaluator : {"measure", "model"}
     specs : tuple of Spec
-        One for each worker.
+        One spec per worker.
     table : Path
     storage : object
-        From `cunorm.tuning.search.storage.storage_of`; None: in memory.
+        Result of `cunorm.tuning.search.storage.storage_of`; None: in memory.
     trials : int or None
-        Tiles to try of each problem; None: as many as its space asks for.
+        Maximum number of tiles to try per problem; None: a number that depends on the size of the space.
     seconds : float or None
-        To begin something new in, for each problem.
+        Time limit per problem. After it no new work begins, and running work is finished. None: no limit.
     seed : int
     deadlines : Deadlines
     """
@@ -67,23 +67,23 @@ class Options:
 
 
 class Events:
-    """What happens meanwhile; methods to override. Called from the threads of workers, one at a time."""
+    """Callbacks for the events of a run; override the methods. Worker threads call them, one call at a time."""
 
     def begins(self, space: Space, trials: int) -> None:
-        """A problem begins; so many tiles will be tried at most."""
+        """Tuning of a problem begins; at most `trials` tiles will be tried."""
 
     def tried(self, space: Space, trial: Trial) -> None:
         """A tile was tried."""
 
     def ends(self, result: TuningResult) -> None:
-        """A problem ends."""
+        """Tuning of a problem has ended."""
 
     def elsewhere(self, problem: Problem, entry: Entry | None) -> None:
-        """A problem was tuned by somebody who shares the storage; None: it is being tuned there."""
+        """Another process that shares the storage has tuned a problem, or is tuning it (`entry` is None)."""
 
 
 def check_table(path: Path, device: Device) -> table.Table:
-    """The table that is to be written, as it is now; TableError if it is none, or another device's."""
+    """Read the table that the run will write; TableError if it is invalid or is for another device."""
     path = table_file.target(path)
     found = table.read(path) if path.exists() else table.Table(table.device_facts(device))
     if not table.for_device(found, device):
@@ -93,7 +93,7 @@ def check_table(path: Path, device: Device) -> table.Table:
 
 
 def _warm_starts(space: Space, known: table.Table) -> tuple[Tile | None, list[Tile]]:
-    """What the table has for the problem, and what it has for its nearest neighbours."""
+    """The measured tile that the table contains for the problem, if any, and the tiles of the nearest problems."""
     old = known.entries.get(space.problem)
     incumbent = None if old is None or old.source != MEASURED else old.tile
     near = sorted(
@@ -138,24 +138,24 @@ class _TuningRun:
             over.set()
 
     def _compilers(self) -> int:
-        """Processes that compile ahead for each worker."""
+        """Number of processes per worker that compile ahead."""
         if self.options.evaluator != "measure":
             return 0
         return max(1, min(MOST, (settings.cores() - 1) // len(self.options.specs)))
 
     def one(self, problem: Problem, worker: Worker, ahead: Precompiler) -> bool:
-        """Tune a problem; False if somebody else is at it."""
+        """Tune a problem; return False if another process is tuning it."""
         options = self.options
         space = Space.of(problem, OPS[problem.op].strategies, options.device)
         incumbent, warm = _warm_starts(space, check_table(options.table, options.device))
         source = options.evaluator
-        if source == "measure":  # times of another clock, driver or compiler are not to be compared with these
+        if source == "measure":  # times from another clock, driver or compiler must not be compared with these
             try:
                 versions, measures, _ = worker.ask("facts", seconds=options.deadlines.open)
             except Stopped:
                 return True
             except CandidateError as trouble:
-                self._ends(TuningResult(space, "measured", sentence=f"the worker cannot begin: {trouble}"))
+                self._ends(TuningResult(space, "measured", sentence=f"the worker cannot start: {trouble}"))
                 return True
             source = f"{'measured' if measures else 'rehearsed'} {versions}"
         study = ProblemStudy(space, options.storage, ([incumbent] if incumbent else []) + warm, options.seed, source)
@@ -192,12 +192,12 @@ class _TuningRun:
         self._tell(self.events.ends, result)
 
     def _tell(self, event: Callable[Facts, None], *facts: Facts.args, **named: Facts.kwargs) -> None:
-        """Call a method of the events while no other thread does."""
+        """Call a method of `events` under the lock, so that no other thread calls one meanwhile."""
         with self._lock:
             event(*facts, **named)
 
     def _done(self, study: ProblemStudy, space: Space, budget: Budget) -> Entry | None:
-        """The entry that somebody has left in the storage who tried no fewer tiles; it goes into this table too."""
+        """The entry from the storage if its run tried at least as many tiles, else None. Adds it to the table."""
         found = study.outcome()
         if found is None or int(found["trials"]) < budget.wanted(space):
             return None
@@ -211,7 +211,7 @@ class _TuningRun:
 def tune(
     problems: Iterable[Problem], options: Options, events: Events | None = None
 ) -> tuple[list[TuningResult], list[Entry], bool]:
-    """Tune problems; what comes of each is in the table when the next begins.
+    """Tune problems; each entry is stored in the table before its worker begins another problem.
 
     Parameters
     ----------
@@ -222,16 +222,16 @@ def tune(
     Returns
     -------
     results : list of TuningResult
-        Of the problems that were tuned here.
+        Results of the problems that this run tuned.
     entries : list of Entry
-        Of these, and of those that others had tuned in the same storage.
+        Entries of these problems and of the problems that were already tuned in the same storage.
     interrupted : bool
-        Whether Ctrl-C ended it.
+        Whether Ctrl-C ended the run.
 
     Raises
     ------
     TableError, OSError
-        If the table cannot be used.
+        If the table cannot be read or written.
     """
     check_table(options.table, options.device)
     run = _TuningRun(options, events or Events())
@@ -247,9 +247,12 @@ def tune(
 
 
 def _wait(over: Sequence[threading.Event], stop: threading.Event) -> bool:
-    """Wait for all; the first Ctrl-C asks to stop, the second goes through. Returns whether there was one."""
+    """Wait for all workers; return whether Ctrl-C was pressed.
+
+    The first Ctrl-C sets `stop`, the second raises KeyboardInterrupt.
+    """
     interrupted = False
-    # Not Thread.join: interrupted, it takes the thread for ended (bpo-45274).
+    # Not Thread.join: after an interrupt it treats the thread as ended (bpo-45274).
     while not all(one.is_set() for one in over):
         try:
             for one in over:

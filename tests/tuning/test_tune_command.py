@@ -205,7 +205,7 @@ def test_the_second_command_on_a_storage_takes_results_from_it(
     for name in ("one.json", "two.json"):
         code, _, err = run(capsys, *TUNE, "--table", name, "--trials", "2", "--storage", storage)
         assert code == 0, err
-    assert "tuned before in this storage" in err
+    assert "already tuned in this storage" in err
     assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()
 
 
@@ -256,7 +256,7 @@ def test_ctrl_c_during_a_workload_keeps_the_tuned_problems(tmp_path: Path) -> No
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert "what was learnt is kept" in out
+    assert "results so far are kept" in out
     assert len(table.read(path).entries) >= 1
 
 
@@ -269,7 +269,7 @@ def test_a_modelled_result_does_not_replace_a_measured_entry(capsys: Any, tmp_pa
     table.update(path, KNOWN["H200"], {}, [mine])
     code, out, _ = run(capsys, *TUNE, "--table", str(path))
     assert code == 0
-    assert "not stored: the table has a measured entry" in out
+    assert "not stored: the table contains a measured entry" in out
     assert table.read(path).entries[problem] == mine
 
 
@@ -310,7 +310,7 @@ def test_a_decoded_password_is_not_printed(capsys: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "tune", gone)
     url = "postgresql://bob:hun%25ter%402@host/x"
     code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"), "--storage", url)
-    assert (code, err) == (1, "cunorm tune: the storage of studies: no connection for 'bob' with '***'\n")
+    assert (code, err) == (1, "cunorm tune: the study storage failed: no connection for 'bob' with '***'\n")
 
 
 def test_the_path_of_a_storage_file_is_printed_unchanged() -> None:
@@ -350,8 +350,8 @@ def test_a_table_that_cannot_be_written_is_an_error_before_tuning(
 # ---- wrong arguments ------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "nothing": (("tune",), 2, "--shape, --workload or --from-trace: none of them, expected one"),
-    "two sources": (("tune", "--shape", "1,2", "--workload", "llm"), 2, "--shape and --workload, expected one"),
+    "nothing": (("tune",), 2, "--shape, --workload or --from-trace: received none, expected exactly one"),
+    "two sources": (("tune", "--shape", "1,2", "--workload", "llm"), 2, "received --shape and --workload, expected"),
     "no op": (("tune", "--shape", "2,8,9,2"), 2, "OP: missing"),
     "an unknown op": (("tune", "groupnorm", "--shape", "2,8,9,2"), 2, "op: 'groupnorm', expected"),
     "an unknown op of a workload": (("tune", "rms_norm", "--workload", "llm"), 2, "op: 'rms_norm', expected one of"),
@@ -364,7 +364,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a dtype": ((*TUNE, "--dtype", "float8"), 2, "dtype"),
     "a layout": ((*TUNE, "--layout", "CHWN"), 2, "--layout: 'CHWN'"),
     "outputs": ((*TUNE, "--outputs", "dw"), 2, "--outputs: 'dw'"),
-    "outputs of a workload": (("tune", "--workload", "llm", "--outputs", "dx"), 2, "--outputs: goes with --shape"),
+    "outputs of a workload": (("tune", "--workload", "llm", "--outputs", "dx"), 2, "only valid with --shape"),
     "a workload": (("tune", "--workload", "resnet"), 2, "--workload: 'resnet', expected one of sd15-unet"),
     "a workload without the op": (("tune", "layer_norm", "--workload", "vae"), 2, "no problem left"),
     "a device": ((*TUNE, "--device", "V100"), 2, "--device: 'V100', expected one of A100"),
@@ -378,11 +378,15 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "a table that cannot be written": ((*TUNE, "--table", "/proc/t.json"), 2, "/proc/t.json: cannot be written"),
     "a table whose lock is a link": ((*TUNE, "--table", "linked.json"), 2, "linked.json.lock is a link, expected a re"),
-    "a password": ((*TUNE, "--storage", "nosql://bob:hunter2@x/y?key=hunter2"), 2, "'nosql://***@x/y?***': no storage"),
+    "a password": (
+        (*TUNE, "--storage", "nosql://bob:hunter2@x/y?key=hunter2"),
+        2,
+        "'nosql://***@x/y?***': cannot be opened",
+    ),
     "a password of a file": (
         (*TUNE, "--storage", "bob:hunter2@x/y"),
         2,
-        "'bob:***@x/y': no storage of studies: no folder ***",
+        "'bob:***@x/y': cannot be opened: no folder ***",
     ),
     "a trace that is not there": (("tune", "--from-trace", "nowhere"), 2, "nowhere"),
     "a dtype of a trace": (("tune", "--from-trace", "empty", "--dtype", "float16"), 2, "--dtype"),
@@ -391,9 +395,9 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a folder for a table": ((*TUNE, "--table", "."), 2, "is a folder"),
     "a corrupt table": ((*TUNE, "--table", "corrupt"), 2, "corrupt: not JSON"),
     "a table of another device": ((*TUNE, "--table", "a100.json"), 2, "a table of NVIDIA A100-SXM4-80GB, expected"),
-    "a storage in no folder": ((*TUNE, "--storage", "no/where/j"), 2, "no storage of studies: no folder no/where"),
-    "no storage": ((*TUNE, "--storage", ""), 2, "--storage: '': no storage of studies: expected a file or a URL"),
-    "a storage of something else": ((*TUNE, "--storage", "corrupt"), 2, "--storage: 'corrupt': no storage of studies"),
+    "a storage in no folder": ((*TUNE, "--storage", "no/where/j"), 2, "cannot be opened: no folder no/where"),
+    "no storage": ((*TUNE, "--storage", ""), 2, "--storage: '': cannot be opened: expected a file or a URL"),
+    "a storage of something else": ((*TUNE, "--storage", "corrupt"), 2, "--storage: 'corrupt': cannot be opened"),
     "time that is none": ((*TUNE, "--seconds", "nan"), 2, "--seconds: nan"),
     "a seed": ((*TUNE, "--seed", "-1"), 2, "--seed: -1"),
     "a loop of links": ((*TUNE, "--table", "loop"), 2, "loop"),

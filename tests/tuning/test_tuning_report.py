@@ -155,7 +155,7 @@ def test_the_page_of_a_rehearsal_is_marked_as_rehearsed(tmp_path: Path) -> None:
     result = measured()
     result.source, result.entry = "rehearsed", None
     text = words(page([result], tmp_path))
-    assert "REHEARSED. The clock was none of a GPU" in text
+    assert "REHEARSED. The clock did not time a GPU" in text
     assert "measured" not in text.lower().replace(report.CSS.lower(), "")
 
 
@@ -177,13 +177,13 @@ def test_few_trials_have_no_importances(tmp_path: Path, count: int) -> None:
     result = modelled(count)
     text = page([result], tmp_path)
     assert len(pictures(text)) == (3 if count else 1)
-    assert ("No tile was tried" in text) if not count else (f"{count} trials have a time, it takes 8" in text)
+    assert ("No tile was tried" in text) if not count else (f"{count} trials have a time, expected at least 8" in text)
 
 
 def test_parameters_with_one_value_have_no_importances(tmp_path: Path) -> None:
     result = modelled(0)
     result.trials = [Trial(result.space.default, 1e-6 * at) for at in range(5, 15)]
-    assert "each had one value in all trials" in page([result], tmp_path)
+    assert "each parameter had one value in all trials" in page([result], tmp_path)
 
 
 def test_equal_times_have_no_importances(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_the_page_if_every_tile_failed(tmp_path: Path) -> None:
     trials = [Trial(tile, None, "crash", "the worker died") for tile in space.tiles[:5]]
     result = TuningResult(space, "measured", trials=trials, sentence="5 of 5 tiles failed", interrupted=True)
     text = page([result], tmp_path)
-    assert "Nothing came of it." in text
+    assert "No tile was chosen." in text
     assert "5 of 5 tiles failed" in text
     assert "Interrupted." in text
     assert "failed, crash: 5" in text

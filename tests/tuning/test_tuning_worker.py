@@ -70,8 +70,8 @@ def test_verification_names_the_fault_of_a_candidate(worker: Worker) -> None:
         said[kind] = worker.ask("verify", tile(kind), seconds=60)
     assert said[device.RIGHT] is None
     assert "oracle" in said[device.WRONG]
-    assert said[device.OUTSIDE] == "y: wrote outside of it"
-    assert said[device.RANDOM] == "y: other bits in a second run"
+    assert said[device.OUTSIDE] == "y: memory outside the array was written"
+    assert said[device.RANDOM] == "y: a second run is not bitwise equal"
     assert "NaN elsewhere than in the oracle" in said[device.UNWRITTEN]
     assert worker.spawned == 1
 
@@ -200,7 +200,7 @@ def test_rehearsed_times_are_never_stored_as_measured(kinds: Any) -> None:
     assert result.source == "rehearsed"
     assert result.winner == tile(device.RIGHT)
     assert result.entry is None
-    with pytest.raises(ValueError, match="never stored as measured"):
+    with pytest.raises(ValueError, match="cannot be stored as measured"):
         measured_entry(space, result.winner, result.timings, measures=False, bandwidth=1e12, trials=3, default=False)
 
 
@@ -497,7 +497,7 @@ def test_a_worker_that_cannot_open_a_problem_is_reported_for_that_problem(
     monkeypatch.setattr(Worker, "ask", ask)
     todo = [device.PROBLEM, replace(device.PROBLEM, N=3)]
     results, _, interrupted = tune(todo, options(tmp_path / "t.json"), Notes())
-    assert [result.sentence for result in results] == ["the worker cannot begin: memory: out of memory"] * 2
+    assert [result.sentence for result in results] == ["the worker cannot start: memory: out of memory"] * 2
     assert not interrupted
 
 

@@ -1,4 +1,4 @@
-"""A problem's arrays in sets to walk through, and its public call on them."""
+"""Sets of a problem's arrays to walk through, and the public call on the arrays of a set."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sets:
                 made[name].fill(xp.asarray(raw(given[name])))
             self._buffers.append(made)
         if kind == "gpu":
-            xp.get_default_memory_pool().free_all_blocks()  # what brought the inputs here, and is torch's to have
+            xp.get_default_memory_pool().free_all_blocks()  # temporary copies of the inputs: torch needs the memory
 
     def __len__(self) -> int:
         return len(self._buffers)
@@ -55,49 +55,49 @@ class Sets:
         return {name: buffer.bytes for name, buffer in self._buffers[index].items()}
 
     def spoil(self, index: int) -> None:
-        """Nothing that was written to a set's results counts from now on: they are NaN, in every format."""
+        """Fill the results of a set with NaN (in every floating-point format)."""
         for name, buffer in self._buffers[index].items():
             if name in self.problem.outputs:
                 buffer.fill(UNWRITTEN)
 
     def arrays(self, index: int) -> dict[str, Any]:
-        """The arrays of a set as the public functions take them."""
+        """The arrays of a set with the shapes and dtypes that the public functions take."""
         return {name: _shaped(self.problem, name, flat) for name, flat in self.bytes_of(index).items()}
 
 
 def _shaped(problem: Problem, name: str, flat: Any) -> Any:
-    """An array of the public functions' shape over these bytes."""
+    """A view of the bytes with the shape and dtype that the public functions take."""
     array = flat.view(DTYPES[problem.dtype_of(name)])
     shape = problem.spec.arrays[name].shape_of(problem)
     if name not in problem.spec.tensors or problem.layout == "NCHW":
         return array.reshape(shape)
     N, C, HxW = shape
     last = array.reshape(N, HxW, C)
-    # Functions without a data format know channels-last by its strides.
+    # Functions without the argument data_format detect channels-last data by its strides.
     return last if "data_format" in _parameters(problem) else last.transpose(0, 2, 1)
 
 
 def _parameters(problem: Problem) -> Mapping[str, inspect.Parameter]:
-    """The parameters of the public function."""
+    """The parameters of a problem's public function."""
     return inspect.signature(getattr(cunorm, problem.op)).parameters
 
 
 def public_call(
     problem: Problem, arrays: Arrays, tile: Tile | None, workspace: Any = None, into: bool = True
 ) -> Callable[[], Any]:
-    """What a user types for a problem.
+    """A function without arguments that calls the public function for a problem.
 
     Parameters
     ----------
     problem : Problem
     arrays : mapping of str to array
-        Of `Sets.arrays`.
+        Result of `Sets.arrays`.
     tile : Tile or None
-        None: the tile that a call chooses by itself.
+        None: the call chooses the tile.
     workspace : array, optional
         None: the call allocates it.
     into : bool
-        Whether with ``out=``; without, the call allocates its results, as the peers' do.
+        Whether ``out=`` is passed. Without it the call allocates its results, as the calls of peers do.
     """
     spec = problem.spec
     out = tuple(arrays.get(name) for name in spec.results)

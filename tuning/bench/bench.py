@@ -1,7 +1,8 @@
-"""Measures cunorm beside its peers: the same arrays, one run, one round of all after another.
+"""Measures cunorm beside its peers on the same arrays, in one run of rounds that sample every contender.
 
-Two times of each: its kernels', from GPU events, and a call's, from the host's clock until the results are there. A
-contender that is missing, does not have the operator, fails or is wrong is in the results with its sentence.
+Each contender has two times: the time of its kernels, from GPU events, and the time of a call until its results exist,
+from the host's clock. A contender that is missing, lacks the operator, fails or is wrong is in the results too, with a
+sentence that gives the reason.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ from .clock import BenchClock
 from .peers import PEERS, NotOffered
 from .result import DEFAULT, TABLE, Contender, DeviceLostError, Outcome, Spread
 
-#: Samples of each contender.
+#: Default number of samples per contender.
 ROUNDS = 21
-#: Share of a result's largest value that it may be off by: sixteen times what rounding it to 16 bits costs at most,
-#: since some keep what they sum in 16 bits; and what sums of some million terms in float32, in any order, are off by.
-#: Whoever leaves a term of a formula out is off by far more, on the bench's inputs. How far each is off is told.
+#: Tolerance: maximum error of a result, divided by its largest value. For 16-bit dtypes it is sixteen times the largest
+#: error of rounding a value to the dtype, because some contenders store sums in 16 bits. For float32 it is the error of
+#: sums of some million terms in any order. On the bench's inputs, an implementation that leaves out a term of a formula
+#: has a far larger error. The results contain the error of each contender.
 WRONG = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 1e-4, "float64": 1e-10}
 
 
 @dataclass
 class _Entrant:
-    """A contender that runs."""
+    """A contender that runs, with its functions and samples."""
 
     contender: Contender
     run: Callable[[int], Any]
@@ -56,7 +58,7 @@ class _Entrant:
     walls: list[float] = field(default_factory=list)
 
 
-# ---- who runs -------------------------------------------------------------------------------------------------------
+# ---- contenders -----------------------------------------------------------------------------------------------------
 
 
 def _own(name: str, tile: Tile | None, place: Target, problem: Problem, sets: Sets) -> _Entrant:
@@ -106,7 +108,7 @@ def _host(flat: Any) -> Any:
 
 
 class _BenchRun:
-    """A problem's contenders, of whom those that can be timed are entrants."""
+    """The contenders of a problem. The contenders that can be timed are entrants."""
 
     def __init__(self, problem: Problem, place: Target, sets: Sets, clock: BenchClock, peers: Sequence[str]) -> None:
         self.problem, self.place, self.sets, self.clock = problem, place, sets, clock
@@ -115,7 +117,7 @@ class _BenchRun:
         self.entrants: list[_Entrant] = []
 
     def enter(self) -> None:
-        """Make everybody ready; who is not there or lacks the operator is told so."""
+        """Prepare all contenders; record why a contender is missing or does not offer the operator."""
         problem, strategies = self.problem, OPS[self.problem.op].strategies
         default = costmodel.choose(problem, strategies.values(), self.place.device).tile
         tuned = choose_tile.exact(problem, strategies, self.place.device)
@@ -134,7 +136,7 @@ class _BenchRun:
                     entrant = _own(name, tile, self.place, problem, self.sets)
             except NotOffered as error:
                 self.found[name] = Contender(name, "not offered", str(error))
-            except Exception as error:  # whatever a library comes up with is what its user would get
+            except Exception as error:  # libraries raise errors of many types; a user would get the same error
                 self.found[name] = Contender(name)
                 self._fail(self.found[name], error)
             else:
@@ -142,7 +144,7 @@ class _BenchRun:
                 self.entrants.append(entrant)
 
     def admit(self, wanted: Sequence[Expected]) -> None:
-        """Find out who is right, and what takes their samples."""
+        """Check the results of the entrants, and create the samplers of the entrants that are right."""
         for entrant in list(self.entrants):
             contender = entrant.contender
             with self._watched(entrant):
@@ -156,8 +158,9 @@ class _BenchRun:
                 contender.sentence += f"; {how}"
 
     def rounds(self, count: int, order: random.Random) -> None:
-        """Samples of all, a round after a round, in another order each. A call has the first set, which the walk of the
-        kernels before it has left longest ago.
+        """Sample all entrants in every round, in a random order.
+
+        A call uses the first set, because the preceding walk of the kernels has used it least recently.
         """
         for _ in range(count):
             for entrant in order.sample(self.entrants, len(self.entrants)):
@@ -168,7 +171,7 @@ class _BenchRun:
                         entrant.walls.append(self.clock.wall(entrant.call))
 
     def close(self, lost: str | None) -> list[Contender]:
-        """Everybody, with what the samples come to; who was not reached before the device was lost is told so."""
+        """Return all contenders with their times. If the device was lost, those without times contain the reason."""
         for entrant in self.entrants:
             if self.clock.measures and entrant.samples and entrant.walls:
                 entrant.contender.kernels = Spread.of(entrant.samples)
@@ -179,7 +182,7 @@ class _BenchRun:
 
     @contextlib.contextmanager
     def _watched(self, entrant: _Entrant) -> Iterator[None]:
-        """Who fails in it is no entrant any more."""
+        """Remove an entrant that raises an error in this context."""
         try:
             yield
         except Exception as error:
@@ -187,7 +190,7 @@ class _BenchRun:
             self._fail(entrant.contender, error)
 
     def _fail(self, contender: Contender, error: Exception) -> None:
-        """Tell an error in one line; DeviceLostError if nobody can run after it."""
+        """Record an error as one line; raise DeviceLostError if the error left the device unusable."""
         contender.state, contender.sentence = "failed", sentence_of(error)
         if not self.clock.sound():
             raise DeviceLostError(f"{contender.name} left the GPU unusable: {contender.sentence}") from error
@@ -196,26 +199,26 @@ class _BenchRun:
         return self.clock.beside() if entrant.by_torch else contextlib.nullcontext()
 
     def _judged(self, entrant: _Entrant, wanted: Sequence[Expected]) -> str | None:
-        """What is wrong with an entrant's results; None if nothing is. Notes how far they are off."""
-        self.sets.spoil(0)  # another's results are still there
+        """A sentence that says how an entrant's results are wrong, or None. Records the largest error."""
+        self.sets.spoil(0)  # the set still contains another entrant's results
         with self._beside(entrant):
             entrant.run(0)
             came = {name: _host(flat) for name, flat in entrant.results().items()}
         worst = 0.0
         for one in wanted:
             if one.name not in came:
-                if one.name in self.problem.spec.saved:  # which most libraries show to nobody
+                if one.name in self.problem.spec.saved:  # most libraries do not return saved statistics
                     continue
-                return f"{one.name} did not come"
+                return f"{one.name} was not returned"
             elements, dtype = self.problem.elements_of(one.name), self.problem.dtype_of(one.name)
             values = came[one.name]
             if values.nbytes != elements * DTYPES[dtype].itemsize:
-                return f"{one.name} has {values.nbytes} bytes, in another dtype or shape than {dtype}"
+                return f"{one.name} has {values.nbytes} bytes, expected the bytes of its shape in {dtype}"
             off = one.off(values.view(DTYPES[dtype]))
             worst = max(worst, off)
             if not off <= WRONG[dtype]:
                 entrant.contender.error = off if math.isfinite(off) else None
-                return f"{one.name} is off by {off:.2g} of its largest value, {WRONG[dtype]:.2g} would do"
+                return f"{one.name} is off by {off:.2g} of its largest value, expected at most {WRONG[dtype]:.2g}"
         entrant.contender.error = worst
         return None
 
@@ -223,20 +226,20 @@ class _BenchRun:
 def bench_problem(
     problem: Problem, place: Target, clock: BenchClock, peers: Sequence[str], *, rounds: int = ROUNDS, seed: int = 0
 ) -> Outcome:
-    """Run a problem's contenders beside each other.
+    """Check and time all contenders of a problem.
 
     Parameters
     ----------
     problem : Problem
     place : Target
-        Where cunorm runs.
+        The device on which cunorm runs.
     clock : BenchClock
     peers : sequence of str
         Keys of `PEERS`.
     rounds : int
-        Samples of each contender's kernels, and of its calls.
+        Number of samples of each contender's kernels, and of its calls.
     seed : int
-        Of the inputs, and of the order in a round.
+        Seed of the inputs and of the order in a round.
 
     Returns
     -------
@@ -249,7 +252,7 @@ def bench_problem(
     """
     given = inputs_of(problem, seed, hostile=False)
     wanted = expected(problem, given)
-    nbytes = sum(values.nbytes for values in given.values())  # what is read has to come from memory
+    nbytes = sum(values.nbytes for values in given.values())  # the inputs alone must not fit in the L2
     sets = Sets(problem, given, place.kind, clock.sets(nbytes, place.device))
     run, lost = _BenchRun(problem, place, sets, clock, peers), None
     try:

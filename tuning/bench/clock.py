@@ -1,8 +1,9 @@
-"""The clocks of the bench: kernels in graphs, and whole calls as a caller waits for them.
+"""The clocks of the bench: they time kernels in graphs, and whole calls until their results exist.
 
-`Clock` and `GraphClock` of the tuner time cunorm's launches. What torch launches is captured into a graph by torch,
-whose allocator has to know of it, and timed the same way; what cannot be captured, by events around calls that the GPU
-is kept behind with, so that it does not wait for the host between them. A clock says which of these it was.
+The tuner's `GraphClock` times cunorm's launches. Torch's launches are captured into a graph by torch, because torch's
+allocator must know of the capture, and are timed in the same way. Calls that cannot be captured are timed by events
+around them. Before these calls, a kernel that only waits delays the GPU, so that the GPU does not wait for the host
+between the calls. A clock reports which method it used.
 """
 
 from __future__ import annotations
@@ -20,48 +21,48 @@ from cunorm.core.devices import Device
 
 from ..measure.clock import GraphClock, lasting, sets_of
 
-#: For calls that cannot be captured, a kernel that only waits holds the queue: as many times as long as the host took
-#: for such calls, at most so many seconds, at so many clock cycles a second, which no GPU of today exceeds.
+#: The kernel that delays the GPU for calls that cannot be captured: its duration in multiples of the host's time for
+#: the calls, its maximum duration in seconds, and the clock cycles per second, which no current GPU exceeds.
 HELD, MOST_HELD, CYCLES = 2, 0.2, 3e9
-WARM = 3  # runs of a peer before anything is captured
+WARM = 3  # maximum number of runs of a peer before the capture
 
 
 class BenchClock(Protocol):
-    """What the bench measures with."""
+    """The interface of the bench's clocks."""
 
     #: Whether the samples are times of kernels on a GPU.
     measures: bool
 
     def sets(self, nbytes: int, device: Device) -> int:
-        """How many sets of arrays of that size to walk through."""
+        """Number of sets of `nbytes` to walk through."""
 
     def kernels(self, run: Callable[[int], Any], sets: int, by_torch: bool) -> tuple[str, Callable[[], float]]:
-        """How the kernels of a run are timed, and what takes one sample, in seconds a run.
+        """The method by which a run's kernels are timed, and a function that takes one sample, in seconds per run.
 
         Parameters
         ----------
         run : callable
-            Launches what is timed on one of the sets.
+            Launches the timed kernels on one of the sets.
         sets : int
         by_torch : bool
-            Whether torch launches it.
+            Whether torch launches the kernels.
         """
 
     def beside(self) -> AbstractContextManager[Any]:
-        """Where torch works: what is prepared for `kernels` is prepared in it, and what torch launches runs in it."""
+        """The context in which torch's calls are prepared for `kernels`, and in which torch launches its kernels."""
 
     def wall(self, call: Callable[[], Any]) -> float:
-        """Seconds of one call until its results are there, Python's share included."""
+        """Seconds of one call until its results exist, including the time in Python."""
 
     def copies(self) -> dict[str, float]:
-        """Bytes per second that copies move on this device now, by the copy's name."""
+        """Measure the bytes per second of copies on this device, by the copy's name."""
 
     def sound(self) -> bool:
-        """Whether the device still works: an error of CUDA may be one after which nothing does."""
+        """Whether the device still works: after some CUDA errors every call fails."""
 
 
 class GpuClock:
-    """Times on CuPy's current device."""
+    """Times kernels and calls on CuPy's current device."""
 
     measures = True
 
@@ -70,37 +71,37 @@ class GpuClock:
         import cupy
 
         self._cupy: Any = cupy
-        self._stream: Any = None  # torch's, once there is one
+        self._stream: Any = None  # torch's stream, created when first needed
         self._failed: list[Any] = []
 
     def sets(self, nbytes: int, device: Device) -> int:
-        """As the protocol says; within the free memory, of which what the problem before left is part."""
-        gc.collect()  # autograd's graphs hold each other
+        """See `BenchClock.sets`. First frees the memory of the previous problem, so that it counts as free."""
+        gc.collect()  # autograd's graphs contain reference cycles
         if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         return self._own.sets(nbytes, device)
 
     def kernels(self, run: Callable[[int], Any], sets: int, by_torch: bool) -> tuple[str, Callable[[], float]]:
-        """As the protocol says; by replays of a graph, where the launches can be captured."""
+        """See `BenchClock.kernels`. A sample is a replay of a graph if the launches can be captured."""
         if not by_torch:
             return "graph", self._own.sampler(None, run, sets)
         torch = importlib.import_module("torch")
         with self.beside():
             for index in range(min(sets, WARM)):
-                run(index)  # compiles, tunes, allocates
+                run(index)  # the first runs compile, tune and allocate
         torch.cuda.synchronize()
         try:
             return "graph", lasting(lambda launches: self._captured(torch, run, sets, launches), sets)
         except torch.cuda.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # it waits for the GPU, or allocates what cannot be captured
+        except RuntimeError as error:  # the run waits for the GPU, or allocates in a way that cannot be captured
             torch.cuda.synchronize()
             held = lasting(lambda launches: self._held(torch, run, sets, launches), sets)
             reason = str(error).strip().partition("\n")[0]
-            return f"events, since a graph cannot capture it: {reason}", held
+            return f"events, because a graph cannot capture it: {reason}", held
 
     def beside(self) -> AbstractContextManager[Any]:
-        """As the protocol says: autograd runs a gradient on the stream of its forward, and that is what is captured."""
+        """See `BenchClock.beside`. Autograd runs a gradient on its forward's stream, and this stream is captured."""
         torch = importlib.import_module("torch")
         if self._stream is None:
             self._stream = torch.cuda.Stream()
@@ -113,13 +114,13 @@ class GpuClock:
             with torch.cuda.graph(graph, stream=self._stream):
                 _walk(run, launches, kept)
         except RuntimeError:
-            torch.cuda.set_stream(before)  # which the capture leaves out when its end fails
-            self._failed.append(graph)  # torch's allocator goes on asking it whose memory it takes
+            torch.cuda.set_stream(before)  # the capture does not restore the stream if its end fails
+            self._failed.append(graph)  # keep it: torch's allocator still calls it to find the owner of memory
             raise
 
         def sample(keep: Any = kept) -> float:
             with self.beside():
-                graph.replay()  # untimed: while it runs, the host gets ahead with what is timed
+                graph.replay()  # untimed: while it runs, the host enqueues the timed replay
                 return _timed(torch, graph.replay, launches)
 
         return sample
@@ -134,13 +135,13 @@ class GpuClock:
 
         def sample() -> float:
             with self.beside():
-                torch.cuda._sleep(cycles)  # the host gets ahead meanwhile
+                torch.cuda._sleep(cycles)  # meanwhile the host enqueues the timed calls
                 return _timed(torch, lambda: _walk(run, launches, kept), launches)
 
         return sample
 
     def wall(self, call: Callable[[], Any]) -> float:
-        """As the protocol says."""
+        """See `BenchClock.wall`."""
         self._cupy.cuda.Device().synchronize()
         begin = time.perf_counter()
         call()
@@ -148,28 +149,29 @@ class GpuClock:
         return time.perf_counter() - begin
 
     def copies(self) -> dict[str, float]:
-        """As the protocol says."""
+        """See `BenchClock.copies`."""
         return self._own.copies()
 
     def sound(self) -> bool:
-        """As the protocol says."""
+        """See `BenchClock.sound`."""
         try:
             self._cupy.cuda.Device().synchronize()
             return bool(self._cupy.ones(1).get()[0] == 1)
-        except Exception:  # that is the answer
+        except Exception:  # any error means that the device is unusable
             return False
 
 
 def _walk(run: Callable[[int], Any], launches: int, kept: list[Any]) -> None:
-    """Launch on the sets in turn. Each has its own results, as it has its own arrays: an allocator that got them back
-    at once would give the same ones to the next, which would find them in the L2.
+    """Launch on the sets in turn, and keep the results of each set until its next launch.
+
+    Otherwise the allocator would reuse the memory of the results for the next launch, which would find it in the L2.
     """
     for index in range(launches):
         kept[index % len(kept)] = run(index % len(kept))
 
 
 def _timed(torch: Any, work: Callable[[], Any], launches: int) -> float:
-    """Seconds a launch, between events on torch's current stream."""
+    """Seconds per launch between two events on torch's current stream."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     work()
@@ -179,16 +181,16 @@ def _timed(torch: Any, work: Callable[[], Any], launches: int) -> float:
 
 
 class RehearsalClock:
-    """Runs everything on the CPU executor and times nothing that is worth telling: its samples are all zero."""
+    """Runs everything on the CPU executor and times nothing: its samples are all zero."""
 
     measures = False
 
     def sets(self, nbytes: int, device: Device) -> int:
-        """One would do; two, so that the walk through them is walked."""
+        """At most two sets: one set would not test the walk through the sets."""
         return min(2, sets_of(nbytes, device, 2**62))
 
     def kernels(self, run: Callable[[int], Any], sets: int, by_torch: bool) -> tuple[str, Callable[[], float]]:
-        """As the protocol says."""
+        """See `BenchClock.kernels`. A sample runs every set once and is 0."""
 
         def sample() -> float:
             for index in range(sets):
@@ -198,18 +200,18 @@ class RehearsalClock:
         return "rehearsed", sample
 
     def beside(self) -> AbstractContextManager[Any]:
-        """As the protocol says."""
+        """See `BenchClock.beside`. The context does nothing."""
         return contextlib.nullcontext()
 
     def wall(self, call: Callable[[], Any]) -> float:
-        """As the protocol says."""
+        """Run the call once and return 0."""
         call()
         return 0.0
 
     def copies(self) -> dict[str, float]:
-        """None is known."""
+        """Return no bandwidths."""
         return {}
 
     def sound(self) -> bool:
-        """There is no device to lose."""
+        """Return True: the CPU is always usable."""
         return True

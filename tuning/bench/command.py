@@ -1,4 +1,4 @@
-"""``cunorm bench``: from its arguments to problems, contenders and a clock, and what it writes."""
+"""``cunorm bench``: derives problems, contenders and a clock from the arguments, and writes the results."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from .peers import PEERS
 from .result import MEASURED, REHEARSED, DeviceLostError, Outcome, document, text
 
 OK, WRONG, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130
-WORKLOAD, DTYPE = "quick", "bfloat16"  # of those who name none
-#: What the driver says of the GPU's state beside its name; a result without them cannot be compared with another.
+WORKLOAD, DTYPE = "quick", "bfloat16"  # defaults
+#: Fields of nvidia-smi that record the state of the GPU. Results cannot be compared without them.
 STATE = (
     "driver_version",
     "clocks.sm",
@@ -60,9 +60,9 @@ def _wanted(asked: argparse.Namespace) -> list[Problem]:
                 raise ValueError(f"--op: {name!r}, expected some of {', '.join(OPS)}")
         found = [problem for problem in found if problem.op in names]
         if not found:
-            raise ValueError(f"--op: no problem of {asked.ops} among those asked for")
+            raise ValueError(f"--op: no problem of {asked.ops} is selected")
     if small := {problem.op for problem in found if "x" not in problem.spec.inputs}:
-        raise ValueError(f"OP: {small.pop()} moves a few kilobytes; the bench has nothing to say about it")
+        raise ValueError(f"OP: {small.pop()} moves a few kilobytes, too few to measure its speed")
     return found
 
 
@@ -77,12 +77,12 @@ def _peers(names: str | None) -> list[str]:
 
 
 def _file(option: str, name: str | None, suffixes: Sequence[str] = ()) -> Path | None:
-    """Where to write, if it can be written: an hour of a GPU is not lost on a slip."""
+    """The path to write to. An invalid path raises ValueError now, not after an hour on a GPU."""
     if name is None:
         return None
     path = Path(name)
     if not name or path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{option}: {name!r}, expected a file in a folder that is there")
+        raise ValueError(f"{option}: {name!r}, expected a file in an existing folder")
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"{option}: {name!r}, expected a name that ends in {', '.join(suffixes)}")
     try:
@@ -94,11 +94,11 @@ def _file(option: str, name: str | None, suffixes: Sequence[str] = ()) -> Path |
 
 
 def _state() -> dict[str, str]:
-    """Driver, clocks, power limit and temperature of the GPU now; nothing where nvidia-smi is not there."""
+    """The current driver, clocks, power limit and temperature of the GPU; empty if nvidia-smi is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
-    at = executor("gpu").cupy.cuda.Device().pci_bus_id  # nvidia-smi counts GPUs in another order than CUDA
+    at = executor("gpu").cupy.cuda.Device().pci_bus_id  # nvidia-smi and CUDA number GPUs in different orders
     command = [program, f"--id={at}", f"--query-gpu={','.join(STATE)}", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         line = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
@@ -116,7 +116,7 @@ def _versions(kind: str, peers: Sequence[str]) -> dict[str, Any]:
 
 
 class _Record:
-    """What a run has come to by now, and the file that holds it."""
+    """The results of a run so far, and the file in which they are stored."""
 
     def __init__(self, path: Path | None, clock: BenchClock, **facts: Any) -> None:
         self.path, self.clock, self.facts = path, clock, facts
@@ -127,27 +127,27 @@ class _Record:
 
     @property
     def measured(self) -> bool:
-        """Whether times of a GPU are in it."""
+        """Whether the record contains times of a GPU."""
         return bool(self.facts["source"] == MEASURED)
 
     def copy(self, when: str) -> None:
-        """Measure the copies, and look at the GPU that has just been busy with them."""
+        """Measure the copies, then read the state of the GPU while its clocks are still raised by them."""
         if self.measured:
             self.copies[when], self.state = self.clock.copies(), _state()
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The record as a JSON document."""
         facts = self.facts | {"device": {**self.facts["device"], **self.state}}
         ended = {"interrupted": self.interrupted, "lost": self.lost or None}
         return {**document(self.results, copies=self.copies, **facts), **ended}
 
     def keep(self) -> None:
-        """Write the file as a whole, once there is something to say."""
+        """Write the whole file if there are results."""
         if self.path is not None and self.results:
             write_whole(self.path, json.dumps(self.document(), indent=1, allow_nan=False) + "\n")
 
     def add(self, problem: Problem, peers: Sequence[str], bench: Callable[[Problem], Outcome]) -> None:
-        """A problem's outcome; what fails for want of memory, say, leaves the next one its turn."""
+        """Add a problem's outcome. An error, for example a lack of memory, does not stop the following problems."""
         try:
             self.results.append(bench(problem))
         except DeviceLostError:
@@ -160,7 +160,7 @@ class _Record:
         self.keep()
 
     def run(self, problems: Iterator[Problem], peers: Sequence[str], bench: Callable[[Problem], Outcome]) -> None:
-        """All problems, until Ctrl-C or the loss of the GPU, between two measurements of the copies."""
+        """Run all problems, between two measurements of the copies. Ctrl-C or a loss of the GPU ends the run."""
         try:
             self.copy("before")
             for problem in problems:
@@ -183,13 +183,13 @@ def _rounds(asked: argparse.Namespace) -> int:
 
 
 def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
-    """The command, from its parsed arguments; returns the exit code.
+    """Run the command with its parsed arguments; return the exit code.
 
     Parameters
     ----------
     asked : argparse.Namespace
     clock : BenchClock, optional
-        None: that of the GPU, or none in a rehearsal.
+        None: `GpuClock`, or `RehearsalClock` in a rehearsal.
     """
     kind = "cpu" if asked.rehearse else "gpu"
     try:
@@ -198,14 +198,14 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
             raise ValueError("--plot: a rehearsal has no times to draw; leave out --rehearse on a machine with a GPU")
         to_json, to_plot = _file("--json", asked.json), _file("--plot", asked.plot, (".png", ".svg", ".pdf"))
         if to_plot is not None and importlib.util.find_spec("matplotlib") is None:
-            raise ValueError("--plot: needs matplotlib; type: pip install 'cunorm[tune]'")
+            raise ValueError("--plot: matplotlib is missing; type: pip install 'cunorm[tune]'")
     except (OSError, TraceError, TypeError, ValueError) as error:
         print(f"cunorm bench: {error}", file=sys.stderr)
         return USAGE
     if kind == "gpu" and not gpu_present():
         print(
             "cunorm bench: CuPy sees no GPU here, and times of the CPU executor say nothing about a kernel; see "
-            "`cunorm doctor`, or --rehearse to see who runs and who is right, without times",
+            "`cunorm doctor`, or use --rehearse to check which contenders run and are right, without times",
             file=sys.stderr,
         )
         return NO_GPU

@@ -1,4 +1,4 @@
-"""One picture of a bench: a group of bars for each shape, the share of a copy's bandwidth, peers beside cunorm."""
+"""The figure of a bench: one group of bars per shape. A bar is a contender's share of a copy's bandwidth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cunorm.core.opspec import spec_of
 
 from .result import cold, fraction, refusal
 
-#: cunorm's bars and the peers', told apart without colours too: light to dark, cunorm's outlined.
+#: Colours of the bars. They differ in lightness, and cunorm's bars are outlined, for readers who see no colours.
 COLOURS = {
     "cunorm, default tile": "#08519c",
     "cunorm, table tile": "#3182bd",
@@ -25,7 +25,7 @@ MARKS = {"missing": "missing", "not offered": "–", "failed": "failed", "wrong"
 
 
 def _short(problem: Mapping[str, Any]) -> str:
-    """A shape as an axis has room for."""
+    """A short label of a problem for the axis."""
     spec = spec_of(problem["op"])
     sizes = ", ".join(f"{name} {problem[field]}" for name, field in spec.sizes.items())
     layout = f" {problem['layout']}" if len(spec.layouts) > 1 else ""
@@ -33,7 +33,7 @@ def _short(problem: Mapping[str, Any]) -> str:
 
 
 def _absent(found: Mapping[str, Any], present: set[str]) -> list[str]:
-    """A line about those that were timed on no shape."""
+    """A line that names the contenders without a time for any shape, with their states."""
     states: dict[str, dict[str, None]] = {}
     for result in found["results"]:
         for one in result["contenders"]:
@@ -49,7 +49,7 @@ def figure(found: Mapping[str, Any], path: Path) -> None:
     Parameters
     ----------
     found : mapping
-        `bench_report.document`.
+        Result of `cunorm.tuning.bench.result.document`.
     path : Path
         PNG, SVG or PDF.
 
@@ -89,15 +89,15 @@ def figure(found: Mapping[str, Any], path: Path) -> None:
                 )
             at += 1
         ticks.append((begin + at - 1) / 2)
-        labels.append(_short(result["problem"]) + ("" if cold(found, result) else " (in the L2)"))
+        labels.append(_short(result["problem"]) + ("" if cold(found, result) else " (L2 not cold)"))
         at += 1
     axes.set_yticks(ticks, labels, fontsize=7)
     axes.invert_yaxis()
     axes.set_ylim(at - 0.5, -1)
-    axes.set_xlim(0, 1.15 * widest)  # small shapes, in the L2, may be faster than a copy
+    axes.set_xlim(0, 1.15 * widest)  # small shapes whose arrays are in the L2 may be faster than a copy
     axes.axvline(1, color="0.5", linewidth=0.8, linestyle=":")
     axes.set_xlabel(
-        "share of a copy's bandwidth at which the fewest bytes are moved; dotted line: a copy; whiskers: quartiles",
+        "byte floor / time, as a share of a copy's bandwidth; dotted line: a copy; whiskers: quartiles",
         fontsize=8,
     )
     handles = [axes.barh(-10, 0, color=COLOURS[name], label=name) for name in names]

@@ -1,7 +1,7 @@
-"""Public libraries with the same operators, on the same arrays: what each offers, and how it is called.
+"""Peers: public libraries with the same operators. This module records what each offers, and calls it.
 
-A peer is asked for what cunorm computes, on the same outputs and in the same precision, or not at all: `NotOffered`
-says what it lacks. Gradients come through autograd, as its users get them; its forward has run before, untimed.
+A peer is called only if it computes the same outputs as cunorm in the same precision. Otherwise `NotOffered` says what
+the peer lacks. Most peers compute gradients through autograd, as their users do; the forward has run before, untimed.
 
 Sources: torch.nn.functional and torch's batch_norm_* functions; Liger's LigerLayerNormFunction and
 LigerGroupNormFunction; QuACK's quack.rmsnorm, as of 0.6; Apex's apex.normalization and
@@ -27,14 +27,17 @@ Results = Mapping[str, Any]
 
 
 class NotOffered(Exception):
-    """A peer has no such operator; the sentence says what it lacks."""
+    """A peer does not offer the operator; the sentence says what the peer lacks."""
 
 
 # ---- arrays ---------------------------------------------------------------------------------------------------------
 
 
 def torch_arrays(problem: Problem, flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors over a set's bytes, without a copy: (N, C, HxW, 1), channels-last where the problem is; rows (N, C)."""
+    """Torch tensors that share the bytes of a set.
+
+    The shape is (N, C, HxW, 1), channels-last if the problem is, or (N, C) for the rows of LayerNorm.
+    """
     torch = importlib.import_module("torch")
     found = {}
     for name, array in flat.items():
@@ -51,7 +54,7 @@ def torch_arrays(problem: Problem, flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def torch_flat(problem: Problem, name: str, tensor: Any) -> Any:
-    """A result's bytes as they lie in the problem's layout."""
+    """The bytes of a result in the memory order of the problem's layout."""
     torch = importlib.import_module("torch")
     if name in problem.spec.tensors and problem.layout == "NHWC":
         tensor = tensor.permute(0, 2, 3, 1)
@@ -69,13 +72,15 @@ class Peer:
     ----------
     name : str
     module, distribution : str
-        What has to be importable, and what its version is asked of.
+        The module that must be importable, and the distribution whose version is reported.
     prepare : callable
-        (problem, arrays) -> what runs it and returns its results by name; NotOffered.
+        (problem, arrays) -> a function that runs the operator and returns its results by name. It raises NotOffered if
+        the library does not offer the operator.
     install : str
-        What to type where it is missing.
+        The command that installs the library, or how to build it.
     arrays, flat : callable
-        A set's bytes as it takes arrays, and a result of its as bytes that lie as the problem says.
+        Convert the bytes of a set to the library's arrays, and a result of the library to bytes in the memory order of
+        the problem's layout.
     """
 
     name: str
@@ -88,7 +93,7 @@ class Peer:
 
     @property
     def missing(self) -> str | None:
-        """What is not there, if anything."""
+        """A sentence that names a missing module and how to install it, or None."""
         for module in dict.fromkeys(("torch", self.module) if self.arrays is torch_arrays else (self.module,)):
             if importlib.util.find_spec(module.split(".")[0]) is None:
                 return f"no module {module.split('.')[0]}; {self.install}"
@@ -96,7 +101,7 @@ class Peer:
 
     @property
     def version(self) -> str:
-        """Of the distribution; what cannot be said is "unknown"."""
+        """The version of the distribution, or "unknown"."""
         try:
             return importlib.metadata.version(self.distribution)
         except importlib.metadata.PackageNotFoundError:
@@ -110,7 +115,7 @@ Forward = Callable[[Any, Any, Any], Any]
 
 
 def _prepared(problem: Problem, tensors: Mapping[str, Any], forward: Forward) -> Callable[[], Results]:
-    """A forward, or the gradients of one that has run, through autograd."""
+    """A function that runs the forward, or the gradients of a forward that has already run, through autograd."""
     torch = importlib.import_module("torch")
     x: Any
     gamma: Any
@@ -139,12 +144,12 @@ def _prepared(problem: Problem, tensors: Mapping[str, Any], forward: Forward) ->
     return gradients
 
 
-#: An op's own way to call a peer: (problem, tensors) -> what runs it.
+#: Prepares the call of a peer for an op: (problem, tensors) -> a function that runs it and returns the results.
 Prepare = Callable[[Problem, Mapping[str, Any]], Callable[[], Results]]
 
 
 def _of(problem: Problem, offered: Mapping[str, Prepare]) -> Prepare:
-    """What a library has for an op, by its family or its name."""
+    """The library's `Prepare` for an op, by the op's name or its family; raises NotOffered if there is none."""
     for name in (problem.op, problem.spec.family):
         if name in offered:
             return offered[name]
@@ -152,11 +157,11 @@ def _of(problem: Problem, offered: Mapping[str, Prepare]) -> Prepare:
 
 
 def _plain(problem: Problem) -> None:
-    """Some have nothing fused behind, and always a gamma."""
+    """Raise NotOffered for libraries that have no fused activation and require gamma."""
     if problem.activation is not None:
-        raise NotOffered(f"no {problem.activation} fused behind it")
+        raise NotOffered(f"no fused {problem.activation}")
     if problem.gamma_dtype is None:
-        raise NotOffered("needs gamma")
+        raise NotOffered("requires gamma")
 
 
 # ---- torch ----------------------------------------------------------------------------------------------------------
@@ -205,13 +210,13 @@ def _input(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
 def _on_gpu(prepare: Prepare) -> Prepare:
     def checked(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
         if not of["x"].is_cuda:
-            raise NotOffered(f"{problem.op} on a GPU only")
+            raise NotOffered(f"offers {problem.op} on a GPU only")
         return prepare(problem, of)
 
     return checked
 
 
-#: torch's forwards that have a gradient through autograd, by family.
+#: torch's forwards whose gradients are computed through autograd, by family.
 _FORWARDS: dict[str, Callable[[Problem], Forward]] = {"group_norm": _torch_group, "layer_norm": _torch_layer}
 _TORCH: dict[str, Prepare] = {
     **{family: _through_autograd(forward) for family, forward in _FORWARDS.items()},
@@ -226,18 +231,18 @@ def _torch(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results
     return _of(problem, _TORCH)(problem, tensors)
 
 
-@functools.lru_cache(maxsize=1)  # one for all sets of a problem
+@functools.lru_cache(maxsize=1)  # all sets of a problem use the same compiled forward
 def _compiled_forward(problem: Problem) -> Forward:
     torch, forward = importlib.import_module("torch"), _FORWARDS[problem.spec.family](problem)
-    torch._dynamo.reset()  # a graph for these sizes, and not a general one for all sizes that came before
-    # Gradients are asked for again and again of what one forward has kept: it is not theirs to write over.
+    torch._dynamo.reset()  # compile for these sizes, not a general graph for the sizes of earlier problems too
+    # Gradients are computed repeatedly from the buffers that one forward has saved, so they must not be overwritten.
     setattr(importlib.import_module("torch._functorch.config"), "donated_buffer", False)  # noqa: B010
     return torch.compile(forward, dynamic=False)  # type: ignore[no-any-return]
 
 
 def _compiled(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if problem.spec.family not in _FORWARDS:
-        raise NotOffered(f"nothing to compile in {problem.op}: torch has it as one operator")
+        raise NotOffered(f"nothing to compile in {problem.op}: torch offers it as a single operator")
     return _prepared(problem, tensors, _compiled_forward(problem))
 
 
@@ -251,7 +256,7 @@ def _liger_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], R
 
 def _liger_group(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if problem.layout != "NCHW":
-        raise NotOffered("channels-last data is copied first")
+        raise NotOffered("copies channels-last data to another layout first")
     function = importlib.import_module("liger_kernel.ops.group_norm").LigerGroupNormFunction
     flat = {name: one.flatten(2) if name in problem.spec.tensors else one for name, one in tensors.items()}
     return _prepared(
@@ -267,7 +272,7 @@ def _liger(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results
 
 def _quack_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if {problem.gamma_dtype, problem.beta_dtype} - {"float32", None}:
-        raise NotOffered("gamma and beta in float32 alone")
+        raise NotOffered("offers gamma and beta in float32 only")
     quack, (x, gamma) = importlib.import_module("quack.rmsnorm"), (tensors["x"], tensors["gamma"])
     if not problem.is_backward:
         return lambda: {"y": quack.layernorm_fwd(x, gamma, tensors.get("beta"), EPS)}
@@ -288,20 +293,20 @@ def _quack(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results
 
 def _apex_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if problem.gamma_dtype is None:
-        raise NotOffered("needs gamma here")
+        raise NotOffered("requires gamma for this kernel")
     affine = importlib.import_module("apex.normalization.fused_layer_norm").fused_layer_norm_affine
     return _prepared(problem, tensors, lambda x, gamma, beta: affine(x, gamma, beta, (problem.C,), EPS))
 
 
 def _apex_group(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if problem.layout != "NHWC" or problem.gamma_dtype is None:
-        raise NotOffered("GroupNorm of channels-last data alone, and with gamma")
+        raise NotOffered("offers GroupNorm only for channels-last data and with gamma")
     GroupNorm = importlib.import_module("apex.contrib.group_norm").GroupNorm
     x = tensors["x"]
     one = GroupNorm(
         problem.group, problem.C, eps=EPS, device=x.device, dtype=tensors["gamma"].dtype, act=problem.activation or ""
     )
-    if not one._check_legality(x):  # it would call torch without a word
+    if not one._check_legality(x):  # GroupNorm would silently call torch
         raise NotOffered(f"no kernels for {problem.C} channels in {problem.group} groups")
     call = importlib.import_module("torch.func").functional_call
     return _prepared(problem, tensors, lambda x, gamma, beta: call(one, {"weight": gamma, "bias": beta}, (x,)))
@@ -311,7 +316,7 @@ def _apex(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]
     return _of(problem, {"layer_norm": _apex_layer, "group_norm": _apex_group})(problem, tensors)
 
 
-#: By the name that ``--peers`` takes.
+#: The peers by the name that ``--peers`` takes.
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (

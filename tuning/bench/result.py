@@ -1,6 +1,6 @@
-"""What a bench found: who ran, how long it took, who did not run and why; as a document, and as text.
+"""The results of a bench, as a JSON document and as text: times, and the reasons why contenders have no time.
 
-Only times of a GPU are ever printed as such.
+Only times that come from a GPU are printed.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
-        """Of one sample or more."""
+        """Median and quartiles of at least one sample."""
         q25, _, q75 = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
         return cls(median(samples), q25, q75, len(samples))
 
 
 @dataclass
 class Contender:
-    """What one implementation came to on a problem.
+    """The outcome of one implementation on a problem.
 
     Attributes
     ----------
     name : str
     state : {"timed", "rehearsed", "missing", "not offered", "failed", "wrong"}
     sentence : str
-        Why it was not timed; of one that was, how: the tile, or what its kernels were timed by.
+        Why the contender was not timed. If it was timed: the tile or the version of the library, and the method.
     error : float or None
-        The largest share of a result's largest value that it is off by; None if that is no number.
+        The largest error of a result, divided by the result's largest value; None if it is not finite or not known.
     kernels, wall : Spread or None
-        Of its kernels on the GPU, and of a call.
+        Times of the contender's kernels on the GPU, and of a call.
     """
 
     name: str
@@ -62,15 +62,15 @@ class Contender:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a problem.
+    """The outcome of all contenders on a problem.
 
     Attributes
     ----------
     problem : Problem
     contenders : sequence of Contender
-        cunorm's first, then the peers as they were named, those that did not run among them.
+        cunorm's contenders first, then the peers in the order of ``--peers``, including those that did not run.
     walked : int
-        Bytes of the inputs of all sets of arrays: kernels walk through them, a set after a set.
+        Bytes of the inputs of all sets of arrays. The kernels walk through the sets in turn.
     """
 
     problem: Problem
@@ -79,17 +79,17 @@ class Outcome:
 
     @classmethod
     def failed(cls, problem: Problem, peers: Sequence[str], sentence: str) -> Outcome:
-        """Of a problem that nobody could run."""
+        """The outcome of a problem that no contender could run."""
         return cls(problem, [Contender(name, "failed", sentence) for name in (DEFAULT, TABLE, *peers)], 0)
 
 
 class DeviceLostError(Exception):
-    """Nothing runs on the device any more; the sentence says who was the last to.
+    """The device is unusable. The sentence names the error, and the contender that caused it if it is known.
 
     Attributes
     ----------
     outcome : Outcome or None
-        What there is of the problem.
+        The outcome of the problem so far.
     """
 
     outcome: Outcome | None = None
@@ -111,20 +111,20 @@ def document(
     workload: str | None,
     problems: int,
 ) -> dict[str, Any]:
-    """A bench as JSON has it.
+    """The JSON document of a bench.
 
     Parameters
     ----------
     results : sequence of Outcome
     source : {"measured", "rehearsed"}
     device, software : mapping
-        Exact facts.
+        The fields of the device, and the versions of the software.
     copies : mapping of mapping of float
-        Bytes per second of each copy before and after the run; none in a rehearsal.
+        Bytes per second of each copy before and after the run; empty in a rehearsal.
     rounds : int
     workload : str or None
     problems : int
-        That were asked for.
+        Number of problems that the run was started for.
     """
     return {
         "schema": SCHEMA,
@@ -151,26 +151,26 @@ def document(
 
 
 def refusal(found: Document) -> str | None:
-    """Why a document says nothing about speed; None if it does."""
+    """A sentence that says why a document is no evidence of speed, or None."""
     if found.get("schema") != SCHEMA:
         return f"schema {found.get('schema')!r}, expected {SCHEMA!r}"
     if found.get("source") != MEASURED:
-        return f"it was {found.get('source')}, not measured on a GPU: no times of kernels"
+        return f"it was {found.get('source')}, not measured on a GPU: it contains no kernel times"
     return None
 
 
 def complete(found: Document) -> bool:
-    """Whether all problems that were asked for are in it; of a run that was killed, the file has those before."""
+    """Whether the document contains all problems of its run. The file of a killed run contains only the first ones."""
     return not found["interrupted"] and found["lost"] is None and len(found["results"]) == found["problems"]
 
 
 def cold(found: Document, result: Mapping[str, Any]) -> bool:
-    """Whether no kernel of a result can have found its arrays in the L2; there are not sets enough of tiny shapes."""
+    """Whether no kernel of a result can have found its arrays in the L2. For tiny shapes there are too few sets."""
     return bool(result["walked_bytes"] >= L2_TIMES * found["device"]["l2_bytes"])
 
 
 def fraction(found: Document, result: Mapping[str, Any], contender: Mapping[str, Any]) -> float | None:
-    """The share of the copy's bandwidth at which a contender moves the fewest bytes; None without a time."""
+    """The byte floor over the time of a contender, as a share of the copy's bandwidth; None without a time."""
     kernels = contender["kernels"]
     if kernels is None or not found["copy_bandwidth"]:
         return None
@@ -178,13 +178,14 @@ def fraction(found: Document, result: Mapping[str, Any], contender: Mapping[str,
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of one value or more."""
+    """The geometric mean of at least one value."""
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
 def speedups(found: Document, over: str) -> dict[str, list[float]]:
-    """How many times faster than a peer cunorm is, by op, with the table's tile where there is one, else the default;
-    shapes where both were timed.
+    """The speed-ups of cunorm over a peer, by op, for all shapes with a time of both.
+
+    cunorm's time is that of the table's tile if there is one, else that of the default.
     """
     by_op: dict[str, list[float]] = {}
     for result in found["results"]:
@@ -202,16 +203,16 @@ def _microseconds(spread: Mapping[str, Any] | None) -> str:
 
 
 def text(found: Document) -> Iterator[str]:
-    """The lines that a terminal shows."""
+    """Yield the lines of the text report."""
     device, measured = found["device"], found["source"] == MEASURED
     facts = ", ".join(f"{name} {value}" for name, value in found["software"].items())
     yield f"device    {device['name']}; {facts}"
     if measured:
         yield f"copy      {found['copy_bandwidth'] / 1e9:.0f} GB/s in this run; L2 cold; {found['rounds']} rounds"
     else:
-        yield "rehearsed on the CPU executor: who runs and who is right, no times; see `cunorm doctor` about a GPU"
+        yield "rehearsed on the CPU executor: shows which contenders run and are right, no times; see `cunorm doctor`"
     for result in found["results"]:
-        warm = f"; in the L2, of {result['walked_bytes'] / 1e6:.3g} MB" if measured and not cold(found, result) else ""
+        warm = f"; L2 not cold: {result['walked_bytes'] / 1e6:.3g} MB" if measured and not cold(found, result) else ""
         yield f"\n{result['name']}{warm}"
         for one in result["contenders"]:
             if one["state"] not in ("timed", "rehearsed"):

@@ -1,7 +1,7 @@
-"""How long a launch takes: CUDA graphs of launches that walk through sets of arrays larger than the L2 cache.
+"""Times launches: CUDA graphs of launches that walk through sets of arrays larger than the L2 cache.
 
-A clock turns "run this plan on set number i" into samples. `GraphClock` is the only one whose samples are a kernel's
-times; tests put others in its place, and what those say is never stored as measured.
+A clock takes a function that runs a plan on set number i and returns samples. Only the samples of `GraphClock` are
+times of kernels. Tests replace it by other clocks, whose samples are never stored as measured.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from typing import Any, Protocol
 from cunorm.core.devices import Device
 from cunorm.core.strategy import Tile
 
-#: Times the L2 that the sets of arrays hold together, so that no launch finds its own in it.
+#: Size of all sets of arrays together, in multiples of the L2 size. A launch must not find its own arrays in the L2.
 L2_TIMES = 3
 MOST_SETS = 256
-FREE_SHARE = 0.25  # of the free memory that the sets may take
-SAMPLE_SECONDS = 200e-6  # that a sample lasts at least: 400 times the resolution of an event
-FEWEST, MOST = 4, 256  # launches in a graph; whole walks through the sets, so up to one more
-#: Of the copy that the roofline is measured with: its bytes, copies in a row that one sample takes, samples, and
-#: seconds of copies before them, in which the GPU's clocks rise.
+FREE_SHARE = 0.25  # maximum share of the free memory that the sets occupy
+SAMPLE_SECONDS = 200e-6  # minimum duration of a sample: 400 times the resolution of an event
+FEWEST, MOST = 4, 256  # launches in a graph, rounded up to whole walks through the sets
+#: The copy that measures the roofline: bytes, copies per sample, samples, and seconds of warm-up copies, during which
+#: the GPU's clocks rise.
 COPY_BYTES, COPIES, COPY_SAMPLES, WARM_SECONDS = 2**28, 4, 9, 0.1
 
 
 def sets_of(nbytes: int, device: Device, free: int) -> int:
-    """How many sets of arrays to walk through.
+    """Number of sets of arrays to walk through.
 
     Parameters
     ----------
     nbytes : int
-        Of one set.
+        Bytes of one set.
     device : Device
     free : int
-        Bytes of memory that are free.
+        Bytes of free memory.
     """
     wanted = math.ceil(L2_TIMES * device.l2_bytes / max(1, nbytes))
     return max(1, min(wanted, MOST_SETS, int(FREE_SHARE * free) // max(1, nbytes)))
 
 
 def lasting(made: Callable[[int], Callable[[], float]], sets: int) -> Callable[[], float]:
-    """A sampler of so many launches that a sample lasts `SAMPLE_SECONDS`, whole walks through the sets.
+    """A sampler with enough launches for a sample of `SAMPLE_SECONDS`, at most `MOST`, in whole walks through the sets.
 
     Parameters
     ----------
     made : callable
-        A number of launches -> a sampler of them, in seconds a launch.
+        Number of launches -> a sampler of these launches, in seconds per launch.
     sets : int
     """
     fewest = math.ceil(FEWEST / sets) * sets
     few = made(fewest)
     few()  # the first replay uploads a graph
     launches = max(fewest, min(MOST, math.ceil(SAMPLE_SECONDS / max(few(), 1e-9))))
-    launches = math.ceil(launches / sets) * sets  # every set as often, or slow tiles would find theirs in the L2
+    launches = math.ceil(launches / sets) * sets  # else slow tiles would use few sets, which fit in the L2
     if launches == fewest:
         return few
     many = made(launches)
@@ -62,16 +62,16 @@ def lasting(made: Callable[[int], Callable[[], float]], sets: int) -> Callable[[
 
 
 class Clock(Protocol):
-    """What a worker measures with."""
+    """The interface of a worker's clock."""
 
     #: Whether the samples are times of kernels on a GPU.
     measures: bool
 
     def sets(self, nbytes: int, device: Device) -> int:
-        """How many sets of arrays of that size to walk through."""
+        """Number of sets of `nbytes` to walk through."""
 
     def sampler(self, tile: Tile, run: Callable[[int], None], sets: int) -> Callable[[], float]:
-        """What takes one sample, in seconds a launch.
+        """A function that takes one sample, in seconds per launch.
 
         Parameters
         ----------
@@ -86,7 +86,7 @@ class Clock(Protocol):
 
 
 class GraphClock:
-    """Times on CuPy's current device."""
+    """Times launches on CuPy's current device."""
 
     measures = True
 
@@ -97,7 +97,7 @@ class GraphClock:
         self._stream: Any = cupy.cuda.Stream(non_blocking=True)
 
     def sets(self, nbytes: int, device: Device) -> int:
-        """As the protocol says; within the free memory."""
+        """See `Clock.sets`. The sets occupy at most `FREE_SHARE` of the free memory."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         return sets_of(nbytes, device, int(self._cupy.cuda.runtime.memGetInfo()[0]))
 
@@ -112,7 +112,7 @@ class GraphClock:
                 graph = self._stream.end_capture()
 
         def sample() -> float:
-            graph.launch(self._stream)  # untimed: while it runs, the host gets ahead with what is timed
+            graph.launch(self._stream)  # untimed: while it runs, the host enqueues the timed launch
             begin.record(self._stream)
             graph.launch(self._stream)
             end.record(self._stream)
@@ -123,25 +123,29 @@ class GraphClock:
         return sample
 
     def sampler(self, tile: Tile | None, run: Callable[[int], None], sets: int) -> Callable[[], float]:
-        """As the protocol says: one replay of a graph that lasts at least `SAMPLE_SECONDS`."""
+        """See `Clock.sampler`. A sample is one replay of a graph (see `lasting` for its length)."""
         with self._stream:
-            run(0)  # loads the kernel, and raises its shared memory's cap: neither can be captured
+            run(0)  # loads the kernel and raises its limit of shared memory: neither can be captured
         self._stream.synchronize()
         return lasting(lambda launches: self._graph(run, sets, launches), sets)
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019  # one clock a process
+    @functools.lru_cache(maxsize=1)  # noqa: B019  # one clock per process
     def bandwidth(self) -> float:
-        """As the protocol says: of the faster of two copies, in their medians."""
+        """See `Clock.bandwidth`. The higher median of two kinds of copy."""
         return max(self.copies().values())
 
     def copies(self) -> dict[str, float]:
-        """Bytes per second, read and written, of copies from device memory to device memory: the driver's, and a
-        kernel's with 16 bytes a thread; medians of what is measured now.
+        """Measure two copies in device memory: the driver's copy, and a kernel with 16 bytes per thread.
+
+        Returns
+        -------
+        dict of str to float
+            Bytes read and written per second, by ``"driver"`` and ``"kernel"``; medians.
         """
         source, target = (self._cupy.zeros(COPY_BYTES // 16, self._cupy.complex128) for _ in range(2))
         kernel = self._cupy.ElementwiseKernel("complex128 x", "complex128 y", "y = x", "cunorm_copy")
         kind = self._cupy.cuda.runtime.memcpyDeviceToDevice
-        self._cupy.cuda.Device().synchronize()  # the zeros come on another stream
+        self._cupy.cuda.Device().synchronize()  # the arrays are filled on another stream
         ways: dict[str, Callable[[], Any]] = {
             "driver": lambda: self._cupy.cuda.runtime.memcpyAsync(
                 target.data.ptr, source.data.ptr, COPY_BYTES, kind, self._stream.ptr
@@ -151,16 +155,16 @@ class GraphClock:
         return {name: 2 * COPY_BYTES / self._median(copy) for name, copy in ways.items()}
 
     def _median(self, copy: Callable[[], Any]) -> float:
-        """Seconds of a copy."""
+        """Median seconds of a copy."""
         begin, end = (self._cupy.cuda.Event() for _ in range(2))
         found: list[float] = []
         spent = 0.0
         with self._stream:
-            copy()  # a kernel is compiled
+            copy()  # compiles the kernel
             while spent < WARM_SECONDS or len(found) < COPY_SAMPLES:
                 if spent < WARM_SECONDS:
                     found.clear()
-                copy()  # untimed, as above
+                copy()  # untimed: while it runs, the host enqueues the timed copies
                 begin.record(self._stream)
                 for _ in range(COPIES):
                     copy()

@@ -1,21 +1,22 @@
-"""What can go wrong while a candidate is measured."""
+"""Errors that can occur while a candidate is measured."""
 
 from __future__ import annotations
 
-#: No candidate's fault.
+#: Kind of an error that no candidate causes.
 NO_COMPILER = "no compiler"
 
 
-class CandidateError(Exception):  # not an error of the program: it happens to candidates
+class CandidateError(Exception):  # expected during a search: not a bug of the tuner
     """A candidate failed.
 
     Parameters
     ----------
     kind : str
-        compile, launch, memory, fault or wrong; crash or hang, of which its process dies; or `NO_COMPILER`.
+        compile, launch, memory, fault or wrong; crash or hang, after which the worker's process is gone; or
+        `NO_COMPILER`.
     sentence : str
     index : int, optional
-        Which candidate of the request; None where there is but one, or none was begun.
+        Index of the candidate in the request; None if the request contains one candidate or none was begun.
     """
 
     def __init__(self, kind: str, sentence: str, index: int | None = None) -> None:
@@ -24,12 +25,12 @@ class CandidateError(Exception):  # not an error of the program: it happens to c
 
 
 class Failed(CandidateError):
-    """It failed, and its worker is fine."""
+    """The candidate failed, and its worker still works."""
 
 
 class Lost(CandidateError):
-    """It took its worker with it."""
+    """The worker died, or was killed at a deadline."""
 
 
 class Stopped(Exception):
-    """Somebody asked to stop while a worker was busy."""
+    """The run was stopped while a worker was busy."""

@@ -1,8 +1,8 @@
-"""Compiles kernels before they are measured, in processes of their own: that only warms caches.
+"""Compiles kernels in separate processes before they are measured. This only fills caches.
 
-They go the path that users go, `executor.compile`, and throw the kernel away: what is timed afterwards is the RawKernel
-that users get, whose binary now comes out of CuPy's cache (or the CPU executor's). A generation is compiled before its
-race begins, so that nothing else uses the GPU while the clock runs.
+The processes call `executor.compile`, as calls of users do, and discard the kernel. The worker then times the same
+RawKernel that users call; its binary is in CuPy's cache (or in the CPU executor's). A generation is compiled before its
+race begins, so that nothing else uses the GPU while times are taken.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..search.space import Space
 from .session import Spec
 from .worker import Worker
 
-MOST = 4  # processes that are worth their memory on a GPU
-SECONDS = 180  # for one text
+MOST = 4  # maximum number of processes: each occupies memory on the GPU
+SECONDS = 180  # deadline for one kernel text
 
 
 class Precompiler:
-    """Processes that compile.
+    """Processes that compile kernels ahead.
 
     Parameters
     ----------
     spec : Spec
-        Of the worker whose caches are to be warm.
+        Spec of the worker whose caches are filled.
     processes : int
-        With 0 nothing is compiled ahead.
+        Number of processes; with 0, nothing is compiled ahead.
     """
 
     def __init__(self, spec: Spec, processes: int) -> None:
@@ -50,7 +50,7 @@ class Precompiler:
         self.close()
 
     def submit(self, space: Space, tiles: Iterable[Tile]) -> None:
-        """Have the kernels of some tiles compiled; returns at once."""
+        """Queue the kernels of some tiles for compilation; returns at once."""
         if not self._threads:
             return
         for tile in tiles:
@@ -62,7 +62,7 @@ class Precompiler:
                     self._texts.put((text, launch.entry))
 
     def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Until everything that was submitted is compiled, or has failed to be, or it is stopped."""
+        """Wait until every submitted kernel has been compiled or has failed, or until `stopped` returns True."""
         while self._texts.unfinished_tasks and not stopped():
             self._over.wait(0.02)
 
@@ -72,13 +72,13 @@ class Precompiler:
                 try:
                     if not self._over.is_set():
                         worker.ask("warm", *job, seconds=SECONDS)
-                except Exception:  # whatever it is, the measuring worker meets the same, and says so
+                except Exception:  # the worker that measures will meet and report the same error
                     worker.close()
                 finally:
                     self._texts.task_done()
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """End the processes, even if they are busy."""
         self._over.set()
         for _ in self._threads:
             self._texts.put(None)

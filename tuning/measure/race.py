@@ -1,8 +1,9 @@
-"""Racing: candidates are sampled in interleaved rounds beside a control, and losers drop out after a few samples.
+"""Racing: rounds sample each candidate once beside a control, and slow candidates drop out after a few samples.
 
-A sample counts as its ratio to the control in the same round, so that a clock that drifts between rounds moves both.
-The control is the default tile; a time is a median of ratios times the control's median. The median, because the mean
-follows outliers and the minimum follows lucky states of clock and cache.
+A candidate's sample is divided by the control's sample of the same round, because a clock that drifts between rounds
+changes both. The control is normally the default tile. A candidate's time is the median of its ratios times the median
+of the control's samples. The median is used because outliers move a mean, and lucky states of clock and cache move a
+minimum.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from cunorm.core.strategy import Tile
 
 from .errors import CandidateError
 
-#: (samples more, how many times the best median a survivor may take): of every generation, and of the finalists.
+#: Stages of the race of a generation, and of the finalists: (further samples, maximum ratio of a survivor's median to
+#: the best median).
 SCREENING: tuple[tuple[int, float], ...] = ((2, 1.15), (3, 1.05))
 FINAL: tuple[tuple[int, float], ...] = ((6, 1.02), (12, 1.02))
 MOST_FINALISTS = 8
-HOPELESS = 2.0  # times the best median, after one sample
-DRIFT, REPEATS = 1.03, 2  # of the control within a round (thrice its usual noise), and how often it is repeated
-MOST_LOST = 3  # processes that die between candidates, before the problem is given up
-PAIRED = 20  # samples of the winner beside the default, at the end
-NEAR = 0.01  # medians that lie so near are a tie
-#: The median's standard error over the spread of its samples, for normal ones: sqrt(pi / 2) * IQR / 1.349 / sqrt(n).
+HOPELESS = 2.0  # a tile drops out after one sample above this multiple of the best median
+DRIFT, REPEATS = 1.03, 2  # maximum ratio of a round's two control samples (3x the usual noise), repeats of a round
+MOST_LOST = 3  # worker processes that may die before a candidate was begun; one more ends the problem
+PAIRED = 20  # samples of the winner beside the default at the end
+NEAR = 0.01  # medians whose relative difference is at most this are a tie
+#: Factor of the median's standard error for normal samples: sqrt(pi / 2) * IQR / 1.349 / sqrt(n).
 ERROR_OF_MEDIAN = math.sqrt(math.pi / 2) / 1.349
 
 
 class ControlFailedError(Exception):
-    """The control itself failed while it was sampled; ``trouble`` says how."""
+    """The control failed while it was sampled; ``trouble`` is its error."""
 
     def __init__(self, trouble: CandidateError) -> None:
         super().__init__(str(trouble))
@@ -49,7 +51,7 @@ class Timing:
 
     @property
     def error(self) -> float:
-        """Standard error of the median, as a share of it."""
+        """Standard error of the median, divided by the median."""
         if self.samples < 2 or not self.seconds:
             return 0.0
         return ERROR_OF_MEDIAN * (self.q75 - self.q25) / math.sqrt(self.samples) / self.seconds
@@ -61,13 +63,13 @@ class Race:
     Parameters
     ----------
     measure : callable
-        A list of tiles -> one sample of each, in seconds; raises CandidateError with the index of the culprit.
+        List of tiles -> one sample of each, in seconds; raises CandidateError with the index of the tile that failed.
     control : Tile
-        The default.
+        The default, or its substitute if the default fails.
     seed : int
-        Of the order in a round.
+        Seed of the order of the tiles in a round.
     over : callable, optional
-        Whether the time is up: then no further round begins.
+        Whether the time is up. Then no further round begins, except those of `gain`.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Race:
         self._lost = 0
 
     def timing(self, tile: Tile) -> Timing | None:
-        """What is known of a tile; None without samples."""
+        """The times of a tile; None if it has no samples."""
         ratios = self.ratios.get(tile)
         if not ratios:
             return None
@@ -98,7 +100,11 @@ class Race:
         return math.inf if found is None else found.seconds
 
     def round(self, tiles: Iterable[Tile]) -> None:
-        """One sample of each tile, in random order between two of the control; who fails is left out from then on."""
+        """Sample each tile once, in random order, between two samples of the control.
+
+        A tile that fails is omitted from then on. The round is repeated, at most `REPEATS` times, if the control's two
+        samples differ by more than `DRIFT`.
+        """
         alive = [tile for tile in tiles if tile != self.control and tile not in self.failures]
         self._random.shuffle(alive)
         for attempt in range(REPEATS + 1):
@@ -108,7 +114,7 @@ class Race:
                     first, *times, last = self._measure(order)
                     break
                 except CandidateError as trouble:
-                    if trouble.index is None:  # nobody was begun: the process has died for reasons of its own
+                    if trouble.index is None:  # no candidate was begun: the process died for another reason
                         self._lost += 1
                         if self._lost > MOST_LOST:
                             raise
@@ -142,26 +148,23 @@ class Race:
         return tiles
 
     def screen(self, tiles: Sequence[Tile]) -> list[Tile]:
-        """Race a generation of new tiles; those that stay near the best."""
+        """Race a generation of new tiles; return the tiles whose time is near the best."""
         return self._stages(list(tiles), SCREENING)
 
     def finish(self, tiles: Sequence[Tile]) -> list[Tile]:
-        """Race the best of all generations, at most `MOST_FINALISTS`; those that stay near the best.
+        """Race the best of all generations, at most `MOST_FINALISTS`; return the tiles whose time is near the best.
 
-        Tiles without samples, from a run before this one, are screened first.
+        Tiles without samples, which come from an earlier run, are screened first.
         """
         self.screen([tile for tile in tiles if not self.ratios.get(tile)])
         return self._stages(sorted(tiles, key=self._seconds)[:MOST_FINALISTS], FINAL)
 
     def gain(self, tile: Tile) -> float:
-        """How many times faster than the default, from samples that lie beside each other in rounds of their own.
-
-        0 for a tile that fails in them.
-        """
+        """How many times faster than the control a tile is, measured in `PAIRED` further rounds; 0 if it fails."""
         if tile == self.control:
             return 1.0
         before = len(self.ratios.get(tile, ()))
-        for _ in range(PAIRED):  # however late it is: samples that chose a winner cannot also judge it
+        for _ in range(PAIRED):  # even if the time is up: the samples that selected a winner are biased towards it
             self.round([tile])
             if tile in self.failures:
                 return 0.0
@@ -169,9 +172,9 @@ class Race:
 
 
 def winner(timings: dict[Tile, Timing], order: Callable[[Tile], tuple[object, ...]]) -> Tile:
-    """The tile to take: of those that tie with the fastest, the first in that order.
+    """The chosen tile: of the tiles that tie with the fastest, the first in the given order.
 
-    Another tile is another order of summation: who wins must not hang on the noise of a tie.
+    Another tile sums in another order and so rounds differently. Noise must not decide between tiles that tie.
     """
     best = min(timings.values(), key=lambda timing: timing.seconds)
     tied = [

@@ -1,6 +1,6 @@
-"""What tuning a problem may cost, and what came of it: the result, and its entry in the table.
+"""The budget of tuning one problem, its result, and its entry in the table.
 
-The only place that calls something measured.
+Only `measured_entry` creates entries that are marked as measured.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from cunorm.traffic.sampling import floor_bytes
 from ..search.space import SWEPT, Space
 from .race import Timing
 
-MORE = 116  # trials in a space larger than what is swept: the model's 20, and 96
+MORE = 116  # trials in a space that is not tried completely: the cost model's best 20, then 96 more
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds that a worker has for each kind of request."""
+    """Deadlines in seconds for each kind of request to a worker."""
 
     open: float = 900.0
     compile: float = 180.0
@@ -32,18 +32,28 @@ class Deadlines:
 
 @dataclass
 class Budget:
-    """What a problem may cost: tiles to try, seconds to begin something new in; None: as the space asks, no limit."""
+    """The budget of a problem.
+
+    Attributes
+    ----------
+    trials : int or None
+        Tiles to try; None: the whole space if it has at most `SWEPT` tiles, else `MORE`.
+    seconds : float or None
+        Time after which no new work begins; None: no limit.
+    began : float
+        Start time of `time.monotonic`.
+    """
 
     trials: int | None = None
     seconds: float | None = None
     began: float = field(default_factory=time.monotonic)
 
     def wanted(self, space: Space) -> int:
-        """Tiles that are to be tried, given the time."""
+        """Number of tiles to try if the time suffices."""
         return min(len(space), (len(space) if len(space) <= SWEPT else MORE) if self.trials is None else self.trials)
 
     def left(self, space: Space, tried: int) -> int:
-        """Tiles that may still be tried."""
+        """Number of tiles that may still be tried; 0 if the time is up."""
         return 0 if self.over() else max(0, self.wanted(space) - tried)
 
     def over(self) -> bool:
@@ -53,7 +63,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Trial:
-    """A tile that was tried: its time in seconds, measured or predicted, or what is wrong with it."""
+    """A tile that was tried: its time in seconds, measured or predicted, or its failure."""
 
     tile: Tile
     seconds: float | None
@@ -63,30 +73,30 @@ class Trial:
 
 @dataclass
 class TuningResult:
-    """What became of a problem.
+    """The result of tuning one problem.
 
     Attributes
     ----------
     space : Space
     source : str
-        ``"measured"`` or ``"model"``; ``"rehearsed"`` where the clock was none of a GPU.
+        ``"measured"`` or ``"model"``; ``"rehearsed"`` if the clock did not time a GPU.
     winner : Tile or None
-        None if nothing came of it; ``sentence`` says why.
+        None if no tile was chosen; then ``sentence`` says why.
     entry : Entry or None
-        For the table; None where there is no winner, or it was rehearsed.
+        Entry for the table; None if there is no winner, or if the run was a rehearsal.
     timings : dict of Tile to Timing
-        Of the finalists and the default.
+        Times of the finalists and the default.
     trials : list of Trial
-        In the order in which they were told.
+        In the order in which the outcomes were known.
     interrupted : bool
     kept : bool
-        Whether the entry went into the table: a modelled one does not replace a measured one.
+        Whether the table contains the entry. A modelled entry does not replace a measured entry.
     seconds : float
-        That it took.
+        Duration of the tuning.
     bandwidth : float or None
-        Bytes per second of a copy, from the same run.
+        Bytes per second of a copy in the same run.
     software : dict
-        Versions that the worker runs.
+        Versions of the software that the worker runs.
     """
 
     space: Space
@@ -122,7 +132,7 @@ def measured_entry(
     trials: int,
     default: bool,
 ) -> Entry:
-    """The entry of a problem that was timed on its device.
+    """The table entry of a problem that was timed on its device.
 
     Parameters
     ----------
@@ -130,23 +140,23 @@ def measured_entry(
     tile : Tile
         The winner.
     timings : mapping of Tile to Timing
-        Of the finalists and of the default.
+        Times of the finalists and of the default.
     measures : bool
-        Whether these are times of kernels on a GPU, as the worker's clock says.
+        Whether the worker's clock times kernels on a GPU.
     bandwidth : float
-        Bytes per second of a copy on the device, from the same run.
+        Bytes per second of a copy on the device in the same run.
     trials : int
-        Tiles that were tried.
+        Number of tiles that were tried.
     default : bool
         Whether no tile beat the default by enough.
 
     Raises
     ------
     ValueError
-        If they are not times of a GPU.
+        If the times do not come from a GPU.
     """
     if not measures:
-        raise ValueError("these timings are not those of a kernel on a GPU, and are never stored as measured")
+        raise ValueError("timings: not measured on a GPU, so they cannot be stored as measured")
     timing, floor = timings[tile], floor_bytes(space.problem)
     facts: dict[str, Any] = {
         "time_us": _us(timing.seconds),
@@ -170,7 +180,7 @@ def measured_entry(
 
 
 def modelled_entry(space: Space, tile: Tile, *, trials: int, verified: str | None) -> Entry:
-    """The entry of a problem that was not timed.
+    """The table entry of a problem that was not timed.
 
     Parameters
     ----------
@@ -179,7 +189,7 @@ def modelled_entry(space: Space, tile: Tile, *, trials: int, verified: str | Non
         The winner.
     trials : int
     verified : str or None
-        What the tile was verified on; None: it was not.
+        Executor and sizes on which the tile was verified; None: not verified.
     """
     facts = {"predicted_us": _us(space.predicted(tile)), "trials": trials, "verified": verified or False}
     return Entry(space.problem, tile, MODEL, space.kernel(tile), facts)

@@ -1,4 +1,4 @@
-"""The side of the tuner that has a device: one problem's arrays, plans that are verified, plans that are timed."""
+"""The part of a worker that uses the device: it allocates one problem's arrays, and verifies and times plans."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .clock import Clock
 
 
 def _foreign() -> tuple[str, ...]:
-    """The modules outside of cunorm that define ops of this process."""
+    """The modules outside cunorm that define ops of this process."""
     modules = dict.fromkeys(op.check.__module__ for op in OPS.values())
     return tuple(module for module in modules if module.partition(".")[0] != "cunorm")
 
 
 def _register(module: str) -> None:
-    """Make the ops that a module defines ops of this process."""
+    """Register the ops that a module defines."""
     for found in vars(importlib.import_module(module)).values():
         if isinstance(found, Op):
             OPS.setdefault(found.name, found)
@@ -38,20 +38,20 @@ def _register(module: str) -> None:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a worker is to be.
+    """The configuration of a worker.
 
     Attributes
     ----------
     kind : {"cpu", "gpu"}
-        The executor that runs and verifies.
+        The executor that runs and verifies plans.
     device : Device
-        Whose limits hold.
+        The device whose limits apply to tiles.
     clock : str or None
         ``module:name`` of the clock; None: nothing is timed.
     visible : str or None
-        The GPU that the worker sees, as ``CUDA_VISIBLE_DEVICES`` names it.
+        The worker's value of ``CUDA_VISIBLE_DEVICES``, which names one GPU; None: the parent's value.
     modules : tuple of str
-        Where ops are defined that are not cunorm's own, and which the worker is to know too.
+        Modules outside cunorm that define ops; the worker registers these ops.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Spec:
 
 
 def software(kind: str) -> dict[str, Any]:
-    """The versions that a table says its entries were made with."""
+    """The software versions that a table records for its entries."""
     found: dict[str, Any] = {"cunorm": __version__}
     if kind == "gpu":
         import cupy
@@ -75,7 +75,7 @@ def software(kind: str) -> dict[str, Any]:
 
 
 class Session:
-    """One problem at a time on one device.
+    """Verifies and times the plans of one problem at a time on one device.
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ class Session:
         self._samplers: dict[Tile, Callable[[], float]] = {}
 
     def open(self, problem: Problem) -> None:
-        """Make this the problem; its oracle is computed now."""
-        self._samplers, self._sets, self._values = {}, [], []  # the memory of the last one goes first
+        """Switch to a problem and compute its oracle."""
+        self._samplers, self._sets, self._values = {}, [], []  # free the previous problem's memory first
         self._verifier = Verifier(problem, self.spec.kind)
         given, _ = self._verifier.cases[0]
         if self.clock is not None:
@@ -109,37 +109,37 @@ class Session:
         return plans.plan_for(self._verifier.problem, op.strategies, op.names, self.place, tile)
 
     def compile(self, tile: Tile) -> None:
-        """Compile a tile's kernels; CompileError, UnsupportedTile."""
+        """Compile a tile's kernels; raises CompileError or UnsupportedTile."""
         self._plan(tile).compile()
 
     def verify(self, tile: Tile) -> str | None:
-        """What is wrong with what a tile does; None if it is right."""
+        """A sentence that says how a tile's results are wrong, or None."""
         assert self._verifier is not None, "a problem that was opened"
         return self._verifier.fault(self._plan(tile))
 
     def keep(self, tiles: Sequence[Tile]) -> None:
-        """Let go of the workspaces and graphs of all other tiles."""
+        """Free the workspaces and graphs of all other tiles."""
         self._samplers = {tile: one for tile, one in self._samplers.items() if tile in tiles}
 
     def sound(self) -> bool:
-        """Whether the device still works: an error of CUDA may be one after which nothing does."""
+        """Whether the device still works: after some CUDA errors every call fails."""
         if self.spec.kind == "cpu":
             return True
         try:
             executor("gpu").synchronise(0)
             return bool(executor("gpu").cupy.ones(1).get()[0] == 1)
-        except Exception:  # that is the answer
+        except Exception:  # any error means that the device is unusable
             return False
 
     def sample(self, tile: Tile) -> float:
-        """One sample of a tile, seconds a launch."""
+        """Take one sample of a tile, in seconds per launch."""
         if tile not in self._samplers:
             assert self.clock is not None, "a spec with a clock"
             self._samplers[tile] = self.clock.sampler(tile, self._runner(self._plan(tile)), len(self._sets))
         return self._samplers[tile]()
 
     def _make_sets(self, clock: Clock, given: Inputs) -> None:
-        """Arrays to walk through, all with the same inputs; the workspace is not among them."""
+        """Allocate the sets of arrays to walk through, all with the same inputs, without workspaces."""
         assert self._verifier is not None
         problem, xp = self._verifier.problem, self._verifier.xp
         names = self._names()
@@ -152,24 +152,24 @@ class Session:
             self._values.append([made[name].address if name in made else 0 for name in names])
 
     def _names(self) -> list[str]:
-        """The arrays of a plan, in its order."""
+        """The names of a plan's arrays, in the order of its arguments."""
         assert self._verifier is not None
         problem = self._verifier.problem
         return [name for name in OPS[problem.op].names if name not in problem.numbers]
 
     def _runner(self, plan: Plan) -> Callable[[int], None]:
-        """What launches a plan on a set of arrays; the workspace is one for all of them."""
+        """A function that launches a plan on a set of arrays. All sets share one workspace."""
         assert self._verifier is not None
         numbers, names = plan.problem.numbers, self._names()
         workspace = GuardedBuffer(self._verifier.xp, plan.workspace_nbytes)
         at, tail = names.index("workspace"), [numbers[name] for name in plan.names if name in numbers]
-        sizes = [0] * len(names)  # nothing is checked while the clock runs
+        sizes = [0] * len(names)  # no sizes, so no bounds are checked while the clock runs
         values = []
         for one in self._values:
             whole: list[int | float] = [*one, *tail]
             whole[at] = workspace.address if plan.workspace_nbytes else 0
             values.append(whole)
-        # What was filled on one stream is read on another.
+        # The arrays were filled on another stream than the one that reads them.
         executor(self.spec.kind).synchronise(self.place.ordinal)
 
         def run(index: int, keep: Any = workspace) -> None:

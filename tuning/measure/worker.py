@@ -1,7 +1,8 @@
-"""A process that measures: the parent holds no CUDA context, and outlives whatever a candidate does to its process.
+"""A child process that measures. The parent holds no CUDA context and survives every failure of a candidate.
 
-The child answers requests over a pipe, one at a time. Before it touches a candidate it says which, so that the parent
-knows the culprit when the child dies or a deadline passes. An error that leaves a CUDA context unusable ends the child.
+The child answers requests over a pipe, one at a time. In a round it sends the index of each candidate before it samples
+the candidate. If the child dies or a deadline passes, the parent therefore knows which candidate caused it. After an
+error that leaves the CUDA context unusable, the child exits.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from .errors import NO_COMPILER, Failed, Lost, Stopped
 from .session import Session, Spec, software
 
 POLL_SECONDS = 0.05
-START_SECONDS = 120  # for imports and a CUDA context
+START_SECONDS = 120  # deadline for the child's imports and CUDA context
 PR_SET_PDEATHSIG = 1
-LAST_WORDS = 300  # characters of what a dying child wrote to stderr
+LAST_WORDS = 300  # maximum characters of a dead child's output that its error message repeats
 
 
 # ---- the child ------------------------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ def _answer(stand: Session, request: tuple[Any, ...], begin: Callable[[int], Non
 
 
 def serve(connection: Connection) -> None:
-    """Answer requests until the parent hangs up."""
+    """Answer requests until the parent closes the pipe."""
     spec: Spec = connection.recv()
     stand = Session(spec)
     connection.send(("ready", None))
@@ -87,15 +88,15 @@ def serve(connection: Connection) -> None:
 
         try:
             connection.send(("done", _answer(stand, request, begin)))
-        except Exception as error:  # whatever a kernel or a driver comes up with
+        except Exception as error:  # kernels and drivers raise errors of many types
             if not stand.sound():
                 connection.send(("sticky", f"{type(error).__name__}: {error}"))
-                os._exit(1)  # nothing of this context can be cleaned up
+                os._exit(1)  # skip clean-up, which would use the broken context
             connection.send(("failed", (_kind(error), f"{type(error).__name__}: {error}")))
 
 
 def main() -> None:
-    """The child's."""
+    """Run the child process."""
     if sys.platform == "linux":  # so that a hung kernel does not outlive the parent
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -107,13 +108,13 @@ def main() -> None:
 
 
 class Worker:
-    """A child process that measures; started again after it was lost.
+    """A child process that measures; it is restarted after it was lost.
 
     Parameters
     ----------
     spec : Spec
     stopped : callable, optional
-        Asked while waiting: whether to give up.
+        Called while the parent waits for an answer; True stops the wait.
     """
 
     def __init__(self, spec: Spec, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -131,13 +132,13 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process; the next request starts one if not."""
+        """Whether there is a process. If there is none, the next request starts one."""
         return self._process is not None
 
     def _start(self) -> None:
         ours, theirs = Pipe()
         environment = dict(os.environ)
-        # What this process can import, the child can.
+        # The child can import the same modules as this process.
         environment["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         if self.spec.visible is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self.spec.visible
@@ -145,7 +146,7 @@ class Worker:
         # Not -m, which would look for modules in the current folder first.
         start = "import sys; sys.path[0] or sys.path.pop(0); from cunorm.tuning.measure.worker import main; main()"
         command = [sys.executable, "-c", start, str(theirs.fileno())]
-        # A session of its own: Ctrl-C is the parent's to handle, and the whole group can be killed.
+        # In its own session, the child does not receive Ctrl-C, and its whole process group can be killed.
         self._process = subprocess.Popen(
             command,
             pass_fds=(theirs.fileno(),),
@@ -167,11 +168,11 @@ class Worker:
         Raises
         ------
         Failed
-            If the candidate cannot run, which the worker has survived.
+            If the candidate cannot run. The worker still works.
         Lost
-            If the worker died, or the time was over and it was killed. The next request starts another.
+            If the worker died, or was killed after `seconds`. The next request starts another process.
         Stopped
-            If it was stopped meanwhile; the worker was killed.
+            If `stopped` returned True. The worker was killed.
         """
         if self._process is None:
             self._start()
@@ -209,21 +210,21 @@ class Worker:
                 return value
 
     def _lost(self, kind: str, index: int | None, sentence: str = "") -> Lost:
-        """Bury the child; what to raise."""
+        """End the child and return the exception to raise."""
         assert self._process is not None
         process, words = self._process, self._words
         self.close(keep_words=True)
         code = process.returncode
         if not sentence:
             name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-            sentence = f"the process of the candidate ended: {name}"
+            sentence = f"the candidate's process ended: {name}"
         words.seek(0)
         last = words.read().decode(errors="replace").strip()[-LAST_WORDS:]
         words.close()
         return Lost(kind, f"{sentence}; {last}" if last else sentence, index)
 
     def close(self, keep_words: bool = False) -> None:
-        """End the child, whatever it is doing."""
+        """End the child, even if it is busy."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -231,7 +232,7 @@ class Worker:
             self._pipe.close()
             self._pipe = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.2)  # an idle child ends by itself; a dead one says how
+            process.wait(0.2)  # an idle child exits by itself; a dead one returns its exit code
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -239,5 +240,5 @@ class Worker:
             self._words.close()
 
     def open(self, problem: Problem, seconds: float) -> None:
-        """Make this the worker's problem."""
+        """Send the problem of the following requests."""
         self.ask("open", problem, seconds=seconds)

@@ -1,4 +1,4 @@
-"""The problems that people ask a command for: a shape, a workload, a trace."""
+"""The problems that the arguments of a command select: one shape, a workload or a trace."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from .workloads import WORKLOADS, problems
 
 
 def problems_of(asked: argparse.Namespace) -> list[Problem]:
-    """The problems of a command's arguments: one shape, a workload or a trace, less what OP and --layout leave out.
+    """The problems of one shape, a workload or a trace. OP and --layout select a part of a workload or trace.
 
     Parameters
     ----------
     asked : argparse.Namespace
-        With op, shape, workload, from_trace, dtype, layout and outputs, None where not given.
+        With op, shape, workload, from_trace, dtype, layout and outputs; None if an argument is missing.
 
     Raises
     ------
     ValueError, TypeError, TraceError, OSError
-        In one sentence, what is wrong.
+        If an argument is wrong. The message is one sentence.
     """
     sources = [name for name in ("shape", "workload", "from_trace") if getattr(asked, name) is not None]
     if len(sources) != 1:
-        came = " and ".join(f"--{name.replace('_', '-')}" for name in sources) or "none of them"
-        raise ValueError(f"--shape, --workload or --from-trace: {came}, expected one")
+        came = " and ".join(f"--{name.replace('_', '-')}" for name in sources) or "none"
+        raise ValueError(f"--shape, --workload or --from-trace: received {came}, expected exactly one")
     if asked.op is not None and asked.op not in OPS:
-        plan_options(asked.op, "", asked.dtype)  # which words it
+        plan_options(asked.op, "", asked.dtype)  # raises the error message for an unknown op
     if asked.dtype is not None:
         dtype_named("--dtype", asked.dtype)
     if asked.shape is not None:
@@ -40,7 +40,7 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
         options = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs)
         return [problem_of(asked.op, **options)]
     if asked.outputs is not None:
-        raise ValueError("--outputs: goes with --shape")
+        raise ValueError("--outputs: only valid with --shape")
     if asked.workload is not None:
         if asked.workload not in WORKLOADS:
             raise ValueError(f"--workload: {asked.workload!r}, expected one of {', '.join(WORKLOADS)}")
@@ -48,10 +48,10 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
         found = [problem for name, problem in problems(dtype) if name == asked.workload]
     else:
         if asked.dtype is not None:
-            raise ValueError("--dtype: the problems of a trace have their own")
+            raise ValueError("--dtype: not valid with --from-trace, because a trace contains the dtypes")
         found = list(problem_trace.read(asked.from_trace, fault_of))
     layout = None if asked.layout is None else asked.layout.upper()
     chosen = [one for one in found if asked.op in (None, one.op) and layout in (None, one.layout)]
     if not chosen:
-        raise ValueError(f"no problem left: {len(found)} in all, none of that OP and --layout")
+        raise ValueError(f"no problem left: {len(found)} in all, none matches OP and --layout")
     return list(dict.fromkeys(chosen))

@@ -1,9 +1,12 @@
-"""Named lists of problems that real models run: what defaults are checked on, and what is tuned and measured.
+"""Workloads: named lists of problems that real models run. Default tiles are checked on them; tune and bench run them.
 
-The shapes are those of the models' published configurations: Stable Diffusion 1.5 and SDXL UNets (channels 320, 640,
-1280; 32 groups), their VAE decoders (128, 256, 512), ResNet-50 with GroupNorm (Wu and He, 2018) and with BatchNorm (He
-et al., 2016), nnU-Net's instance norms (G = C), small multi-layer perceptrons; hidden sizes of language models (GPT-2
-768 to 1600, GPT-3 12288, Llama 4096 to 8192), heads of 64 and 128, ConvNeXt and Swin (96 to 1024), MobileNets.
+The shapes come from the models' published configurations:
+
+- GroupNorm: Stable Diffusion 1.5 and SDXL UNets (channels 320, 640, 1280; 32 groups), their VAE decoders (128, 256,
+  512), ResNet-50 with GroupNorm (Wu and He, 2018), nnU-Net's instance norms (G = C), small multi-layer perceptrons.
+- LayerNorm: hidden sizes of language models (GPT-2 768 to 1600, GPT-3 12288, Llama 4096 to 8192), heads of 64 and 128,
+  ConvNeXt and Swin (96 to 1024).
+- BatchNorm: ResNet-50 (He et al., 2016), MobileNets.
 """
 
 from __future__ import annotations
@@ -97,7 +100,7 @@ BATCH_NORM: dict[str, tuple[tuple[int, int, int], ...]] = {
 #: The names of all workloads.
 WORKLOADS: tuple[str, ...] = tuple(dict.fromkeys((*GROUP_NORM, *LAYER_NORM, *BATCH_NORM)))
 
-#: The ops that a workload's layers call, and in which sizes, as `OpSpec.sizes` has them.
+#: Workload shapes, in the order of `OpSpec.sizes`, and the ops that the layers of these workloads call.
 _CALLED: tuple[tuple[Mapping[str, Sequence[Any]], tuple[str, ...]], ...] = (
     (GROUP_NORM, ("group_norm", "group_norm_backward")),
     (LAYER_NORM, ("layer_norm", "layer_norm_backward")),
@@ -109,7 +112,7 @@ _CALLED: tuple[tuple[Mapping[str, Sequence[Any]], tuple[str, ...]], ...] = (
 
 
 def problems(dtype: str = "bfloat16") -> Iterator[tuple[str, Problem]]:
-    """Every workload's problems by workload name: forward and backward, in both layouts where there are two."""
+    """Yield (workload name, problem) for all workloads: forward and backward, in each layout of the op."""
     for shapes_of, ops in _CALLED:
         for name, shapes in shapes_of.items():
             for shape, layout in itertools.product(shapes, OPS[ops[0]].layouts):

@@ -1,7 +1,7 @@
-"""The figures of the tuner's report, as PNGs: all problems in one, and of one problem history, importance, strategies.
+"""The figures of the tuner's report, as PNGs: a summary of all problems; per problem history, importance, strategies.
 
-Figures are made without pyplot, which keeps a state that threads would share. Colours are of Okabe and Ito's palette,
-which stays apart for the colour-blind; beside colour, the shape of a mark says what it is.
+Figures are made without pyplot, whose global state would be shared by threads. The colours come from Okabe and Ito's
+palette, which colour-blind readers can distinguish. Marks also differ in shape.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from cunorm.traffic.sampling import floor_bytes
 from ..measure.result import Trial, TuningResult
 
 BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#666666"
-DPI, SIZE = 110, (6.4, 3.7)  # of a problem's figures, in inches
-ROW = 0.27  # height of a problem in the summary
-TALL = 20  # problems, from which on the summary has its times on top as well
-NARROW = 5.0  # largest over smallest time, up to which a log axis has evenly spaced ticks
+DPI, SIZE = 110, (6.4, 3.7)  # dots per inch; width and height of a problem's figures in inches
+ROW = 0.27  # height of a problem in the summary in inches
+TALL = 20  # a summary of more problems shows the axis of times at the top too
+NARROW = 5.0  # a log axis has evenly spaced ticks if largest / smallest time is below this
 
 
 # ---- facts of a result ----------------------------------------------------------------------------------------------
 
 
 def seconds(result: TuningResult, tile: Tile | None) -> float | None:
-    """What a tile took in the end, or is predicted to."""
+    """The final time of a tile in seconds, measured or predicted; None if there is none."""
     timing = None if tile is None else result.timings.get(tile)
     return None if timing is None else timing.seconds
 
 
 def gain(result: TuningResult) -> float | None:
-    """How many times as fast as the default the winner is."""
+    """The speed of the winner divided by the speed of the default."""
     chosen, default = seconds(result, result.winner), seconds(result, result.space.default)
     return default / chosen if chosen and default else None
 
 
 def floor(result: TuningResult) -> float | None:
-    """The seconds that the problem's bytes take at the bandwidth of a copy."""
+    """The byte floor in seconds: the time to move the problem's fewest bytes at the bandwidth of a copy."""
     bandwidth = result.bandwidth
     if result.source == "model":
         bandwidth = costmodel.ACHIEVABLE * result.space.device.bandwidth
@@ -58,7 +58,7 @@ def floor(result: TuningResult) -> float | None:
 
 
 def label(result: TuningResult) -> str:
-    """A problem's short name."""
+    """A short name of the problem."""
     problem = result.space.problem
     layout = f"{problem.layout} " if len(problem.spec.layouts) > 1 and problem.HxW > 1 else ""
     return f"{problem.op} {problem.dtype} {layout}{problem.sizes_text}"
@@ -84,7 +84,11 @@ def _png(figure: Figure) -> bytes:
 def _new(
     width: float, height: float, title: str, left: float | None = None, bottom: float = 0.55
 ) -> tuple[Figure, Axes]:
-    """A figure; with ``left`` and ``bottom``, inches of margins for labels, which takes half the time of a layout."""
+    """A figure and its axes.
+
+    With ``left``, the margins for labels are ``left`` and ``bottom`` inches. Fixed margins take half the time of a
+    constrained layout.
+    """
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained" if left is None else None)
     axes = figure.subplots()
     if left is not None:
@@ -98,7 +102,7 @@ def _new(
 
 
 def _log_axis(axes: Axes, which: Literal["x", "y"], times: Sequence[float], room: float = 1.0) -> None:
-    """A log axis of times with ticks that can be read, few or many decades; ``room``: for marks above the largest."""
+    """Make a log axis of times with readable ticks for any range. ``room`` > 1 adds space after the largest time."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = min(times), max(times)
     margin = max(1.02, (high / low) ** 0.06)
@@ -115,13 +119,13 @@ def _log_axis(axes: Axes, which: Literal["x", "y"], times: Sequence[float], room
 
 
 def summary(results: Sequence[TuningResult], times: str) -> bytes:
-    """What was chosen beside the default and the floor; a row for each problem, the first on top.
+    """The chosen tile's time beside the default's and the floor, one row per problem, the first on top.
 
     Parameters
     ----------
     results : sequence of TuningResult
     times : str
-        What the times are, for the axis.
+        Label of the axis: the kind of times.
     """
     names = [f"{label(result)}  [{number}]" for number, result in enumerate(results, 1)]
     rows = [
@@ -148,7 +152,7 @@ def summary(results: Sequence[TuningResult], times: str) -> bytes:
     if any(found):
         _log_axis(axes, "x", [time for row in found for time in row.values()])
     axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
-    gains = ["nothing came of it" if one.winner is None else f"{gain(one) or math.nan:.2f}×" for one in results]
+    gains = ["no tile chosen" if one.winner is None else f"{gain(one) or math.nan:.2f}×" for one in results]
     right = axes.secondary_yaxis("right")
     right.set_yticks(range(len(rows)), gains, fontsize=9)
     right.tick_params(length=0)
@@ -161,7 +165,7 @@ def summary(results: Sequence[TuningResult], times: str) -> bytes:
 
 
 def history(result: TuningResult, times: str) -> bytes:
-    """The trials in their order, the best so far, the default, failures as crosses on top."""
+    """The trials in order, the best time so far, the default's time, and failures as crosses at the top."""
     figure, axes = _new(*SIZE, f"{times} of each trial", 0.95, 0.85)
     trials = [(number, one.tile, 1e6 * (one.seconds or 0.0)) for number, one in enumerate(result.trials, 1)]
     failed = {one.tile for one in result.failures}
@@ -203,7 +207,7 @@ def history(result: TuningResult, times: str) -> bytes:
 
 
 def importance(shares: Mapping[str, float], apart: str) -> bytes:
-    """How much of what sets some tiles, named by ``apart``, apart from the others lies in each parameter."""
+    """Each parameter's share of the importance for the fastest tiles, which ``apart`` names."""
     names = sorted(shares, key=lambda name: shares[name])
     left = 0.4 + 0.09 * max(map(len, names))
     figure, axes = _new(SIZE[0], 1.3 + 0.36 * len(names), "importance of the parameters", left)
@@ -211,12 +215,12 @@ def importance(shares: Mapping[str, float], apart: str) -> bytes:
     axes.bar_label(bars, fmt="{:.2f}", padding=3, fontsize=9)
     axes.set_xlim(0, 1.12 * max(max(shares.values()), 0.01))
     axes.grid(axis="x", color="#dddddd", linewidth=0.8)
-    axes.set_xlabel(f"share of what sets the {apart} apart (PED-ANOVA)", fontsize=10)
+    axes.set_xlabel(f"share of importance for the {apart} (PED-ANOVA)", fontsize=10)
     return _png(figure)
 
 
 def strategies(result: TuningResult, times: str) -> bytes:
-    """The times of each strategy's tiles, of which there has to be one; median and quartiles where there are four."""
+    """The times of each strategy's tiles, with median and quartiles from four times on. At least one time is needed."""
     found: dict[str, list[float]] = {one.tile.strategy: [] for one in result.trials}
     for one in timed(result):
         found[one.tile.strategy].append(1e6 * (one.seconds or 0.0))

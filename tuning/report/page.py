@@ -1,6 +1,6 @@
-"""The report of a tuning run: one page of HTML with its figures in it, which needs neither network nor JavaScript.
+"""The report of a tuning run: one HTML page with embedded figures, which needs neither network nor JavaScript.
 
-Imported only when a report is asked for: matplotlib is not small.
+This module is imported only for --report, because it imports matplotlib, which is large.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..measure.result import Trial, TuningResult
 from ..search.importance import fastest, importances
 from . import figures as figures
 
-LONG = 12  # failures that are listed openly; more are folded away
-#: By where the times come from: the word, the noun, what the reader must know.
+LONG = 12  # a list of more failures is folded
+#: By source of the times: the label, the noun, the explanation for the reader.
 SOURCES = {
     "measured": ("MEASURED", "time", "Times are medians of kernels that ran on the device."),
     "model": (
@@ -31,7 +31,7 @@ SOURCES = {
     "rehearsed": (
         "REHEARSED",
         "rehearsed time",
-        "The clock was none of a GPU: the numbers say that the tuner works, and nothing about any kernel's speed.",
+        "The clock did not time a GPU: the numbers show that the tuner works, but say nothing about kernel speed.",
     ),
 }
 CSS = """
@@ -55,13 +55,13 @@ def write(results: Sequence[TuningResult], folder: Path, *, title: str) -> Path:
     ----------
     results : sequence of TuningResult
     folder : Path
-        Is made if it is not there.
+        Created if it is missing.
     title : str
 
     Returns
     -------
     Path
-        The page, ``index.html`` in the folder; one that was there is replaced as a whole.
+        The page ``index.html`` in the folder. An existing page is replaced as a whole.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
@@ -82,7 +82,7 @@ def _name(tile: Tile) -> str:
 
 
 def _sorted(results: Sequence[TuningResult]) -> list[TuningResult]:
-    """The largest gain first, last those without a winner."""
+    """The results by decreasing gain; those without a winner are last."""
     return sorted(results, key=lambda result: (-(figures.gain(result) or 0.0), result.space.problem.describe()))
 
 
@@ -123,7 +123,7 @@ def _page(results: Sequence[TuningResult], title: str) -> Iterable[str]:
     yield from _wrong(ordered)
     times = _joined(SOURCES[source][1] for source in sources)
     yield _image(figures.summary(ordered, times), "summary")
-    yield f"<p>The floor is what the problem's bytes take at the bandwidth of a copy{_e(_bandwidths(results))}.</p>"
+    yield f"<p>The floor is the time for the problem's bytes at the bandwidth of a copy{_e(_bandwidths(results))}.</p>"
     yield from _contents(ordered, times)
     for at, result in enumerate(ordered, 1):
         yield from _section(result, at)
@@ -138,7 +138,7 @@ def _bandwidths(results: Sequence[TuningResult]) -> str:
 
 
 def _wrong(results: Sequence[TuningResult]) -> Iterable[str]:
-    """Tiles that compute something else than the oracle: first on the page."""
+    """The count of tiles with wrong results. It precedes all other results on the page."""
     counts = {at: sum(one.failure == "wrong" for one in result.trials) for at, result in enumerate(results, 1)}
     if total := sum(counts.values()):
         links = ", ".join(f'<a href="#p{at}">{at}</a> ({count})' for at, count in counts.items() if count)
@@ -155,7 +155,7 @@ def _contents(results: Sequence[TuningResult], times: str) -> Iterable[str]:
             _us(figures.seconds(result, result.space.default)),
             "" if gain is None else f"{gain:.2f}",
         ]
-        name = "nothing" if chosen is None else "the default" if chosen == result.space.default else _name(chosen)
+        name = "none" if chosen is None else "the default" if chosen == result.space.default else _name(chosen)
         yield f'<tr><td class="number">{at}</td><td><a href="#p{at}">{_e(figures.label(result))}</a></td>'
         yield "".join(f'<td class="number">{_e(cell)}</td>' for cell in cells)
         yield f'<td>{_e(name)}</td><td class="number">{len(result.failures) or ""}</td></tr>'
@@ -185,10 +185,10 @@ def _section(result: TuningResult, at: int) -> Iterable[str]:
 
 
 def _sentences(result: TuningResult, noun: str) -> Iterable[str]:
-    """What came of a problem, as escaped sentences."""
+    """The result of a problem as escaped sentences."""
     default, winner, gain = result.space.default, result.winner, figures.gain(result)
     if winner is None:
-        yield "<b>Nothing came of it.</b>"
+        yield "<b>No tile was chosen.</b>"
     else:
         timing = result.timings.get(winner)
         spread = ""
@@ -208,13 +208,13 @@ def _sentences(result: TuningResult, noun: str) -> Iterable[str]:
     if result.interrupted:
         yield "<b>Interrupted.</b>"
     if not result.kept:
-        yield "Not stored: the table has an entry that was timed, and no prediction replaces it."
+        yield "Not stored: the table contains an entry that was timed, and a prediction never replaces it."
     if result.sentence:
         yield f"<b>{_e(result.sentence)}</b>"
 
 
 def _failures(result: TuningResult) -> Iterable[str]:
-    """The tiles that cannot be used, by kind; wrong results first, and always open."""
+    """The tiles that failed, by kind. Wrong results are first and never folded."""
     kinds: dict[str, list[Trial]] = {}
     for trial in sorted(result.failures, key=lambda trial: trial.failure != "wrong"):
         kinds.setdefault(str(trial.failure), []).append(trial)

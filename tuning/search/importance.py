@@ -1,4 +1,4 @@
-"""Which parameters of a tile the time hangs on: PED-ANOVA on the trials of a study."""
+"""The importance of each tile parameter for the time: PED-ANOVA on the trials of a study."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from cunorm.core.strategy import Tile
 from .sampler import distributions_of, params_of
 
 LEAST_TRIALS = 8
-TENTH = 0.1  # of the trials, which importances set apart from the others
+TENTH = 0.1  # share of the trials that PED-ANOVA distinguishes from the others
 
 
 def fastest(seconds: Sequence[float]) -> int:
-    """How many trials the importances set apart from the others: a tenth, and what ties with these."""
+    """Number of trials that PED-ANOVA distinguishes from the others: the fastest tenth, including ties."""
     slowest = sorted(seconds)[math.ceil(TENTH * len(seconds)) - 1]
     return sum(one <= slowest for one in seconds)
 
 
 def importances(space: Sequence[Tile], timed: Sequence[tuple[Tile, float]]) -> dict[str, float] | str:
-    """Each parameter's share by PED-ANOVA, or a sentence why there is none.
+    """Each parameter's share of the importance by PED-ANOVA, or a sentence that says why there is none.
 
     Parameters
     ----------
     space : sequence of Tile
         Every tile that might have been tried.
     timed : sequence of (Tile, float)
-        Those that were, and their seconds.
+        The tiles that have a time, and their times in seconds.
     """
     if len(timed) < LEAST_TRIALS:
-        return f"No importance of parameters: {len(timed)} trials have a time, it takes {LEAST_TRIALS}."
+        return f"No parameter importance: {len(timed)} trials have a time, expected at least {LEAST_TRIALS}."
     distributions = distributions_of(space)
     names = [name for name in distributions if name != "strategy"]
     params = [params_of(tile, names) for tile, _ in timed]
     varied = [name for name in distributions if len({one[name] for one in params}) > 1]
     if not varied:
-        return "No importance of parameters: each had one value in all trials."
+        return "No parameter importance: each parameter had one value in all trials."
     if fastest([seconds for _, seconds in timed]) == len(timed):
-        return "No importance of parameters: all trials took the same time."
+        return "No parameter importance: all trials took the same time."
     study = optuna.create_study()
     for one, (_, seconds) in zip(params, timed, strict=True):
         study.add_trial(optuna.trial.create_trial(params=one, distributions=distributions, value=math.log(seconds)))

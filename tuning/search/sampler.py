@@ -1,9 +1,12 @@
-"""Proposes tiles to an Optuna study: only legal ones, none twice, the cost model's best first.
+"""Proposes tiles to an Optuna study: only legal tiles, each at most once, the cost model's best first.
 
-Optuna's own samplers know neither which combinations are legal nor what was tried, and TPE ignores failed trials. So
-the space is enumerated, see space.py, and encoded flat: one categorical for the strategy and one for each field that
-any strategy has, None where a strategy has it not. After the model's first proposals, half of the time an untried
-neighbour of one of the three best, one parameter away; otherwise what TPE proposes, or the nearest untried tile to it.
+Optuna's own samplers do not know which combinations are legal or which were tried, and TPE ignores failed trials.
+Therefore space.py enumerates the space, and this module encodes it flat: one categorical parameter for the strategy,
+and one for each field of any strategy. A field is None if the tile's strategy does not have it.
+
+The first proposals follow the order of the cost model. After them, half of the proposals are untried neighbours of one
+of the three best tiles; a neighbour differs in one parameter. The other proposals are the untried tiles nearest to
+TPE's proposals.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ from cunorm.core.strategy import Tile
 
 from .space import SWEPT
 
-#: What a pruned trial is marked with whose tile failed. Without the mark its run broke off: it may be proposed again.
+#: User attribute of a pruned trial whose tile failed. A pruned trial without it was aborted: its tile may be proposed
+#: again.
 FAILURE = "failure"
-PRIOR = 20  # proposals in the model's order, in larger ones
-LOCAL_SHARE, BEST = 0.5, 3  # how often a neighbour, and of how many
-STEP = 0.1  # what a step to an adjacent value weighs beside a parameter that differs
-TWO_PARAMETERS = 2.0  # the least distance of tiles that differ in two
+PRIOR = 20  # proposals in the order of the cost model, in spaces larger than `SWEPT`
+LOCAL_SHARE, BEST = 0.5, 3  # share of proposals that are neighbours, and number of best tiles that have neighbours
+STEP = 0.1  # distance per step between adjacent values, relative to the distance 1 of a parameter that differs
+TWO_PARAMETERS = 2.0  # minimum distance of tiles that differ in two parameters
 
 Params = dict[str, Any]
 
@@ -61,7 +65,7 @@ def distributions_of(tiles: Sequence[Tile]) -> dict[str, BaseDistribution]:
 
 
 def tried(study: Study) -> set[Tile]:
-    """The tiles that a study has proposed, whatever became of them; but not those whose run broke off."""
+    """The tiles that a study has proposed, whether they succeeded or failed, except those of aborted trials."""
     found = set()
     for trial in study.get_trials(deepcopy=False):
         broken_off = trial.state == TrialState.PRUNED and FAILURE not in trial.user_attrs
@@ -71,19 +75,20 @@ def tried(study: Study) -> set[Tile]:
 
 
 class ValidSetSampler(BaseSampler):
-    """See above.
+    """Sampler of the legal tiles, as the docstring of the module describes it.
 
     Parameters
     ----------
     tiles : sequence of Tile
-        The legal ones, in the order of the cost model.
+        The legal tiles, in the order of the cost model.
     first : sequence of Tile
-        Proposed before all others: the default, what a table has, what was best for a neighbour.
+        Tiles to propose before all others: the default, a table's tile, the best tile of a neighbouring problem.
     seed : int
     prior : int, optional
-        Proposals in the order of the model; None: `PRIOR`, or all of a space of at most `SWEPT`.
+        Number of proposals in the order of the model; None: `PRIOR`, or the whole space if it has at most `SWEPT`
+        tiles.
     local : float, optional
-        The share of neighbours after that.
+        Share of neighbours among the proposals after these.
     """
 
     def __init__(
@@ -104,13 +109,16 @@ class ValidSetSampler(BaseSampler):
         self._tpe = TPESampler(seed=seed)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """All parameters, in every trial."""
+        """Return all parameters, for every trial."""
         return self.distributions
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The next tile. There has to be one: ask `exhausted` before the study, which has made the trial by now."""
+        """The parameters of the next tile.
+
+        There must be an untried tile. Check `exhausted` before `Study.ask`, which creates the trial before it samples.
+        """
         seen = tried(study)
         left = [tile for tile in self.tiles if tile not in seen]
         if len(seen) < self._prior:
@@ -126,11 +134,11 @@ class ValidSetSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Never needed: every parameter is in the relative space."""
+        """Raise RuntimeError: every parameter is in the relative space."""
         raise RuntimeError(f"{param_name}: not a parameter of this study's space")
 
     def exhausted(self, study: Study) -> bool:
-        """Whether every tile was proposed."""
+        """Whether every tile was tried."""
         return tried(study).issuperset(self.tiles)
 
     def _distance(self, one: Params, other: Params) -> float:
@@ -144,7 +152,7 @@ class ValidSetSampler(BaseSampler):
         return far
 
     def _neighbour(self, study: Study, left: set[Tile], chance: random.Random) -> Tile | None:
-        """An untried tile that differs in one parameter from one of the best, by as small a step as there is."""
+        """An untried tile that differs in one parameter from one of the best tiles, by the smallest possible step."""
         done = [trial for trial in study.get_trials(deepcopy=False) if trial.state == TrialState.COMPLETE]
         best = sorted(done, key=lambda trial: trial.value if trial.value is not None else float("inf"))[:BEST]
         chance.shuffle(best)

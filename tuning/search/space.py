@@ -15,13 +15,13 @@ from cunorm.jit import sources
 from cunorm.tiling import costmodel
 from cunorm.tiling.table import key_of
 
-#: Spaces up to this size are tried whole.
+#: Spaces up to this size are tried completely.
 SWEPT = 200
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A legal tile and what the cost model says of it, in seconds."""
+    """A legal tile and the time that the cost model predicts for it, in seconds."""
 
     tile: Tile
     predicted: float
@@ -29,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """What can be tried for a problem.
+    """The tiles that can be tried for a problem.
 
     Attributes
     ----------
@@ -37,7 +37,8 @@ class Space:
     device : Device
     strategies : mapping of str to Strategy
     candidates : tuple of Candidate
-        The default first, then by prediction. Of tiles that launch the very same kernels, the first.
+        The default first, then by predicted time. Only the first of several tiles that launch identical kernels is
+        included.
     """
 
     problem: Problem
@@ -71,30 +72,30 @@ class Space:
 
     @property
     def default(self) -> Tile:
-        """The tile that runs where nobody has tuned."""
+        """The tile that runs if the problem is not tuned."""
         return self.candidates[0].tile
 
     def predicted(self, tile: Tile) -> float:
-        """What the cost model says of a tile, seconds."""
+        """The cost model's prediction for a tile, in seconds."""
         return self.candidates[self._at[tile]].predicted
 
     def strategy(self, tile: Tile) -> Strategy:
-        """A tile's."""
+        """The strategy of a tile."""
         return self.strategies[tile.strategy]
 
     def kernel(self, tile: Tile) -> str:
-        """The digest of what a tile launches."""
+        """The digest of the kernels that a tile launches."""
         return sources.kernel_digest(self.problem, self.strategy(tile), tile)
 
     def simplicity(self, tile: Tile) -> tuple[object, ...]:
-        """What ties are ordered by: few launches, no workspace, little shared memory, few threads, then the name."""
+        """Sort key for ties: launches, bytes of workspace, shared memory, threads, strategy, fields; least first."""
         strategy = self.strategy(tile)
         launches = strategy.launches(self.problem, tile)
         shared, threads = (max(values) for values in zip(*((one.shared_bytes, one.threads) for one in launches)))  # noqa: B905
         return len(launches), strategy.of(self.problem, tile).workspace, shared, threads, tile.strategy, tile.fields
 
     def digest(self) -> str:
-        """A name for the space and its kernels: a study of another one must not be continued."""
-        words = [json.dumps(key_of(self.problem)), self.device.name]  # the whole key, with every dtype
+        """Digest of the space and its kernels. A study must not be continued with another space."""
+        words = [json.dumps(key_of(self.problem)), self.device.name]  # the key contains every dtype
         words += [f"{tile!r} {self.kernel(tile)}" for tile in sorted(self.tiles, key=repr)]
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Where studies are kept: in memory, in a journal file, in a database that several hosts share."""
+"""Storages of studies: memory, a journal file, or a database that several hosts share."""
 
 from __future__ import annotations
 
@@ -16,21 +16,31 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from cunorm.core import cache_folder
 
-#: What Optuna raises of a storage: of a database that has gone away, say.
+#: Optuna's errors about a storage, for example a lost connection to a database.
 StorageError = optuna.exceptions.OptunaError
-PAUSES = (0.2, 0.5, 1.0)  # between attempts to open a database, in seconds
-HEAD = b'{"op_code"'  # of a journal
-SHORTEST_SECRET = 3  # that is looked for in what others say: a shorter one would be found in any text
-GRACE_SECONDS = 10  # after which the lock of a journal counts as left behind
+PAUSES = (0.2, 0.5, 1.0)  # pauses between attempts to open a database, in seconds
+HEAD = b'{"op_code"'  # first bytes of a journal
+SHORTEST_SECRET = 3  # minimum length of a secret that is removed from messages: a shorter one matches in any text
+GRACE_SECONDS = 10  # age after which the lock of a journal counts as abandoned
 
 
 def storage_of(url: str | None) -> BaseStorage | None:
-    """What Optuna keeps studies in: None, in memory; a database's URL; else a journal file.
+    """Open the storage of studies that a URL names.
+
+    Parameters
+    ----------
+    url : str or None
+        The URL of a database, or the path of a journal file with or without the prefix ``journal:``. None: in memory.
+
+    Returns
+    -------
+    BaseStorage or None
+        None: in memory.
 
     Raises
     ------
     ValueError
-        If it cannot be opened, or is something else.
+        If the storage cannot be opened, or the file is not a journal.
     """
     if url is None:
         return None
@@ -45,16 +55,16 @@ def storage_of(url: str | None) -> BaseStorage | None:
             _mend(path, lock)
             made = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
         made.get_all_studies()
-    except Exception as error:  # whatever a driver of a database comes up with
+    except Exception as error:  # database drivers raise exceptions of many types
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"--storage: {shown(url)!r}: no storage of studies: {without_secrets(said, url)}") from None
+        raise ValueError(f"--storage: {shown(url)!r}: cannot be opened: {without_secrets(said, url)}") from None
     return made
 
 
 def shown(url: str) -> str:
-    """What of a storage's URL may be printed: not the user and password before ``@``, and not the query."""
+    """A storage's URL for messages: without the user and password before ``@``, and without the query."""
     scheme, separator, rest = url.partition("://")
-    if not separator:  # a file; or a URL whose beginning was forgotten
+    if not separator:  # a file, or a URL without its scheme
         return re.sub(r":[^:]*@", ":***@", url)
     _, at, place = rest.rpartition("@")
     place, question, _ = place.partition("?")
@@ -62,13 +72,13 @@ def shown(url: str) -> str:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """What somebody says of a storage, without what `shown` leaves out of its URL.
+    """A message about a storage, without the parts of the storage's URL that `shown` omits.
 
     Parameters
     ----------
     text : str
     url : str
-        What ``--storage`` was given.
+        The value of ``--storage``.
     """
     text = text.replace(url, shown(url))
     rest = url.partition("://")[2] or url
@@ -82,7 +92,7 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def _database(url: str) -> BaseStorage:
-    """Open a database; somebody else may be making its tables at this moment."""
+    """Open a database. Several attempts are made, because another process may be creating the database's tables."""
     for pause in PAUSES:
         with contextlib.suppress(Exception):
             return optuna.storages.get_storage(url)
@@ -91,15 +101,15 @@ def _database(url: str) -> BaseStorage:
 
 
 def _mend(path: Path, lock: JournalFileOpenLock) -> None:
-    """Take a last line away that a killed process did not finish: nobody could read on behind it."""
+    """Remove an incomplete last line that a killed process left. Lines after it could not be read."""
     if not path.exists():
         return
     if not path.is_file():
-        raise ValueError("no regular file")
+        raise ValueError("not a regular file")
     with path.open("rb") as file:
         head = file.read(len(HEAD))
     if not HEAD.startswith(head):
-        raise ValueError("another kind of file")
+        raise ValueError("not an Optuna journal")
     lock.acquire()
     try:
         with path.open("rb+") as file:
@@ -111,9 +121,9 @@ def _mend(path: Path, lock: JournalFileOpenLock) -> None:
 
 
 def journal(folder: Path, table: Path, resume: bool) -> Path:
-    """The journal of a run that names no storage: a new one, or with ``resume`` the last one of that table.
+    """The path of the journal of a run without --storage: a new one, or with ``resume`` the last one of the table.
 
-    Older journals of the table whose run is over are deleted when a new one is made.
+    If the journal is a new one, the table's older journals are deleted unless their process still runs.
     """
     cache_folder.make(folder)
     stem = re.sub(r"\W+", "_", str(table.resolve())).strip("_")[-80:]

@@ -1,8 +1,9 @@
-"""One problem's Optuna study: who may propose, what was tried, what became of it, where that is kept.
+"""One problem's Optuna study: the claim to propose tiles, the trials, the failures and the outcome.
 
-A study has one proposer at a time. Where several processes or hosts share a storage, a process claims a problem by
-creating a study of an agreed name, which only one can; the claim of a process that has died, or has not been heard of
-for a while, is followed by another. A trial that was running then is given up, and its tile is proposed again.
+A study has one proposer at a time. If several processes or hosts share a storage, a process claims a problem by
+creating a study with an agreed name. Only one process can create it. A claim of this host expires when its process has
+ended. A claim of another host expires when it was not renewed for `LEASE_SECONDS`. Then another process can make the
+next claim. It aborts the trials that are still marked as running, and their tiles are proposed again.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from cunorm.core.strategy import Tile
 from .sampler import FAILURE, ValidSetSampler, tile_of, tried
 from .space import Space
 
-#: After which a claim of another host that nobody has renewed counts for nothing.
+#: Time after which a claim of another host expires unless it is renewed.
 LEASE_SECONDS = 600
-#: After which a claim that does not say whose it is counts for nothing; and when this process first saw such ones.
+#: Time after which a claim without a time stamp expires, counted from the moment at which this process first saw it.
 BARE_SECONDS = 10.0
 _bare: dict[str, float] = {}
-#: A trial that somebody else has ended, who took the claim for dead.
+#: Errors about a trial that another process has ended, because it treated the claim as expired.
 TAKEN = (optuna.exceptions.UpdateFinishedTrialError, ValueError)
 SENTENCE, LATER = "sentence", "failed later"
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks: a number that comes again is another process."""
+    """The start time of a process in kernel ticks, or "". It distinguishes processes that reuse a process id."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -50,7 +51,7 @@ def _me() -> str:
 
 
 def _alive(owner: str) -> bool | None:
-    """Whether the process that a claim names still runs; None where that cannot be told from here."""
+    """Whether the process that a claim names still runs; None if the claim names no process of this host."""
     host, pid, began = ([*owner.split(":"), "", ""])[:3]
     if host != socket.gethostname() or not pid.isdecimal():
         return None
@@ -64,10 +65,10 @@ def _alive(owner: str) -> bool | None:
 
 
 def _held(name: str, claim: dict[str, Any]) -> bool:
-    """Whether a claim stands."""
+    """Whether a claim is still valid."""
     if claim.get("over"):
         return False
-    if "beat" not in claim:  # whoever made it died at once, or will write it in a moment
+    if "beat" not in claim:  # its process is about to write the time stamp, or died before it did
         first = _bare.setdefault(name, time.monotonic())
         return time.monotonic() - first < BARE_SECONDS
     alive = _alive(str(claim.get("owner", "")))
@@ -81,12 +82,13 @@ class ProblemStudy:
     ----------
     space : Space
     storage : optional
-        From `cunorm.tuning.search.storage.storage_of`.
+        Result of `cunorm.tuning.search.storage.storage_of`.
     first : sequence of Tile
-        Proposed before all others.
+        Tiles to propose before all others.
     seed : int
     source : str
-        What the times come from, versions and all: those of another source are never compared with these.
+        Source of the times, with versions. It is part of the study's name, because times from different sources must
+        not be compared.
     """
 
     def __init__(
@@ -108,10 +110,10 @@ class ProblemStudy:
         self._claim: Study | None = None
         self._over = threading.Event()
 
-    # ---- who proposes -----------------------------------------------------------------------------------------------
+    # ---- the claim --------------------------------------------------------------------------------------------------
 
     def claim(self) -> bool:
-        """Become the proposer; False if somebody else is."""
+        """Become the proposer; return False if another process is the proposer."""
         if self.storage is None:
             return True
         number = 1
@@ -136,20 +138,20 @@ class ProblemStudy:
             return True
 
     def _beat(self) -> None:
-        """Renew the claim, until it is released."""
+        """Renew the claim until it is released."""
         while not self._over.wait(LEASE_SECONDS / 4) and self._claim is not None:
-            with contextlib.suppress(Exception):  # a storage that is away for a while
+            with contextlib.suppress(Exception):  # the storage may be unreachable for a while
                 self._claim.set_user_attr("beat", time.time())
 
     def release(self) -> None:
-        """Let others propose."""
+        """Release the claim, so that other processes can propose."""
         self._over.set()
         if self._claim is not None:
-            with contextlib.suppress(Exception):  # a storage that is away: the lease ends by itself
+            with contextlib.suppress(Exception):  # if the storage is unreachable, the claim expires
                 self._claim.set_user_attr("over", True)
 
     def _give_up(self) -> None:
-        """End what a proposer before this one left running."""
+        """Abort the trials that an earlier proposer left running."""
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             with contextlib.suppress(*TAKEN):
                 self.study.tell(trial.number, state=TrialState.PRUNED)
@@ -157,7 +159,7 @@ class ProblemStudy:
     # ---- trials -----------------------------------------------------------------------------------------------------
 
     def propose(self, count: int) -> list[Tile]:
-        """Up to so many tiles that were not tried before."""
+        """At most `count` tiles that were not tried before."""
         found: list[Tile] = []
         while len(found) < count and not self.sampler.exhausted(self.study):
             trial = self.study.ask(fixed_distributions=self.sampler.distributions)
@@ -167,18 +169,18 @@ class ProblemStudy:
         return found
 
     def tell(self, tile: Tile, seconds: float) -> None:
-        """What a proposed tile took. The study minimises the logarithm of that."""
+        """Record the time of a proposed tile. The study minimises the logarithm of the time."""
         trial = self._trials.pop(tile)
         with contextlib.suppress(*TAKEN):
             self.study.tell(trial, math.log(seconds))
 
     def pending(self, tile: Tile) -> bool:
-        """Whether a tile was proposed and nothing said of it since."""
+        """Whether a tile was proposed and its outcome is not recorded yet."""
         return tile in self._trials
 
     def fail(self, tile: Tile, kind: str, sentence: str) -> None:
-        """What is wrong with a tile; it is never proposed again."""
-        if tile not in self._trials:  # told before, and failed later
+        """Record that a tile failed; it is never proposed again."""
+        if tile not in self._trials:  # its time is already recorded, and it failed later
             later = [*self.study.user_attrs.get(LATER, ()), [tile.strategy, tile.as_dict(), kind, sentence]]
             self.study.set_user_attr(LATER, later)
             return
@@ -189,7 +191,7 @@ class ProblemStudy:
             self.study.tell(trial, state=TrialState.PRUNED)
 
     def abandon(self) -> None:
-        """Give up what was proposed and neither told nor failed, so that it can be proposed again."""
+        """Abort the trials without a recorded outcome, so that their tiles can be proposed again."""
         for trial in self._trials.values():
             with contextlib.suppress(*TAKEN):
                 self.study.tell(trial, state=TrialState.PRUNED)
@@ -197,11 +199,11 @@ class ProblemStudy:
 
     @property
     def count(self) -> int:
-        """Tiles that were tried, in this run or before."""
+        """Number of tiles that were tried, in this run or before."""
         return len(tried(self.study))
 
     def failures(self) -> dict[Tile, tuple[str, str]]:
-        """What is wrong with the tiles that failed: kind and sentence."""
+        """The tiles that failed, each with the kind of failure and a sentence."""
         found = {
             tile_of(trial.params): (str(trial.user_attrs[FAILURE]), str(trial.user_attrs.get(SENTENCE, "")))
             for trial in self.study.get_trials(deepcopy=False)
@@ -212,7 +214,7 @@ class ProblemStudy:
         return found
 
     def told(self) -> dict[Tile, float]:
-        """The seconds of the tiles that were told, fastest first."""
+        """The tiles with a recorded time, and their times in seconds, fastest first."""
         done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         found = {tile_of(trial.params): math.exp(trial.value) for trial in done if trial.value is not None}
         return dict(sorted(found.items(), key=lambda item: item[1]))
@@ -220,10 +222,10 @@ class ProblemStudy:
     # ---- the outcome ------------------------------------------------------------------------------------------------
 
     def finish(self, outcome: dict[str, Any]) -> None:
-        """Leave what came of it for others who share the storage."""
+        """Store the outcome for other processes that share the storage."""
         self.study.set_user_attr("outcome", {**outcome, "trials": self.count})
 
     def outcome(self) -> dict[str, Any] | None:
-        """What somebody left, or None."""
+        """The outcome that is stored, or None."""
         found = self.study.user_attrs.get("outcome")
         return found if isinstance(found, dict) else None

@@ -1,5 +1,7 @@
-"""Inputs of a problem as they lie in memory: hostile ones, with slices far from zero, constant, wide, with an outlier;
-and plain ones, on which any sound implementation is right and no other is.
+"""Inputs of a problem, in the memory order of its layout.
+
+Hostile inputs contain slices that are far from zero, constant, wide or have an outlier. On plain inputs every sound
+implementation is right, and an implementation that leaves a term out is not.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from numpy.typing import NDArray
 from cunorm.core.arrays import DTYPES
 from cunorm.core.problem import Problem
 
-EPS = 1e-5  # of the statistics that gradients are given
-DY_SEED = 1000  # how far dy's seed is from x's
+EPS = 1e-5  # epsilon of the statistics that are inputs of gradients
+DY_SEED = 1000  # difference between the seeds of dy and x
 OFFSET, CONSTANT, WIDTH, OUTLIER = 1e3, 100.1, 1e3, 1e4
-#: Plain slices lie this far from zero and are this wide, each somewhere between; what gradients have of a constant and
-#: of the normalised x, so that no term of a formula is near zero; how wide gamma is around one.
+#: Plain inputs: bounds of a slice's offset and of its width; the constant and the share of the normalised x that are
+#: added to dy, so that no term of a gradient is near zero; the standard deviation of gamma, whose mean is one.
 PLAIN_OFFSET, PLAIN_WIDTH, CONSTANT_SHARE, X_SHARE, PLAIN_GAMMA = (0.5, 1.0), (1.0, 2.0), 1.0, 0.5, 0.25
-ABSENT = 1  # the rank that has seen nothing, where there are several
+ABSENT = 1  # index of the rank without samples, if there are several ranks
 
 Values = NDArray[Any]
 Inputs = dict[str, Values]
@@ -29,14 +31,14 @@ Inputs = dict[str, Values]
 
 @dataclass(frozen=True)
 class Kind:
-    """How the elements of a slice of statistics differ from N(0, 1).
+    """The distribution of the elements of a slice. A slice contains the elements of one mean and variance.
 
     Attributes
     ----------
     width, offset : float
         An element is ``width * N(0, 1) + offset``.
     outliers : callable
-        Length of a slice -> indices of the elements that are `OUTLIER` instead.
+        Length of a slice -> indices of the elements that are replaced by `OUTLIER`.
     """
 
     width: float = 1.0
@@ -58,12 +60,12 @@ KINDS: dict[str, Kind] = {
     "an outlier in every 8": Kind(outliers=lambda length: range(0, length, 8)),
     "all equal but the first": Kind(width=0.0, offset=CONSTANT, outliers=lambda length: (0,)),
 }
-#: The kinds that slices take turns with, unless others are named.
+#: Default kinds of hostile slices; neighbouring slices alternate between them.
 HOSTILE = ("plain", "far from zero", "constant", "wide", "outlier first")
 
 
 def _blocks(x: Values) -> Iterator[tuple[slice, Values]]:
-    """Parts of an array along its first axis, in float64, of some million elements."""
+    """Yield parts of an array along its first axis, in float64, with at most about 4 million elements each."""
     rows = max(1, (1 << 22) // max(1, x[0].size))
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
@@ -71,7 +73,7 @@ def _blocks(x: Values) -> Iterator[tuple[slice, Values]]:
 
 
 def _slices(problem: Problem, seed: int) -> Values:
-    """x or dy with its slices of statistics in a row: (slices, length), or (N, C, HxW) for BatchNorm's channels."""
+    """Values of x or dy from N(0, 1): (slices, length), or (N, C, HxW) if a slice is a channel (BatchNorm)."""
     random = np.random.default_rng(seed)
     if problem.spec.channelwise:
         return random.standard_normal((problem.N, problem.C, problem.HxW), np.float32)
@@ -79,8 +81,9 @@ def _slices(problem: Problem, seed: int) -> Values:
 
 
 def _plain(problem: Problem, seed: int) -> tuple[Values, Values | None]:
-    """x and, of a gradient, dy as (N, C, HxW) in float32: slices with an offset and a width of their own; dy has a part
-    of the normalised x.
+    """Plain x and, for a gradient, dy: (N, C, HxW), float32.
+
+    Each slice of x has its own offset and width. dy contains a share of the normalised x.
     """
     shape = (problem.N, problem.C, problem.HxW)
     x, dy = _slices(problem, seed), None
@@ -94,12 +97,12 @@ def _plain(problem: Problem, seed: int) -> tuple[Values, Values | None]:
 
 
 def slices_of(problem: Problem) -> int:
-    """Slices of statistics that a problem has."""
+    """Number of slices of a problem."""
     return problem.C if problem.spec.channelwise else problem.N * problem.group
 
 
 def _hostile(problem: Problem, seed: int, kinds: Sequence[str]) -> tuple[Values, Values | None]:
-    """x and, of a gradient, dy as (N, C, HxW) in float32: x with the kinds of slices in turn."""
+    """Hostile x and, for a gradient, dy: (N, C, HxW), float32. The slices of x alternate between the kinds."""
     shape = (problem.N, problem.C, problem.HxW)
     x, dy = _slices(problem, seed), None
     if problem.is_backward:
@@ -119,7 +122,7 @@ def _hostile(problem: Problem, seed: int, kinds: Sequence[str]) -> tuple[Values,
 
 
 def _moments(problem: Problem, x: Values) -> tuple[Values, Values]:
-    """Mean and rstd of every slice of (N, C, HxW)."""
+    """Mean and rstd of every slice of x with shape (N, C, HxW), in float64."""
     if problem.spec.channelwise:
         size = problem.N * problem.HxW
         mean = np.sum([part.sum(axis=(0, 2)) for _, part in _blocks(x)], axis=0) / size
@@ -135,7 +138,7 @@ def _moments(problem: Problem, x: Values) -> tuple[Values, Values]:
 
 @dataclass
 class _Draw:
-    """The values of one problem's inputs."""
+    """Draws the values of one problem's inputs."""
 
     problem: Problem
     seed: int
@@ -145,35 +148,35 @@ class _Draw:
 
     @functools.cached_property
     def tensors(self) -> tuple[Values, Values | None]:
-        """x, and dy of a gradient, (N, C, HxW)."""
+        """x and, for a gradient, dy; shape (N, C, HxW)."""
         made = _hostile(self.problem, self.seed, self.kinds) if self.hostile else _plain(self.problem, self.seed)
         dtype = DTYPES[self.problem.dtype]
         return made[0].astype(dtype), None if made[1] is None else made[1].astype(dtype)
 
     @functools.cached_property
     def moments(self) -> tuple[Values, Values]:
-        """Mean and rstd of x as it is stored, rounded as a forward would have saved them."""
+        """Mean and rstd of x as stored in the problem's dtype. `inputs_of` rounds them as a forward does."""
         return _moments(self.problem, self.tensors[0])
 
     def gamma(self, shape: tuple[int, ...]) -> Values:
-        """Around 0, or, in plain inputs, around 1."""
+        """Gamma: its mean is 0 in hostile inputs and 1 in plain inputs."""
         values = self.random.standard_normal(shape)
         return values if self.hostile else 1 + PLAIN_GAMMA * values
 
     def means(self, shape: tuple[int, ...]) -> Values:
-        """Of ranks, one of which is absent, whatever it holds."""
+        """Means of the ranks. The mean of the rank without samples is NaN, because a kernel must ignore it."""
         values = self.random.standard_normal(shape) + OFFSET
         values[ABSENT : ABSENT + 1] = np.nan
         return values
 
     def counts(self, shape: tuple[int, ...]) -> Values:
-        """Of ranks, one of which is absent."""
+        """Sample counts of the ranks. The count of rank `ABSENT`, if there is one, is 0."""
         values = self.random.integers(1, 1000, shape)
         values[ABSENT : ABSENT + 1] = 0
         return values
 
 
-#: What an `ArraySpec` may ask for: (draw, shape) -> values.
+#: Makers of the kinds of values that an `ArraySpec` names: (draw, shape) -> values.
 MAKERS: dict[str, Callable[[_Draw, tuple[int, ...]], Values]] = {
     "normal": lambda draw, shape: draw.random.standard_normal(shape),
     "slices": lambda draw, shape: draw.tensors[0],
@@ -181,7 +184,7 @@ MAKERS: dict[str, Callable[[_Draw, tuple[int, ...]], Values]] = {
     "gamma": _Draw.gamma,
     "mean": lambda draw, shape: draw.moments[0],
     "rstd": lambda draw, shape: draw.moments[1],
-    # A sum over a channel grows with it.
+    # A sum over a channel grows with the number of elements of the channel.
     "sum": lambda draw, shape: draw.problem.N * draw.problem.HxW * draw.random.standard_normal(shape),
     "means": _Draw.means,
     "invstds": lambda draw, shape: 0.1 + draw.random.random(shape),
@@ -191,17 +194,17 @@ MAKERS: dict[str, Callable[[_Draw, tuple[int, ...]], Values]] = {
 
 
 def inputs_of(problem: Problem, seed: int, hostile: bool = True, kinds: Sequence[str] = HOSTILE) -> Inputs:
-    """The inputs of a problem by the names that launches know, each as it lies in memory.
+    """The inputs of a problem by name, each in the memory order of the problem's layout.
 
     Parameters
     ----------
     problem : Problem
     seed : int
-        Another one gives other values, and other kinds of slices their turn.
+        Seed of the values. It also selects the kind of the first slice.
     hostile : bool
-        False: plain slices, on which any sound implementation is right.
+        Whether the slices are hostile or plain.
     kinds : sequence of str
-        Of `KINDS`, that hostile slices take turns with.
+        Keys of `KINDS`; hostile slices alternate between these kinds.
     """
     draw, spec = _Draw(problem, seed, hostile, kinds, np.random.default_rng((seed, 1))), problem.spec
     found: Inputs = {}

@@ -1,4 +1,4 @@
-"""What the float64 oracle says of a problem's inputs: what a candidate has to get right."""
+"""The results that the float64 oracle computes from a problem's inputs, and the tolerance of each result."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Expected:
     ----------
     name : str
     shape : tuple of int
-        Of the whole result as the oracle has it.
+        Shape of the whole result in the oracle's axis order.
     part : tuple
-        The index of what was looked at.
+        Index of the part that is compared.
     exact, bound : ndarray
-        The oracle's values of the part, and how far from them a result may lie before it is rounded.
+        The oracle's values of the part, and the maximum distance of a result from them before the result is rounded.
     dtype : str
     moved : bool
         Whether channels are last in memory.
@@ -40,31 +40,34 @@ class Expected:
     moved: bool = False
 
     def looked_at(self, came: Values) -> Values:
-        """The part of a result, flat as it lies in memory, that the oracle looks at."""
-        if self.moved:  # channels last in memory, the oracle has them second
+        """The compared part of a result. `came` is the result as a flat array in memory order."""
+        if self.moved:  # channels are last in memory, but second in the oracle's arrays
             N, C, HxW = self.shape
             came = np.moveaxis(came.reshape(N, HxW, C), -1, 1)
         return came.reshape(self.shape)[self.part]  # type: ignore[no-any-return]
 
     def fault(self, came: Values) -> str | None:
-        """What is wrong with a result, flat as it lies in memory; None if nothing is."""
+        """A sentence that says how a result is wrong, or None. `came` is a flat array in memory order."""
         return tolerance.fault(self.name, self.looked_at(came), self.exact, self.bound, self.dtype)
 
     def off(self, came: Values) -> float:
-        """The share of the largest exact value that a result, flat as it lies in memory, is off by; it may be NaN."""
+        """The largest error of a result divided by the largest exact value; it may be NaN.
+
+        If the largest exact value is 0, the error is not divided. `came` is a flat array in memory order.
+        """
         largest = float(np.max(np.abs(self.exact), initial=0.0))
         away = float(np.max(np.abs(self.looked_at(came).astype(np.float64) - self.exact), initial=0.0))
         return away / largest if largest else away
 
 
 def expected(problem: Problem, given: Inputs) -> list[Expected]:
-    """What the results of a problem have to be; of a large one, a part of them.
+    """The expected results of a problem. For a large problem, only a part of each result is computed.
 
     Parameters
     ----------
     problem : Problem
     given : dict of str to ndarray
-        From `inputs_of`.
+        Result of `inputs_of`.
     """
     spec, found = problem.spec, []
     for name, shape, part, exact, bound in spec.oracle(problem, given, problem.numbers):

@@ -1,4 +1,4 @@
-"""Whether a tile is right: hostile inputs, outputs full of NaN, guard zones, the oracle, the same bits twice."""
+"""Verifies a tile: hostile inputs, outputs filled with NaN, guard zones, the oracle, bitwise equal second run."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from cunorm.traffic.sampling import smaller
 from .inputs import HOSTILE, Inputs, inputs_of, slices_of
 from .oracle import Expected, expected
 
-GUARD_BYTES, ALIGNMENT = 512, 512  # on either side of an array; what CUDA's allocators align to
-GUARD, UNWRITTEN = 0xA5, 0xFF  # in the zones; in outputs and the workspace, where it is NaN in every format
-OTHER_KERNELS = 1e-6  # what a cut problem counts for that launches other kernels
-#: Elements of x that the CPU executor verifies a winner on: at most, and where more would prove nothing else.
+GUARD_BYTES, ALIGNMENT = 512, 512  # guard zone before and after an array; alignment of CUDA's allocators
+GUARD, UNWRITTEN = 0xA5, 0xFF  # byte of the guard zones; byte of outputs and workspace, which is NaN in every format
+OTHER_KERNELS = 1e-6  # factor of the rank of a cut problem that launches other kernels
+#: Elements of x for a verification on the CPU executor: the maximum, and a size that suffices if it keeps as much work.
 CPU_ELEMENTS, FEW_ELEMENTS = 2**22, 2**20
-CUT_LENGTH, CUT_STEP = 2**14, 64  # positions that a cut channel keeps at least, and in steps of which it is cut
+CUT_LENGTH, CUT_STEP = 2**14, 64  # minimum positions of a cut channel; the cut removes a multiple of CUT_STEP
 EVEN = (
     2,
     4,
     8,
     32,
     128,
-)  # of these as many as fit: packs of a row, and the columns of a block, are even numbers of channels
+)  # cut sizes are multiples of these where possible: packs and the columns of a block take even numbers of channels
 
 
 class GuardedBuffer:
-    """Memory for an array, between zones that nobody may write.
+    """Memory for an array, between two guard zones that no kernel may write.
 
     Parameters
     ----------
@@ -55,15 +55,15 @@ class GuardedBuffer:
 
     @property
     def address(self) -> int:
-        """Where the array itself begins."""
+        """Address of the array."""
         return pointer(self.bytes)
 
     def fill(self, values: Any) -> None:
-        """Set all bytes, or copy an array's."""
+        """Set all bytes to one value, or copy the bytes of an array."""
         self.bytes[...] = values
 
     def intact(self) -> bool:
-        """Whether the zones are as they were."""
+        """Whether the guard zones are unchanged."""
         return bool((self.before == GUARD).all()) and bool((self.behind == GUARD).all())
 
 
@@ -74,12 +74,12 @@ def _host(buffer: GuardedBuffer) -> NDArray[np.uint8]:
 
 
 def raw(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """An array's bytes."""
+    """The bytes of an array."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def array_bytes(problem: Problem, names: Iterable[str], given: Inputs) -> dict[str, int]:
-    """Bytes of the arrays of a call by the names of its plan: inputs, and the outputs that are wanted."""
+    """Sizes in bytes of a call's arrays by name: the inputs and the problem's outputs."""
     found = {}
     for name in names:
         if name in given:
@@ -90,13 +90,13 @@ def array_bytes(problem: Problem, names: Iterable[str], given: Inputs) -> dict[s
 
 
 class Verifier:
-    """Verifies plans of one problem; inputs and oracle are made once.
+    """Verifies plans of one problem; inputs and oracle are computed once.
 
     Parameters
     ----------
     problem : Problem
     kind : {"cpu", "gpu"}
-        The executor.
+        The executor that runs the plans.
     """
 
     def __init__(self, problem: Problem, kind: str) -> None:
@@ -105,27 +105,27 @@ class Verifier:
 
     @functools.cached_property
     def cases(self) -> list[tuple[Inputs, list[Expected]]]:
-        """Inputs, and what has to come of them: as many seeds as it takes for each kind of slice to have its turn."""
-        seeds = range(0, len(HOSTILE), max(1, slices_of(self.problem)))  # a seed is also the kind of the first slice
+        """Inputs and expected results, for as many seeds as are needed until each kind of slice occurs."""
+        seeds = range(0, len(HOSTILE), max(1, slices_of(self.problem)))  # a seed also selects the first slice's kind
         made = [inputs_of(self.problem, seed) for seed in seeds]
         return [(given, expected(self.problem, given)) for given in made]
 
     def fault(self, plan: Plan) -> str | None:
-        """What is wrong with what a plan of the problem does; None if it is right."""
+        """A sentence that says how a plan of the problem is wrong, or None."""
         for given, wanted in self.cases:
             if (sentence := self._fault(plan, given, wanted)) is not None:
                 return sentence
         return None
 
     def results(self, plan: Plan, given: Inputs) -> dict[str, NDArray[Any]]:
-        """What a plan of the problem makes of inputs, each result flat as it lies in memory."""
+        """Run a plan of the problem; return each result as a flat array in memory order."""
         call = _GuardedCall(self, plan, given)
         found = call.run()
         return {name: values.view(DTYPES[self.problem.dtype_of(name)]) for name, values in found.items()}
 
     def _fault(self, plan: Plan, given: Inputs, wanted: list[Expected]) -> str | None:
         call = _GuardedCall(self, plan, given)
-        found = [call.run(), call.run()]  # the second time with the workspace as the first has left it
+        found = [call.run(), call.run()]  # the second run reuses the workspace without clearing it
         if (sentence := call.damage()) is not None:
             return sentence
         for one in wanted:
@@ -134,12 +134,12 @@ class Verifier:
                 return sentence
         for name in call.outputs:
             if not np.array_equal(found[0][name], found[1][name]):
-                return f"{name}: other bits in a second run"
+                return f"{name}: a second run is not bitwise equal"
         return None
 
 
 class _GuardedCall:
-    """A plan's arrays between guard zones, the inputs in theirs."""
+    """A plan's arrays between guard zones, with the inputs copied into them."""
 
     def __init__(self, of: Verifier, plan: Plan, given: Inputs) -> None:
         self.plan, self.given, self.xp, self.kind = plan, given, of.xp, of.kind
@@ -160,7 +160,7 @@ class _GuardedCall:
         self.buffers[name].fill(self.xp.asarray(raw(self.given[name])) if name in self.given else UNWRITTEN)
 
     def run(self) -> dict[str, NDArray[np.uint8]]:
-        """Run the plan once; the results' bytes."""
+        """Run the plan once; return the bytes of the results."""
         for name in self.outputs:
             self._fill(name)
         self.plan.run(self.values, self.sizes)
@@ -168,30 +168,30 @@ class _GuardedCall:
         return {name: _host(self.buffers[name]) for name in self.outputs}
 
     def damage(self) -> str | None:
-        """Which array was written outside of it, or is an input and was changed; None if there is none."""
+        """A sentence that names an array with a damaged guard zone, or a changed input; None if there is none."""
         for name, buffer in self.buffers.items():
             if not buffer.intact():
-                return f"{name}: wrote outside of it"
+                return f"{name}: memory outside the array was written"
             given = name in self.given and name not in self.outputs
             if given and not np.array_equal(_host(buffer), raw(self.given[name])):
-                return f"{name}: changed, and is an input"
+                return f"{name}: the input was changed"
         return None
 
 
 def _cut(problem: Problem, axis: str, most: int) -> Iterator[Problem]:
-    """The problem with so much less of an axis that it has `most` elements, and with still less, in even numbers."""
+    """Yield the problem with one axis cut to about `most` elements, and cut further to multiples of `EVEN`."""
     size = getattr(problem, axis)
     wanted = max(1, size * most // (problem.N * problem.C * problem.HxW))
     if axis == "HxW":
-        wanted = max(CUT_LENGTH, wanted) // CUT_STEP * CUT_STEP + size % CUT_STEP  # as ragged as it is
+        wanted = max(CUT_LENGTH, wanted) // CUT_STEP * CUT_STEP + size % CUT_STEP  # as ragged as before
     for step in (1, *EVEN):
         if 0 < wanted // step * step < size:
             yield smaller(problem, axis, wanted // step * step)
 
 
 def _cuts(problem: Problem, most: int) -> Iterator[Problem]:
-    """Problems of at most `most` elements with less of one axis, or of several, one after another in any order."""
-    # Whole groups are left out. Where all channels are one, as in a row of LayerNorm, they stay.
+    """Yield problems of at most `most` elements with one or more axes cut, in every order of the axes."""
+    # Only whole groups of channels are removed. If all channels are one group (a row of LayerNorm), none are removed.
     sizes, whole_rows = problem.spec.sizes.values(), not problem.spec.channelwise
     axes = ("N",) if whole_rows and "group" not in sizes else ("N", "group", "HxW")
     for order in itertools.permutations(axes):
@@ -202,10 +202,11 @@ def _cuts(problem: Problem, most: int) -> Iterator[Problem]:
 
 
 def _same_work(problem: Problem, cut: Problem, strategy: Strategy, tile: Tile) -> float:
-    """How much of what a thread does a cut problem leaves: the product of its launches' shares of work, 1 if it is all.
+    """The share of a thread's work that a cut problem keeps: the product of its launches' shares; at most 1.
 
-    The chain of additions of a thread, and how many parts a fold puts together, go with that work. A cut that launches
-    other kernels, for instance no fold, counts with its main launch, behind all that launch the same.
+    The length of a thread's chain of additions, and the number of parts that a fold merges, grow with that work. For a
+    cut problem that launches other kernels, for example no fold, only the main launch counts, times `OTHER_KERNELS`.
+    Such a problem ranks after all problems that launch the same kernels.
     """
     whole, parts = (strategy.launches(one, tile) for one in (problem, cut))
 
@@ -223,21 +224,21 @@ def _same_work(problem: Problem, cut: Problem, strategy: Strategy, tile: Tile) -
 
 
 def cut_down(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> Problem:
-    """The problem that the CPU executor verifies a tile on: itself, or a smaller one for which the tile is legal.
+    """The problem on which the CPU executor verifies a tile: itself, or a smaller one for which the tile is legal.
 
-    Of the problems with fewer samples, groups or positions it is the one that leaves most of a thread's work; of equals
-    the smallest, down to `FEW_ELEMENTS`.
+    Of the problems with fewer samples, groups or positions, the one that keeps the largest share of a thread's work is
+    chosen. Of problems with equal shares, the smallest is chosen; sizes below ``FEW_ELEMENTS // 2`` count as equal.
     """
     if problem.N * problem.C * problem.HxW <= FEW_ELEMENTS:
         return problem
     waits = any(launch.waits for launch in strategy.launches(problem, tile))
     best, most = problem, (-1.0, 0.0)
-    for size in (CPU_ELEMENTS,) if waits else (CPU_ELEMENTS, FEW_ELEMENTS):  # who waits needs somebody to wait for
+    for size in (CPU_ELEMENTS,) if waits else (CPU_ELEMENTS, FEW_ELEMENTS):  # blocks that wait need other blocks
         whole = (problem,) if problem.N * problem.C * problem.HxW <= size else ()
         for one in (*whole, *_cuts(problem, size)):
             if one == one.canonical() and strategy.refuses(one, tile, device) is None:
                 elements = one.N * one.C * one.HxW
-                left = float(f"{_same_work(problem, one, strategy, tile):.2g}")  # rounded, so that equals are equals
+                left = float(f"{_same_work(problem, one, strategy, tile):.2g}")  # rounded: nearly equal shares tie
                 rank = left, -float(max(elements, FEW_ELEMENTS // 2))
                 if rank > most:
                     best, most = one, rank

@@ -167,7 +167,7 @@ def test_every_contender_is_in_the_results_with_its_state(plant: Callable[..., N
     assert states["lacking"] == ("not offered", "no LayerNorm")
     assert states["absent"] == ("missing", "no module no_such_module; pip install it")
     assert states["late"] == ("failed", "MemoryError: out of memory")
-    assert states["wide"][0] == "wrong" and "in another dtype or shape than float32" in states["wide"][1]
+    assert states["wide"][0] == "wrong" and "expected the bytes of its shape in float32" in states["wide"][1]
     for one in found:
         assert (one.kernels is not None) == (one.wall is not None) == (one.state == "timed")
 
@@ -215,7 +215,7 @@ def test_a_formula_with_a_term_left_out_is_wrong(op: str, dtype: str) -> None:
 def test_a_missing_result_is_wrong(plant: Callable[..., None]) -> None:
     plant(empty=lambda problem, arrays: lambda: {})
     found = by_name(bench_problem(PROBLEM, PLACE, Planted(), ["empty"], rounds=1))
-    assert (found["empty"].state, found["empty"].sentence) == ("wrong", "y did not come")
+    assert (found["empty"].state, found["empty"].sentence) == ("wrong", "y was not returned")
 
 
 def test_results_that_another_contender_wrote_are_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +368,7 @@ def test_a_shape_too_small_for_a_cold_cache_is_marked() -> None:
     found = document([Outcome(PROBLEM, [timed(DEFAULT, 4)], walked) for walked in (150_000_000, 149_999_999)])
     assert [report.cold(found, result) for result in found["results"]] == [True, False]
     heads = [line for line in report.text(found) if line.startswith("\nlayer_norm float32")]
-    assert not heads[0].endswith("MB") and heads[1].endswith("; in the L2, of 150 MB")
+    assert not heads[0].endswith("MB") and heads[1].endswith("; L2 not cold: 150 MB")
 
 
 def test_an_outcome_has_the_bytes_of_the_inputs_of_all_sets() -> None:
@@ -397,7 +397,7 @@ def test_a_rehearsal_has_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert own["error"] < 0.01
     told = capsys.readouterr().out
     assert "no times" in told and " us" not in told and "of copy" not in told
-    assert report.refusal(found) == "it was rehearsed, not measured on a GPU: no times of kernels"
+    assert report.refusal(found) == "it was rehearsed, not measured on a GPU: it contains no kernel times"
     with pytest.raises(ValueError, match="no figure: it was rehearsed"):
         figure.figure(found, tmp_path / "found.png")
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
@@ -415,12 +415,12 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "sentence"), [
     (["--peers", "tensorflow"], "--peers: 'tensorflow', expected some of torch, torch.compile, liger, quack, apex"),
     (["--op", "rms_norm"], "--op: 'rms_norm', expected some of group_norm"),
-    (["--op", "batch_norm_stats", "--workload", "llm"], "--op: no problem of batch_norm_stats among those asked for"),
+    (["--op", "batch_norm_stats", "--workload", "llm"], "--op: no problem of batch_norm_stats is selected"),
     (["--workload", "huge"], "--workload: 'huge', expected one of sd15-unet"),
     (["--rounds", "0"], "--rounds: 0, expected at least 1"),
     (["--rehearse", "--plot", "a.png"], "--plot: a rehearsal has no times to draw"),
-    (["--json", "/no/such/a.json"], "--json: '/no/such/a.json', expected a file in a folder that is there"),
-    (["--json", ""], "--json: '', expected a file in a folder that is there"),
+    (["--json", "/no/such/a.json"], "--json: '/no/such/a.json', expected a file in an existing folder"),
+    (["--json", ""], "--json: '', expected a file in an existing folder"),
     (["--plot", "a.txt"], "--plot: 'a.txt', expected a name that ends in .png, .svg, .pdf"),
     (["--seed", "-1"], "--seed: -1, expected at least 0"),
     (["batch_norm_gather_stats", "--shape", "4,16"], "OP: batch_norm_gather_stats moves a few kilobytes"),

@@ -51,13 +51,13 @@ STATS = replace(LAYER, op="batch_norm_stats", gamma_dtype=None, beta_dtype=None,
 
 @pytest.mark.parametrize(("name", "problem", "sentence"), [
     ("liger", STATS, "no batch_norm_stats"),
-    ("liger", replace(GROUP, layout="NHWC"), "channels-last data is copied first"),
-    ("liger", replace(GROUP, activation="silu"), "no silu fused behind it"),
+    ("liger", replace(GROUP, layout="NHWC"), "copies channels-last data to another layout first"),
+    ("liger", replace(GROUP, activation="silu"), "no fused silu"),
     ("quack", GROUP, "no group_norm"),
-    ("quack", replace(LAYER, dtype="bfloat16", gamma_dtype="bfloat16"), "gamma and beta in float32 alone"),
-    ("liger", replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",)), "needs gamma"),
+    ("quack", replace(LAYER, dtype="bfloat16", gamma_dtype="bfloat16"), "offers gamma and beta in float32 only"),
+    ("liger", replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",)), "requires gamma"),
     ("apex", STATS, "no batch_norm_stats"),
-    ("apex", GROUP, "GroupNorm of channels-last data alone, and with gamma"),
+    ("apex", GROUP, "offers GroupNorm only for channels-last data and with gamma"),
 ])  # fmt: skip
 def test_a_peer_names_the_feature_that_it_lacks(name: str, problem: Problem, sentence: str) -> None:
     with pytest.raises(NotOffered, match=sentence):
@@ -265,7 +265,7 @@ def clock_over(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> GpuClock:
 
 @pytest.mark.parametrize(("captures", "how"), [
     (True, "graph"),
-    (False, "events, since a graph cannot capture it: operation not permitted when stream is capturing"),
+    (False, "events, because a graph cannot capture it: operation not permitted when stream is capturing"),
 ], ids=("graph", "events"))  # fmt: skip
 def test_launches_by_torch_are_timed_with_a_graph_or_events(
     captures: bool, how: str, monkeypatch: pytest.MonkeyPatch
