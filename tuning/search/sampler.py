@@ -157,9 +157,8 @@ class ValidSetSampler(BaseSampler):
         best = sorted(done, key=lambda trial: trial.value if trial.value is not None else float("inf"))[:BEST]
         chance.shuffle(best)
         for trial in best:
-            near = [
-                (distance, tile) for tile in left if (distance := self._distance(self._params[tile], trial.params)) < 2
-            ]
+            distances = ((self._distance(self._params[tile], trial.params), tile) for tile in left)
+            near = [(distance, tile) for distance, tile in distances if distance < TWO_PARAMETERS]
             if near:
                 least = min(distance for distance, _ in near)
                 return chance.choice(sorted((tile for distance, tile in near if distance == least), key=repr))
