@@ -8,14 +8,15 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str, *, mode: int = 0o644, lasting: bool = False) -> None:
+def write_whole(path: Path, contents: str | bytes, *, mode: int = 0o644, lasting: bool = False) -> None:
     """Write a temporary file in the same folder and rename it: a reader sees the old or the new contents.
 
     Parameters
     ----------
     path : Path
         A path in an existing folder.
-    text : str
+    contents : str or bytes
+        A text is written in UTF-8.
     mode : int
         Permissions of the file, whatever the umask.
     lasting : bool
@@ -23,8 +24,8 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644, lasting: bool = Fal
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(contents.encode() if isinstance(contents, str) else contents)
             if lasting:
                 file.flush()
                 os.fsync(file.fileno())

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,17 @@ class Nvrtc:
         """
         return _compile(self.path, self.version, text, (*OPTIONS, _REPORT, f"-arch={architecture}"))
 
+    def cubin(self, text: str, options: tuple[str, ...]) -> bytes:
+        """Compile a text to machine code, with exactly these options.
+
+        Raises
+        ------
+        CompileError
+            With the first lines of NVRTC's log.
+        """
+        with _compiled(self.path, self.version, text, options) as program:
+            return _bytes_of(*program, "CUBIN")
+
 
 # ---- the library ----------------------------------------------------------------------------------------------------
 
@@ -166,30 +177,42 @@ def _library(path: str) -> ctypes.CDLL:
     return ctypes.CDLL(path)  # a path keeps two libraries of the same name apart
 
 
-def _text_of(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
-    """Return a text of a program: ``PTX`` or ``ProgramLog``."""
+def _bytes_of(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    """Return a result of a program: ``PTX``, ``CUBIN`` or ``ProgramLog``."""
     count = ctypes.c_size_t()
     if getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(count)) != 0 or count.value == 0:
-        return ""
+        return b""
     buffer = ctypes.create_string_buffer(count.value)
     getattr(library, f"nvrtcGet{what}")(program, buffer)
-    return buffer.value.decode(errors="replace")
+    return buffer.raw
 
 
-def _compile(path: str, version: str, text: str, options: tuple[str, ...]) -> tuple[str, str]:
+def _text_of(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
+    return _bytes_of(library, program, what).rstrip(b"\0").decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _compiled(
+    path: str, version: str, text: str, options: tuple[str, ...]
+) -> Iterator[tuple[ctypes.CDLL, ctypes.c_void_p]]:
+    """Compile a text; yield the library and the program, whose results can be read until the block ends."""
     library, program = _library(path), ctypes.c_void_p()
     if library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None) != 0:
         raise CompileError(f"NVRTC {version}, {path}: nvrtcCreateProgram failed; reinstall it")
     try:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        failed = library.nvrtcCompileProgram(program, len(options), given) != 0
-        log = _text_of(library, program, "ProgramLog")
-        if failed:
-            lines = "\n".join(log.splitlines()[:_LOG_LINES])
+        if library.nvrtcCompileProgram(program, len(options), given) != 0:
+            lines = "\n".join(_text_of(library, program, "ProgramLog").splitlines()[:_LOG_LINES])
             raise CompileError(f"NVRTC {version} with {' '.join(options)}:\n{lines}")
-        return _text_of(library, program, "PTX"), log
+        yield library, program
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _compile(path: str, version: str, text: str, options: tuple[str, ...]) -> tuple[str, str]:
+    """Compile a text; return the PTX and the log."""
+    with _compiled(path, version, text, options) as program:
+        return _text_of(*program, "PTX"), _text_of(*program, "ProgramLog")
 
 
 @functools.cache

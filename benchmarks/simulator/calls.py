@@ -1,0 +1,50 @@
+"""Run the launches of plans on the simulator in place of an executor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.simulator import machine
+from benchmarks.simulator.machine import Launch
+from cunorm.executors.cpu.guarded_arrays import regions_of
+from cunorm.runtime.plans import Plan
+
+#: Clusters that are alive at a time if blocks wait for each other.
+WAITING = 4
+
+
+def launches(plan: Plan, values: Sequence[int | float], sizes: Sequence[int]) -> list[Launch]:
+    """The launches of a plan. Parameters as in `Plan.run`: addresses and numbers, and bytes of the arrays."""
+    steps, constants = plan.steps(machine.kernel_of)
+    memory = regions_of(plan.names, values, sizes)
+    everything = (*values, *constants)
+    found = []
+    for kernel, grid, threads, shared_bytes, pick, cluster, resident in steps:
+        alive = min(resident, WAITING) if resident else 1
+        found.append(Launch(kernel, grid, threads, shared_bytes, pick(everything), memory, cluster, alive))
+    return found
+
+
+@contextlib.contextmanager
+def simulated(see: Callable[[Launch, np.ndarray[Any, Any]], None] | None = None) -> Iterator[None]:
+    """Within this context, calls with arrays on the CPU run the machine code of their kernels on the simulator.
+
+    Parameters
+    ----------
+    see : callable, optional
+        Receives each launch and its counters.
+    """
+
+    def run(plan: Plan, values: Sequence[int | float], sizes: Sequence[int] = ()) -> None:
+        for launch in launches(plan, values, sizes):
+            counters = machine.run(launch)
+            if see is not None:
+                see(launch, counters)
+
+    with mock.patch.object(Plan, "run", run):
+        yield

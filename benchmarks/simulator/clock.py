@@ -1,0 +1,185 @@
+"""Time launches on the simulated clock: the facts of each GPU, the blocks that are resident, and what a launch took.
+
+The times are simulated, never measured. `docs/simulated-speed.md` says how far they are from published ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.simulator import machine
+from benchmarks.simulator.cubin import Cubin
+from benchmarks.simulator.machine import Launch
+from benchmarks.simulator.records import PIPES, REASONS, Facts, Times
+from cunorm.core.devices import Device, known
+from cunorm.core.errors import KernelFault
+
+#: Registers are given to warps in units of this many per thread; a partition has a quarter of a multiprocessor's.
+REGISTER_UNIT, PARTITIONS, WARP = 8, 4, 32
+#: The L1 cache and shared memory share these bytes of a multiprocessor; the carve-outs that the driver chooses from.
+SHARED_AND_L1 = 256 * 1024
+CARVE_OUTS = tuple(1024 * size for size in (0, 8, 16, 32, 64, 100, 132, 164, 196, 228))
+LINE = 128
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the clock knows of a GPU beyond the library's facts of the device.
+
+    Attributes
+    ----------
+    device : Device
+    clock : float
+        Frequency of the multiprocessors under load, in Hz.
+    copy : float
+        Bytes per second that a copy reads and writes: the usable bandwidth of the DRAM.
+    groups : tuple of int
+        Multiprocessors of each graphics processing cluster.
+    cycles : dict of str to float
+        The other members of `records.Facts`.
+    """
+
+    device: Device
+    clock: float
+    copy: float
+    groups: tuple[int, ...]
+    cycles: dict[str, float] = field(default_factory=dict)
+
+
+#: Latencies in cycles and rates in bytes per cycle of compute capability 9.0. Sources: Luo et al., "Benchmarking and
+#: dissecting the Nvidia Hopper GPU architecture via microbenchmarking" (2024), for the caches, shared memory and
+#: distributed shared memory; the others are calibrated, see calibration.py.
+_HOPPER = {
+    "l2_bytes": 3400.0,
+    "port_bytes": 64.0,
+    "l1_latency": 38.0,
+    "l2_latency": 262.0,
+    "dram_latency": 480.0,
+    "shared_latency": 29.0,
+    "remote_latency": 180.0,
+    "shuffle_latency": 23.0,
+    "constant_latency": 30.0,
+    "special_latency": 25.0,
+    "atomic_latency": 400.0,
+    "barrier_latency": 20.0,
+    "cluster_latency": 190.0,
+    "fence_latency": 250.0,
+    "launch_latency": 1400.0,
+    "block_latency": 400.0,
+}
+_GROUPS = (16, 16, 16, 16, 16, 16, 18, 18)
+GPUS: dict[str, Gpu] = {
+    "H100": Gpu(known("H100"), 1.755e9, 2.9e12, _GROUPS, _HOPPER | {"l2_capacity": 25e6, "dirty_capacity": 10e6}),
+    "H200": Gpu(known("H200"), 1.755e9, 4.2e12, _GROUPS, _HOPPER | {"l2_capacity": 30e6, "dirty_capacity": 10e6}),
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the clock found of one launch.
+
+    Attributes
+    ----------
+    seconds : float
+    resident : int
+        Blocks of the launch that fit on a multiprocessor together.
+    issue : float
+        Share of the issue slots that are used.
+    dram : float
+        Share of the time in which the DRAM transfers.
+    pipes, waits : dict of str to float
+        Share of the time in which each pipe is occupied; share of each reason in the time that warps wait.
+    dram_read, dram_written, l2_hit : int
+        Bytes.
+    block_seconds : float
+        Mean life of a block.
+    counters : numpy.ndarray
+        A record per instruction; see `records.Counter`.
+    """
+
+    seconds: float
+    resident: int
+    issue: float
+    dram: float
+    pipes: dict[str, float]
+    waits: dict[str, float]
+    dram_read: int
+    dram_written: int
+    l2_hit: int
+    block_seconds: float
+    counters: np.ndarray[Any, Any] = field(repr=False)
+
+
+def resident(code: Cubin, launch: Launch, device: Device) -> int:
+    """Blocks of a launch that a multiprocessor can hold, by its registers, shared memory, threads and blocks."""
+    warps = -(-launch.block_threads // WARP)
+    per_warp = -(-code.registers // REGISTER_UNIT) * REGISTER_UNIT * WARP
+    by_registers = device.registers_per_multiprocessor // PARTITIONS // per_warp * PARTITIONS // warps
+    used = code.shared_bytes + launch.shared_bytes + device.shared_memory_reserved
+    by_shared = device.shared_memory_per_multiprocessor // used
+    by_threads = device.threads_per_multiprocessor // (warps * WARP)
+    return min(by_registers, by_shared, by_threads, device.blocks_per_multiprocessor)
+
+
+def _l1_lines(code: Cubin, launch: Launch, device: Device, blocks: int) -> int:
+    """Lines of the L1 cache beside the shared memory of the resident blocks."""
+    used = blocks * (code.shared_bytes + launch.shared_bytes + device.shared_memory_reserved)
+    carved = next((size for size in CARVE_OUTS if size >= used), CARVE_OUTS[-1])
+    return (SHARED_AND_L1 - carved) // LINE
+
+
+def facts_of(gpu: Gpu, launch: Launch) -> Facts:
+    """The engine's facts for a launch on a GPU.
+
+    Raises
+    ------
+    ValueError
+        If a multiprocessor cannot hold a block of the launch.
+    """
+    code, device = launch.kernel.code, gpu.device
+    blocks = resident(code, launch, device)
+    if blocks < 1:
+        raise ValueError(f"{launch.kernel.code.entry}: a multiprocessor of {device.name} cannot hold one of its blocks")
+    facts = Facts(multiprocessors=device.multiprocessors, resident=blocks)
+    for index, size in enumerate(gpu.groups):
+        facts.groups[index] = size
+    for name, value in gpu.cycles.items():
+        setattr(facts, name, value)
+    facts.dram_bytes = gpu.copy / gpu.clock
+    facts.l1_lines = _l1_lines(code, launch, device, blocks)
+    return facts
+
+
+def timed(launch: Launch, gpu: Gpu) -> Timing:
+    """Run a launch on the simulated clock.
+
+    Raises
+    ------
+    KernelFault
+        See `machine.run`.
+    ValueError
+        See `facts_of`.
+    """
+    facts, times = facts_of(gpu, launch), Times()
+    job, counters, kept = machine.job_of(launch, 0, launch.blocks)
+    if machine.engine().simulator_time(ctypes.byref(job), ctypes.byref(facts), ctypes.byref(times)) != 0:
+        raise KernelFault(machine.sentence(launch, job, kept[3].value.decode()))
+    slots = times.cycles * PARTITIONS * facts.multiprocessors
+    waited = sum(times.waited) or 1.0
+    return Timing(
+        seconds=times.cycles / gpu.clock,
+        resident=facts.resident,
+        issue=times.issued / slots,
+        dram=times.dram_busy / times.cycles,
+        pipes={name: busy / slots for name, busy in zip(PIPES, times.pipe_busy, strict=True)},
+        waits={name: part / waited for name, part in zip(REASONS, times.waited, strict=True)},
+        dram_read=times.dram_read,
+        dram_written=times.dram_written,
+        l2_hit=times.l2_hit,
+        block_seconds=times.block_cycles / gpu.clock,
+        counters=np.ctypeslib.as_array(counters),
+    )
