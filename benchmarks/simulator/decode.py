@@ -100,7 +100,7 @@ FORMS: dict[str, Form] = {
     "S2R": Form("S2R", "to special", "MEMORY"),
     "S2UR": Form("S2R", "to special", "MEMORY"),
     "R2UR": Form("R2UR", "to int", "ALU"),
-    "LDC": Form("LDC", "to constant", "MEMORY", sizes=True),
+    "LDC": Form("LDC", "to constant", "MEMORY", _SHARED, sizes=True),
     # integers
     "IADD3": Form("IADD3", "to sets? sets? int int int", "ALU"),
     "IADD3.X": Form("IADD3X", "to sets? sets? int int int pred pred?", "ALU"),
@@ -145,6 +145,7 @@ FORMS: dict[str, Form] = {
     "MUFU.RCP64H": Form("MUFU64H", "to int", "XU"),
     "MUFU.RSQ64H": Form("MUFU64H", "to int", "XU"),
     "HFMA2": Form("HALF_PAIR", "to zero zero half half", "FMA_HEAVY", {"MMA": None}),
+    "HADD2": Form("HALF_PAIR", "to zero half half", "FMA_HEAVY"),
     "HADD2.F32": Form("HADD2_F32", "to zero int", "FMA_HEAVY"),
     "DADD": Form("DADD", "to double double", "FP64", _ROUND),
     "DMUL": Form("DMUL", "to double double", "FP64", _ROUND),
@@ -207,6 +208,7 @@ FORMS: dict[str, Form] = {
     "SYNCS.ARRIVE.TRANS64": Form("MBARRIER_ARRIVE", "zero address int", "MEMORY"),
     "SYNCS.PHASECHK.TRANS64.TRYWAIT": Form("MBARRIER_TRY", "sets address int", "MEMORY"),
     "MEMBAR.ALL": Form("MEMBAR", "", "MEMORY", {"CTA": (0, 0), "GPU": (0, 1), "SYS": (0, 1)}),
+    "MEMBAR.SC": Form("MEMBAR", "", "MEMORY", {"CTA": (0, 0), "GPU": (0, 1), "SYS": (0, 1)}),
     "FENCE.VIEW.ASYNC": Form("FENCE", "", "MEMORY", {"S": None, "G": None}),
     "CCTL.IVALL": Form("INVALIDATE", "", "MEMORY"),
 }  # fmt: skip
@@ -338,7 +340,7 @@ def _constant_address(text: str, into: Instruction) -> None:
 
 #: Operands that add nothing to the record.
 _FIXED = {
-    "zero": re.compile(r"-?U?RZ|SRZ"),
+    "zero": re.compile(r"-?U?RZ(\.H0_H0)?|SRZ"),
     "true": re.compile(r"U?PT"),
     "number0": re.compile(r"0x0"),
     "SB0": re.compile(r"SB0"),

@@ -467,24 +467,28 @@ struct Machine {
     }
     void load_constant(Warp& warp, const Instruction& code, u32 mask) const {
         u32 value[2][WARP] = {};
+        const int words = (code.bytes + 3) / 4;
         for (int l = 0; l < WARP; ++l) {
             if (!(mask >> l & 1u) && !code.once) continue;
-            const u32 offset = static_cast<u32>(address_of(warp, code.address, l));
-            for (int k = 0; k < code.bytes / 4; ++k)
-                value[k][l] = constant(static_cast<u32>(code.mode[0]), offset + 4 * k);
+            const u32 bank = static_cast<u32>(code.mode[0]), offset = static_cast<u32>(address_of(warp, code.address, l));
+            for (int k = 0; k < words; ++k) value[k][l] = constant(bank, (offset & ~3u) + 4 * k);
+            if (code.bytes < 4) value[0][l] = extended(code, value[0][l] >> 8 * (offset & 3u));
         }
-        for (int k = 0; k < code.bytes / 4; ++k) put(warp, code, value[k], mask, k);
+        for (int k = 0; k < words; ++k) put(warp, code, value[k], mask, k);
     }
-    // Registers from memory, and back. Values of less than 4 bytes are extended by zeros, or by their sign (mode 1).
+    // A value of less than 4 bytes, extended by zeros, or by its sign (mode 1).
+    static u32 extended(const Instruction& code, u32 value) {
+        const int unused = 32 - 8 * code.bytes;
+        value <<= unused;
+        return code.mode[1] ? static_cast<u32>(static_cast<int>(value) >> unused) : value >> unused;
+    }
+    // Registers from memory, and back.
     static void load(Warp& warp, const Instruction& code, const u8* from, int l) {
         if (code.destination == ZERO && code.destination_kind == KIND_REGISTER) return;
         for (int k = 0; k < (code.bytes + 3) / 4; ++k) {
             u32 value = 0;
             memcpy(&value, from + 4 * k, code.bytes < 4 ? code.bytes : 4);
-            if (code.mode[1] && code.bytes < 4) {
-                const int unused = 32 - 8 * code.bytes;
-                value = static_cast<u32>(static_cast<int>(value << unused) >> unused);
-            }
+            if (code.bytes < 4) value = extended(code, value);
             if (code.destination_kind == KIND_UNIFORM) {
                 warp.uniform[code.destination + k] = value;
             } else {
@@ -505,6 +509,7 @@ struct Machine {
                        : writes               ? Access::global_store
                                               : Access::global_load;
         event.changed = writes;
+        u32 offsets[WARP] = {};
         for (int l = 0; l < WARP; ++l) {
             if (!(event.mask >> l & 1u)) continue;
             const u64 address = event.address[l] = address_of(warp, code.address, l);
@@ -512,8 +517,13 @@ struct Machine {
             aligned(address, code.bytes, "global");
             u8* at;
             if (generic && address >> 32 == SHARED_WINDOW) {
-                event.access = Access::remote;
-                at = shared_bytes(*warp.block, static_cast<u32>(address), code.bytes);
+                offsets[l] = static_cast<u32>(address);
+                const bool own = offsets[l] >> RANK_SHIFT == static_cast<u32>(warp.block->rank);
+                event.access = own && event.access != Access::remote ? Access::shared : Access::remote;
+                at = shared_bytes(*warp.block, offsets[l], code.bytes);
+            } else if (generic && address >> 32 == LOCAL_WINDOW) {
+                if (event.access != Access::shared && event.access != Access::remote) event.access = Access::local;
+                at = local_bytes(warp, static_cast<u32>(address), code.bytes, l);
             } else {
                 at = global_bytes(job, address, code.bytes, writes);
             }
@@ -529,7 +539,11 @@ struct Machine {
                 load(warp, code, at, l);
             }
         }
-        event.sectors = event.access == Access::remote ? 0 : sectors_of(event);
+        if (event.access == Access::shared) {
+            event.wavefronts = wavefronts_of(offsets, event.mask, code.bytes);
+        } else if (event.access != Access::remote && event.access != Access::local) {
+            event.sectors = sectors_of(event);
+        }
     }
     static void add(Warp& warp, const Instruction& code, u8* at, int l) {
         u32 before;
@@ -555,14 +569,17 @@ struct Machine {
         }
         event.wavefronts = wavefronts_of(address, event.mask, code.bytes);
     }
+    u8* local_bytes(Warp& warp, u32 address, u32 bytes, int l) const {
+        const u32 size = static_cast<u32>(job.local_bytes);
+        if (address > size || bytes > size - address) fail("accesses byte %u of local memory", address);
+        return warp.local.data() + static_cast<size_t>(size) * static_cast<size_t>(l) + address;
+    }
     void local(Warp& warp, const Instruction& code, Event& event) const {
         event.access = Access::local;
         for (int l = 0; l < WARP; ++l) {
             if (!(event.mask >> l & 1u)) continue;
             const u32 address = static_cast<u32>(address_of(warp, code.address, l));
-            if (address + code.bytes > static_cast<u32>(job.local_bytes))
-                fail("accesses byte %u of local memory", address);
-            u8* at = warp.local.data() + static_cast<size_t>(job.local_bytes) * static_cast<size_t>(l) + address;
+            u8* at = local_bytes(warp, address, code.bytes, l);
             if (code.op == OP_STL) {
                 store(warp, code, at, l);
             } else {
