@@ -15,7 +15,7 @@ static Operation operation_of(int op) {
                         LANEWISE(SGXT) LANEWISE(ISETP) LANEWISE(FSETP) LANEWISE(DSETP) LANEWISE(PLOP3) LANEWISE(FCHK)
                             LANEWISE(FADD) LANEWISE(FMUL) LANEWISE(FFMA) LANEWISE(FMNMX) LANEWISE(MUFU)
                                 LANEWISE(MUFU64H) LANEWISE(HALF_PAIR) LANEWISE(HADD2_F32) LANEWISE(DADD) LANEWISE(DMUL)
-                                    LANEWISE(DFMA) LANEWISE(I2F) LANEWISE(I2F_FROM64) LANEWISE(I2F_TO64) LANEWISE(F2I)
+                                    LANEWISE(BF16_ADD) LANEWISE(BF16_MUL) LANEWISE(BF16_FMA) LANEWISE(DFMA) LANEWISE(I2F) LANEWISE(I2F_FROM64) LANEWISE(I2F_TO64) LANEWISE(F2I)
                                         LANEWISE(F2I64) LANEWISE(F2F_BF16) LANEWISE(F2F_F16) LANEWISE(F2F_32_FROM64)
                                             LANEWISE(F2F_64_FROM32) LANEWISE(PACK_BF16) LANEWISE(PACK_F16)
 #undef LANEWISE
@@ -190,7 +190,8 @@ struct Machine {
 
     // Control flow and barriers. Returns whether the instruction was one of these; it has then moved the group itself.
     bool control(Warp& warp, const Instruction& code, Event& event) {
-        const u32 all = warp.group().mask, mask = event.mask;
+        const u32 all = warp.group().mask;
+        u32 mask = event.mask;
         switch (code.op) {
             case OP_BRA:
                 warp.branch(code.given[0].present ? mask & read(warp, code.given[0]) : mask, code.target);
@@ -209,7 +210,11 @@ struct Machine {
                 jump(warp, code, mask, event.pc);
                 return true;
             case OP_EXIT:
-                if (mask == 0) return false;
+                if (code.given[0].present) mask &= read(warp, code.given[0]);
+                if (mask == 0) {
+                    ++warp.group().pc;
+                    return true;
+                }
                 warp.end(mask);
                 event.changed = true;
                 if (warp.state == State::done) ended(warp, event);
@@ -318,6 +323,8 @@ struct Machine {
         switch (code.op) {
             case OP_NOP:
                 return true;
+            case OP_OUTSIDE:
+                fail("calls a function outside its code, such as that of a failed assertion");
             case OP_YIELD:
                 warp.group().gave = warp.groups.size() > 1;
                 event.polled = true;
@@ -449,12 +456,17 @@ struct Machine {
             case OP_STG:
             case OP_ST:
             case OP_ATOMG:
+            case OP_ATOM_CAS:
             case OP_LDGSTS:
                 global(warp, code, event);
                 break;
             case OP_LDS:
             case OP_STS:
                 shared(warp, code, event);
+                break;
+            case OP_LDSM:
+            case OP_STSM:
+                matrices(warp, code, event);
                 break;
             case OP_LDL:
             case OP_STL:
@@ -503,8 +515,9 @@ struct Machine {
         }
     }
     void global(Warp& warp, const Instruction& code, Event& event) const {
-        const bool writes = code.op == OP_STG || code.op == OP_ST || code.op == OP_ATOMG;
-        event.access = code.op == OP_ATOMG    ? Access::atomic
+        const bool atomic = code.op == OP_ATOMG || code.op == OP_ATOM_CAS;
+        const bool writes = code.op == OP_STG || code.op == OP_ST || atomic;
+        event.access = atomic                 ? Access::atomic
                        : code.op == OP_LDGSTS ? Access::copy
                        : writes               ? Access::global_store
                                               : Access::global_load;
@@ -527,8 +540,8 @@ struct Machine {
             } else {
                 at = global_bytes(job, address, code.bytes, writes);
             }
-            if (code.op == OP_ATOMG) {
-                add(warp, code, at, l);
+            if (atomic) {
+                replace(warp, code, at, l);
             } else if (code.op == OP_LDGSTS) {
                 const u32 to = static_cast<u32>(address_of(warp, code.shared, l));
                 aligned(to, code.bytes, "shared");
@@ -545,10 +558,14 @@ struct Machine {
             event.sectors = sectors_of(event);
         }
     }
-    static void add(Warp& warp, const Instruction& code, u8* at, int l) {
+    // Adds an integer or a float (mode 2), or replaces a value that is equal to the first operand.
+    static void replace(Warp& warp, const Instruction& code, u8* at, int l) {
         u32 before;
         memcpy(&before, at, sizeof before);
-        const u32 after = before + scalar(warp, code.source[0], l);
+        const u32 given = scalar(warp, code.source[0], l);
+        u32 after = before + given;
+        if (code.op == OP_ATOM_CAS) after = before == given ? scalar(warp, code.source[1], l) : before;
+        if (code.mode[2]) after = settled(as_float(before) + as_float(given), true, false);
         memcpy(at, &after, sizeof after);
         if (code.destination != ZERO) warp.rows[code.destination].lane[l] = before;
     }
@@ -568,6 +585,37 @@ struct Machine {
             }
         }
         event.wavefronts = wavefronts_of(address, event.mask, code.bytes);
+    }
+    // Matrices of 8 rows of 8 values of 2 bytes. The lanes hold the addresses of the rows, 8 lanes those of a matrix. A
+    // lane loads two neighbouring values of each matrix, in the order of the lanes.
+    static void matrices(Warp& warp, const Instruction& code, Event& event) {
+        const int count = code.mode[1];
+        const u32 used = count == 4 ? ALL_LANES : (1u << 8 * count) - 1;
+        const bool stores = code.op == OP_STSM;
+        u32 address[WARP] = {};
+        u8* row[WARP] = {};
+        if (event.mask != ALL_LANES) fail("moves matrices with some lanes of a warp only");
+        for (int l = 0; l < 8 * count; ++l) {
+            address[l] = static_cast<u32>(address_of(warp, code.address, l));
+            aligned(address[l], 16, "shared");
+            row[l] = shared_bytes(*warp.block, address[l], 16);
+        }
+        for (int k = 0; k < count; ++k) {
+            for (int l = 0; l < WARP; ++l) {
+                u32 both = stores ? scalar(warp, code.source[0], l, k) : 0;
+                for (int half = 0; half < 2; ++half) {
+                    const int i = l / 4, j = l % 4 * 2 + half;
+                    u8* at = code.mode[0] ? row[8 * k + j] + 2 * i : row[8 * k + i] + 2 * j;
+                    u8* value = reinterpret_cast<u8*>(&both) + 2 * half;
+                    memcpy(stores ? at : value, stores ? value : at, 2);
+                }
+                if (!stores && code.destination != ZERO)
+                    warp.rows[static_cast<size_t>(code.destination + k)].lane[l] = both;
+            }
+        }
+        event.access = Access::shared;
+        event.changed = stores;
+        event.wavefronts = wavefronts_of(address, used, 16);
     }
     u8* local_bytes(Warp& warp, u32 address, u32 bytes, int l) const {
         const u32 size = static_cast<u32>(job.local_bytes);
