@@ -16,7 +16,7 @@ struct Dimensions {
 
 // Returns 0, or an error of the CUDA runtime.
 typedef Status (*OnLaunch)(const char* name, const unsigned* sizes, unsigned long long shared, void** arguments);
-typedef void (*OnFill)(void* at, unsigned long long bytes);
+typedef void (*OnFill)(void* at, int value, unsigned long long bytes);
 
 struct Facts {
     int multiprocessors, threads_per_multiprocessor, blocks_per_multiprocessor, registers_per_multiprocessor;
@@ -134,7 +134,7 @@ EXPORT Status cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, voi
 }
 EXPORT Status cudaMemset(void* at, int value, size_t bytes) {
     memset(at, value, bytes);
-    if (on_fill) on_fill(at, bytes);
+    if (on_fill) on_fill(at, value, bytes);
     return SUCCESS;
 }
 EXPORT Status cudaMemsetAsync(void* at, int value, size_t bytes, void*) { return cudaMemset(at, value, bytes); }

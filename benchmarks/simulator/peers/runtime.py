@@ -46,7 +46,7 @@ _INCLUDES = ("cstdio", "cstdlib", "cstring", "map", "mutex", "string", "utility"
 _ON_LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_ulonglong, ctypes.POINTER(ctypes.c_void_p)
 )
-_ON_FILL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ulonglong)
+_ON_FILL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_ulonglong)
 MOST_ALLOCATIONS = 4096
 #: cudaErrorLaunchFailure.
 FAILED = 719
@@ -68,6 +68,19 @@ class Facts(ctypes.Structure):
     ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Fill:
+    """A call of cudaMemset: `nbytes` bytes from `address` become `value`."""
+
+    address: int
+    value: int
+    nbytes: int
+
+
+Step = Launch | Fill
+"""What a call of PyTorch does on the GPU."""
+
+
 @dataclass
 class Runtime:
     """The loaded runtime.
@@ -77,14 +90,14 @@ class Runtime:
     library : ctypes.CDLL
     gpu : Gpu
     see : callable
-        Receives each launch and runs it.
+        Receives each launch and runs it; receives each fill, which has happened.
     failed : BaseException or None
         What `see` raised.
     """
 
     library: ctypes.CDLL
     gpu: Gpu
-    see: Callable[[Launch], None]
+    see: Callable[[Step], None]
     failed: BaseException | None = None
     kept: tuple[object, ...] = ()
 
@@ -97,7 +110,7 @@ class Runtime:
         return [Region(f"segment {k}", pairs[2 * k], pairs[2 * k + 1], "in") for k in range(count)]
 
     @contextlib.contextmanager
-    def seen_by(self, see: Callable[[Launch], None]) -> Iterator[None]:
+    def seen_by(self, see: Callable[[Step], None]) -> Iterator[None]:
         """Within this context, `see` receives the launches. An exception in it is raised at the end of the context."""
         before, self.see, self.failed = self.see, see, None
         try:
@@ -111,12 +124,12 @@ class Runtime:
         if self.failed is not None:
             raise self.failed
 
-    def launched(self, launch: Launch) -> int:
-        """Pass a launch to `see`; return an error of the CUDA runtime."""
+    def passed(self, step: Step) -> int:
+        """Pass a step to `see`; return an error of the CUDA runtime."""
         if self.failed is not None:
             return FAILED
         try:
-            self.see(launch)
+            self.see(step)
         except BaseException as error:
             self.failed = error
             return FAILED
@@ -140,14 +153,14 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     return runtime, driver
 
 
-def load(gpu: Gpu, see: Callable[[Launch], None]) -> Runtime:
+def load(gpu: Gpu, see: Callable[[Step], None]) -> Runtime:
     """Load the runtime in place of NVIDIA's.
 
     Parameters
     ----------
     gpu : Gpu
     see : callable
-        Receives each launch, in order, and must run it.
+        Receives the steps in order. It must run the launches.
 
     Raises
     ------
@@ -182,9 +195,12 @@ def load(gpu: Gpu, see: Callable[[Launch], None]) -> Runtime:
             return FAILED
         x, y, z, *block = (sizes[k] for k in range(6))
         memory = runtime.memory()
-        return runtime.launched(Launch(kernel, (x, y, z), tuple(block), shared, arguments, memory))
+        return runtime.passed(Launch(kernel, (x, y, z), tuple(block), shared, arguments, memory))
 
-    callbacks = _ON_LAUNCH(on_launch), _ON_FILL(lambda at, nbytes: None)
+    def on_fill(address: int, value: int, nbytes: int) -> None:
+        runtime.passed(Fill(address, value, nbytes))
+
+    callbacks = _ON_LAUNCH(on_launch), _ON_FILL(on_fill)
     runtime.kept = (*callbacks, driver)
     library.peers_configure(ctypes.byref(facts), *callbacks)
     return runtime

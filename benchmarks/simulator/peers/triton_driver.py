@@ -89,7 +89,7 @@ class Driver:
             arguments = packed(kernel.code, [kind for kind, _ in pairs], [value for _, value in pairs])
             threads = 32 * metadata.num_warps
             made = Launch(kernel, (x, y, z), threads, metadata.shared, arguments, self.runtime.memory())
-            if self.runtime.launched(made) != 0:
+            if self.runtime.passed(made) != 0:
                 raise RuntimeError("the simulator refused a launch of Triton")
 
         return launch
