@@ -29,7 +29,7 @@ OPERATIONS: tuple[str, ...] = (
     "WARPSYNC", "BAR",
     # memory
     "LDG", "STG", "LD", "ST", "LDS", "STS", "LDL", "STL", "ATOMG", "LDGSTS", "LDGDEPBAR", "DEPBAR", "BULK_LOAD",
-    "MBARRIER_INIT", "MBARRIER_ARRIVE", "MBARRIER_TRY", "MEMBAR", "FENCE", "INVALIDATE", "CLUSTER_ARRIVE",
+    "BULK_STORE", "MBARRIER_INIT", "MBARRIER_ARRIVE", "MBARRIER_TRY", "MEMBAR", "FENCE", "INVALIDATE", "CLUSTER_ARRIVE",
     "CLUSTER_WAIT",
 )  # fmt: skip
 NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
@@ -301,6 +301,6 @@ def declarations() -> str:
     """The C++ text of the enumerations and structs."""
     constants = {**FLAGS, "ZERO": ZERO, "ZERO_UNIFORM": ZERO_UNIFORM, "TRUE_PREDICATE": TRUE}
     lines = [_enum(OPERATIONS, "OP_"), _enum(KINDS, "KIND_"), _enum(PIPES, "PIPE_"), _enum(REASONS, "WAITED_")]
-    lines += [f"enum {{ {name} = {value} }};" for name, value in constants.items()]
+    lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [_struct(kind) for kind in (Operand, Predicate, Address, Instruction, Region, Counter, Job, Facts, Times)]
     return "\n".join(lines) + "\n"
