@@ -86,7 +86,7 @@ def test_a_case_is_right(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", (*CASES, *EXTRA), ids=str)
+@pytest.mark.parametrize("case", [*CASES, *EXTRA], ids=str)
 def test_every_case_is_right(case: Case) -> None:
     check(case)
 

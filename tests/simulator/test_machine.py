@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,7 +182,7 @@ def test_an_entry_that_the_text_lacks_is_refused(tools: None) -> None:
 
 
 @pytest.fixture
-def simulated_kernels(monkeypatch: pytest.MonkeyPatch, tools: None) -> Iterator[list[str]]:
+def simulated_kernels(monkeypatch: pytest.MonkeyPatch, tools: None) -> list[str]:
     """Checks of kernel_checks.py run on the simulator; the list has the entries of the kernels that ran."""
     ran: list[str] = []
 
@@ -198,7 +198,7 @@ def simulated_kernels(monkeypatch: pytest.MonkeyPatch, tools: None) -> Iterator[
     plain = SimpleNamespace(compile=Kernel.of_text, launch=run, Kernel=Kernel)
     monkeypatch.setattr(kernel_checks, "executor", plain)
     monkeypatch.setenv("CUNORM_CPU_BUILD", "plain")
-    yield ran
+    return ran
 
 
 ON_A_GPU = sorted(
