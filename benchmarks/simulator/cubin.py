@@ -15,7 +15,7 @@ import re
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -302,6 +302,7 @@ def places(text: str, entry: str, architecture: str = "sm_90") -> dict[int, tupl
     found = compiled(text, entry, architecture, with_lines=True)
     if found.lines != compiled(text, entry, architecture).lines:
         raise CompileError(f"{entry}: -lineinfo changes its instructions, so their source lines are unknown")
+    names = sorted(set(re.findall(r'^#line \d+ "([^"]+)"', text, re.MULTILINE)), key=len, reverse=True)
     listing = _disassembled(found.image, "-gi", "-c")
     _, _, body = listing.partition(f"\n.text.{entry}:\n")
     stack: list[Place] = []
@@ -310,7 +311,8 @@ def places(text: str, entry: str, architecture: str = "sm_90") -> dict[int, tupl
     for line in body.partition("\n\t.section")[0].splitlines():
         place = _PLACE.search(line)
         if place is not None:  # nvdisasm prints the frames of an instruction innermost first, one per line
-            stack = [*stack, _place(*place.groups())] if open_group else [_place(*place.groups())]
+            frame = _named(place[1], names), int(place[2])
+            stack = [*stack, frame] if open_group else [frame]
             open_group = True
         elif (address := _ADDRESS.match(line)) is not None:
             known[int(address[1], 16)] = tuple(stack)
@@ -318,5 +320,6 @@ def places(text: str, entry: str, architecture: str = "sm_90") -> dict[int, tupl
     return known
 
 
-def _place(file: str, line: str) -> Place:
-    return re.sub(r"^.*/(?=[^/]+/[^/]+$)", "", file), int(line)
+def _named(path: str, names: Sequence[str]) -> str:
+    """The name of a file in ``#line``, to which the compiler has prepended its working folder."""
+    return next((name for name in names if path.endswith(f"/{name}")), path.rpartition("/")[2])

@@ -86,6 +86,7 @@ class Form:
 _LOGIC = {"LUT": None}
 _COLLECTIVE = {"BFLY": (0, 0), "IDX": (0, 1), "UP": (0, 2), "DOWN": (0, 3)}
 _FUNCTIONS: Modifiers = {name: (0, n) for n, name in enumerate(("RCP", "RSQ", "EX2", "LG2", "SQRT"))}
+_SCOPES: Modifiers = {"CTA": (0, 0), "GPU": (0, 1), "SYS": (0, 1)}
 _VOTES: Modifiers = {"ALL": (0, 0), "ANY": (0, 1)}
 _FROM_INT: Modifiers = {"U32": (1, 1), "S32": (1, 0), "F32": None, **_ROUND}
 _TO_INT: Modifiers = {"FTZ": None, "U32": (1, 1), "S32": (1, 0), "TRUNC": None, "NTZ": None, "F32": None}
@@ -101,7 +102,7 @@ FORMS: dict[str, Form] = {
     "CS2R": Form("CLEAR", "to zero", "ALU", {"32": (0, 1)}),
     "S2R": Form("S2R", "to special", "MEMORY"),
     "S2UR": Form("S2R", "to special", "MEMORY"),
-    "R2UR": Form("R2UR", "to int", "ALU"),
+    "R2UR": Form("R2UR", "sets? to int", "ALU", {"OR": (0, 1)}),
     "LDC": Form("LDC", "to constant", "MEMORY", _SHARED, sizes=True),
     # integers
     "IADD3": Form("IADD3", "to sets? sets? int int int", "ALU"),
@@ -218,11 +219,13 @@ FORMS: dict[str, Form] = {
     "LDGDEPBAR": Form("LDGDEPBAR", "", "MEMORY"),
     "DEPBAR.LE": Form("DEPBAR", "SB0 mode0", "CONTROL"),
     "UBLKCP.S.G": Form("BULK_LOAD", "register register register", "MEMORY"),
+    "UBLKCP.G.S": Form("BULK_STORE", "register register register", "MEMORY"),
+    "UTMACMDFLUSH": Form("LDGDEPBAR", "", "MEMORY"),
     "SYNCS.EXCH.64": Form("MBARRIER_INIT", "zero address int", "MEMORY"),
-    "SYNCS.ARRIVE.TRANS64": Form("MBARRIER_ARRIVE", "zero address int", "MEMORY"),
+    "SYNCS.ARRIVE.TRANS64": Form("MBARRIER_ARRIVE", "zero address int", "MEMORY", {"A1T0": None}),
     "SYNCS.PHASECHK.TRANS64.TRYWAIT": Form("MBARRIER_TRY", "sets address int", "MEMORY"),
-    "MEMBAR.ALL": Form("MEMBAR", "", "MEMORY", {"CTA": (0, 0), "GPU": (0, 1), "SYS": (0, 1)}),
-    "MEMBAR.SC": Form("MEMBAR", "", "MEMORY", {"CTA": (0, 0), "GPU": (0, 1), "SYS": (0, 1)}),
+    "MEMBAR.ALL": Form("MEMBAR", "", "MEMORY", _SCOPES),
+    "MEMBAR.SC": Form("MEMBAR", "", "MEMORY", _SCOPES),
     "FENCE.VIEW.ASYNC": Form("FENCE", "", "MEMORY", {"S": None, "G": None}),
     "CCTL.IVALL": Form("INVALIDATE", "", "MEMORY"),
 }  # fmt: skip
@@ -234,7 +237,7 @@ _UNIFORM = (
 )  # fmt: skip
 FORMS |= {f"U{name}": Form(**{**vars(FORMS[name]), "pipe": "UNIFORM_PIPE"}) for name in _UNIFORM}
 #: Operations that execute once for a warp although they have no destination in the uniform datapath.
-_ONCE = {"BULK_LOAD", "MBARRIER_INIT"}
+_ONCE = {"BULK_LOAD", "BULK_STORE", "MBARRIER_INIT"}
 #: Facts of an opcode beyond its modifiers: values of ``mode``.
 _PRESET: dict[str, dict[int, int]] = {
     "LEA.HI": {1: 0}, "LEA.HI.X": {2: 1}, "LEA.HI.SX32": {1: 1}, "LEA.HI.X.SX32": {1: 1, 2: 1},

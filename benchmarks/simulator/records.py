@@ -29,8 +29,9 @@ OPERATIONS: tuple[str, ...] = (
     "NOP", "YIELD", "BRA", "BRA_DIV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK",
     "WARPSYNC", "BAR", "OUTSIDE",
     # memory
-    "LDG", "STG", "LD", "ST", "LDS", "STS", "LDSM", "STSM", "LDL", "STL", "ATOMG", "ATOM_CAS", "LDGSTS", "LDGDEPBAR", "DEPBAR", "BULK_LOAD",
-    "MBARRIER_INIT", "MBARRIER_ARRIVE", "MBARRIER_TRY", "MEMBAR", "FENCE", "INVALIDATE", "CLUSTER_ARRIVE",
+    "LDG", "STG", "LD", "ST", "LDS", "STS", "LDSM", "STSM", "LDL", "STL", "ATOMG", "ATOM_CAS", "LDGSTS", "LDGDEPBAR",
+    "DEPBAR", "BULK_LOAD", "BULK_STORE", "MBARRIER_INIT", "MBARRIER_ARRIVE", "MBARRIER_TRY", "MEMBAR", "FENCE",
+    "INVALIDATE", "CLUSTER_ARRIVE",
     "CLUSTER_WAIT",
 )  # fmt: skip
 NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
@@ -302,6 +303,6 @@ def declarations() -> str:
     """The C++ text of the enumerations and structs."""
     constants = {**FLAGS, "ZERO": ZERO, "ZERO_UNIFORM": ZERO_UNIFORM, "TRUE_PREDICATE": TRUE}
     lines = [_enum(OPERATIONS, "OP_"), _enum(KINDS, "KIND_"), _enum(PIPES, "PIPE_"), _enum(REASONS, "WAITED_")]
-    lines += [f"enum {{ {name} = {value} }};" for name, value in constants.items()]
+    lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [_struct(kind) for kind in (Operand, Predicate, Address, Instruction, Region, Counter, Job, Facts, Times)]
     return "\n".join(lines) + "\n"

@@ -15,6 +15,8 @@ constexpr u32 LINE = 128, HALF_LINE = 64;
 constexpr int INTERVAL[] = {1, 2, 2, 2, 8, 2, 1, 2, 2};
 // Instructions that wait in a multiprocessor's queue of memory instructions before partitions have to wait, in cycles.
 constexpr double QUEUE = 40;
+// Cycles without a change of memory or of a barrier after which a launch hangs.
+constexpr u64 PATIENCE = 1u << 22;
 
 // When a warp can issue, and what it has under way.
 struct Pace {
@@ -71,7 +73,7 @@ struct Clock {
     std::vector<std::vector<u64>> l2;  // per region and half line: the clock of traffic at the last use, 0 for none
     u64 traffic = 1;                   // bytes that have entered the L2 cache
     double l2_free = 0, dram_free = 0, dirty = 0;
-    u64 now = 0, end = 0, lives = 0;
+    u64 now = 0, end = 0, lives = 0, changed = 0;  // changed: when memory or a barrier last changed
     int next = 0, finished = 0;
 
     struct Wake {
@@ -104,6 +106,7 @@ struct Clock {
                 continue;  // it was moved to an earlier time
             wake.partition->scheduled = false;
             now = wake.at;
+            if (now > changed + PATIENCE) fail("polls in vain for %llu cycles", now - changed);
             turn(*wake.partition);
         }
         if (finished < job.blocks)
@@ -258,6 +261,7 @@ struct Clock {
         Partition& partition = *pace.home;
         const Event event = machine.step(warp);
         const Instruction& code = *event.code;
+        if (event.changed) changed = now;
         const u64 idle = now - std::min(now, pace.last + 1);
         machine.job.counters[event.pc].waited += idle;
         times.waited[reason] += static_cast<double>(idle);
@@ -331,7 +335,10 @@ struct Clock {
                 done = waited_for(pace, event);
                 return true;
             case OP_BULK_LOAD:
-                bulk(pace, event);
+                bulk_load(pace, event);
+                return false;
+            case OP_BULK_STORE:
+                bulk_store(pace, event);
                 return false;
             default:
                 break;
@@ -494,39 +501,62 @@ struct Clock {
     double store(Multiprocessor& here, const Event& event, double at) {
         const Lines lines = lines_of(event);
         double done = at;
-        for (int k = 0; k < lines.count; ++k) {
-            const double bytes = __builtin_popcount(lines.sectors[k]) * SECTOR;
-            here.port = std::max(here.port, at) + bytes / facts.port_bytes;
-            l2_free = std::max(l2_free, at) + bytes / facts.l2_bytes;
-            for (u32 half = 0; half < 2; ++half) {
-                if ((lines.sectors[k] >> (2 * half) & 3u) == 0) continue;
-                u64& used = last_use(lines.line[k] * 2 + half);
-                if (used == 0 || static_cast<double>(traffic - used) >= facts.l2_capacity) traffic += HALF_LINE;
-                used = traffic;
-            }
-            CacheLine* const kept = find(here, lines.line[k]);
-            if (kept != nullptr && kept->tag == lines.line[k]) *kept = CacheLine();
-            dirty += bytes;
-            double drained = at;
-            if (dirty > facts.dirty_capacity) {
-                dirty -= bytes;
-                times.dram_written += static_cast<u64>(bytes);
-                drained = transfer(bytes, at);
-            }
-            done = std::max({done, here.port, l2_free, drained});
-        }
+        for (int k = 0; k < lines.count; ++k)
+            done = std::max(done, store_line(here, lines.line[k], lines.sectors[k], at));
         return done + facts.l2_latency;
     }
-    void bulk(Pace& pace, const Event& event) {
-        if (event.access != Access::bulk) return;
-        Multiprocessor& here = *pace.home->owner;
-        double done = static_cast<double>(now);
-        for (u64 line = event.address[0] / LINE; line <= (event.address[0] + static_cast<u64>(event.bytes) - 1) / LINE;
-             ++line) {
-            done = std::max(done, fetch(here, line, 15u, static_cast<double>(now)));
+    double store_line(Multiprocessor& here, u64 line, u32 sectors, double at) {
+        const double bytes = __builtin_popcount(sectors) * SECTOR;
+        here.port = std::max(here.port, at) + bytes / facts.port_bytes;
+        l2_free = std::max(l2_free, at) + bytes / facts.l2_bytes;
+        for (u32 half = 0; half < 2; ++half) {
+            if ((sectors >> (2 * half) & 3u) == 0) continue;
+            u64& used = last_use(line * 2 + half);
+            if (used == 0 || static_cast<double>(traffic - used) >= facts.l2_capacity) traffic += HALF_LINE;
+            used = traffic;
         }
+        CacheLine* const kept = find(here, line);
+        if (kept != nullptr && kept->tag == line) *kept = CacheLine();
+        dirty += bytes;
+        double drained = at;
+        if (dirty > facts.dirty_capacity) {
+            dirty -= bytes;
+            times.dram_written += static_cast<u64>(bytes);
+            drained = transfer(bytes, at);
+        }
+        return std::max({here.port, l2_free, drained});
+    }
+    // Calls `what` with each line of a bulk copy. The latest of the times that it returns.
+    template <typename What>
+    double bulk_lines(const Event& event, What what) const {
+        double done = static_cast<double>(now);
+        if (event.access != Access::bulk) return done;
+        const u64 end = event.address[0] + static_cast<u64>(event.bytes);
+        for (u64 line = event.address[0] / LINE; line * LINE < end; ++line) {
+            u32 sectors = 0;
+            for (u32 k = 0; k < LINE / SECTOR; ++k) {
+                const u64 start = line * LINE + k * SECTOR;
+                if (start < end && start + SECTOR > event.address[0]) sectors |= 1u << k;
+            }
+            done = std::max(done, what(line, sectors));
+        }
+        return done;
+    }
+    void bulk_load(Pace& pace, const Event& event) {
+        Multiprocessor& here = *pace.home->owner;
+        const double at = static_cast<double>(now);
+        const double done = bulk_lines(event, [&](u64 line, u32 sectors) { return fetch(here, line, sectors, at); });
+        if (event.access != Access::bulk) return;
         double& known = live[pace.warp->block].copied[{event.barrier, event.phase}];
         known = std::max(known, done);
+    }
+    void bulk_store(Pace& pace, const Event& event) {
+        Multiprocessor& here = *pace.home->owner;
+        const double at = static_cast<double>(now);
+        const double done =
+            bulk_lines(event, [&](u64 line, u32 sectors) { return store_line(here, line, sectors, at); });
+        pace.group_done = std::max(pace.group_done, static_cast<u64>(done));
+        pace.stores_done = std::max(pace.stores_done, static_cast<u64>(done));
     }
 };
 

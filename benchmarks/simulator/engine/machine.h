@@ -8,16 +8,20 @@ static Operation operation_of(int op) {
     case OP_##name:    \
         return do_##name;
         LANEWISE(MOV)
-        LANEWISE(SEL) LANEWISE(FSEL) LANEWISE(PRMT) LANEWISE(P2R) LANEWISE(CLEAR) LANEWISE(IADD3) LANEWISE(IADD3X)
-            LANEWISE(VIADD) LANEWISE(IMAD) LANEWISE(IMADX) LANEWISE(IMADHI) LANEWISE(IMADWIDE) LANEWISE(IABS)
-                LANEWISE(LOP3) LANEWISE(SHIFT_LEFT) LANEWISE(SHIFT_RIGHT) LANEWISE(LEA) LANEWISE(LEAHI) LANEWISE(MINMAX)
-                    LANEWISE(MINMAX3) LANEWISE(ADDMINMAX) LANEWISE(FLO) LANEWISE(POPC) LANEWISE(BREV) LANEWISE(BMSK)
-                        LANEWISE(SGXT) LANEWISE(ISETP) LANEWISE(FSETP) LANEWISE(DSETP) LANEWISE(PLOP3) LANEWISE(FCHK)
-                            LANEWISE(FADD) LANEWISE(FMUL) LANEWISE(FFMA) LANEWISE(FMNMX) LANEWISE(MUFU)
-                                LANEWISE(MUFU64H) LANEWISE(HALF_PAIR) LANEWISE(HADD2_F32) LANEWISE(DADD) LANEWISE(DMUL)
-                                    LANEWISE(BF16_ADD) LANEWISE(BF16_MUL) LANEWISE(BF16_FMA) LANEWISE(DFMA) LANEWISE(I2F) LANEWISE(I2F_FROM64) LANEWISE(I2F_TO64) LANEWISE(F2I)
-                                        LANEWISE(F2I64) LANEWISE(F2F_BF16) LANEWISE(F2F_F16) LANEWISE(F2F_32_FROM64)
-                                            LANEWISE(F2F_64_FROM32) LANEWISE(PACK_BF16) LANEWISE(PACK_F16)
+        LANEWISE(SEL)
+        LANEWISE(FSEL)
+        LANEWISE(PRMT)
+        LANEWISE(P2R)
+        LANEWISE(CLEAR) LANEWISE(IADD3) LANEWISE(IADD3X) LANEWISE(VIADD) LANEWISE(IMAD) LANEWISE(IMADX) LANEWISE(IMADHI)
+            LANEWISE(IMADWIDE) LANEWISE(IABS) LANEWISE(LOP3) LANEWISE(SHIFT_LEFT) LANEWISE(SHIFT_RIGHT) LANEWISE(LEA)
+                LANEWISE(LEAHI) LANEWISE(MINMAX) LANEWISE(MINMAX3) LANEWISE(ADDMINMAX) LANEWISE(FLO) LANEWISE(POPC)
+                    LANEWISE(BREV) LANEWISE(BMSK) LANEWISE(SGXT) LANEWISE(ISETP) LANEWISE(FSETP) LANEWISE(DSETP)
+                        LANEWISE(PLOP3) LANEWISE(FCHK) LANEWISE(FADD) LANEWISE(FMUL) LANEWISE(FFMA) LANEWISE(FMNMX)
+                            LANEWISE(MUFU) LANEWISE(MUFU64H) LANEWISE(HALF_PAIR) LANEWISE(HADD2_F32) LANEWISE(DADD)
+                                LANEWISE(DMUL) LANEWISE(DFMA) LANEWISE(I2F) LANEWISE(I2F_FROM64) LANEWISE(I2F_TO64)
+                                    LANEWISE(F2I) LANEWISE(F2I64) LANEWISE(F2F_BF16) LANEWISE(F2F_F16)
+                                        LANEWISE(F2F_32_FROM64) LANEWISE(F2F_64_FROM32) LANEWISE(PACK_BF16)
+                                            LANEWISE(PACK_F16) LANEWISE(BF16_ADD) LANEWISE(BF16_MUL) LANEWISE(BF16_FMA)
 #undef LANEWISE
                                                 default : return nullptr;
     }
@@ -337,8 +341,7 @@ struct Machine {
                 put(warp, code, value, mask);
                 return true;
             case OP_R2UR:
-                value[0] = scalar(warp, code.source[0], __builtin_ctz(mask));
-                put(warp, code, value, mask);
+                to_uniform(warp, code, mask);
                 return true;
             case OP_ELECT:
                 put(warp, code.out[0], 1u << __builtin_ctz(mask), mask);
@@ -394,6 +397,15 @@ struct Machine {
             default:
                 return 0;
         }
+    }
+    // The value of the first lane. A predicate is set for the lanes that have another one; with .OR (mode 0) it stays true
+    // where it was.
+    static void to_uniform(Warp& warp, const Instruction& code, u32 mask) {
+        const u32 first = scalar(warp, code.source[0], __builtin_ctz(mask));
+        u32 differs = code.mode[0] ? read(warp, code.out[0]) : 0;
+        for (int l = 0; l < WARP; ++l) differs |= static_cast<u32>(scalar(warp, code.source[0], l) != first) << l;
+        put(warp, code.out[0], differs, mask);
+        put(warp, code, &first, mask);
     }
     // Whether all (mode 0) or any of the lanes have the predicate; the lanes that have it, as a mask.
     static void vote(Warp& warp, const Instruction& code, u32 mask) {
@@ -482,7 +494,8 @@ struct Machine {
         const int words = (code.bytes + 3) / 4;
         for (int l = 0; l < WARP; ++l) {
             if (!(mask >> l & 1u) && !code.once) continue;
-            const u32 bank = static_cast<u32>(code.mode[0]), offset = static_cast<u32>(address_of(warp, code.address, l));
+            const u32 bank = static_cast<u32>(code.mode[0]),
+                      offset = static_cast<u32>(address_of(warp, code.address, l));
             for (int k = 0; k < words; ++k) value[k][l] = constant(bank, (offset & ~3u) + 4 * k);
             if (code.bytes < 4) value[0][l] = extended(code, value[0][l] >> 8 * (offset & 3u));
         }
@@ -643,6 +656,7 @@ struct Machine {
         const int first = __builtin_ctz(event.mask);
         event.changed = code.op != OP_MBARRIER_TRY;
         if (code.op == OP_BULK_LOAD) return bulk_load(warp, code, event);
+        if (code.op == OP_BULK_STORE) return bulk_store(warp, code, event);
         const u32 at = static_cast<u32>(address_of(warp, code.address, first));
         aligned(at, 8, "shared");
         shared_bytes(block, at, 8);
@@ -673,9 +687,22 @@ struct Machine {
             put(warp, code.out[0], complete ? ALL_LANES : 0u, event.mask);
         }
     }
+    static u64 scalar64(const Warp& warp, const Operand& from) {
+        return static_cast<u64>(scalar(warp, from, 0, 1)) << 32 | scalar(warp, from, 0);
+    }
+    void bulk_store(Warp& warp, const Instruction& code, Event& event) const {
+        const u64 to = scalar64(warp, code.source[0]);
+        const u32 from = scalar(warp, code.source[1], 0), bytes = (scalar(warp, code.source[2], 0) & 0xffffu) * 16;
+        aligned(from, 16, "shared");
+        aligned(to, 16, "global");
+        memcpy(global_bytes(job, to, bytes, true), shared_bytes(*warp.block, from, bytes), bytes);
+        event.access = Access::bulk;
+        event.bytes = static_cast<int>(bytes);
+        event.address[0] = to;
+    }
     void bulk_load(Warp& warp, const Instruction& code, Event& event) const {
         const u32 to = scalar(warp, code.source[0], 0), at = scalar(warp, code.source[0], 0, 1);
-        const u64 from = static_cast<u64>(scalar(warp, code.source[1], 0, 1)) << 32 | scalar(warp, code.source[1], 0);
+        const u64 from = scalar64(warp, code.source[1]);
         const u32 bytes = (scalar(warp, code.source[2], 0) & 0xffffu) * 16;
         aligned(to, 16, "shared");
         aligned(from, 16, "global");

@@ -57,18 +57,24 @@ struct Event {
 
 // ---- global memory --------------------------------------------------------------------------------------------------
 
+// Bytes between an address and an array; 0 if it is inside.
+static u64 distance(const Region& region, u64 address) {
+    if (address < region.start) return region.start - address;
+    return address < region.start + region.size ? 0 : address - (region.start + region.size) + 1;
+}
+
 static u8* global_bytes(const Job& job, u64 address, u32 bytes, bool writes) {
+    int nearest = 0;
     for (int k = 0; k < job.regions_count; ++k) {
         const Region& region = job.regions[k];
-        if (address - region.start < region.size) {
-            if (address - region.start + bytes > region.size) {
-                fail("%s %u bytes at byte %llu of #{%d}, which has %llu", writes ? "writes" : "reads", bytes,
-                     address - region.start, k, region.size);
-            }
+        if (address - region.start < region.size && address - region.start + bytes <= region.size) {
             return static_cast<u8*>(region.bytes) + (address - region.start);
         }
+        if (distance(region, address) < distance(job.regions[nearest], address)) nearest = k;
     }
-    fail("%s %u bytes at address 0x%llx, which is in no array", writes ? "writes" : "reads", bytes, address);
+    const Region& region = job.regions[nearest];
+    fail("%s %u bytes at byte %lld of #{%d}, which has %llu", writes ? "writes" : "reads", bytes,
+         static_cast<long long>(address - region.start), nearest, region.size);
 }
 
 static void aligned(u64 address, u32 bytes, const char* where) {

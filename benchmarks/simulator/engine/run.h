@@ -63,10 +63,11 @@ struct Runner {
         fail("hangs");
     }
     [[noreturn]] static void report(const Warp& warp) {
-        const char* where = warp.state == State::at_block_barrier     ? "waits at a barrier of the block"
-                            : warp.state == State::at_cluster_barrier ? "waits at the barrier of the cluster"
-                                                                      : "waits";
-        Fault fault{std::string(where) + " that is never completed"};
+        const char* what = warp.state == State::at_block_barrier     ? "waits at a barrier of the block"
+                           : warp.state == State::at_cluster_barrier ? "waits at the barrier of the cluster"
+                           : warp.waits()                            ? "waits for other lanes of the warp"
+                                                                     : "polls a word or an mbarrier";
+        Fault fault{std::string(what) + ", in vain"};
         fault.pc = warp.groups.empty() ? -1 : warp.groups.front().pc;
         fault.block = warp.block->number;
         fault.warp = warp.number;

@@ -85,6 +85,14 @@ struct Warp {
         return false;
     }
 
+    // Whether every group waits for other lanes.
+    bool waits() const {
+        for (const Group& one : groups) {
+            if (one.wait == Wait::none) return false;
+        }
+        return true;
+    }
+
     // The lanes of `taken` go to `target`, the others of the group to the next instruction.
     void branch(u32 taken, int target) {
         Group& now = group();
