@@ -80,7 +80,7 @@ def test_a_kernel_is_not_heavier_than_allowed(key: tuple[str, str, str | None]) 
 
 
 def test_a_kernel_made_heavier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A multiplication is added to each conversion of an element."""
+    """An addition is put into each conversion of an element."""
     key = ("batch_norm_elemt", "32,64,56x56", "NCHW")
     expand = sources._expand.__wrapped__
     plain = "return bits_to_float(static_cast<unsigned>(value.bits) << 16);"
@@ -88,7 +88,7 @@ def test_a_kernel_made_heavier_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     def expanded(kernel: str) -> str:
         text: str = expand(kernel)
         assert plain in text
-        return text.replace(plain, plain.replace(";", " * 1.5f;"))
+        return text.replace(plain, plain.replace("return", "return 1.5f +"))
 
     monkeypatch.setattr(sources, "_expand", expanded)
     found = fault(key)
