@@ -33,8 +33,8 @@ WIDTH = 16
 ARCHITECTURES: tuple[str, ...] = ("sm_90",)
 INSTALL = "pip install nvidia-cuda-nvdisasm nvidia-cuda-nvrtc"
 #: Attributes of the sections ``.nv.info``, as readelf tools name them: where the arguments lie in constant bank 0, the
-#: registers of each function, and the bytes of local memory per thread.
-PARAM_CBANK, REGCOUNT, FRAME_SIZE = 0x0A, 0x2F, 0x11
+#: registers of each function, the bytes of local memory per thread, and the place of each argument.
+PARAM_CBANK, REGCOUNT, FRAME_SIZE, KPARAM_INFO = 0x0A, 0x2F, 0x11, 0x17
 #: Bytes of shared memory that the system reserves at the start of each block's window.
 RESERVED_SHARED = 1024
 
@@ -194,15 +194,16 @@ def read(image: bytes, entry: str, architecture: str) -> Cubin:
         raise CompileError(f"entry: {entry!r}, the cubin has no such kernel")
     number = elf.get_section_index(code.name)
     symbols = list(_section(elf, ".symtab").iter_symbols())
+    named = [index for index, one in enumerate(symbols) if one.name == entry]
     functions = (one for one in symbols if one["st_shndx"] == number)
     shared = elf.get_section_by_name(f".nv.shared.{entry}")
-    facts = _facts(_section(elf, ".nv.info").data(), [one.name for one in symbols].index(entry))
+    facts = _facts(_section(elf, ".nv.info").data(), named[0])
     parameters = _attributes(_section(elf, f".nv.info.{entry}").data())[PARAM_CBANK]
     return Cubin(
         entry,
         architecture,
         image,
-        _lines(image, entry, code.data()),
+        _lines(image, entry, code.data(), named[0]),
         registers=facts[REGCOUNT],
         shared_bytes=max(shared["sh_size"] - RESERVED_SHARED, 0) if shared else 0,
         local_bytes=facts[FRAME_SIZE],
@@ -210,6 +211,22 @@ def read(image: bytes, entry: str, architecture: str) -> Cubin:
         constants=_banks(elf, entry),
         symbols={one.name: one["st_value"] for one in functions if one["st_info"]["type"] == "STT_FUNC"},
     )
+
+
+def arguments_of(image: bytes, entry: str) -> list[tuple[int, int]]:
+    """The arguments of a kernel in their order: the offset among the arguments, and the size, in bytes.
+
+    Raises
+    ------
+    CompileError
+        If the file has no such kernel.
+    """
+    section = _section(ELFFile(io.BytesIO(image)), f".nv.info.{entry}").data()
+    found = {}
+    for value in _attributes(section).get(KPARAM_INFO, []):
+        number, offset = int.from_bytes(value[4:6], "little"), int.from_bytes(value[6:8], "little")
+        found[number] = (offset, int.from_bytes(value[8:12], "little") >> 18)
+    return [found[number] for number in sorted(found)]
 
 
 def _section(elf: ELFFile, name: str) -> Any:
@@ -248,8 +265,9 @@ def _banks(elf: ELFFile, entry: str) -> dict[int, bytes]:
     return found
 
 
-def _lines(image: bytes, entry: str, code: bytes) -> tuple[Line, ...]:
-    _, functions = json.loads(_disassembled(image, "-json"))
+def _lines(image: bytes, entry: str, code: bytes, symbol: int) -> tuple[Line, ...]:
+    """The instructions of a kernel, given the number of its symbol: other kernels of the file are not disassembled."""
+    _, functions = json.loads(_disassembled(image, "-json", "-fun", str(symbol)))
     listed = next(one for one in functions if one["function-name"] == entry)["sass-instructions"]
     found = []
     for number, line in enumerate(listed):

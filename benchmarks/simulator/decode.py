@@ -44,6 +44,8 @@ _GLOBAL: Modifiers = {
     "S8": (1, 1), "S16": (1, 1), "EF": None, "EL": None, "LU": None, "EU": None, "NA": None,
 }  # fmt: skip
 _SHARED: Modifiers = {"S8": (1, 1), "S16": (1, 1)}
+#: Matrices of 8 rows and 8 columns of 2 bytes: mode 0 transposes, mode 1 is their number.
+_MATRICES: Modifiers = {"16": None, "M88": (0, 0), "MT88": (0, 1), "2": (1, 2), "4": (1, 4)}
 _SHIFT: Modifiers = {"U32": (0, 0), "S32": (0, 1), "U64": (0, 2), "S64": (0, 3), "HI": (1, 1), "W": (2, 1)}
 
 
@@ -59,7 +61,7 @@ class Form:
         A word per operand, parsed in order. An operand whose word ends in ``?`` may be absent.
 
         - to: destination register; sets: destination predicate;
-        - int, float, double, half: source of that type; register: source in brackets; pred: source predicate;
+        - int, float, double, half: source of that type; pair: a register with two bfloat16, or two numbers; register: source in brackets; pred: source predicate;
         - address: in global, shared or local memory; shared: second address, in shared memory; constant: address in a
           constant bank, whose number goes to mode 0;
         - target: instruction to go to; join: convergence barrier, in mode 3; special: special register, in mode 0;
@@ -101,7 +103,7 @@ FORMS: dict[str, Form] = {
     "S2R": Form("S2R", "to special", "MEMORY"),
     "S2UR": Form("S2R", "to special", "MEMORY"),
     "R2UR": Form("R2UR", "sets? to int", "ALU", {"OR": (0, 1)}),
-    "LDC": Form("LDC", "to constant", "MEMORY", sizes=True),
+    "LDC": Form("LDC", "to constant", "MEMORY", _SHARED, sizes=True),
     # integers
     "IADD3": Form("IADD3", "to sets? sets? int int int", "ALU"),
     "IADD3.X": Form("IADD3X", "to sets? sets? int int int pred pred?", "ALU"),
@@ -146,7 +148,12 @@ FORMS: dict[str, Form] = {
     "MUFU.RCP64H": Form("MUFU64H", "to int", "XU"),
     "MUFU.RSQ64H": Form("MUFU64H", "to int", "XU"),
     "HFMA2": Form("HALF_PAIR", "to zero zero half half", "FMA_HEAVY", {"MMA": None}),
+    "HADD2": Form("HALF_PAIR", "to zero half half", "FMA_HEAVY"),
     "HADD2.F32": Form("HADD2_F32", "to zero int", "FMA_HEAVY"),
+    "HADD2.BF16_V2": Form("BF16_ADD", "to pair pair", "FMA_HEAVY"),
+    "HMUL2.BF16_V2": Form("BF16_MUL", "to pair pair", "FMA_HEAVY"),
+    "HFMA2.BF16_V2": Form("BF16_FMA", "to pair pair pair", "FMA_HEAVY"),
+    "HFMA2.MMA.BF16_V2": Form("BF16_FMA", "to pair pair pair", "FMA_HEAVY"),
     "DADD": Form("DADD", "to double double", "FP64", _ROUND),
     "DMUL": Form("DMUL", "to double double", "FP64", _ROUND),
     "DFMA": Form("DFMA", "to double double double", "FP64", _ROUND),
@@ -180,7 +187,9 @@ FORMS: dict[str, Form] = {
     "BRX": Form("BRX", "int mode0", "CONTROL"),
     "CALL.REL.NOINC": Form("CALL", "target", "CONTROL"),
     "RET.REL.NODEC": Form("RET", "int target", "CONTROL"),
-    "EXIT": Form("EXIT", "", "CONTROL"),
+    "LEPC": Form("OUTSIDE", "to label", "CONTROL"),
+    "CALL.ABS.NOINC": Form("OUTSIDE", "int", "CONTROL"),
+    "EXIT": Form("EXIT", "pred?", "CONTROL"),
     "BSSY": Form("BSSY", "join label", "CONTROL"),
     "BSYNC": Form("BSYNC", "join", "CONTROL"),
     "BREAK": Form("BREAK", "join pred?", "CONTROL"),
@@ -197,9 +206,15 @@ FORMS: dict[str, Form] = {
     "ST": Form("ST", "address int", "MEMORY", _GLOBAL, sizes=True),
     "LDS": Form("LDS", "to address", "MEMORY", _SHARED, sizes=True),
     "STS": Form("STS", "address int", "MEMORY", sizes=True),
+    "LDSM": Form("LDSM", "to address", "MEMORY", _MATRICES),
+    "STSM": Form("STSM", "address int", "MEMORY", _MATRICES),
     "LDL": Form("LDL", "to address", "MEMORY", {"LU": None, "S8": (1, 1), "S16": (1, 1)}, sizes=True),
     "STL": Form("STL", "address int", "MEMORY", sizes=True),
     "ATOMG.E.ADD": Form("ATOMG", "sets to address int", "MEMORY", {"STRONG": None, "GPU": None}),
+    "ATOMG.E.ADD.F32": Form(
+        "ATOMG", "sets to address int", "MEMORY", {"FTZ": None, "RN": None, "STRONG": None, "GPU": None}
+    ),
+    "ATOMG.E.CAS": Form("ATOM_CAS", "sets to address int int", "MEMORY", {"STRONG": None, "GPU": None}),
     "LDGSTS": Form("LDGSTS", "shared address", "MEMORY", {"E": None, "BYPASS": (0, 1), "LTC128B": None}, sizes=True),
     "LDGDEPBAR": Form("LDGDEPBAR", "", "MEMORY"),
     "DEPBAR.LE": Form("DEPBAR", "SB0 mode0", "CONTROL"),
@@ -226,7 +241,8 @@ _ONCE = {"BULK_LOAD", "BULK_STORE", "MBARRIER_INIT"}
 #: Facts of an opcode beyond its modifiers: values of ``mode``.
 _PRESET: dict[str, dict[int, int]] = {
     "LEA.HI": {1: 0}, "LEA.HI.X": {2: 1}, "LEA.HI.SX32": {1: 1}, "LEA.HI.X.SX32": {1: 1, 2: 1},
-    "MUFU.RSQ64H": {0: 1}, "I2F.U64": {1: 1}, "F2I.U64": {1: 1}, "WARPSYNC.ALL": {0: 1},
+    "MUFU.RSQ64H": {0: 1}, "I2F.U64": {1: 1}, "F2I.U64": {1: 1}, "WARPSYNC.ALL": {0: 1}, "ATOMG.E.ADD.F32": {2: 1},
+    "LDSM": {1: 1}, "STSM": {1: 1},
 }  # fmt: skip
 #: Special registers, by the numbers of the engine.
 SPECIAL = (
@@ -278,6 +294,7 @@ _REGISTER = re.compile(r"(U?)R(Z|\d+)((?:\.(?:reuse|64|U32|H0_H0|H1_H1|H0|H1))*)
 _PREDICATE = re.compile(r"(!?)(U?)P(T|\d)")
 _CONSTANT = re.compile(r"c\[(0x[0-9a-f]+)\]\[(0x[0-9a-f]+)\]")
 _INTEGER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)")
+_NUMBER = re.compile(r"[-+]?(?:\d|INF|QNAN)")
 _INFINITE = {"+INF": 0x7F800000, "INF": 0x7F800000, "-INF": 0xFF800000, "+QNAN": 0x7FFFFFFF, "-QNAN": 0xFFFFFFFF}
 _HALVES = {"H0_H0": records.LOW_HALF, "H1_H1": records.HIGH_HALF, "H0": records.LOW_HALF, "H1": records.HIGH_HALF}
 _MASK = 0xFFFFFFFF
@@ -326,12 +343,19 @@ def _half(text: str) -> tuple[int, int]:
     return struct.unpack("<H", struct.pack("<e", float(text)))[0], 0
 
 
+def _pair(text: str) -> tuple[int, int]:
+    """Two numbers in bfloat16, the higher half first."""
+    high, low = (_float(one)[0] >> 16 for one in text.split())
+    return high << 16 | low, 0
+
+
 #: How an immediate of each type is parsed; also, the words of sources.
 _IMMEDIATE: dict[str, Callable[[str], tuple[int, int]]] = {
     "int": _integer,
     "float": _float,
     "double": _double,
     "half": _half,
+    "pair": _pair,
 }
 
 
@@ -379,7 +403,7 @@ def _constant_address(text: str, into: Instruction) -> None:
 
 #: Operands that add nothing to the record.
 _FIXED = {
-    "zero": re.compile(r"-?U?RZ|SRZ"),
+    "zero": re.compile(r"-?U?RZ(\.H0_H0)?|SRZ"),
     "true": re.compile(r"U?PT"),
     "number0": re.compile(r"0x0"),
     "SB0": re.compile(r"SB0"),
@@ -485,7 +509,10 @@ def _operands(state: _State, form: Form, texts: Sequence[str]) -> None:
             continue
         if not left:
             raise ValueError(f"operand {name} is missing")
-        _operand(state, name, left.pop(0))
+        text = left.pop(0)
+        if name == "pair" and left and _NUMBER.match(text):
+            text = f"{text} {left.pop(0)}"
+        _operand(state, name, text)
     if left:
         raise ValueError(f"operands {', '.join(left)} are left over")
 
@@ -544,6 +571,8 @@ def decoded(line: Line, symbols: Mapping[str, int]) -> Instruction:
         _predicate(line.guard.removeprefix("@"), into.guard)
     _modifiers(into, form, modifiers)
     _operands(_State(into, symbols), form, split(line.operands))
+    if form.operation == "ATOM_CAS":
+        into.address.wide = 1  # nvdisasm leaves out that the register is a pair
     _control(into, line.control)
     return into
 

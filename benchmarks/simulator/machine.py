@@ -31,8 +31,10 @@ _INCLUDES = (
 #: Registers are read as integers and as floats; no contraction, since the instructions say what is fused.
 OPTIONS = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-Wall")
 MESSAGE_BYTES = 1024
-#: Offsets in constant bank 0: threads, blocks, the stack pointer.
-THREADS, BLOCKS, STACK = 0x0, 0xC, 0x28
+#: Offsets in constant bank 0: threads, blocks, the generic address of local memory, the stack pointer.
+THREADS, BLOCKS, LOCAL, STACK = 0x0, 0xC, 0x20, 0x28
+#: The upper half of generic addresses of local memory, as in engine/memory.h.
+LOCAL_WINDOW = 0x7D00
 BANKS = 8
 
 
@@ -149,6 +151,7 @@ def _arguments(code: Cubin, launch: Launch) -> bytes:
     bank = bytearray(code.constants[0])
     struct.pack_into("<3I", bank, THREADS, *three(launch.threads))
     struct.pack_into("<3I", bank, BLOCKS, *three(launch.grid))
+    struct.pack_into("<Q", bank, LOCAL, LOCAL_WINDOW << 32)
     struct.pack_into("<I", bank, STACK, code.local_bytes)
     given = launch.arguments
     if not isinstance(given, bytes):
@@ -156,7 +159,7 @@ def _arguments(code: Cubin, launch: Launch) -> bytes:
     if len(given) != len(bank) - code.parameters:
         raise ValueError(f"arguments: {len(given)} bytes, kernel {code.entry} takes {len(bank) - code.parameters}")
     bank[code.parameters :] = given
-    return bytes(bank)
+    return bytes(bank) + bytes(-len(bank) % 8)  # constants are read in words
 
 
 def job_of(launch: Launch, first: int, blocks: int) -> tuple[Job, ctypes.Array[Counter], list[Any]]:

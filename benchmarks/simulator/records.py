@@ -18,7 +18,8 @@ OPERATIONS: tuple[str, ...] = (
     # predicates
     "ISETP", "FSETP", "DSETP", "PLOP3", "FCHK", "ELECT", "VOTE",
     # floating point
-    "FADD", "FMUL", "FFMA", "FMNMX", "MUFU", "MUFU64H", "HALF_PAIR", "HADD2_F32", "DADD", "DMUL", "DFMA",
+    "FADD", "FMUL", "FFMA", "FMNMX", "MUFU", "MUFU64H", "HALF_PAIR", "HADD2_F32", "BF16_ADD", "BF16_MUL",
+    "BF16_FMA", "DADD", "DMUL", "DFMA",
     # conversions
     "I2F", "I2F_FROM64", "I2F_TO64", "F2I", "F2I64", "F2I_FROM64", "F2F_BF16", "F2F_F16", "F2F_32_FROM64",
     "F2F_64_FROM32", "PACK_BF16", "PACK_F16",
@@ -26,10 +27,11 @@ OPERATIONS: tuple[str, ...] = (
     "SHFL",
     # control
     "NOP", "YIELD", "BRA", "BRA_DIV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK",
-    "WARPSYNC", "BAR",
+    "WARPSYNC", "BAR", "OUTSIDE",
     # memory
-    "LDG", "STG", "LD", "ST", "LDS", "STS", "LDL", "STL", "ATOMG", "LDGSTS", "LDGDEPBAR", "DEPBAR", "BULK_LOAD",
-    "BULK_STORE", "MBARRIER_INIT", "MBARRIER_ARRIVE", "MBARRIER_TRY", "MEMBAR", "FENCE", "INVALIDATE", "CLUSTER_ARRIVE",
+    "LDG", "STG", "LD", "ST", "LDS", "STS", "LDSM", "STSM", "LDL", "STL", "ATOMG", "ATOM_CAS", "LDGSTS", "LDGDEPBAR",
+    "DEPBAR", "BULK_LOAD", "BULK_STORE", "MBARRIER_INIT", "MBARRIER_ARRIVE", "MBARRIER_TRY", "MEMBAR", "FENCE",
+    "INVALIDATE", "CLUSTER_ARRIVE",
     "CLUSTER_WAIT",
 )  # fmt: skip
 NUMBER = {name: number for number, name in enumerate(OPERATIONS)}

@@ -139,6 +139,42 @@ static void do_PACK_F16(Lanewise& on) {
     const u32 *a = on.real(0), *b = on.real(1);
     for (int l = 0; l < on.count; ++l) on.low.lane[l] = half_of(a[l]) << 16 | half_of(b[l]);
 }
+// Arithmetic of pairs of bfloat16, rounded once. The exact value is rounded to a float that is odd if it is inexact, so
+// that the second rounding is right.
+static u32 bfloat_of_exact(double exact) {
+    float value = static_cast<float>(exact);
+    if (exact == exact && static_cast<double>(value) != exact && value - value == 0.0f) {
+        if (fabs(static_cast<double>(value)) > fabs(exact)) value = nextafterf(value, 0.0f);
+        value = as_float(as_bits(value) | 1u);
+    }
+    return bfloat_of(as_bits(value));
+}
+static double bfloat_operand(const Operand& from, u32 bits, int half) {
+    const bool high = from.flags & HIGH_HALF || (half == 1 && !(from.flags & LOW_HALF));
+    u32 value = high ? bits & 0xffff0000u : bits << 16;
+    if (from.flags & ABSOLUTE) value &= ~SIGN;
+    if (from.flags & NEGATED) value ^= SIGN;
+    return static_cast<double>(as_float(value));
+}
+static void bfloat_pairs(Lanewise& on, Exactly what) {
+    const u32 *a = on.raw(0), *b = on.raw(1), *c = what == Exactly::fused ? on.raw(2) : a;
+    const Operand* from = on.code.source;
+    for (int l = 0; l < on.count; ++l) {
+        u32 value = 0;
+        for (int half = 0; half < 2; ++half) {
+            const double x = bfloat_operand(from[0], a[l], half), y = bfloat_operand(from[1], b[l], half);
+            const double z = what == Exactly::fused ? bfloat_operand(from[2], c[l], half) : 0.0;
+            value |= bfloat_of_exact(what == Exactly::sum       ? x + y
+                                     : what == Exactly::product ? x * y
+                                                                : x * y + z)
+                     << 16 * half;
+        }
+        on.low.lane[l] = value;
+    }
+}
+static void do_BF16_ADD(Lanewise& on) { bfloat_pairs(on, Exactly::sum); }
+static void do_BF16_MUL(Lanewise& on) { bfloat_pairs(on, Exactly::product); }
+static void do_BF16_FMA(Lanewise& on) { bfloat_pairs(on, Exactly::fused); }
 // -0 * 0 + (b, c): how the compiler moves a constant on this pipe.
 static void do_HALF_PAIR(Lanewise& on) {
     const u32 value = on.code.source[0].low << 16 | on.code.source[1].low;

@@ -11,16 +11,17 @@ static Operation operation_of(int op) {
         LANEWISE(SEL)
         LANEWISE(FSEL)
         LANEWISE(PRMT)
-        LANEWISE(P2R) LANEWISE(CLEAR) LANEWISE(IADD3) LANEWISE(IADD3X) LANEWISE(VIADD) LANEWISE(IMAD) LANEWISE(IMADX)
-            LANEWISE(IMADHI) LANEWISE(IMADWIDE) LANEWISE(IABS) LANEWISE(LOP3) LANEWISE(SHIFT_LEFT) LANEWISE(SHIFT_RIGHT)
-                LANEWISE(LEA) LANEWISE(LEAHI) LANEWISE(MINMAX) LANEWISE(MINMAX3) LANEWISE(ADDMINMAX) LANEWISE(FLO)
-                    LANEWISE(POPC) LANEWISE(BREV) LANEWISE(BMSK) LANEWISE(SGXT) LANEWISE(ISETP) LANEWISE(FSETP)
-                        LANEWISE(DSETP) LANEWISE(PLOP3) LANEWISE(FCHK) LANEWISE(FADD) LANEWISE(FMUL) LANEWISE(FFMA)
-                            LANEWISE(FMNMX) LANEWISE(MUFU) LANEWISE(MUFU64H) LANEWISE(HALF_PAIR) LANEWISE(HADD2_F32)
-                                LANEWISE(DADD) LANEWISE(DMUL) LANEWISE(DFMA) LANEWISE(I2F) LANEWISE(I2F_FROM64)
-                                    LANEWISE(I2F_TO64) LANEWISE(F2I) LANEWISE(F2I64) LANEWISE(F2F_BF16)
-                                        LANEWISE(F2F_F16) LANEWISE(F2F_32_FROM64) LANEWISE(F2F_64_FROM32)
-                                            LANEWISE(PACK_BF16) LANEWISE(PACK_F16)
+        LANEWISE(P2R)
+        LANEWISE(CLEAR) LANEWISE(IADD3) LANEWISE(IADD3X) LANEWISE(VIADD) LANEWISE(IMAD) LANEWISE(IMADX) LANEWISE(IMADHI)
+            LANEWISE(IMADWIDE) LANEWISE(IABS) LANEWISE(LOP3) LANEWISE(SHIFT_LEFT) LANEWISE(SHIFT_RIGHT) LANEWISE(LEA)
+                LANEWISE(LEAHI) LANEWISE(MINMAX) LANEWISE(MINMAX3) LANEWISE(ADDMINMAX) LANEWISE(FLO) LANEWISE(POPC)
+                    LANEWISE(BREV) LANEWISE(BMSK) LANEWISE(SGXT) LANEWISE(ISETP) LANEWISE(FSETP) LANEWISE(DSETP)
+                        LANEWISE(PLOP3) LANEWISE(FCHK) LANEWISE(FADD) LANEWISE(FMUL) LANEWISE(FFMA) LANEWISE(FMNMX)
+                            LANEWISE(MUFU) LANEWISE(MUFU64H) LANEWISE(HALF_PAIR) LANEWISE(HADD2_F32) LANEWISE(DADD)
+                                LANEWISE(DMUL) LANEWISE(DFMA) LANEWISE(I2F) LANEWISE(I2F_FROM64) LANEWISE(I2F_TO64)
+                                    LANEWISE(F2I) LANEWISE(F2I64) LANEWISE(F2F_BF16) LANEWISE(F2F_F16)
+                                        LANEWISE(F2F_32_FROM64) LANEWISE(F2F_64_FROM32) LANEWISE(PACK_BF16)
+                                            LANEWISE(PACK_F16) LANEWISE(BF16_ADD) LANEWISE(BF16_MUL) LANEWISE(BF16_FMA)
 #undef LANEWISE
                                                 default : return nullptr;
     }
@@ -193,7 +194,8 @@ struct Machine {
 
     // Control flow and barriers. Returns whether the instruction was one of these; it has then moved the group itself.
     bool control(Warp& warp, const Instruction& code, Event& event) {
-        const u32 all = warp.group().mask, mask = event.mask;
+        const u32 all = warp.group().mask;
+        u32 mask = event.mask;
         switch (code.op) {
             case OP_BRA:
                 warp.branch(code.given[0].present ? mask & read(warp, code.given[0]) : mask, code.target);
@@ -212,7 +214,11 @@ struct Machine {
                 jump(warp, code, mask, event.pc);
                 return true;
             case OP_EXIT:
-                if (mask == 0) return false;
+                if (code.given[0].present) mask &= read(warp, code.given[0]);
+                if (mask == 0) {
+                    ++warp.group().pc;
+                    return true;
+                }
                 warp.end(mask);
                 event.changed = true;
                 if (warp.state == State::done) ended(warp, event);
@@ -321,6 +327,8 @@ struct Machine {
         switch (code.op) {
             case OP_NOP:
                 return true;
+            case OP_OUTSIDE:
+                fail("calls a function outside its code, such as that of a failed assertion");
             case OP_YIELD:
                 warp.group().gave = warp.groups.size() > 1;
                 event.polled = true;
@@ -460,12 +468,17 @@ struct Machine {
             case OP_STG:
             case OP_ST:
             case OP_ATOMG:
+            case OP_ATOM_CAS:
             case OP_LDGSTS:
                 global(warp, code, event);
                 break;
             case OP_LDS:
             case OP_STS:
                 shared(warp, code, event);
+                break;
+            case OP_LDSM:
+            case OP_STSM:
+                matrices(warp, code, event);
                 break;
             case OP_LDL:
             case OP_STL:
@@ -478,24 +491,29 @@ struct Machine {
     }
     void load_constant(Warp& warp, const Instruction& code, u32 mask) const {
         u32 value[2][WARP] = {};
+        const int words = (code.bytes + 3) / 4;
         for (int l = 0; l < WARP; ++l) {
             if (!(mask >> l & 1u) && !code.once) continue;
-            const u32 offset = static_cast<u32>(address_of(warp, code.address, l));
-            for (int k = 0; k < code.bytes / 4; ++k)
-                value[k][l] = constant(static_cast<u32>(code.mode[0]), offset + 4 * k);
+            const u32 bank = static_cast<u32>(code.mode[0]),
+                      offset = static_cast<u32>(address_of(warp, code.address, l));
+            for (int k = 0; k < words; ++k) value[k][l] = constant(bank, (offset & ~3u) + 4 * k);
+            if (code.bytes < 4) value[0][l] = extended(code, value[0][l] >> 8 * (offset & 3u));
         }
-        for (int k = 0; k < code.bytes / 4; ++k) put(warp, code, value[k], mask, k);
+        for (int k = 0; k < words; ++k) put(warp, code, value[k], mask, k);
     }
-    // Registers from memory, and back. Values of less than 4 bytes are extended by zeros, or by their sign (mode 1).
+    // A value of less than 4 bytes, extended by zeros, or by its sign (mode 1).
+    static u32 extended(const Instruction& code, u32 value) {
+        const int unused = 32 - 8 * code.bytes;
+        value <<= unused;
+        return code.mode[1] ? static_cast<u32>(static_cast<int>(value) >> unused) : value >> unused;
+    }
+    // Registers from memory, and back.
     static void load(Warp& warp, const Instruction& code, const u8* from, int l) {
         if (code.destination == ZERO && code.destination_kind == KIND_REGISTER) return;
         for (int k = 0; k < (code.bytes + 3) / 4; ++k) {
             u32 value = 0;
             memcpy(&value, from + 4 * k, code.bytes < 4 ? code.bytes : 4);
-            if (code.mode[1] && code.bytes < 4) {
-                const int unused = 32 - 8 * code.bytes;
-                value = static_cast<u32>(static_cast<int>(value << unused) >> unused);
-            }
+            if (code.bytes < 4) value = extended(code, value);
             if (code.destination_kind == KIND_UNIFORM) {
                 warp.uniform[code.destination + k] = value;
             } else {
@@ -510,12 +528,14 @@ struct Machine {
         }
     }
     void global(Warp& warp, const Instruction& code, Event& event) const {
-        const bool writes = code.op == OP_STG || code.op == OP_ST || code.op == OP_ATOMG;
-        event.access = code.op == OP_ATOMG    ? Access::atomic
+        const bool atomic = code.op == OP_ATOMG || code.op == OP_ATOM_CAS;
+        const bool writes = code.op == OP_STG || code.op == OP_ST || atomic;
+        event.access = atomic                 ? Access::atomic
                        : code.op == OP_LDGSTS ? Access::copy
                        : writes               ? Access::global_store
                                               : Access::global_load;
         event.changed = writes;
+        u32 offsets[WARP] = {};
         for (int l = 0; l < WARP; ++l) {
             if (!(event.mask >> l & 1u)) continue;
             const u64 address = event.address[l] = address_of(warp, code.address, l);
@@ -523,13 +543,18 @@ struct Machine {
             aligned(address, code.bytes, "global");
             u8* at;
             if (generic && address >> 32 == SHARED_WINDOW) {
-                event.access = Access::remote;
-                at = shared_bytes(*warp.block, static_cast<u32>(address), code.bytes);
+                offsets[l] = static_cast<u32>(address);
+                const bool own = offsets[l] >> RANK_SHIFT == static_cast<u32>(warp.block->rank);
+                event.access = own && event.access != Access::remote ? Access::shared : Access::remote;
+                at = shared_bytes(*warp.block, offsets[l], code.bytes);
+            } else if (generic && address >> 32 == LOCAL_WINDOW) {
+                if (event.access != Access::shared && event.access != Access::remote) event.access = Access::local;
+                at = local_bytes(warp, static_cast<u32>(address), code.bytes, l);
             } else {
                 at = global_bytes(job, address, code.bytes, writes);
             }
-            if (code.op == OP_ATOMG) {
-                add(warp, code, at, l);
+            if (atomic) {
+                replace(warp, code, at, l);
             } else if (code.op == OP_LDGSTS) {
                 const u32 to = static_cast<u32>(address_of(warp, code.shared, l));
                 aligned(to, code.bytes, "shared");
@@ -540,12 +565,20 @@ struct Machine {
                 load(warp, code, at, l);
             }
         }
-        event.sectors = event.access == Access::remote ? 0 : sectors_of(event);
+        if (event.access == Access::shared) {
+            event.wavefronts = wavefronts_of(offsets, event.mask, code.bytes);
+        } else if (event.access != Access::remote && event.access != Access::local) {
+            event.sectors = sectors_of(event);
+        }
     }
-    static void add(Warp& warp, const Instruction& code, u8* at, int l) {
+    // Adds an integer or a float (mode 2), or replaces a value that is equal to the first operand.
+    static void replace(Warp& warp, const Instruction& code, u8* at, int l) {
         u32 before;
         memcpy(&before, at, sizeof before);
-        const u32 after = before + scalar(warp, code.source[0], l);
+        const u32 given = scalar(warp, code.source[0], l);
+        u32 after = before + given;
+        if (code.op == OP_ATOM_CAS) after = before == given ? scalar(warp, code.source[1], l) : before;
+        if (code.mode[2]) after = settled(as_float(before) + as_float(given), true, false);
         memcpy(at, &after, sizeof after);
         if (code.destination != ZERO) warp.rows[code.destination].lane[l] = before;
     }
@@ -566,14 +599,48 @@ struct Machine {
         }
         event.wavefronts = wavefronts_of(address, event.mask, code.bytes);
     }
+    // Matrices of 8 rows of 8 values of 2 bytes. The lanes hold the addresses of the rows, 8 lanes those of a matrix. A
+    // lane loads two neighbouring values of each matrix, in the order of the lanes.
+    static void matrices(Warp& warp, const Instruction& code, Event& event) {
+        const int count = code.mode[1];
+        const u32 used = count == 4 ? ALL_LANES : (1u << 8 * count) - 1;
+        const bool stores = code.op == OP_STSM;
+        u32 address[WARP] = {};
+        u8* row[WARP] = {};
+        if (event.mask != ALL_LANES) fail("moves matrices with some lanes of a warp only");
+        for (int l = 0; l < 8 * count; ++l) {
+            address[l] = static_cast<u32>(address_of(warp, code.address, l));
+            aligned(address[l], 16, "shared");
+            row[l] = shared_bytes(*warp.block, address[l], 16);
+        }
+        for (int k = 0; k < count; ++k) {
+            for (int l = 0; l < WARP; ++l) {
+                u32 both = stores ? scalar(warp, code.source[0], l, k) : 0;
+                for (int half = 0; half < 2; ++half) {
+                    const int i = l / 4, j = l % 4 * 2 + half;
+                    u8* at = code.mode[0] ? row[8 * k + j] + 2 * i : row[8 * k + i] + 2 * j;
+                    u8* value = reinterpret_cast<u8*>(&both) + 2 * half;
+                    memcpy(stores ? at : value, stores ? value : at, 2);
+                }
+                if (!stores && code.destination != ZERO)
+                    warp.rows[static_cast<size_t>(code.destination + k)].lane[l] = both;
+            }
+        }
+        event.access = Access::shared;
+        event.changed = stores;
+        event.wavefronts = wavefronts_of(address, used, 16);
+    }
+    u8* local_bytes(Warp& warp, u32 address, u32 bytes, int l) const {
+        const u32 size = static_cast<u32>(job.local_bytes);
+        if (address > size || bytes > size - address) fail("accesses byte %u of local memory", address);
+        return warp.local.data() + static_cast<size_t>(size) * static_cast<size_t>(l) + address;
+    }
     void local(Warp& warp, const Instruction& code, Event& event) const {
         event.access = Access::local;
         for (int l = 0; l < WARP; ++l) {
             if (!(event.mask >> l & 1u)) continue;
             const u32 address = static_cast<u32>(address_of(warp, code.address, l));
-            if (address + code.bytes > static_cast<u32>(job.local_bytes))
-                fail("accesses byte %u of local memory", address);
-            u8* at = warp.local.data() + static_cast<size_t>(job.local_bytes) * static_cast<size_t>(l) + address;
+            u8* at = local_bytes(warp, address, code.bytes, l);
             if (code.op == OP_STL) {
                 store(warp, code, at, l);
             } else {

@@ -1,8 +1,8 @@
 // Memory: arrays of the simulated GPU, shared memory of blocks and clusters, and what an access costs.
 
 // The window of shared memory: a block's bytes begin at 0x400; bits 24 and up hold the rank in the cluster. A generic
-// address of shared memory has SHARED_WINDOW as its upper half.
-constexpr u32 SHARED_START = 0x400, RANK_SHIFT = 24, SHARED_WINDOW = 0x7e00;
+// address of shared memory has SHARED_WINDOW as its upper half, one of local memory LOCAL_WINDOW.
+constexpr u32 SHARED_START = 0x400, RANK_SHIFT = 24, SHARED_WINDOW = 0x7e00, LOCAL_WINDOW = 0x7d00;
 constexpr u32 SECTOR = 32, BANK_WORDS = 32;
 
 struct MemoryBarrier {

@@ -1,0 +1,1 @@
+"""Kernels of other libraries on the simulator: PyTorch (ATen) and Liger."""
