@@ -61,7 +61,8 @@ class Form:
         A word per operand, parsed in order. An operand whose word ends in ``?`` may be absent.
 
         - to: destination register; sets: destination predicate;
-        - int, float, double, half: source of that type; pair: a register with two bfloat16, or two numbers; register: source in brackets; pred: source predicate;
+        - int, float, double, half: source of that type; pair: register with two bfloat16, or two numbers; register:
+          source in brackets; pred: source predicate;
         - address: in global, shared or local memory; shared: second address, in shared memory; constant: address in a
           constant bank, whose number goes to mode 0;
         - target: instruction to go to; join: convergence barrier, in mode 3; special: special register, in mode 0;
