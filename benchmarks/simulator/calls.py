@@ -11,17 +11,25 @@ import numpy as np
 
 from benchmarks.simulator import machine
 from benchmarks.simulator.machine import Launch
-from cunorm.executors.cpu.guarded_arrays import regions_of
+from cunorm.executors.cpu.guarded_arrays import Region, regions_of
 from cunorm.runtime.plans import Plan
 
 #: Clusters that are alive at a time if blocks wait for each other.
 WAITING = 4
 
 
-def launches(plan: Plan, values: Sequence[int | float], sizes: Sequence[int]) -> list[Launch]:
-    """The launches of a plan. Parameters as in `Plan.run`: addresses and numbers, and bytes of the arrays."""
+def launches(plan: Plan, values: Sequence[int | float], memory: Sequence[Region]) -> list[Launch]:
+    """The launches of a plan.
+
+    Parameters
+    ----------
+    plan : Plan
+    values : sequence of int or float
+        Addresses and numbers, as in `Plan.run`.
+    memory : sequence of Region
+        The arrays at these addresses.
+    """
     steps, constants = plan.steps(machine.kernel_of)
-    memory = regions_of(plan.names, values, sizes)
     everything = (*values, *constants)
     found = []
     for kernel, grid, threads, shared_bytes, pick, cluster, resident in steps:
@@ -41,7 +49,7 @@ def simulated(see: Callable[[Launch, np.ndarray[Any, Any]], None] | None = None)
     """
 
     def run(plan: Plan, values: Sequence[int | float], sizes: Sequence[int] = ()) -> None:
-        for launch in launches(plan, values, sizes):
+        for launch in launches(plan, values, regions_of(plan.names, values, sizes)):
             counters = machine.run(launch)
             if see is not None:
                 see(launch, counters)

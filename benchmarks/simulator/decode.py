@@ -61,7 +61,8 @@ class Form:
         A word per operand, parsed in order. An operand whose word ends in ``?`` may be absent.
 
         - to: destination register; sets: destination predicate;
-        - int, float, double, half: source of that type; pair: a register with two bfloat16, or two numbers; register: source in brackets; pred: source predicate;
+        - int, float, double, half: source of that type; pair: register with two bfloat16, or two numbers; register:
+          source in brackets; pred: source predicate;
         - address: in global, shared or local memory; shared: second address, in shared memory; constant: address in a
           constant bank, whose number goes to mode 0;
         - target: instruction to go to; join: convergence barrier, in mode 3; special: special register, in mode 0;
@@ -249,6 +250,43 @@ SPECIAL = (
     "SR_TID.X", "SR_TID.Y", "SR_TID.Z", "SR_CTAID.X", "SR_CTAID.Y", "SR_CTAID.Z", "SR_LANEID", "SR_CgaCtaId",
     "SR_SWINHI", "SR_LTMASK", "SRZ",
 )  # fmt: skip
+
+
+#: Classes of instructions for reports, by their operations.
+CLASSES: dict[str, tuple[str, ...]] = {
+    "float": ("FADD", "FMUL", "FFMA", "FMNMX", "DADD", "DMUL", "DFMA"),
+    "special": ("MUFU", "MUFU64H", "FCHK"),
+    "convert": (
+        "I2F", "I2F_FROM64", "I2F_TO64", "F2I", "F2I64", "F2F_BF16", "F2F_F16", "F2F_32_FROM64", "F2F_64_FROM32",
+        "PACK_BF16", "PACK_F16", "HADD2_F32",
+    ),
+    "integer": (
+        "IADD3", "IADD3X", "VIADD", "IMAD", "IMADX", "IMADHI", "IMADWIDE", "IABS", "LOP3", "SHIFT_LEFT", "SHIFT_RIGHT",
+        "LEA", "LEAHI", "MINMAX", "MINMAX3", "ADDMINMAX", "FLO", "POPC", "BREV", "BMSK", "SGXT", "PRMT",
+    ),
+    "move": ("MOV", "HALF_PAIR", "CLEAR", "S2R", "R2UR", "P2R"),
+    "select": ("SEL", "FSEL"),
+    "predicate": ("ISETP", "FSETP", "DSETP", "PLOP3", "ELECT", "VOTE"),
+    "shuffle": ("SHFL",),
+    "constant": ("LDC",),
+    "global": ("LDG", "STG", "LD", "ATOMG", "LDGSTS", "BULK_LOAD", "BULK_STORE"),
+    "shared": ("LDS", "STS", "MBARRIER_INIT", "MBARRIER_ARRIVE", "MBARRIER_TRY"),
+    "local": ("LDL", "STL"),
+    "barrier": (
+        "BAR", "WARPSYNC", "CLUSTER_ARRIVE", "CLUSTER_WAIT", "MEMBAR", "FENCE", "INVALIDATE", "LDGDEPBAR", "DEPBAR",
+    ),
+    "branch": ("NOP", "YIELD", "BRA", "BRA_DIV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK"),
+}  # fmt: skip
+_CLASS_OF = {operation: name for name, operations in CLASSES.items() for operation in operations}
+
+
+@functools.lru_cache(maxsize=4096)
+def operation_class(opcode: str) -> str:
+    """The class of an opcode, one of `CLASSES`; "uniform" for the uniform datapath; moves on other pipes are moves."""
+    name, modifiers = _form(opcode)
+    if FORMS[name].pipe == "UNIFORM_PIPE":
+        return "uniform"
+    return "move" if name == "IMAD" and "MOV" in modifiers else _CLASS_OF[FORMS[name].operation]
 
 
 # ---- operands -------------------------------------------------------------------------------------------------------

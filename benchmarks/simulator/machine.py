@@ -92,6 +92,19 @@ def three(sizes: int | Sequence[int]) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
+class Placed(Region):
+    """An array at an address of the simulated GPU, which does not depend on where its bytes lie in this process.
+
+    Attributes
+    ----------
+    host : int
+        Address of the bytes in this process.
+    """
+
+    host: int = 0
+
+
+@dataclass(frozen=True)
 class Launch:
     """A launch of a kernel on arrays.
 
@@ -105,7 +118,8 @@ class Launch:
     arguments : sequence of int or float, or bytes
         Addresses, integers and doubles, eight bytes each; or the bytes of the parameters as they lie in memory.
     memory : sequence of Region
-        The arrays that the kernel may access. Addresses are those of the arrays in this process.
+        The arrays that the kernel may access. The address of an array is that of its bytes in this process, unless it
+        is a `Placed`.
     cluster : int
         Blocks per cluster.
     resident : int
@@ -154,7 +168,8 @@ def job_of(launch: Launch, first: int, blocks: int) -> tuple[Job, ctypes.Array[C
     counters = (Counter * len(instructions))()
     regions = (Bytes * max(1, len(launch.memory)))()
     for index, region in enumerate(launch.memory):
-        regions[index] = Bytes(region.address, region.nbytes, region.address)
+        host = region.host if isinstance(region, Placed) else region.address
+        regions[index] = Bytes(region.address, region.nbytes, host)
     message = ctypes.create_string_buffer(MESSAGE_BYTES)
     banks = {**code.constants, 0: _arguments(code, launch)}
     kept: list[Any] = [instructions, counters, regions, message, banks]

@@ -11,7 +11,7 @@ _RAW = argparse.RawDescriptionHelpFormatter
 _DEVICES = ", ".join(name.replace(" ", "") for name in KNOWN)
 
 
-def _add_problem(command: argparse.ArgumentParser) -> None:
+def add_problem(command: argparse.ArgumentParser) -> None:
     """Add the arguments that describe one problem."""
     command.add_argument("op", metavar="OP", nargs="?", help="name of a function, for instance group_norm_backward")
     command.add_argument(
@@ -22,7 +22,7 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
     command.add_argument("--outputs", metavar="NAMES", help="results of a gradient to compute: dx,dgamma,dbeta")
 
 
-def _add_lists(command: argparse.ArgumentParser) -> None:
+def add_lists(command: argparse.ArgumentParser) -> None:
     """Add the arguments that name a list of problems."""
     command.add_argument(
         "--workload", metavar="NAME", help="a named list of problems, for instance sd15-unet, llm, resnet50-bn, quick"
@@ -79,7 +79,7 @@ def _show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         formatter_class=_RAW,
     )
     show.set_defaults(run="cunorm.cli.show:run")
-    _add_problem(show)
+    add_problem(show)
     show.add_argument("--device", help=f"the device whose tiles and limits are used: {_DEVICES}")
     show.add_argument("--table", metavar="FILE", help="a tiling table that is searched before all others")
     show.add_argument("--strategy", metavar="NAME", help="use this strategy, with its best tile; all: every strategy")
@@ -109,8 +109,8 @@ def _tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         formatter_class=_RAW,
     )
     tune.set_defaults(run="cunorm.tuning.command:run")
-    _add_problem(tune)
-    _add_lists(tune)
+    add_problem(tune)
+    add_lists(tune)
     tune.add_argument("--device", help=f"the GPU to tune for; a GPU that is absent can be modelled: {_DEVICES}")
     tune.add_argument(
         "--evaluator",
@@ -155,9 +155,9 @@ def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         formatter_class=_RAW,
     )
     bench.set_defaults(run="cunorm.tuning.bench.command:run")
-    _add_problem(bench)
+    add_problem(bench)
     bench.add_argument("--op", dest="ops", metavar="OP,...", help="run only these functions of a workload or a trace")
-    _add_lists(bench)
+    add_lists(bench)
     bench.add_argument(
         "--peers",
         metavar="NAME,...",

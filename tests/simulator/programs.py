@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.simulator import machine
 from benchmarks.simulator.cubin import WIDTH, Cubin, Line
-from benchmarks.simulator.machine import Kernel, Launch
-from cunorm.executors.cpu.guarded_arrays import PARAMETER, Region
+from benchmarks.simulator.machine import Kernel, Launch, Placed
+from cunorm.executors.cpu.guarded_arrays import PARAMETER
 
 PARAMETERS = 0x210
 #: stall 1, no scoreboards.
@@ -35,8 +35,11 @@ def kernel(texts: Sequence[str], *, arguments: int = 2, shared_bytes: int = 0, l
 
 
 def launch(made: Kernel, arrays: Sequence[np.ndarray], grid: int = 1, threads: int = LANES, **options: int) -> Launch:
-    """A launch on arrays, whose addresses are its arguments."""
-    memory = [Region(f"array{k}", int(a.ctypes.data), a.nbytes, PARAMETER) for k, a in enumerate(arrays)]
+    """A launch on arrays, whose addresses are its arguments. Each array begins at a multiple of 4096 bytes."""
+    memory, at = [], 0x10000
+    for k, array in enumerate(arrays):
+        memory.append(Placed(f"array{k}", at, array.nbytes, PARAMETER, int(array.ctypes.data)))
+        at += -(-array.nbytes // 4096) * 4096
     shared = options.pop("shared_bytes", 0)
     return Launch(made, grid, threads, shared, [region.address for region in memory], memory, **options)
 

@@ -44,7 +44,8 @@ struct Partition {
 
 struct CacheLine {
     u64 tag = ~0ull, used = 0;
-    double arrives = 0;
+    u32 sectors = 0;     // that are there or under way
+    double arrives = 0;  // the latest of them
 };
 
 struct Multiprocessor {
@@ -435,12 +436,14 @@ struct Clock {
         double done = at + facts.l1_latency;
         for (int k = 0; k < lines.count; ++k) {
             CacheLine* const kept = cached ? find(here, lines.line[k]) : nullptr;
-            if (kept != nullptr && kept->tag == lines.line[k]) {
-                done = std::max(done, kept->arrives);
-                continue;
+            if (kept != nullptr && kept->tag != lines.line[k]) *kept = CacheLine{lines.line[k], now};
+            const u32 missing = lines.sectors[k] & ~(kept != nullptr ? kept->sectors : 0);
+            double arrives = kept != nullptr ? kept->arrives : 0;
+            if (missing != 0) arrives = std::max(arrives, fetch(here, lines.line[k], missing, at));
+            if (kept != nullptr) {
+                kept->sectors |= missing;
+                kept->arrives = arrives;
             }
-            const double arrives = fetch(here, lines.line[k], lines.sectors[k], at);
-            if (kept != nullptr) *kept = CacheLine{lines.line[k], now, arrives};
             done = std::max(done, arrives);
         }
         return done;

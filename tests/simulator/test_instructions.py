@@ -1,0 +1,102 @@
+"""A limit on the instructions per element that the machine code of each strategy executes.
+
+The byte floor says nothing of instructions, and on an H200 most kernels are bound by them. A change that makes a kernel
+heavier fails here. A change that makes it lighter fails too, until the table says so.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.simulator import cubin, problems
+from benchmarks.simulator.clock import GPUS
+from cunorm.core.errors import CompileError
+from cunorm.core.problem import Problem
+from cunorm.jit import sources
+from cunorm.ops.parse_problem import plan_options
+from cunorm.ops.registry import problem_of
+
+GPU = GPUS["H200"]
+#: (function, shape, layout) -> instructions per element of the default tile in bfloat16, counted with NVRTC 13.5.
+ALLOWED: dict[tuple[str, str, str | None], float] = {
+    ("group_norm", "2,320,64x64,32", "NCHW"): 72.7,
+    ("group_norm_backward", "2,320,64x64,32", "NCHW"): 75.0,
+    ("group_norm", "2,320,64x64,32", "NHWC"): 97.1,
+    ("group_norm_backward", "2,320,64x64,32", "NHWC"): 92.4,
+    ("group_norm", "8,320,64x64,32", "NCHW"): 35.5,
+    ("group_norm_backward", "8,320,32x32,32", "NCHW"): 69.9,
+    ("group_norm", "8,1280,32x32,32", "NHWC"): 41.1,
+    ("group_norm_backward", "8,640,16x16,32", "NHWC"): 154.4,
+    ("group_norm", "2,320,8x8x8,320", "NCHW"): 50.2,
+    ("group_norm_backward", "2,320,8x8x8,320", "NCHW"): 80.2,
+    ("layer_norm", "512,768", None): 71.4,
+    ("layer_norm", "2048,4096", None): 37.5,
+    ("layer_norm", "1024,12288", None): 42.3,
+    ("layer_norm_backward", "512,768", None): 159.2,
+    ("layer_norm_backward", "8192,768", None): 65.8,
+    ("layer_norm_backward", "1024,12288", None): 66.6,
+    ("layer_norm_backward", "67,123479", None): 63.9,
+    ("batch_norm_stats", "32,64,56x56", "NCHW"): 21.5,
+    ("batch_norm_stats", "32,64,56x56", "NHWC"): 23.8,
+    ("batch_norm_stats", "32,512,28x28", "NCHW"): 30.3,
+    ("batch_norm_elemt", "32,64,56x56", "NCHW"): 22.1,
+    ("batch_norm_elemt", "32,64,56x56", "NHWC"): 19.8,
+    ("batch_norm_backward_reduce", "32,64,56x56", "NCHW"): 19.0,
+    ("batch_norm_backward_reduce", "32,512,28x28", "NCHW"): 24.1,
+    ("batch_norm_backward_elemt", "32,64,56x56", "NCHW"): 30.6,
+    ("batch_norm_backward_elemt", "32,64,56x56", "NHWC"): 29.0,
+}
+#: A count may differ from the table by this share, for instance if another minor version of NVRTC compiles.
+MARGIN = 0.03
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tools() -> None:
+    try:
+        cubin.compiler()
+        cubin.nvdisasm()
+    except CompileError as error:
+        pytest.skip(str(error))
+
+
+def problem(function: str, shape: str, layout: str | None) -> Problem:
+    return problem_of(function, **plan_options(function, shape, "bfloat16", layout))
+
+
+def fault(key: tuple[str, str, str | None]) -> str | None:
+    """What is wrong with the count of a problem; None if it is as the table says."""
+    counted, allowed = problems.instructions_per_element(problem(*key), GPU), ALLOWED[key]
+    if abs(counted - allowed) <= MARGIN * allowed:
+        return None
+    found = f"{key}: {counted:.1f} instructions per element with NVRTC {cubin.compiler().version}, expected {allowed}"
+    if counted > allowed:
+        return f"{found}: make the kernel as light as it was, or say in the table why it must be heavier"
+    return f"{found}: the kernel is lighter, so lower the number in the table"
+
+
+@pytest.mark.parametrize("key", ALLOWED, ids=lambda key: "-".join(filter(None, key)))
+def test_a_kernel_is_not_heavier_than_allowed(key: tuple[str, str, str | None]) -> None:
+    assert fault(key) is None
+
+
+def test_a_kernel_made_heavier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An addition is put into each conversion of an element."""
+    key = ("batch_norm_elemt", "32,64,56x56", "NCHW")
+    expand = sources._expand.__wrapped__
+    plain = "return bits_to_float(static_cast<unsigned>(value.bits) << 16);"
+
+    def expanded(kernel: str) -> str:
+        text: str = expand(kernel)
+        assert plain in text
+        return text.replace(plain, plain.replace("return", "return 1.5f +"))
+
+    monkeypatch.setattr(sources, "_expand", expanded)
+    found = fault(key)
+    assert found is not None and "make the kernel as light as it was" in found
+
+
+def test_a_lighter_kernel_asks_for_a_lower_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = ("batch_norm_elemt", "32,64,56x56", "NCHW")
+    monkeypatch.setitem(ALLOWED, key, 2 * ALLOWED[key])
+    found = fault(key)
+    assert found is not None and "lower the number in the table" in found
