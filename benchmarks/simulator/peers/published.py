@@ -81,6 +81,7 @@ def _cudnn(op: str, rows: int, columns: int, gigabytes: float, held_out: bool = 
 
 
 _PYTHON = "several launches from Python: the host may be slower than the GPU at this size"
+_TRITON = "published with Triton of July 2025, which may have compiled this kernel to other instructions"
 _OLDER = "published with PyTorch of July 2025, whose kernel for the gradients of the parameters is another one"
 
 ROWS: tuple[Published, ...] = (
@@ -94,8 +95,8 @@ ROWS: tuple[Published, ...] = (
     _liger("ATen", "layer_norm", 8192, 0.152672, held_out=True),
     _liger("Liger", "layer_norm_backward", 1024, 0.120064, held_out=True, remark=_PYTHON),
     _liger("Liger", "layer_norm_backward", 2048, 0.120736, held_out=True, remark=_PYTHON),
-    _liger("Liger", "layer_norm_backward", 4096, 0.166304, held_out=True),
-    _liger("Liger", "layer_norm_backward", 8192, 0.312800),
+    _liger("Liger", "layer_norm_backward", 4096, 0.166304, held_out=True, remark=_TRITON),
+    _liger("Liger", "layer_norm_backward", 8192, 0.312800, held_out=True, remark=_TRITON),
     _liger("ATen", "layer_norm_backward", 1024, 0.060512, held_out=True, remark=_OLDER),
     _liger("ATen", "layer_norm_backward", 4096, 0.178816, held_out=True, remark=_OLDER),
     Published(
@@ -115,6 +116,6 @@ ROWS: tuple[Published, ...] = (
     _cudnn("rms_norm_backward", 4096, 2048, 1446.4),
     _cudnn("rms_norm_backward", 2048, 4096, 1704.9, held_out=True),
     _cudnn("rms_norm_backward", 4096, 6144, 1448.3, held_out=True),
-    _cudnn("rms_norm_backward", 8192, 4096, 1761.7),
+    _cudnn("rms_norm_backward", 8192, 4096, 1761.7, held_out=True),
     _cudnn("layer_norm_backward", 1024, 12288, 1245.0, held_out=True),
 )  # fmt: skip
