@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulator import clock
+from benchmarks.simulator import clock, probes
 from benchmarks.simulator.clock import Gpu
 from benchmarks.simulator.peers import calls
 from benchmarks.simulator.peers.calls import Recorded, Session
@@ -42,6 +42,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "do_bench": (1e-6, 15e-6),
 }
 PULL = 0.05
+#: Bytes of the probes.
+PROBES = (8 << 20, 64 << 20)
 STEP, ROUNDS = 1.15, 2
 
 
@@ -164,6 +166,23 @@ def report(session: Session, rows: Sequence[Published]) -> dict[str, Any]:
     }
 
 
+def probe(name: str, kernel: str, nbytes: int) -> dict[str, Any]:
+    """The simulated bandwidth of a probe: a copy, or a sum with eight blocks per multiprocessor."""
+    gpu = clock.GPUS[name]
+    if kernel == "copy":
+        launch, moved = probes.copy(nbytes)[0], 2 * nbytes
+    else:
+        launch, moved = probes.total(nbytes, 8 * gpu.device.multiprocessors)[0], nbytes
+    seconds = clock.timed(launch, gpu, clock.flushed(gpu)).seconds
+    return {"gpu": name, "kernel": kernel, "nbytes": nbytes, "simulated_gb_per_s": round(moved / seconds / 1e9, 1)}
+
+
+def _probes() -> list[dict[str, Any]]:
+    return [
+        probe(name, kernel, nbytes) for name in ("H100", "H200") for kernel in ("copy", "sum") for nbytes in PROBES
+    ]
+
+
 def _cost(row: Published) -> int:
     return math.prod(row.call.shape)
 
@@ -173,13 +192,14 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("fit", "report"))
     command = parser.parse_args(arguments).command
+    known = _probes() if command == "report" else []  # NVRTC must be loaded before PyTorch, or it crashes
     session = Session(clock.GPUS["H100"])
     if command == "fit":
         rows = [(row, session.record(row.call)) for row in sorted(ROWS, key=_cost) if not row.held_out]
         for name, value in fitted(rows, constants()).items():
             print(f"{name}: {value:.4g}")
     else:
-        made = report(session, ROWS)
+        made = report(session, ROWS) | {"probes": known}
         RESULT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(made["summary"], indent=1))
 
