@@ -116,9 +116,8 @@ class Timing:
 
 def resident(code: Cubin, launch: Launch, device: Device) -> int:
     """Blocks of a launch that a multiprocessor can hold, by its registers, shared memory, threads and blocks."""
-    return costmodel.fitting_blocks(
-        device, launch.block_threads, code.registers, code.shared_bytes + launch.shared_bytes
-    )
+    shared = code.shared_bytes + launch.shared_bytes
+    return costmodel.fitting_blocks(device, launch.block_threads, code.registers, shared, costmodel.PARTS)
 
 
 def _l1_lines(code: Cubin, launch: Launch, device: Device, blocks: int) -> int:
