@@ -17,9 +17,9 @@ from benchmarks.simulator.machine import Launch
 from benchmarks.simulator.records import PIPES, REASONS, Facts, Times
 from cunorm.core.devices import Device, known
 from cunorm.core.errors import KernelFault
+from cunorm.tiling import costmodel
 
-#: Registers are given to warps in units of this many per thread; a partition has a quarter of a multiprocessor's.
-REGISTER_UNIT, PARTITIONS, WARP = 8, 4, 32
+PARTITIONS = 4
 #: The L1 cache and shared memory share these bytes of a multiprocessor; the carve-outs that the driver chooses from.
 SHARED_AND_L1 = 256 * 1024
 CARVE_OUTS = tuple(1024 * size for size in (0, 8, 16, 32, 64, 100, 132, 164, 196, 228))
@@ -145,13 +145,8 @@ def flushed(gpu: Gpu) -> Cache:
 
 def resident(code: Cubin, launch: Launch, device: Device) -> int:
     """Blocks of a launch that a multiprocessor can hold, by its registers, shared memory, threads and blocks."""
-    warps = -(-launch.block_threads // WARP)
-    per_warp = -(-code.registers // REGISTER_UNIT) * REGISTER_UNIT * WARP
-    by_registers = device.registers_per_multiprocessor // PARTITIONS // per_warp * PARTITIONS // warps
-    used = code.shared_bytes + launch.shared_bytes + device.shared_memory_reserved
-    by_shared = device.shared_memory_per_multiprocessor // used
-    by_threads = device.threads_per_multiprocessor // (warps * WARP)
-    return min(by_registers, by_shared, by_threads, device.blocks_per_multiprocessor)
+    shared = code.shared_bytes + launch.shared_bytes
+    return costmodel.fitting_blocks(device, launch.block_threads, code.registers, shared, costmodel.PARTS)
 
 
 def _l1_lines(code: Cubin, launch: Launch, device: Device, blocks: int) -> int:

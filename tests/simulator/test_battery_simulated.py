@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks.simulator import cubin
 from benchmarks.simulator.calls import simulated
-from cunorm.core.errors import CompileError
 from tests.battery.case import Case, forget, kernel_files
 from tests.battery.cases import CASES
+
+pytestmark = pytest.mark.usefixtures("tools")
 
 #: Steps of the result's dtype that the machine code may be away from the executor, relative to the largest result. The
 #: compiler fuses a * b + c, the executor does not; a sum of many terms then differs in its last bits.
@@ -26,15 +26,6 @@ QUICK = (
     "layer_norm-warp",
     "batch_norm_backward_reduce-column",
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _tools() -> None:
-    try:
-        cubin.compiler()
-        cubin.nvdisasm()
-    except CompileError as error:
-        pytest.skip(str(error))
 
 
 def first_of(name: str) -> Case:

@@ -10,13 +10,14 @@ import pytest
 
 from benchmarks.simulator import cubin, problems
 from benchmarks.simulator.clock import GPUS
-from cunorm.core.errors import CompileError
 from cunorm.core.problem import Problem
 from cunorm.jit import sources
 from cunorm.ops.parse_problem import plan_options
 from cunorm.ops.registry import problem_of
 
 GPU = GPUS["H200"]
+pytestmark = pytest.mark.usefixtures("tools")
+
 #: (function, shape, layout) -> instructions per element of the default tile in bfloat16, counted with NVRTC 13.5.
 ALLOWED: dict[tuple[str, str, str | None], float] = {
     ("group_norm", "2,320,64x64,32", "NCHW"): 72.7,
@@ -48,15 +49,6 @@ ALLOWED: dict[tuple[str, str, str | None], float] = {
 }
 #: A count may differ from the table by this share, for instance if another minor version of NVRTC compiles.
 MARGIN = 0.03
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _tools() -> None:
-    try:
-        cubin.compiler()
-        cubin.nvdisasm()
-    except CompileError as error:
-        pytest.skip(str(error))
 
 
 def problem(function: str, shape: str, layout: str | None) -> Problem:

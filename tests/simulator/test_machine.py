@@ -18,17 +18,6 @@ from tests.kernels.kernel_checks import CHECKS
 from tests.simulator.programs import LANES, evaluate, kernel, launch, predicates
 from tests.support.paths import KERNELS
 
-
-@pytest.fixture(scope="module")
-def tools() -> None:
-    """Skip if NVRTC or nvdisasm is not installed."""
-    try:
-        cubin.compiler()
-        cubin.nvdisasm()
-    except CompileError as error:
-        pytest.skip(str(error))
-
-
 # ---- control flow ---------------------------------------------------------------------------------------------------
 
 

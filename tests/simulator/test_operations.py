@@ -92,7 +92,8 @@ def test_shifted_sums(a: list[int], b: list[int], c: list[int], by: int) -> None
     """LEA and LEA.HI.X make a 64-bit address from an index."""
     code = [f"LEA R20,P0,R10,R11,{by:#x}", f"LEA.HI.X R21,R10,R12,RZ,{by:#x},P0"]
     code += [f"LEA.HI.X.SX32 R22,R10,R12,{by:#x},P0", f"LEA.HI R23,R10,R11,R12,{by:#x}", f"LEA R24,-R10,R11,{by:#x}"]
-    found = evaluate(code, a, b, c, results=5)
+    code += [f"LEA.HI R25,R10,-R11,R12,{by:#x}", f"LEA R26,R10,-R11,{by:#x}"]
+    found = evaluate(code, a, b, c, results=7)
     for lane, (x, y, z) in enumerate(zip(a, b, c, strict=True)):
         shifted = x << by & MASK
         carry = shifted + y >> 32
@@ -101,6 +102,8 @@ def test_shifted_sums(a: list[int], b: list[int], c: list[int], by: int) -> None
         assert found[2][lane] == (signed(x) << by >> 32) + z + carry & MASK
         assert found[3][lane] == ((z << 32 | x) << by >> 32 & MASK) + y & MASK
         assert found[4][lane] == y - shifted & MASK
+        assert found[5][lane] == ((z << 32 | x) << by >> 32 & MASK) - y & MASK
+        assert found[6][lane] == shifted - y & MASK
 
 
 @few

@@ -403,8 +403,8 @@ static void do_ISETP(Lanewise& on) {
         if (extended) {
             const bool lower = below >> l & 1u;
             const int how = on.code.mode[0];
-            const bool strict = how <= 1 ? less : how <= 3 ? !less && !equal : how == 5 && !equal;
-            is = how == 5 ? !equal || lower : strict || (equal && lower);
+            const bool decided = how <= 1 ? less : how <= 3 ? !less && !equal : how == 5 && !equal;
+            is = decided || (equal && lower);
         }
         found |= static_cast<u32>(is) << l;
     }

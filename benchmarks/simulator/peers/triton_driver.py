@@ -38,7 +38,9 @@ def packed(code: cubin.Cubin, types: list[str], values: list[Any]) -> bytes:
         elif kind in FORMATS:
             bits = struct.pack(FORMATS[kind], value)
         else:
-            raise ValueError(f"{code.entry}: an argument has the type {kind!r}, expected a pointer or {', '.join(FORMATS)}")
+            raise ValueError(
+                f"{code.entry}: an argument has the type {kind!r}, expected a pointer or {', '.join(FORMATS)}"
+            )
         if len(bits) != size:
             raise ValueError(f"{code.entry}: an argument of type {kind} has {len(bits)} bytes, the kernel has {size}")
         bank[offset : offset + size] = bits
