@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulator import clock, probes
-from benchmarks.simulator.clock import Gpu
+from benchmarks.simulator.clock import Gpu, Timing
 from benchmarks.simulator.peers import calls
 from benchmarks.simulator.peers.calls import Recorded, Session
 from benchmarks.simulator.peers.published import PROTOCOLS, ROWS, Published
@@ -44,7 +45,9 @@ LIMITS: dict[str, tuple[float, float]] = {
 PULL = 0.05
 #: Bytes of the probes.
 PROBES = (8 << 20, 64 << 20)
-STEP, ROUNDS = 1.15, 2
+STEP = 1.15
+#: Elements of a small call.
+SMALL = 13 << 20
 
 
 def constants() -> dict[str, float]:
@@ -61,51 +64,77 @@ def gpu_with(name: str, given: Mapping[str, float]) -> Gpu:
     return dataclasses.replace(gpu, copy=given[f"copy {name}"], cycles=gpu.cycles | cycles)
 
 
-def simulated(recorded: Recorded, row: Published, given: Mapping[str, float]) -> float:
-    """The simulated time of a row, in seconds."""
+def simulated(recorded: Recorded, row: Published, given: Mapping[str, float]) -> tuple[float, float]:
+    """The simulated seconds of a row, and the part of them in which the DRAM transfers."""
     overhead = given["do_bench"] if row.protocol == "do_bench" else 0.0
-    return calls.seconds(calls.timed(recorded, gpu_with(row.gpu, given))) + overhead
+    times = calls.timed(recorded, gpu_with(row.gpu, given))
+    busy = sum(one.dram * one.seconds for one in times if isinstance(one, Timing))
+    return calls.seconds(times) + overhead, busy
 
 
 # ---- fit ------------------------------------------------------------------------------------------------------------
 
 
-def _matters(constant: str, row: Published) -> bool:
-    """Whether a constant can change the time of a row."""
+def _slope(constant: str, row: Published, base: tuple[float, float], now: float, moved: Callable[[], float]) -> float:
+    """The change of a row's logarithmic time per change of a constant's logarithm.
+
+    Bandwidths and overheads need no other simulation: their part of the time is known. Times of large calls are taken
+    not to depend on latencies.
+    """
+    seconds, busy = base
     if constant.startswith("copy "):
-        return constant.endswith(row.gpu)
-    return constant != "do_bench" or row.protocol == "do_bench"
+        return -busy / seconds if constant.endswith(row.gpu) else 0.0
+    if constant == "do_bench":
+        return now / seconds if row.protocol == "do_bench" else 0.0
+    return math.log(moved() / seconds) / math.log(STEP) if cost(row) <= SMALL else 0.0
 
 
 def fitted(
-    rows: Sequence[tuple[Published, Recorded]],
+    rows: Sequence[tuple[Published, Any]],
     start: Mapping[str, float],
-    time: Callable[[Recorded, Published, Mapping[str, float]], float] = simulated,
+    time: Callable[[Any, Published, Mapping[str, float]], tuple[float, float]] = simulated,
+    rounds: int = 2,
 ) -> dict[str, float]:
-    """Fit the constants by a damped Gauss-Newton method on their logarithms."""
+    """Fit the constants by a damped Gauss-Newton method on their logarithms.
+
+    Parameters
+    ----------
+    rows : sequence of (Published, object)
+        The rows, and what `time` needs of each.
+    start : mapping
+        The constants to start from, which the fit is weakly pulled to.
+    time : callable
+        As `simulated`.
+    rounds : int
+    """
     names, now = list(start), dict(start)
-    for round_ in range(ROUNDS):
-        base = np.array([time(recorded, row, now) for row, recorded in rows])
-        residuals = np.log(base / [row.seconds for row, _ in rows])
+    for number in range(rounds):
+        bases = [time(recorded, row, now) for row, recorded in rows]
+        residuals = np.log([seconds / row.seconds for (seconds, _), (row, _) in zip(bases, rows, strict=True)])
         slopes = np.zeros((len(rows), len(names)))
         for column, name in enumerate(names):
-            moved = now | {name: now[name] * STEP}
+            given = now | {name: now[name] * STEP}
             for line, (row, recorded) in enumerate(rows):
-                if not _matters(name, row):
-                    continue
-                if name == "do_bench":
-                    slopes[line, column] = now[name] / base[line]
-                else:
-                    slopes[line, column] = math.log(time(recorded, row, moved) / base[line]) / math.log(STEP)
+                slopes[line, column] = _slope(
+                    name, row, bases[line], now[name], functools.partial(_seconds, time, recorded, row, given)
+                )
         pulls = np.log([now[name] / start[name] for name in names])
-        weight = PULL * len(rows) / len(names)
-        step = np.linalg.solve(slopes.T @ slopes + weight * np.eye(len(names)), slopes.T @ residuals + weight * pulls)
+        step = np.linalg.solve(slopes.T @ slopes + PULL * np.eye(len(names)), slopes.T @ residuals + PULL * pulls)
         for name, move in zip(names, np.clip(step, -0.7, 0.7), strict=True):
             low, high = LIMITS[name]
             now[name] = float(min(max(now[name] * math.exp(-move), low), high))
-        rms = math.sqrt(float(np.mean(residuals**2)))
-        print(f"round {round_}: rms log ratio before {rms:.3f}, constants {now}", flush=True)
+        ratios = " ".join(f"{ratio:.2f}" for ratio in np.exp(residuals))
+        print(f"round {number}: ratios before {ratios}; constants {now}", flush=True)
     return now
+
+
+def _seconds(
+    time: Callable[[Any, Published, Mapping[str, float]], tuple[float, float]],
+    recorded: Any,
+    row: Published,
+    given: Mapping[str, float],
+) -> float:
+    return time(recorded, row, given)[0]
 
 
 # ---- report ---------------------------------------------------------------------------------------------------------
@@ -152,7 +181,7 @@ def report(session: Session, rows: Sequence[Published]) -> dict[str, Any]:
     entries = []
     for row in rows:
         recorded = session.record(row.call)
-        entries.append(entry(row, simulated(recorded, row, given), recorded.errors))
+        entries.append(entry(row, simulated(recorded, row, given)[0], recorded.errors))
         one = entries[-1]
         print(*(f"{one[key]}" for key in ("gpu", "library", "op", "shape", "published_us", "simulated_us", "ratio")),
               one["calibration"], flush=True)  # fmt: skip
@@ -178,12 +207,11 @@ def probe(name: str, kernel: str, nbytes: int) -> dict[str, Any]:
 
 
 def _probes() -> list[dict[str, Any]]:
-    return [
-        probe(name, kernel, nbytes) for name in ("H100", "H200") for kernel in ("copy", "sum") for nbytes in PROBES
-    ]
+    return [probe(name, kernel, nbytes) for name in ("H100", "H200") for kernel in ("copy", "sum") for nbytes in PROBES]
 
 
-def _cost(row: Published) -> int:
+def cost(row: Published) -> int:
+    """Elements of a row's tensors."""
     return math.prod(row.call.shape)
 
 
@@ -195,7 +223,7 @@ def main(arguments: Sequence[str]) -> None:
     known = _probes() if command == "report" else []  # NVRTC must be loaded before PyTorch, or it crashes
     session = Session(clock.GPUS["H100"])
     if command == "fit":
-        rows = [(row, session.record(row.call)) for row in sorted(ROWS, key=_cost) if not row.held_out]
+        rows = [(row, session.record(row.call)) for row in sorted(ROWS, key=cost) if not row.held_out]
         for name, value in fitted(rows, constants()).items():
             print(f"{name}: {value:.4g}")
     else:

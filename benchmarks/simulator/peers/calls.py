@@ -7,6 +7,7 @@ parameters.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -76,9 +77,9 @@ class Recorded:
 class Made:
     """The tensors of a call: what to run, its results by name, and float64 results to compare with."""
 
-    run: Callable[[], Sequence[Any]]
+    run: Callable[[], Any]
     names: tuple[str, ...]
-    expected: Callable[[], Sequence[Any]]
+    expected: Callable[[], Any]
 
 
 class Session:
@@ -143,10 +144,17 @@ def seconds(times: Sequence[Timing | float]) -> float:
 # ---- what the calls are ---------------------------------------------------------------------------------------------
 
 
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def _liger(module: str) -> Any:
+    return importlib.import_module(f"liger_kernel.ops.{module}")
+
+
 def _tensor(call: Call, *shape: int, dtype: str = "", offset: float = 0.0) -> Any:
     """Normally distributed values. They are made on the CPU: nothing but the call itself runs on the simulator."""
-    import torch
-
+    torch = _torch()
     made = (torch.randn(*shape, dtype=torch.float32) + offset).to(getattr(torch, dtype or call.dtype))
     if call.channels_last and len(shape) == 4:
         made = made.to(memory_format=torch.channels_last)
@@ -159,49 +167,42 @@ def _exact(*tensors: Any) -> list[Any]:
 
 def _gradients(forward: Callable[..., Any], inputs: Sequence[Any], dy: Any) -> list[Any]:
     """The gradients of inputs in float64, by PyTorch on the CPU."""
-    import torch
-
+    torch = _torch()
     given = _exact(*inputs)
     return list(torch.autograd.grad(forward(*given), given, dy.detach().cpu().double()))
 
 
 def _layer_norm(call: Call) -> Made:
-    import torch
-
+    torch = _torch()
     rows, columns = call.shape
     x, gamma, beta = _tensor(call, rows, columns), _tensor(call, columns), _tensor(call, columns)
 
-    def run() -> Sequence[Any]:
+    def run() -> Any:
         if call.library == "ATen":
             return torch.ops.aten.native_layer_norm(x, [columns], gamma, beta, EPS)[:1]
-        from liger_kernel.ops.layer_norm import layer_norm_forward
+        return _liger("layer_norm").layer_norm_forward(x, gamma, beta, EPS)[:1]
 
-        return layer_norm_forward(x, gamma, beta, EPS)[:1]
-
-    def expected() -> Sequence[Any]:
+    def expected() -> Any:
         return [torch.nn.functional.layer_norm(*_exact(x), (columns,), *_exact(gamma, beta), EPS)]
 
     return Made(run, ("y",), expected)
 
 
 def _layer_norm_backward(call: Call) -> Made:
-    import torch
-
+    torch = _torch()
     rows, columns = call.shape
     x, gamma, beta, dy = (_tensor(call, *shape) for shape in ((rows, columns), (columns,), (columns,), (rows, columns)))
     exact = x.cpu().double()
     mean = exact.mean(1, keepdim=True).float().cuda()
     rstd = (exact.var(1, unbiased=False, keepdim=True) + EPS).rsqrt().float().cuda()
 
-    def run() -> Sequence[Any]:
+    def run() -> Any:
         if call.library == "ATen":
             arguments = (dy, x, [columns], mean, rstd, gamma, beta, [True, True, True])
             return list(torch.ops.aten.native_layer_norm_backward(*arguments))
-        from liger_kernel.ops.layer_norm import layer_norm_backward
+        return list(_liger("layer_norm").layer_norm_backward(dy, x, gamma, beta, mean.view(-1), rstd.view(-1)))
 
-        return list(layer_norm_backward(dy, x, gamma, beta, mean.view(-1), rstd.view(-1)))
-
-    def expected() -> Sequence[Any]:
+    def expected() -> Any:
         def forward(x: Any, gamma: Any, beta: Any) -> Any:
             return torch.nn.functional.layer_norm(x, (columns,), gamma, beta, EPS)
 
@@ -211,41 +212,34 @@ def _layer_norm_backward(call: Call) -> Made:
 
 
 def _rms_norm(call: Call) -> Made:
-    import torch
-
+    torch = _torch()
     rows, columns = call.shape
     x, gamma = _tensor(call, rows, columns), _tensor(call, columns)
 
-    def run() -> Sequence[Any]:
+    def run() -> Any:
         if call.library == "ATen":
             return torch.ops.aten._fused_rms_norm(x, [columns], gamma, EPS)[:1]
-        from liger_kernel.ops.rms_norm import rms_norm_forward
+        return _liger("rms_norm").rms_norm_forward(x, gamma, EPS, 0.0, "llama", None)[:1]
 
-        return rms_norm_forward(x, gamma, EPS, 0.0, "llama", None)[:1]
-
-    def expected() -> Sequence[Any]:
+    def expected() -> Any:
         return [torch.nn.functional.rms_norm(*_exact(x), (columns,), *_exact(gamma), EPS)]
 
     return Made(run, ("y",), expected)
 
 
 def _rms_norm_backward(call: Call) -> Made:
-    import torch
-
+    torch = _torch()
     rows, columns = call.shape
     x, gamma, dy = (_tensor(call, *shape) for shape in ((rows, columns), (columns,), (rows, columns)))
     rstd = (x.cpu().double().square().mean(1, keepdim=True) + EPS).rsqrt().float().cuda()
 
-    def run() -> Sequence[Any]:
+    def run() -> Any:
         if call.library == "ATen":
             return list(torch.ops.aten._fused_rms_norm_backward(dy, x, [columns], rstd, gamma, [True, True]))
-        from liger_kernel.ops.rms_norm import rms_norm_backward
-        from liger_kernel.ops.utils import calculate_settings
+        settings = _liger("utils").calculate_settings(columns)
+        return list(_liger("rms_norm").rms_norm_backward(dy, x, gamma, rstd.view(-1), 0.0, 0, *settings, False, None))
 
-        arguments = (dy, x, gamma, rstd.view(-1), 0.0, 0, *calculate_settings(columns), False, None)
-        return list(rms_norm_backward(*arguments))
-
-    def expected() -> Sequence[Any]:
+    def expected() -> Any:
         def forward(x: Any, gamma: Any) -> Any:
             return torch.nn.functional.rms_norm(x, (columns,), gamma, EPS)
 
@@ -255,42 +249,36 @@ def _rms_norm_backward(call: Call) -> Made:
 
 
 def _group_norm(call: Call) -> Made:
-    import torch
-
+    torch = _torch()
     N, C, H, W = call.shape
     x, gamma, beta = _tensor(call, N, C, H, W), _tensor(call, C), _tensor(call, C)
 
-    def run() -> Sequence[Any]:
+    def run() -> Any:
         if call.library == "ATen":
             return torch.ops.aten.native_group_norm(x, gamma, beta, N, C, H * W, call.groups, EPS)[:1]
-        from liger_kernel.ops.group_norm import group_norm_forward
+        return _liger("group_norm").group_norm_forward(x, C, call.groups, gamma, beta, EPS)[:1]
 
-        return group_norm_forward(x, C, call.groups, gamma, beta, EPS)[:1]
-
-    def expected() -> Sequence[Any]:
+    def expected() -> Any:
         return [torch.nn.functional.group_norm(*_exact(x), call.groups, *_exact(gamma, beta), EPS)]
 
     return Made(run, ("y",), expected)
 
 
 def _group_norm_backward(call: Call) -> Made:
-    import torch
-
+    torch = _torch()
     N, C, H, W = call.shape
     x, gamma, beta, dy = (_tensor(call, *shape) for shape in ((N, C, H, W), (C,), (C,), (N, C, H, W)))
     exact = x.cpu().double().reshape(N, call.groups, -1)
     mean = exact.mean(2).to(x.dtype).cuda()
     rstd = (exact.var(2, unbiased=False) + EPS).rsqrt().to(x.dtype).cuda()
 
-    def run() -> Sequence[Any]:
+    def run() -> Any:
         if call.library == "ATen":
             arguments = (dy, x, mean, rstd, gamma, N, C, H * W, call.groups, [True, True, True])
             return list(torch.ops.aten.native_group_norm_backward(*arguments))
-        from liger_kernel.ops.group_norm import group_norm_backward
+        return list(_liger("group_norm").group_norm_backward(dy, x, gamma, beta, mean, rstd, C, call.groups))
 
-        return list(group_norm_backward(dy, x, gamma, beta, mean, rstd, C, call.groups))
-
-    def expected() -> Sequence[Any]:
+    def expected() -> Any:
         def forward(x: Any, gamma: Any, beta: Any) -> Any:
             return torch.nn.functional.group_norm(x, call.groups, gamma, beta, EPS)
 
@@ -305,8 +293,7 @@ def _moments(x: Any) -> tuple[Any, Any]:
 
 
 def _batch_norm_stats(call: Call) -> Made:
-    import torch
-
+    torch = _torch()
     x = _tensor(call, *call.shape)
     return Made(lambda: torch.batch_norm_stats(x, EPS), ("mean", "invstd"), lambda: _moments(x))
 
@@ -326,14 +313,13 @@ def _sums(call: Call) -> tuple[Any, Any, Any, Any, Any, Callable[[], tuple[Any, 
 
 
 def _batch_norm_backward_reduce(call: Call) -> Made:
-    import torch
-
+    torch = _torch()
     x, dy, gamma, mean, invstd, exact = _sums(call)
 
-    def run() -> Sequence[Any]:
+    def run() -> Any:
         return list(torch.batch_norm_backward_reduce(dy, x, mean, invstd, gamma, True, True, True))
 
-    def expected() -> Sequence[Any]:
+    def expected() -> Any:
         sum_dy, sum_dy_xmu = exact()
         return [sum_dy, sum_dy_xmu, sum_dy_xmu * invstd.cpu().double(), sum_dy]
 
@@ -341,17 +327,16 @@ def _batch_norm_backward_reduce(call: Call) -> Made:
 
 
 def _batch_norm_backward_elemt(call: Call) -> Made:
-    import torch
-
+    torch = _torch()
     N, _, H, W = call.shape
     x, dy, gamma, mean, invstd, exact = _sums(call)
     sum_dy, sum_dy_xmu = (one.float().cuda() for one in exact())
     count = torch.tensor([N * H * W], dtype=torch.int32).cuda()
 
-    def run() -> Sequence[Any]:
+    def run() -> Any:
         return [torch.batch_norm_backward_elemt(dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu, count)]
 
-    def expected() -> Sequence[Any]:
+    def expected() -> Any:
         def wide(one: Any) -> Any:
             return one.cpu().double().view(1, -1, 1, 1)
 

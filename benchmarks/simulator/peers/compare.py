@@ -59,7 +59,7 @@ def peers_of(op: str) -> tuple[str, ...]:
 
 
 def own(call: Call, gpu: Gpu) -> tuple[dict[str, Any], float, int]:
-    """This library's tile for a problem, the simulated seconds of its call, and its byte floor."""
+    """The tile of this library for a problem, the simulated seconds of its call, and its byte floor."""
     options: dict[str, Any] = {}
     shape: tuple[int, ...] = call.shape
     if call.op.startswith("layer_norm"):

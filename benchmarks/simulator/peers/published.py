@@ -67,7 +67,9 @@ def _bytes(op: str, rows: int, columns: int) -> int:
     }[op]
 
 
-def _liger(library: str, op: str, columns: int, milliseconds: float, held_out: bool = False, remark: str = "") -> Published:
+def _liger(
+    library: str, op: str, columns: int, milliseconds: float, held_out: bool = False, remark: str = ""
+) -> Published:
     call = Call(library, op, (4096, columns), "float32")
     return Published("H100", call, milliseconds / 1e3, "do_bench", LIGER, held_out, remark)
 

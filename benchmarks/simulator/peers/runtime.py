@@ -15,9 +15,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.simulator.clock import Gpu
-from benchmarks.simulator.machine import Kernel, Launch
+from benchmarks.simulator.machine import Launch
 from benchmarks.simulator.peers import cubins
 from cunorm.executors.cpu.guarded_arrays import Region
 from cunorm.jit import cpu_builds, cxx
@@ -185,7 +186,7 @@ def load(gpu: Gpu, see: Callable[[Step], None]) -> Runtime:
         64 << 30,
     )
 
-    def on_launch(name: bytes, sizes: ctypes.Array[ctypes.c_uint], shared: int, values: ctypes.Array[int]) -> int:
+    def on_launch(name: bytes, sizes: ctypes.Array[ctypes.c_uint], shared: int, values: Any) -> int:
         try:
             kernel = cubins.kernel(name.decode())
             arguments = cubins.arguments(kernel.code, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -62,10 +63,8 @@ class Driver:
 
     def get_current_target(self) -> Any:
         """The architecture to compile for."""
-        from triton.backends.compiler import GPUTarget
-
         major, minor = self.runtime.gpu.device.compute_capability
-        return GPUTarget("cuda", 10 * major + minor, 32)
+        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 10 * major + minor, 32)
 
     def get_current_device(self) -> int:
         """The number of the device."""
@@ -99,6 +98,4 @@ class Driver:
 
 def activate(runtime: Runtime) -> None:
     """Make Triton's JIT launch on the simulator."""
-    from triton.runtime import driver
-
-    driver.set_active(Driver(runtime))
+    importlib.import_module("triton.runtime").driver.set_active(Driver(runtime))
