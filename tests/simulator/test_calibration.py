@@ -44,8 +44,9 @@ def test_a_probe_in_the_result_file_is_what_the_simulator_says_now(tools: None, 
 
 
 def test_the_result_file_has_every_published_row(result: dict[str, Any]) -> None:
-    assert len(result["rows"]) == len(ROWS)
-    for found, row in zip(result["rows"], ROWS, strict=True):
+    rows = [row for row in ROWS if not result["left_out"] or calibration.cost(row) <= calibration.LARGE]
+    assert len(result["rows"]) + result["left_out"] == len(ROWS)
+    for found, row in zip(result["rows"], rows, strict=True):
         call = row.call
         assert (found["gpu"], found["library"], found["op"], found["shape"], found["dtype"]) == (
             row.gpu, call.library, call.op, list(call.shape), call.dtype,

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.simulator import clock, machine
-from benchmarks.simulator.clock import Gpu, Timing
+from benchmarks.simulator.clock import Cache, Gpu, Timing
 from benchmarks.simulator.machine import Launch
 from benchmarks.simulator.peers import runtime, triton_driver
-from benchmarks.simulator.peers.runtime import Fill, Step
+from benchmarks.simulator.peers.runtime import Step
 
 EPS = 1e-5
 #: The largest error of a result, in units of the largest magnitude of that result. A wrong index or a wrong instruction
@@ -63,6 +63,8 @@ class Recorded:
     steps : list of Launch or Fill
     errors : dict of str to float
         The largest error of each result, in units of its largest magnitude.
+    times : list of Timing or float
+        The time of each step, if the call was timed: a launch's, or the seconds of a fill.
     kept : object
         The tensors whose memory the launches access.
     """
@@ -70,6 +72,7 @@ class Recorded:
     call: Call
     steps: list[Step]
     errors: dict[str, float]
+    times: list[Timing | float]
     kept: object = field(repr=False)
 
 
@@ -86,18 +89,27 @@ class Session:
     """PyTorch with the simulator as its GPU. A process has at most one."""
 
     def __init__(self, gpu: Gpu) -> None:
-        self._recording: list[Step] | None = None
+        self._steps: list[Step] = []
+        self._times: list[Timing | float] = []
+        self._clock: tuple[Gpu, Cache] | None = None
         self.runtime = runtime.load(gpu, self._seen)
         triton_driver.activate(self.runtime)
 
     def _seen(self, step: Step) -> None:
-        if isinstance(step, Launch):
+        self._steps.append(step)
+        if self._clock is not None:
+            self._times.append(_time(step, *self._clock))
+        elif isinstance(step, Launch):
             machine.run(step)
-        if self._recording is not None:
-            self._recording.append(step)
 
-    def record(self, call: Call) -> Recorded:
+    def record(self, call: Call, gpu: Gpu | None = None) -> Recorded:
         """Make a call, and check its results.
+
+        Parameters
+        ----------
+        call : Call
+        gpu : Gpu, optional
+            Time the call on this GPU, after its L2 cache was flushed. None: only run it, which takes less time.
 
         Raises
         ------
@@ -105,13 +117,14 @@ class Session:
             If a result is wrong.
         """
         made = MAKERS[call.op](call)
-        self._recording = []
+        self._steps, self._times = [], []
+        self._clock = None if gpu is None else (gpu, clock.flushed(gpu))
         try:
             with self.runtime.seen_by(self._seen):
                 results = made.run()
-            steps = self._recording
         finally:
-            self._recording = None
+            self._clock = None
+        steps, times = self._steps, self._times
         errors = {}
         for name, result, expected in zip(made.names, results, made.expected(), strict=True):
             exact = expected.detach().double()
@@ -120,20 +133,20 @@ class Session:
         bad = {name: error for name, error in errors.items() if not error <= TOLERANCES[call.dtype]}
         if bad:
             raise ValueError(f"{call}: results differ from float64 by {bad}, expected at most {TOLERANCES[call.dtype]}")
-        return Recorded(call, steps, errors, (made, results))
+        return Recorded(call, steps, errors, times, (made, results))
+
+
+def _time(step: Step, gpu: Gpu, cache: Cache) -> Timing | float:
+    if isinstance(step, Launch):
+        return clock.timed(step, gpu, cache)
+    ctypes.memset(step.address, step.value, step.nbytes)
+    return gpu.cycles["launch_latency"] / gpu.clock + step.nbytes / gpu.copy
 
 
 def timed(recorded: Recorded, gpu: Gpu) -> list[Timing | float]:
-    """The time of each step: a launch's, or the seconds of a fill. Before the call, the L2 cache was flushed."""
-    found: list[Timing | float] = []
+    """Time the steps of a call again. Before the call, the L2 cache was flushed."""
     cache = clock.flushed(gpu)
-    for step in recorded.steps:
-        if isinstance(step, Fill):
-            ctypes.memset(step.address, step.value, step.nbytes)
-            found.append(gpu.cycles["launch_latency"] / gpu.clock + step.nbytes / gpu.copy)
-        else:
-            found.append(clock.timed(step, gpu, cache))
-    return found
+    return [_time(step, gpu, cache) for step in recorded.steps]
 
 
 def seconds(times: Sequence[Timing | float]) -> float:
