@@ -45,7 +45,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "do_bench": (1e-6, 15e-6),
 }
 PULL = 0.05
-LARGE = 17 << 20
+LARGE = 26 << 20
 #: Bytes of the probes.
 PROBES = (8 << 20, 64 << 20)
 STEP = 1.15
