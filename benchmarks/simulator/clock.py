@@ -23,7 +23,7 @@ PARTITIONS = 4
 #: The L1 cache and shared memory share these bytes of a multiprocessor; the carve-outs that the driver chooses from.
 SHARED_AND_L1 = 256 * 1024
 CARVE_OUTS = tuple(1024 * size for size in (0, 8, 16, 32, 64, 100, 132, 164, 196, 228))
-LINE = 128
+LINE, HALF_LINE = 128, 64
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,35 @@ class Timing:
     counters: np.ndarray[Any, Any] = field(repr=False)
 
 
+class Cache:
+    """What the L2 cache holds before and after a launch. Launches of one call share a cache.
+
+    A line is in the cache while less than its capacity has entered since the line was last used.
+
+    Parameters
+    ----------
+    dirty : float
+        Bytes that earlier launches wrote and the DRAM has not received yet.
+    """
+
+    def __init__(self, dirty: float = 0.0) -> None:
+        self.dirty = dirty
+        self.traffic = 1
+        self._uses: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
+
+    def uses(self, start: int, nbytes: int) -> np.ndarray[Any, Any]:
+        """The traffic at the last use of each half line of an array; 0: never used."""
+        key = (start, nbytes)
+        if key not in self._uses:
+            self._uses[key] = np.zeros(nbytes // HALF_LINE + 2, np.uint64)
+        return self._uses[key]
+
+
+def flushed(gpu: Gpu) -> Cache:
+    """The cache after much unrelated data was written, as benchmarks do: all that a launch writes costs a transfer."""
+    return Cache(dirty=gpu.cycles["dirty_capacity"])
+
+
 def resident(code: Cubin, launch: Launch, device: Device) -> int:
     """Blocks of a launch that a multiprocessor can hold, by its registers, shared memory, threads and blocks."""
     shared = code.shared_bytes + launch.shared_bytes
@@ -149,8 +178,15 @@ def facts_of(gpu: Gpu, launch: Launch) -> Facts:
     return facts
 
 
-def timed(launch: Launch, gpu: Gpu) -> Timing:
+def timed(launch: Launch, gpu: Gpu, cache: Cache | None = None) -> Timing:
     """Run a launch on the simulated clock.
+
+    Parameters
+    ----------
+    launch : Launch
+    gpu : Gpu
+    cache : Cache, optional
+        The L2 cache before the launch, which becomes the one after it. None: an empty one.
 
     Raises
     ------
@@ -159,10 +195,14 @@ def timed(launch: Launch, gpu: Gpu) -> Timing:
     ValueError
         See `facts_of`.
     """
-    facts, times = facts_of(gpu, launch), Times()
+    cache = cache or Cache()
+    facts, times = facts_of(gpu, launch), Times(traffic=cache.traffic, dirty=cache.dirty)
     job, counters, kept = machine.job_of(launch, 0, launch.blocks)
+    for index, region in enumerate(launch.memory):
+        job.regions[index].uses = cache.uses(region.address, region.nbytes).ctypes.data
     if machine.engine().simulator_time(ctypes.byref(job), ctypes.byref(facts), ctypes.byref(times)) != 0:
         raise KernelFault(machine.sentence(launch, job, kept[3].value.decode()))
+    cache.traffic, cache.dirty = times.traffic, times.dirty
     slots = times.cycles * PARTITIONS * facts.multiprocessors
     waited = sum(times.waited) or 1.0
     return Timing(

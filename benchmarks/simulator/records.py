@@ -129,9 +129,17 @@ class Instruction(ctypes.Structure):
 
 
 class Region(ctypes.Structure):
-    """An array in the memory of the simulated GPU: its address there, its size in bytes, and where its bytes lie."""
+    """An array in the memory of the simulated GPU: its address there, its size in bytes, and where its bytes lie.
 
-    _fields_ = [("start", ctypes.c_uint64), ("size", ctypes.c_uint64), ("bytes", ctypes.c_void_p)]
+    ``uses``: for the clock, a number per 64 bytes and two more, the traffic at the last use; see `clock.Cache`.
+    """
+
+    _fields_ = [
+        ("start", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("bytes", ctypes.c_void_p),
+        ("uses", ctypes.c_void_p),
+    ]
 
 
 class Counter(ctypes.Structure):
@@ -261,6 +269,8 @@ class Times(ctypes.Structure):
         Cycles in which each pipe is occupied, summed over the partitions.
     waited : array of float
         Cycles that warps waited, by `REASONS`, summed over the warps.
+    traffic, dirty : int, float
+        Bytes that have entered the L2 cache, and dirty bytes in it: before the launch, then after it.
     """
 
     _fields_ = [
@@ -273,6 +283,8 @@ class Times(ctypes.Structure):
         ("block_cycles", ctypes.c_double),
         ("pipe_busy", ctypes.c_double * len(PIPES)),
         ("waited", ctypes.c_double * len(REASONS)),
+        ("traffic", ctypes.c_uint64),
+        ("dirty", ctypes.c_double),
     ]
 
 

@@ -71,9 +71,9 @@ struct Clock {
     std::vector<Multiprocessor> multiprocessors;
     std::vector<std::unique_ptr<Cluster>> clusters;
     std::map<const Block*, LiveBlock> live;
-    std::vector<std::vector<u64>> l2;  // per region and half line: the clock of traffic at the last use, 0 for none
-    u64 traffic = 1;                   // bytes that have entered the L2 cache
-    double l2_free = 0, dram_free = 0, dirty = 0;
+    u64& traffic;  // bytes that have entered the L2 cache, the clock of its lines
+    double& dirty;
+    double l2_free = 0, dram_free = 0;
     u64 now = 0, end = 0, lives = 0, changed = 0;  // changed: when memory or a barrier last changed
     int next = 0, finished = 0;
 
@@ -89,12 +89,13 @@ struct Clock {
           facts(facts),
           machine(job),
           times(times),
+          traffic(times.traffic),
+          dirty(times.dirty),
           multiprocessors(static_cast<size_t>(facts.multiprocessors)) {
         for (Multiprocessor& one : multiprocessors) {
             for (Partition& partition : one.partition) partition.owner = &one;
             one.l1.resize(static_cast<size_t>(facts.l1_lines) / WAYS * WAYS);
         }
-        for (int k = 0; k < job.regions_count; ++k) l2.emplace_back(job.regions[k].size / HALF_LINE + 2, 0);
         next = job.first;
     }
 
@@ -496,7 +497,7 @@ struct Clock {
         for (int k = 0; k < job.regions_count; ++k) {
             const u64 first = job.regions[k].start / HALF_LINE,
                       last = (job.regions[k].start + job.regions[k].size - 1) / HALF_LINE;
-            if (half >= first && half <= last) return l2[static_cast<size_t>(k)][half - first];
+            if (half >= first && half <= last) return static_cast<u64*>(job.regions[k].uses)[half - first];
         }
         fail("times an access outside the arrays");
     }
