@@ -117,11 +117,13 @@ def test_the_table_of_commands_is_complete() -> None:
     assert listed is not None
     subcommands = set(re.findall(r"^    (\w+)", listed[2], re.MULTILINE))
     assert {row.split()[1] for row in rows if row.startswith("cunorm ")} == subcommands
-    scripts = {row.split()[1] for row in rows if row.startswith(("python ", "bash "))}
+    words = [row.split() for row in rows if row.startswith(("python ", "bash "))]
+    scripts = {one[1] if one[1] != "-m" else f"{one[2].replace('.', '/')}.py" for one in words}
     runnable = {
-        f"benchmarks/{path.name}"
-        for path in (ROOT / "benchmarks").glob("*.*")
-        if path.suffix == ".sh" or '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "benchmarks").rglob("*.*")
+        if path.suffix == ".sh"
+        or (path.suffix == ".py" and '__name__ == "__main__"' in path.read_text(encoding="utf-8"))
     }
     assert scripts == runnable | {"tests/mutation/run.py"}
 

@@ -254,7 +254,7 @@ SPECIAL = (
 
 #: Classes of instructions for reports, by their operations.
 CLASSES: dict[str, tuple[str, ...]] = {
-    "float": ("FADD", "FMUL", "FFMA", "FMNMX", "DADD", "DMUL", "DFMA"),
+    "float": ("FADD", "FMUL", "FFMA", "FMNMX", "DADD", "DMUL", "DFMA", "BF16_ADD", "BF16_MUL", "BF16_FMA"),
     "special": ("MUFU", "MUFU64H", "FCHK"),
     "convert": (
         "I2F", "I2F_FROM64", "I2F_TO64", "F2I", "F2I64", "F2F_BF16", "F2F_F16", "F2F_32_FROM64", "F2F_64_FROM32",
@@ -269,13 +269,13 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "predicate": ("ISETP", "FSETP", "DSETP", "PLOP3", "ELECT", "VOTE"),
     "shuffle": ("SHFL",),
     "constant": ("LDC",),
-    "global": ("LDG", "STG", "LD", "ATOMG", "LDGSTS", "BULK_LOAD", "BULK_STORE"),
-    "shared": ("LDS", "STS", "MBARRIER_INIT", "MBARRIER_ARRIVE", "MBARRIER_TRY"),
+    "global": ("LDG", "STG", "LD", "ST", "ATOMG", "ATOM_CAS", "LDGSTS", "BULK_LOAD", "BULK_STORE"),
+    "shared": ("LDS", "STS", "LDSM", "STSM", "MBARRIER_INIT", "MBARRIER_ARRIVE", "MBARRIER_TRY"),
     "local": ("LDL", "STL"),
     "barrier": (
         "BAR", "WARPSYNC", "CLUSTER_ARRIVE", "CLUSTER_WAIT", "MEMBAR", "FENCE", "INVALIDATE", "LDGDEPBAR", "DEPBAR",
     ),
-    "branch": ("NOP", "YIELD", "BRA", "BRA_DIV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK"),
+    "branch": ("NOP", "OUTSIDE", "YIELD", "BRA", "BRA_DIV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK"),
 }  # fmt: skip
 _CLASS_OF = {operation: name for name, operations in CLASSES.items() for operation in operations}
 

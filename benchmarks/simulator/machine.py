@@ -23,7 +23,9 @@ from cunorm.jit import cpu_builds, cxx
 
 ENGINE = Path(__file__).with_name("engine")
 #: The engine's files in their order of inclusion.
-FILES = ("warp.h", "arithmetic.h", "floating.h", "memory.h", "machine.h", "run.h", "clock.h")
+FILES = (
+    "warp.h", "operands.h", "arithmetic.h", "floating.h", "memory.h", "accesses.h", "machine.h", "run.h", "clock.h",
+)  # fmt: skip
 _INCLUDES = (
     "algorithm", "cfenv", "cmath", "cstdarg", "cstdio", "cstring", "deque", "map", "memory", "queue", "string",
     "vector",

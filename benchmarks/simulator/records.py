@@ -21,7 +21,7 @@ OPERATIONS: tuple[str, ...] = (
     "FADD", "FMUL", "FFMA", "FMNMX", "MUFU", "MUFU64H", "HALF_PAIR", "HADD2_F32", "BF16_ADD", "BF16_MUL",
     "BF16_FMA", "DADD", "DMUL", "DFMA",
     # conversions
-    "I2F", "I2F_FROM64", "I2F_TO64", "F2I", "F2I64", "F2I_FROM64", "F2F_BF16", "F2F_F16", "F2F_32_FROM64",
+    "I2F", "I2F_FROM64", "I2F_TO64", "F2I", "F2I64", "F2F_BF16", "F2F_F16", "F2F_32_FROM64",
     "F2F_64_FROM32", "PACK_BF16", "PACK_F16",
     # lanes
     "SHFL",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "simulated.json"
 CALIBRATION = ROOT / "benchmarks" / "results" / "simulator_calibration.json"
 PEERS = ROOT / "benchmarks" / "results" / "simulated_peers.json"
-PAGE = ROOT / "docs" / "simulated-speed.md"
+PAGE, PICTURE = ROOT / "docs" / "simulated-speed.md", ROOT / "docs" / "simulated-peers.svg"
 SCHEMA = "cunorm-simulated/1"
 #: A share of the DRAM's or of the issue slots' time above which they are what binds a launch.
 BINDS = 0.7
@@ -49,6 +48,9 @@ def write(document: Mapping[str, Any]) -> None:
     """Store results and write the page."""
     RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(document), encoding="utf-8")
+    peers = _json(PEERS)
+    if peers is not None:
+        draw(peers, PICTURE)
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -59,16 +61,103 @@ def error_text(calibration: Mapping[str, Any] | None) -> str:
     """The first line: the times are simulated, and how far the clock is from published times."""
     if calibration is None:
         return "**Simulated, not measured.** The clock has not been compared with published times."
-    ratios = {
-        inside: [row["ratio"] for row in calibration["rows"] if row["calibrated"] is inside] for inside in (True, False)
-    }
-    texts = [
-        f"{len(found)} published times {name}: median ratio {statistics.median(found):.2f}, "
-        f"from {min(found):.2f} to {max(found):.2f}"
-        for name, found in (("in the calibration", ratios[True]), ("outside it", ratios[False]))
-        if found
+    texts = []
+    for side, what in (("in", "that calibrated the clock"), ("out", "that did not")):
+        found = calibration["summary"][side]
+        texts.append(
+            f"{found['rows']} published times {what}: median ratio {found['median_ratio']:.2f}, "
+            f"from {found['lowest_ratio']:.2f} to {found['highest_ratio']:.2f}"
+        )
+    return f"**Simulated, not measured.** Simulated over published time, for {'; for '.join(texts)}."
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    return " x ".join(map(str, row["shape"]))
+
+
+def calibration_section(calibration: Mapping[str, Any]) -> list[str]:
+    """Simulated times beside published ones."""
+    lines = [
+        "## Beside published times\n",
+        "Kernels of PyTorch (ATen) and Liger whose times others have published. Their own machine code runs on the "
+        "clock, with the launches that their own host code chooses. The times *in* the calibration fitted these "
+        "constants: "
+        + ", ".join(f"{name} {value:.4g}" for name, value in calibration["constants"].items())
+        + ". The others were held out. `python -m benchmarks.simulator.peers.calibration report` writes the rows.\n",
+        *(f"- {name}: {text}" for name, text in calibration["protocols"].items()),
+        "",
+        "| GPU | kernel | shape | dtype | protocol | published us | simulated us | ratio | calibration | remark |",
+        "|---|---|---|---|---|---:|---:|---:|---|---|",
     ]
-    return f"**Simulated, not measured.** Simulated over published time: {'; '.join(texts)}."
+    for row in calibration["rows"]:
+        cells = [
+            row["gpu"],
+            f"[{row['library']} {row['op']}]({row['source']})",
+            _shape(row),
+            row["dtype"],
+            row["protocol"],
+        ]
+        cells += [f"{row['published_us']:.1f}", f"{row['simulated_us']:.1f}", f"{row['ratio']:.2f}"]
+        lines.append(f"| {' | '.join([*cells, row['calibration'], row['remark']])} |")
+    return [*lines, ""]
+
+
+def peers_section(peers: Mapping[str, Any]) -> list[str]:
+    """The calls of other libraries beside this library's, all simulated."""
+    names = sorted(
+        {key.removesuffix("_us") for row in peers["rows"] for key in row if key.endswith("_us")} - {"floor", "cunorm"}
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in peers["versions"].items())
+    lines = [
+        "## Beside other libraries\n",
+        f"{peers['gpu']}, {versions}. Each library's own machine code and launches, on the same clock. A time is the "
+        "sum of the kernels of a call; what the host needs between them is not in it. A ratio above 1 means that cunorm's "
+        "call is shorter. `python -m benchmarks.simulator.peers.compare` writes the rows.\n",
+        "![Simulated time of each call over the time of a copy of its bytes](simulated-peers.svg)\n",
+        f"| problem | floor us | cunorm us | {' | '.join(f'{name} us | {name} / cunorm' for name in names)} |",
+        f"|---|---:|---:|{'---:|---:|' * len(names)}",
+    ]
+    for row in peers["rows"]:
+        cells = [problem_of(row), f"{row['floor_us']:.1f}", f"{row['cunorm_us']:.1f}"]
+        for name in names:
+            there = f"{name}_us" in row
+            cells += [f"{row[f'{name}_us']:.1f}", f"{row[f'{name}_over_cunorm']:.2f}"] if there else ["", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def problem_of(row: Mapping[str, Any]) -> str:
+    """The name of a row of the comparison."""
+    layout = "" if row["op"].startswith("layer_norm") else f" {row['layout']}"
+    groups = f", {row['groups']} groups" if row["groups"] else ""
+    return f"{row['op']}{layout} {_shape(row)}{groups}"
+
+
+def draw(peers: Mapping[str, Any], path: Path) -> None:
+    """Draw the calls of the comparison: simulated time over the time in which a copy moves the problem's bytes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "cunorm"
+    import matplotlib.pyplot as plt
+
+    rows = peers["rows"]
+    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.24 * len(rows)), layout="constrained")
+    for name, colour, marker in (("cunorm", "#1b7837", "o"), ("ATen", "#762a83", "s"), ("Liger", "#e08214", "^")):
+        found = [(row[f"{name}_us"] / row["floor_us"], place) for place, row in enumerate(rows) if f"{name}_us" in row]
+        if found:
+            over, at = zip(*found, strict=True)
+            axes.scatter(over, at, c=colour, marker=marker, s=28, label=name, zorder=3)
+    axes.set_yticks(range(len(rows)), [problem_of(row) for row in rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.axvline(1, color="0.3", linewidth=1)
+    axes.set_xlabel("simulated time over the time of a copy of the problem's bytes; 1 is the floor, less is better")
+    axes.set_title(f"{peers['gpu']}, simulated, not measured", fontsize=9)
+    axes.grid(axis="x", which="both", color="0.9", zorder=0)
+    axes.legend(loc="lower right", fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
 
 
 def bound_by(launch: Mapping[str, Any]) -> str:
@@ -91,7 +180,12 @@ def _rows(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def page(document: Mapping[str, Any]) -> str:
     """The text of the page."""
-    lines = [HEAD.format(first=error_text(_json(CALIBRATION)), binds=BINDS)]
+    calibration, peers = _json(CALIBRATION), _json(PEERS)
+    lines = [HEAD.format(first=error_text(calibration), binds=BINDS)]
+    if calibration is not None:
+        lines += calibration_section(calibration)
+    if peers is not None:
+        lines += peers_section(peers)
     for workload, rows in document["workloads"].items():
         first = next(iter(rows.values()), None)
         if first is not None:

@@ -74,3 +74,10 @@ def test_the_control_word() -> None:
     """Jia et al. 2018: 4 bits of stall, 1 of yield, 3 and 3 of scoreboards, 6 of the mask that is waited for."""
     found = decoded(line("FADD R0,R1,R2", control=5 | 1 << 4 | 2 << 5 | 3 << 8 | 0b101001 << 11), {})
     assert (found.stall, found.write_barrier, found.read_barrier, found.wait) == (5, 2, 3, 0b101001)
+
+
+def test_every_operation_has_a_form_and_a_class() -> None:
+    assert {form.operation for form in FORMS.values()} == {*records.OPERATIONS}
+    assert sorted(one for operations in decode.CLASSES.values() for one in operations) == sorted(records.OPERATIONS)
+    assert decode.operation_class("UIADD3.X") == "uniform"
+    assert decode.operation_class("IMAD.MOV.U32") == "move" != decode.operation_class("IMAD.IADD")

@@ -102,15 +102,7 @@ struct Lanewise {
         pair = true;
     }
     // A predicate operand, a bit per lane. An absent one is false.
-    u32 given(int k) const {
-        const Predicate& from = code.given[k];
-        if (!from.present) return 0;
-        u32 bits = from.index == TRUE_PREDICATE ? ALL_LANES
-                   : from.uniform               ? spread_bit(from)
-                                                : warp.predicate[from.index];
-        return from.negated ? ~bits : bits;
-    }
-    u32 spread_bit(const Predicate& from) const { return warp.uniform_predicate[from.index] ? ALL_LANES : 0; }
+    u32 given(int k) const { return code.given[k].present ? read(warp, code.given[k]) : 0; }
 };
 
 // ---- integers -------------------------------------------------------------------------------------------------------
