@@ -62,13 +62,18 @@ def test_pairs_of_bfloat16(text: str, exact: Callable[..., Fraction]) -> None:
             assert found[lane] >> 16 * half & 0xFFFF == expected, (lane, half)
 
 
-def test_a_product_and_a_sum_are_rounded_once() -> None:
-    # 1.75 * 37/64 = 259/256 lies halfway between 129/128 and 130/128, of which the latter is even. 2^-40 less decides
-    # for the former, but is lost in a float32.
-    x, y, z = 0x3FE0, 0x3F14, 0xAB80
-    assert value(x) * value(y) == Fraction(259, 256) and value(z) == -Fraction(1, 2**40)
-    (found,) = evaluate(["HFMA2.BF16_V2 R20,R10,R11,R12"], [x], [y], [z])
-    assert value(found[0] & 0xFFFF) == Fraction(129, 128)
+@pytest.mark.parametrize(
+    ("x", "y", "z", "expected"),
+    [
+        # 259/256 lies halfway between 129/128 and 130/128, 2^-40 less does not; a float32 loses the 2^-40.
+        (Fraction(7, 4), Fraction(37, 64), -Fraction(1, 2**40), Fraction(129, 128)),
+        # 261/256 lies halfway between 130/128 and 131/128, 2^-40 more does not.
+        (Fraction(9, 8), Fraction(29, 32), Fraction(1, 2**40), Fraction(131, 128)),
+    ],
+)
+def test_a_product_and_a_sum_are_rounded_once(x: Fraction, y: Fraction, z: Fraction, expected: Fraction) -> None:
+    (found,) = evaluate(["HFMA2.BF16_V2 R20,R10,R11,R12"], *([nearest(one)] for one in (x, y, z)))
+    assert value(found[0] & 0xFFFF) == expected
 
 
 def test_halves_are_repeated() -> None:
@@ -124,9 +129,16 @@ def test_floats_are_added_atomically() -> None:
 
 def test_a_value_is_replaced_if_it_is_the_expected_one() -> None:
     word, before = np.array([7], np.uint32), np.zeros(LANES, np.uint32)
-    # Every lane expects 7 and offers 100 + its number: the first one wins.
-    texts = ["MOV R10,0x7", "VIADD R11,R0,0x64", "ATOMG.E.CAS.STRONG.GPU PT,R20,[R2],R10,R11"]
-    run([*texts, "IMAD.WIDE R4,R0,0x4,R4", "STG.E desc[UR4][R4.64],R20"], word, before)
+    # Every lane expects 7 and offers 100 + its number: the first one wins. The word has a wide address, for which
+    # nvdisasm prints only the lower register.
+    texts = ["S2R R0,SR_TID.X", "LDC.64 R2,c[0x0][0x210]", "LDC.64 R4,c[0x0][0x218]", "MOV R10,0x7"]
+    texts += ["VIADD R11,R0,0x64", "ATOMG.E.CAS.STRONG.GPU PT,R20,[R2],R10,R11", "IMAD.WIDE R4,R0,0x4,R4"]
+    memory = [
+        Placed("word", 5 << 32, word.nbytes, PARAMETER, int(word.ctypes.data)),
+        Placed("before", 0x10000, before.nbytes, PARAMETER, int(before.ctypes.data)),
+    ]
+    made = kernel([*texts, "STG.E desc[UR4][R4.64],R20", "EXIT"], arguments=2)
+    machine.run(Launch(made, 1, LANES, 0, [region.address for region in memory], memory))
     assert word[0] == 100
     assert before.tolist() == [7] + [100] * (LANES - 1)
 
