@@ -73,8 +73,8 @@ _HOPPER = {
 }
 _GROUPS = (16, 16, 16, 16, 16, 16, 18, 18)
 GPUS: dict[str, Gpu] = {
-    "H100": Gpu(known("H100"), 1.755e9, 2.9e12, _GROUPS, _HOPPER | {"l2_capacity": 25e6, "dirty_capacity": 10e6}),
-    "H200": Gpu(known("H200"), 1.755e9, 4.2e12, _GROUPS, _HOPPER | {"l2_capacity": 30e6, "dirty_capacity": 10e6}),
+    "H100": Gpu(known("H100"), 1.755e9, 3.07e12, _GROUPS, _HOPPER | {"l2_capacity": 25e6, "dirty_capacity": 10e6}),
+    "H200": Gpu(known("H200"), 1.755e9, 4.176e12, _GROUPS, _HOPPER | {"l2_capacity": 30e6, "dirty_capacity": 10e6}),
 }
 
 

@@ -275,7 +275,9 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "barrier": (
         "BAR", "WARPSYNC", "CLUSTER_ARRIVE", "CLUSTER_WAIT", "MEMBAR", "FENCE", "INVALIDATE", "LDGDEPBAR", "DEPBAR",
     ),
-    "branch": ("NOP", "OUTSIDE", "YIELD", "BRA", "BRA_DIV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK"),
+    "branch": (
+        "NOP", "OUTSIDE", "YIELD", "BRA", "BRA_DIV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK",
+    ),
 }  # fmt: skip
 _CLASS_OF = {operation: name for name, operations in CLASSES.items() for operation in operations}
 

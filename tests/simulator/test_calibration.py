@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.simulator import clock, probes
 from benchmarks.simulator.peers import calibration
-from benchmarks.simulator.peers.published import PROTOCOLS, ROWS
+from benchmarks.simulator.peers.published import BANDWIDTHS, PROTOCOLS, ROWS
 
 
 @pytest.fixture(scope="module")
@@ -85,19 +85,21 @@ def test_a_row_names_each_large_error(result: dict[str, Any]) -> None:
 
 def test_the_fit_finds_constants_that_explain_the_times() -> None:
     start = calibration.constants()
-    true = start | {"copy H100": start["copy H100"] * 1.04, "dram_latency": start["dram_latency"] * 1.2}
+    true = start | {"block_latency": start["block_latency"] * 0.7, "dram_latency": start["dram_latency"] * 1.2}
 
-    def time(size: Any, row: Any, given: Any) -> tuple[float, float]:
-        busy = size / given[f"copy {row.gpu}"]
-        return busy + given["dram_latency"] * 1e-8, busy
+    def time(size: Any, row: Any, given: Any) -> float:
+        return float(size * 1e-9 + given["dram_latency"] * 1e-8 + given["block_latency"] * size * 1e-11)
 
     rows = []
     for k, row in enumerate(ROWS[:8]):
-        size = 1e6 * 4**k
-        call = dataclasses.replace(row.call, shape=(1, 1))
-        seconds = time(size, row, true)[0]
-        rows.append((dataclasses.replace(row, call=call, seconds=seconds, protocol="profiler"), size))
-    found = calibration.fitted(rows, start, time)
-    for name in ("copy H100", "dram_latency"):
+        size = 1e2 * 4**k
+        rows.append((dataclasses.replace(row, seconds=time(size, row, true), protocol="profiler"), size))
+    found = calibration.fitted(rows, start, time, rounds=4)
+    for name in ("block_latency", "dram_latency"):
         before, after = abs(start[name] / true[name] - 1), abs(found[name] / true[name] - 1)
         assert after < 0.5 * before, (name, found[name], true[name])
+
+
+def test_the_bandwidths_are_published_ones() -> None:
+    for name, bandwidth in BANDWIDTHS.items():
+        assert clock.GPUS[name].copy == pytest.approx(bandwidth, rel=0.001)

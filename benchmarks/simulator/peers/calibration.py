@@ -6,15 +6,15 @@
 `report` leaves out the rows with more than `LARGE` elements, which take minutes each; ``--large`` simulates them too.
 
 Both need the environment that `cubins.INSTALL` describes, with liger_kernel 0.6.0: the published rows are of that
-version. The fit uses the rows that are not held out. It minimises the squared logarithms of simulated over published
-times, plus a weak pull to the constants that it starts from.
+version. The bandwidths of the DRAM are published ones and are not fitted. The fit uses the rows that are not held out.
+It minimises the squared logarithms of simulated over published times, plus a weak pull to the constants that it starts
+from.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import importlib.metadata
 import json
 import math
@@ -27,18 +27,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulator import clock, probes
-from benchmarks.simulator.clock import Gpu, Timing
+from benchmarks.simulator.clock import Gpu
 from benchmarks.simulator.peers import calls
 from benchmarks.simulator.peers.calls import Recorded, Session
-from benchmarks.simulator.peers.published import PROTOCOLS, ROWS, Published
+from benchmarks.simulator.peers.published import BANDWIDTHS, PROTOCOLS, ROWS, Published
 
 RESULT = Path(__file__).parents[2] / "results" / "simulator_calibration.json"
 #: Seconds that a protocol adds to the kernels: CUDA events around a call also see the start of its launch.
-OVERHEADS = {"profiler": 0.0, "do_bench": 6.5e-6}
+OVERHEADS = {"profiler": 0.0, "do_bench": 7.0e-6}
 #: The fitted constants: where each starts to be implausible, and how far (as a factor) it may move for free.
 LIMITS: dict[str, tuple[float, float]] = {
-    "copy H100": (2.6e12, 3.2e12),
-    "copy H200": (3.7e12, 4.56e12),
     "dram_latency": (400.0, 1100.0),
     "block_latency": (50.0, 1500.0),
     "launch_latency": (700.0, 4000.0),
@@ -49,14 +47,11 @@ LARGE = 26 << 20
 #: Bytes of the probes.
 PROBES = (8 << 20, 64 << 20)
 STEP = 1.15
-#: Elements of a small call.
-SMALL = 13 << 20
 
 
 def constants() -> dict[str, float]:
     """The constants of `clock.GPUS` and `OVERHEADS` that the fit may change."""
-    found = {f"copy {name}": clock.GPUS[name].copy for name in ("H100", "H200")}
-    found |= {name: clock.GPUS["H100"].cycles[name] for name in ("dram_latency", "block_latency", "launch_latency")}
+    found = {name: clock.GPUS["H100"].cycles[name] for name in ("dram_latency", "block_latency", "launch_latency")}
     return found | {"do_bench": OVERHEADS["do_bench"]}
 
 
@@ -64,38 +59,22 @@ def gpu_with(name: str, given: Mapping[str, float]) -> Gpu:
     """A GPU of `clock.GPUS` with other constants."""
     gpu = clock.GPUS[name]
     cycles = {key: value for key, value in given.items() if key in gpu.cycles}
-    return dataclasses.replace(gpu, copy=given[f"copy {name}"], cycles=gpu.cycles | cycles)
+    return dataclasses.replace(gpu, cycles=gpu.cycles | cycles)
 
 
-def simulated(recorded: Recorded, row: Published, given: Mapping[str, float]) -> tuple[float, float]:
-    """The simulated seconds of a row, and the part of them in which the DRAM transfers."""
+def simulated(recorded: Recorded, row: Published, given: Mapping[str, float]) -> float:
+    """The simulated seconds of a row."""
     overhead = given["do_bench"] if row.protocol == "do_bench" else 0.0
-    times = calls.timed(recorded, gpu_with(row.gpu, given))
-    busy = sum(one.dram * one.seconds for one in times if isinstance(one, Timing))
-    return calls.seconds(times) + overhead, busy
+    return calls.seconds(calls.timed(recorded, gpu_with(row.gpu, given))) + overhead
 
 
 # ---- fit ------------------------------------------------------------------------------------------------------------
 
 
-def _slope(constant: str, row: Published, base: tuple[float, float], now: float, moved: Callable[[], float]) -> float:
-    """The change of a row's logarithmic time per change of a constant's logarithm.
-
-    Bandwidths and overheads need no other simulation: their part of the time is known. Times of large calls are taken
-    not to depend on latencies.
-    """
-    seconds, busy = base
-    if constant.startswith("copy "):
-        return -busy / seconds if constant.endswith(row.gpu) else 0.0
-    if constant == "do_bench":
-        return now / seconds if row.protocol == "do_bench" else 0.0
-    return math.log(moved() / seconds) / math.log(STEP) if cost(row) <= SMALL else 0.0
-
-
 def fitted(
     rows: Sequence[tuple[Published, Any]],
     start: Mapping[str, float],
-    time: Callable[[Any, Published, Mapping[str, float]], tuple[float, float]] = simulated,
+    time: Callable[[Any, Published, Mapping[str, float]], float] = simulated,
     rounds: int = 2,
 ) -> dict[str, float]:
     """Fit the constants by a damped Gauss-Newton method on their logarithms.
@@ -113,14 +92,15 @@ def fitted(
     names, now = list(start), dict(start)
     for number in range(rounds):
         bases = [time(recorded, row, now) for row, recorded in rows]
-        residuals = np.log([seconds / row.seconds for (seconds, _), (row, _) in zip(bases, rows, strict=True)])
+        residuals = np.log([seconds / row.seconds for seconds, (row, _) in zip(bases, rows, strict=True)])
         slopes = np.zeros((len(rows), len(names)))
         for column, name in enumerate(names):
             given = now | {name: now[name] * STEP}
             for line, (row, recorded) in enumerate(rows):
-                slopes[line, column] = _slope(
-                    name, row, bases[line], now[name], functools.partial(_seconds, time, recorded, row, given)
-                )
+                if name == "do_bench":  # it is a part of the time
+                    slopes[line, column] = now[name] / bases[line] if row.protocol == name else 0.0
+                else:
+                    slopes[line, column] = math.log(time(recorded, row, given) / bases[line]) / math.log(STEP)
         pulls = np.log([now[name] / start[name] for name in names])
         step = np.linalg.solve(slopes.T @ slopes + PULL * np.eye(len(names)), slopes.T @ residuals + PULL * pulls)
         for name, move in zip(names, np.clip(step, -0.7, 0.7), strict=True):
@@ -129,15 +109,6 @@ def fitted(
         ratios = " ".join(f"{ratio:.2f}" for ratio in np.exp(residuals))
         print(f"round {number}: ratios before {ratios}; constants {now}", flush=True)
     return now
-
-
-def _seconds(
-    time: Callable[[Any, Published, Mapping[str, float]], tuple[float, float]],
-    recorded: Any,
-    row: Published,
-    given: Mapping[str, float],
-) -> float:
-    return time(recorded, row, given)[0]
 
 
 # ---- report ---------------------------------------------------------------------------------------------------------
@@ -183,9 +154,15 @@ def report(session: Session, rows: Sequence[Published]) -> dict[str, Any]:
     given = constants()
     entries = []
     for row in rows:
-        recorded = session.record(row.call, gpu_with(row.gpu, given))
+        gpu = gpu_with(row.gpu, given)
+        recorded = session.record(row.call, gpu)
+        seconds = calls.seconds(recorded.times)
+        if row.elements:
+            half = dataclasses.replace(row.call, shape=(row.call.shape[0] // 2, *row.call.shape[1:]))
+            slope = (seconds - calls.seconds(session.record(half, gpu).times)) / math.prod(half.shape)
+            seconds += slope * (row.elements - math.prod(row.call.shape))
         overhead = given["do_bench"] if row.protocol == "do_bench" else 0.0
-        entries.append(entry(row, calls.seconds(recorded.times) + overhead, recorded.errors))
+        entries.append(entry(row, seconds + overhead, recorded.errors))
         one = entries[-1]
         print(*(f"{one[key]}" for key in ("gpu", "library", "op", "shape", "published_us", "simulated_us", "ratio")),
               one["calibration"], flush=True)  # fmt: skip
@@ -194,6 +171,7 @@ def report(session: Session, rows: Sequence[Published]) -> dict[str, Any]:
         "versions": versions(),
         "protocols": PROTOCOLS,
         "constants": constants(),
+        "bandwidths": {name: clock.GPUS[name].copy for name in BANDWIDTHS},
         "summary": summary(entries),
         "rows": entries,
     }

@@ -2,6 +2,8 @@
 
 The numbers are copied from the sources; nothing here was measured by this project. Rows that the calibration does not
 use are ``held_out``. No row is left out because it disagrees.
+
+`BANDWIDTHS` are the usable bandwidths of the DRAM, from the same sources.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ CUDNN = (
     "benchmark/norms/results/h200/all_models_20260227_035147.csv"
 )
 SUM = "https://github.com/pytorch/pytorch/issues/132964"
+#: Bytes per second that `clock.GPUS` takes as the usable bandwidth of the DRAM. H100: the bytes that Liger's forward
+#: LayerNorm of 8192 columns moves more than that of 4096, over the difference of their times. H200: the fastest forward
+#: in the file of cudnn-frontend, torch.compile's RMSNorm of 8192 x 8192.
+BANDWIDTHS = {"H100": 4096 * 4096 * 2 * 4 / (94.752e-6 - 51.040e-6), "H200": 4176.3e9}
 #: What the published numbers include.
 PROTOCOLS = {
     "do_bench": "CUDA events around one call, after 256 MB were written (triton.testing.do_bench); median",
@@ -45,6 +51,8 @@ class Published:
         Whether the calibration leaves the row out.
     remark : str
         What differs between the published and the simulated call, if something does.
+    elements : int
+        Elements of the published call, to which `call` and one of half its rows are extrapolated; 0: those of `call`.
     """
 
     gpu: str
@@ -54,6 +62,7 @@ class Published:
     source: str
     held_out: bool = False
     remark: str = ""
+    elements: int = 0
 
 
 def _bytes(op: str, rows: int, columns: int) -> int:
@@ -93,7 +102,7 @@ ROWS: tuple[Published, ...] = (
     _liger("Liger", "layer_norm", 8192, 0.094752, held_out=True),
     _liger("ATen", "layer_norm", 1024, 0.023584),
     _liger("ATen", "layer_norm", 2048, 0.037344, held_out=True),
-    _liger("ATen", "layer_norm", 4096, 0.066176),
+    _liger("ATen", "layer_norm", 4096, 0.066176, held_out=True),
     _liger("ATen", "layer_norm", 8192, 0.152672, held_out=True),
     _liger("Liger", "layer_norm_backward", 1024, 0.120064, held_out=True, remark=_PYTHON),
     _liger("Liger", "layer_norm_backward", 2048, 0.120736, held_out=True, remark=_PYTHON),
@@ -102,14 +111,14 @@ ROWS: tuple[Published, ...] = (
     _liger("ATen", "layer_norm_backward", 1024, 0.060512, held_out=True, remark=_OLDER),
     _liger("ATen", "layer_norm_backward", 4096, 0.178816, held_out=True, remark=_OLDER),
     Published(
-        "H100", Call("ATen", "sum", (8192, 8192), "float32"), 4 * 2**26 / 3136e9, "do_bench", SUM, False,
-        "published for 2^30 elements as 3136 GB/s; simulated with 2^26, at the same bandwidth",
+        "H100", Call("ATen", "sum", (4096, 8192), "float32"), 4 * 2**30 / 3136e9, "do_bench", SUM, True,
+        "2^30 elements, published as 3136 GB/s; simulated with 2^25 and 2^24, extrapolated linearly", 2**30,
     ),
     _cudnn("rms_norm", 8192, 128, 567.0),
     _cudnn("rms_norm", 16384, 128, 667.2, held_out=True),
     _cudnn("rms_norm", 4096, 2048, 2669.8),
     _cudnn("rms_norm", 2048, 4096, 2724.9, held_out=True),
-    _cudnn("rms_norm", 4096, 6144, 2794.6),
+    _cudnn("rms_norm", 4096, 6144, 2794.6, held_out=True),
     _cudnn("rms_norm", 8192, 4096, 3114.8, held_out=True),
     _cudnn("rms_norm", 4096, 8192, 2522.7, held_out=True),
     _cudnn("layer_norm", 1024, 12288, 1643.7),
