@@ -94,10 +94,11 @@ def test_local_memory_belongs_to_a_lane() -> None:
 def test_a_barrier_of_the_block_waits_for_diverged_lanes() -> None:
     """Odd lanes write shared memory after even lanes have arrived; even lanes then read what they wrote."""
     found = np.zeros(LANES, np.uint32)
-    texts = ["S2R R0,SR_TID.X", "LOP3.LUT P0,RZ,R0,0x1,RZ,0xc0,!PT", "IMAD R1,R0,0x4,RZ", "@!P0 BRA 0x60"]
-    texts += [*["NOP"], "STS [R1+0x400],R0", "BAR.SYNC.DEFER_BLOCKING 0x0", "LOP3.LUT R1,R1,0x4,RZ,0xfc,!PT"]
-    texts += ["LDS R5,[R1+0x400]", "LDC.64 R2,c[0x0][0x210]", "IMAD.WIDE.U32 R2,R0,0x4,R2", "STG.E desc[UR4][R2.64],R5"]
-    machine.run(launch(kernel([*texts, "EXIT"], arguments=1, shared_bytes=128), [found]))
+    texts = ["S2R R0,SR_TID.X", "LOP3.LUT P0,RZ,R0,0x1,RZ,0xc0,!PT", "IMAD R1,R0,0x4,RZ", "@P0 BRA 0xb0"]
+    texts += ["BAR.SYNC.DEFER_BLOCKING 0x0", "LOP3.LUT R1,R1,0x4,RZ,0xfc,!PT", "LDS R5,[R1+0x400]"]
+    texts += ["LDC.64 R2,c[0x0][0x210]", "IMAD.WIDE.U32 R2,R0,0x4,R2", "STG.E desc[UR4][R2.64],R5", "EXIT"]
+    texts += ["STS [R1+0x400],R0", "BRA 0x40"]
+    machine.run(launch(kernel(texts, arguments=1, shared_bytes=128), [found]))
     assert found.tolist() == [lane | 1 for lane in range(LANES)]
 
 
