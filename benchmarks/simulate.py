@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,21 +60,15 @@ def parser() -> argparse.ArgumentParser:
 
 def report(found: Simulated) -> str:
     """The text for one problem."""
-    rows: list[tuple[str, ...]] = [
-        ("kernel", "us", "issue", "DRAM", "pipe", "resident", "waits for", "read MB", "written MB")
-    ]
+    rows: list[tuple[str, ...]] = [("kernel", "us", "issue", "DRAM", "resident", "read MB", "written MB")]
     for launch, timing in zip(found.launches, found.timings, strict=True):
-        pipe, busy = max(timing.pipes.items(), key=lambda item: item[1])
-        reason, share = max(timing.waits.items(), key=lambda item: item[1])
         rows.append(
             (
                 launch.kernel.code.entry,
                 f"{timing.seconds * 1e6:.1f}",
                 f"{timing.issue:.2f}",
                 f"{timing.dram:.2f}",
-                f"{pipe} {busy:.2f}",
                 str(timing.resident),
-                f"{reason.lower()} {share:.2f}",
                 f"{timing.dram_read / 1e6:.1f}",
                 f"{timing.dram_written / 1e6:.1f}",
             )
@@ -89,8 +83,19 @@ def report(found: Simulated) -> str:
             f"instructions per element: {found.instructions:.1f}: {classes}",
             "",
             *columns(rows, 1),
+            "",
+            *(
+                f"{launch.kernel.code.entry}: pipes {_shares(timing.pipes)}; warps wait: {_shares(timing.waits)}"
+                for launch, timing in zip(found.launches, found.timings, strict=True)
+            ),
         ]
     )
+
+
+def _shares(found: Mapping[str, float]) -> str:
+    """Shares of at least 1 %, the largest first."""
+    order = sorted(found.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name.lower()} {share:.0%}" for name, share in order if share >= 0.01)
 
 
 def profile(found: Simulated) -> str:

@@ -198,3 +198,40 @@ def test_the_time_does_not_change_between_runs() -> None:
     array = np.zeros(4096, np.uint32)
     program = [*load(4), "EXIT"]
     assert len({timed(program, [array], grid=64, threads=64).seconds for _ in range(3)}) == 1
+
+
+def copy_waits(copy: list[str | tuple[str, int]], wait: list[str | tuple[str, int]]) -> float:
+    """Cycles from the start of a kernel that copies to shared memory until it may use the bytes."""
+    head: list[str | tuple[str, int]] = [("LDC.64 R2,c[0x0][0x210]", LOADS), ("MOV R6,0x400", WAITS)]
+    return cycles([*head, *copy, *wait, "EXIT"], [np.zeros(4096, np.uint32)], static=1024)
+
+
+def test_a_wait_for_asynchronous_copies_lasts_until_they_arrive() -> None:
+    copy: list[str | tuple[str, int]] = ["LDGSTS.E.BYPASS.128 [R6],desc[UR4][R2.64]", "LDGDEPBAR"]
+    arrived = copy_waits(copy, ["DEPBAR.LE SB0,0x0"])
+    not_waited = copy_waits(copy, ["DEPBAR.LE SB0,0x1"])
+    assert not_waited < 100 < FACTS["dram_latency"] < arrived < FACTS["dram_latency"] + 150
+
+
+def test_a_wait_for_a_bulk_copy_lasts_until_it_arrives() -> None:
+    """One thread copies 64 bytes; the phase of the mbarrier is complete when they have arrived."""
+    program: list[str | tuple[str, int]] = [("ULDC.64 UR10,c[0x0][0x210]", LOADS), ("UMOV UR4,0x1ffffe", WAITS)]
+    program += ["UMOV UR5,URZ", "UMOV UR6,0x400", "SYNCS.EXCH.64 URZ,[UR6],UR4", "MOV R10,0x40"]
+    program += ["UMOV UR8,0x440", "UMOV UR9,0x400", "UMOV UR7,0x4", "SYNCS.ARRIVE.TRANS64 RZ,[UR6],R10"]
+    program += ["UBLKCP.S.G [UR8],[UR10],UR7", ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0,[UR6],RZ", LOADS)]
+    program += [("@P0 EXIT", WAITS), "BRA 0xb0"]
+    took = cycles(program, [np.zeros(64, np.uint32)], threads=1, static=256)
+    assert FACTS["dram_latency"] < took < FACTS["dram_latency"] + 200
+
+
+def test_a_cluster_waits_at_its_barrier() -> None:
+    program: list[str | tuple[str, int]] = ["UCGABAR_ARV", "UCGABAR_WAIT", "EXIT"]
+    assert cycles(program, grid=4, cluster=4) == pytest.approx(FACTS["cluster_latency"], abs=20)
+
+
+def test_what_exceeds_the_dirty_lines_goes_to_the_dram() -> None:
+    array = np.zeros(2**25, np.uint8)
+    program: list[str | tuple[str, int]] = [("S2R R0,SR_TID.X", LOADS), ("S2R R1,SR_CTAID.X", LOADS)]
+    program += [("LDC.64 R2,c[0x0][0x210]", LOADS), ("IMAD R0,R1,0x400,R0", WAITS), "IMAD.WIDE.U32 R4,R0,0x10,R2"]
+    found = timed([*program, "STG.E.128 desc[UR4][R4.64],R8", "EXIT"], [array], grid=2**25 // 2**14, threads=1024)
+    assert found.dram_written == pytest.approx(2**25 - FACTS["dirty_capacity"], rel=0.01)

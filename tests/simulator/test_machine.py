@@ -91,6 +91,24 @@ def test_local_memory_belongs_to_a_lane() -> None:
     assert found.tolist() == list(range(LANES))
 
 
+def test_a_barrier_of_the_block_waits_for_diverged_lanes() -> None:
+    """Odd lanes write shared memory after even lanes have arrived; even lanes then read what they wrote."""
+    found = np.zeros(LANES, np.uint32)
+    texts = ["S2R R0,SR_TID.X", "LOP3.LUT P0,RZ,R0,0x1,RZ,0xc0,!PT", "IMAD R1,R0,0x4,RZ", "@P0 BRA 0xb0"]
+    texts += ["BAR.SYNC.DEFER_BLOCKING 0x0", "LOP3.LUT R1,R1,0x4,RZ,0xfc,!PT", "LDS R5,[R1+0x400]"]
+    texts += ["LDC.64 R2,c[0x0][0x210]", "IMAD.WIDE.U32 R2,R0,0x4,R2", "STG.E desc[UR4][R2.64],R5", "EXIT"]
+    texts += ["STS [R1+0x400],R0", "BRA 0x40"]
+    machine.run(launch(kernel(texts, arguments=1, shared_bytes=128), [found]))
+    assert found.tolist() == [lane | 1 for lane in range(LANES)]
+
+
+def test_a_barrier_of_the_cluster_does_not_wait_for_warps_that_have_ended() -> None:
+    """PTX ISA, barrier.cluster: threads that have exited count as arrived."""
+    texts = ["S2R R0,SR_TID.X", "ISETP.GE.AND P0,PT,R0,0x20,PT", "@P0 EXIT", "UCGABAR_ARV", "UCGABAR_WAIT", "EXIT"]
+    found = machine.run(launch(kernel(texts, arguments=0), [], grid=2, threads=64, cluster=2))
+    assert found["warps"].tolist() == [4, 4, 4, 2, 2, 2]
+
+
 # ---- faults ---------------------------------------------------------------------------------------------------------
 
 FAULTS = r"""
@@ -153,6 +171,40 @@ def test_a_barrier_that_a_warp_never_reaches_is_a_fault() -> None:
     texts += ["UCGABAR_ARV", "UCGABAR_WAIT", "EXIT"]
     with pytest.raises(KernelFault, match=r"block 0, warp 0: waits at a barrier of the block, in vain"):
         machine.run(launch(kernel(texts, arguments=0), [], threads=64))
+
+
+def test_an_access_across_the_end_of_an_array_is_a_fault() -> None:
+    texts = ["LDC.64 R2,c[0x0][0x210]", "LDG.E.128 R4,desc[UR4][R2.64+0x20]", "EXIT"]
+    with pytest.raises(KernelFault, match="reads 16 bytes at byte 32 of array0, which has 40 "):
+        machine.run(launch(kernel(texts, arguments=1), [np.zeros(10, np.uint32)]))
+
+
+def test_shared_memory_of_a_block_that_has_ended_is_out_of_reach() -> None:
+    """Rank 1 ends at once. Rank 0 then reads its shared memory, whose address has the rank in bits 24 and up."""
+    texts = [
+        "S2R R0,SR_CgaCtaId",
+        "ISETP.NE.AND P0,PT,R0,RZ,PT",
+        "@P0 EXIT",
+        *["NOP"] * 600,
+        "LDS R1,[0x1000400]",
+        "EXIT",
+    ]
+    with pytest.raises(KernelFault, match="block 0, warp 0: accesses shared memory of rank 1, which has ended"):
+        machine.run(launch(kernel(texts, arguments=0, shared_bytes=64), [], grid=2, cluster=2))
+
+
+@pytest.mark.parametrize(
+    ("opcode", "address", "wavefronts"),
+    [
+        ("LDS", "R0,0x4", 1), ("LDS", "R0,0x80", 32), ("LDS", "RZ,RZ", 1),
+        ("LDS.64", "R0,0x8", 2), ("LDS.64", "RZ,RZ", 2), ("LDS.128", "R0,0x10", 4), ("LDS.128", "RZ,RZ", 4),
+    ],
+)  # fmt: skip
+def test_wavefronts_of_shared_memory(opcode: str, address: str, wavefronts: int) -> None:
+    """8-byte accesses go by half warps and 16-byte ones by quarter warps, even if all lanes read the same words."""
+    texts = ["S2R R0,SR_TID.X", f"IMAD R1,{address},RZ", f"{opcode} R4,[R1+0x400]", "EXIT"]
+    found = machine.run(launch(kernel(texts, arguments=0, shared_bytes=4096), []))
+    assert int(found["wavefronts"][2]) == wavefronts
 
 
 def test_arguments_of_the_wrong_size_are_refused() -> None:

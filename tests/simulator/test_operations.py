@@ -238,6 +238,17 @@ def test_floats(a: list[float], b: list[float], c: list[float]) -> None:
             assert found[5][lane] == bits(x)
 
 
+def test_results_are_flushed() -> None:
+    code = ["FADD.FTZ R20,R10,R11", "FADD R21,R10,R11", "FMUL.FTZ R22,R10,R12", "FFMA.FTZ R23,R10,R12,R13"]
+    a, b, c = 1.5 * 2.0**-126, -(2.0**-126), 0.25
+    assert [one[0] for one in evaluate(code, [bits(a)], [bits(b)], [bits(c)], [bits(-0.0)], results=4)] == [
+        0,
+        bits(2.0**-127),
+        0,
+        0,
+    ]
+
+
 @few
 @given(st.lists(st.floats(0.5, 2, width=32), min_size=LANES, max_size=LANES), st.integers(0, 2**23))
 def test_a_product_is_rounded_in_each_direction(a: list[float], seed: int) -> None:
