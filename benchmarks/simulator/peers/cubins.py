@@ -19,7 +19,7 @@ from cunorm.core import cache_folder
 from cunorm.core.errors import CompileError
 
 ARCHITECTURE = "sm_90"
-INSTALL = "pip install torch liger_kernel nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm, in an environment of their own"
+INSTALL = "pip install torch liger_kernel nvidia-cuda-cuobjdump -e .[dev], in an environment of their own"
 _ENTRY = re.compile(rb"\.text\.([A-Za-z0-9_$.]+)\0")
 
 
