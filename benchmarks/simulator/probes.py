@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulator.machine import Kernel, Launch
-from cunorm.executors.cpu.guarded_arrays import Region
+from benchmarks.simulator.machine import Kernel, Launch, Placed
+from cunorm.executors.cpu.guarded_arrays import PARAMETER
 
 _TEXT = r"""
 extern "C" __global__ void __launch_bounds__(256) copy_packs(const float4* x, float4* y, long long packs) {
@@ -35,20 +35,28 @@ extern "C" __global__ void __launch_bounds__(256) sum_packs(const float4* x, flo
 THREADS, PACK = 256, 16
 
 
+def _placed(*arrays: NDArray[np.float32]) -> list[Placed]:
+    """Arrays at addresses that are multiples of 1 MB, as an allocator of GPU memory would place them."""
+    found, at = [], 1 << 32
+    for number, array in enumerate(arrays):
+        found.append(Placed(f"array {number}", at, array.nbytes, PARAMETER, array.ctypes.data))
+        at += (array.nbytes + (2 << 20)) >> 20 << 20
+    return found
+
+
 def copy(nbytes: int) -> tuple[Launch, NDArray[np.float32], NDArray[np.float32]]:
-    """A launch that copies `nbytes` bytes, one pack per thread, its source and its target."""
+    """A launch that copies `nbytes` bytes, one pack per thread, its source and its target, which must be kept."""
     x = np.random.default_rng(0).random(nbytes // 4, dtype=np.float32)
     y = np.zeros_like(x)
-    packs = nbytes // PACK
-    memory = [Region("x", x.ctypes.data, x.nbytes, "in"), Region("y", y.ctypes.data, y.nbytes, "out")]
-    kernel = Kernel.of_text(_TEXT, "copy_packs")
-    return Launch(kernel, -(-packs // THREADS), THREADS, 0, [x.ctypes.data, y.ctypes.data, packs], memory), x, y
+    packs, memory = nbytes // PACK, _placed(x, y)
+    arguments = [*(region.address for region in memory), packs]
+    return Launch(Kernel.of_text(_TEXT, "copy_packs"), -(-packs // THREADS), THREADS, 0, arguments, memory), x, y
 
 
 def total(nbytes: int, blocks: int) -> tuple[Launch, NDArray[np.float32], NDArray[np.float32]]:
-    """A launch that sums `nbytes` bytes of float32 per block, its source and the sums of the blocks."""
+    """A launch that sums `nbytes` bytes of float32 per block, its source and the sums of the blocks, to be kept."""
     x = np.random.default_rng(0).random(nbytes // 4, dtype=np.float32)
     sums = np.zeros(blocks, dtype=np.float32)
-    memory = [Region("x", x.ctypes.data, x.nbytes, "in"), Region("sums", sums.ctypes.data, sums.nbytes, "out")]
-    kernel = Kernel.of_text(_TEXT, "sum_packs")
-    return Launch(kernel, blocks, THREADS, 0, [x.ctypes.data, sums.ctypes.data, nbytes // PACK], memory), x, sums
+    memory = _placed(x, sums)
+    arguments = [*(region.address for region in memory), nbytes // PACK]
+    return Launch(Kernel.of_text(_TEXT, "sum_packs"), blocks, THREADS, 0, arguments, memory), x, sums
