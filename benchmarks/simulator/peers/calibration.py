@@ -114,6 +114,12 @@ def fitted(
 # ---- report ---------------------------------------------------------------------------------------------------------
 
 
+def halved(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape with half the rows, or half the H: the axis along which a published call is larger."""
+    axis = 2 if len(shape) == 4 else 0
+    return tuple(size // 2 if k == axis else size for k, size in enumerate(shape))
+
+
 def entry(row: Published, seconds: float, errors: Mapping[str, float]) -> dict[str, Any]:
     """A row of the result file."""
     call = row.call
@@ -158,7 +164,7 @@ def report(session: Session, rows: Sequence[Published]) -> dict[str, Any]:
         recorded = session.record(row.call, gpu)
         seconds = calls.seconds(recorded.times)
         if row.elements:
-            half = dataclasses.replace(row.call, shape=(row.call.shape[0] // 2, *row.call.shape[1:]))
+            half = dataclasses.replace(row.call, shape=halved(row.call.shape))
             slope = (seconds - calls.seconds(session.record(half, gpu).times)) / math.prod(half.shape)
             seconds += slope * (row.elements - math.prod(row.call.shape))
         overhead = given["do_bench"] if row.protocol == "do_bench" else 0.0

@@ -20,6 +20,7 @@ CUDNN = (
     "https://github.com/NVIDIA/cudnn-frontend/blob/df73764adb98b7445b77662ce07b1ea434c8f3ee/"
     "benchmark/norms/results/h200/all_models_20260227_035147.csv"
 )
+GROUP = "https://github.com/sgl-project/sglang/pull/23938"
 SUM = "https://github.com/pytorch/pytorch/issues/132964"
 #: Bytes per second that `clock.GPUS` takes as the usable bandwidth of the DRAM. H100: the bytes that Liger's forward
 #: LayerNorm of 8192 columns moves more than that of 4096, over the difference of their times. H200: the fastest forward
@@ -52,7 +53,7 @@ class Published:
     remark : str
         What differs between the published and the simulated call, if something does.
     elements : int
-        Elements of the published call, to which `call` and one of half its rows are extrapolated; 0: those of `call`.
+        Elements of the published call, to which `call` and one of half its size are extrapolated; 0: those of `call`.
     """
 
     gpu: str
@@ -115,6 +116,11 @@ ROWS: tuple[Published, ...] = (
     Published(
         "H100", Call("ATen", "sum", (4096, 8192), "float32"), 4 * 2**30 / 3136e9, "do_bench", SUM, True,
         "2^30 elements, published as 3136 GB/s; simulated with 2^25 and 2^24, extrapolated linearly", 2**30,
+    ),
+    Published(
+        "H200", Call("ATen", "group_norm", (1, 128, 64, 256), "bfloat16", 32), 4714e-6, "do_bench", GROUP, True,
+        "1 x 128 x 20 x 256 x 256 with a SiLU after it, which is not simulated; extrapolated linearly in the last axes",
+        128 * 20 * 256 * 256,
     ),
     _cudnn("rms_norm", 8192, 128, 567.0),
     _cudnn("rms_norm", 16384, 128, 667.2, held_out=True),
