@@ -157,6 +157,25 @@ def run_mutant(mutant: Mutant, checks: Iterable[str], kernels: Iterable[str] = (
     return Outcome(mutant, state, check, way)
 
 
+def fill_cache(checks: Sequence[str]) -> None:
+    """Run checks on the unchanged kernels, whose builds then are in the cache of every mutant.
+
+    Raises
+    ------
+    RuntimeError
+        If a check fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="cunorm-unchanged-") as name:
+        for folder, original in (("kernels_cu", sources.folder()), ("kernels", TEST_KERNELS)):
+            shutil.copytree(original, Path(name) / folder)
+        surroundings = environment(CUNORM_CPU_CORES="1")
+        surroundings.setdefault("CUNORM_CPU_BUILD", "checked")
+        command = [sys.executable, "-m", "tests.mutation.worker", name, "*", *checks]
+        done = subprocess.run(command, env=surroundings, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.stdout.splitlines()[-1:] != ["survived"]:
+        raise RuntimeError(f"the unchanged kernels fail:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
 def run_all(found: Sequence[Mutant], jobs: int) -> list[Outcome]:
     """Run every mutant on the checks that reach it, first those that killed the latest mutants of the same file."""
     from tqdm import tqdm
@@ -168,6 +187,8 @@ def run_all(found: Sequence[Mutant], jobs: int) -> list[Outcome]:
     reaching = (
         {} if not checks else reached(everything, {"kernels_cu": sources.folder(), "kernels": TEST_KERNELS}, checks)
     )
+    if of_ptx := {check for one in found if one.kind == "ptx" for check in ptx_checks_of(one.file)}:
+        fill_cache(sorted(of_ptx))
     killers: dict[str, list[str]] = {}
 
     def run(mutant: Mutant) -> Outcome:

@@ -116,9 +116,7 @@ def test_statements_of_inline_ptx() -> None:
         ': "memory" -> nothing',
     ]
     assert {one.line for one in mutants("a.cu", text)} == {4}
-    calls = (
-        'asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); asm("cvt.rn.f16.f32 %0, %1;" : "=h"(f(x)) : "f"(y));'
-    )
+    calls = 'asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); asm("cvt.rn.f16.f32 %0, %1;" : "=h"(f(x)) : "f"(y));'
     assert [change for change in changes(calls) if "asm" not in change] == ["cluster_ctarank -> ctaid.x", "f16 -> bf16"]
 
 

@@ -116,13 +116,11 @@ class Emitter:
         return own
 
     def write(self, kind: str, value: str, to: str | None = None) -> str:
-        """A statement that writes a value to a register, or to the first operand. A wider register is extended."""
+        """A statement that writes a value to a register, or to the first operand. C++ extends it to a wider one."""
         to = self.operands[0] if to is None else to
         if to == "_":
             return f"(void)({value});"
-        own = self.type_of(to, kind)
-        extended = value if kind in ("pred", "f32", "f64") else f"{C_TYPE[kind]}({value})"
-        return f"{to} = {_as(extended, kind, own)};"
+        return f"{to} = {_as(value, kind, self.type_of(to, kind))};"
 
     def address(self, operand: str, shared: bool = False, past: int = 0) -> str:
         """An address in brackets: of global memory, or an offset in the window of shared memory."""
