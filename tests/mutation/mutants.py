@@ -265,7 +265,7 @@ def _guards(text: str) -> Iterator[tuple[str, int, int, str]]:
 _ASM = re.compile(r"\basm(?: volatile)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\);")
 #: (pattern within a statement, replacement). A group in the pattern is what is replaced.
 _PTX_CHANGES = [
-    (re.compile(r"asm( volatile)"), ""),
+    (re.compile(r'asm( volatile)(?=.*"[=+])', re.DOTALL), ""),  # without outputs, a statement is volatile anyway
     (re.compile(r'(\s*: "memory")'), ""),
     (re.compile(r"\.(acquire|release|acq_rel)\b(?=[^\n]*[;%])"), "relaxed"),
     (re.compile(r"\{(%1, %2)"), "%2, %1"),

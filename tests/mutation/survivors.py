@@ -283,9 +283,6 @@ SURVIVORS: dict[Key, str] = {
     ("kernels/ticket_wait.cu", "if (thread == 0) {", "owner", 2): (
         "Speed only: every thread publishes the same word after the barrier."
     ),
-    ("kernels/ticket_wait.cu", "__threadfence();", "barrier", 0): (
-        "Redundant: store_release itself publishes all stores that precede the barrier."
-    ),
     ("layer_norm/layer_norm_backward_grid.cu",
      "for (int team = 0; team < TeamSlab::teams; ++team) {  // in turn: all teams add to one row of sums", "guard",
      0): "Speed only: no thread belongs to the team past the last.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -53,17 +53,13 @@ def ptx_of(text: str, architecture: str, version: Nvrtc) -> str:
 
 
 @contextlib.contextmanager
-def through_ptx(
-    architecture: str, version: Nvrtc, changed: Callable[[str], str] = lambda ptx: ptx
-) -> Iterator[list[str]]:
+def through_ptx(architecture: str, version: Nvrtc) -> Iterator[list[str]]:
     """Compile all kernels of the CPU executor through PTX, for the device of an architecture.
 
     Parameters
     ----------
     architecture, version
         One of PAIRS.
-    changed : callable
-        Changes the PTX before it is translated.
 
     Yields
     ------
@@ -73,7 +69,7 @@ def through_ptx(
     compile, made = executor.compile, list[str]()
 
     def compiled(text: str, entry: str, ordinal: int = 0, **options: Any) -> executor.Kernel:
-        made.append(changed(ptx_of(text, architecture, version)))
+        made.append(ptx_of(text, architecture, version))
         return compile(translate(made[-1]), entry, ordinal, **options)
 
     device = next(name for name, one in KNOWN.items() if one is device_of(architecture))
