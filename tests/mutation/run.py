@@ -183,11 +183,12 @@ def run_all(found: Sequence[Mutant], jobs: int) -> list[Outcome]:
     everything = [one for one in all_mutants() if one.kind != "ptx"]
     ran = {one.file for one in found if one.kind != "ptx"}
     checks = sorted({check for file in ran for check in checks_of(file)}, key=lambda one: (len(one), one))
-    print(f"running {len(checks)} checks on kernels with {len(everything)} probes")
-    reaching = (
-        {} if not checks else reached(everything, {"kernels_cu": sources.folder(), "kernels": TEST_KERNELS}, checks)
-    )
+    reaching: dict[Mutant, dict[str, list[str]]] = {}
+    if checks:
+        print(f"running {len(checks)} checks on kernels with {len(everything)} probes")
+        reaching = reached(everything, {"kernels_cu": sources.folder(), "kernels": TEST_KERNELS}, checks)
     if of_ptx := {check for one in found if one.kind == "ptx" for check in ptx_checks_of(one.file)}:
+        print(f"running {len(of_ptx)} checks on the PTX of the kernels")
         fill_cache(sorted(of_ptx))
     killers: dict[str, list[str]] = {}
 
