@@ -37,6 +37,7 @@ SAME_PTX = (
     "NVRTC 12.8 and 13.5 generate the same PTX for the test kernels with and without it. The C++ language allows the "
     "compiler to move accesses across the statement, or to merge two statements, if it is missing."
 )
+RELEASING_ARRIVAL = "The executor has only the releasing arrival, which needs no fence."
 NO_INSTRUCTION = "Speed only: an optimisation barrier, which contains no instruction."
 #: (line, index) of the mutants of async.cuh without a memory clobber, or without volatile where they have an output.
 CLOBBERS = (
@@ -81,9 +82,7 @@ SURVIVORS: dict[Key, str] = {
     ("common/async.cuh", 'asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");', "ptx", 1): (
         "The executor has only the releasing arrival."
     ),
-    ("common/async.cuh", 'asm volatile("fence.acq_rel.cluster;" ::: "memory");', "ptx", 0): (
-        "The executor has only the releasing arrival, which needs no fence."
-    ),
+    ("common/async.cuh", 'asm volatile("fence.acq_rel.cluster;" ::: "memory");', "ptx", 0): RELEASING_ARRIVAL,
     ("common/async.cuh",
      'asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");', "ptx", 2): (
         "The executor runs blocks that wait for each other in one thread, so that every load acquires."
@@ -337,6 +336,7 @@ SURVIVORS: dict[Key, str] = {
      "guard", 0): BY_ELEMENT,
     ("common/types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
      "guard", 2): BY_ELEMENT,
+    ("kernels/cluster_exchange.cu", "cluster_fence();", "barrier", 0): RELEASING_ARRIVAL,
     ("kernels/ticket_wait.cu", "if (thread == 0) {", "owner", 2): (
         "Speed only: every thread publishes the same word after the barrier."
     ),
