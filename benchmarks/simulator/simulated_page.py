@@ -111,8 +111,8 @@ def peers_section(peers: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Beside other libraries\n",
         f"{peers['gpu']}, {versions}. Each library's own machine code and launches, on the same clock. A time is the "
-        "sum of the kernels of a call; what the host needs between them is not in it. A ratio above 1 means that cunorm's "
-        "call is shorter. `python -m benchmarks.simulator.peers.compare` writes the rows.\n",
+        "sum of the kernels of a call; what the host needs between them is not in it. A ratio above 1 means that "
+        "cunorm's call is shorter. `python -m benchmarks.simulator.peers.compare` writes the rows.\n",
         "![Simulated time of each call over the time of a copy of its bytes](simulated-peers.svg)\n",
         f"| problem | floor us | cunorm us | {' | '.join(f'{name} us | {name} / cunorm' for name in names)} |",
         f"|---|---:|---:|{'---:|---:|' * len(names)}",

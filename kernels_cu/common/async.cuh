@@ -190,7 +190,9 @@ __device__ __forceinline__ T* cluster_map(T* address, unsigned rank) {
     return static_cast<T*>(cunorm_cpu::map_shared(address, rank));
 #else
     unsigned long long mapped;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(mapped) : "l"(address), "r"(rank));
+    // volatile: otherwise NVRTC moves it before the caller's guard of the rank. The PTX ISA does not say what mapa
+    // returns for a rank outside the cluster.
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(mapped) : "l"(address), "r"(rank));
     return reinterpret_cast<T*>(mapped);
 #endif
 }

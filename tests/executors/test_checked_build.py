@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -228,3 +230,17 @@ def test_the_checked_build_of_every_compiler_loads(name: str) -> None:
     environment = {**os.environ, "CUNORM_CPU_BUILD": "checked", "CUNORM_CXX": words}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.stdout == "[[31.5, 95.5]]\n", done.stderr
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump (binutils)")
+def test_functions_that_the_host_calls_have_no_hooks() -> None:
+    """A hook looks for a fiber's header on its own stack. On the host's stack it would find other data."""
+    text = 'extern "C" __global__ void hooks(float* y) { y[threadIdx.x] = 1.0f; }'
+    library = executor.compile(text, "hooks", build="checked").path
+    done = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True)
+    hooked = {
+        found[1]
+        for found in re.finditer(r"^[0-9a-f]+ <(\w+)>:\n((?:.+\n)+)", done.stdout, re.MULTILINE)
+        if re.search(r"<__tsan_\w*(?:read|write)", found[2]) and not found[1].startswith("__tsan")
+    }
+    assert hooked == {"hooks"}

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 from cunorm.core import settings
+from cunorm.core.arrays import DTYPES
 from cunorm.core.opspec import OPS
 from cunorm.executors.cpu import checked as cpu_checked
 from cunorm.executors.cpu import executor
@@ -31,9 +32,9 @@ def expanded(text: str, stem: str) -> str:
         return sources._expand.__wrapped__(stem)  # bypass the cache, whose key is the name: a mutant has another text
 
 
-def compiled(text: str, entry: str, **constants: int) -> executor.Kernel:
-    """Compile a float32 test kernel, preceded by the head that the host writes."""
-    return executor.compile(sources._head({"data_t": "float32"}, "NCHW", constants) + expanded(text, entry), entry)
+def compiled(text: str, entry: str, dtype: str = "float32", **constants: int) -> executor.Kernel:
+    """Compile a test kernel, preceded by the head that the host writes."""
+    return executor.compile(sources._head({"data_t": dtype}, "NCHW", constants) + expanded(text, entry), entry)
 
 
 def launch(
@@ -115,7 +116,7 @@ def check_ticket_wait(text: str) -> None:
         arrays = [x, totals, workspace, ticket, flags]
         launch(kernel, blocks, 32, 32, arrays, workspace=[2, 4], resident=resident)
         assert np.array_equal(totals, expected), resident
-        assert flags.all()
+        assert np.all(flags == 1)
 
 
 def check_last_block(text: str) -> None:
@@ -158,6 +159,58 @@ def check_moments(text: str) -> None:
         step = np.abs(distance) * few / (n + few)  # the rounded term
         assert np.all(np.abs(centre + rest - exact) <= 4 * 2.0**-24 * step)
         assert np.allclose(found, spread, rtol=8 * 2.0**-24, atol=0)
+
+
+def check_arrivals(text: str) -> None:
+    """Check blocks that count themselves in and wait until a counter is above a number."""
+    kernel = compiled(text, "arrivals", threads=32)
+    blocks = 5
+    x = np.arange(blocks * 32, dtype=np.float32).reshape(blocks, 32)
+    totals, workspace = (np.full((blocks, 32), np.nan, np.float32) for _ in range(2))
+    before, counter = np.zeros(blocks, np.uint32), np.zeros(1, np.uint32)
+    launch(kernel, blocks, 32, 0, [x, totals, before, workspace, counter], workspace=[3], resident=blocks)
+    assert np.array_equal(totals, np.tile(x.sum(0), (blocks, 1)))
+    assert sorted(before) == [*range(blocks)]
+
+
+def check_cluster_exchange(text: str) -> None:
+    """Check relaxed arrivals at the cluster's barrier, and a lane per block that reads its shared memory."""
+    for cluster in (2, 4):
+        kernel = compiled(text, "cluster_exchange", threads=64, cluster=cluster)
+        x, y = random(3, 8), np.full((3, 8, 64), np.nan, np.float32)
+        launch(kernel, 8, 64, 16, [x, y], [3], cluster=cluster, resident=2)
+        expected = np.zeros((3, 8, 64), np.float32)
+        expected[..., :cluster] = np.repeat(x.reshape(3, -1, cluster), cluster, axis=1)
+        assert np.array_equal(y, expected)
+
+
+def check_conversions(text: str) -> None:
+    """Check the 16-bit conversions, bit for bit; test_conversions.py has more values."""
+    for dtype in ("float16", "bfloat16"):
+        kernel = compiled(text, "conversions", dtype, threads=64)
+        bits = np.arange(0, 65536, 151, dtype=np.uint16)  # of both signs, subnormals, infinity and NaN
+        stored = np.concatenate([bits, np.uint16([0x7C00, 0x7F80, 0x7E00])]).view(DTYPES[dtype])
+        with np.errstate(all="ignore"):
+            wide = stored.astype(np.float32)
+            wide = np.where(np.isfinite(wide), wide * np.float32(1 + 2.0**-9), wide)
+            exact, back = wide.astype(DTYPES[dtype]), stored.astype(np.float32)
+        rounded, widened = np.zeros_like(exact), np.zeros_like(wide)
+        launch(kernel, 2, 64, 0, [wide, rounded, stored, widened], [wide.size])
+        numbers = ~np.isnan(wide)
+        assert np.array_equal(rounded.view(np.uint16)[numbers], exact.view(np.uint16)[numbers])
+        assert np.all(np.isnan(rounded.astype(np.float32)[~numbers]))
+        assert np.array_equal(widened, back, equal_nan=True)
+
+
+def check_reciprocals(text: str) -> None:
+    """Check the reciprocals of numbers from 1 to infinity."""
+    kernel = compiled(text, "reciprocals", threads=64)
+    x = np.logspace(0, 38.5, 128, dtype=np.float32)
+    x[-2:] = np.float32(2.0**126), np.inf
+    y = np.full_like(x, np.nan)
+    launch(kernel, 2, 64, 0, [x, y])
+    exact = 1 / x.astype(np.float64)
+    assert np.all(np.abs(y - exact) <= 2.0**-23 * exact + 2.0**-126)  # a subnormal reciprocal may be flushed
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}

@@ -29,7 +29,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
     store(totals, mine * Tile::threads + thread, total);
     __syncthreads();
     if (thread == 0) {
-        __threadfence();
         store_release(flags + mine, 1u);
     }
 }

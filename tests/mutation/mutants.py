@@ -1,4 +1,4 @@
-"""Find mutants of a CUDA source that still compile: removed barriers, bounds guards and parity flips.
+"""Find mutants of a CUDA source that still compile: removed barriers, bounds guards, parity flips, inline PTX.
 
 There is no parser. Text that must not change is replaced by spaces (comments, strings, preprocessor lines, code that is
 not compiled for the CPU), so that offsets and line numbers stay valid. A few regular expressions search the rest. They
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 #: barrier: remove a statement that waits, signals or orders. guard: replace a comparison that keeps an index in range
 #: by true, or by false if the branch leaves early; let a loop run one iteration further. owner: let all threads do the
-#: work of one thread. parity: keep a value that flips with every use.
-KINDS = ("barrier", "guard", "owner", "parity")
+#: work of one thread. parity: keep a value that flips with every use. ptx: remove or change a statement of inline PTX.
+KINDS = ("barrier", "guard", "owner", "parity", "ptx")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Mutant:
 
 # ---- text that may change -------------------------------------------------------------------------------------------
 
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 
 
@@ -259,10 +260,43 @@ def _guards(text: str) -> Iterator[tuple[str, int, int, str]]:
             yield kind, start, end, new
 
 
+# ---- inline PTX -----------------------------------------------------------------------------------------------------
+
+_ASM = re.compile(r"\basm(?: volatile)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\);")
+#: (pattern within a statement, replacement). A group in the pattern is what is replaced.
+_PTX_CHANGES = [
+    (re.compile(r'asm( volatile)(?=.*"[=+])', re.DOTALL), ""),  # without outputs, a statement is volatile anyway
+    (re.compile(r'(\s*: "memory")'), ""),
+    (re.compile(r"\.(acquire|release|acq_rel)\b(?=[^\n]*[;%])"), "relaxed"),
+    (re.compile(r"\{(%1, %2)"), "%2, %1"),
+    (re.compile(r'"n"\((open)\)'), "open + 1"),
+    (re.compile(r'"[rlf]"\((parity|bytes|rank|value|arrivals)\)'), r"\1 + 1"),
+    (re.compile(r"\[%([013])\]"), r"\1 + 16"),
+    (re.compile(r"(\.expect_tx)(?=[^%]*%0\])"), ""),
+    (re.compile(r"@(!)complete"), ""),
+    (re.compile(r"(cg\.shared\.global \[%0\], \[%1\], 16)"), "ca.shared.global [%0], [%1], 8"),
+    (re.compile(r"%%(cluster_ctarank)"), "ctaid.x"),
+    (re.compile(r"\b(f16|bf16)\b"), {"f16": "bf16", "bf16": "f16"}),
+    (re.compile(r"(rcp)\.approx"), "rsqrt"),
+]
+
+
+def _inline_ptx(text: str) -> Iterator[tuple[str, int, int, str]]:
+    """Remove each statement, and change its operands and modifiers. Comments have been blanked."""
+    for statement in _ASM.finditer(text):
+        yield "ptx", statement.start(), statement.end(), ";"
+        for pattern, new in _PTX_CHANGES:
+            for found in pattern.finditer(statement[0]):
+                start = statement.start()
+                changed = new[found[1]] if isinstance(new, dict) else found.expand(new)
+                yield "ptx", start + found.start(1), start + found.end(1), changed
+
+
 def mutants(file: str, text: str) -> list[Mutant]:
     """All mutants of a text, from its start to its end."""
-    searched = blanked(text)
-    found = sorted({*_plain(searched), *_guards(searched)}, key=lambda one: (one[1], one[2], one[0], one[3]))
+    searched, commented = blanked(text), _COMMENT.sub(lambda found: _spaces(found[0]), text)
+    every = {*_plain(searched), *_guards(searched), *_inline_ptx(commented)}
+    found = sorted(every, key=lambda one: (one[1], one[2], one[0], one[3]))
     lines, seen, made = text.split("\n"), Counter[tuple[str, str]](), []
     for kind, start, end, new in found:
         number = text.count("\n", 0, start) + 1

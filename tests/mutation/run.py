@@ -1,8 +1,9 @@
-"""Remove barriers, bounds guards and parity flips from the kernels, one at a time, and require that a check fails.
+"""Remove barriers, guards, parity flips and inline PTX from the kernels, one at a time; a check must fail each time.
 
-``python tests/mutation/run.py [--only FILE]... [--list] [--jobs N]``. See mutants.py for the removed code. The checks
-are the cases of tests/battery that run the file, and the functions of kernel_checks.py for test kernels. A mutant that
-passes all checks must be in SURVIVORS, with the reason why no check can distinguish it from the original.
+``python tests/mutation/run.py [--only FILE]... [--kind KIND]... [--list] [--jobs N]``. See mutants.py for the removed
+code. The checks are the cases of tests/battery that run the file, and the functions of kernel_checks.py for test
+kernels. Mutants of inline PTX run the test kernels through their PTX (tests/ptx), and need NVRTC. A mutant that passes
+all checks must be in SURVIVORS, with the reason why no check can distinguish it from the original.
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ from tests.battery import cases as battery
 from tests.battery.case import files_in, kernel_files
 from tests.kernels.kernel_checks import CHECKS, expanded
 from tests.mutation.coverage import reached
-from tests.mutation.mutants import Mutant, mutants
+from tests.mutation.mutants import KINDS, Mutant, mutants
 from tests.mutation.survivors import SURVIVORS
+from tests.ptx.route import MISSING, PAIRS
 from tests.support.paths import KERNELS as TEST_KERNELS
 from tests.support.paths import environment
 
 #: Signals that end a process by its own fault. SIGTERM and SIGKILL come from outside and prove nothing about a mutant.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
+#: Cases that run through PTX besides the test kernels: NVRTC moves mapa out of the loop over rows there.
+PTX_CASES = (("layer_norm", "cluster"),)
+#: Test kernels that cannot run through PTX: the translator has no static shared memory.
+UNTRANSLATED = ("kernel:statics.cu",)
 
 
 # ---- mutants and their checks ---------------------------------------------------------------------------------------
@@ -74,9 +80,20 @@ def checks_of(file: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+@cache
+def ptx_checks_of(file: str) -> tuple[str, ...]:
+    """Names of the checks that run the inline PTX of a file: test kernels, and the first case of each of PTX_CASES."""
+    found = [check for check in checks_of(file) if check.startswith("kernel:")]
+    firsts = [next(i for i, case in enumerate(battery.CASES) if (case.op, case.strategy) == one) for one in PTX_CASES]
+    found += [f"case:{index}" for index in firsts if file in files_of_cases()[index]]
+    return tuple(f"ptx:{check}" for check in found if check not in UNTRANSLATED)
+
+
 def named(check: str) -> str:
     """Readable name of a check."""
     what, _, which = check.partition(":")
+    if what == "ptx":
+        return f"the PTX of {named(which)}"
     return str(battery.CASES[int(which)]) if what == "case" else which
 
 
@@ -140,26 +157,51 @@ def run_mutant(mutant: Mutant, checks: Iterable[str], kernels: Iterable[str] = (
     return Outcome(mutant, state, check, way)
 
 
+def fill_cache(checks: Sequence[str]) -> None:
+    """Run checks on the unchanged kernels, whose builds then are in the cache of every mutant.
+
+    Raises
+    ------
+    RuntimeError
+        If a check fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="cunorm-unchanged-") as name:
+        for folder, original in (("kernels_cu", sources.folder()), ("kernels", TEST_KERNELS)):
+            shutil.copytree(original, Path(name) / folder)
+        surroundings = environment(CUNORM_CPU_CORES="1")
+        surroundings.setdefault("CUNORM_CPU_BUILD", "checked")
+        command = [sys.executable, "-m", "tests.mutation.worker", name, "*", *checks]
+        done = subprocess.run(command, env=surroundings, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.stdout.splitlines()[-1:] != ["survived"]:
+        raise RuntimeError(f"the unchanged kernels fail:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
 def run_all(found: Sequence[Mutant], jobs: int) -> list[Outcome]:
     """Run every mutant on the checks that reach it, first those that killed the latest mutants of the same file."""
     from tqdm import tqdm
 
-    everything = all_mutants()
-    checks = sorted({check for one in found for check in checks_of(one.file)}, key=lambda one: (len(one), one))
-    print(f"running {len(checks)} checks on kernels with {len(everything)} probes")
-    reaching = reached(everything, {"kernels_cu": sources.folder(), "kernels": TEST_KERNELS}, checks)
+    everything = [one for one in all_mutants() if one.kind != "ptx"]
+    ran = {one.file for one in found if one.kind != "ptx"}
+    checks = sorted({check for file in ran for check in checks_of(file)}, key=lambda one: (len(one), one))
+    reaching: dict[Mutant, dict[str, list[str]]] = {}
+    if checks:
+        print(f"running {len(checks)} checks on kernels with {len(everything)} probes")
+        reaching = reached(everything, {"kernels_cu": sources.folder(), "kernels": TEST_KERNELS}, checks)
+    if of_ptx := {check for one in found if one.kind == "ptx" for check in ptx_checks_of(one.file)}:
+        print(f"running {len(of_ptx)} checks on the PTX of the kernels")
+        fill_cache(sorted(of_ptx))
     killers: dict[str, list[str]] = {}
 
     def run(mutant: Mutant) -> Outcome:
-        latest = killers.setdefault(mutant.file, [])
-        there = reaching[mutant]
+        latest = killers.setdefault(f"{mutant.file} {mutant.kind == 'ptx'}", [])
+        there = {check: ["*"] for check in ptx_checks_of(mutant.file)} if mutant.kind == "ptx" else reaching[mutant]
         if not there:
             return Outcome(mutant, "survived", way="unseen: no check reaches it")
         kernels = {kernel for names in there.values() for kernel in names}
         checks = sorted(there, key=lambda one: latest.index(one) if one in latest else len(latest))
         outcome = run_mutant(mutant, checks, kernels)
         if outcome.state == "killed":
-            killers[mutant.file] = [outcome.check, *(one for one in latest if one != outcome.check)]
+            latest[:] = [outcome.check, *(one for one in latest if one != outcome.check)]
         elif mutant.key not in SURVIVORS:
             tqdm.write(str(outcome))
         return outcome
@@ -180,9 +222,9 @@ def judge(outcomes: Sequence[Outcome]) -> list[str]:
             wrong.append(f"survives without a reason: {one}")
         if one.state == "stillborn":
             wrong.append(f"does not compile, so no check ran (correct mutants.py): {one}")
-    files = {one.mutant.file for one in outcomes}
+    ran = {(one.mutant.file, one.mutant.kind == "ptx") for one in outcomes}
     for key in SURVIVORS:
-        if key[0] in files and key not in survived:
+        if (key[0], key[2] == "ptx") in ran and key not in survived:
             wrong.append(f"has a reason but does not survive: {key}")
     return wrong
 
@@ -204,16 +246,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Return 1 if there are errors, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="FILE", help="only the mutants of this file")
+    parser.add_argument("--kind", action="append", default=[], choices=KINDS, help="only the mutants of this kind")
     parser.add_argument("--list", action="store_true", help="list the mutants and run no check")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="number of parallel processes"
     )
     asked = parser.parse_args(arguments)
-    found = all_mutants(asked.only)
+    found = [one for one in all_mutants(asked.only) if not asked.kind or one.kind in asked.kind]
     if asked.list:
         for one in found:
             print(f"{one.file}:{one.line} {one.kind} [{one.change}]")
         return 0
+    if not PAIRS and any(one.kind == "ptx" for one in found):
+        print(f"the mutants of inline PTX are left out: {MISSING}")
+        found = [one for one in found if one.kind != "ptx"]
     outcomes = run_all(found, asked.jobs)
     report(outcomes)
     wrong = judge(outcomes)

@@ -33,11 +33,67 @@ LANDS_IN_ORDER = (
     "slot has been read. The executor lands copies in the order of their issue."
 )
 BY_ELEMENT = "Speed only: the pack is accessed element by element."
+SAME_PTX = (
+    "NVRTC 12.8 and 13.5 generate the same PTX for the test kernels with and without it. The C++ language allows the "
+    "compiler to move accesses across the statement, or to merge two statements, if it is missing."
+)
+RELEASING_ARRIVAL = "The executor has only the releasing arrival, which needs no fence."
+NO_INSTRUCTION = "Speed only: an optimisation barrier, which contains no instruction."
+#: (line, index) of the mutants of async.cuh without a memory clobber, or without volatile where they have an output.
+CLOBBERS = (
+    ('asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");', 4),
+    ('asm volatile("cp.async.commit_group;" ::: "memory");', 1),
+    ('asm volatile("cp.async.wait_group %0;" ::"n"(open) : "memory");', 2),
+    ('asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" '
+     '::"r"(shared_address(barrier)), "r"(arrivals) : "memory");', 3),
+    ('asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");', 2),
+    ('asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");', 2),
+    ('asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)',
+     4),
+    ('"r"(parity)', 1),
+    ('"l"(from), "r"(bytes), "r"(shared_address(barrier))', 1),
+    ('"r"(bytes)', 1),
+    ('asm volatile("cp.async.bulk.commit_group;" ::: "memory");', 1),
+    ('asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(open) : "memory");', 2),
+    ('asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', 1),
+    ('asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");', 2),
+    ('asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");', 1),
+    ('asm volatile("fence.acq_rel.cluster;" ::: "memory");', 2),
+    ('asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");', 2),
+    ('asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");', 1),
+    ('asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");', 4),
+    ('asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");', 4),
+    ('asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" '
+     ': "=r"(before) : "l"(address), "r"(value) : "memory");', 1),
+    ('asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" '
+     ': "=r"(before) : "l"(address), "r"(value) : "memory");', 5),
+    ('asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(address) : "memory");', 1),
+    ('asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(address) : "memory");', 3),
+)  # fmt: skip
 
 # fmt: off
 SURVIVORS: dict[Key, str] = {
     ("common/async.cuh", "cunorm_cpu::fence();", "barrier", 0): TWIN,
     ("common/async.cuh", "cunorm_cpu::fence();", "barrier", 1): TWIN,
+    **{("common/async.cuh", line, "ptx", nth): SAME_PTX for line, nth in CLOBBERS},
+    ("common/async.cuh", 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");', "ptx", 0): (
+        "The executor's mbarriers are initialised at once for all threads, and for copies too."
+    ),
+    ("common/async.cuh", 'asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");', "ptx", 1): (
+        "The executor has only the releasing arrival."
+    ),
+    ("common/async.cuh", 'asm volatile("fence.acq_rel.cluster;" ::: "memory");', "ptx", 0): RELEASING_ARRIVAL,
+    ("common/async.cuh",
+     'asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");', "ptx", 2): (
+        "The executor runs blocks that wait for each other in one thread, so that every load acquires."
+    ),
+    ("common/types.cuh", 'asm volatile("" : "+r"(value));', "ptx", 0): NO_INSTRUCTION,
+    ("common/types.cuh", 'asm volatile("" : "+r"(value));', "ptx", 1): NO_INSTRUCTION,
+    ("common/types.cuh", 'asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));', "ptx", 0):
+        NO_INSTRUCTION,
+    ("common/types.cuh", 'asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));', "ptx", 1):
+        NO_INSTRUCTION,
+    ("common/types.cuh", '"r"(pack.word[2]), "r"(pack.word[3])', "ptx", 0): SAME_PTX,
     ("batch_norm/joined_rows.cuh", "if (sweep.has(slot)) {", "guard", 0): (
         "Speed only: `channel` is taken modulo C, so the additional loads are in bounds. Their values belong to a slot "
         "without a channel or to an idle thread, and gather() does not emit them."
@@ -280,11 +336,9 @@ SURVIVORS: dict[Key, str] = {
      "guard", 0): BY_ELEMENT,
     ("common/types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
      "guard", 2): BY_ELEMENT,
+    ("kernels/cluster_exchange.cu", "cluster_fence();", "barrier", 0): RELEASING_ARRIVAL,
     ("kernels/ticket_wait.cu", "if (thread == 0) {", "owner", 2): (
         "Speed only: every thread publishes the same word after the barrier."
-    ),
-    ("kernels/ticket_wait.cu", "__threadfence();", "barrier", 0): (
-        "Redundant: store_release itself publishes all stores that precede the barrier."
     ),
     ("layer_norm/layer_norm_backward_grid.cu",
      "for (int team = 0; team < TeamSlab::teams; ++team) {  // in turn: all teams add to one row of sums", "guard",

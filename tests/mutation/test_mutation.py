@@ -9,6 +9,7 @@ from tests.mutation import run as mutation
 from tests.mutation.coverage import with_probes
 from tests.mutation.mutants import KINDS, Mutant, blanked, mutants
 from tests.mutation.survivors import SURVIVORS
+from tests.ptx.route import MISSING, PAIRS
 
 
 def changes(text: str, kind: str | None = None) -> list[str]:
@@ -96,6 +97,31 @@ def test_text_that_is_not_compiled_has_no_mutants() -> None:
     assert changes(text) == ["__syncthreads(); -> ;", "__threadfence(); -> ;"]
     assert [one.line for one in mutants("a.cu", text)] == [8, 15]
     assert [len(line) for line in blanked(text).split("\n")] == [len(line) for line in text.split("\n")]
+
+
+def test_statements_of_inline_ptx() -> None:
+    text = """#ifdef CUNORM_CPU
+    wait();
+#else
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");  // asm("");
+#endif
+"""
+    whole = 'asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");'
+    assert changes(text, "ptx") == [
+        f"{whole} -> ;",
+        "release -> relaxed",
+        "0 -> 0 + 16",
+        "value -> value + 1",
+        ': "memory" -> nothing',
+    ]
+    assert {one.line for one in mutants("a.cu", text)} == {4}
+    calls = 'asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));'
+    calls += ' asm("cvt.rn.f16.f32 %0, %1;" : "=h"(f(x)) : "f"(y));'
+    assert [change for change in changes(calls) if "asm" not in change] == [
+        "volatile -> nothing",
+        "cluster_ctarank -> ctaid.x",
+        "f16 -> bf16",
+    ]
 
 
 def test_a_mutant_is_one_replacement_and_has_a_unique_key() -> None:
@@ -201,6 +227,27 @@ def test_a_mutant_that_does_not_compile_is_stillborn(monkeypatch: pytest.MonkeyP
     assert "does not compile" in outcome.way
 
 
+#: Change, test kernel whose PTX kills the mutant, and the start of the outcome.
+REAL_PTX = [
+    ("%1, %2 -> %2, %1", "async_copy.cu", "wrong:"),
+    ("! -> nothing", "async_bulk.cu", "fault: kernel async_bulk"),
+    ("bf16 -> f16", "conversions.cu", "wrong:"),
+    ("acquire -> relaxed", "cluster_sum.cu", "refused: PTX line"),
+]
+
+
+@pytest.mark.skipif(not PAIRS, reason=MISSING)
+@pytest.mark.parametrize(("change", "kernel", "way"), REAL_PTX, ids=[one[0] for one in REAL_PTX])
+def test_a_mutant_of_inline_ptx_is_killed(change: str, kernel: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUNORM_CPU_BUILD", "plain")
+    found = mutation.all_mutants(["common/async.cuh", "common/types.cuh"])
+    mutant = next(one for one in found if one.kind == "ptx" and one.change == change)
+    check = f"ptx:kernel:{kernel}"
+    assert check in mutation.ptx_checks_of(mutant.file)
+    outcome = mutation.run_mutant(mutant, [check])
+    assert (outcome.state, outcome.way[: len(way)]) == ("killed", way)
+
+
 @pytest.mark.long
 def test_a_kernel_that_never_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", "plain")
@@ -211,6 +258,7 @@ def test_a_kernel_that_never_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.long
 def test_every_mutant_is_killed_or_has_a_reason() -> None:
-    outcomes = mutation.run_all(mutation.all_mutants(), jobs=2)
+    found = [one for one in mutation.all_mutants() if PAIRS or one.kind != "ptx"]
+    outcomes = mutation.run_all(found, jobs=2)
     assert mutation.judge(outcomes) == []
     assert sum(one.state == "killed" for one in outcomes) > 300

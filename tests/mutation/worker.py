@@ -4,9 +4,9 @@ ENTRIES are the kernels that are compiled from FOLDER, separated by commas, or *
 mutated code are compiled from the original sources, which usually have been built before.
 
 A check is ``case:INDEX``, an index into battery.CASES, or ``kernel:FILE``, a test kernel with a check in
-kernel_checks.py. The standard output names each check when it starts, and then the outcome of the mutant. A timer of
-processor time ends a kernel that never ends. Neither the load of the machine nor the compiler, which is another
-process, counts towards this time.
+kernel_checks.py. ``ptx:CHECK`` is the same check on the PTX of each NVRTC. The standard output names each check when it
+starts, and then the outcome of the mutant. A timer of processor time ends a kernel that never ends. Neither the load of
+the machine nor the compiler, which is another process, counts towards this time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,21 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 10  # of processor time, for one check in one order
+PTX_ARCHITECTURE = "sm_90"  # the oldest one that has all instructions of the inline PTX
 
 
 def run(check: str, kernels: Path) -> bytes:
     """Run one check and return the bytes that must be equal in every order of threads."""
     what, _, which = check.partition(":")
+    if what == "ptx":
+        from tests.ptx.route import PAIRS, through_ptx
+
+        results = b""
+        for pair in PAIRS:
+            if pair[0] == PTX_ARCHITECTURE:
+                with through_ptx(*pair):
+                    results += run(which, kernels)
+        return results
     if what == "case":
         from tests.battery import cases as battery
 
@@ -60,6 +70,7 @@ def use(folder: Path, entries: str) -> None:
 def main(folder: Path, entries: str, checks: list[str]) -> None:
     from cunorm import CompileError, KernelFault
     from tests.battery.case import ORDERS
+    from tests.ptx.parse import UnknownPtx
 
     use(folder, entries)
     # The plain build comes first, because the checked build takes several times as long to compile.
@@ -77,6 +88,9 @@ def main(folder: Path, entries: str, checks: list[str]) -> None:
                 if "does not compile" not in str(error):  # a full disk, for example, proves nothing about the mutant
                     raise
                 print("stillborn", " ".join(str(error).split()))
+                return
+            except UnknownPtx as error:
+                print("killed refused:", error)
                 return
             except KernelFault as error:
                 print("killed fault:", str(error).splitlines()[0])

@@ -28,8 +28,8 @@ static OnLaunch on_launch = nullptr;
 static OnFill on_fill = nullptr;
 static Facts facts;
 static std::mutex guard;
-static std::map<const void*, std::string> names;          // of kernels, by the addresses of their host functions
-static std::map<char*, unsigned long long> memory;        // allocations: address, bytes
+static std::map<const void*, std::string> names;    // of kernels, by the addresses of their host functions
+static std::map<char*, unsigned long long> memory;  // allocations: address, bytes
 static thread_local Status last = 0;
 static thread_local struct {
     Dimensions grid, block;
@@ -308,24 +308,59 @@ EXPORT Status cudaProfilerStop() { return SUCCESS; }
 
 // ---- not implemented ------------------------------------------------------------------------------------------------
 
-#define ABSENT(name)                                                                                     \
-    EXPORT Status name() {                                                                               \
+#define ABSENT(name)                                                                                            \
+    EXPORT Status name() {                                                                                      \
         fprintf(stderr, "%s: the simulator's CUDA runtime does not implement it; add it to cudart.h\n", #name); \
-        abort();                                                                                         \
+        abort();                                                                                                \
     }
-ABSENT(__cudaInitModule) ABSENT(cudaDeviceEnablePeerAccess) ABSENT(cudaDeviceGetDefaultMemPool) 
-ABSENT(cudaDeviceGetGraphMemAttribute) ABSENT(cudaDeviceGetPCIBusId) ABSENT(cudaDeviceSetGraphMemAttribute) 
-ABSENT(cudaFreeAsync) ABSENT(cudaFuncGetAttributes) ABSENT(cudaGetSymbolAddress) ABSENT(cudaGraphAddNode) 
-ABSENT(cudaGraphConditionalHandleCreate) ABSENT(cudaGraphDestroy) ABSENT(cudaGraphExecDestroy) 
-ABSENT(cudaGraphGetNodes) ABSENT(cudaGraphInstantiateWithFlags) ABSENT(cudaGraphLaunch) 
-ABSENT(cudaGraphNodeGetDependencies) ABSENT(cudaGraphRetainUserObject) ABSENT(cudaHostRegister) 
-ABSENT(cudaHostUnregister) ABSENT(cudaIpcCloseMemHandle) ABSENT(cudaIpcGetEventHandle) ABSENT(cudaIpcGetMemHandle) 
-ABSENT(cudaIpcOpenEventHandle) ABSENT(cudaIpcOpenMemHandle) ABSENT(cudaKernelSetAttributeForDevice) 
-ABSENT(cudaLaunchCooperativeKernel) ABSENT(cudaLaunchHostFunc) ABSENT(cudaLaunchKernelExC) 
-ABSENT(cudaLibraryGetKernel) ABSENT(cudaLibraryLoadData) ABSENT(cudaLibraryUnload) ABSENT(cudaMallocAsync) 
-ABSENT(cudaMemPoolGetAttribute) ABSENT(cudaMemPoolSetAccess) ABSENT(cudaMemPoolSetAttribute) 
-ABSENT(cudaMemPoolTrimTo) ABSENT(cudaMemcpy2DAsync) ABSENT(cudaMemcpyPeerAsync) ABSENT(cudaMemcpyToSymbol) 
-ABSENT(cudaOccupancyMaxActiveBlocksPerMultiprocessor) ABSENT(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) 
-ABSENT(cudaStreamAddCallback) ABSENT(cudaStreamBeginCapture) ABSENT(cudaStreamBeginCaptureToGraph) 
-ABSENT(cudaStreamEndCapture) ABSENT(cudaStreamUpdateCaptureDependencies) ABSENT(cudaUserObjectCreate) 
+// clang-format off
+ABSENT(__cudaInitModule)
+ABSENT(cudaDeviceEnablePeerAccess)
+ABSENT(cudaDeviceGetDefaultMemPool)
+ABSENT(cudaDeviceGetGraphMemAttribute)
+ABSENT(cudaDeviceGetPCIBusId)
+ABSENT(cudaDeviceSetGraphMemAttribute)
+ABSENT(cudaFreeAsync)
+ABSENT(cudaFuncGetAttributes)
+ABSENT(cudaGetSymbolAddress)
+ABSENT(cudaGraphAddNode)
+ABSENT(cudaGraphConditionalHandleCreate)
+ABSENT(cudaGraphDestroy)
+ABSENT(cudaGraphExecDestroy)
+ABSENT(cudaGraphGetNodes)
+ABSENT(cudaGraphInstantiateWithFlags)
+ABSENT(cudaGraphLaunch)
+ABSENT(cudaGraphNodeGetDependencies)
+ABSENT(cudaGraphRetainUserObject)
+ABSENT(cudaHostRegister)
+ABSENT(cudaHostUnregister)
+ABSENT(cudaIpcCloseMemHandle)
+ABSENT(cudaIpcGetEventHandle)
+ABSENT(cudaIpcGetMemHandle)
+ABSENT(cudaIpcOpenEventHandle)
+ABSENT(cudaIpcOpenMemHandle)
+ABSENT(cudaKernelSetAttributeForDevice)
+ABSENT(cudaLaunchCooperativeKernel)
+ABSENT(cudaLaunchHostFunc)
+ABSENT(cudaLaunchKernelExC)
+ABSENT(cudaLibraryGetKernel)
+ABSENT(cudaLibraryLoadData)
+ABSENT(cudaLibraryUnload)
+ABSENT(cudaMallocAsync)
+ABSENT(cudaMemPoolGetAttribute)
+ABSENT(cudaMemPoolSetAccess)
+ABSENT(cudaMemPoolSetAttribute)
+ABSENT(cudaMemPoolTrimTo)
+ABSENT(cudaMemcpy2DAsync)
+ABSENT(cudaMemcpyPeerAsync)
+ABSENT(cudaMemcpyToSymbol)
+ABSENT(cudaOccupancyMaxActiveBlocksPerMultiprocessor)
+ABSENT(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)
+ABSENT(cudaStreamAddCallback)
+ABSENT(cudaStreamBeginCapture)
+ABSENT(cudaStreamBeginCaptureToGraph)
+ABSENT(cudaStreamEndCapture)
+ABSENT(cudaStreamUpdateCaptureDependencies)
+ABSENT(cudaUserObjectCreate)
 ABSENT(cudaUserObjectRelease)
+// clang-format on

@@ -242,7 +242,13 @@ struct Extent {
 }  // namespace cunorm_cpu
 
 // The host appends CUNORM_CPU_ENTRY(name) to the text for each of its kernels, so that they share one build.
+// The host calls these functions on its own stack. They have no hooks, which would look for a fiber's header there.
+#ifdef CUNORM_CPU_CHECKED
+#define CUNORM_CPU_EXPORT extern "C" __attribute__((visibility("default"), no_sanitize("thread"), \
+                                                    no_sanitize("alignment")))
+#else
 #define CUNORM_CPU_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 #define CUNORM_CPU_ENTRY(name) \
     CUNORM_CPU_RUNTIME void cunorm_cpu_call_##name(const uint64_t* arguments) { \
         cunorm_cpu::call(&::name, arguments); \
