@@ -77,6 +77,7 @@ def _shape(row: Mapping[str, Any]) -> str:
 
 def calibration_section(calibration: Mapping[str, Any]) -> list[str]:
     """Simulated times beside published ones."""
+    sources = list(dict.fromkeys(row["source"] for row in calibration["rows"]))
     lines = [
         "## Beside published times\n",
         "Kernels of PyTorch (ATen) and Liger whose times others have published. Their own machine code runs on the "
@@ -90,16 +91,11 @@ def calibration_section(calibration: Mapping[str, Any]) -> list[str]:
         "|---|---|---|---|---|---:|---:|---:|---|---|",
     ]
     for row in calibration["rows"]:
-        cells = [
-            row["gpu"],
-            f"[{row['library']} {row['op']}]({row['source']})",
-            _shape(row),
-            row["dtype"],
-            row["protocol"],
-        ]
+        name = f"[{row['library']} {row['op']}][{1 + sources.index(row['source'])}]"
+        cells = [row["gpu"], name, _shape(row), row["dtype"], row["protocol"]]
         cells += [f"{row['published_us']:.1f}", f"{row['simulated_us']:.1f}", f"{row['ratio']:.2f}"]
         lines.append(f"| {' | '.join([*cells, row['calibration'], row['remark']])} |")
-    return [*lines, ""]
+    return [*lines, "", *(f"[{number}]: {source}" for number, source in enumerate(sources, 1)), ""]
 
 
 def peers_section(peers: Mapping[str, Any]) -> list[str]:
@@ -143,8 +139,13 @@ def draw(peers: Mapping[str, Any], path: Path) -> None:
 
     rows = peers["rows"]
     figure, axes = plt.subplots(figsize=(9, 1.2 + 0.24 * len(rows)), layout="constrained")
-    for name, colour, marker in (("cunorm", "#1b7837", "o"), ("ATen", "#762a83", "s"), ("Liger", "#e08214", "^")):
-        found = [(row[f"{name}_us"] / row["floor_us"], place) for place, row in enumerate(rows) if f"{name}_us" in row]
+    libraries = (("cunorm", "#1b7837", "o"), ("ATen", "#762a83", "s"), ("Liger", "#e08214", "^"))
+    for offset, (name, colour, marker) in enumerate(libraries):  # slightly apart, so that none hides another
+        found = [
+            (row[f"{name}_us"] / row["floor_us"], place + 0.22 * (offset - 1))
+            for place, row in enumerate(rows)
+            if f"{name}_us" in row
+        ]
         if found:
             over, at = zip(*found, strict=True)
             axes.scatter(over, at, c=colour, marker=marker, s=28, label=name, zorder=3)
@@ -152,7 +153,8 @@ def draw(peers: Mapping[str, Any], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.axvline(1, color="0.3", linewidth=1)
-    axes.set_xlabel("simulated time over the time of a copy of the problem's bytes; 1 is the floor, less is better")
+    axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
+    axes.set_xlabel("simulated time over the time of a copy of the bytes (1: the floor; less is better)", fontsize=8)
     axes.set_title(f"{peers['gpu']}, simulated, not measured", fontsize=9)
     axes.grid(axis="x", which="both", color="0.9", zorder=0)
     axes.legend(loc="lower right", fontsize=8)

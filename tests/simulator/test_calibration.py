@@ -19,7 +19,9 @@ def result() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("name", "nbytes"), [("H100", 48 << 20), ("H200", 64 << 20)])
+@pytest.mark.parametrize(
+    ("name", "nbytes"), [("H100", 48 << 20), pytest.param("H200", 64 << 20, marks=pytest.mark.long)]
+)
 def test_a_copy_reaches_the_bandwidth_of_a_copy(tools: None, name: str, nbytes: int) -> None:
     gpu = clock.GPUS[name]
     launch, x, y = probes.copy(nbytes)

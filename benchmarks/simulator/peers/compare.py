@@ -20,17 +20,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulator import calls as ours
 from benchmarks.simulator import clock, cubin
 from benchmarks.simulator.clock import Gpu
 from benchmarks.simulator.machine import Launch
 from benchmarks.simulator.peers import calls
 from benchmarks.simulator.peers.calibration import versions
 from benchmarks.simulator.peers.calls import Call, Session
-from cunorm.executors.cpu.guarded_arrays import regions_of
-from cunorm.ops.registry import OPS, problem_of
-from cunorm.runtime.plans import Target, plan_for
-from cunorm.tiling import costmodel
+from benchmarks.simulator.problems import simulate
+from cunorm.ops.registry import problem_of
 from cunorm.traffic import sampling
 
 RESULT = Path(__file__).parents[2] / "results" / "simulated_peers.json"
@@ -71,20 +68,9 @@ def own(call: Call, gpu: Gpu) -> tuple[dict[str, Any], float, int]:
         options["data_format"] = "NHWC" if call.channels_last else "NCHW"
     if call.groups:
         options["num_groups"] = call.groups
-    problem = problem_of(call.op, shape=shape, dtype=call.dtype, **options)
-    strategies = OPS[call.op].strategies
-    tile = costmodel.choose(problem, strategies.values(), gpu.device).tile
-    plan = plan_for(problem, strategies, OPS[call.op].names, Target("cpu", 0, gpu.device), tile)
-    numbers = problem.numbers
-    names = [name for name in plan.names if name not in numbers]
-    arrays = sampling.arrays_of(problem, plan.workspace_nbytes, names, plan.launches)
-    values: list[int | float] = [0 if one is None else one.ctypes.data for one in arrays]
-    values += [numbers[name] for name in plan.names if name in numbers]
-    sizes = [0 if one is None else one.nbytes for one in arrays]
-    cache = clock.flushed(gpu)
-    launches = ours.launches(plan, values, regions_of(plan.names, values, sizes))
-    total = sum(clock.timed(launch, gpu, cache).seconds for launch in launches)
-    return {"tile": str(tile), "launches": len(launches)}, total, sampling.floor_bytes(problem)
+    found = simulate(problem_of(call.op, shape=shape, dtype=call.dtype, **options), gpu)
+    choice = {"tile": str(found.plan.tile), "launches": len(found.launches)}
+    return choice, found.seconds, sampling.floor_bytes(found.problem)
 
 
 def entry(call: Call, choice: Mapping[str, Any], seconds: float, floor: float) -> dict[str, Any]:
