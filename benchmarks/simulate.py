@@ -22,7 +22,7 @@ from typing import Any
 
 from cunorm.tuning.problems.requested import problems_of
 
-from benchmarks.simulator import problems, simulated_page
+from benchmarks.simulator import simulated_page
 from benchmarks.simulator.clock import GPUS
 from benchmarks.simulator.problems import Simulated, lines_of, simulate
 from cunorm.cli.parser import add_lists, add_problem
@@ -32,6 +32,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.core.terminal import columns
 from cunorm.jit import sources
+from cunorm.ops.common.limits import WARP
 from cunorm.ops.parse_problem import tile_of
 
 #: Source lines that ``--profile`` prints for each kernel.
@@ -107,7 +108,7 @@ def profile(found: Simulated) -> str:
         rows: list[tuple[str, ...]] = [("instructions", "waits", "line", "source")]
         order = sorted(executed, key=lambda place: -executed[place] - waited.get(place, 0) * 0.25)
         for place in order[:LINES]:
-            per_element = f"{executed[place] * problems.WARP / found.elements:.2f}"
+            per_element = f"{executed[place] * WARP / found.elements:.2f}"
             share = f"{waited.get(place, 0) / total:.0%}"
             rows.append((per_element, share, f"{place[0]}:{place[1]}", text_of(*place)))
         lines += ["", f"{launch.kernel.code.entry}: instructions per element, waited cycles", *_listed(rows)]
@@ -198,6 +199,7 @@ def _tile(asked: argparse.Namespace) -> Tile | None:
 def _main(asked: argparse.Namespace) -> int:
     if asked.page:
         simulated_page.write(simulated_page.read())
+        simulated_page.illustrate()
         return 0
     if asked.device not in GPUS:
         raise ValueError(f"--device: {asked.device!r}, expected {' or '.join(GPUS)}")

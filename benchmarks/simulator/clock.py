@@ -19,7 +19,6 @@ from cunorm.core.devices import Device, known
 from cunorm.core.errors import KernelFault
 from cunorm.tiling import costmodel
 
-PARTITIONS = 4
 #: The L1 cache and shared memory share these bytes of a multiprocessor; the carve-outs that the driver chooses from.
 SHARED_AND_L1 = 256 * 1024
 CARVE_OUTS = tuple(1024 * size for size in (0, 8, 16, 32, 64, 100, 132, 164, 196, 228))
@@ -205,7 +204,7 @@ def timed(launch: Launch, gpu: Gpu, cache: Cache | None = None) -> Timing:
     if machine.engine().simulator_time(ctypes.byref(job), ctypes.byref(facts), ctypes.byref(times)) != 0:
         raise KernelFault(machine.sentence(launch, job, kept[3].value.decode()))
     cache.traffic, cache.dirty = times.traffic, times.dirty
-    slots = times.cycles * PARTITIONS * facts.multiprocessors
+    slots = times.cycles * costmodel.PARTS * facts.multiprocessors
     waited = sum(times.waited) or 1.0
     return Timing(
         seconds=times.cycles / gpu.clock,

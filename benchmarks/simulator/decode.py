@@ -241,7 +241,7 @@ FORMS |= {f"U{name}": Form(**{**vars(FORMS[name]), "pipe": "UNIFORM_PIPE"}) for 
 _ONCE = {"BULK_LOAD", "BULK_STORE", "MBARRIER_INIT"}
 #: Facts of an opcode beyond its modifiers: values of ``mode``.
 _PRESET: dict[str, dict[int, int]] = {
-    "LEA.HI": {1: 0}, "LEA.HI.X": {2: 1}, "LEA.HI.SX32": {1: 1}, "LEA.HI.X.SX32": {1: 1, 2: 1},
+    "LEA.HI.X": {2: 1}, "LEA.HI.SX32": {1: 1}, "LEA.HI.X.SX32": {1: 1, 2: 1},
     "MUFU.RSQ64H": {0: 1}, "I2F.U64": {1: 1}, "F2I.U64": {1: 1}, "WARPSYNC.ALL": {0: 1}, "ATOMG.E.ADD.F32": {2: 1},
     "LDSM": {1: 1}, "STSM": {1: 1},
 }  # fmt: skip
@@ -296,7 +296,6 @@ def operation_class(opcode: str) -> str:
 _REGISTER = re.compile(r"(U?)R(Z|\d+)((?:\.(?:reuse|64|U32|H0_H0|H1_H1|H0|H1))*)")
 _PREDICATE = re.compile(r"(!?)(U?)P(T|\d)")
 _CONSTANT = re.compile(r"c\[(0x[0-9a-f]+)\]\[(0x[0-9a-f]+)\]")
-_INTEGER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)")
 _NUMBER = re.compile(r"[-+]?(?:\d|INF|QNAN)")
 _INFINITE = {"+INF": 0x7F800000, "INF": 0x7F800000, "-INF": 0xFF800000, "+QNAN": 0x7FFFFFFF, "-QNAN": 0xFFFFFFFF}
 _HALVES = {"H0_H0": records.LOW_HALF, "H1_H1": records.HIGH_HALF, "H0": records.LOW_HALF, "H1": records.HIGH_HALF}

@@ -35,9 +35,6 @@ OPTIONS = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-fno-strict-aliasing"
 MESSAGE_BYTES = 1024
 #: Offsets in constant bank 0: threads, blocks, the generic address of local memory, the stack pointer.
 THREADS, BLOCKS, LOCAL, STACK = 0x0, 0xC, 0x20, 0x28
-#: The upper half of generic addresses of local memory, as in engine/memory.h.
-LOCAL_WINDOW = 0x7D00
-BANKS = 8
 
 
 @functools.cache
@@ -153,7 +150,7 @@ def _arguments(code: Cubin, launch: Launch) -> bytes:
     bank = bytearray(code.constants[0])
     struct.pack_into("<3I", bank, THREADS, *three(launch.threads))
     struct.pack_into("<3I", bank, BLOCKS, *three(launch.grid))
-    struct.pack_into("<Q", bank, LOCAL, LOCAL_WINDOW << 32)
+    struct.pack_into("<Q", bank, LOCAL, records.LOCAL_WINDOW << 32)
     struct.pack_into("<I", bank, STACK, code.local_bytes)
     given = launch.arguments
     if not isinstance(given, bytes):

@@ -13,12 +13,12 @@ from benchmarks.simulator.machine import Launch, Placed
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.cpu.guarded_arrays import role_of
+from cunorm.ops.common.limits import WARP
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Plan, Target, plan_for
 from cunorm.tiling import costmodel
 from cunorm.traffic import sampling
 
-WARP = 32
 #: Elements of a tensor above which a problem is not simulated: its arrays would not fit, and it would take hours.
 LARGEST = 2**27
 #: Blocks of a launch in which `instructions_per_element` counts.

@@ -44,6 +44,8 @@ NEGATED, ABSOLUTE, INVERTED, LOW_HALF, HIGH_HALF = 1, 2, 4, 8, 16
 FLAGS = {name: globals()[name] for name in ("NEGATED", "ABSOLUTE", "INVERTED", "LOW_HALF", "HIGH_HALF")}
 #: The register, uniform register and predicate that always read 0, 0 and true, and that discard what is written.
 ZERO, ZERO_UNIFORM, TRUE = 255, 63, 7
+#: The upper half of generic addresses of local memory.
+LOCAL_WINDOW = 0x7D00
 #: Pipes whose occupation is counted; see `decode.PIPES`.
 PIPES: tuple[str, ...] = ("CONTROL", "ALU", "FMA", "FMA_HEAVY", "XU", "CONVERT", "MEMORY", "UNIFORM_PIPE", "FP64")
 
@@ -313,7 +315,13 @@ def _enum(names: tuple[str, ...], prefix: str) -> str:
 
 def declarations() -> str:
     """The C++ text of the enumerations and structs."""
-    constants = {**FLAGS, "ZERO": ZERO, "ZERO_UNIFORM": ZERO_UNIFORM, "TRUE_PREDICATE": TRUE}
+    constants = {
+        **FLAGS,
+        "ZERO": ZERO,
+        "ZERO_UNIFORM": ZERO_UNIFORM,
+        "TRUE_PREDICATE": TRUE,
+        "LOCAL_WINDOW": LOCAL_WINDOW,
+    }
     lines = [_enum(OPERATIONS, "OP_"), _enum(KINDS, "KIND_"), _enum(PIPES, "PIPE_"), _enum(REASONS, "WAITED_")]
     lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [_struct(kind) for kind in (Operand, Predicate, Address, Instruction, Region, Counter, Job, Facts, Times)]

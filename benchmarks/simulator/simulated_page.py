@@ -48,6 +48,10 @@ def write(document: Mapping[str, Any]) -> None:
     """Store results and write the page."""
     RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(document), encoding="utf-8")
+
+
+def illustrate() -> None:
+    """Draw the picture of the page from the stored comparison with peers."""
     peers = _json(PEERS)
     if peers is not None:
         draw(peers, PICTURE)

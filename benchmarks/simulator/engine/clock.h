@@ -282,7 +282,7 @@ struct Clock {
                 if (live.count(other.get())) release(*other, facts.cluster_latency);
             }
         }
-        if (warp.state == State::done && block.running() == 0) leave(block);
+        if (warp.state == State::done && block.running == 0) leave(block);
     }
     static void raise(Pace& pace, int board, double at, bool of_memory) {
         const u64 when = static_cast<u64>(std::ceil(at));

@@ -50,7 +50,6 @@ struct Machine : Accesses {
     std::unique_ptr<Cluster> make(int first) const {
         auto cluster = std::make_unique<Cluster>();
         cluster->size = job.cluster;
-        cluster->first = first;
         cluster->warps = job.cluster * warps_per_block();
         for (int rank = 0; rank < job.cluster; ++rank) {
             auto block = std::make_unique<Block>();
@@ -58,6 +57,7 @@ struct Machine : Accesses {
             block->rank = rank;
             block->cluster = cluster.get();
             block->shared.assign(static_cast<size_t>(job.shared_bytes), 0xff);
+            block->running = warps_per_block();
             for (int k = 0; k < warps_per_block(); ++k) block->warps.push_back(make_warp(*block, k));
             cluster->blocks.push_back(std::move(block));
         }
@@ -216,7 +216,7 @@ struct Machine : Accesses {
         open_block_barrier(*warp.block, event);
     }
     static void open_block_barrier(Block& block, Event& event) {
-        if (block.arrived == 0 || block.arrived < block.running()) return;
+        if (block.arrived == 0 || block.arrived < block.running) return;
         block.arrived = 0;
         event.released_block = true;
         for (auto& warp : block.warps) {
@@ -239,6 +239,7 @@ struct Machine : Accesses {
     }
     // A warp that has ended is no longer waited for.
     static void ended(Warp& warp, Event& event) {
+        --warp.block->running;
         open_block_barrier(*warp.block, event);
         --warp.block->cluster->warps;
         open_cluster_barrier(*warp.block->cluster, event);

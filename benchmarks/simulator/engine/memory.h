@@ -2,7 +2,7 @@
 
 // The window of shared memory: a block's bytes begin at 0x400; bits 24 and up hold the rank in the cluster. A generic
 // address of shared memory has SHARED_WINDOW as its upper half, one of local memory LOCAL_WINDOW.
-constexpr u32 SHARED_START = 0x400, RANK_SHIFT = 24, SHARED_WINDOW = 0x7e00, LOCAL_WINDOW = 0x7d00;
+constexpr u32 SHARED_START = 0x400, RANK_SHIFT = 24, SHARED_WINDOW = 0x7e00;
 constexpr u32 SECTOR = 32, BANK_WORDS = 32;
 
 struct MemoryBarrier {
@@ -22,21 +22,15 @@ struct Cluster {
     int size = 1, warps = 0, arrived = 0;
     unsigned phase = 0;
     std::vector<std::unique_ptr<Block>> blocks;
-    int first = 0;  // number of its first block
 };
 
 struct Block {
     int number = 0, rank = 0, arrived = 0;
+    int running = 0;  // warps that have not ended
     Cluster* cluster = nullptr;
     std::vector<std::unique_ptr<Warp>> warps;
     std::vector<u8> shared;
     std::map<u32, MemoryBarrier> barriers;
-
-    int running() const {
-        int count = 0;
-        for (const auto& warp : warps) count += warp->state != State::done;
-        return count;
-    }
 };
 
 // What one instruction did, for the counters and the clock.
@@ -64,13 +58,15 @@ static u64 distance(const Region& region, u64 address) {
 }
 
 static u8* global_bytes(const Job& job, u64 address, u32 bytes, bool writes) {
-    int nearest = 0;
     for (int k = 0; k < job.regions_count; ++k) {
         const Region& region = job.regions[k];
         if (address - region.start < region.size && address - region.start + bytes <= region.size) {
             return static_cast<u8*>(region.bytes) + (address - region.start);
         }
-        if (distance(region, address) < distance(job.regions[nearest], address)) nearest = k;
+    }
+    int nearest = 0;
+    for (int k = 1; k < job.regions_count; ++k) {
+        if (distance(job.regions[k], address) < distance(job.regions[nearest], address)) nearest = k;
     }
     const Region& region = job.regions[nearest];
     fail("%s %u bytes at byte %lld of #{%d}, which has %llu", writes ? "writes" : "reads", bytes,
@@ -106,7 +102,7 @@ static u8* shared_bytes(Block& block, u32 address, u32 bytes) {
         fail("accesses %u bytes at byte %d of shared memory, which has %zu", bytes,
              static_cast<int>(offset) - static_cast<int>(SHARED_START), owner.shared.size());
     }
-    if (owner.running() == 0) fail("accesses shared memory of rank %u, which has ended", rank);
+    if (owner.running == 0) fail("accesses shared memory of rank %u, which has ended", rank);
     return owner.shared.data() + (offset - SHARED_START);
 }
 

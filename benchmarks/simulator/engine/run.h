@@ -46,7 +46,7 @@ struct Runner {
 
     static bool over(const Cluster& cluster) {
         for (const auto& block : cluster.blocks) {
-            if (block->running() != 0) return false;
+            if (block->running != 0) return false;
         }
         return true;
     }
