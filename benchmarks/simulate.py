@@ -51,6 +51,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--tile", metavar="FIELD=VALUE,...", help="use this tile of the strategy; default: the model's choice"
     )
+    made.add_argument(
+        "--text", choices=sources.TEXTS, default="specialised", help="the kernels' text; default: specialised"
+    )
     made.add_argument("--profile", action="store_true", help="print instructions and waits by source line")
     made.add_argument("--page", action="store_true", help="write the page from the stored results, simulate nothing")
     return made
@@ -205,7 +208,9 @@ def _main(asked: argparse.Namespace) -> int:
         raise ValueError(f"--device: {asked.device!r}, expected {' or '.join(GPUS)}")
     if asked.workload is None and asked.from_trace is None:
         (problem,) = problems_of(asked)
-        found = simulate(problem, GPUS[asked.device], _tile(asked), lambda text: print(text, file=sys.stderr))
+        found = simulate(
+            problem, GPUS[asked.device], _tile(asked), lambda text: print(text, file=sys.stderr), asked.text
+        )
         print(report(found) + (profile(found) if asked.profile else ""))
         return 0
     if asked.tile or asked.strategy or asked.profile:

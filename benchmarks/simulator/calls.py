@@ -12,13 +12,16 @@ import numpy as np
 from benchmarks.simulator import machine
 from benchmarks.simulator.machine import Launch
 from cunorm.executors.cpu.guarded_arrays import Region, regions_of
+from cunorm.jit.sources import Text
 from cunorm.runtime.plans import Plan
 
 #: Clusters that are alive at a time if blocks wait for each other.
 WAITING = 4
 
 
-def launches(plan: Plan, values: Sequence[int | float], memory: Sequence[Region]) -> list[Launch]:
+def launches(
+    plan: Plan, values: Sequence[int | float], memory: Sequence[Region], text: Text = "generic"
+) -> list[Launch]:
     """The launches of a plan.
 
     Parameters
@@ -28,8 +31,10 @@ def launches(plan: Plan, values: Sequence[int | float], memory: Sequence[Region]
         Addresses and numbers, as in `Plan.run`.
     memory : sequence of Region
         The arrays at these addresses.
+    text : str
+        Which of the kernels' texts.
     """
-    steps, constants = plan.steps(machine.kernel_of)
+    steps, constants = plan.steps(machine.kernel_of, text)
     everything = (*values, *constants)
     found = []
     for kernel, grid, threads, shared_bytes, pick, cluster, resident in steps:

@@ -13,6 +13,7 @@ from benchmarks.simulator.machine import Launch, Placed
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.cpu.guarded_arrays import role_of
+from cunorm.jit.sources import Text
 from cunorm.ops.common.limits import WARP
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Plan, Target, plan_for
@@ -110,7 +111,7 @@ def plan_of(problem: Problem, gpu: Gpu, tile: Tile | None = None) -> Plan:
     return plan_for(problem, op.strategies, op.names, Target("cpu", 0, gpu.device), tile)
 
 
-def launches_of(plan: Plan) -> tuple[list[Launch], list[Any]]:
+def launches_of(plan: Plan, text: Text) -> tuple[list[Launch], list[Any]]:
     """The launches of a plan on arrays of their own, and the arrays, which must live as long as the launches run."""
     numbers = plan.problem.numbers
     names = [name for name in plan.names if name not in numbers]
@@ -123,11 +124,15 @@ def launches_of(plan: Plan) -> tuple[list[Launch], list[Any]]:
     values = [
         numbers[name] if name in numbers else memory[name].address if name in memory else 0 for name in plan.names
     ]
-    return calls.launches(plan, values, list(memory.values())), arrays
+    return calls.launches(plan, values, list(memory.values()), text), arrays
 
 
 def simulate(
-    problem: Problem, gpu: Gpu, tile: Tile | None = None, progress: Callable[[str], None] = lambda text: None
+    problem: Problem,
+    gpu: Gpu,
+    tile: Tile | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    text: Text = "specialised",
 ) -> Simulated:
     """Time the launches of a problem. The L2 cache first holds unrelated data; the launches share it.
 
@@ -140,6 +145,8 @@ def simulate(
         None: the cost model's choice.
     progress : callable
         Receives a text before each launch.
+    text : str
+        Which of the kernels' texts.
 
     Raises
     ------
@@ -152,7 +159,7 @@ def simulate(
     if elements > LARGEST:
         raise ValueError(f"{problem.sizes_text}: {elements} elements, expected at most {LARGEST} to be simulated")
     plan = plan_of(problem, gpu, tile)
-    launches, kept = launches_of(plan)
+    launches, kept = launches_of(plan, text)
     timings, cache = [], clock.flushed(gpu)
     for launch in launches:
         progress(f"{launch.kernel.code.entry}: {launch.blocks} blocks of {launch.block_threads} threads")
@@ -161,13 +168,13 @@ def simulate(
     return Simulated(problem, gpu, plan, tuple(launches), tuple(timings))
 
 
-def instructions_per_element(problem: Problem, gpu: Gpu, tile: Tile | None = None) -> float:
+def instructions_per_element(problem: Problem, gpu: Gpu, tile: Tile | None = None, text: Text = "specialised") -> float:
     """Executed instructions per element, without a clock: the number that a change of a kernel's text changes.
 
     The first `SAMPLE` blocks of a launch stand for all. If blocks wait for each other, all of them run.
     """
     plan = plan_of(problem, gpu, tile)
-    launches, kept = launches_of(plan)
+    launches, kept = launches_of(plan, text)
     total = 0.0
     for launch, planned in zip(launches, plan.launches, strict=True):
         blocks = launch.blocks if planned.waits else min(launch.blocks, -(-SAMPLE // launch.cluster) * launch.cluster)

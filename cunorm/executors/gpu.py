@@ -16,7 +16,7 @@ from cunorm.core.errors import CompileError
 from cunorm.core.locks import Lock
 
 #: Options of NVRTC, the same for every kernel: each distinct tuple costs CuPy one more compile.
-OPTIONS = ("--std=c++17",)
+OPTIONS = ("--std=c++17", "--fmad=false")
 #: Largest cluster size, in blocks, that every GPU with clusters supports; and the CUfunction_attribute
 #: NON_PORTABLE_CLUSTER_SIZE_ALLOWED, which a kernel with larger clusters needs.
 PORTABLE_CLUSTER, NON_PORTABLE = 8, 14

@@ -114,7 +114,7 @@ SUPPORTED: tuple[tuple[int, int], tuple[int, int]] = ((12, 8), (14, 0))
 INSTALL: tuple[str, str] = ("nvidia-cuda-nvrtc-cu12==12.8.*", "nvidia-cuda-nvrtc>=13,<14")
 #: Options that CuPy's RawKernel passes, in its order. With other options the machine code would differ from the code
 #: that users run.
-OPTIONS: tuple[str, ...] = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
+OPTIONS: tuple[str, ...] = ("--std=c++17", "--fmad=false", "-ftz=true", "--device-as-default-execution-space")
 #: Compute capabilities for which kernels are checked: A100, L40, H100 and H200, B200, RTX 50.
 ARCHITECTURES: tuple[str, ...] = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 

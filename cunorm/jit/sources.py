@@ -11,7 +11,9 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal, get_args
 
 from cunorm.core.opspec import OPS
 from cunorm.core.problem import Problem, accumulator
@@ -23,6 +25,9 @@ _STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DO
 _C_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 _C_TYPES |= {"int32": "int", "int64": "long long"}
 _C_TYPES |= {"identity": "Identity", "silu": "Silu"}
+#: The texts of a kernel: one for all sizes, or one with the sizes of a problem as constants.
+Text = Literal["generic", "specialised"]
+TEXTS: tuple[Text, ...] = get_args(Text)
 _LAYOUTS = {"NCHW": "ChannelsFirst", "NHWC": "ChannelsLast"}
 
 
@@ -167,9 +172,58 @@ def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) 
     return _head_of(launch.kernel, tuple(types.items()), launch.layout or problem.layout, tuple(constants.items()))
 
 
-def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> str:
-    """Return the text that an executor compiles for one launch of a problem and tile."""
-    return _head_for(launch, problem, strategy, tile) + _expand(launch.kernel)
+def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile, text: Text = "generic") -> str:
+    """Return the text that an executor compiles for one launch of a problem and tile.
+
+    Parameters
+    ----------
+    text : str
+        One of `TEXTS`. A specialised text is the generic one with constants in place of parameters; see
+        docs/specialised-kernels.md.
+    """
+    body = _expand(launch.kernel)
+    if text == "specialised":
+        body = _specialise(body, launch, fixed_arguments(launch, problem, strategy, tile))
+    return _head_for(launch, problem, strategy, tile) + body
+
+
+def fixed_arguments(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> dict[str, int]:
+    """Return the numbers of a launch that are constants in its specialised text: those that do not change with N.
+
+    An absent array is the number 0.
+    """
+    others = strategy.launches(replace(problem, N=problem.N + 1), tile)
+    found = next((one for one in others if one.entry == launch.entry), launch)
+    absent = {name for name in problem.spec.arrays if not problem.has(name)}
+    fixed = {}
+    for name, value in launch.arguments.items():
+        if value in absent:
+            fixed[name] = 0
+        elif isinstance(value, int) and value == found.arguments.get(name):
+            fixed[name] = value
+    return fixed
+
+
+def _specialise(text: str, launch: Launch, fixed: Mapping[str, int]) -> str:
+    """Return a text whose kernel ignores the parameters with fixed values and has constants of these names.
+
+    The other arrays are assumed to start at multiples of 16 bytes. The list of parameters keeps its types, so that the
+    launch is that of the generic text. No line is added: messages keep their line numbers.
+    """
+    found = re.search(rf"\b{launch.entry}\(([^()]*)\)\s*\{{", text)
+    assert found is not None, f"{place_of(launch.kernel)} has no kernel {launch.entry}"
+    declared, facts = [], []
+    for one in found[1].split(","):
+        kind, name = re.fullmatch(r"(\s*.*?)(\w+)", one, re.DOTALL).groups()  # type: ignore[union-attr]
+        is_array = kind.rstrip().endswith("*")
+        if name in fixed:
+            value = "nullptr" if is_array else f"{fixed[name]}LL"
+            facts.append(f"{kind.strip()} const {name} = {value};")
+        elif is_array:
+            facts.append(f"CUNORM_ALIGNED({name});")
+        declared.append(kind if name in fixed else one)
+    start, end = found.span(1)
+    return f"{text[:start]}{','.join(declared)}{text[end : found.end()]} {' '.join(facts)}{text[found.end() :]}"
 
 
 def kernel_digest(problem: Problem, strategy: Strategy, tile: Tile) -> str:

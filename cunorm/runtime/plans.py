@@ -101,20 +101,24 @@ class Plan:
         self._constants = constants  # set before _ready: another thread that sees _ready uses both
         self._ready = ready
 
-    def steps(self, compile: Callable[[str, str], Any]) -> tuple[list[Step], tuple[int | float, ...]]:
+    def steps(
+        self, compile: Callable[[str, str], Any], text: sources.Text = "generic"
+    ) -> tuple[list[Step], tuple[int | float, ...]]:
         """The launches for an executor, and the constants that follow the values of a call in their arguments.
 
         Parameters
         ----------
         compile : callable
             Text and entry of a kernel -> compiled kernel for the executor.
+        text : str
+            Which of the kernels' texts, one of `cunorm.jit.sources.TEXTS`.
         """
         constants: list[int | float] = []
         ready: list[Step] = []
         for launch in self.launches:
             assert self.strategy is not None and self.tile is not None
-            text = sources.kernel_text(launch, self.problem, self.strategy, self.tile)
-            kernel = compile(text, launch.entry)
+            code = sources.kernel_text(launch, self.problem, self.strategy, self.tile, text)
+            kernel = compile(code, launch.entry)
             places = []
             for parameter in sources.parameters(launch.kernel, launch.entry, launch.arguments):
                 argument = launch.arguments[parameter]

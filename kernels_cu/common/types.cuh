@@ -109,6 +109,11 @@ __device__ __forceinline__ float widen(bfloat16 value) {
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ double widen(double value) { return value; }
 
+// a * b + c with one rounding. The kernels are compiled without contraction (--fmad=false): which products are fused
+// follows from the text alone. So the generic and the specialised text of a kernel give the same bits.
+__device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+
 // The only rounding: to nearest even, from the accumulator type to a storage type.
 template <typename T>
 __device__ __forceinline__ T narrow(acc_t value);
@@ -245,6 +250,16 @@ template <typename T>
 __device__ __forceinline__ unsigned* words_at(T* array, long long index) {
     return reinterpret_cast<unsigned*>(array + index);
 }
+
+// A specialised text claims of each array that it starts at a multiple of 16 bytes. The compiler then knows the
+// misalignment of every row whose length it knows. The CPU executor checks the claim.
+#ifdef CUNORM_CPU
+#define CUNORM_ALIGNED(array) cunorm_cpu::require_aligned(array, access_bytes, #array)
+#else
+#define CUNORM_ALIGNED(array)           \
+    __builtin_assume(array != nullptr); \
+    __builtin_assume(reinterpret_cast<unsigned long long>(array) % access_bytes == 0)
+#endif
 
 // Number of elements from the 16-byte boundary at or before `address` to `address`.
 template <typename T>

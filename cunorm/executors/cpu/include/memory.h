@@ -125,6 +125,14 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_COLD void misaligned(const void* pointer, unsigned
     misaligned_at(pointer, bytes, store, CUNORM_CPU_HERE);
 }
 
+// Checks what a specialised kernel assumes about an array.
+__forceinline__ void require_aligned(const void* pointer, unsigned bytes, const char* name) {
+    const unsigned long long address = reinterpret_cast<uintptr_t>(pointer);
+    if (__builtin_expect(address == 0 || address % bytes != 0, 0)) {
+        fault("%s is at 0x%llx, but a specialised kernel expects a multiple of %u bytes", name, address, bytes);
+    }
+}
+
 #ifdef CUNORM_CPU_CHECKED
 
 void touched(const void* pointer, unsigned bytes, bool store);  // all checks and counts of a global access (hooks.h)
