@@ -128,10 +128,9 @@ struct Slab<ChannelsFirst> {
         for (int j = threadIdx.x; j < count; j += Tile::threads) {
             const PackSpan where = span_of(j);
             auto packs = held(j);
-            Pack<data_t> out = {};
-            each_in_channels(
+            const Pack<data_t> out = outputs_in_channels(
                 where, walk, HxW, [&](int channel, bool there) { return of(there ? channel : 0); },
-                [&](int i, const auto& known) { out.set(i, narrow<data_t>(element(packs, i, known))); }, packs, out);
+                [&](int i, const auto& known) { return element(packs, i, known); }, packs);
             store_pack(to + where.row, where.first, where.length, out);
             stride.advance(walk, HxW);
         }
