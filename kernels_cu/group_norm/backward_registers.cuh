@@ -48,20 +48,21 @@ struct ChannelParts {
             parts[k * lanes + Team<lanes>::lane() + channel - first_of(run)] = part;
         }
     }
-    // Calls emit(channel, sums) in one lane per channel of the run. In a cluster, the sums are those of the slice. The
-    // whole warp calls. A barrier or a __syncwarp that makes the team's parts visible to the warp must precede.
+    // Calls emit(channel, sums) in one lane per channel of the slice. The whole warp calls. A barrier or a __syncwarp that
+    // makes the team's parts visible to the warp must precede.
     template <typename Emit>
     __device__ __forceinline__ void each_sum(const Run<lanes, blocks>& run, int channels, Emit emit) const {
         constexpr int unit = Tile::channel_lanes;
         const int lane = Team<lanes>::lane() % unit, first = first_of(run);
-        for (int base = 0; base < channels; base += lanes / unit) {
+        const int past = blocks == 1 ? channels : (run.from + run.columns - 1) / HxW + 1;
+        for (int base = first; base < past; base += lanes / unit) {
             const int channel = base + Team<lanes>::lane() / unit;
-            const bool live = run.length > 0 && channel < channels;  // the other lanes take part in the shuffles only
+            const bool live = run.length > 0 && channel < past;  // the other lanes take part in the shuffles only
             int begin = channel * HxW - run.from, end = begin + HxW;
             begin = (begin < 0 ? 0 : begin) + run.shift;
             end = (end < run.columns ? end : run.columns) + run.shift;
             Pair sums = {};
-            if (live && begin < end) {
+            if (live) {
                 for (int j = begin / pack_size + lane; j <= (end - 1) / pack_size; j += unit) {
                     sums = sums + parts[j + channel - first];
                 }
@@ -123,7 +124,8 @@ struct GroupRuns {
         for (long long first = static_cast<long long>(blockIdx.x / blocks) * team.count; first < items;
              first += static_cast<long long>(gridDim.x / blocks) * team.count) {
             const long long item = first + team.index();
-            const Run<lanes, blocks> run(dy, item, length, item < items, true);
+            const bool live = team.count == 1 || item < items;
+            const Run<lanes, blocks> run(dy, item, length, live, true);
             Pack<data_t> held_dy[Tile::packs_per_thread], held_x[Tile::packs_per_thread];
             KeptGradients kept[Tile::packs_per_thread];
             run.load_both(dy, x, held_dy, held_x);
@@ -138,7 +140,9 @@ struct GroupRuns {
             ChannelWalk walk(run.from + run.first(0), HxW);
 #pragma unroll
             for (int k = 0; k < Tile::packs_per_thread; ++k) {
-                make_opaque(walk.left);
+                if (HxW % pack_size != 0) {  // otherwise no element has a predicate
+                    make_opaque(walk.left);
+                }
                 run.each_sum(
                     k, walk, HxW,
                     [&](int channel, bool there) {
@@ -196,8 +200,9 @@ struct GroupRuns {
             }
             if (parted && clustered) {
                 for (int channel = team.rank() + blocks * team.lane(); channel < channels; channel += blocks * lanes) {
+                    const int span = run.slice(length + run.ahead), begin = channel * HxW + run.ahead;
                     Pair of_channel = {};
-                    for (int slice = 0; slice < blocks; ++slice) {
+                    for (int slice = begin / span; slice <= (begin + HxW - 1) / span; ++slice) {
                         of_channel = of_channel + slices[slice * channels + channel];
                     }
                     of_channel.second *= of_group.rstd;
@@ -226,13 +231,17 @@ private:
                                           KeptGradients (&kept)[Tile::packs_per_thread], long long first_channel,
                                           const Coefficients& of_group) const {
         int positions = HxW;
-        make_opaque(positions);  // divide again: the first sweep's positions would stay in registers across the sum
+        if (HxW % pack_size != 0) {
+            make_opaque(positions);  // divide again: the first sweep's positions would stay in registers across the sum
+        }
         const ChannelStride stride = run.stride(positions);
         ChannelWalk walk(run.from + run.first(0), positions);
         const LinearGradient of_all = linear_gradient(of_group);  // except its scale
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            make_opaque(walk.left);
+            if (HxW % pack_size != 0) {
+                make_opaque(walk.left);
+            }
             const auto of = [&](int channel, bool there) {
                 const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1), there);
                 return WeighedChannel{of_group.rstd * gamma_c,
@@ -252,7 +261,7 @@ private:
         }
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            store_pack(dx + run.start, run.first(k), run.length, held_x[k]);
+            store_pack(dx, run.start, run.first(k), run.length, held_x[k]);
         }
     }
 };

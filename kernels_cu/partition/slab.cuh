@@ -24,7 +24,7 @@ struct Slab<ChannelsFirst> {
     __device__ __forceinline__ Slab(const data_t* x, long long n, long long C, long long first_channel, int channels_,
                                     int HxW_, int piece = 0, int piece_packs = 0)
         : channels(channels_), HxW(HxW_), start((n * C + first_channel) * HxW_) {
-        shift = misalignment(x + start);
+        shift = misalignment(x, start);
         count = ceil_div(shift + channels * HxW, pack_size);
         if (piece_packs > 0) {
             const int begin = piece * piece_packs;  // at most the end of the last pack: the strategy ensures it
@@ -131,7 +131,7 @@ struct Slab<ChannelsFirst> {
             const Pack<data_t> out = outputs_in_channels(
                 where, walk, HxW, [&](int channel, bool there) { return of(there ? channel : 0); },
                 [&](int i, const auto& known) { return element(packs, i, known); }, packs);
-            store_pack(to + where.row, where.first, where.length, out);
+            store_pack(to, where.row, where.first, where.length, out);
             stride.advance(walk, HxW);
         }
     }
@@ -244,7 +244,7 @@ struct Slab<ChannelsLast> {
                 for (int i = 0; i < pack_size; ++i) {
                     values[i] = element(packs, i, known[i]);
                 }
-                store_pack(to + start + row * pitch, column * pack_size, channels, narrow_pack<data_t>(values));
+                store_pack(to, start + row * pitch, column * pack_size, channels, narrow_pack<data_t>(values));
             }
         });
     }
