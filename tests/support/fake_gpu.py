@@ -135,15 +135,9 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:  # noqa: C90
             assert isinstance(grid, tuple)
             assert isinstance(block, tuple)
             assert isinstance(args, tuple)
-            launch = {
-                "kernel": self,
-                "entry": self.name,
-                "grid": grid,
-                "block": block,
-                "args": args,
-                "shared_mem": shared_mem,
-            }
+            launch = {"entry": self.name, "grid": grid, "block": block, "args": args, "shared_mem": shared_mem}
             notes.launches.append({**launch, "device": notes.current, "stream": stream})
+            notes.launched.append(self.code)
 
     class RawModule:
         def __init__(self, *, path: str) -> None:
