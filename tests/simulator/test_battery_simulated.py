@@ -83,10 +83,16 @@ def assert_close(case: Case, got: np.ndarray, expected: np.ndarray, bound: float
 
 
 def check(case: Case) -> None:
-    """Run a case on the simulator and on the executor; `Case.run` compares both with the oracle."""
+    """Run a case on the simulator, with both texts, and on the executor; `Case.run` compares all with the oracle."""
     forget()
     with simulated():
         found = case.run()
+    forget()
+    with simulated(text="specialised"):
+        specialised = case.run()
+    assert [one if one is None else one.tobytes() for one in specialised] == [
+        one if one is None else one.tobytes() for one in found
+    ], f"{case}: the specialised text gives other bits"
     forget()
     with bounds() as known:
         exact = case.run()
