@@ -133,14 +133,14 @@ class Specialised:
 
     def called(self, plan: Plan) -> None:
         """Count a call that comes while there are no specialised kernels, and take the step that is due."""
-        self._calls += 1
+        self._calls = calls = self._calls + 1
         if self.mode == "always":
             self.now(plan)
         elif self._built is not None:
             # A call that is captured into a graph must not load code.
             if not capturing(plan.place.kind, plan.place.ordinal):
                 self._load(plan)
-        elif self._calls == CALLS and self._has_room(plan):
+        elif calls == CALLS and self._has_room(plan):
             builder().submit(functools.partial(self._build, plan))
 
     def now(self, plan: Plan) -> None:

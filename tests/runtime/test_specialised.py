@@ -166,6 +166,33 @@ def test_the_cpu_executor_checks_what_a_specialised_kernel_assumes(monkeypatch: 
         plan(*arrays)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_gpu_both_texts_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+
+    found = []
+    for mode in ("never", "always"):
+        monkeypatch.setenv("CUNORM_SPECIALISE", mode)
+        for misaligned in (False, True):
+            monkeypatch.setattr(plans, "_plans", {})
+            forget_calls()
+            _, arrays = called(name)
+            plan = cunorm.plan(CASES[name][0], dtype="float16", gamma_dtype="float32", device=0, **CASES[name][1])
+            moved = [None if one is None else placed(cupy, one, misaligned) for one in arrays]
+            found.append([cupy.asnumpy(one).tobytes() for one in plan(*moved)])
+    assert found[0] == found[2]
+    assert found[1] == found[3]
+
+
+def placed(xp: Any, array: np.ndarray, misaligned: bool) -> Any:
+    """A copy of an array, one element after a multiple of 16 bytes if misaligned."""
+    whole = xp.empty(array.size + 1, array.dtype)
+    moved = whole[int(misaligned) :][: array.size].reshape(array.shape)
+    moved[...] = xp.asarray(array)
+    return moved
+
+
 # ---- the policy, on a fake GPU --------------------------------------------------------------------------------------
 
 
