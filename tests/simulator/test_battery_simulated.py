@@ -19,7 +19,7 @@ from tests.battery.cases import CASES
 pytestmark = pytest.mark.usefixtures("tools")
 
 #: Steps of the result's dtype that the machine code may be away from the executor, relative to the largest result. The
-#: compiler fuses a * b + c, the executor does not; a sum of many terms then differs in its last bits.
+#: exponential, the reciprocal and the square root of the two differ in their last bits.
 STEPS = 4
 #: Cases with a result much smaller than the terms whose sum it is: the gradient of groups of one or two elements, and
 #: sums over all samples. Only the oracle's bound knows how large the terms are.
