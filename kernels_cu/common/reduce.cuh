@@ -14,11 +14,6 @@ struct alignas(2 * sizeof(acc_t)) Pair {
 
 __device__ __forceinline__ Pair operator+(Pair a, Pair b) { return Pair{a.first + b.first, a.second + b.second}; }
 
-// Adds `value` and value * factor to a pair of sums.
-__device__ __forceinline__ Pair add_product(Pair sums, acc_t value, acc_t factor) {
-    return Pair{sums.first + value, multiply_add(value, factor, sums.second)};
-}
-
 // Number of partial results, of packs or of planes, that a thread adds up before it adds them to the rest. Two short
 // chains of additions lose fewer digits than one long chain.
 constexpr int chain = 32;

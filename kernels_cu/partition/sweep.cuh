@@ -367,7 +367,7 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
             if (k >= batch.live) {
                 continue;
             }
-            Pack<data_t> out = {};
+            acc_t results[pack_size];
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 acc_t values[tensors];
@@ -375,9 +375,9 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
                 for (int t = 0; t < tensors; ++t) {
                     values[t] = widen(batch.packs[t][k].get(i));
                 }
-                out.set(i, narrow<data_t>(element(sweep_t::slot(i), values)));
+                results[i] = element(sweep_t::slot(i), values);
             }
-            store_at(to, batch.spans[k], out);
+            store_at(to, batch.spans[k], narrow_pack<data_t>(results));
         }
     });
 }
@@ -398,7 +398,7 @@ __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<da
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
         const acc_t value = widen(x.get(i)), gradient = activation_grad[i](widen(dy.get(i)), value);
-        sums[i] = add_product(sums[i], gradient, value - mean[i]);
+        sums[i] = with_product(sums[i], gradient, value - mean[i]);
     }
 }
 

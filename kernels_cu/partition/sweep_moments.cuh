@@ -55,7 +55,7 @@ struct MomentsBatch {
                 sums = sums + deviations(batch.packs[0][k], centre, [&](int i) { return use(k, i); });
             } else {
                 const acc_t d = use(k, slot) ? acc_t(widen(batch.packs[0][k].get(slot))) - centre : acc_t(0);
-                sums = add_product(sums, d, d);
+                sums = with_product(sums, d, d);
             }
         }
         return sums;
