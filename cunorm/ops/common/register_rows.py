@@ -12,6 +12,7 @@ from cunorm.core.strategy import Tiling, ceil_div, refuses_threads
 from .limits import SECTOR_PACKS, WARP, round_up
 
 ACCESS_BYTES = 16
+REGISTERS, MOST_THREADS = 65536, 1536  # of a multiprocessor, on every architecture of the compile gate
 SIDE_BY_SIDE = 64  # bytes per DRAM transfer
 PACKS_IN_FLIGHT = 4  # per stream in the cost model
 
@@ -74,7 +75,13 @@ class WarpRows(Tiling):
     @lazy
     def reads_ahead(self) -> bool:
         """Whether a lane loads its next row while it processes the current one, with the packs of both in registers."""
-        return self.tile.packs_per_thread <= self.most_packs_ahead
+        return self.tile.packs_per_thread <= self.most_packs_ahead and self.rows_of_team > 1
+
+    @lazy
+    def rows_of_team(self) -> int:
+        """Most rows that a team processes."""
+        fields = self.tile.as_dict()
+        return int(fields.get("rows_per_team", fields.get("samples_per_team", 1)))
 
     def resident(self, dtype: str) -> bool:
         """Whether a parameter of this dtype stays in registers from row to row (RowParameters in forward_rows.cuh)."""
@@ -88,8 +95,20 @@ class WarpRows(Tiling):
     @lazy
     def constants(self) -> dict[str, int]:
         """Compile-time constants of forward_rows.cuh and backward_rows.cuh."""
-        found = {"reads_ahead": int(self.reads_ahead), "most_parameter_bytes": self.most_resident}
+        found = {
+            "reads_ahead": int(self.reads_ahead),
+            "most_parameter_bytes": self.most_resident,
+            "resident_blocks": self.resident_blocks,
+        }
         return found | ({"sums_in_registers": int(self.sums_in_registers)} if self.problem.is_backward else {})
+
+    @lazy
+    def resident_blocks(self) -> int:
+        """Blocks per multiprocessor in the launch bounds: as many as the registers of their threads allow."""
+        import os
+        if "LN_BLOCKS" in os.environ:
+            return int(os.environ["LN_BLOCKS"])
+        return max(1, min(REGISTERS // (round_up(self.registers, 8) * self.tile.threads), MOST_THREADS // self.tile.threads))
 
     @lazy
     def registers(self) -> int:
