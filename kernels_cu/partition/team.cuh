@@ -107,7 +107,7 @@ struct Run {
     int columns;      // elements of the slice
     int length;       // the same, or 0 for an empty run
     int shift;        // elements of the slice's first pack that precede the slice
-    int whole;      // elements of a run
+    int whole;        // elements of a run
     bool live;
 
     __device__ __forceinline__ Run(const data_t* tensor, long long index, int whole_, bool live_, bool may_shift)
@@ -271,12 +271,12 @@ __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& r
             next_scale = scale_of(k + 1);
             next_offset = offset_of(k + 1);
         }
-        Pack<data_t> out = {};
+        acc_t out[pack_size];
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
             const Affine affine = {found.mean, found.rstd * scale.of(i), offset.of(i)};
-            out.set(i, narrow<data_t>(activation(normalised(widen(held[k].get(i)), affine))));
+            out[i] = activation(normalised(widen(held[k].get(i)), affine));
         }
-        store_pack(y + run.start, run.first(k), run.columns, out, plain);
+        store_pack(y + run.start, run.first(k), run.columns, narrow_pack<data_t>(out), plain);
     }
 }

@@ -105,31 +105,33 @@ class WarpRows(Tiling):
     @lazy
     def resident_blocks(self) -> int:
         """Blocks per multiprocessor in the launch bounds: as many as the registers of their threads allow."""
-        import os
-        if "LN_BLOCKS" in os.environ:
-            return int(os.environ["LN_BLOCKS"])
-        return max(1, min(REGISTERS // (round_up(self.registers, 8) * self.tile.threads), MOST_THREADS // self.tile.threads))
+        threads = self.tile.threads
+        return max(1, min(REGISTERS // (round_up(self.registers, 8) * threads), MOST_THREADS // threads))
 
     @lazy
     def registers(self) -> int:
         """Registers that a thread needs without spilling; the compile gate proves the number.
 
-        They hold the packs of the tensors in the stored dtype (twice if a row is loaded ahead), the parameters and the
-        sums that stay from row to row, and in a forward the packs of y.
+        They hold the packs of the tensors in the stored dtype (twice if a row is loaded ahead), and the parameters and
+        the sums that stay from row to row.
         """
         problem, packs = self.problem, self.tile.packs_per_thread
         words, widened = ACCESS_BYTES // 4, problem.pack * problem.sum_itemsize // 4
         of_pack = self._tensors * words * (2 if self.reads_ahead else 1)
+        passing = 0  # parameters that do not stay: those of the current pack and of the next one
         for dtype in self.given:  # an absent parameter is held as constants
+            of_parameter = problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
             if self.resident(dtype or problem.stats_dtype):
-                of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
+                of_pack += of_parameter
+            else:
+                passing += 2 * of_parameter
         if not problem.is_backward:
-            return 40 + packs * (of_pack + words)
+            return 48 + passing + packs * of_pack
         if self.sums_in_registers:
             of_pack += 2 * widened
         # Additional registers, in pairs, for the sums of several warps.
         pairs = 12 if problem.dtype == "float64" and not self.of_warp else 0
-        return 32 + pairs + 2 * widened + packs * of_pack
+        return 32 + pairs + passing + 2 * widened + packs * of_pack
 
     @lazy
     def columns(self) -> int:
