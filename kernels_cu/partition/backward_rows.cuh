@@ -316,7 +316,7 @@ private:
                 const acc_t gradient = activation_grad(k, i, weight.of(i), offset.of(i));
                 out[i] = input_gradient(gradient, widen(held.x[k].get(i)), linear);
             }
-            store_pack(dx + run.start, run.first(k), run.columns, narrow_pack<data_t>(out), plain);
+            store_pack_of(dx, run.start, run.first(k), run.columns, narrow_pack<data_t>(out), plain);
         }
     }
 };

@@ -12,21 +12,22 @@ __device__ __forceinline__ bool in_whole_packs(const T* array, int length) {
     return length % Pack<T>::size == 0 && misalignment(array) == 0;
 }
 
-// load_pack and store_pack, where `plain` says that the array is in whole packs and `first` is the start of one.
+// load_pack and store_pack, where `plain` is the result of in_whole_packs, and `first` is the start of a pack.
 template <typename T>
-__device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int length, bool plain) {
+__device__ __forceinline__ Pack<T> load_pack_of(const T* array, long long row, int first, int length, bool plain) {
     if (plain) {
-        return first < length ? load_whole(array + first) : Pack<T>{};
+        return first < length ? load_whole(array + row + first) : Pack<T>{};
     }
-    return load_pack(array, first, length);
+    return load_pack(array, row, first, length);
 }
 
 template <typename T>
-__device__ __forceinline__ void store_pack(T* array, int first, int length, const Pack<T>& pack, bool plain) {
+__device__ __forceinline__ void store_pack_of(T* array, long long row, int first, int length, const Pack<T>& pack,
+                                              bool plain) {
     if (!plain) {
-        store_pack(array, first, length, pack);
+        store_pack(array, row, first, length, pack);
     } else if (first < length) {
-        store_whole(array + first, pack);
+        store_whole(array + row + first, pack);
     }
 }
 
@@ -107,13 +108,14 @@ struct Run {
     int columns;      // elements of the slice
     int length;       // the same, or 0 for an empty run
     int shift;        // elements of the slice's first pack that precede the slice
+    int ahead;        // elements of the run's first pack that precede the run
     int whole;        // elements of a run
     bool live;
 
     __device__ __forceinline__ Run(const data_t* tensor, long long index, int whole_, bool live_, bool may_shift)
         : head(live_ ? index * whole_ : 0), whole(whole_), live(live_) {
-        const int past = misalignment(tensor + head);
-        const int ahead = may_shift && past + whole <= blocks * capacity ? past : 0;
+        const int past = misalignment(tensor, head);
+        ahead = may_shift && past + whole <= blocks * capacity ? past : 0;
         if (blocks == 1) {
             from = 0;
             columns = whole;
@@ -122,7 +124,8 @@ struct Run {
             const int rank = static_cast<int>(cluster_rank()), span = slice(whole + ahead);
             from = rank == 0 ? 0 : rank * span - ahead;
             const int end = (rank + 1) * span - ahead < whole ? (rank + 1) * span - ahead : whole;
-            columns = end - from;  // the host ensures that each block has at least one
+            // The host ensures that each block has at least one. Of equal slices the compiler knows the length.
+            columns = ahead == 0 && blocks * span == whole ? span : end - from;
             shift = rank == 0 ? ahead : 0;
         }
         start = head + from;
@@ -144,11 +147,11 @@ struct Run {
     // Index in the slice of the first element of this lane's k-th pack. Neighbouring lanes hold neighbouring packs.
     __device__ __forceinline__ int first(int k) const { return (k * lanes + Team<lanes>::lane()) * pack_size - shift; }
     // Whether all packs of the slice are whole. This is a constant if the length is.
-    __device__ __forceinline__ bool in_packs() const { return whole % pack_size == 0 && shift == 0; }
+    __device__ __forceinline__ bool in_packs() const { return whole % pack_size == 0 && ahead == 0; }
     // Whether the packs of a tensor's runs are whole, at multiples of 16 bytes.
     template <typename T>
     __device__ __forceinline__ bool is_plain(const T* tensor) const {
-        return shift == 0 && in_whole_packs(tensor, whole);
+        return ahead == 0 && in_whole_packs(tensor, whole);
     }
     // Whether an element of the k-th pack is in the slice, even if the run is empty. One comparison decides for all
     // elements of a pack if all packs are whole.
@@ -172,7 +175,7 @@ struct Run {
         const bool plain = is_plain(x);
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            held[k] = load_pack(x + start, first(k), columns, plain);
+            held[k] = load_pack_of(x, start, first(k), columns, plain);
         }
     }
     // Loads two tensors, pack by pack: one tensor after the other would keep more addresses in registers. A null x
@@ -186,8 +189,8 @@ struct Run {
         const bool plain_dy = is_plain(dy), plain_x = is_plain(x);
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            held_dy[k] = load_pack(dy + start, first(k), columns, plain_dy);
-            held_x[k] = x == nullptr ? Pack<data_t>{} : load_pack(x + start, first(k), columns, plain_x);
+            held_dy[k] = load_pack_of(dy, start, first(k), columns, plain_dy);
+            held_x[k] = x == nullptr ? Pack<data_t>{} : load_pack_of(x, start, first(k), columns, plain_x);
         }
     }
     // The shift of the run's first sums, for teams of several warps: the first element of the run. It is returned in
@@ -253,9 +256,10 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, 
     return corrected_statistics(centre, sums, acc_t(length), eps);
 }
 
-// Stores y of the run in `held`, which is not empty. Each element of the run has its own gamma and beta: a row of LayerNorm, or a group
-// with HxW = 1. scale_of(k) and offset_of(k) return the packs of parameters of the k-th pack's elements. The parameters
-// of the next pack are loaded before the current pack is stored, because the compiler moves no load across a store.
+// Stores y of the run in `held`, which is not empty. Each element of the run has its own gamma and beta: a row of
+// LayerNorm, or a group with HxW = 1. scale_of(k) and offset_of(k) return the packs of parameters of the k-th pack's
+// elements. The parameters of the next pack are loaded before the current pack is stored, because the compiler moves no
+// load across a store.
 template <int lanes, int blocks, typename ScaleOf, typename OffsetOf, typename Activation>
 __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& run,
                                           const Pack<data_t> (&held)[Tile::packs_per_thread], const Statistics& found,
@@ -277,6 +281,6 @@ __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& r
             const Affine affine = {found.mean, found.rstd * scale.of(i), offset.of(i)};
             out[i] = activation(normalised(widen(held[k].get(i)), affine));
         }
-        store_pack(y + run.start, run.first(k), run.columns, narrow_pack<data_t>(out), plain);
+        store_pack_of(y, run.start, run.first(k), run.columns, narrow_pack<data_t>(out), plain);
     }
 }
