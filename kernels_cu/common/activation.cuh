@@ -35,7 +35,7 @@ struct Silu {
     static __device__ __forceinline__ acc_t apply(acc_t z) { return z * sigmoid(z); }
     static __device__ __forceinline__ acc_t gradient(acc_t z, acc_t dy) {
         const acc_t s = sigmoid(z);
-        return dy * (s * (acc_t(1) + z * (acc_t(1) - s)));
+        return dy * (s * multiply_add(z, acc_t(1) - s, acc_t(1)));
     }
 };
 

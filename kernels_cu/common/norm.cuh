@@ -5,6 +5,10 @@
 //   dbeta = sum dy,    dgamma = sum dy * xhat,   A = sum_group gamma * dy,   B = sum_group gamma * dy * xhat
 //   dx = rstd * (gamma * dy - A / L - xhat * B / L)
 //
+// With dx folded per channel, dx = scale * dy + ((x - mean) * slope + offset):
+//
+//   scale = rstd * gamma,  slope = -(B / L) * rstd^2,  offset = -(A / L) * rstd
+//
 // Elements are centred before they are multiplied: sum dy * (x - mean), never sum dy * x - mean * sum dy. The latter
 // loses every digit if |mean| is large compared with the spread. For the same reason, never compute a variance as
 // E[x^2] - E[x]^2.
@@ -50,7 +54,8 @@ __device__ __forceinline__ Pair with_square(acc_t sum) { return Pair{sum, sum * 
 // d and not about the shift: the shift is a single element, and if it is an outlier, d measures only the distance of
 // the outlier. Partial sums of fewer than `terms` d, at the ends of a run, make the spread smaller, which does no harm.
 __device__ __forceinline__ acc_t second_centre(acc_t shift, Pair sums, acc_t inverse, int terms) {
-    const acc_t step = sums.first * inverse, variance = sums.second * inverse - acc_t(terms) * step * step;
+    const acc_t step = sums.first * inverse;
+    const acc_t variance = multiply_add(acc_t(-terms) * step, step, sums.second * inverse);
     return on_grid(shift + step, variance > acc_t(0) ? square_root(variance) : acc_t(0));
 }
 
@@ -69,7 +74,13 @@ __device__ __forceinline__ Statistics corrected_statistics(acc_t centre, Pair su
         return Statistics{centre, centre - centre};  // infinite or NaN data, or an overflowed sum: rstd is NaN
     }
     const acc_t missed = sums.first / length;
-    return Statistics{centre + missed, reciprocal_deviation(sums.second / length - missed * missed, eps)};
+    const acc_t variance = multiply_add(-missed, missed, sums.second / length);
+    return Statistics{centre + missed, reciprocal_deviation(variance, eps)};
+}
+
+// Adds `term` to the first of two sums, and term * factor to the second.
+__device__ __forceinline__ Pair with_product(Pair sums, acc_t term, acc_t factor) {
+    return Pair{sums.first + term, multiply_add(term, factor, sums.second)};
 }
 
 // The sums of d = x - centre and of d^2 over the elements i of a pack for which use(i) holds. Like gradient_sums below,
@@ -80,7 +91,7 @@ __device__ __forceinline__ Pair deviations(const Pack<data_t>& x, acc_t centre, 
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
         const acc_t d = use(i) ? acc_t(widen(x.get(i))) - centre : acc_t(0);
-        sums = sums + Pair{d, d * d};
+        sums = with_product(sums, d, d);
     }
     return sums;
 }
@@ -92,7 +103,9 @@ struct alignas(16) Affine {  // one access to shared memory for float, two for d
     acc_t offset;
 };
 
-__device__ __forceinline__ acc_t normalised(acc_t x, const Affine& k) { return (x - k.mean) * k.scale + k.offset; }
+__device__ __forceinline__ acc_t normalised(acc_t x, const Affine& k) {
+    return multiply_add(x - k.mean, k.scale, k.offset);
+}
 
 // ---- gradients ----------------------------------------------------------------------------------------------------
 
@@ -105,8 +118,23 @@ struct Coefficients {
     acc_t b;
 };
 
+// The same values folded: dx as a linear function of dy and x - mean.
+struct alignas(16) LinearGradient {  // one access to shared memory for float, two for double
+    acc_t mean;
+    acc_t scale;
+    acc_t slope;
+    acc_t offset;
+};
+
+__device__ __forceinline__ LinearGradient linear_gradient(const Coefficients& k) {
+    return LinearGradient{k.mean, k.rstd * k.gamma, -(k.b * k.rstd) * k.rstd, -(k.a * k.rstd)};
+}
+
+__device__ __forceinline__ acc_t input_gradient(acc_t dy, acc_t x, const LinearGradient& k) {
+    return multiply_add(k.scale, dy, multiply_add(x - k.mean, k.slope, k.offset));
+}
 __device__ __forceinline__ acc_t input_gradient(acc_t dy, acc_t x, const Coefficients& k) {
-    return k.rstd * (k.gamma * dy - k.a - (x - k.mean) * k.rstd * k.b);
+    return input_gradient(dy, x, linear_gradient(k));
 }
 
 // The gradient with respect to the normalised values if there is no activation: dy itself.
@@ -123,7 +151,7 @@ __device__ __forceinline__ Pair gradient_sums(const Pack<data_t>& dy, const Pack
     for (int i = 0; i < pack_size; ++i) {
         const acc_t gradient = use(i) ? activation_grad(widen(dy.get(i)), widen(x.get(i))) : acc_t(0);
         const acc_t deviation = use(i) ? acc_t(widen(x.get(i))) - mean : acc_t(0);
-        sums = sums + Pair{gradient, gradient * deviation};
+        sums = with_product(sums, gradient, deviation);
     }
     return sums;
 }

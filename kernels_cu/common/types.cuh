@@ -2,8 +2,8 @@
 //
 // The host writes above this file: the typedefs data_t (x, dy, dx, y), parameter types (gamma, beta and their
 // gradients), stat_t (mean, rstd), layout_t and activation_t, and `struct Tile` with the compile-time constants. No
-// CUDA header is included: each of the two 16-bit conversions is one instruction, and headers would take longer to
-// compile than the kernels.
+// CUDA header is included: each of the 16-bit conversions is one instruction, and headers would take longer to compile
+// than the kernels.
 //
 // Every access to global memory goes through a function of this file or of async.cuh. On the CPU these functions report
 // each access to the executor, which checks it. A raw dereference would escape the check, and a test forbids it.
@@ -186,6 +186,51 @@ struct alignas(access_bytes) Pack {
 
 constexpr int pack_size = Pack<data_t>::size;
 
+// Two values of a 16-bit type in one word, each rounded as narrow() rounds it. The GPU has one instruction for both.
+template <typename T>
+__device__ __forceinline__ unsigned narrow_two(float lower, float upper);
+#ifdef CUNORM_CPU
+template <>
+__device__ __forceinline__ unsigned narrow_two<float16>(float lower, float upper) {
+    return float_to_half(lower) | static_cast<unsigned>(float_to_half(upper)) << 16;
+}
+template <>
+__device__ __forceinline__ unsigned narrow_two<bfloat16>(float lower, float upper) {
+    return float_to_bfloat(lower) | static_cast<unsigned>(float_to_bfloat(upper)) << 16;
+}
+#else
+template <>
+__device__ __forceinline__ unsigned narrow_two<float16>(float lower, float upper) {
+    unsigned word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(upper), "f"(lower));
+    return word;
+}
+template <>
+__device__ __forceinline__ unsigned narrow_two<bfloat16>(float lower, float upper) {
+    unsigned word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(upper), "f"(lower));
+    return word;
+}
+#endif
+
+// A pack of values, each rounded as narrow() rounds it.
+template <typename T>
+__device__ __forceinline__ Pack<T> narrow_pack(const acc_t (&values)[Pack<T>::size]) {
+    Pack<T> pack;
+    if constexpr (sizeof(T) < sizeof(unsigned)) {
+#pragma unroll
+        for (int w = 0; w < Pack<T>::words; ++w) {
+            pack.word[w] = narrow_two<T>(static_cast<float>(values[2 * w]), static_cast<float>(values[2 * w + 1]));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < Pack<T>::size; ++i) {
+            pack.set(i, narrow<T>(values[i]));
+        }
+    }
+    return pack;
+}
+
 // Optimisation barrier: the compiler must assume that the value has changed. It recomputes the values derived from it
 // where they are used again, instead of keeping them in registers, which are scarce. Such values are widened 16-bit
 // elements and the predicates of every element.
@@ -273,13 +318,16 @@ __device__ __forceinline__ bool within(int index, int length) {
 }
 
 // The elements [first, first + size) of array[0, length): one 16-byte access if all of them exist and the address is a
-// multiple of 16 bytes, single elements otherwise. Elements outside [0, length) read as zero.
+// multiple of 16 bytes, no access if none exists, single elements otherwise. Elements outside [0, length) read as zero.
 template <typename T>
 __device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int length) {
     if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
         return load_whole(array + first);
     }
     Pack<T> pack = {};
+    if (first >= length || first + Pack<T>::size <= 0) {
+        return pack;
+    }
 #pragma unroll
     for (int i = 0; i < Pack<T>::size; ++i) {
         if (first + i >= 0 && first + i < length) {
@@ -293,6 +341,9 @@ template <typename T>
 __device__ __forceinline__ void store_pack(T* array, int first, int length, const Pack<T>& pack) {
     if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
         store_whole(array + first, pack);
+        return;
+    }
+    if (first >= length || first + Pack<T>::size <= 0) {
         return;
     }
 #pragma unroll

@@ -114,10 +114,10 @@ struct GroupRuns {
                         return WeighedChannel{alone ? acc_t(1) : gamma_c,
                                               activation_grad_of(first_channel + channel, there, gamma_c, of_group)};
                     },
-                    [&](int i, const WeighedChannel& of) {
+                    [&](int i, const WeighedChannel& of, Pair sums) {
                         const acc_t value = widen(held_x[k].get(i));
                         const acc_t gradient = of.activation_grad(widen(held_dy[k].get(i)), value);
-                        return Pair{gradient, gradient * (value - of_group.mean)};
+                        return with_product(sums, gradient, value - of_group.mean);
                     },
                     [&](int channel, const WeighedChannel& of, Pair part) {  // add gamma * part to the group's sums
                         parts.keep(k, channel, part);

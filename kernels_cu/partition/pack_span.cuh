@@ -61,34 +61,46 @@ struct ChannelStride {
 };
 
 // Calls emit(channel, known, sums) for each channel that has elements in a pack of a channels-first run, in order.
-// `known` is of(channel, true). `sums` is the sum of the Pairs terms(i, known) of these elements, where i is the index
-// of the element in `packs`. The lanes of a warp diverge in here, so the callbacks must not shuffle.
+// `known` is of(channel, true). `sums` is what sums = added(i, known, sums) makes of Pair{} for these elements in turn,
+// where i is the index of the element in `packs`. The lanes of a warp diverge in here, so the callbacks must not
+// shuffle.
 //
-// If HxW >= pack_size, a pack spans at most two channels. The values of both channels are loaded up front, and each
-// element selects its own. If one of the channels does not exist, its value is of(channel, false), which must not load.
-// The outermost elements may belong to no channel of the run; their sums are not emitted.
+// If HxW >= pack_size, a pack spans at most two channels. Most packs have one channel, and no element selects. For the
+// others, the values of both channels are loaded up front, and each element selects its own. If one of the channels does
+// not exist, its value is of(channel, false), which must not load. The outermost elements may belong to no channel of
+// the run; their sums are not emitted.
 //
 // Channels smaller than a pack are rare. Their elements are processed one by one in a loop that is not unrolled:
 // unrolled, it would be most of the kernel's code. The loop rotates the packs and uses their element 0, because packs
 // are in registers, which cannot be indexed at run time.
-template <typename Of, typename Terms, typename Emit, typename... Packs>
+template <typename Of, typename Added, typename Emit, typename... Packs>
 __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW, Of of,
-                                                 Terms terms, Emit emit, Packs&... packs) {
+                                                 Added added, Emit emit, Packs&... packs) {
     if (where.first >= where.length) {
         return;
     }
     if (HxW >= pack_size) {
         const int channel = from.channel, next = from.left;
+        const bool packs_of_one_channel = HxW % pack_size == 0 && next % pack_size == 0;
+        if (packs_of_one_channel || (channel >= 0 && next >= pack_size)) {
+            const auto known = of(channel, true);
+            Pair sums = {};
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                sums = added(i, known, sums);
+            }
+            emit(channel, known, sums);
+            return;
+        }
         const bool here = channel >= 0, both = next < pack_size && where.first + next < where.length;
         const auto first = of(channel, here);
         const auto second = of(channel + 1, both);
         Pair of_first = {}, of_second = {};
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
-            const auto known = i < next ? first : second;
-            const Pair term = terms(i, known);
-            of_first = i < next ? of_first + term : of_first;
-            of_second = i < next ? of_second : of_second + term;
+            const Pair sums = added(i, i < next ? first : second, i < next ? of_first : of_second);
+            of_first = i < next ? sums : of_first;
+            of_second = i < next ? of_second : sums;
         }
         if (here) {
             emit(channel, first, of_first);
@@ -105,7 +117,7 @@ __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const Ch
     for (int i = 0; i < pack_size; ++i) {
         const bool held = where.holds(i);
         if (held) {
-            sums = sums + terms(0, known);
+            sums = added(0, known, sums);
         }
         (packs.rotate(), ...);
         const int channel = walk.channel;
@@ -127,7 +139,7 @@ __device__ __forceinline__ void each_in_channels(const PackSpan& where, const Ch
                                                  Use use, Packs&... packs) {
     sums_in_channels(
         where, from, HxW, of,
-        [&](int i, const auto& known) {
+        [&](int i, const auto& known, Pair) {
             use(i, known);
             return Pair{};
         },

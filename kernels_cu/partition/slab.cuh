@@ -240,12 +240,12 @@ struct Slab<ChannelsLast> {
         each_column(of, [&](int, int column, int part, int parts, const auto& known) {
             for (int row = part; part < parts && row < rows; row += parts) {
                 const auto packs = held(row * row_packs + column);
-                Pack<data_t> out = {};
+                acc_t values[pack_size];
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
-                    out.set(i, narrow<data_t>(element(packs, i, known[i])));
+                    values[i] = element(packs, i, known[i]);
                 }
-                store_pack(to + start + row * pitch, column * pack_size, channels, out);
+                store_pack(to + start + row * pitch, column * pack_size, channels, narrow_pack<data_t>(values));
             }
         });
     }

@@ -103,6 +103,8 @@ VALUES: list[tuple[str, str, int]] = [
     ("cvt.rn.bf16.f32 D, 0f3F808000", "b16", 0x3F80),
     ("cvt.rn.bf16.f32 D, 0f3F818000", "b16", 0x3F82),
     (f"cvt.rn.bf16.f32 D, {NAN}", "b16", 0x7FFF),
+    ("cvt.rn.f16x2.f32 D, 0f3F801000, 0fC77FF000", "b32", 0x3C00FC00),
+    (f"cvt.rn.bf16x2.f32 D, 0f3F818000, {NAN}", "b32", 0x3F827FFF),
     ("cvt.f32.f16 D, 0x8001", "f32", 0xB3800000),
     ("cvt.f32.f16 D, 0xfc00", "f32", 0xFF800000),
     ("cvt.f32.f16 D, 0x3555", "f32", 0x3EAAA000),

@@ -313,6 +313,11 @@ class Emitter:
         value = self.read(self.operands[1], "f32" if narrowing else "b16")
         return self.write("b16" if narrowing else "f32", f"ptx::{name}({value})")
 
+    def cvt_two_halves(self, kind: str) -> str:
+        name = {"f16x2": "to_half", "bf16x2": "to_bfloat"}[kind]
+        upper, lower = (f"uint32_t(ptx::{name}({value}))" for value in self.reads("f32"))
+        return self.write("b32", f"{upper} << 16 | {lower}")
+
     def cvt_integer(self, rounding: str, ftz: str | None, to: str, source: str) -> str:
         value = self.read(self.operands[1], source)
         value = f"ptx::flush({value})" if ftz else value
@@ -416,6 +421,7 @@ _RULES: list[tuple[str, int, Callable[..., str]]] = [
     (rf"cvt{_FTZ}\.(?P<to>f64)\.(?P<source>f32)", 2, _E.cvt_floats),
     (rf"cvt\.rn{_FTZ}\.(?P<to>f32)\.(?P<source>f64)", 2, _E.cvt_floats),
     (r"cvt(?:\.rn\.(?=b?f16)|\.(?=f32))(?P<function>b?f16\.f32|f32\.f16)", 2, _E.cvt_half),
+    (r"cvt\.rn\.(?P<kind>b?f16x2)\.f32", 3, _E.cvt_two_halves),
     (rf"cvt\.(?P<rounding>r[zn]i){_FTZ}\.(?P<to>[us](?:32|64))\.(?P<source>f32)", 2, _E.cvt_integer),
     (r"cvt\.(?P<rounding>r[zn]i)\.(?P<to>[us](?:32|64))\.(?P<source>f64)", 2, _fixed(_E.cvt_integer, ftz="")),
     (rf"cvt\.rn\.(?P<to>f32|f64)\.(?P<source>{_INT})", 2, _E.cvt),
