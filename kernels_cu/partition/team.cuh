@@ -22,7 +22,11 @@ struct Team {
     int slot = 0;   // the row of scratch that the latest sum used: 0 or 1
 
     static __device__ __forceinline__ int index() { return threadIdx.x / lanes; }
-    static __device__ __forceinline__ int lane() { return threadIdx.x % lanes; }
+    static __device__ __forceinline__ int lane() {
+        const int lane = threadIdx.x % lanes;
+        assume(lane >= 0 && lane < lanes);  // the compiler drops the remainder if lanes is the size of the block
+        return lane;
+    }
     static __device__ __forceinline__ int rank() { return blocks > 1 ? static_cast<int>(cluster_rank()) : 0; }
     static __device__ __forceinline__ Pair* shared_scratch(int& offset) {
         return of_block ? shared_array<Pair>(offset, scratch_size) : nullptr;
@@ -81,12 +85,13 @@ struct Run {
     int columns;      // elements of the slice
     int length;       // the same, or 0 for an empty run
     int shift;        // elements of the slice's first pack that precede the slice
+    int ahead;        // elements of the run's first pack that precede the run
     bool live;
 
     __device__ __forceinline__ Run(const data_t* tensor, long long index, int whole, bool live_, bool may_shift)
         : head(live_ ? index * whole : 0), live(live_) {
-        const int past = misalignment(tensor + head);
-        const int ahead = may_shift && past + whole <= blocks * capacity ? past : 0;
+        const int past = misalignment(tensor, head);
+        ahead = may_shift && past + whole <= blocks * capacity ? past : 0;
         if (blocks == 1) {
             from = 0;
             columns = whole;
@@ -95,7 +100,8 @@ struct Run {
             const int rank = static_cast<int>(cluster_rank()), span = slice(whole + ahead);
             from = rank == 0 ? 0 : rank * span - ahead;
             const int end = (rank + 1) * span - ahead < whole ? (rank + 1) * span - ahead : whole;
-            columns = end - from;  // the host ensures that each block has at least one
+            // The host ensures that each block has at least one. Of equal slices the compiler knows the length.
+            columns = ahead == 0 && blocks * span == whole ? span : end - from;
             shift = rank == 0 ? ahead : 0;
         }
         start = head + from;
@@ -123,7 +129,7 @@ struct Run {
     __device__ __forceinline__ void load_from(const data_t* x, Pack<data_t> (&held)[Tile::packs_per_thread]) const {
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            held[k] = load_pack(x + start, first(k), length);
+            held[k] = load_pack(x, start, first(k), length);
         }
     }
     // Loads two tensors, pack by pack: one tensor after the other would keep more addresses in registers. A null x
@@ -133,8 +139,8 @@ struct Run {
                                               Pack<data_t> (&held_x)[Tile::packs_per_thread]) const {
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            held_dy[k] = load_pack(dy + start, first(k), length);
-            held_x[k] = load_pack(x + start, first(k), x == nullptr ? 0 : length);
+            held_dy[k] = load_pack(dy, start, first(k), length);
+            held_x[k] = load_pack(x, start, first(k), x == nullptr ? 0 : length);
         }
     }
     // The shift of the run's first sums, for teams of several warps: the first element of the run. It is returned in
@@ -223,6 +229,6 @@ __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& r
             const Affine affine = {found.mean, found.rstd * scale.of(i), offset.of(i)};
             out.set(i, narrow<data_t>(activation(normalised(widen(held[k].get(i)), affine))));
         }
-        store_pack(y + run.start, run.first(k), run.length, out);
+        store_pack(y, run.start, run.first(k), run.length, out);
     }
 }
