@@ -190,7 +190,7 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
 def fixed_arguments(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> dict[str, int]:
     """Return the arguments of a launch that are constants in its specialised text, by the kernel's parameters.
 
-    They are the numbers that do not change with N, and 0 for each absent array.
+    They are the numbers that do not change with N, and 0 for each absent array. An array may be absent for some N only.
     """
     others = strategy.launches(replace(problem, N=problem.N + 1), tile)
     other = next((one for one in others if one.entry == launch.entry), launch)
@@ -198,7 +198,7 @@ def fixed_arguments(launch: Launch, problem: Problem, strategy: Strategy, tile: 
     for name, value in launch.arguments.items():
         if _is_absent(value, problem):
             fixed[name] = 0
-        elif isinstance(value, int) and value == other.arguments.get(name):
+        elif isinstance(value, int) and value in (0, other.arguments.get(name)):
             fixed[name] = value
     return fixed
 
