@@ -60,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--text", choices=sources.TEXTS, default="specialised", help="the kernels' text; default: specialised"
     )
+    made.add_argument("--activation", choices=ACTIVATIONS, help="an activation that is fused with the op")
     made.add_argument("--profile", action="store_true", help="print instructions and waits by source line")
     made.add_argument("--goals", action="store_true", help="simulate the problems of benchmarks/simulator/goals.py")
     made.add_argument("--page", action="store_true", help="write the page from the stored results, simulate nothing")
