@@ -23,7 +23,7 @@ from cunorm.ops.common.limits import (
 from cunorm.ops.common.slab_sweep import LARGEST_CHUNK, Slab, Sweep, refuses_sweep
 
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
-#: Values in Affine, with padding, and in LinearGradient (norm.cuh).
+#: Values in Affine (norm.cuh), with padding, and in ChannelGradient (channel_coefficients.cuh).
 LINEAR_VALUES = 4
 
 
@@ -287,7 +287,7 @@ class _StreamingRuns(_Streaming):
 
     @lazy
     def shared(self) -> int:
-        """Bytes of shared memory per block: Affine or LinearGradient (norm.cuh) of the planes that its run touches."""
+        """Bytes of shared memory per block: Affine (norm.cuh) or ChannelGradient of the planes its run touches."""
         planes = min(self.view.N * self.view.C, self.tile.chunk // self.view.HxW + 2)
         return planes * LINEAR_VALUES * self.problem.sum_itemsize
 
