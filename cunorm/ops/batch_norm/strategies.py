@@ -23,6 +23,8 @@ from cunorm.ops.common.limits import (
 from cunorm.ops.common.slab_sweep import LARGEST_CHUNK, Slab, Sweep, refuses_sweep
 
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
+#: Registers per thread of batch_norm_backward_reduce_sweep.cu, whose launch bounds require 768 resident threads.
+GRADIENT_REGISTERS = 80
 #: Values in Affine (norm.cuh), with padding, and in ChannelGradient (channel_coefficients.cuh).
 LINEAR_VALUES = 4
 
@@ -187,7 +189,7 @@ class _Reducing(_Viewed):
         traffic = self.problem.read * problem.nbytes + (rows > 1) * rows * problem.C * self.problem.part
         entry, fold = f"{problem.op}_{kind}", f"{problem.op}_fold"
         arguments = {**given, **results, **sizes}
-        facts |= {"traffic": traffic, "registers": RESIDENT_REGISTERS, "layout": self.view.layout}
+        facts = {"registers": RESIDENT_REGISTERS, **facts, "traffic": traffic, "layout": self.view.layout}
         main = Launch(entry, entry, grid, self.tile.threads, arguments, **facts)
         if rows == 1:
             return (main,)
@@ -252,9 +254,10 @@ class _ReducingRows(_Swept, _Reducing):
     @lazy
     def launches(self) -> tuple[Launch, ...]:
         """Launches of the sweep and the fold."""
-        mean = self.met * self.problem.sum_itemsize * self.problem.is_backward
-        shared = self.sweep.shared(self.problem.part)
-        return self.reducing("sweep", self.grid, self.sizes, shared_bytes=shared, cached=mean)
+        facts = {"shared_bytes": self.sweep.shared(self.problem.part)}
+        if self.problem.is_backward:
+            facts |= {"cached": self.met * self.problem.sum_itemsize, "registers": GRADIENT_REGISTERS}
+        return self.reducing("sweep", self.grid, self.sizes, **facts)
 
 
 class _ReducingPlanes(_ReducingRows):
