@@ -3,7 +3,7 @@
 #
 #   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads "NAME ..."] [--dry-run]
 #
-# Part 1 runs the tests that need a GPU. Then, if compute-sanitizer is installed, it runs a few of them under memcheck and
+# Part 1 runs the tests that need a GPU, with generic and with specialised kernels. Then, if compute-sanitizer is installed, it runs a few of them under memcheck and
 # racecheck.
 # Part 2 measures the host time of a call. Then it tunes each workload in turn (the table is written to tuning/tables/)
 # and runs `cunorm bench` for it (the result is written to benchmarks/results/). At the end it writes docs/speed.md from
@@ -75,6 +75,7 @@ part_1() {
     step "tests" python -m pytest -q -p no:cacheprovider tests/tuning/test_tuning_clock.py
   else
     step "tests" python -m pytest -q -n 4 --gpu -m gpu
+    step "tests of the specialised kernels" env CUNORM_SPECIALISE=always python -m pytest -q -n 4 --gpu -m gpu
   fi
   if [ -n "$dry" ] || ! command -v compute-sanitizer >/dev/null; then
     echo "== compute-sanitizer does not run here: no memcheck, no racecheck"

@@ -5,10 +5,11 @@ Examples::
     python benchmarks/simulate.py group_norm_backward --shape 2,320,64x64,32
     python benchmarks/simulate.py layer_norm --shape 4096,768 --strategy warp --tile threads=128,lanes=32 --profile
     python benchmarks/simulate.py --workload quick
+    python benchmarks/simulate.py --goals
 
-A time is simulated, never measured. ``--workload`` stores its results in ``benchmarks/results/simulated.json`` and
-writes ``docs/simulated-speed.md``, whose first line says how far simulated times are from published ones; ``--page``
-only writes the page.
+A time is simulated, never measured. ``--workload`` and ``--goals`` store their results in
+``benchmarks/results/simulated.json`` and write ``docs/simulated-speed.md``, whose first line says how far simulated
+times are from published ones; ``--page`` only writes the page.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ import argparse
 import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cunorm.tuning.problems.requested import problems_of
 
 from benchmarks.simulator import simulated_page
-from benchmarks.simulator.clock import GPUS
+from benchmarks.simulator.clock import GPUS, Timing
+from benchmarks.simulator.goals import GOALS, key_of
+from benchmarks.simulator.machine import Launch
 from benchmarks.simulator.problems import Simulated, lines_of, simulate
 from cunorm.cli.parser import add_lists, add_problem
 from cunorm.core import settings
 from cunorm.core.errors import CompileError, KernelFault, UnsupportedTile
-from cunorm.core.problem import Problem
+from cunorm.core.problem import ACTIVATIONS, Problem
 from cunorm.core.strategy import Tile
 from cunorm.core.terminal import columns
 from cunorm.jit import sources
@@ -37,6 +41,8 @@ from cunorm.ops.parse_problem import tile_of
 
 #: Source lines that ``--profile`` prints for each kernel.
 LINES = 25
+#: Source lines that are stored for each kernel.
+STORED = 5
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         "--text", choices=sources.TEXTS, default="specialised", help="the kernels' text; default: specialised"
     )
     made.add_argument("--profile", action="store_true", help="print instructions and waits by source line")
+    made.add_argument("--goals", action="store_true", help="simulate the problems of benchmarks/simulator/goals.py")
     made.add_argument("--page", action="store_true", help="write the page from the stored results, simulate nothing")
     return made
 
@@ -154,16 +161,27 @@ def row_of(found: Simulated) -> dict[str, Any]:
                 "pipes": {name: round(share, 3) for name, share in timing.pipes.items() if share >= 0.005},
                 "waits": {name: round(share, 3) for name, share in timing.waits.items() if share >= 0.005},
                 "resident": timing.resident,
+                "lines": hot_lines(found, launch, timing),
             }
             for launch, timing in zip(found.launches, found.timings, strict=True)
         ],
     }
 
 
-def key_of(problem: Problem) -> str:
-    """The name of a row: op, layout and sizes."""
-    layout = f" {problem.layout}" if len(problem.spec.layouts) > 1 else ""
-    return f"{problem.op}{layout} {problem.sizes_text}"
+def hot_lines(found: Simulated, launch: Launch, timing: Timing) -> list[list[Any]]:
+    """The `STORED` source lines with the most waited cycles: share of them, instructions per element, place, text."""
+    executed, waited = lines_of(launch, timing), lines_of(launch, timing, "waited")
+    total = sum(waited.values()) or 1
+    order = sorted(waited, key=lambda place: -waited[place])[:STORED]
+    return [
+        [
+            round(waited[place] / total, 3),
+            round(executed.get(place, 0) * WARP / found.elements, 2),
+            f"{place[0]}:{place[1]}",
+            text_of(*place),
+        ]
+        for place in order
+    ]
 
 
 def _row(item: tuple[Problem, str]) -> tuple[str, dict[str, Any] | str]:
@@ -204,17 +222,24 @@ def _main(asked: argparse.Namespace) -> int:
         simulated_page.write(simulated_page.read())
         simulated_page.illustrate()
         return 0
+    if asked.goals and (asked.op or asked.workload or asked.from_trace or asked.shape):
+        raise ValueError("--goals: received an op, --shape, --workload or --from-trace too, expected it alone")
     if asked.device not in GPUS:
         raise ValueError(f"--device: {asked.device!r}, expected {' or '.join(GPUS)}")
+    if asked.goals:
+        return 1 if run_all([goal.problem for goal in GOALS], asked.device, simulated_page.GOALS) else 0
     if asked.workload is None and asked.from_trace is None:
         (problem,) = problems_of(asked)
+        if asked.activation not in (None, *problem.spec.activations):
+            raise ValueError(f"--activation: {asked.activation!r}, expected none for {problem.op}")
+        problem = replace(problem, activation=asked.activation)
         found = simulate(
             problem, GPUS[asked.device], _tile(asked), lambda text: print(text, file=sys.stderr), asked.text
         )
         print(report(found) + (profile(found) if asked.profile else ""))
         return 0
-    if asked.tile or asked.strategy or asked.profile:
-        raise ValueError("--strategy, --tile and --profile: only valid with --shape")
+    if asked.tile or asked.strategy or asked.profile or asked.activation:
+        raise ValueError("--strategy, --tile, --activation and --profile: only valid with --shape")
     if asked.from_trace is not None:
         asked.dtype = None
     return 1 if run_all(problems_of(asked), asked.device, asked.workload or Path(asked.from_trace).name) else 0

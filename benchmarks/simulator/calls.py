@@ -14,6 +14,7 @@ from benchmarks.simulator.machine import Launch
 from cunorm.executors.cpu.guarded_arrays import Region, regions_of
 from cunorm.jit.sources import Text
 from cunorm.runtime.plans import Plan
+from cunorm.runtime.specialised import ALIGNMENT
 
 #: Clusters that are alive at a time if blocks wait for each other.
 WAITING = 4
@@ -44,17 +45,22 @@ def launches(
 
 
 @contextlib.contextmanager
-def simulated(see: Callable[[Launch, np.ndarray[Any, Any]], None] | None = None) -> Iterator[None]:
+def simulated(
+    see: Callable[[Launch, np.ndarray[Any, Any]], None] | None = None, text: Text = "generic"
+) -> Iterator[None]:
     """Within this context, calls with arrays on the CPU run the machine code of their kernels on the simulator.
 
     Parameters
     ----------
     see : callable, optional
         Receives each launch and its counters.
+    text : str
+        Which of the kernels' texts. A call with a misaligned array always runs the generic one.
     """
 
     def run(plan: Plan, values: Sequence[int | float], sizes: Sequence[int] = ()) -> None:
-        for launch in launches(plan, values, regions_of(plan.names, values, sizes)):
+        aligned = all(values[place] % ALIGNMENT == 0 for place in plan.assumed_addresses())
+        for launch in launches(plan, values, regions_of(plan.names, values, sizes), text if aligned else "generic"):
             counters = machine.run(launch)
             if see is not None:
                 see(launch, counters)

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.simulator import goals
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "simulated.json"
 CALIBRATION = ROOT / "benchmarks" / "results" / "simulator_calibration.json"
 PEERS = ROOT / "benchmarks" / "results" / "simulated_peers.json"
 PAGE, PICTURE = ROOT / "docs" / "simulated-speed.md", ROOT / "docs" / "simulated-peers.svg"
 SCHEMA = "cunorm-simulated/1"
+#: The name under which the results of benchmarks/simulator/goals.py are stored.
+GOALS = "goals"
 #: A share of the DRAM's or of the issue slots' time above which they are what binds a launch.
 BINDS = 0.7
 
@@ -184,6 +188,30 @@ def _rows(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def goals_section(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The goals, what was reached, and for each goal that is not met the source lines at which warps wait."""
+    found = [(goal, key, rows[key]) for goal in goals.GOALS if (key := goals.key_of(goal.problem)) in rows]
+    titles = ("problem", "strategy", "before us", "us", "floor", "goal", "met", "issue", "DRAM", "bound by")
+    lines = [
+        "## Goals\n",
+        "NVIDIA H200, bfloat16, all outputs, the default tile. *Before*: when the goal was set. "
+        "`python benchmarks/simulate.py --goals` writes the rows.\n",
+        f"| {' | '.join(titles)} |",
+        "|---|---|---:|---:|---:|---:|---|---:|---:|---|",
+    ]
+    missed = ["Where warps wait, for each goal that is not met:\n"]
+    for goal, key, row in found:
+        longest = max(row["launches"], key=lambda launch: launch["us"])
+        cells = [key, row["strategy"], f"{goal.before:.1f}", f"{row['us']:.1f}", f"{row['floor_us'] / row['us']:.0%}"]
+        cells += [goal.text, "yes" if goal.met(row) else "no"]
+        cells += [f"{longest['issue']:.2f}", f"{longest['dram']:.2f}", bound_by(longest)]
+        lines.append(f"| {' | '.join(cells)} |")
+        if not goal.met(row):
+            where = "; ".join(f"{share:.0%} `{place}`" for share, _, place, _ in longest["lines"])
+            missed.append(f"- {key}: {longest['kernel']} {longest['us']:.1f} us: {where}")
+    return [*lines, "", *missed, ""]
+
+
 def page(document: Mapping[str, Any]) -> str:
     """The text of the page."""
     calibration, peers = _json(CALIBRATION), _json(PEERS)
@@ -192,7 +220,11 @@ def page(document: Mapping[str, Any]) -> str:
         lines += calibration_section(calibration)
     if peers is not None:
         lines += peers_section(peers)
+    if GOALS in document["workloads"]:
+        lines += goals_section(document["workloads"][GOALS])
     for workload, rows in document["workloads"].items():
+        if workload == GOALS:
+            continue
         first = next(iter(rows.values()), None)
         if first is not None:
             lines += [f"## {workload}\n", f"{first['device']}, {first['dtype']}.\n", *_rows(rows), ""]

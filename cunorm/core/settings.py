@@ -11,6 +11,8 @@ variable                 meaning                                                
 ``CUNORM_CPU_ORDER``     order of the CPU executor's threads: ascending, descending, random  ``ascending``
 ``CUNORM_CPU_CORES``     operating-system threads that the CPU executor spreads blocks over  all cores
 ``CUNORM_CPU_BUILD``     plain: for normal use; checked: all accesses checked and counted    ``plain``
+``CUNORM_SPECIALISE``    when kernels with a problem's sizes as constants are compiled:      ``background``
+                         in the background, always (the first call waits), never
 =======================  ==================================================================  =================
 """
 
@@ -32,9 +34,13 @@ VARIABLES = (
     "CUNORM_CPU_ORDER",
     "CUNORM_CPU_CORES",
     "CUNORM_CPU_BUILD",
+    "CUNORM_SPECIALISE",
 )
 #: How the CPU executor compiles kernels; `sanitised` is for child processes, see tests/executors/run_sanitised.py.
 BUILDS = ("plain", "checked", "sanitised")
+
+#: When specialised kernels are compiled, see `cunorm.runtime.specialised`.
+SPECIALISE = ("background", "always", "never")
 
 
 def cache_dir_named() -> bool:
@@ -93,6 +99,14 @@ def cpu_build() -> str:
     if build not in BUILDS:
         raise ValueError(f"CUNORM_CPU_BUILD: {build!r}, expected plain or checked")
     return build
+
+
+def specialise() -> str:
+    """When specialised kernels are compiled: one of `SPECIALISE`."""
+    chosen = os.environ.get("CUNORM_SPECIALISE") or "background"
+    if chosen not in SPECIALISE:
+        raise ValueError(f"CUNORM_SPECIALISE: {chosen!r}, expected {', '.join(SPECIALISE[:-1])} or {SPECIALISE[-1]}")
+    return chosen
 
 
 def cores() -> int:

@@ -6,14 +6,17 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cupy
 from cupy.cuda import compiler, driver, runtime
+from cupy.cuda import nvrtc as cupy_nvrtc
 
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.errors import CompileError
 from cunorm.core.locks import Lock
+from cunorm.jit import cubins, nvrtc
 
 #: Options of NVRTC, the same for every kernel: each distinct tuple costs CuPy one more compile.
 OPTIONS = ("--std=c++17", "--fmad=false")
@@ -94,6 +97,52 @@ def compile(text: str, entry: str, ordinal: int = 0) -> Kernel:
     """
     with _lock.held:
         return _compile(text, entry, ordinal)
+
+
+def build(text: str, entry: str, ordinal: int = 0) -> Path:
+    """Compile a text for one GPU to a file of machine code, or find the file in the cache folder.
+
+    No context and no module of a GPU is used, so that any thread may call this while another one captures a graph.
+
+    Raises
+    ------
+    CompileError
+        With the first lines of NVRTC's log, or if the cache folder cannot be used.
+    """
+    options = (*nvrtc.OPTIONS, f"-arch={limits(ordinal).architecture}")
+    version = ".".join(map(str, cupy_nvrtc.getVersion()))
+    return cubins.cached(text, options, version, lambda: _machine_code(text, entry, options))
+
+
+def _machine_code(text: str, entry: str, options: tuple[str, ...]) -> bytes:
+    program = cupy_nvrtc.createProgram(text, f"{entry}.cu", (), ())
+    try:
+        cupy_nvrtc.compileProgram(program, options)
+        return bytes(cupy_nvrtc.getCUBIN(program))
+    except cupy_nvrtc.NVRTCError as error:
+        log = "\n".join(cupy_nvrtc.getProgramLog(program).splitlines()[:LOG_LINES])
+        raise CompileError(f"{entry} with {' '.join(options)}: {error}\n{log}") from error
+    finally:
+        cupy_nvrtc.destroyProgram(program)
+
+
+@functools.cache
+def _load(path: Path, entry: str, ordinal: int) -> Kernel:
+    with cupy.cuda.Device(ordinal):
+        raw = cupy.RawModule(path=str(path)).get_function(entry)
+        raw.compile()
+    return Kernel(raw, entry, ordinal)
+
+
+def load(built: Path, entry: str, ordinal: int = 0) -> Kernel:
+    """Load a kernel from a file that `build` returned, once per process. It stays loaded."""
+    with _lock.held:
+        return _load(built, entry, ordinal)
+
+
+def loaded() -> int:
+    """Number of kernels that `load` has loaded in this process."""
+    return _load.cache_info().currsize
 
 
 def allow_cluster(kernel: Kernel, blocks: int) -> None:

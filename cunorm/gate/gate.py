@@ -15,6 +15,8 @@ ptxas takes hours for every combination, so the gate has three sizes. A pair is 
 The selection of each size is deterministic. Some problems take more registers: those with an activation or with wide
 parameters. `choice` compiles the most demanding tiles for such a problem, and the other tile for a problem without
 them. `spread` and `all` compile every tile for both.
+
+A kernel has a generic and a specialised text. `choice` takes them in turn, `spread` and `all` compile both.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from cunorm.core.problem import ITEMSIZE, Problem, accumulator, laid_out
 from cunorm.core.strategy import Strategy, Tile, ceil_div, main_launch
 from cunorm.core.terminal import with_bar
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages
-from cunorm.jit.sources import kernel_text
+from cunorm.jit.sources import TEXTS, Text, kernel_text
 from cunorm.ops.registry import OPS
 
 
@@ -105,6 +107,8 @@ class Build:
     tile : Tile
     kernel, threads : str, int
         Stem of the file in ``kernels_cu``; threads per block.
+    kind : str
+        One of `cunorm.jit.sources.TEXTS`.
     text : str
     architecture : str
     nvrtc : Nvrtc
@@ -114,6 +118,7 @@ class Build:
     tile: Tile
     kernel: str
     threads: int
+    kind: Text
     text: str
     architecture: str
     nvrtc: Nvrtc
@@ -130,7 +135,7 @@ class BuildResult:
     def faults(self) -> list[str]:
         """Return one message for each fault; an empty list if there is none."""
         build = self.build
-        where = f"{build.case} {build.tile} on {build.architecture}, NVRTC {build.nvrtc.version}"
+        where = f"{build.case} {build.tile}, {build.kind} text, on {build.architecture}, NVRTC {build.nvrtc.version}"
         found = [] if self.error is None else [f"{build.kernel}: does not compile: {where}\n{self.error}"]
         for usage in self.usages:
             wrong = []
@@ -234,15 +239,15 @@ def _demanding(case: GateCase, architecture: str, problem: Problem, tile: Tile) 
 
 def _choice(
     case: GateCase, ring: Sequence[tuple[str, Nvrtc]], tiles: str
-) -> Iterator[tuple[str, Nvrtc, Problem, Tile]]:
-    """The selected architectures, NVRTCs, problems and tiles of a case."""
+) -> Iterator[tuple[str, Nvrtc, Problem, Tile, Text]]:
+    """The selected architectures, NVRTCs, problems, tiles and texts of a case."""
     ring = [pair for pair in ring if accepted(case, pair[0])]
     if tiles != "choice":
         several = {"spread": spread, "all": accepted}[tiles]
         for pair in ring:
             for problem, tile in several(case, pair[0]):
                 posed = dict.fromkeys((problem, _demanding(case, pair[0], problem, tile)))
-                yield from ((*pair, each, tile) for each in posed)
+                yield from ((*pair, each, tile, text) for each in posed for text in TEXTS)
         return
     # Cases are counted per op and strategy, so that the dtypes of a strategy together cover every pair.
     before = [each for each in cases() if (each.op, each.strategy) == (case.op, case.strategy)]
@@ -259,11 +264,11 @@ def _choice(
         problem, tile = other if step == at else ranked[0]
         made = problem if step == at else _demanding(case, architecture, problem, tile)
         met.add(_kernel(case, problem, tile))
-        yield architecture, nvrtc, made, tile
+        yield architecture, nvrtc, made, tile, TEXTS[step % len(TEXTS)]
     architecture, nvrtc = ring[len(before) % len(ring)]
     others = {_kernel(case, *pair): pair for pair in reversed(spread(case, architecture))}  # the first of each
     for problem, tile in (pair for kernel, pair in others.items() if kernel not in met):
-        yield architecture, nvrtc, _demanding(case, architecture, problem, tile), tile
+        yield architecture, nvrtc, _demanding(case, architecture, problem, tile), tile, TEXTS[0]
 
 
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: GateCase | None = None) -> list[Build]:
@@ -280,10 +285,10 @@ def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: GateCase | N
     """
     ring, found = pairs(nvrtcs), []
     for case in (each for each in cases() if only in (None, each)):
-        for architecture, nvrtc, problem, tile in _choice(case, ring, tiles):
+        for architecture, nvrtc, problem, tile, kind in _choice(case, ring, tiles):
             for launch in {launch.kernel: launch for launch in case.solver.launches(problem, tile)}.values():
-                text = kernel_text(launch, problem, case.solver, tile)
-                found.append(Build(case, tile, launch.kernel, launch.threads, text, architecture, nvrtc))
+                text = kernel_text(launch, problem, case.solver, tile, kind)
+                found.append(Build(case, tile, launch.kernel, launch.threads, kind, text, architecture, nvrtc))
     return found
 
 

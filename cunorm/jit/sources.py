@@ -188,20 +188,29 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
 
 
 def fixed_arguments(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> dict[str, int]:
-    """Return the numbers of a launch that are constants in its specialised text: those that do not change with N.
+    """Return the arguments of a launch that are constants in its specialised text, by the kernel's parameters.
 
-    An absent array is the number 0.
+    They are the numbers that do not change with N, and 0 for each absent array. An array may be absent for some N only.
     """
     others = strategy.launches(replace(problem, N=problem.N + 1), tile)
-    found = next((one for one in others if one.entry == launch.entry), launch)
-    absent = {name for name in problem.spec.arrays if not problem.has(name)}
+    other = next((one for one in others if one.entry == launch.entry), launch)
     fixed = {}
     for name, value in launch.arguments.items():
-        if value in absent:
+        if _is_absent(value, problem):
             fixed[name] = 0
-        elif isinstance(value, int) and value == found.arguments.get(name):
+        elif isinstance(value, int) and value in (0, other.arguments.get(name)):
             fixed[name] = value
     return fixed
+
+
+def _is_absent(argument: str | int | float, problem: Problem) -> bool:
+    return argument in problem.spec.arrays and not problem.has(str(argument))
+
+
+def aligned_arrays(launch: Launch, problem: Problem) -> list[str]:
+    """Return the arrays of a call that a launch's specialised text assumes to start at multiples of 16 bytes."""
+    arrays = ("workspace", *problem.spec.arrays)
+    return [str(one) for one in launch.arguments.values() if one in arrays and not _is_absent(one, problem)]
 
 
 def _specialise(text: str, launch: Launch, fixed: Mapping[str, int]) -> str:

@@ -10,16 +10,15 @@ from typing import Any
 
 from cunorm.core.arrays import Array
 from cunorm.core.devices import Device
-from cunorm.core.locks import Lock
+from cunorm.core.locks import Lock, lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile
 from cunorm.executors.choose import executor
 from cunorm.jit import sources
 from cunorm.tiling import choose_tile, costmodel
 
-#: A launch for an executor: kernel, blocks, threads per block, bytes of shared memory, function that selects its
-#: arguments, blocks per cluster, and number of resident blocks if blocks wait for each other (0: they do not).
-Step = tuple[Any, int, int, int, Callable[[Any], Any], int, int]
+from .specialised import Specialised, Step
+
 #: Maximum number of cached plans. An application has few problems, a fuzzer has many.
 KEPT_PLANS = 4096
 
@@ -72,34 +71,91 @@ class Plan:
     caller: Callable[..., Any] | None = field(default=None, repr=False)
     counter: Callable[[Plan], Any] | None = field(default=None, repr=False)
     _ready: list[Step] | None = field(default=None, init=False, repr=False)
-    _constants: tuple[int | float, ...] = field(default=(), init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    _specialised: Specialised = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._specialised = Specialised(self.place.kind, bool(self.launches))
 
     def compile(self) -> Plan:
-        """Compile the kernels now rather than in the first call; return the plan itself.
+        """Compile the kernels now rather than in the first calls; return the plan itself.
 
-        Several threads compile them only once. A signal handler that interrupts the compilation and calls the plan
-        compiles them again.
+        Both texts of the kernels are compiled, the specialised one if `cunorm.runtime.specialised` allows it. Several
+        threads compile them only once. A signal handler that interrupts the compilation and calls the plan compiles
+        them again.
 
         Raises
         ------
         CompileError
             If a kernel does not compile, or there is no compiler.
         """
+        self._generic()
+        self._specialised.now(self)
+        return self
+
+    def _generic(self) -> list[Step]:
+        """The launches of the generic kernels, which are compiled once."""
         if self._ready is None:
             with self._lock.held:
                 if self._ready is None:
-                    self._prepare()
-        return self
+                    compile = functools.partial(executor(self.place.kind).compile, ordinal=self.place.ordinal)
+                    self._ready = self.assembled([compile(text, entry) for text, entry in self.texts("generic")])
+        return self._ready
 
-    def _prepare(self) -> None:
-        made = functools.partial(executor(self.place.kind).compile, ordinal=self.place.ordinal)
-        ready, constants = self.steps(made)
-        if self.place.kind == "gpu":
-            for kernel, *_, cluster, _ in ready:
-                executor("gpu").allow_cluster(kernel, cluster)
-        self._constants = constants  # set before _ready: another thread that sees _ready uses both
-        self._ready = ready
+    def texts(self, text: sources.Text) -> list[tuple[str, str]]:
+        """The text and the entry of the kernel of each launch.
+
+        Parameters
+        ----------
+        text : str
+            Which of the kernels' texts, one of `cunorm.jit.sources.TEXTS`.
+        """
+        if self.strategy is None or self.tile is None:
+            return []
+        return [
+            (sources.kernel_text(launch, self.problem, self.strategy, self.tile, text), launch.entry)
+            for launch in self.launches
+        ]
+
+    @lazy
+    def _arguments(self) -> tuple[list[list[int]], tuple[int | float, ...]]:
+        """For each launch, the places of its arguments in the values of a call and the constants that follow them."""
+        constants: list[int | float] = []
+        places: list[list[int]] = []
+        for launch in self.launches:
+            of_launch = []
+            for parameter in sources.parameters(launch.kernel, launch.entry, launch.arguments):
+                argument = launch.arguments[parameter]
+                if isinstance(argument, str):
+                    of_launch.append(self.names.index(argument))
+                else:
+                    of_launch.append(len(self.names) + len(constants))
+                    constants.append(argument)
+            places.append(of_launch)
+        return places, tuple(constants)
+
+    @lazy
+    def _constants(self) -> tuple[int | float, ...]:
+        return self._arguments[1]
+
+    def assumed_addresses(self) -> list[int]:
+        """The places, in the values of a call, of the arrays that specialised kernels assume to be aligned."""
+        arrays = [sources.aligned_arrays(launch, self.problem) for launch in self.launches]
+        return sorted({self.names.index(name) for names in arrays for name in names})
+
+    def assembled(self, kernels: Sequence[Any]) -> list[Step]:
+        """The launches for an executor, with its compiled kernel of each."""
+        steps: list[Step] = []
+        for kernel, launch, places in zip(kernels, self.launches, self._arguments[0], strict=True):
+            resident = 0
+            if launch.waits:
+                device = self.place.device
+                resident = min(launch.grid, costmodel.resident_blocks(launch, device) * device.multiprocessors)
+            if self.place.kind == "gpu":
+                executor("gpu").allow_cluster(kernel, launch.cluster)
+            pick = operator.itemgetter(*places)
+            steps.append((kernel, launch.grid, launch.threads, launch.shared_bytes, pick, launch.cluster, resident))
+        return steps
 
     def steps(
         self, compile: Callable[[str, str], Any], text: sources.Text = "generic"
@@ -113,27 +169,7 @@ class Plan:
         text : str
             Which of the kernels' texts, one of `cunorm.jit.sources.TEXTS`.
         """
-        constants: list[int | float] = []
-        ready: list[Step] = []
-        for launch in self.launches:
-            assert self.strategy is not None and self.tile is not None
-            code = sources.kernel_text(launch, self.problem, self.strategy, self.tile, text)
-            kernel = compile(code, launch.entry)
-            places = []
-            for parameter in sources.parameters(launch.kernel, launch.entry, launch.arguments):
-                argument = launch.arguments[parameter]
-                if isinstance(argument, str):
-                    places.append(self.names.index(argument))
-                else:
-                    places.append(len(self.names) + len(constants))
-                    constants.append(argument)
-            pick = operator.itemgetter(*places)
-            resident = 0
-            if launch.waits:
-                device = self.place.device
-                resident = min(launch.grid, costmodel.resident_blocks(launch, device) * device.multiprocessors)
-            ready.append((kernel, launch.grid, launch.threads, launch.shared_bytes, pick, launch.cluster, resident))
-        return ready, tuple(constants)
+        return self.assembled([compile(*one) for one in self.texts(text)]), self._constants
 
     def run(self, values: Sequence[int | float], sizes: Sequence[int] = ()) -> None:
         """Launch the kernels.
@@ -145,15 +181,18 @@ class Plan:
         sizes : sequence of int
             Bytes of the arrays at these addresses, with which the CPU executor checks bounds.
         """
-        if self._ready is None:
-            self.compile()
-        assert self._ready is not None
+        specialised = self._specialised
+        if specialised.waiting:
+            specialised.called(self)
+        steps = specialised.steps
+        if steps is None or not specialised.fits(values):
+            steps = self._ready or self._generic()
         everything = (*values, *self._constants)
         if self.place.kind == "cpu":
-            executor("cpu").run(self._ready, everything, self.names, sizes, device=self.place.device)
+            executor("cpu").run(steps, everything, self.names, sizes, device=self.place.device)
             return
         launch = executor(self.place.kind).launch
-        for kernel, grid, threads, shared_bytes, pick, _, _ in self._ready:
+        for kernel, grid, threads, shared_bytes, pick, _, _ in steps:
             launch(kernel, grid, threads, shared_bytes, pick(everything))
 
     def __call__(self, *arrays: Array, out: Any = None, workspace: Array | None = None, **options: Any) -> Any:
@@ -191,6 +230,7 @@ class Plan:
             f"strategy   {self.strategy.name} ({fields})",
             f"chosen by  {self.reason}",
             f"workspace  {self.workspace_nbytes} bytes",
+            f"kernels    {self._specialised.state}",
         ]
         lines += [
             f"launch     {launch.entry}: {launch.grid} blocks of {launch.threads} threads, "

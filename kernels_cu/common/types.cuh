@@ -231,6 +231,13 @@ __device__ __forceinline__ Pack<T> narrow_pack(const acc_t (&values)[Pack<T>::si
     return pack;
 }
 
+// Tells the compiler a fact that it cannot derive.
+__device__ __forceinline__ void assume(bool fact) {
+#ifndef CUNORM_CPU
+    __builtin_assume(fact);
+#endif
+}
+
 // Optimisation barrier: the compiler must assume that the value has changed. It recomputes the values derived from it
 // where they are used again, instead of keeping them in registers, which are scarce. Such values are widened 16-bit
 // elements and the predicates of every element.

@@ -49,7 +49,11 @@ struct Team {
     int slot = 0;   // the row of scratch that the latest sum used: 0 or 1
 
     static __device__ __forceinline__ int index() { return threadIdx.x / lanes; }
-    static __device__ __forceinline__ int lane() { return threadIdx.x % lanes; }
+    static __device__ __forceinline__ int lane() {
+        const int lane = threadIdx.x % lanes;
+        assume(lane >= 0 && lane < lanes);  // the compiler drops the remainder if lanes is the size of the block
+        return lane;
+    }
     static __device__ __forceinline__ int rank() { return blocks > 1 ? static_cast<int>(cluster_rank()) : 0; }
     static __device__ __forceinline__ Pair* shared_scratch(int& offset) {
         return of_block ? shared_array<Pair>(offset, scratch_size) : nullptr;

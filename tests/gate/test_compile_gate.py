@@ -25,6 +25,7 @@ from cunorm.gate import gate, kernel_report
 from cunorm.gate.gate import Build, BuildResult, GateCase
 from cunorm.jit import nvrtc, sources
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages_in
+from cunorm.jit.sources import TEXTS
 from cunorm.ops.registry import OPS
 from tests.kernels.kernel_checks import expanded
 from tests.support.paths import KERNELS as TEST_KERNELS
@@ -71,7 +72,7 @@ def build_of(text: str, architecture: str = "sm_90", threads: int = 128, version
         GateCase("group_norm", "block", "float32", "NCHW"),
         Tile("block", threads=threads, groups=1, stages=2, load="cp_async", packs_per_thread=1),
     )
-    return Build(case, tile, "kernel", threads, text, architecture, version or NVRTCS[0])
+    return Build(case, tile, "kernel", threads, "generic", text, architecture, version or NVRTCS[0])
 
 
 def faults(results: list[BuildResult]) -> str:
@@ -148,7 +149,7 @@ def test_the_choice_compiles_every_strategy_for_every_pair() -> None:
 
     Each case compiles its most demanding tile, and nearly every case a second tile. For each strategy, layout and
     element size, the most demanding tiles are compiled for two architectures and both NVRTCs. The dtypes of one element
-    size share these pairs.
+    size share these pairs. Both texts of each strategy are compiled in the quick suite.
     """
     chosen = gate.builds([OLD, NEW])
     pairs = {(architecture, version) for architecture in ARCHITECTURES for version in (OLD, NEW)}
@@ -156,6 +157,7 @@ def test_the_choice_compiles_every_strategy_for_every_pair() -> None:
         for name in op.strategies:
             of_it = [build for build in chosen if (build.case.op, build.case.strategy) == (op.name, name)]
             own = [case for case in CASES if (case.op, case.strategy) == (op.name, name)]
+            assert {build.kind for build in of_it if build.case.dtype not in RARE} == set(TEXTS)
             able = {one for one in pairs if any(gate.accepted(case, one[0]) for case in own)}
             assert {(build.architecture, build.nvrtc) for build in of_it} == able
             assert able == pairs or name == "cluster"
@@ -193,7 +195,8 @@ def test_spread_and_all_compile_every_tile_for_every_pair(versions: list[Nvrtc],
     assert set(found) == {(name, version) for name in ARCHITECTURES for version in versions}
     for (name, _), built in found.items():
         assert set(built) == {tile for _, tile in several(case, name)}
-        assert set(built.values()) == {2}  # one problem has parameters of the data's dtype, one has wide parameters
+        # One problem has parameters of the data's dtype, one has wide parameters; each has two texts.
+        assert set(built.values()) == {4}
     assert len(gate.accepted(case, "sm_90")) >= 16
 
 
@@ -293,7 +296,7 @@ def test_the_cache_key_covers_text_architecture_nvrtc_options_and_format(
     nvrtc.usages(SMALL.replace("1", "2"), "sm_90", NVRTCS[0])  # an edited kernel
     nvrtc.usages(SMALL, "sm_80", NVRTCS[0])
     nvrtc.usages(SMALL, "sm_90", Nvrtc(NVRTCS[0].version + ".1", NVRTCS[0].path))
-    monkeypatch.setattr(nvrtc, "OPTIONS", (*nvrtc.OPTIONS, "--fmad=false"))
+    monkeypatch.setattr(nvrtc, "OPTIONS", (*nvrtc.OPTIONS, "-lineinfo"))
     nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
     monkeypatch.setattr(nvrtc, "_FORMAT", -1)
     nvrtc.usages(SMALL, "sm_90", NVRTCS[0])

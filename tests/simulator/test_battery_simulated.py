@@ -19,7 +19,7 @@ from tests.battery.cases import CASES
 pytestmark = pytest.mark.usefixtures("tools")
 
 #: Steps of the result's dtype that the machine code may be away from the executor, relative to the largest result. The
-#: compiler fuses a * b + c, the executor does not; a sum of many terms then differs in its last bits.
+#: exponential, the reciprocal and the square root of the two differ in their last bits.
 STEPS = 4
 #: Cases with a result much smaller than the terms whose sum it is: the gradient of groups of one or two elements, and
 #: sums over all samples. Only the oracle's bound knows how large the terms are.
@@ -83,10 +83,16 @@ def assert_close(case: Case, got: np.ndarray, expected: np.ndarray, bound: float
 
 
 def check(case: Case) -> None:
-    """Run a case on the simulator and on the executor; `Case.run` compares both with the oracle."""
+    """Run a case on the simulator, with both texts, and on the executor; `Case.run` compares all with the oracle."""
     forget()
     with simulated():
         found = case.run()
+    forget()
+    with simulated(text="specialised"):
+        specialised = case.run()
+    assert [one if one is None else one.tobytes() for one in specialised] == [
+        one if one is None else one.tobytes() for one in found
+    ], f"{case}: the specialised text gives other bits"
     forget()
     with bounds() as known:
         exact = case.run()

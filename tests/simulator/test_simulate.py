@@ -12,6 +12,7 @@ import pytest
 from benchmarks import simulate
 from benchmarks.simulator import simulated_page
 from benchmarks.simulator.clock import GPUS
+from benchmarks.simulator.goals import GOALS, Goal, key_of
 from benchmarks.simulator.problems import simulate as simulated
 from cunorm.ops.registry import problem_of
 
@@ -41,7 +42,9 @@ def test_a_tile_is_used(capsys: pytest.CaptureFixture[str]) -> None:
         (["nope", "--shape", "256,128"], "nope"),
         ([*SMALL, "--device", "A100"], "--device: 'A100', expected H100 or H200"),
         ([*SMALL, "--tile", "threads=64"], "--strategy and --tile: received one of them, expected both or none"),
-        (["--workload", "quick", "--profile"], "--strategy, --tile and --profile: only valid with --shape"),
+        (["--goals", "--workload", "quick"], "--goals: received an op, --shape, --workload or --from-trace too"),
+        (["--workload", "quick", "--profile"], "--strategy, --tile, --activation and --profile: only valid"),
+        ([*SMALL, "--activation", "silu"], "--activation: 'silu', expected none for layer_norm"),
         (["layer_norm", "--shape", "1048576,256"], "268435456 elements, expected at most 134217728"),
         (
             [*SMALL, "--strategy", "warp", "--tile", "threads=33,lanes=32,packs_per_thread=1,rows_per_team=1"],
@@ -118,3 +121,30 @@ def test_no_simulated_time_stands_among_measured_ones() -> None:
         text = (simulated_page.ROOT / name).read_text(encoding="utf-8")
         for line in text.splitlines():
             assert "simulated" not in line.lower() or not re.search(r"\d us\b|GB/s", line), line
+
+
+# ---- goals ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_goal_is_a_problem_of_its_own() -> None:
+    keys = [key_of(goal.problem) for goal in GOALS]
+    assert len(set(keys)) == len(GOALS) == 25
+    assert all((goal.share > 0) != (goal.us > 0) for goal in GOALS)
+    assert "group_norm_backward NCHW N=2 C=320 HxW=4096 group=32 silu" in keys
+
+
+@pytest.mark.parametrize(("us", "met"), [(10.0, True), (10.1, False)])
+def test_a_goal_is_met(us: float, met: bool) -> None:
+    found = {"us": us, "floor_us": 5.0}
+    assert Goal("layer_norm", "8,8", 20.0, share=0.5).met(found) is met
+    assert Goal("layer_norm", "8,8", 20.0, us=10.0).met(found) is met
+
+
+def test_the_page_shows_where_warps_wait_if_a_goal_is_not_met() -> None:
+    launch = row(kernel="main", lines=[[0.25, 3.0, "common/norm.cuh:7", "text"]])
+    found = {"strategy": "block", "us": 10.0, "floor_us": 1.0, "launches": [launch]}
+    text = "\n".join(simulated_page.goals_section({key_of(GOALS[0].problem): found}))
+    assert "| 15.8 | 10.0 | 10% | 55% | no |" in text
+    assert "main 1.0 us: 25% `common/norm.cuh:7`" in text
+    met = "\n".join(simulated_page.goals_section({key_of(GOALS[0].problem): found | {"floor_us": 9.0}}))
+    assert "| 15.8 | 10.0 | 90% | 55% | yes |" in met and "norm.cuh" not in met

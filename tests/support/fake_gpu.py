@@ -5,9 +5,11 @@ The fixture ``driver`` in conftest.py passes it to a test. The test is skipped i
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import cupy
@@ -16,7 +18,7 @@ import pytest
 
 import cunorm
 from cunorm.executors import gpu
-from cunorm.jit import sources
+from cunorm.jit import cubins, sources
 from tests.support.problems import fake_cupy, forget_calls
 
 FACTS = {
@@ -43,7 +45,9 @@ class Driver:
         self.current = 0
         self.capturing = False
         self.compiled: list[tuple[str, str, int]] = []
+        self.built: list[tuple[str, str]] = []
         self.launches: list[dict[str, Any]] = []
+        self.launched: list[str] = []
         self.opted_in: list[tuple[str, int, int]] = []
         self.allocated: list[tuple[str, int, int]] = []
         self.synchronised: list[int] = []
@@ -133,8 +137,22 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:  # noqa: C90
             assert isinstance(args, tuple)
             launch = {"entry": self.name, "grid": grid, "block": block, "args": args, "shared_mem": shared_mem}
             notes.launches.append({**launch, "device": notes.current, "stream": stream})
+            notes.launched.append(self.code)
+
+    class RawModule:
+        def __init__(self, *, path: str) -> None:
+            self.code = Path(path).read_text(encoding="utf-8")
+
+        def get_function(self, name: str) -> Any:
+            return RawKernel(self.code, name)
+
+    def machine_code(text: str, entry: str, options: tuple[str, ...]) -> bytes:
+        notes.built.append((text, entry))
+        return f"machine code for {options[-1]} of {text}".encode()
 
     monkeypatch.setattr(cupy.cuda, "Device", Device)
+    monkeypatch.setattr(cupy, "RawModule", RawModule)
+    monkeypatch.setattr(gpu, "_machine_code", machine_code)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda *_: Stream())
     monkeypatch.setattr(cupy.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cupy, "RawKernel", RawKernel)
@@ -145,7 +163,9 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:  # noqa: C90
     monkeypatch.setattr(gpu.runtime, "getDeviceProperties", lambda _: dict(FACTS))
     monkeypatch.setattr("cunorm.runtime.plans._plans", {})
     _forget()
-    yield notes
+    with tempfile.TemporaryDirectory() as folder:  # a real GPU must never find this machine code
+        monkeypatch.setattr(cubins, "_folder", lambda: Path(folder))
+        yield notes
     _forget()
 
 

@@ -151,14 +151,17 @@ static u64 product(u32 a, u32 b, bool is_unsigned) {
                        : static_cast<u64>(static_cast<long long>(static_cast<int>(a)) * static_cast<int>(b));
 }
 
-// a * b + c with a 64-bit c. `high`: the result is the upper half.
+// a * b + c + carry with a 64-bit c. `high`: the result is the upper half.
 static void multiply_wide(Lanewise& on, bool high) {
-    const u32 *a = on.integer(0), *b = on.integer(1);
+    const u32 *a = on.integer(0), *b = on.integer(1), carry = on.given(0);
+    const int flags = on.code.source[2].flags;
     u64 c[WARP];
     on.wide(2, c);
     for (int l = 0; l < on.count; ++l) {
-        const u64 sum = product(a[l], b[l], on.code.mode[0] == 1) + c[l];
-        on.out[0] |= static_cast<u32>(sum < c[l]) << l;
+        if (flags & INVERTED) c[l] = ~c[l];
+        if (flags & NEGATED) c[l] = 0u - c[l];
+        const u64 added = c[l] + (carry >> l & 1u), sum = product(a[l], b[l], on.code.mode[0] == 1) + added;
+        on.out[0] |= static_cast<u32>(added < c[l] || sum < added) << l;
         if (high) {
             on.low.lane[l] = static_cast<u32>(sum >> 32);
         } else {
