@@ -55,6 +55,11 @@ class LayerWarp(WarpRows):
         return owners(self.problem, self.tile, self.teams_of_block * self.merged)
 
     @lazy
+    def shares_parameters(self) -> bool:
+        """See `WarpRows.shares_parameters`."""
+        return self.teams_of_block > 1
+
+    @lazy
     def partial_rows(self) -> int:
         """Partial rows of column sums: one per block, or one per cluster whose blocks fold their sums together."""
         return self.teams // (self.teams_of_block * self.merged)
@@ -63,7 +68,7 @@ class LayerWarp(WarpRows):
     def shared(self) -> int:
         """Bytes of shared memory per block: the sums, and the parameters that several teams share."""
         sums = self.sums_shared()
-        if self.teams_of_block == 1:
+        if not self.shares_parameters:
             return sums
         return sums + sum(round_up(self.columns * ITEMSIZE[dtype], ACCESS_BYTES) for dtype in present(self.given))
 
@@ -105,7 +110,7 @@ class LayerWarp(WarpRows):
         """
         problem, blocks = self.problem, self.teams // self.teams_of_block
         of_rows = problem.N * (1 + ("dx" in problem.outputs))
-        asked = ((dtype, self.teams_of_block > 1 or self.resident(dtype)) for dtype in present(self.given))
+        asked = ((dtype, self.shares_parameters or self.resident(dtype)) for dtype in present(self.given))
         return sum(problem.C * ITEMSIZE[dtype] * (blocks if once else of_rows) for dtype, once in asked)
 
     @lazy
