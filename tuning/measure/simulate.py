@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: The text of the kernels that is simulated: the one that a GPU runs after a few calls.
 TEXT: Text = "specialised"
-INSTALL = "pip install -e '.[dev,tune,cuda13]'"
+INSTALL = "pip install -e '.[dev,cuda13]'"
 
 
 class NoSimulatorError(Exception):

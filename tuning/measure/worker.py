@@ -45,6 +45,8 @@ def _kind(error: Exception) -> str:
         return "fault"
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
         return "memory"
+    if type(error).__name__ == "UnknownInstruction":  # of the simulator, which only a simulating worker imports
+        return "simulator"
     return "launch"
 
 
