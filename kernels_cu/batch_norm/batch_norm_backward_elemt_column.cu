@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             continue;
         }
         const sweep_t sweep(dy, batch.cut, item);
-        Coefficients of[sweep_t::slots] = {};
+        LinearGradient of[sweep_t::slots] = {};
         each_channel(sweep, C, [&](int slot, long long channel) { of[slot] = channels.of(channel); });
         const data_t* const from[2] = {dy, x};
         sweep_write(sweep, from, dx,

@@ -23,14 +23,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         Affine* known = shared_array<Affine>(offset, run.planes());
         stage_channels(run, C, known, [&](long long channel) { return channels.of(channel); });
         const data_t* const from[1] = {x};
-        stream(run, from, [&](const PackSpan& where, Pack<data_t>(&held)[1]) {
-            Pack<data_t> out = {};
-            run.each(
-                where, [&](int plane) { return known[plane]; },
-                [&](int i, const Affine& k) { out.set(i, narrow<data_t>(normalised(widen(held[0].get(i)), k))); },
-                held[0], out);
-            store_pack(y + where.row, where.first, where.length, out);
-        });
+        stream(run, from, y, known, [](const acc_t(&v)[1], const Affine& k) { return normalised(v[0], k); });
         __syncthreads();  // the next run reuses the shared memory
     }
 }

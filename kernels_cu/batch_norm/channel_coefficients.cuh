@@ -13,10 +13,10 @@ struct ChannelCoefficients {
     const sum_t* sum_dy_xmu;
     double count;
 
-    __device__ __forceinline__ Coefficients of(long long channel) const {
+    __device__ __forceinline__ LinearGradient of(long long channel) const {
         const acc_t scale = parameter(gamma, channel, acc_t(1)), rstd = widen(load(invstd, channel));
         const acc_t a = acc_t(widen(load(sum_dy, channel))) / acc_t(count);
         const acc_t b = acc_t(widen(load(sum_dy_xmu, channel))) / acc_t(count);
-        return Coefficients{scale, widen(load(mean, channel)), rstd, scale * a, scale * rstd * b};
+        return linear_gradient(Coefficients{scale, widen(load(mean, channel)), rstd, scale * a, scale * rstd * b});
     }
 };

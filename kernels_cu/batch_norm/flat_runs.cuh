@@ -25,16 +25,8 @@ struct FlatRun {
     __device__ __forceinline__ int packs() const { return ceil_div(shift + length, pack_size); }
     __device__ __forceinline__ PackSpan span_of(int j) const { return PackSpan{start, j * pack_size - shift, length}; }
 
-    // Calls use(i, value) for the elements of the pack at `where`. i is the element's index in `packs`. value = of(p),
-    // where p is the index of the element's plane in the run. use may also be called for elements outside the run.
-    // store_pack leaves those out.
-    template <typename Of, typename Use, typename... Packs>
-    __device__ __forceinline__ void each(const PackSpan& where, Of of, Use use, Packs&... packs) const {
-        const PackSpan in_planes = {where.row, before + where.first, before + length};
-        each_in_channels(
-            in_planes, ChannelWalk(in_planes.first, HxW), HxW,
-            [&](int of_run, bool there) { return of(there ? of_run : 0); }, use, packs...);
-    }
+    // Channel of the first element of pack j. Planes are counted from the run's first one.
+    __device__ __forceinline__ ChannelWalk walk_of(int j) const { return ChannelWalk(before + span_of(j).first, HxW); }
 };
 
 // Sets known[p] = of(channel) for each plane p of the run. Ends with a barrier.
@@ -46,30 +38,77 @@ __device__ __forceinline__ void stage_channels(const FlatRun& run, long long C, 
     __syncthreads();
 }
 
-// Calls use(where, held) for the thread's packs of a run. held[t] is the pack of tensor t. Several packs are loaded
-// before the first is used.
-template <int tensors, typename Use>
-__device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (&from)[tensors], Use use) {
-    const int packs = run.packs();
-    for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {
+// The pack of element(values, known[plane]) for the elements of a pack, where values[t] is the element of tensor t.
+template <typename T, typename Element>
+__device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const PackSpan& where, const ChannelWalk& walk,
+                                                  const T* known, Element element, Pack<data_t> (&held)[1]) {
+    const PackSpan in_planes = {where.row, run.before + where.first, run.before + where.length};
+    return outputs_in_channels(
+        in_planes, walk, run.HxW, [&](int plane, bool there) { return known[there ? plane : 0]; },
+        [&](int i, const T& k) {
+            const acc_t values[1] = {widen(held[0].get(i))};
+            return element(values, k);
+        },
+        held[0]);
+}
+
+template <typename T, typename Element>
+__device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const PackSpan& where, const ChannelWalk& walk,
+                                                  const T* known, Element element, Pack<data_t> (&held)[2]) {
+    const PackSpan in_planes = {where.row, run.before + where.first, run.before + where.length};
+    return outputs_in_channels(
+        in_planes, walk, run.HxW, [&](int plane, bool there) { return known[there ? plane : 0]; },
+        [&](int i, const T& k) {
+            const acc_t values[2] = {widen(held[0].get(i)), widen(held[1].get(i))};
+            return element(values, k);
+        },
+        held[0], held[1]);
+}
+
+// Stores element(values, known[plane]) in `to` for the elements of a run, where values[t] is the element of tensor t and
+// `plane` is the index of its plane in the run. A thread loads several packs before it uses the first. The packs of all
+// threads are loaded and stored without a test of each if all of them are whole, at 16-byte boundaries. The whole block
+// calls.
+template <int tensors, typename T, typename Element>
+__device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (&from)[tensors], data_t* to,
+                                       const T* known, Element element) {
+    bool aligned = misalignment(to + run.start - run.shift) == 0;
+#pragma unroll
+    for (int t = 0; t < tensors; ++t) {
+        aligned = aligned && misalignment(from[t] + run.start - run.shift) == 0;
+    }
+    const int packs = run.packs(), whole = aligned ? (run.shift + run.length) / pack_size : 0;
+    const ChannelStride stride(Tile::threads * pack_size, run.HxW);
+    ChannelWalk walk = run.walk_of(threadIdx.x);
+    for (int first = 0; first < packs; first += Tile::threads * loads_in_flight) {
+        const bool plain = (first > 0 || run.shift == 0) && first + Tile::threads * loads_in_flight <= whole;
         Pack<data_t> held[loads_in_flight][tensors];
 #pragma unroll
         for (int k = 0; k < loads_in_flight; ++k) {
-            const int j = base + k * Tile::threads;
-            if (j < packs) {
-                const PackSpan where = run.span_of(j);
+            const int j = first + k * Tile::threads + threadIdx.x;
+            const PackSpan where = run.span_of(j);
 #pragma unroll
-                for (int t = 0; t < tensors; ++t) {
+            for (int t = 0; t < tensors; ++t) {
+                if (plain) {
+                    held[k][t] = load_whole(from[t] + where.row + where.first);
+                } else if (j < packs) {
                     held[k][t] = load_pack(from[t] + where.row, where.first, where.length);
                 }
             }
         }
 #pragma unroll
         for (int k = 0; k < loads_in_flight; ++k) {
-            const int j = base + k * Tile::threads;
-            if (j < packs) {
-                use(run.span_of(j), held[k]);
+            const int j = first + k * Tile::threads + threadIdx.x;
+            const PackSpan where = run.span_of(j);
+            if (plain || j < packs) {
+                const Pack<data_t> out = output_of(run, where, walk, known, element, held[k]);
+                if (plain) {
+                    store_whole(to + where.row + where.first, out);
+                } else {
+                    store_pack(to + where.row, where.first, where.length, out);
+                }
             }
+            stride.advance(walk, run.HxW);
         }
     }
 }

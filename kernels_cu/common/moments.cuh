@@ -34,7 +34,8 @@ __device__ __forceinline__ Moments moved_by(acc_t count, acc_t mean, acc_t step,
 __device__ __forceinline__ Moments joined(Moments set, Pair sums, acc_t count, acc_t inverse) {
     const acc_t rests = set.count * set.rest;  // sum of d over the elements of the set itself
     const acc_t sum = rests + sums.first, step = sum * inverse;
-    return moved_by(count, set.mean, step, set.m2 + (sums.second + rests * set.rest - step * sum));
+    const acc_t squares = multiply_add(-step, sum, multiply_add(rests, set.rest, sums.second));
+    return moved_by(count, set.mean, step, set.m2 + squares);
 }
 
 // The moments of `count` elements from the sums of d = x - centre and of d^2. The centre is the mean of the elements
@@ -63,8 +64,9 @@ __device__ __forceinline__ Moments merge(Moments a, Moments b) {
     }
     const acc_t count = a.count + b.count, share = b.count / count;
     const acc_t delta = (b.mean - a.mean) + (b.rest - a.rest);
-    const acc_t rest = finite(delta) ? a.rest + delta * share : a.rest + b.rest;  // an infinite mean stays infinite
-    return moved_by(count, a.mean, rest, a.m2 + b.m2 + delta * (delta * (a.count * share)));
+    const acc_t rest =
+        finite(delta) ? multiply_add(delta, share, a.rest) : a.rest + b.rest;  // an infinite mean stays infinite
+    return moved_by(count, a.mean, rest, multiply_add(delta, delta * (a.count * share), a.m2 + b.m2));
 }
 
 // Merges the moments of `lanes` consecutive lanes. The result is valid in the first of them.

@@ -55,7 +55,7 @@ struct GroupGradients {
 
     // Writes dx of the sweep's elements.
     __device__ __forceinline__ void input(const sweep_t& sweep, const Pair* workspace, data_t* dx) const {
-        Coefficients of[sweep_t::slots] = {};
+        LinearGradient of[sweep_t::slots] = {};
         ActivationGrad activation_grad[sweep_t::slots] = {};
         const auto of_group = [&](long long group) {
             const Statistics found = statistics(sweep.n, group, true);
@@ -64,7 +64,7 @@ struct GroupGradients {
         };
         each_slot(sweep, group_channels(), of_group, [&](int slot, long long channel, Coefficients found) {
             found.gamma = parameter(gamma, channel, acc_t(1));
-            of[slot] = found;
+            of[slot] = linear_gradient(found);
             if (!is_identity) {
                 activation_grad[slot] = ActivationGrad{affine_of(gamma, beta, channel, found.mean, found.rstd)};
             }

@@ -1,23 +1,24 @@
-// GroupNorm forward of groups that a team holds in registers. Shared by the strategies `warp` (several teams per block)
-// and `block` (one team per block). x, y: (N, C, HxW). gamma, beta: (C) or null. mean, rstd: (N, groups).
+// GroupNorm forward of groups that a team holds in registers. Shared by the strategies `warp` (several teams per block),
+// `block` (one team per block) and `cluster` (one team per cluster). x, y: (N, C, HxW). gamma, beta: (C) or null. mean, rstd: (N, groups).
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
 #include "partition/team.cuh"
 
 // Every byte of x is read once, before the team writes y. So y may be the same array as x.
-template <int lanes>
+// `blocks` is the number of blocks of a team's cluster, 1 if there is no cluster.
+template <int lanes, int blocks = 1>
 __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y,
                                                  acc_t* mean, acc_t* rstd, long long N, long long C, long long HxW,
                                                  long long groups, acc_t eps) {
     const int channels = static_cast<int>(C / groups);
     const int length = channels * static_cast<int>(HxW);
     int offset = 0;
-    Team<lanes> team = {Team<lanes>::shared_scratch(offset)};
+    Team<lanes, blocks> team = {Team<lanes, blocks>::shared_scratch(offset)};
     const ChannelStride stride = Run<lanes>::stride(static_cast<int>(HxW));
-    for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;
-         first += static_cast<long long>(gridDim.x) * team.count) {
+    for (long long first = static_cast<long long>(blockIdx.x / blocks) * team.count; first < N * groups;
+         first += static_cast<long long>(gridDim.x / blocks) * team.count) {
         const long long item = first + team.index();
-        Run<lanes> run(x, item, length, item < N * groups, true);
+        Run<lanes, blocks> run(x, item, length, item < N * groups, true);
         Pack<data_t> held[Tile::packs_per_thread];
         run.load_from(x, held);
         const long long first_channel = item % groups * channels;  // 64-bit division, overlaps with the loads above
@@ -27,11 +28,11 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         if (run.length == 0) {
             continue;
         }
-        if (team.lane() == 0) {
+        if (team.rank() == 0 && team.lane() == 0) {
             store(mean, item, found.mean);
             store(rstd, item, found.rstd);
         }
-        if (HxW == 1) {  // neighbouring elements are channels, and their parameters are contiguous
+        if (HxW == 1 && blocks == 1) {  // neighbouring elements are channels, and their parameters are contiguous
             const auto packs_of = [&](const auto* array, int k, acc_t absent) {
                 return parameters_of(array, run.first(k), run.length, absent);
             };
@@ -42,21 +43,25 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
                 [](acc_t value) { return activation_t::apply(value); });
             continue;
         }
-        ChannelWalk walk = run.walk(static_cast<int>(HxW));
+        ChannelWalk walk(run.from + run.first(0), static_cast<int>(HxW));
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            Pack<data_t> out = {};
-            run.each(
-                k, walk, static_cast<int>(HxW),
+            held[k] = outputs_in_channels(
+                PackSpan{run.start, run.first(k), run.length}, walk, static_cast<int>(HxW),
                 [&](int channel, bool there) {
                     return affine_of(own_gamma, own_beta, channel, found.mean, found.rstd, there);
                 },
                 [&](int i, const Affine& affine) {
-                    out.set(i, narrow<data_t>(activation_t::apply(normalised(widen(held[k].get(i)), affine))));
+                    return activation_t::apply(normalised(widen(held[k].get(i)), affine));
                 },
-                held[k], out);
-            store_pack(y + run.start, run.first(k), run.length, out);
+                held[k]);
             stride.advance(walk, static_cast<int>(HxW));
         }
+        // After all packs: a store between two packs would delay the loads of the next parameters.
+#pragma unroll
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
+            store_pack(y, run.start, run.first(k), run.length, held[k]);
+        }
     }
+    team.leave();
 }

@@ -24,7 +24,7 @@ struct Slab<ChannelsFirst> {
     __device__ __forceinline__ Slab(const data_t* x, long long n, long long C, long long first_channel, int channels_,
                                     int HxW_, int piece = 0, int piece_packs = 0)
         : channels(channels_), HxW(HxW_), start((n * C + first_channel) * HxW_) {
-        shift = misalignment(x + start);
+        shift = misalignment(x, start);
         count = ceil_div(shift + channels * HxW, pack_size);
         if (piece_packs > 0) {
             const int begin = piece * piece_packs;  // at most the end of the last pack: the strategy ensures it
@@ -128,11 +128,10 @@ struct Slab<ChannelsFirst> {
         for (int j = threadIdx.x; j < count; j += Tile::threads) {
             const PackSpan where = span_of(j);
             auto packs = held(j);
-            Pack<data_t> out = {};
-            each_in_channels(
+            const Pack<data_t> out = outputs_in_channels(
                 where, walk, HxW, [&](int channel, bool there) { return of(there ? channel : 0); },
-                [&](int i, const auto& known) { out.set(i, narrow<data_t>(element(packs, i, known))); }, packs, out);
-            store_pack(to + where.row, where.first, where.length, out);
+                [&](int i, const auto& known) { return element(packs, i, known); }, packs);
+            store_pack(to, where.row, where.first, where.length, out);
             stride.advance(walk, HxW);
         }
     }
@@ -245,7 +244,7 @@ struct Slab<ChannelsLast> {
                 for (int i = 0; i < pack_size; ++i) {
                     values[i] = element(packs, i, known[i]);
                 }
-                store_pack(to + start + row * pitch, column * pack_size, channels, narrow_pack<data_t>(values));
+                store_pack(to, start + row * pitch, column * pack_size, channels, narrow_pack<data_t>(values));
             }
         });
     }

@@ -67,12 +67,27 @@ struct Sweep<ChannelsFirst> {
         const int lane = threadIdx.x % warp_size;
         return PackSpan{start, (step * warp_size + lane) * pack_size - shift, length};
     }
+    // Whether all steps are whole packs if the tensor is aligned. In any case, the steps [whole_begin(), whole_end())
+    // of all threads of a warp are. Steps are `stride()` elements apart.
+    __device__ __forceinline__ bool even() const { return shift == 0 && length % pack_size == 0; }
+    __device__ __forceinline__ int whole_begin() const { return shift == 0 ? 0 : 1; }
+    __device__ __forceinline__ int whole_end() const { return (shift + length) / pack_size / warp_size; }
+    static __device__ __forceinline__ int stride() { return warp_size * pack_size; }
     static __device__ __forceinline__ int slot(int) { return 0; }
     // For each slot: the number of elements of a pack that count, whether the i-th element counts, and whether all
     // count.
-    static __device__ __forceinline__ int weight(const PackSpan& where) { return where.count(); }
-    static __device__ __forceinline__ bool uses(const PackSpan& where, int i) { return where.holds(i); }
-    static __device__ __forceinline__ bool full(const PackSpan& where) { return where.whole(); }
+    template <typename Span>
+    static __device__ __forceinline__ int weight(const Span& where) {
+        return where.count();
+    }
+    template <typename Span>
+    static __device__ __forceinline__ bool uses(const Span& where, int i) {
+        return where.holds(i);
+    }
+    template <typename Span>
+    static __device__ __forceinline__ bool full(const Span& where) {
+        return where.whole();
+    }
     __device__ __forceinline__ bool has(int) const { return live(); }
     __device__ __forceinline__ long long channel_of(int) const { return channel; }
 
@@ -137,11 +152,26 @@ struct Sweep<ChannelsLast> {
         const int length = left < pack_size ? static_cast<int>(left) : pack_size;
         return PackSpan{start + (part + static_cast<long long>(step) * parts) * pitch + first_channel, 0, length};
     }
+    __device__ __forceinline__ bool even() const { return C % pack_size == 0; }
+    __device__ __forceinline__ int whole_begin() const { return 0; }
+    __device__ __forceinline__ int whole_end() const {
+        return C - first_channel < pack_size || !live() ? 0 : rows / parts;
+    }
+    __device__ __forceinline__ long long stride() const { return parts * pitch; }
     static __device__ __forceinline__ int slot(int i) { return i; }
-    // A row exists or not. Slots past the last channel read zeros, and their results are not emitted.
-    static __device__ __forceinline__ int weight(const PackSpan& where) { return where.length > 0 ? 1 : 0; }
-    static __device__ __forceinline__ bool uses(const PackSpan& where, int) { return where.length > 0; }
-    static __device__ __forceinline__ bool full(const PackSpan& where) { return where.length > 0; }
+    // A pack counts for all of its slots. Slots past the last channel read zeros, and their results are not emitted.
+    template <typename Span>
+    static __device__ __forceinline__ int weight(const Span&) {
+        return 1;
+    }
+    template <typename Span>
+    static __device__ __forceinline__ bool uses(const Span&, int) {
+        return true;
+    }
+    template <typename Span>
+    static __device__ __forceinline__ bool full(const Span&) {
+        return true;
+    }
     __device__ __forceinline__ bool has(int slot) const { return live() && first_channel + slot < C; }
     __device__ __forceinline__ long long channel_of(int slot) const { return first_channel + slot; }
 
@@ -217,26 +247,110 @@ __device__ __forceinline__ void each_part(long long rows, long long group_channe
 template <int tensors>
 constexpr int sweep_loads = sweep_t::slots == 1 ? loads_in_flight : loads_in_flight / tensors;
 
-// Calls use(batch, spans) for the thread's packs, sweep_loads of each tensor at a time. All of them are loaded before
-// the first is used. A null tensor reads as zeros.
-template <int tensors, typename Use>
-__device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* const (&from)[tensors], Use use) {
-    constexpr int loads = sweep_loads<tensors>;
-    const int steps = sweep.steps();
-    for (int base = 0; base < steps; base += loads) {
-        Pack<data_t> batch[tensors][loads] = {};
-        PackSpan spans[loads];
+// Position of a pack of which all elements exist, at a 16-byte boundary. Stands for a PackSpan where this is known at
+// compile time.
+struct WholeSpan {
+    long long row;
+
+    __device__ __forceinline__ bool holds(int) const { return true; }
+    __device__ __forceinline__ int count() const { return pack_size; }
+    __device__ __forceinline__ bool whole() const { return true; }
+};
+
+__device__ __forceinline__ void store_at(data_t* to, const PackSpan& where, const Pack<data_t>& pack) {
+    store_pack(to + where.row, where.first, where.length, pack);
+}
+__device__ __forceinline__ void store_at(data_t* to, const WholeSpan& where, const Pack<data_t>& pack) {
+    store_whole(to + where.row, pack);
+}
+
+// Whether the whole packs of a sweep are at 16-byte boundaries of every tensor. A null tensor does not count.
+template <int tensors>
+__device__ __forceinline__ bool sweeps_aligned(const sweep_t& sweep, const data_t* const (&tensor)[tensors]) {
+    const PackSpan where = sweep.span_of(0);
+    bool aligned = sweep.stride() % pack_size == 0;
 #pragma unroll
-        for (int k = 0; k < loads; ++k) {
-            spans[k] = base + k < steps ? sweep.span_of(base + k) : PackSpan{0, 0, 0};
+    for (int t = 0; t < tensors; ++t) {
+        aligned = aligned && (tensor[t] == nullptr || misalignment(tensor[t] + where.row + where.first) == 0);
+    }
+    return aligned;
+}
+
+// The packs of a batch, and their spans. The first `live` packs exist.
+template <int tensors, typename Span>
+struct SweepBatch {
+    static constexpr int loads = sweep_loads<tensors>;
+    Pack<data_t> packs[tensors][loads];
+    Span spans[loads];
+    int live;
+};
+
+// Loads whole packs at 16-byte boundaries, `stride` elements apart.
+template <int tensors>
+__device__ __forceinline__ SweepBatch<tensors, WholeSpan> load_plain(const data_t* const (&from)[tensors], long long at,
+                                                                     long long stride, int live) {
+    SweepBatch<tensors, WholeSpan> batch = {};
+    batch.live = live;
+#pragma unroll
+    for (int k = 0; k < batch.loads; ++k) {
+        batch.spans[k].row = at + k * stride;
+#pragma unroll
+        for (int t = 0; t < tensors; ++t) {
+            if (k < live && from[t] != nullptr) {
+                batch.packs[t][k] = load_whole(from[t] + batch.spans[k].row);
+            }
+        }
+    }
+    return batch;
+}
+
+template <int tensors>
+__device__ __forceinline__ SweepBatch<tensors, PackSpan> load_ragged(const data_t* const (&from)[tensors],
+                                                                     const sweep_t& sweep, int step, int live) {
+    SweepBatch<tensors, PackSpan> batch = {};
+    batch.live = live;
+#pragma unroll
+    for (int k = 0; k < batch.loads; ++k) {
+        if (k < live) {
+            const PackSpan where = batch.spans[k] = sweep.span_of(step + k);
 #pragma unroll
             for (int t = 0; t < tensors; ++t) {
-                if (base + k < steps && from[t] != nullptr) {
-                    batch[t][k] = load_pack(from[t] + spans[k].row, spans[k].first, spans[k].length);
+                if (from[t] != nullptr) {
+                    batch.packs[t][k] = load_pack(from[t] + where.row, where.first, where.length);
                 }
             }
         }
-        use(batch, spans);
+    }
+    return batch;
+}
+
+// Calls use(batch) for the thread's packs, sweep_loads of each tensor at a time. All of them are loaded before the
+// first is used. A null tensor reads as zeros.
+//
+// Whole packs at 16-byte boundaries are loaded without a test of each, and their spans are WholeSpans. `aligned` is the
+// result of sweeps_aligned for all tensors, including those that `use` stores to. It does not change the batches.
+template <int tensors, typename Use>
+__device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* const (&from)[tensors], bool aligned,
+                                            Use use) {
+    constexpr int loads = sweep_loads<tensors>;
+    const int steps = sweep.steps(), whole = aligned ? sweep.whole_end() : 0;
+    const long long stride = sweep.stride();
+    for (int base = 0; base < steps; base += loads) {
+        const PackSpan begin = sweep.span_of(base);
+        long long at = begin.row + begin.first;
+        for (; base >= sweep.whole_begin() && base + loads <= whole; base += loads) {
+            use(load_plain(from, at, stride, loads));
+            at += loads * stride;
+        }
+        const int live = steps - base < loads ? steps - base : loads;
+        if (live <= 0) {
+            break;
+        }
+        if (aligned && sweep.even()) {
+            use(load_plain(from, at, stride, live));
+        } else {
+            use(load_ragged(from, sweep, base, live));
+        }
     }
 }
 
@@ -245,21 +359,25 @@ __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* 
 template <int tensors, typename Element>
 __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* const (&from)[tensors], data_t* to,
                                             Element element) {
-    constexpr int loads = sweep_loads<tensors>;
-    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[tensors][loads], const PackSpan(&spans)[loads]) {
+    const data_t* const written[1] = {to};
+    const bool aligned = sweeps_aligned(sweep, from) && sweeps_aligned(sweep, written);
+    sweep_packs(sweep, from, aligned, [&](const auto& batch) {
 #pragma unroll
-        for (int k = 0; k < loads; ++k) {
-            Pack<data_t> out = {};
+        for (int k = 0; k < batch.loads; ++k) {
+            if (k >= batch.live) {
+                continue;
+            }
+            acc_t results[pack_size];
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 acc_t values[tensors];
 #pragma unroll
                 for (int t = 0; t < tensors; ++t) {
-                    values[t] = widen(batch[t][k].get(i));
+                    values[t] = widen(batch.packs[t][k].get(i));
                 }
-                out.set(i, narrow<data_t>(element(sweep_t::slot(i), values)));
+                results[i] = element(sweep_t::slot(i), values);
             }
-            store_pack(to + spans[k].row, spans[k].first, spans[k].length, out);
+            store_at(to, batch.spans[k], narrow_pack<data_t>(results));
         }
     });
 }
@@ -280,7 +398,7 @@ __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<da
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
         const acc_t value = widen(x.get(i)), gradient = activation_grad[i](widen(dy.get(i)), value);
-        sums[i] = sums[i] + Pair{gradient, gradient * (value - mean[i])};
+        sums[i] = with_product(sums[i], gradient, value - mean[i]);
     }
 }
 
@@ -290,7 +408,6 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
                                                     const acc_t (&mean)[sweep_t::slots],
                                                     const Grad (&activation_grad)[sweep_t::slots],
                                                     Pair (&sums)[sweep_t::slots]) {
-    constexpr int loads = sweep_loads<2>;
     const data_t* const from[2] = {dy, x};
     Pair latest[sweep_t::slots] = {};
     const auto join = [&] {
@@ -301,14 +418,18 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
         }
     };
     int batches = 0;
-    sweep_packs(sweep, from, [&](const Pack<data_t>(&batch)[2][loads], const PackSpan(&spans)[loads]) {
+    sweep_packs(sweep, from, sweeps_aligned(sweep, from), [&](const auto& batch) {
 #pragma unroll
-        for (int k = 0; k < loads; ++k) {
-            if (sweep_t::full(spans[k])) {
-                add_terms(latest, batch[0][k], batch[1][k], mean, Always(), activation_grad);
-            } else if (sweep_t::slots == 1) {
-                const auto holds = [&](int i) { return spans[k].holds(i); };
-                add_terms(latest, batch[0][k], batch[1][k], mean, holds, activation_grad);
+        for (int k = 0; k < batch.loads; ++k) {
+            if (k >= batch.live) {
+                continue;
+            }
+            const Pack<data_t>&of_dy = batch.packs[0][k], &of_x = batch.packs[1][k];
+            if (sweep_t::full(batch.spans[k])) {
+                add_terms(latest, of_dy, of_x, mean, Always(), activation_grad);
+            } else {
+                const auto holds = [&](int i) { return batch.spans[k].holds(i); };
+                add_terms(latest, of_dy, of_x, mean, holds, activation_grad);
             }
         }
         if (++batches % chain == 0) {

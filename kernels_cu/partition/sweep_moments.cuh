@@ -23,26 +23,25 @@ struct SweepMoments {
     }
 };
 
-// A batch of packs of x in a thread's registers, and the spans that determine which of their elements count.
-template <int loads>
+// The packs of x of a batch in a thread's registers.
+template <typename Batch>
 struct MomentsBatch {
-    const Pack<data_t> (&packs)[loads];
-    const PackSpan (&spans)[loads];
+    Batch batch;  // a reference
 
     // Number of elements that count for each slot.
     __device__ __forceinline__ int weight() const {
         int found = 0;
 #pragma unroll
-        for (int k = 0; k < loads; ++k) {
-            found += sweep_t::weight(spans[k]);
+        for (int k = 0; k < batch.loads; ++k) {
+            found += k < batch.live ? sweep_t::weight(batch.spans[k]) : 0;
         }
         return found;
     }
     __device__ __forceinline__ bool full() const {
         bool found = true;
 #pragma unroll
-        for (int k = 0; k < loads; ++k) {
-            found = found && sweep_t::full(spans[k]);
+        for (int k = 0; k < batch.loads; ++k) {
+            found = found && k < batch.live && sweep_t::full(batch.spans[k]);
         }
         return found;
     }
@@ -51,36 +50,36 @@ struct MomentsBatch {
     __device__ __forceinline__ Pair deviations_of(int slot, acc_t centre, Use use) const {
         Pair sums = {};
 #pragma unroll
-        for (int k = 0; k < loads; ++k) {
+        for (int k = 0; k < batch.loads; ++k) {
             if (sweep_t::slots == 1) {
-                sums = sums + deviations(packs[k], centre, [&](int i) { return use(k, i); });
+                sums = sums + deviations(batch.packs[0][k], centre, [&](int i) { return use(k, i); });
             } else {
-                const acc_t d = use(k, slot) ? acc_t(widen(packs[k].get(slot))) - centre : acc_t(0);
-                sums = sums + Pair{d, d * d};
+                const acc_t d = use(k, slot) ? acc_t(widen(batch.packs[0][k].get(slot))) - centre : acc_t(0);
+                sums = with_product(sums, d, d);
             }
         }
         return sums;
     }
     __device__ __forceinline__ Pair deviations_of(int slot, acc_t centre) const {
-        return deviations_of(slot, centre, [&](int k, int i) { return sweep_t::uses(spans[k], i); });
+        return deviations_of(slot, centre,
+                             [&](int k, int i) { return k < batch.live && sweep_t::uses(batch.spans[k], i); });
     }
     // The mean of a slot's elements, or 0 if the mean is not finite. It is computed relative to the first element, so
     // that the mean of equal elements is bitwise equal to each of them.
     __device__ __forceinline__ acc_t mean(int slot, acc_t inverse) const {
-        acc_t first = widen(packs[0].get(slot));
+        acc_t first = widen(batch.packs[0][0].get(slot));
         if (sweep_t::slots == 1) {  // the thread's first pack may begin before its run
 #pragma unroll
             for (int i = pack_size - 1; i >= 0; --i) {
-                first = spans[0].holds(i) ? acc_t(widen(packs[0].get(i))) : first;
+                first = batch.spans[0].holds(i) ? acc_t(widen(batch.packs[0][0].get(i))) : first;
             }
         }
         first = usable_shift(first);
-        return usable_shift(first + deviations_of(slot, first).first * inverse);
+        return usable_shift(multiply_add(deviations_of(slot, first).first, inverse, first));
     }
 };
 
 __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, const data_t* x) {
-    constexpr int loads = sweep_loads<1>;
     const data_t* const from[1] = {x};
     SweepMoments found = {};
     Pair latest[sweep_t::slots] = {};  // sums since the last move of the centre, found.mean[slot].first
@@ -99,8 +98,8 @@ __device__ __forceinline__ SweepMoments sweep_moments(const sweep_t& sweep, cons
         latest_count = acc_t(0);
     };
     int batches = 0;
-    sweep_packs(sweep, from, [&](const Pack<data_t>(&packs)[1][loads], const PackSpan(&spans)[loads]) {
-        const MomentsBatch<loads> batch = {packs[0], spans};
+    sweep_packs(sweep, from, sweeps_aligned(sweep, from), [&](const auto& held) {
+        const MomentsBatch<decltype(held)> batch = {held};
         const acc_t more = acc_t(batch.weight());
         if (batches == 0) {
             const acc_t inverse = acc_t(1) / more;

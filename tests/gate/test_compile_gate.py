@@ -296,7 +296,7 @@ def test_the_cache_key_covers_text_architecture_nvrtc_options_and_format(
     nvrtc.usages(SMALL.replace("1", "2"), "sm_90", NVRTCS[0])  # an edited kernel
     nvrtc.usages(SMALL, "sm_80", NVRTCS[0])
     nvrtc.usages(SMALL, "sm_90", Nvrtc(NVRTCS[0].version + ".1", NVRTCS[0].path))
-    monkeypatch.setattr(nvrtc, "OPTIONS", (*nvrtc.OPTIONS, "--fmad=false"))
+    monkeypatch.setattr(nvrtc, "OPTIONS", (*nvrtc.OPTIONS, "-lineinfo"))
     nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
     monkeypatch.setattr(nvrtc, "_FORMAT", -1)
     nvrtc.usages(SMALL, "sm_90", NVRTCS[0])

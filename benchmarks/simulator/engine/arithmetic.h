@@ -154,9 +154,12 @@ static u64 product(u32 a, u32 b, bool is_unsigned) {
 // a * b + c + carry with a 64-bit c. `high`: the result is the upper half.
 static void multiply_wide(Lanewise& on, bool high) {
     const u32 *a = on.integer(0), *b = on.integer(1), carry = on.given(0);
+    const int flags = on.code.source[2].flags;
     u64 c[WARP];
     on.wide(2, c);
     for (int l = 0; l < on.count; ++l) {
+        if (flags & INVERTED) c[l] = ~c[l];
+        if (flags & NEGATED) c[l] = 0u - c[l];
         const u64 added = c[l] + (carry >> l & 1u), sum = product(a[l], b[l], on.code.mode[0] == 1) + added;
         on.out[0] |= static_cast<u32>(added < c[l] || sum < added) << l;
         if (high) {

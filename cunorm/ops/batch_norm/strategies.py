@@ -23,6 +23,8 @@ from cunorm.ops.common.limits import (
 from cunorm.ops.common.slab_sweep import LARGEST_CHUNK, Slab, Sweep, refuses_sweep
 
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
+#: Values in Affine, with padding, and in LinearGradient (norm.cuh).
+LINEAR_VALUES = 4
 
 
 class View(NamedTuple):
@@ -285,10 +287,9 @@ class _StreamingRuns(_Streaming):
 
     @lazy
     def shared(self) -> int:
-        """Bytes of shared memory per block: Affine or Coefficients (norm.cuh) of the planes that its run touches."""
+        """Bytes of shared memory per block: Affine or LinearGradient (norm.cuh) of the planes that its run touches."""
         planes = min(self.view.N * self.view.C, self.tile.chunk // self.view.HxW + 2)
-        values = 5 if self.problem.is_backward else 4
-        return round_up(planes * values * self.problem.sum_itemsize, 16)
+        return planes * LINEAR_VALUES * self.problem.sum_itemsize
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""

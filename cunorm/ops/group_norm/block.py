@@ -1,7 +1,8 @@
 """Strategies `block` and `cluster` of GroupNorm.
 
 `block` holds a slab, some groups of one sample, in the shared memory of a block, or one group in its registers.
-`cluster` holds one piece of a slab in the shared memory of each block of a cluster.
+`cluster` holds one piece of a slab in the shared memory of each block of a cluster, or a slice of one group in its
+registers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import math
 from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch, Tile, Tiling, refuses_threads
+from cunorm.core.strategy import Launch, Tile, Tiling, ceil_div, refuses_threads
 from cunorm.ops.common.limits import (
     RESIDENT_REGISTERS,
+    SECTOR_PACKS,
     WARP,
     blocks_for,
     bound_registers,
@@ -43,7 +45,7 @@ BLOCK_SPACE = {
     "load": (BULK, CP_ASYNC, REGISTERS),
     "packs_per_thread": (1, 2, 4, 8),
 }
-CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "stages": (4,)}
+CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "load": (BULK, CP_ASYNC, REGISTERS)}
 
 
 def load_of(tile: Tile) -> str:
@@ -156,13 +158,14 @@ class _InRegisters(Runs):
     def held(self) -> int:
         """Registers that a thread needs at least: its packs in the stored dtype, and working registers.
 
-        The gradient of an activation needs more working registers if a pack has eight elements.
+        The gradient of an activation needs more working registers if a pack has eight elements. It is kept in registers
+        if a thread has at most MOST_KEPT_PACKS packs.
         """
         problem = self.problem
         tensors, work = (2, 52) if problem.is_backward else (1, 48)
         wide = 20 if problem.dtype == "float64" else 0
         through = 14 if problem.is_backward and problem.activation is not None and problem.pack >= 8 else 0
-        return work + wide + through + WORDS * tensors * self.tile.packs_per_thread
+        return work + wide + through + WORDS * tensors * self.packs
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
@@ -191,7 +194,7 @@ class _InRegisters(Runs):
         return self.run_launches(RESIDENT_REGISTERS, PHASES)
 
 
-class GroupCluster(_Slabs):
+class _StagedCluster(_Slabs):
     """Tiling with one cluster of blocks per slab."""
 
     @lazy
@@ -206,6 +209,48 @@ class GroupCluster(_Slabs):
         if (self.pieces - 1) * self.slab.piece_packs >= self.slab.packs:
             return f"a slab of {self.tile.groups} groups is too small for {self.pieces} pieces"
         return super().refuses(device)
+
+
+class _ClusterRegisters(_InRegisters):
+    """Tiling with one cluster of blocks per group, in registers."""
+
+    @lazy
+    def pieces(self) -> int:
+        """Blocks that share a group."""
+        return self.tile.cluster
+
+    def _slice(self, elements: int) -> int:
+        """Elements of a slice; see Run::slice in team.cuh."""
+        return round_up(ceil_div(elements, self.pieces), SECTOR_PACKS * self.problem.pack)
+
+    @lazy
+    def packs(self) -> int:
+        """Packs per thread: as few as hold a slice.
+
+        If groups are whole packs, all have the alignment of the tensor, which is 0 for the arrays of a framework.
+        """
+        length, pack = self.problem.group_length, self.problem.pack
+        covered = length if length % pack == 0 else length + pack - 1
+        return ceil_div(self._slice(covered), pack * self.tile.threads)
+
+    def refuses(self, device: Device) -> str | None:
+        """See `Tiling.refuses`."""
+        if (sentence := refuses_cluster_size(self.tile, device)) is not None:
+            return sentence
+        problem = self.problem
+        if (self.pieces - 1) * self._slice(problem.group_length + problem.pack - 1) >= problem.group_length:
+            return f"a group of {problem.group_length} elements is too small for {self.pieces} slices"
+        return super().refuses(device)
+
+    @lazy
+    def worth(self) -> bool:
+        """Whether the fields that this tiling does not use are the first of their values."""
+        return bool(self.tile.groups == self.tile.stages == 1)
+
+
+def group_cluster(problem: Problem, tile: Tile) -> Tiling:
+    """Tiling of a tile of `cluster`."""
+    return _ClusterRegisters(problem, tile) if load_of(tile) == REGISTERS else _StagedCluster(problem, tile)
 
 
 def group_block(problem: Problem, tile: Tile) -> Tiling:

@@ -73,22 +73,38 @@ class Runs(OneSweep):
         return self.tile.threads
 
     @lazy
+    def packs(self) -> int:
+        """Packs per thread."""
+        return self.tile.packs_per_thread
+
+    @lazy
+    def pieces(self) -> int:
+        """Blocks that share a group."""
+        return 1
+
+    @lazy
     def shared(self) -> int:
-        """Bytes of shared memory per block: the sums of teams of several warps, and the teams' partial channel sums."""
-        problem, tile = self.problem, self.tile
-        sums = 2 * (tile.threads // WARP) * self.problem.pair if self.lanes > WARP else 0
+        """Bytes of shared memory per block.
+
+        The sums of teams of several warps, and those that other blocks of a cluster read; the teams' partial channel
+        sums; the channel sums of a cluster's slices.
+        """
+        problem, tile, clustered = self.problem, self.tile, self.pieces > 1
+        warps = tile.threads // WARP + clustered
+        sums = 2 * warps * self.problem.pair if self.lanes > WARP or clustered else 0
         if not problem.wants_parameters or problem.HxW == 1 or problem.group_channels == 1:
             return sums
-        of_team = self.lanes * tile.packs_per_thread + problem.group_channels - 1
-        return round_up(sums, 16) + tile.threads // self.lanes * of_team * problem.pair
+        of_team = self.lanes * self.packs + problem.group_channels - 1
+        slices = self.pieces * problem.group_channels * problem.pair if clustered else 0
+        return round_up(sums, 16) + round_up(tile.threads // self.lanes * of_team * problem.pair, 16) + slices
 
     def refuses_capacity(self) -> str | None:
         """Return the error message if a group does not fit into the registers of a team, or None."""
         if self.problem.layout != "NCHW":
             return "expected channels-first data: a channels-last group is not one run"
-        capacity = self.lanes * self.tile.packs_per_thread * self.problem.pack
+        capacity = self.pieces * self.lanes * self.packs * self.problem.pack
         if self.problem.group_length > capacity:
-            packs = f"{self.lanes} lanes with packs_per_thread={self.tile.packs_per_thread} hold {capacity}"
+            packs = f"{self.lanes} lanes with packs_per_thread={self.packs} hold {capacity}"
             return f"a group has {self.problem.group_length} elements, but {packs}"
         return None
 
@@ -96,7 +112,8 @@ class Runs(OneSweep):
         """Launch of the team kernel, and the launches that fold the parameter sums."""
         items = ceil_div(self.problem.N * self.problem.group, self.tile.threads // self.lanes)
         facts: dict[str, Any] = {"registers": registers, "phases": phases, "shared_bytes": self.shared}
+        constants = {} if self.pieces == 1 else {"packs_per_thread": self.packs}  # otherwise a field of the tile
         if self.problem.is_backward:
-            of_channel = channel_lanes(self.problem.HxW, self.problem.pack)
-            facts["constants"] = {"channel_lanes": min(of_channel, self.lanes)}
-        return self.one_sweep(blocks_for(items), {}, **facts)
+            constants["channel_lanes"] = min(channel_lanes(self.problem.HxW, self.problem.pack), self.lanes)
+        grid = max(1, blocks_for(items * self.pieces) // self.pieces) * self.pieces
+        return self.one_sweep(grid, {}, constants=constants, cluster=self.pieces, **facts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cunorm.core.strategy import Strategy, Tile
 
-from .block import BLOCK_SPACE, CLUSTER_SPACE, GroupCluster, group_block
+from .block import BLOCK_SPACE, CLUSTER_SPACE, group_block, group_cluster
 from .grid import GRID_SPACE, GroupGrid
 from .split import SPLIT_SPACE, GroupSplit
 from .warp import WARP_SPACE, group_warp
@@ -26,7 +26,7 @@ def _strategies(op: str) -> dict[str, Strategy]:
     made = (
         Strategy("warp", op, WARP_SPACE, ("threads", "lanes", "packs_per_thread"), group_warp, _fills_team),
         Strategy("block", op, BLOCK_SPACE, (*staged, "packs_per_thread"), group_block, _middling),
-        Strategy("cluster", op, CLUSTER_SPACE, (*staged, "cluster"), GroupCluster, _middling),
+        Strategy("cluster", op, CLUSTER_SPACE, (*staged, "cluster"), group_cluster, _middling),
         Strategy("grid", op, GRID_SPACE, ("threads",), GroupGrid, _middling),
         Strategy("split", op, SPLIT_SPACE, ("threads",), GroupSplit, _middling),
     )
