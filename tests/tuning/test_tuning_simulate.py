@@ -275,7 +275,10 @@ def test_the_simulator_runs_tiles_and_the_table_says_that_they_were_simulated(ca
 def test_a_simulated_result_ranks_between_a_modelled_and_a_measured_one(
     capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It replaces the model's entry, is not replaced by it, and does not replace a measured entry."""
+    """It replaces the model's entry, is not replaced by it, and does not replace a measured entry.
+
+    With --resume, only the tiles that were not simulated before are simulated.
+    """
     monkeypatch.setattr(tuner, "Simulators", lambda spec, processes: Planted(lambda tile: 3.0, processes))
     path = tmp_path / "t.json"
     modelled = (*TUNE[:-1], "model", "--device", "H200", "--table", str(path), "--trials", "1")
@@ -283,15 +286,13 @@ def test_a_simulated_result_ranks_between_a_modelled_and_a_measured_one(
     assert main([*modelled]) == main([*simulated]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == f"table      {path}: 1 simulated, not measured, for NVIDIA H200"
+    assert main([*simulated[:-1], "3", "--resume", "--json"]) == 0  # 1 tile was simulated before
+    assert len(json.loads(capsys.readouterr().out)["results"][0]["trials"]) == 2
     (entry,) = table.read(path).entries.values()
     assert entry.source == SIMULATED
     assert main([*modelled]) == 0
     assert "not stored: the table contains a simulated entry" in capsys.readouterr().out
     assert table.read(path).entries == {entry.problem: entry}
-    capsys.readouterr()
-    assert main([*simulated[:-1], "3", "--resume", "--json"]) == 0  # 1 tile was simulated before
-    assert len(json.loads(capsys.readouterr().out)["results"][0]["trials"]) == 2
-    (entry,) = table.read(path).entries.values()
     mine = Entry(entry.problem, entry.tile, MEASURED, "x", {"time_us": 50.0})
     table.update(path, KNOWN["H200"], {}, [mine])
     assert main([*simulated]) == 0
