@@ -25,6 +25,8 @@ from cunorm.ops.common.slab_sweep import LARGEST_CHUNK, Slab, Sweep, refuses_swe
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 #: Registers per thread of batch_norm_backward_reduce_sweep.cu, whose launch bounds require 768 resident threads.
 GRADIENT_REGISTERS = 80
+#: Packs per lane up to which `block` is worth trying for the sums of a backward; longer planes are faster with `split`.
+SHORT_PLANE_STEPS = 2
 #: Values in Affine (norm.cuh), with padding, and in ChannelGradient (channel_coefficients.cuh).
 LINEAR_VALUES = 4
 
@@ -277,10 +279,11 @@ class _ReducingColumns(_ReducingSlabs):
 
     @lazy
     def worth(self) -> bool:
-        """Whether the slabs are whole packs, or no slab would be."""
+        """Whether a sweep of a plane would be short, and the slabs are one range of whole packs if they can be."""
         view, pack = self.view, self.problem.pack
         unit = pack // math.gcd(view.HxW, pack)
-        return self.tile.channels % unit == 0 or unit > view.C
+        even = self.tile.channels % unit == 0 or unit > view.C
+        return even and self.slab.packs <= self.tile.threads and view.HxW <= SHORT_PLANE_STEPS * WARP * pack
 
     @lazy
     def waits(self) -> int:
