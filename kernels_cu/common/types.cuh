@@ -231,6 +231,13 @@ __device__ __forceinline__ Pack<T> narrow_pack(const acc_t (&values)[Pack<T>::si
     return pack;
 }
 
+// Tells the compiler a fact that it cannot derive.
+__device__ __forceinline__ void assume(bool fact) {
+#ifndef CUNORM_CPU
+    __builtin_assume(fact);
+#endif
+}
+
 // Optimisation barrier: the compiler must assume that the value has changed. It recomputes the values derived from it
 // where they are used again, instead of keeping them in registers, which are scarce. Such values are widened 16-bit
 // elements and the predicates of every element.
@@ -306,10 +313,14 @@ __device__ __forceinline__ unsigned* words_at(T* array, long long index) {
     __builtin_assume(reinterpret_cast<unsigned long long>(array) % access_bytes == 0)
 #endif
 
-// Number of elements from the 16-byte boundary at or before `address` to `address`.
+// Number of elements from the 16-byte boundary at or before array[index] to array[index]. If the compiler knows the
+// alignment of the array and divisors of the index, it knows the result: it must see the array's own address for that,
+// not the address of an element.
 template <typename T>
-__device__ __forceinline__ int misalignment(const T* address) {
-    return static_cast<int>(reinterpret_cast<unsigned long long>(address) % access_bytes / sizeof(T));
+__device__ __forceinline__ int misalignment(const T* array, long long index = 0) {
+    constexpr int size = access_bytes / sizeof(T);
+    const unsigned long long element = reinterpret_cast<unsigned long long>(array) / sizeof(T) + index;
+    return static_cast<int>(element % size);
 }
 
 // Whether 0 <= index < length, in one comparison: as an unsigned number, a negative index is large.
@@ -317,12 +328,14 @@ __device__ __forceinline__ bool within(int index, int length) {
     return static_cast<unsigned>(index) < static_cast<unsigned>(length);
 }
 
-// The elements [first, first + size) of array[0, length): one 16-byte access if all of them exist and the address is a
-// multiple of 16 bytes, no access if none exists, single elements otherwise. Elements outside [0, length) read as zero.
+// The elements [first, first + size) of the `length` elements that start at array[row]: one 16-byte access if all of them
+// exist and the address is a multiple of 16 bytes, no access if none exists, single elements otherwise. Elements outside
+// [0, length) read as zero.
 template <typename T>
-__device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int length) {
-    if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
-        return load_whole(array + first);
+__device__ __forceinline__ Pack<T> load_pack(const T* array, long long row, int first, int length) {
+    const bool whole = first >= 0 && first + Pack<T>::size <= length;
+    if (whole && misalignment(array, row + first) == 0) {
+        return load_whole(array + row + first);
     }
     Pack<T> pack = {};
     if (first >= length || first + Pack<T>::size <= 0) {
@@ -330,17 +343,22 @@ __device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int leng
     }
 #pragma unroll
     for (int i = 0; i < Pack<T>::size; ++i) {
-        if (first + i >= 0 && first + i < length) {
-            pack.set(i, load(array, first + i));
+        if (within(first + i, length)) {
+            pack.set(i, load(array, row + first + i));
         }
     }
     return pack;
 }
+template <typename T>
+__device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int length) {
+    return load_pack(array, 0, first, length);
+}
 
 template <typename T>
-__device__ __forceinline__ void store_pack(T* array, int first, int length, const Pack<T>& pack) {
-    if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {
-        store_whole(array + first, pack);
+__device__ __forceinline__ void store_pack(T* array, long long row, int first, int length, const Pack<T>& pack) {
+    const bool whole = first >= 0 && first + Pack<T>::size <= length;
+    if (whole && misalignment(array, row + first) == 0) {
+        store_whole(array + row + first, pack);
         return;
     }
     if (first >= length || first + Pack<T>::size <= 0) {
@@ -348,10 +366,14 @@ __device__ __forceinline__ void store_pack(T* array, int first, int length, cons
     }
 #pragma unroll
     for (int i = 0; i < Pack<T>::size; ++i) {
-        if (first + i >= 0 && first + i < length) {
-            store(array, first + i, pack.get(i));
+        if (within(first + i, length)) {
+            store(array, row + first + i, pack.get(i));
         }
     }
+}
+template <typename T>
+__device__ __forceinline__ void store_pack(T* array, int first, int length, const Pack<T>& pack) {
+    store_pack(array, 0, first, length, pack);
 }
 
 // ---- access to shared memory --------------------------------------------------------------------------------------

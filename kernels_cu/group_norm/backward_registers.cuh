@@ -6,7 +6,7 @@
 
 // Values of a channel that each of its elements uses.
 struct WeighedChannel {
-    acc_t gamma;
+    acc_t scale;  // rstd * gamma
     ActivationGrad activation_grad;
 };
 
@@ -48,20 +48,21 @@ struct ChannelParts {
             parts[k * lanes + Team<lanes>::lane() + channel - first_of(run)] = part;
         }
     }
-    // Calls emit(channel, sums) in one lane per channel of the run. In a cluster, the sums are those of the slice. The
-    // whole warp calls. A barrier or a __syncwarp that makes the team's parts visible to the warp must precede.
+    // Calls emit(channel, sums) in one lane per channel of the slice. The whole warp calls. A barrier or a __syncwarp that
+    // makes the team's parts visible to the warp must precede.
     template <typename Emit>
     __device__ __forceinline__ void each_sum(const Run<lanes, blocks>& run, int channels, Emit emit) const {
         constexpr int unit = Tile::channel_lanes;
         const int lane = Team<lanes>::lane() % unit, first = first_of(run);
-        for (int base = 0; base < channels; base += lanes / unit) {
+        const int past = blocks == 1 ? channels : (run.from + run.columns - 1) / HxW + 1;
+        for (int base = first; base < past; base += lanes / unit) {
             const int channel = base + Team<lanes>::lane() / unit;
-            const bool live = run.length > 0 && channel < channels;  // the other lanes take part in the shuffles only
+            const bool live = run.length > 0 && channel < past;  // the other lanes take part in the shuffles only
             int begin = channel * HxW - run.from, end = begin + HxW;
             begin = (begin < 0 ? 0 : begin) + run.shift;
             end = (end < run.columns ? end : run.columns) + run.shift;
             Pair sums = {};
-            if (live && begin < end) {
+            if (live) {
                 for (int j = begin / pack_size + lane; j <= (end - 1) / pack_size; j += unit) {
                     sums = sums + parts[j + channel - first];
                 }
@@ -89,11 +90,10 @@ struct GroupRuns {
     int HxW;
 
     __device__ __forceinline__ int channels() const { return static_cast<int>(C / groups); }
-    // Functor that computes the gradient with respect to a channel's normalised values from dy and x.
-    __device__ __forceinline__ ActivationGrad activation_grad_of(long long channel, bool there, acc_t gamma_c,
-                                                                 const Coefficients& k) const {
+    __device__ __forceinline__ WeighedChannel weighed(long long channel, bool there, const Statistics& found) const {
+        const acc_t scale = found.rstd * parameter(gamma, channel, acc_t(1), there);
         const acc_t beta_c = is_identity ? acc_t(0) : parameter(beta, channel, acc_t(0), there);
-        return ActivationGrad{Affine{k.mean, k.rstd * gamma_c, beta_c}};
+        return WeighedChannel{scale, ActivationGrad{Affine{found.mean, scale, beta_c}}};
     }
 
     // `blocks` is the number of blocks of a team's cluster, 1 if there is no cluster.
@@ -102,8 +102,8 @@ struct GroupRuns {
         constexpr bool clustered = blocks > 1;
         const int channels = this->channels(), length = channels * HxW;
         const long long items = N * groups;
-        // With one channel per group, the group's sums without gamma are dbeta and dgamma. gamma is multiplied in after
-        // the team has summed.
+        // With one channel per group, the group's sums without scale are dbeta and dgamma. The scale is multiplied in
+        // after the team has summed.
         const bool alone = channels == 1;
         // Otherwise no parts are needed: a channel of one element lies in one lane, and the sums of a group's only
         // channel are the sums of the group.
@@ -123,29 +123,28 @@ struct GroupRuns {
         for (long long first = static_cast<long long>(blockIdx.x / blocks) * team.count; first < items;
              first += static_cast<long long>(gridDim.x / blocks) * team.count) {
             const long long item = first + team.index();
-            const Run<lanes, blocks> run(dy, item, length, item < items, true);
+            const bool live = team.count == 1 || item < items;
+            const Run<lanes, blocks> run(dy, item, length, live, true);
             Pack<data_t> held_dy[Tile::packs_per_thread], held_x[Tile::packs_per_thread];
             KeptGradients kept[Tile::packs_per_thread];
             run.load_both(dy, x, held_dy, held_x);
             const long long row = item / groups, group = item - row * groups;  // overlaps with the loads above
             const long long first_channel = group * channels;
-            Coefficients of_group = {};
+            Statistics found = {};
             if (run.length > 0) {
-                of_group.mean = widen(load(mean, item));
-                of_group.rstd = widen(load(rstd, item));
+                found = Statistics{widen(load(mean, item)), widen(load(rstd, item))};
             }
             Pair sums = {};
             ChannelWalk walk(run.from + run.first(0), HxW);
 #pragma unroll
             for (int k = 0; k < Tile::packs_per_thread; ++k) {
-                make_opaque(walk.left);
+                if (HxW % pack_size != 0) {  // otherwise no element has a predicate
+                    make_opaque(walk.left);
+                }
                 run.each_sum(
                     k, walk, HxW,
                     [&](int channel, bool there) {
-                        const bool asked = there && !(alone && is_identity);
-                        const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1), asked);
-                        return WeighedChannel{alone ? acc_t(1) : gamma_c,
-                                              activation_grad_of(first_channel + channel, there, gamma_c, of_group)};
+                        return weighed(first_channel + channel, there && !(alone && is_identity), found);
                     },
                     [&](int i, const WeighedChannel& of, Pair sums) {
                         const acc_t value = widen(held_x[k].get(i));
@@ -153,54 +152,57 @@ struct GroupRuns {
                         if (keeps_gradients) {
                             kept[k].values[i % KeptGradients::size] = gradient;
                         }
-                        return with_product(sums, gradient, value - of_group.mean);
+                        return with_product(sums, gradient, value - found.mean);
                     },
-                    [&](int channel, const WeighedChannel& of, Pair part) {  // add gamma * part to the group's sums
+                    [&](int channel, const WeighedChannel& of, Pair part) {  // add scale * part to the group's sums
                         parts.keep(run, k, channel, part);
-                        sums = Pair{multiply_add(of.gamma, part.first, sums.first),
-                                    multiply_add(of.gamma, part.second, sums.second)};
+                        const acc_t scale = alone ? acc_t(1) : of.scale;
+                        sums = Pair{multiply_add(scale, part.first, sums.first),
+                                    multiply_add(scale, part.second, sums.second)};
                         if (HxW == 1 && parameters.wanted()) {
                             parameters.store_channel(row, first_channel + channel,
-                                                     Pair{part.first, part.second * of_group.rstd});
+                                                     Pair{part.first, part.second * found.rstd});
                         }
                     },
                     held_dy[k], held_x[k], kept[k]);
                 stride.advance(walk, HxW);
             }
-            const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);
+            const acc_t scale_alone = alone ? weighed(group, run.length > 0, found).scale : acc_t(1);
             sums = team.sum(sums);
             make_opaque(held_dy);
             make_opaque(held_x);
-            sums.second *= of_group.rstd;
             if (alone && run.length > 0) {
                 if (parameters.wanted() && team.rank() == 0 && team.lane() == 0 && HxW > 1) {
-                    parameters.store_channel(row, group, sums);
+                    parameters.store_channel(row, group, Pair{sums.first, sums.second * found.rstd});
                 }
-                sums = Pair{gamma_alone * sums.first, gamma_alone * sums.second};
+                sums = Pair{scale_alone * sums.first, scale_alone * sums.second};
             }
             if (parted && clustered) {
                 parts.each_sum(run, channels, [&](int channel, Pair of_slice) {
                     *cluster_map(slices + team.rank() * channels + channel, channel % blocks) = of_slice;
+                    cluster_fence();  // only by the lane that writes
                 });
             }
             if (clustered) {
-                cluster_arrive();  // the sums of this slice are written, those of the other blocks' groups are read
+                cluster_arrive_relaxed();  // the sums of this slice are written, and those of the group are read
             }
             if (dx != nullptr) {
-                of_group.a = sums.first / acc_t(length);
-                of_group.b = sums.second / acc_t(length);
-                write(run, held_dy, held_x, kept, first_channel, of_group);
+                // `sums` contains rstd * A and B: rstd is multiplied into both, so that it is loaded before the pass.
+                const acc_t slope = -(sums.second / acc_t(length)) * found.rstd * found.rstd;
+                const LinearGradient linear = {found.mean, acc_t(0), slope, -(sums.first / acc_t(length))};
+                write(run, held_dy, held_x, kept, first_channel, found, linear);
             }
             if (clustered) {
                 cluster_wait();
             }
             if (parted && clustered) {
                 for (int channel = team.rank() + blocks * team.lane(); channel < channels; channel += blocks * lanes) {
+                    const int span = run.slice(length + run.ahead), begin = channel * HxW + run.ahead;
                     Pair of_channel = {};
-                    for (int slice = 0; slice < blocks; ++slice) {
+                    for (int slice = begin / span; slice <= (begin + HxW - 1) / span; ++slice) {
                         of_channel = of_channel + slices[slice * channels + channel];
                     }
-                    of_channel.second *= of_group.rstd;
+                    of_channel.second *= found.rstd;
                     parameters.store_channel(row, first_channel + channel, of_channel);
                 }
                 team.meet();
@@ -209,7 +211,7 @@ struct GroupRuns {
                     __syncwarp();  // if of_block, team.sum() contains a barrier
                 }
                 parts.each_sum(run, channels, [&](int channel, Pair of_channel) {
-                    of_channel.second *= of_group.rstd;
+                    of_channel.second *= found.rstd;
                     parameters.store_channel(row, first_channel + channel, of_channel);
                 });
                 team.meet();
@@ -218,33 +220,32 @@ struct GroupRuns {
     }
 
 private:
-    // Replaces held_x by dx, then stores it: a store between the packs would delay the loads of the next parameters.
+    // The scale of `linear` is each channel's own. Replaces held_x by dx, then stores it: a store between the packs would delay the loads of the next parameters.
     template <int lanes, int blocks>
     __device__ __forceinline__ void write(const Run<lanes, blocks>& run,
                                           Pack<data_t> (&held_dy)[Tile::packs_per_thread],
                                           Pack<data_t> (&held_x)[Tile::packs_per_thread],
                                           KeptGradients (&kept)[Tile::packs_per_thread], long long first_channel,
-                                          const Coefficients& of_group) const {
+                                          const Statistics& found, const LinearGradient& linear) const {
         int positions = HxW;
-        make_opaque(positions);  // divide again: the first sweep's positions would stay in registers across the sum
+        if (HxW % pack_size != 0) {
+            make_opaque(positions);  // divide again: the first sweep's positions would stay in registers across the sum
+        }
         const ChannelStride stride = run.stride(positions);
         ChannelWalk walk(run.from + run.first(0), positions);
-        const LinearGradient of_all = linear_gradient(of_group);  // except its scale
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            make_opaque(walk.left);
-            const auto of = [&](int channel, bool there) {
-                const acc_t gamma_c = parameter(gamma, first_channel + channel, acc_t(1), there);
-                return WeighedChannel{of_group.rstd * gamma_c,
-                                      activation_grad_of(first_channel + channel, there, gamma_c, of_group)};
-            };
+            if (HxW % pack_size != 0) {
+                make_opaque(walk.left);
+            }
+            const auto of = [&](int channel, bool there) { return weighed(first_channel + channel, there, found); };
             const auto element = [&](int i, const WeighedChannel& of) {
                 const acc_t value = widen(held_x[k].get(i));
                 const acc_t gradient = keeps_gradients ? kept[k].values[i % KeptGradients::size]
                                                        : of.activation_grad(widen(held_dy[k].get(i)), value);
-                LinearGradient linear = of_all;
-                linear.scale = of.gamma;
-                return input_gradient(gradient, value, linear);
+                LinearGradient of_channel = linear;
+                of_channel.scale = of.scale;
+                return input_gradient(gradient, value, of_channel);
             };
             held_x[k] = outputs_in_channels(PackSpan{run.start, run.first(k), run.length}, walk, HxW, of, element,
                                             held_dy[k], held_x[k], kept[k]);
@@ -252,7 +253,7 @@ private:
         }
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            store_pack(dx + run.start, run.first(k), run.length, held_x[k]);
+            store_pack_of(dx, run.start, run.first(k), run.length, held_x[k], run.is_plain(dx));
         }
     }
 };

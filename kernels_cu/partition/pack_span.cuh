@@ -26,11 +26,13 @@ __device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; 
 // channels.
 struct ChannelWalk {
     int channel;
-    int left;  // elements left in the channel, including the current one
+    int left;    // elements left in the channel, including the current one
+    bool whole;  // whether channels are whole packs that begin where packs begin; steps of whole packs keep it
 
     __device__ __forceinline__ ChannelWalk(int element, int HxW) {
         channel = (element < 0 ? element - HxW + 1 : element) / HxW;
         left = HxW - (element - channel * HxW);
+        whole = HxW % pack_size == 0 && element % pack_size == 0;
     }
     // Moves to the next element. Returns true if that element starts a new channel.
     __device__ __forceinline__ bool step(int HxW) {
@@ -81,8 +83,7 @@ __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const Ch
     }
     if (HxW >= pack_size) {
         const int channel = from.channel, next = from.left;
-        const bool packs_of_one_channel = HxW % pack_size == 0 && next % pack_size == 0;
-        if (packs_of_one_channel || (channel >= 0 && next >= pack_size)) {
+        if (from.whole || (channel >= 0 && next >= pack_size)) {
             const auto known = of(channel, true);
             Pair sums = {};
 #pragma unroll

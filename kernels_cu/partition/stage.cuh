@@ -30,10 +30,10 @@ struct StagedSlab {
 
     // Whether a pack is copied asynchronously.
     __device__ __forceinline__ bool copied(int t, const PackSpan& where) const {
-        return where.whole() && misalignment(from[t] + where.row + where.first) == 0;
+        return where.whole() && misalignment(from[t], where.row + where.first) == 0;
     }
     __device__ __forceinline__ void through_registers(int t, int j, const PackSpan& where) const {
-        to[t][j] = load_pack(from[t] + where.row, where.first, where.length);
+        to[t][j] = load_pack(from[t], where.row, where.first, where.length);
     }
     // Loads the packs of a tensor that are not copied asynchronously. Several are loaded before the first is stored.
     __device__ __forceinline__ void the_others(const slab_t& slab, int t, int begin, int end) const {
@@ -44,7 +44,7 @@ struct StagedSlab {
                 const int j = base + k * Tile::threads;
                 const PackSpan where = slab.span_of(j);
                 if (j < end && !copied(t, where)) {
-                    held[k] = load_pack(from[t] + where.row, where.first, where.length);
+                    held[k] = load_pack(from[t], where.row, where.first, where.length);
                 }
             }
 #pragma unroll

@@ -5,9 +5,14 @@
 //
 // The order of tickets: first the sums of the first slab and of `prefetch_tiles` more tiles; then rounds. Each round is
 // the outputs of one slab, and then the sums of as many tiles as a slab has. The sums are therefore `prefetch_tiles`
-// tiles ahead of the last slab whose outputs may begin. Each block holds one tile and the ticket of its next: the more
-// tiles the blocks hold, the more prefetched tiles are needed to keep blocks from waiting. The outputs of a slab are in
-// descending order, so that the data read last is read again first.
+// tiles ahead of the last slab whose outputs may begin. Between the last sums of a slab and its first outputs, the
+// blocks draw at least 2 * prefetch_tiles tickets. If there are more resident blocks than that, some of these sums may
+// be unfinished, and blocks wait. The outputs of a slab are in descending order, so that the data read last is read
+// again first. (Outputs and sums in turn would keep all tiles equally long in the cache, but longer on average.)
+//
+// A block draws its next ticket at the start of its present tile, so that the atomic is in flight during the tile. Only
+// a block that must wait before its tile draws later, after the wait: a ticket that it held meanwhile would be a tile
+// that no other block can process, and sums for which other blocks would wait in turn.
 //
 // A block waits only for tiles whose tickets were drawn before its own, by blocks that are running or have ended.
 // Therefore no number of resident blocks is too small, and no cooperative launch is needed. The order in which blocks
@@ -70,16 +75,18 @@ __device__ __forceinline__ void take_work(const WorkQueue& queue, unsigned* draw
         if (ticket >= queue.end()) {
             return;
         }
-        next = first ? draw_ticket(queue.words) : 0u;  // the atomic is in flight during the work item
         const WorkItem item = queue.of(ticket);
+        unsigned* const word = queue.words + ticket_words + item.slab;
+        if (first) {
+            if (item.output) {
+                wait_above(word, queue.tiles);
+            }
+            next = draw_ticket(queue.words);  // after the wait; the atomic is in flight during the work item
+        }
         if (!item.live) {
             continue;
         }
-        unsigned* const word = queue.words + ticket_words + item.slab;
         if (item.output) {
-            if (first) {
-                wait_above(word, queue.tiles);
-            }
             __syncthreads();
             output(item.slab, item.tile);
             continue;

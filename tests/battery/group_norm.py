@@ -134,6 +134,23 @@ GROUP_CLUSTER_LAST: Named = {
     "many rows": {"shape": (1, 150, 8), "groups": 1},
     "no parameters": {"shape": (1, 5, 6), "groups": 2, **NO_PARAMETERS},
 }
+#: For clusters of two blocks.
+GROUP_CLUSTER_REGISTERS: Named = {
+    "slices: a channel in both": {"shape": (2, 6, 35), "groups": 2},
+    "slices: misaligned alike": {"shape": (3, 2, 64), "groups": 2, "shifts": SAME_OFF},
+    "slices: channels of one element": {"shape": (3, 180), "groups": 2},
+    "slices: channels within packs": {"shape": (2, 60, 2), "groups": 2, "shifts": ALL_OFF},
+    "slices: whole packs": {"shape": (2, 6, 32), "groups": 2},
+    "slices: one channel per group, misaligned": {"shape": (2, 3, 131), "groups": 3, "shifts": ALL_OFF},
+    "slices: two clusters for ten": {"shape": (5, 6, 40), "groups": 2, "grid": 4},
+    "slices: one cluster for all": {"shape": (3, 8, 20), "groups": 2, "grid": 2},
+    "slices: no parameters": {"shape": (2, 6, 18), "groups": 2, **NO_PARAMETERS},
+    "slices: in place": {"shape": (3, 5, 37), "groups": 1, "in_place": True},
+    "slices: an outlier first": {"shape": (1, 2, 200), "groups": 1, "outlier": (0, 0, 0)},
+    "slices: a constant far from zero": {"shape": (2, 4, 90), "groups": 2, **FAR},
+    "slices: NaN in a neighbour": {"shape": (2, 6, 25), "groups": 3, "nan": (0, 2, 4)},
+    "slices: 16 bits": {"shape": (2, 6, 65), "groups": 2, "shifts": ALL_OFF, **MIXED},
+}
 GROUP_GRID: Named = {
     "short last chunks and tiles": {"shape": (2, 6, 35), "groups": 2, "shifts": SAME_OFF},
     "chunks shorter than a pack": {"shape": (2, 3, 7), "groups": 3, "chunk": 3, "shifts": ALL_OFF},
@@ -245,4 +262,9 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)
     yield from made("cluster", cluster, threads=64, stages=2, load="bulk", cluster=2)
+    slices = dict(GROUP_CLUSTER_REGISTERS)
+    if backward:
+        slices["slices: an infinite mean"] = {"shape": (2, 6, 35), "groups": 2, **INFINITE}
+        slices |= masked(slices, "slices: a channel in both", "slices: one channel per group, misaligned")
+    yield from made("cluster", slices, threads=64, stages=1, load="registers", cluster=2)
     yield from made("cluster", last, threads=64, stages=2, load="cp_async", cluster=2)

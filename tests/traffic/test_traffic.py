@@ -181,7 +181,7 @@ def test_bytes_are_linear_in_slices(op: str, strategy: str) -> None:
     ("op", "strategy", "N"),
     [
         ("group_norm_backward", "block", 64),
-        ("group_norm_backward", "grid", 64),
+        ("group_norm_backward", "grid", 32),  # more samples are not resident together, and reuse distances grow less
         ("group_norm_backward", "split", 64),  # 64 samples have enough partial rows to be summed in slices
         ("group_norm", "split", 64),
         ("layer_norm_backward", "warp", 4096),

@@ -11,18 +11,23 @@ from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
 
 #: Of tiles with equal predictions the cost model selects the first. Two blocks of 256 threads per multiprocessor wait
 #: less for each other than one block of 512. They follow the order of tickets more closely than four blocks of 128, so
-#: more second reads hit the L2 cache.
+#: more second reads hit the L2 cache. With 160 prefetched tiles, the 264 blocks of 256 threads that are resident on a
+#: GPU with 132 multiprocessors hardly wait. Fewer tiles are for slabs that would fill the L2 cache.
 GRID_SPACE = {
     "threads": (256, 128, 512),
     "chunk": (64, 120, 256, 1024, 2048, 4096),
     "groups": (1, 2, 4, 8, 16, 32),
-    "prefetch_tiles": (1, 256),
+    "prefetch_tiles": (160, 32, 1),
 }
 #: Tickets are counted in 32 bits. Blocks draw a few more tickets than there are work items.
 MOST_TICKETS = 2**32 - 2**22
 #: Resident threads per multiprocessor, and multiprocessors of the largest device or more. They bound the grid. A block
 #: that finds no ticket ends at once.
 RESIDENT_THREADS, MULTIPROCESSORS = 512, 192
+#: Latencies of memory that a block waits for the sums of a slab before each output, if no tiles are prefetched.
+#: Estimated with the simulator: 2.5 to 4 us for tiles of 1024 and 2048 elements per warp. A launch does not depend on
+#: the device, so the blocks that wait are those of a GPU with USUAL_MULTIPROCESSORS.
+WAITED_PHASES, USUAL_MULTIPROCESSORS = 5, 132
 #: Least bytes of a channels-last row of a slab: two sectors, which DRAM fetches together.
 NARROWEST = 64
 
@@ -200,6 +205,18 @@ class GroupGrid(Tiling):
         return {**given, **shape, "rows": self.parts if self.rows_bytes else 0}
 
     @lazy
+    def phases(self) -> int:
+        """Exposed memory latencies per block.
+
+        Per tile, they are its data twice, and once its parameters, which are in the L2 cache. Before the outputs of a
+        tile, a block waits for the sums of the slab, unless the resident blocks draw fewer tickets at a time than there
+        are between these sums and outputs, which are two per prefetched tile (work_queue.cuh).
+        """
+        tiles, blocks = self.tiles * self.slabs, min(self.grid, self._blocks(USUAL_MULTIPROCESSORS))
+        waiting = max(0, blocks - 2 * self.tile.prefetch_tiles)
+        return ceil_div(3 * tiles, self.grid) + ceil_div(WAITED_PHASES * tiles * waiting, self.grid * blocks)
+
+    @lazy
     def launches(self) -> tuple[Launch, ...]:
         """Launches that clear the counters, process the tiles, and fold the rows of dgamma and dbeta."""
         problem, entry = self.problem, f"{self.problem.op}_grid"
@@ -214,8 +231,7 @@ class GroupGrid(Tiling):
             traffic=read + problem.nbytes,
             cached=read + self.parts_moved,
             registers=bound_registers(problem, problem.layout),
-            # Per tile: its data twice, and once its parameters, which are in the L2 cache.
-            phases=ceil_div(3 * self.tiles * self.slabs, self.grid),
+            phases=self.phases,
             streams=self.problem.read,
             tickets=self.words_at * self.problem.pair,
         )
