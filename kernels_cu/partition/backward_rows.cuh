@@ -158,6 +158,12 @@ struct RowGradients {
         const run_t first_row(dy, 0, length, true, rows_may_shift(rows, teams, length));  // see normalise_rows
         Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
         const long long first_item = blockIdx.x / blocks;
+        // The parameter is copied while the first row is on its way. A cluster has no registers for that row meanwhile.
+        constexpr bool copies_first = blocks > 1;
+        if (teams_share<lanes, blocks, grouped> && copies_first) {
+            copy_parameter(gamma, first_row, shared_gamma);
+            __syncthreads();
+        }
         for (long long item = first_item; item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
             run_t run(dy, own, length, own < rows, rows_may_shift(rows, teams, length));
@@ -166,7 +172,7 @@ struct RowGradients {
             if (wanted) {
                 kept.clear();
             }
-            if (teams_share<lanes, blocks, grouped> && item == first_item) {  // while the first row is on its way
+            if (teams_share<lanes, blocks, grouped> && !copies_first && item == first_item) {
                 copy_parameter(gamma, first_row, shared_gamma);
                 __syncthreads();
             }
