@@ -261,12 +261,12 @@ private:
             Pair of_pack = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
-                // Elements outside the row read as zeros. With an activation they would contribute if the mean is
-                // infinite in units of rstd.
-                const bool counts = is_identity || inside(i);
-                const acc_t gradient = counts ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);
+                // Elements outside the row read as zeros. Without inside(i) they would contribute only if the mean is
+                // infinite, or if there is an activation and the mean is infinite in units of rstd.
+                const acc_t gradient =
+                    is_identity || inside(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);
                 const acc_t xhat =
-                    x != nullptr && counts ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
+                    x != nullptr && inside(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
                 of_pack = with_product(of_pack, weight.of(i) * gradient, xhat);
                 keep(k, i, gradient, xhat);
             }
