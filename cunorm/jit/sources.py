@@ -190,13 +190,13 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
 def fixed_arguments(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> dict[str, int]:
     """Return the arguments of a launch that are constants in its specialised text, by the kernel's parameters.
 
-    They are the numbers that do not change with N, and 0 for each absent array.
+    They are the numbers that do not change with N, and 0 for each absent array, also if another N passes it.
     """
     others = strategy.launches(replace(problem, N=problem.N + 1), tile)
     other = next((one for one in others if one.entry == launch.entry), launch)
     fixed = {}
     for name, value in launch.arguments.items():
-        if _is_absent(value, problem):
+        if _is_absent(value, problem) or (value == 0 and isinstance(other.arguments.get(name), str)):
             fixed[name] = 0
         elif isinstance(value, int) and value == other.arguments.get(name):
             fixed[name] = value

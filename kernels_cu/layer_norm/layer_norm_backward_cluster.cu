@@ -20,7 +20,7 @@
 // elements. It also wins if few rows would leave blocks idle. Requires sm_90.
 #include "partition/backward_rows.cuh"
 
-extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))
+extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, Tile::resident_blocks)
     layer_norm_backward_cluster(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                                 const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
                                 long long rows, long long length, long long teams) {

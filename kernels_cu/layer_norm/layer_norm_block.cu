@@ -12,7 +12,7 @@
 // processes few rows per load of gamma and beta.
 #include "partition/forward_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+extern "C" __global__ void __launch_bounds__(Tile::threads, Tile::resident_blocks)
     layer_norm_block(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
                      long long rows, long long length, long long teams, double eps) {
     normalise_rows<Tile::threads / Tile::teams_per_block>(x, gamma, beta, y, mean, rstd, rows, static_cast<int>(length),

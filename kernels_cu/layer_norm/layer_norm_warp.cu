@@ -11,7 +11,7 @@
 // thousand elements.
 #include "partition/forward_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
+extern "C" __global__ void __launch_bounds__(Tile::threads, Tile::resident_blocks)
     layer_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
                     long long rows, long long length, long long teams, double eps) {
     normalise_rows<Tile::lanes>(x, gamma, beta, y, mean, rstd, rows, static_cast<int>(length), acc_t(eps), teams);

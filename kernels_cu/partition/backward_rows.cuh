@@ -3,9 +3,9 @@
 #include "partition/column_sums.cuh"
 #include "partition/forward_rows.cuh"
 
-// The column sums of the teams of a block, in registers or in shared memory. If they are in registers, the upper half
-// of the teams passes its sums to the lower half through shared memory, until only the first teams are left. If they
-// are in shared memory, each team has a row of sums.
+// The column sums of the teams of a block, in registers or in shared memory. If they are in shared memory, each team has
+// a row of sums. If they are in registers, there is a row for two teams: at the end, one of them stores its sums and the
+// other one adds its own.
 template <int lanes, int blocks, bool in_registers>
 struct KeptSums {
     typedef Run<lanes, blocks> run_t;
@@ -36,14 +36,14 @@ struct KeptSums {
             __syncthreads();
         }
     }
-    // Adds the terms of the i-th element of the lane's k-th pack.
-    __device__ __forceinline__ void add(const run_t& run, int k, int i, Pair terms) {
-        const int column = run.first(k) + i;
+    // Adds the gradient and gradient * xhat of the i-th element of the lane's k-th pack.
+    __device__ __forceinline__ void add(const run_t& run, int k, int i, acc_t gradient, acc_t xhat) {
         if (in_registers) {
-            sums[in_registers ? k : 0][i] = sums[in_registers ? k : 0][i] + terms;
-        } else if (column >= 0 && column < run.length) {
-            Pair& kept = row(Team<lanes>::index()).of(column);
-            kept = kept + terms;
+            Pair& kept = sums[in_registers ? k : 0][i];
+            kept = with_product(kept, gradient, xhat);
+        } else if (run.inside(k)(i)) {
+            Pair& kept = row(Team<lanes>::index()).of(run.first(k) + i);
+            kept = with_product(kept, gradient, xhat);
         }
     }
     // Calls use(column, sums) for the columns of this lane.
@@ -51,11 +51,11 @@ struct KeptSums {
     __device__ __forceinline__ void each(const run_t& run, Use use) {
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            const int at = run.first(k);
+            const auto inside = run.inside(k);
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
-                if (at + i >= 0 && at + i < run.columns) {
-                    use(at + i, sums[in_registers ? k : 0][i]);
+                if (inside(i)) {
+                    use(run.first(k) + i, sums[in_registers ? k : 0][i]);
                 }
             }
         }
@@ -65,42 +65,42 @@ struct KeptSums {
     // block calls.
     template <typename Emit>
     __device__ __forceinline__ void gather(const run_t& run, int kinds, Emit emit) {
-        if (!in_registers) {
+        const int team = Team<lanes>::index(), rows = rows_for(kinds);
+        if (rows == 0) {
+            each(run, [&](int column, Pair& sum) { emit(team, column, sum); });
+            return;
+        }
+        if (in_registers) {
+            run_t own = run;
+            if (lanes > warp_size) {
+                own.recompute();  // column indices and sums do not fit in registers together
+            }
+            if (team >= rows) {
+                const ColumnSums handed = row(team - rows);
+                each(own, [&](int column, Pair& sum) { handed.of(column) = sum; });
+            }
             __syncthreads();
-            for (int kind = 0; kind < kinds; ++kind) {
-                for (int column = threadIdx.x; column < run.columns; column += Tile::threads) {
-                    Pair sum = row(kind).of(column);
-                    for (int team = kind + kinds; team < teams; team += kinds) {
-                        sum = sum + row(team).of(column);
+            if (team < rows) {
+                const ColumnSums handed = row(team);
+                each(own, [&](int column, Pair& sum) { handed.of(column) = sum + handed.of(column); });
+            }
+        }
+        __syncthreads();
+        for (int kind = 0; kind < kinds; ++kind) {
+            // In the order of the sums in shared memory: neighbouring threads read neighbouring sums.
+            for (int at = threadIdx.x; at < ColumnSums::size(length); at += Tile::threads) {
+                const int column = row(kind).column(at);
+                if (column < run.columns) {
+                    Pair sum = row(kind).sums[at];
+#pragma unroll 4
+                    for (int other = kind + kinds; other < rows; other += kinds) {
+                        sum = sum + row(other).sums[at];
                     }
                     emit(kind, column, sum);
                 }
             }
-            __syncthreads();  // the next item reuses the rows
-            return;
         }
-#pragma unroll 1
-        for (int half = teams / 2; half >= kinds; half /= 2) {
-            const int team = Team<lanes>::index();
-            run_t own = run;
-            if (lanes > warp_size) {
-                make_opaque(own.shift);  // column indices and sums do not fit in registers together
-            }
-            if (team >= half && team < 2 * half) {
-                const ColumnSums handed = row(team - half);
-                each(own, [&](int column, Pair& sum) { handed.of(column) = sum; });
-            }
-            __syncthreads();
-            if (team < half) {
-                const ColumnSums handed = row(team);
-                each(own, [&](int column, Pair& sum) { sum = sum + handed.of(column); });
-            }
-            __syncthreads();
-        }
-        const int team = Team<lanes>::index();
-        if (team < kinds) {
-            each(run, [&](int column, Pair& sum) { emit(team, column, sum); });
-        }
+        __syncthreads();  // the next item reuses the rows
     }
 };
 
@@ -112,9 +112,11 @@ struct RowOfBoth {
 
     __device__ __forceinline__ void load_from(const data_t* dy_, const data_t* x_, const stat_t* mean_,
                                               const stat_t* rstd_, long long row, const Run<lanes, blocks>& run) {
-        run.load_both(dy_, x_, dy, x);
-        mean = run.live ? load(mean_, row) : stat_t{};
-        rstd = run.live ? load(rstd_, row) : stat_t{};
+        if (run.live) {
+            run.load_both(dy_, x_, dy, x);
+            mean = load(mean_, row);
+            rstd = load(rstd_, row);
+        }
     }
 };
 
@@ -154,35 +156,35 @@ struct RowGradients {
         kept.length = columns;
         kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
         const run_t first_row(dy, 0, length, true, rows_may_shift(rows, teams, length));  // see normalise_rows
-        const Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
-        if (teams_share<lanes, blocks, grouped>) {
-            __syncthreads();
-        }
-        for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
+        Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
+        const long long first_item = blockIdx.x / blocks;
+        for (long long item = first_item; item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
+            run_t run(dy, own, length, own < rows, rows_may_shift(rows, teams, length));
+            RowOfBoth<lanes, blocks> held, next;
+            held.load_from(dy, x, mean, rstd, own, run);
             if (wanted) {
                 kept.clear();
             }
-            int asked_again = length;
-            make_opaque(asked_again);  // otherwise rows_may_shift() would occupy a register from item to item
-            run_t run(dy, own, length, own < rows, rows_may_shift(rows, teams, asked_again));
+            if (teams_share<lanes, blocks, grouped> && item == first_item) {  // while the first row is on its way
+                copy_parameter(gamma, first_row, shared_gamma);
+                __syncthreads();
+            }
             const long long group = grouped ? own % groups : 0;
             RowParameters<gamma_t, lanes, blocks, grouped> weights(gamma, group, shared_gamma, acc_t(1), run);
             RowParameters<beta_t, lanes, blocks, grouped> offsets(is_identity ? nullptr : beta, group, nullptr,
                                                                   acc_t(0), run);
-            RowOfBoth<lanes, blocks> held, next;
-            held.load_from(dy, x, mean, rstd, own, run);
 #pragma unroll 1
             for (long long first = 0; first < rows; first += teams) {
                 const long long row = first + own;
-                make_opaque(run.shift);
+                run.recompute();
                 const run_t run_behind = run.behind(teams * length, row + teams < rows);
                 if (Tile::reads_ahead) {
                     next.load_from(dy, x, mean, rstd, row + teams, run_behind);
                 }
-                one_row(team, run, held, weights, offsets, [&](int k, int i, Pair terms) {
+                one_row(team, run, held, weights, offsets, [&](int k, int i, acc_t gradient, acc_t xhat) {
                     if (wanted) {
-                        kept.add(run, k, i, terms);
+                        kept.add(run, k, i, gradient, xhat);
                     }
                 });
                 run = run_behind;
@@ -196,7 +198,7 @@ struct RowGradients {
                 continue;
             }
             if (lanes > warp_size && team.count > 1) {
-                make_opaque(run.shift);
+                run.recompute();
             }
             if (merged == 1) {
                 kept.gather(run, kinds, [&](int first, int column, Pair sums) {
@@ -228,8 +230,8 @@ struct RowGradients {
     }
 
 private:
-    // Computes dx of a row, and calls keep(k, i, (gradient, gradient * xhat)) for each element of the lane's packs.
-    // `gradient` is the one with respect to the normalised element: dy if there is no activation.
+    // Computes dx of a row, and calls keep(k, i, gradient, xhat) for each element of the lane's packs. `gradient` is the
+    // one with respect to the normalised element: dy if there is no activation.
     template <int lanes, int blocks, bool grouped, typename Keep>
     __device__ __forceinline__ void one_row(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
                                             RowOfBoth<lanes, blocks>& held,
@@ -246,26 +248,37 @@ private:
         if (!is_identity) {
             offsets.narrow_again();
         }
-#pragma unroll
-        for (int k = 0; k < Tile::packs_per_thread; ++k) {
+        const auto add_pack = [&](int k) {
             const ParameterPack<gamma_t> weight = weights.of(run, k);
             const ParameterPack<beta_t> offset = offsets.of(run, k);
-            const auto holds = run.held(k);
+            const auto inside = run.inside(k);
             Pair of_pack = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
-                // Elements outside the row read as zeros. Without holds(i) they would contribute only if the mean is
-                // infinite, or if there is an activation and the mean is infinite in units of rstd.
-                const acc_t gradient =
-                    is_identity || holds(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);
+                // Elements outside the row read as zeros. With an activation they would contribute if the mean is
+                // infinite in units of rstd.
+                const bool counts = is_identity || inside(i);
+                const acc_t gradient = counts ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);
                 const acc_t xhat =
-                    x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
-                const Pair terms = {gradient, gradient * xhat};
-                of_pack = of_pack + Pair{weight.of(i) * terms.first, weight.of(i) * terms.second};
-                keep(k, i, terms);
+                    x != nullptr && counts ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
+                of_pack = with_product(of_pack, weight.of(i) * gradient, xhat);
+                keep(k, i, gradient, xhat);
             }
             sums = sums + of_pack;
-            if (!bool(Tile::sums_in_registers) && lanes <= warp_size) {
+        };
+        if (bool(Tile::sums_in_registers) || lanes > warp_size) {
+            if (run.live) {
+#pragma unroll
+                for (int k = 0; k < Tile::packs_per_thread; ++k) {
+                    add_pack(k);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < Tile::packs_per_thread; ++k) {
+                if (run.live) {
+                    add_pack(k);
+                }
                 __syncwarp();  // else the compiler loads all packs' column sums at once and runs out of registers
             }
         }
@@ -273,14 +286,19 @@ private:
             return;
         }
         sums = team.sum(sums);
+        if (!run.live) {
+            return;
+        }
+        const acc_t inverse = acc_t(1) / acc_t(length);  // a constant if the length is
+        LinearGradient linear = linear_gradient(
+            Coefficients{acc_t(1), mean_of_row, rstd_of_row, sums.first * inverse, sums.second * inverse});
+        const bool plain = run.is_plain(dx);
         make_opaque(held.dy);
         make_opaque(held.x);
         weights.narrow_again();
         if (!is_identity) {
             offsets.narrow_again();
         }
-        Coefficients of_element = {acc_t(1), mean_of_row, rstd_of_row, sums.first / acc_t(length),
-                                   sums.second / acc_t(length)};
         ParameterPack<gamma_t> next_weight = weights.of(run, 0);
         ParameterPack<beta_t> next_offset = offsets.of(run, 0);
 #pragma unroll
@@ -291,14 +309,14 @@ private:
                 next_weight = weights.of(run, k + 1);
                 next_offset = offsets.of(run, k + 1);
             }
-            Pack<data_t> out = {};
+            acc_t out[pack_size];
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
-                of_element.gamma = weight.of(i);
+                linear.scale = rstd_of_row * weight.of(i);
                 const acc_t gradient = activation_grad(k, i, weight.of(i), offset.of(i));
-                out.set(i, narrow<data_t>(input_gradient(gradient, widen(held.x[k].get(i)), of_element)));
+                out[i] = input_gradient(gradient, widen(held.x[k].get(i)), linear);
             }
-            store_pack(dx + run.start, run.first(k), run.length, out);
+            store_pack_of(dx, run.start, run.first(k), run.columns, narrow_pack<data_t>(out), plain);
         }
     }
 };

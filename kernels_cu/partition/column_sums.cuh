@@ -11,4 +11,6 @@ struct ColumnSums {
     __device__ __forceinline__ Pair& of(int column) const {
         return sums[column % pack_size * stride + column / pack_size];
     }
+    // The column of sums[at].
+    __device__ __forceinline__ int column(int at) const { return at % stride * pack_size + at / stride; }
 };

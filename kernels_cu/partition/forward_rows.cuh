@@ -18,19 +18,28 @@
 template <int lanes, int blocks, bool grouped>
 constexpr bool teams_share = Team<lanes, blocks>::count > 1 && !grouped;
 
-// Copies a parameter of the columns of `run` to shared memory, in whole packs. Returns null if the parameter is null,
-// or if the teams of a block do not share parameters. A barrier must separate this call from the use of the result.
+// Place of a parameter of the columns of `run` in shared memory, for copy_parameter. Null if the parameter is null, or if
+// the teams of a block do not share parameters.
 template <bool grouped, typename T, int lanes, int blocks>
-__device__ __forceinline__ const Pack<T>* shared_parameter(const T* array, const Run<lanes, blocks>& run, int& offset) {
+__device__ __forceinline__ Pack<T>* shared_parameter(const T* array, const Run<lanes, blocks>& run, int& offset) {
     if (!teams_share<lanes, blocks, grouped> || array == nullptr) {
         return nullptr;
     }
-    const int packs = ceil_div(run.columns, Pack<T>::size);
-    Pack<T>* const shared = shared_array<Pack<T>>(offset, packs);
-    for (int j = threadIdx.x; j < packs; j += Tile::threads) {
-        shared[j] = load_pack(array + run.from, j * Pack<T>::size, run.columns);
+    return shared_array<Pack<T>>(offset, ceil_div(run.columns, Pack<T>::size));
+}
+
+// Copies a parameter of the columns of `run` to shared memory, in whole packs. A barrier must separate this call from
+// the use of the packs.
+template <typename T, int lanes, int blocks>
+__device__ __forceinline__ void copy_parameter(const T* array, const Run<lanes, blocks>& run, Pack<T>* shared) {
+    if (shared == nullptr) {
+        return;
     }
-    return shared;
+    const bool plain = in_whole_packs(array, run.whole);
+#pragma unroll 1
+    for (int j = threadIdx.x; j < ceil_div(run.columns, Pack<T>::size); j += Tile::threads) {
+        shared[j] = load_pack_of(array, run.from, j * Pack<T>::size, run.columns, plain);
+    }
 }
 
 // The parameters of a lane's columns. They stay in registers in their storage type; if they need more than
@@ -41,7 +50,7 @@ struct RowParameters {
     static constexpr bool resident =
         Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= Tile::most_parameter_bytes;
     const T* array;
-    const Pack<T>* shared;  // the same array in shared memory, or null
+    const Pack<T>* shared;  // the columns of the array in shared memory, if the teams share it
     acc_t absent;           // value if `array` is null
     ParameterPack<T> held[resident ? Tile::packs_per_thread : 1];
 
@@ -76,12 +85,12 @@ struct RowParameters {
 
 private:
     __device__ __forceinline__ void load(ParameterPack<T>& into, const Run<lanes, blocks>& run, int k) const {
-        if (shares && shared != nullptr) {
-            into.load_from(shared, run.first(k), run.length);
+        if (shares && array != nullptr) {
+            into.load_from(shared, run.first(k), run.columns);
         } else if (shares) {
-            into.load_from(static_cast<const T*>(nullptr), run.first(k), run.length, absent);
+            into.load_from(static_cast<const T*>(nullptr), run.first(k), run.columns, absent);
         } else {
-            into.load_from(array == nullptr ? nullptr : array + run.from, run.first(k), run.length, absent);
+            into.load_from(array == nullptr ? nullptr : array + run.from, run.first(k), run.columns, absent);
         }
     }
 };
@@ -90,6 +99,10 @@ private:
 // boundary must be at the same distance before all of these rows, because the values that a lane keeps belong to its
 // columns.
 __device__ __forceinline__ bool rows_may_shift(long long rows, long long teams, int length) {
+    if (length % pack_size == 0) {  // a constant if the length is
+        return true;
+    }
+    make_opaque(length);  // otherwise the result would occupy a register from item to item
     return teams >= rows || teams * length % pack_size == 0;
 }
 
@@ -115,25 +128,26 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
     // If a block of a cluster has several teams, their slices must have the same columns: the host ensures that all
     // rows begin at the same distance from a 16-byte boundary.
     const Run<lanes, blocks> first_row(x, 0, length, true, rows_may_shift(rows, teams, length));
-    const Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
-    const Pack<beta_t>* const shared_beta = shared_parameter<grouped>(beta, first_row, offset);
-    if (teams_share<lanes, blocks, grouped>) {
-        __syncthreads();
-    }
-    for (long long item = blockIdx.x / blocks; item < teams / team.count; item += gridDim.x / blocks) {
+    Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
+    Pack<beta_t>* const shared_beta = shared_parameter<grouped>(beta, first_row, offset);
+    const long long first_item = blockIdx.x / blocks;
+    for (long long item = first_item; item < teams / team.count; item += gridDim.x / blocks) {
         const long long own = item * team.count + team.index();
-        int asked_again = length;
-        make_opaque(asked_again);  // otherwise rows_may_shift() would occupy a register from item to item
-        Run<lanes, blocks> run(x, own, length, own < rows, rows_may_shift(rows, teams, asked_again));
+        Run<lanes, blocks> run(x, own, length, own < rows, rows_may_shift(rows, teams, length));
+        RowOfX<lanes, blocks> held, next;
+        held.load_from(x, run);
+        if (teams_share<lanes, blocks, grouped> && item == first_item) {  // while the first row is on its way
+            copy_parameter(gamma, first_row, shared_gamma);
+            copy_parameter(beta, first_row, shared_beta);
+            __syncthreads();
+        }
         const long long group = grouped ? own % groups : 0;
         RowParameters<gamma_t, lanes, blocks, grouped> scales(gamma, group, shared_gamma, acc_t(1), run);
         RowParameters<beta_t, lanes, blocks, grouped> offsets(beta, group, shared_beta, acc_t(0), run);
-        RowOfX<lanes, blocks> held, next;
-        held.load_from(x, run);
 #pragma unroll 1
         for (long long first = 0; first < rows; first += teams) {
             const long long row = first + own;
-            make_opaque(run.shift);
+            run.recompute();
             scales.narrow_again();
             offsets.narrow_again();
             const Run<lanes, blocks> run_behind = run.behind(teams * length, row + teams < rows);
@@ -141,14 +155,16 @@ __device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* g
                 next.load_from(x, run_behind);
             }
             const Statistics found = run_statistics(team, run, held.centre, held.x, length, eps);
-            make_opaque(run.shift);  // element predicates and parameters do not fit in registers together
-            if (run.live && team.lane() == 0 && team.rank() == 0) {
-                store(mean, row, found.mean);
-                store(rstd, row, found.rstd);
+            run.recompute();  // element predicates and parameters do not fit in registers together
+            if (run.live) {
+                if (team.lane() == 0 && team.rank() == 0) {
+                    store(mean, row, found.mean);
+                    store(rstd, row, found.rstd);
+                }
+                write_run(
+                    y, run, held.x, found, [&](int k) { return scales.of(run, k); },
+                    [&](int k) { return offsets.of(run, k); }, [](acc_t value) { return activation_t::apply(value); });
             }
-            write_run(
-                y, run, held.x, found, [&](int k) { return scales.of(run, k); },
-                [&](int k) { return offsets.of(run, k); }, [](acc_t value) { return activation_t::apply(value); });
             run = run_behind;
             if (Tile::reads_ahead) {
                 held = next;

@@ -4,6 +4,33 @@
 #include "common/async.cuh"
 #include "partition/slab.cuh"
 
+// Whether rows of `length` elements that follow each other from `array` on are whole packs at multiples of 16 bytes.
+// This is a constant if the length is, and if the array is known to start at such a multiple. It is computed from the
+// start of the array: the compiler cannot derive it from the address of a pack in a loop.
+template <typename T>
+__device__ __forceinline__ bool in_whole_packs(const T* array, int length) {
+    return length % Pack<T>::size == 0 && misalignment(array) == 0;
+}
+
+// load_pack and store_pack, where `plain` is the result of in_whole_packs, and `first` is the start of a pack.
+template <typename T>
+__device__ __forceinline__ Pack<T> load_pack_of(const T* array, long long row, int first, int length, bool plain) {
+    if (plain) {
+        return first < length ? load_whole(array + row + first) : Pack<T>{};
+    }
+    return load_pack(array, row, first, length);
+}
+
+template <typename T>
+__device__ __forceinline__ void store_pack_of(T* array, long long row, int first, int length, const Pack<T>& pack,
+                                              bool plain) {
+    if (!plain) {
+        store_pack(array, row, first, length, pack);
+    } else if (first < length) {
+        store_whole(array + row + first, pack);
+    }
+}
+
 // Sums over a team, returned to all its lanes. Teams within a warp sum by shuffles, and the whole warp calls. Teams of
 // several warps sum through shared memory, and the whole block calls. Two rows of block_warps sums alternate: the
 // barrier of one row separates two uses of the other, so that a sum costs one barrier. The blocks of a cluster read
@@ -86,10 +113,11 @@ struct Run {
     int length;       // the same, or 0 for an empty run
     int shift;        // elements of the slice's first pack that precede the slice
     int ahead;        // elements of the run's first pack that precede the run
+    int whole;        // elements of a run
     bool live;
 
-    __device__ __forceinline__ Run(const data_t* tensor, long long index, int whole, bool live_, bool may_shift)
-        : head(live_ ? index * whole : 0), live(live_) {
+    __device__ __forceinline__ Run(const data_t* tensor, long long index, int whole_, bool live_, bool may_shift)
+        : head(live_ ? index * whole_ : 0), whole(whole_), live(live_) {
         const int past = misalignment(tensor, head);
         ahead = may_shift && past + whole <= blocks * capacity ? past : 0;
         if (blocks == 1) {
@@ -122,25 +150,51 @@ struct Run {
     }
     // Index in the slice of the first element of this lane's k-th pack. Neighbouring lanes hold neighbouring packs.
     __device__ __forceinline__ int first(int k) const { return (k * lanes + Team<lanes>::lane()) * pack_size - shift; }
-    __device__ __forceinline__ auto held(int k) const {
-        const PackSpan where = {start, first(k), length};
-        return [where](int i) { return where.holds(i); };
+    // Whether all packs of the slice are whole. This is a constant if the length is.
+    __device__ __forceinline__ bool in_packs() const { return whole % pack_size == 0 && ahead == 0; }
+    // Whether the packs of a tensor's runs are whole, at multiples of 16 bytes.
+    template <typename T>
+    __device__ __forceinline__ bool is_plain(const T* tensor) const {
+        return ahead == 0 && in_whole_packs(tensor, whole);
     }
+    // Whether an element of the k-th pack is in the slice, even if the run is empty. One comparison decides for all
+    // elements of a pack if all packs are whole.
+    __device__ __forceinline__ auto inside(int k) const {
+        const int at = first(k), end = columns;
+        const bool in_whole = in_packs(), here = within(at, end);
+        return [=](int i) { return in_whole ? here : within(at + i, end); };
+    }
+    // Optimisation barrier: the compiler computes the predicates of the elements again where they are used again,
+    // instead of keeping them in registers. Whole packs have no such predicates.
+    __device__ __forceinline__ void recompute() {
+        if (!in_packs()) {
+            make_opaque(shift);
+        }
+    }
+    // Leaves `held` as it is if the run is empty.
     __device__ __forceinline__ void load_from(const data_t* x, Pack<data_t> (&held)[Tile::packs_per_thread]) const {
+        if (!live) {
+            return;
+        }
+        const bool plain = is_plain(x);
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            held[k] = load_pack(x, start, first(k), length);
+            held[k] = load_pack_of(x, start, first(k), columns, plain);
         }
     }
     // Loads two tensors, pack by pack: one tensor after the other would keep more addresses in registers. A null x
-    // reads as zeros.
+    // reads as zeros. Leaves the packs as they are if the run is empty.
     __device__ __forceinline__ void load_both(const data_t* dy, const data_t* x,
                                               Pack<data_t> (&held_dy)[Tile::packs_per_thread],
                                               Pack<data_t> (&held_x)[Tile::packs_per_thread]) const {
+        if (!live) {
+            return;
+        }
+        const bool plain_dy = is_plain(dy), plain_x = is_plain(x);
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            held_dy[k] = load_pack(dy, start, first(k), length);
-            held_x[k] = load_pack(x, start, first(k), x == nullptr ? 0 : length);
+            held_dy[k] = load_pack_of(dy, start, first(k), columns, plain_dy);
+            held_x[k] = x == nullptr ? Pack<data_t>{} : load_pack_of(x, start, first(k), columns, plain_x);
         }
     }
     // The shift of the run's first sums, for teams of several warps: the first element of the run. It is returned in
@@ -192,27 +246,29 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, 
     Pair sums = {};
 #pragma unroll
     for (int k = 0; k < Tile::packs_per_thread; ++k) {
-        sums = sums + with_square(deviations(held[k], shift, run.held(k)).first);
+        sums = sums + with_square(deviations(held[k], shift, run.inside(k)).first);
     }
     const acc_t centre = second_centre(shift, team.sum(sums), acc_t(1) / acc_t(length), pack_size);
     make_opaque(held);
     sums = Pair{};
 #pragma unroll
     for (int k = 0; k < Tile::packs_per_thread; ++k) {
-        sums = sums + deviations(held[k], centre, run.held(k));
+        sums = sums + deviations(held[k], centre, run.inside(k));
     }
     sums = team.sum(sums);
     make_opaque(held);
     return corrected_statistics(centre, sums, acc_t(length), eps);
 }
 
-// Stores y of the run in `held`. Each element of the run has its own gamma and beta: a row of LayerNorm, or a group
-// with HxW = 1. scale_of(k) and offset_of(k) return the packs of parameters of the k-th pack's elements. The parameters
-// of the next pack are loaded before the current pack is stored, because the compiler moves no load across a store.
+// Stores y of the run in `held`, which is not empty. Each element of the run has its own gamma and beta: a row of
+// LayerNorm, or a group with HxW = 1. scale_of(k) and offset_of(k) return the packs of parameters of the k-th pack's
+// elements. The parameters of the next pack are loaded before the current pack is stored, because the compiler moves no
+// load across a store.
 template <int lanes, int blocks, typename ScaleOf, typename OffsetOf, typename Activation>
 __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& run,
                                           const Pack<data_t> (&held)[Tile::packs_per_thread], const Statistics& found,
                                           ScaleOf scale_of, OffsetOf offset_of, Activation activation) {
+    const bool plain = run.is_plain(y);
     auto next_scale = scale_of(0);
     auto next_offset = offset_of(0);
 #pragma unroll
@@ -223,12 +279,12 @@ __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& r
             next_scale = scale_of(k + 1);
             next_offset = offset_of(k + 1);
         }
-        Pack<data_t> out = {};
+        acc_t out[pack_size];
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
             const Affine affine = {found.mean, found.rstd * scale.of(i), offset.of(i)};
-            out.set(i, narrow<data_t>(activation(normalised(widen(held[k].get(i)), affine))));
+            out[i] = activation(normalised(widen(held[k].get(i)), affine));
         }
-        store_pack(y, run.start, run.first(k), run.length, out);
+        store_pack_of(y, run.start, run.first(k), run.columns, narrow_pack<data_t>(out), plain);
     }
 }

@@ -12,6 +12,7 @@ from cunorm.core.strategy import Tiling, ceil_div, refuses_threads
 from .limits import SECTOR_PACKS, WARP, round_up
 
 ACCESS_BYTES = 16
+REGISTERS, MOST_THREADS = 65536, 1536  # of a multiprocessor, on every architecture of the compile gate
 SIDE_BY_SIDE = 64  # bytes per DRAM transfer
 PACKS_IN_FLIGHT = 4  # per stream in the cost model
 
@@ -74,7 +75,13 @@ class WarpRows(Tiling):
     @lazy
     def reads_ahead(self) -> bool:
         """Whether a lane loads its next row while it processes the current one, with the packs of both in registers."""
-        return self.tile.packs_per_thread <= self.most_packs_ahead
+        return self.tile.packs_per_thread <= self.most_packs_ahead and self.rows_of_team > 1
+
+    @lazy
+    def rows_of_team(self) -> int:
+        """Most rows that a team processes."""
+        fields = self.tile.as_dict()
+        return int(fields.get("rows_per_team", fields.get("samples_per_team", 1)))
 
     def resident(self, dtype: str) -> bool:
         """Whether a parameter of this dtype stays in registers from row to row (RowParameters in forward_rows.cuh)."""
@@ -88,29 +95,43 @@ class WarpRows(Tiling):
     @lazy
     def constants(self) -> dict[str, int]:
         """Compile-time constants of forward_rows.cuh and backward_rows.cuh."""
-        found = {"reads_ahead": int(self.reads_ahead), "most_parameter_bytes": self.most_resident}
+        found = {
+            "reads_ahead": int(self.reads_ahead),
+            "most_parameter_bytes": self.most_resident,
+            "resident_blocks": self.resident_blocks,
+        }
         return found | ({"sums_in_registers": int(self.sums_in_registers)} if self.problem.is_backward else {})
+
+    @lazy
+    def resident_blocks(self) -> int:
+        """Blocks per multiprocessor in the launch bounds: as many as the registers of their threads allow."""
+        threads = self.tile.threads
+        return max(1, min(REGISTERS // (round_up(self.registers, 8) * threads), MOST_THREADS // threads))
 
     @lazy
     def registers(self) -> int:
         """Registers that a thread needs without spilling; the compile gate proves the number.
 
-        They hold the packs of the tensors in the stored dtype (twice if a row is loaded ahead), the parameters and the
-        sums that stay from row to row, and in a forward the packs of y.
+        They hold the packs of the tensors in the stored dtype (twice if a row is loaded ahead), and the parameters and
+        the sums that stay from row to row.
         """
         problem, packs = self.problem, self.tile.packs_per_thread
         words, widened = ACCESS_BYTES // 4, problem.pack * problem.sum_itemsize // 4
         of_pack = self._tensors * words * (2 if self.reads_ahead else 1)
+        passing = 0  # parameters that do not stay: those of the current pack and of the next one
         for dtype in self.given:  # an absent parameter is held as constants
+            of_parameter = problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
             if self.resident(dtype or problem.stats_dtype):
-                of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
+                of_pack += of_parameter
+            else:
+                passing += 2 * of_parameter
         if not problem.is_backward:
-            return 40 + packs * (of_pack + words)
+            return 48 + passing + packs * of_pack
         if self.sums_in_registers:
             of_pack += 2 * widened
         # Additional registers, in pairs, for the sums of several warps.
         pairs = 12 if problem.dtype == "float64" and not self.of_warp else 0
-        return 32 + pairs + 2 * widened + packs * of_pack
+        return 32 + pairs + passing + 2 * widened + packs * of_pack
 
     @lazy
     def columns(self) -> int:

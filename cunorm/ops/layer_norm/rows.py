@@ -23,7 +23,7 @@ from .split import gradient_arguments, owners
 #: Rows per team. A team adds its rows one after another, so more rows would lose accuracy of dgamma and dbeta.
 _ROWS = {"rows_per_team": (1, 2, 4, 8, 16, 32, 64)}
 #: Of equal predictions the first is selected: few packs, so that many lanes read side by side, and no idle lanes.
-WARP_SPACE = {"packs_per_thread": (1, 2, 4, 8), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256), **_ROWS}
+WARP_SPACE = {"packs_per_thread": (1, 2, 3, 4, 6, 8, 12, 16), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256), **_ROWS}
 #: Teams per block. They share the parameters of their columns and, in a backward, fold their sums.
 _TEAMS = {"teams_per_block": (1, 2, 4)}
 BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs_per_thread": (1, 2, 3, 4, 6, 8), **_ROWS, **_TEAMS}
