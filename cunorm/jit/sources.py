@@ -190,13 +190,13 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
 def fixed_arguments(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> dict[str, int]:
     """Return the arguments of a launch that are constants in its specialised text, by the kernel's parameters.
 
-    They are the numbers that do not change with N, and 0 for each absent array.
+    They are the numbers that do not change with N, and 0 for each absent array, also if another N passes it.
     """
     others = strategy.launches(replace(problem, N=problem.N + 1), tile)
     other = next((one for one in others if one.entry == launch.entry), launch)
     fixed = {}
     for name, value in launch.arguments.items():
-        if _is_absent(value, problem):
+        if _is_absent(value, problem) or (value == 0 and isinstance(other.arguments.get(name), str)):
             fixed[name] = 0
         elif isinstance(value, int) and value == other.arguments.get(name):
             fixed[name] = value
@@ -228,7 +228,7 @@ def _specialise(text: str, launch: Launch, fixed: Mapping[str, int]) -> str:
         if name in fixed:
             value = "nullptr" if is_array else f"{fixed[name]}LL"
             facts.append(f"{kind.strip()} const {name} = {value};")
-        elif is_array:
+        elif is_array and launch.arguments[name] != 0:  # null with this N, perhaps not with others: no constant
             facts.append(f"CUNORM_ALIGNED({name});")
         declared.append(kind if name in fixed else one)
     start, end = found.span(1)

@@ -25,16 +25,15 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             left_over(batch, item, [&](long long at, long long channel) {
                 const acc_t gradient = widen(load(dy, batch.swept() + at));
                 const acc_t value = widen(load(x, batch.swept() + at));
-                const acc_t found = input_gradient(gradient, value, channels.of(channel));
+                const acc_t found = channels.of(channel).input(gradient, value);
                 store(dx, batch.swept() + at, narrow<data_t>(found));
             });
             continue;
         }
         const sweep_t sweep(dy, batch.cut, item);
-        LinearGradient of[sweep_t::slots] = {};
+        ChannelGradient of[sweep_t::slots] = {};
         each_channel(sweep, C, [&](int slot, long long channel) { of[slot] = channels.of(channel); });
         const data_t* const from[2] = {dy, x};
-        sweep_write(sweep, from, dx,
-                    [&](int slot, const acc_t(&v)[2]) { return input_gradient(v[0], v[1], of[slot]); });
+        sweep_write(sweep, from, dx, [&](int slot, const acc_t(&v)[2]) { return of[slot].input(v[0], v[1]); });
     }
 }

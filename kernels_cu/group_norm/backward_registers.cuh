@@ -253,7 +253,7 @@ private:
         }
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            store_pack(dx, run.start, run.first(k), run.length, held_x[k]);
+            store_pack_of(dx, run.start, run.first(k), run.length, held_x[k], run.is_plain(dx));
         }
     }
 };

@@ -60,14 +60,14 @@ struct GradientTerms {
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
             const acc_t v = widen(held_x.get(i)), gradient = known[i].activation_grad(widen(held_dy.get(i)), v);
-            sums[i] = sums[i] + Pair{gradient, gradient * (v - known[i].mean)};
+            sums[i] = with_product(sums[i], gradient, v - known[i].mean);
         }
     }
 };
 
 // Values of a channel that its dx uses.
 struct WrittenChannel {
-    Coefficients k;
+    LinearGradient k;
     ActivationGrad activation_grad;
 };
 
@@ -171,7 +171,8 @@ struct GroupSlabs {
                 const auto coefficients = [&](int channel) {
                     const SlabChannel c = of_channel[channel];
                     const SlabGroup g = of_group[c.group];
-                    return WrittenChannel{Coefficients{c.gamma, g.mean, g.rstd, g.a, g.b}, activation_grad_of(c, g)};
+                    return WrittenChannel{linear_gradient(Coefficients{c.gamma, g.mean, g.rstd, g.a, g.b}),
+                                          activation_grad_of(c, g)};
                 };
                 slab.write(
                     dx, [&](int j) { return HeldPacks{staged_dy[j], staged_x[j]}; }, coefficients,

@@ -60,7 +60,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         // After all packs: a store between two packs would delay the loads of the next parameters.
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            store_pack(y, run.start, run.first(k), run.length, held[k]);
+            store_pack_of(y, run.start, run.first(k), run.length, held[k], run.is_plain(y));
         }
     }
     team.leave();

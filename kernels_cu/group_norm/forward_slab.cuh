@@ -22,7 +22,7 @@ struct Deviations {
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
             const acc_t d = acc_t(widen(held.get(i))) - centre[i];
-            sums[i] = sums[i] + Pair{d, d * d};
+            sums[i] = with_product(sums[i], d, d);
         }
     }
 };

@@ -190,7 +190,7 @@ struct Slab<ChannelsLast> {
     }
 
     // Same as channels-first, except that a thread stores partial sums of several of its channels at a time:
-    // partial_sums / Tile::threads. `from` and `to` are results of cut(). terms.of(channel) is the value that
+    // partial_sums / Tile::threads. The lanes of a part of a warp then add up the partial sums of one channel. `from` and `to` are results of cut(). terms.of(channel) is the value that
     // terms.add(j, known, sums) needs per channel.
     template <int partial_sums, typename Terms>
     __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
@@ -220,18 +220,36 @@ struct Slab<ChannelsLast> {
                                 }
                             }
                             __syncthreads();
-                            fold_parts<slots_at_once>(partials, parts, columns, part, column - first,
-                                                      [](Pair a, Pair b) { return a + b; });
-                            for (int at = threadIdx.x; at < columns * slots_at_once; at += Tile::threads) {
-                                const int i = at / columns, of_column = at - i * columns;
-                                const int channel = (first + of_column) * pack_size + slot + i;
-                                if (channel < channels) {
-                                    totals[channel] = totals[channel] + partials[i * parts * columns + of_column];
-                                }
-                            }
+                            add_parts<slots_at_once>(partials, parts, columns, first, slot, totals);
                             __syncthreads();
                         }
                     });
+    }
+
+    // Adds partials[i][part][column] over all parts to the totals of the channels of slot + i, for 0 <= i < slots.
+    template <int slots>
+    __device__ __forceinline__ void add_parts(const Pair* partials, int parts, int columns, int first, int slot,
+                                              Pair* totals) const {
+        const int sums_here = columns * slots;
+        int lanes = warp_size;
+        while (lanes > 1 && sums_here * lanes > Tile::threads) {
+            lanes /= 2;
+        }
+        const int unit = threadIdx.x / lanes, lane = threadIdx.x % lanes, units = Tile::threads / lanes;
+        for (int base = 0; base < sums_here; base += units) {
+            const int at = base + unit, i = at / columns, column = at - i * columns;
+            Pair sums = {};
+            if (at < sums_here) {
+                for (int part = lane; part < parts; part += lanes) {
+                    sums = sums + partials[(i * parts + part) * columns + column];
+                }
+            }
+            sums = lanes_sum(sums, lanes);
+            const int channel = (first + column) * pack_size + slot + i;
+            if (lane == 0 && at < sums_here && channel < channels) {
+                totals[channel] = totals[channel] + sums;
+            }
+        }
     }
 
     template <typename Held, typename Of, typename Element>

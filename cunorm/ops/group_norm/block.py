@@ -38,7 +38,7 @@ PHASES = 3  # for the cost model: loads, sums, stores
 WORDS = 4  # registers per pack
 #: Fields of a slab in shared memory: its groups, the stages of its copies, and the kind of copies. The cost model does
 #: not distinguish stages and kinds of copies, and selects the first legal tile.
-_SLABS = {"groups": (1, 2, 4, 8, 16, 32), "stages": (4, 1), "load": (BULK, CP_ASYNC)}
+_SLABS = {"groups": (1, 2, 4, 8, 16, 32), "stages": (1, 4), "load": (BULK, CP_ASYNC)}
 BLOCK_SPACE = {
     "threads": (32, 64, 128, 256, 512),
     **_SLABS,
