@@ -308,6 +308,8 @@ class Untimed(ProblemTuner):
     """Finds a tile without timing a kernel, and verifies it on the CPU executor."""
 
     source: str
+    #: The words for the tiles that are verified, in a message.
+    best: str
 
     def run(self) -> TuningResult:
         """Tune."""
@@ -354,9 +356,6 @@ class Untimed(ProblemTuner):
             self._told(result, tile, None, trouble)
         passed = f"none of the {self.best} tiles passed verification"
         result.sentence = passed if result.trials else "the time was up before a tile was tried"
-
-    #: What the tiles that are verified are, for a message.
-    best: str
 
 
 class Modelling(Untimed):
