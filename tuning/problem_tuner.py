@@ -339,6 +339,9 @@ class Untimed(ProblemTuner):
     def _verified_winner(self, result: TuningResult) -> None:
         times = self.study.told().items()
         left = {tile: Timing(seconds, seconds, seconds, 1) for tile, seconds in times if tile not in self._bad}
+        if not left and result.trials:
+            result.sentence = f"{len(result.failures)} of {len(result.trials)} tiles failed"
+            return
         for _ in range(ATTEMPTS):
             if not left:
                 break

@@ -132,6 +132,13 @@ def test_a_wrong_winner_is_not_stored_and_never_tried_again() -> None:
     assert result.sentence == "none of the fastest simulated tiles passed verification"
 
 
+def test_if_no_tile_can_be_simulated_the_number_of_failures_is_reported() -> None:
+    planted = Planted(lambda tile: 3.0)
+    planted.failures = dict.fromkeys(space_of(SMALL).tiles, Failed("simulator", "unknown instruction"))
+    result = tuned(planted)
+    assert (result.winner, result.entry, result.sentence) == (None, None, "12 of 12 tiles failed")
+
+
 def test_a_stopped_run_stores_nothing_and_keeps_its_trials() -> None:
     """A second run of the study simulates only the tiles that the first one has not finished."""
     space = space_of(SMALL)
