@@ -17,18 +17,20 @@ from cunorm.core.errors import CompileError, TableError, TraceError
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import gpu_present
 from cunorm.tiling import choose_tile, table_file
-from cunorm.tiling.table import MEASURED, Entry
+from cunorm.tiling.table import MEASURED, SIMULATED, Entry
 
+from .measure import simulate
 from .measure.clock import GraphClock
 from .measure.result import TuningResult
 from .measure.session import Spec
+from .measure.simulate import NoSimulatorError
 from .problems.requested import problems_of
 from .progress import Progress
 from .search.storage import StorageError, journal, storage_of, without_secrets
 from .tuner import Options, check_table, tune
 
 MOST_WORKERS = 256  # each worker is a process
-OK, UNTUNED, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130
+OK, UNTUNED, USAGE, NO_EVALUATOR, INTERRUPTED = 0, 1, 2, 3, 130
 #: The folder of the journals of runs without --storage; None: a folder in the cache folder.
 STUDIES: Path | None = None
 
@@ -46,7 +48,22 @@ def _visible(ordinal: int) -> str:
     return str(ordinal) if not named else named.split(",")[ordinal].strip()
 
 
-def _specs(asked: argparse.Namespace) -> tuple[str, Device, tuple[Spec, ...]]:
+def _simulated(named: Device | None, present: Device | None) -> Device:
+    """The device to simulate.
+
+    Raises
+    ------
+    NoSimulatorError, ValueError
+        If the simulator or a tool is missing, or cannot simulate the device.
+    """
+    try:
+        simulate.check()
+    except NoSimulatorError as error:
+        raise NoSimulatorError(f"--evaluator simulate: {error}") from None
+    return simulate.gpu_of(named or present or executor("cpu").limits()).device
+
+
+def _specs(asked: argparse.Namespace, workers: int) -> tuple[str, Device, tuple[Spec, ...]]:
     """Evaluator, device and workers."""
     named = None if asked.device is None else known(asked.device, "--device")
     present = executor("gpu").limits(executor("gpu").current()) if gpu_present() else None
@@ -56,17 +73,20 @@ def _specs(asked: argparse.Namespace) -> tuple[str, Device, tuple[Spec, ...]]:
         evaluator = "measure" if here else "model"
     if evaluator == "model":
         device = named or present or executor("cpu").limits()
-        return "model", device, (Spec("cpu", device),) * asked.workers
+        return "model", device, (Spec("cpu", device),) * workers
+    if evaluator == "simulate":
+        device = _simulated(named, present)
+        return "simulate", device, (Spec("cpu", device),)
     if present is None:
         raise NoGpuError("--evaluator measure: CuPy sees no GPU here; see `cunorm doctor`, or use --evaluator model")
     if named is not None and named.name != present.name:
         raise ValueError(f"--device: {named.name}, but the GPU here is {present.name}; use --evaluator model")
     count = executor("gpu").count()
-    if asked.workers > count:
-        raise ValueError(f"--workers: {asked.workers}, expected at most {count}, one per GPU")
+    if workers > count:
+        raise ValueError(f"--workers: {workers}, expected at most {count}, one per GPU")
     clock = f"{GraphClock.__module__}:{GraphClock.__name__}"
     first = executor("gpu").current()
-    ordinals = [first, *(other for other in range(count) if other != first)][: asked.workers]
+    ordinals = [first, *(other for other in range(count) if other != first)][:workers]
     for ordinal in ordinals:
         if (other := executor("gpu").limits(ordinal)) != present:
             raise ValueError(f"--workers: GPU {ordinal} is {other.name}, not {present.name}; a table is for one device")
@@ -74,13 +94,17 @@ def _specs(asked: argparse.Namespace) -> tuple[str, Device, tuple[Spec, ...]]:
 
 
 def _options(asked: argparse.Namespace) -> Options:
-    if not 1 <= asked.workers <= MOST_WORKERS:
-        raise ValueError(f"--workers: {asked.workers}, expected 1 to {MOST_WORKERS}")
+    workers = asked.workers
+    if workers is None:
+        workers = min(settings.cores(), MOST_WORKERS) if asked.evaluator == "simulate" else 1
+    if not 1 <= workers <= MOST_WORKERS:
+        raise ValueError(f"--workers: {workers}, expected 1 to {MOST_WORKERS}")
     for name, least in (("trials", 1), ("seconds", 0), ("seed", 0)):
         value = getattr(asked, name)
         if value is not None and not least <= value < 2**32:
             raise ValueError(f"--{name}: {value:g}, expected at least {least}, and less than 2^32")
-    evaluator, device, specs = _specs(asked)
+    settings.specialise()  # a wrong value is an error before anything is tuned
+    evaluator, device, specs = _specs(asked, workers)
     path = Path(asked.table) if asked.table else settings.tiling_table() or choose_tile.user_table(device)
     if path.is_dir():
         raise ValueError(f"--table: {path} is a folder, expected a file")
@@ -95,7 +119,10 @@ def _options(asked: argparse.Namespace) -> Options:
         except OSError as error:
             print(f"cunorm tune: cannot use a journal, --resume cannot continue this run: {error}", file=sys.stderr)
     storage = storage_of(url)
-    return Options(device, evaluator, specs, path, storage, asked.trials, asked.seconds, asked.seed)
+    simulators = workers if evaluator == "simulate" else 0
+    return Options(
+        device, evaluator, specs, path, storage, asked.trials, asked.seconds, asked.seed, simulators=simulators
+    )
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -145,9 +172,9 @@ def run(asked: argparse.Namespace) -> int:
     try:
         todo, report = problems_of(asked), _report_folder(asked)
         options = _options(asked)
-    except NoGpuError as error:
+    except (NoGpuError, NoSimulatorError) as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
-        return NO_GPU
+        return NO_EVALUATOR
     except (CompileError, OSError, TableError, TraceError, TypeError, ValueError) as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return USAGE
@@ -198,6 +225,7 @@ def _summary(
         "device": options.device.name,
         "evaluator": options.evaluator,
         "measured": sum(one.source == MEASURED for one in entries),
+        "simulated": sum(one.source == SIMULATED for one in entries),
         "results": [_document(result) for result in results],
         "interrupted": interrupted,
         "failed": failed,

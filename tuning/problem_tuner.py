@@ -1,7 +1,8 @@
-"""Tunes one problem, by measuring or by the cost model: proposes candidates, checks them and chooses the tile.
+"""Tunes one problem by measuring, simulating or the cost model: proposes candidates, checks them, chooses the tile.
 
 `Measuring` races generations of candidates, then races the best of all generations, then samples the winner beside the
-default. `Modelling` times nothing; it verifies the tile with the best prediction.
+default. `Simulating` runs the machine code of candidates on a simulated clock, and `Modelling` only predicts; both
+verify their winner on the CPU executor.
 """
 
 from __future__ import annotations
@@ -10,11 +11,24 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cunorm.core.strategy import Tile
+from cunorm.jit.sources import Text
+from cunorm.tiling.table import Entry
 
+from .measure import simulate
 from .measure.errors import NO_COMPILER, CandidateError, Stopped
 from .measure.precompile import Precompiler
 from .measure.race import ControlFailedError, Race, Timing, winner
-from .measure.result import Budget, Deadlines, Trial, TuningResult, measured_entry, modelled_entry
+from .measure.result import (
+    Budget,
+    Deadlines,
+    Trial,
+    TuningResult,
+    measured_entry,
+    modelled_entry,
+    simulated_entry,
+)
+from .measure.session import software
+from .measure.simulate import Simulators
 from .measure.worker import Worker
 from .search.space import Space
 from .search.study import ProblemStudy
@@ -36,10 +50,10 @@ class ProblemTuner:
     study : ProblemStudy
         Must be claimed.
     worker : Worker
-        Times candidates, or verifies the model's winner.
+        Times candidates, or verifies the winner.
     budget : Budget
     incumbent : Tile or None
-        The measured tile that the table contains now. It is preferred in a tie.
+        The tile that the table contains now, if its evidence is at least as good. It is preferred in a tie.
     notify : callable
         Called with each Trial when its outcome is known.
     deadlines : Deadlines, optional
@@ -63,9 +77,14 @@ class ProblemTuner:
         self.space, self.study, self.worker, self.budget = space, study, worker, budget
         self.incumbent, self.deadlines, self.ahead = incumbent, deadlines or Deadlines(), ahead
         self._notify, self._seed = notify, seed
-        self._verified: set[Tile] = set()
+        #: The tiles that passed verification, each with the text of its kernels that calls run.
+        self._verified: dict[Tile, Text] = {}
         self._bad: set[Tile] = set(study.failures())
         self._problem, self._opened = space.problem, 0
+
+    def run(self) -> TuningResult:
+        """Tune."""
+        raise NotImplementedError
 
     def _order(self, tile: Tile) -> tuple[object, ...]:
         """Sort key for ties: the incumbent, then the default, then the simplest tile."""
@@ -103,13 +122,13 @@ class ProblemTuner:
         if tile in self._verified:
             return None
         try:
-            self._ask("compile", tile, seconds=self.deadlines.compile)
+            text = self._ask("compile", tile, seconds=self.deadlines.compile)
             sentence = self._ask("verify", tile, seconds=self.deadlines.verify)
         except CandidateError as trouble:
             return trouble
         if sentence is not None:
             return CandidateError("wrong", sentence)
-        self._verified.add(tile)
+        self._verified[tile] = text
         return None
 
 
@@ -278,24 +297,25 @@ class Measuring(ProblemTuner):
                 bandwidth=result.bandwidth or 0.0,
                 trials=self.study.count,
                 default=not beaten and race.control == self.space.default,
+                text=self._verified[result.winner],
             )
 
 
 ATTEMPTS = 3  # after this many predicted winners fail verification, the problem is not tuned
 
 
-class Modelling(ProblemTuner):
-    """Finds the tile that the cost model predicts to be fastest and verifies it on the CPU executor."""
+class Untimed(ProblemTuner):
+    """Finds a tile without timing a kernel, and verifies it on the CPU executor."""
+
+    source: str
+    #: The words for the tiles that are verified, in a message.
+    best: str
 
     def run(self) -> TuningResult:
         """Tune."""
-        result = TuningResult(self.space, "model")
+        result = TuningResult(self.space, self.source)
         try:
-            while (count := min(GENERATION, self.budget.left(self.space, self.study.count))) > 0:
-                if not (tiles := self.study.propose(count)):
-                    break
-                for tile in tiles:
-                    self._told(result, tile, self.space.predicted(tile))
+            self._try_tiles(result)
             self._verified_winner(result)
         except Stopped:
             result.interrupted, result.sentence = True, "interrupted before the winner was verified"
@@ -304,29 +324,109 @@ class Modelling(ProblemTuner):
         self.study.abandon()
         return result
 
+    def _try_tiles(self, result: TuningResult) -> None:
+        """Find the times of tiles."""
+        raise NotImplementedError
+
+    def _chosen(self, left: dict[Tile, Timing]) -> Tile:
+        """The winner of some tiles."""
+        return winner(left, self._order)
+
+    def _entry(self, result: TuningResult, tile: Tile, left: dict[Tile, Timing], verified: str | None) -> Entry:
+        """The winner's table entry; also fills `TuningResult.timings`. `left`: the tiles that did not fail."""
+        raise NotImplementedError
+
     def _verified_winner(self, result: TuningResult) -> None:
-        left = {tile: Timing(seconds, seconds, seconds, 1) for tile, seconds in self.study.told().items()}
+        times = self.study.told().items()
+        left = {tile: Timing(seconds, seconds, seconds, 1) for tile, seconds in times if tile not in self._bad}
+        if not left and result.trials:
+            result.sentence = f"{len(result.failures)} of {len(result.trials)} tiles failed"
+            return
         for _ in range(ATTEMPTS):
             if not left:
                 break
-            tile = winner(left, self._order)
+            tile = self._chosen(left)
             problem = cut_down(self.space.problem, self.space.strategy(tile), tile, self.space.device)
             self._problem, self._opened = problem, 0
             trouble = self._check(tile)
             if trouble is None or trouble.kind == NO_COMPILER:
                 verified = None if trouble is not None else f"cpu executor, {problem.sizes_text}"
-                result.winner, result.timings = tile, {tile: left[tile]}
-                result.timings.setdefault(self.space.default, self._predicted(self.space.default))
+                result.winner = tile
                 result.sentence = "" if trouble is None else f"not verified: {trouble.sentence}"
-                result.entry = modelled_entry(self.space, tile, trials=self.study.count, verified=verified)
+                result.entry = self._entry(result, tile, left, verified)
                 return
             del left[tile]
-            self._bad.add(tile)
-            result.trials.append(made := Trial(tile, None, trouble.kind, trouble.sentence))
-            self._notify(made)
-        passed = "none of the cost model's best tiles passed verification"
+            self._told(result, tile, None, trouble)
+        passed = f"none of the {self.best} tiles passed verification"
         result.sentence = passed if result.trials else "the time was up before a tile was tried"
 
-    def _predicted(self, tile: Tile) -> Timing:
-        seconds = self.space.predicted(tile)
-        return Timing(seconds, seconds, seconds, 1)
+
+class Modelling(Untimed):
+    """Finds the tile that the cost model predicts to be fastest."""
+
+    source, best = "model", "cost model's best"
+
+    def _try_tiles(self, result: TuningResult) -> None:
+        while (count := min(GENERATION, self.budget.left(self.space, self.study.count))) > 0:
+            if not (tiles := self.study.propose(count)):
+                break
+            for tile in tiles:
+                self._told(result, tile, self.space.predicted(tile))
+
+    def _entry(self, result: TuningResult, tile: Tile, left: dict[Tile, Timing], verified: str | None) -> Entry:
+        seconds = self.space.predicted(self.space.default)
+        result.timings = {self.space.default: Timing(seconds, seconds, seconds, 1), tile: left[tile]}
+        return modelled_entry(self.space, tile, trials=self.study.count, verified=verified)
+
+
+class Simulating(Untimed):
+    """Finds the tile whose machine code is fastest on the simulator; several processes simulate tiles at once.
+
+    Parameters
+    ----------
+    simulators : Simulators
+    bandwidth : float
+        Bytes per second of a copy on the simulated GPU.
+    simulator : str
+        Version of the simulator.
+    others
+        See `ProblemTuner`.
+    """
+
+    source, best = "simulated", "fastest simulated"
+
+    def __init__(self, *others: Any, simulators: Simulators, bandwidth: float, simulator: str, **named: Any) -> None:
+        super().__init__(*others, **named)
+        self.simulators, self.bandwidth, self.simulator = simulators, bandwidth, simulator
+
+    def _try_tiles(self, result: TuningResult) -> None:
+        result.bandwidth, result.software = self.bandwidth, {**software("cpu"), "simulator": self.simulator}
+        running = 0
+        while True:
+            while running < self.simulators.processes and self.budget.left(self.space, self.study.count) > 0:
+                if not (tiles := self.study.propose(1)):
+                    break
+                self.simulators.submit(self.space.problem, tiles[0], self.deadlines.simulate)
+                running += 1
+            if not running:
+                return
+            tile, found = self.simulators.next(self.worker.stopped)
+            running -= 1
+            trouble = found if isinstance(found, CandidateError) else None
+            self._told(result, tile, None if isinstance(found, CandidateError) else found, trouble)
+
+    def _chosen(self, left: dict[Tile, Timing]) -> Tile:
+        best, default = winner(left, self._order), self.space.default
+        return default if default in left and left[default].seconds < GAIN * left[best].seconds else best
+
+    def _entry(self, result: TuningResult, tile: Tile, left: dict[Tile, Timing], verified: str | None) -> Entry:
+        result.timings = left
+        return simulated_entry(
+            self.space,
+            tile,
+            left,
+            trials=self.study.count,
+            default=tile == self.space.default,
+            verified=verified,
+            text=simulate.TEXT,
+        )

@@ -7,13 +7,19 @@ from typing import Any
 
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
-from cunorm.tiling.table import MEASURED, Entry
+from cunorm.tiling.table import SOURCES, Entry
 
 from .measure.result import Trial, TuningResult
 from .search.space import Space
 from .tuner import Events, Options
 
-WORDS = {"measured": "measured", "model": "modelled, not measured", "rehearsed": "rehearsed, not timed on a GPU"}
+#: By source of the times.
+WORDS = {
+    "measured": "measured",
+    "simulated": "simulated, not measured",
+    "model": "modelled, not measured",
+    "rehearsed": "rehearsed, not timed on a GPU",
+}
 
 
 def tile_text(tile: Tile) -> str:
@@ -114,17 +120,15 @@ class Progress(Events):
         if result.entry is None:
             text += "; not stored"
         elif not result.kept:
-            text += "; not stored: the table contains a measured entry"
+            text += f"; not stored: the table contains a {result.instead} entry"
         if result.interrupted:
             text += "; interrupted"
         return text
 
     def summary(self, results: list[TuningResult], entries: list[Entry], interrupted: bool) -> None:
         """Print the summary of the run."""
-        measured = sum(entry.source == MEASURED for entry in entries)
-        modelled = len(entries) - measured
-        parts = [f"{measured} measured"] if measured else []
-        parts += [f"{modelled} modelled, not measured"] if modelled else []
+        counts = {source: sum(entry.source == source for entry in entries) for source in SOURCES}
+        parts = [f"{count} {WORDS[source]}" for source, count in counts.items() if count]
         print(f"table      {self._options.table}: {', '.join(parts) or 'nothing new'}, for {self._options.device.name}")
         if interrupted:
             left = self._problems - self._ended

@@ -17,20 +17,24 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.ops.registry import OPS
 from cunorm.tiling import choose_tile, table, table_file
-from cunorm.tiling.table import MEASURED, Entry, entry_of, raw_of, shown
+from cunorm.tiling.table import MEASURED, MODEL, SIMULATED, Entry, entry_of, raw_of, shown
 
+from .measure import simulate
 from .measure.errors import CandidateError, Stopped
 from .measure.precompile import MOST, Precompiler
-from .measure.result import Budget, Deadlines, Trial, TuningResult
+from .measure.result import SIMULATED_TRIALS, Budget, Deadlines, Trial, TuningResult
 from .measure.session import Spec, software
+from .measure.simulate import Simulators
 from .measure.worker import Worker
-from .problem_tuner import Measuring, Modelling
+from .problem_tuner import Measuring, Modelling, ProblemTuner, Simulating
 from .search.space import Space
 from .search.study import ProblemStudy
 
 WARM_STARTS = 3  # number of neighbouring problems whose tiles a study tries early
 WAIT_SECONDS = 2.0  # pause between checks of problems that another process is tuning
 Facts = ParamSpec("Facts")
+#: By evaluator: the source of the entries that it makes.
+EVIDENCE = {"measure": MEASURED, "simulate": SIMULATED, "model": MODEL}
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,21 @@ class Options:
     ----------
     device : Device
         The device that the table is for.
-    evaluator : {"measure", "model"}
+    evaluator : {"measure", "simulate", "model"}
     specs : tuple of Spec
         One spec per worker.
     table : Path
     storage : object
         Result of `cunorm.tuning.search.storage.storage_of`; None: in memory.
     trials : int or None
-        Maximum number of tiles to try per problem; None: a number that depends on the size of the space.
+        Maximum number of tiles to try per problem; None: a number that depends on the size of the space, or
+        `SIMULATED_TRIALS` if they are simulated without a limit of time.
     seconds : float or None
         Time limit per problem. After it no new work begins, and running work is finished. None: no limit.
     seed : int
     deadlines : Deadlines
+    simulators : int
+        Processes that simulate tiles at once, with the evaluator simulate; at least one.
     """
 
     device: Device
@@ -64,6 +71,12 @@ class Options:
     seconds: float | None = None
     seed: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
+    simulators: int = 0
+
+    def budget(self) -> Budget:
+        """The budget of a problem, whose tuning begins now."""
+        few = self.evaluator == "simulate" and self.trials is None and self.seconds is None
+        return Budget(SIMULATED_TRIALS if few else self.trials, self.seconds)
 
 
 class Events:
@@ -92,10 +105,14 @@ def check_table(path: Path, device: Device) -> table.Table:
     return found
 
 
-def _warm_starts(space: Space, known: table.Table) -> tuple[Tile | None, list[Tile]]:
-    """The measured tile that the table contains for the problem, if any, and the tiles of the nearest problems."""
+def _warm_starts(space: Space, known: table.Table, evaluator: str) -> tuple[Tile | None, list[Tile]]:
+    """The incumbent, if any, and the tiles that the table contains for the problem and the nearest ones.
+
+    The incumbent is the table's measured tile of the problem; for the evaluator simulate, also a simulated one.
+    """
     old = known.entries.get(space.problem)
-    incumbent = None if old is None or old.source != MEASURED else old.tile
+    wanted = (MEASURED, SIMULATED) if evaluator == "simulate" else (MEASURED,)
+    incumbent = None if old is None or old.source not in wanted else old.tile
     near = sorted(
         (one for one in known.entries.values() if choose_tile.alike(one.problem, space.problem)),
         key=lambda one: (choose_tile.distance(one.problem, space.problem), str(one.problem)),
@@ -116,7 +133,11 @@ class _TuningRun:
 
     def work(self, spec: Spec, over: threading.Event) -> None:
         try:
-            with Worker(spec, self.stop.is_set) as worker, Precompiler(spec, self._compilers()) as ahead:
+            with (
+                Worker(spec, self.stop.is_set) as worker,
+                Precompiler(spec, self._compilers()) as ahead,
+                Simulators(spec, self._simulators()) as simulators,
+            ):
                 waiting: list[Problem] = []
                 while not self.stop.is_set():
                     try:
@@ -129,7 +150,7 @@ class _TuningRun:
                             self.todo.put(problem)
                         waiting = []
                         continue
-                    if not self.one(problem, worker, ahead):
+                    if not self.one(problem, worker, ahead, simulators):
                         waiting.append(problem)
         except BaseException as error:
             self.errors.append(error)
@@ -143,23 +164,45 @@ class _TuningRun:
             return 0
         return max(1, min(MOST, (settings.cores() - 1) // len(self.options.specs)))
 
-    def one(self, problem: Problem, worker: Worker, ahead: Precompiler) -> bool:
+    def _simulators(self) -> int:
+        """Number of processes per worker that simulate."""
+        return max(1, self.options.simulators) if self.options.evaluator == "simulate" else 0
+
+    def _source(self, worker: Worker) -> str:
+        """The source of the times of a study: times from another clock, driver, compiler or text are not compared.
+
+        Raises
+        ------
+        CandidateError, Stopped
+            If the worker cannot start.
+        """
+        if self.options.evaluator == "simulate":
+            return f"{SIMULATED} {simulate.version()}"
+        if self.options.evaluator == "model":
+            return MODEL
+        versions, measures, _ = worker.ask("facts", seconds=self.options.deadlines.open)
+        text = " generic" if settings.specialise() == "never" else ""
+        return f"{'measured' if measures else 'rehearsed'} {versions}{text}"
+
+    def one(self, problem: Problem, worker: Worker, ahead: Precompiler, simulators: Simulators) -> bool:
         """Tune a problem; return False if another process is tuning it."""
         options = self.options
         space = Space.of(problem, OPS[problem.op].strategies, options.device)
-        incumbent, warm = _warm_starts(space, check_table(options.table, options.device))
-        source = options.evaluator
-        if source == "measure":  # times from another clock, driver or compiler must not be compared with these
-            try:
-                versions, measures, _ = worker.ask("facts", seconds=options.deadlines.open)
-            except Stopped:
+        if options.evaluator == "simulate":
+            if (sentence := simulate.refuses(problem)) is not None:
+                self._ends(TuningResult(space, SIMULATED, sentence=sentence))
                 return True
-            except CandidateError as trouble:
-                self._ends(TuningResult(space, "measured", sentence=f"the worker cannot start: {trouble}"))
-                return True
-            source = f"{'measured' if measures else 'rehearsed'} {versions}"
+            space = space.likely()
+        incumbent, warm = _warm_starts(space, check_table(options.table, options.device), options.evaluator)
+        try:
+            source = self._source(worker)
+        except Stopped:
+            return True
+        except CandidateError as trouble:
+            self._ends(TuningResult(space, MEASURED, sentence=f"the worker cannot start: {trouble}"))
+            return True
         study = ProblemStudy(space, options.storage, ([incumbent] if incumbent else []) + warm, options.seed, source)
-        budget = Budget(options.trials, options.seconds)
+        budget = options.budget()
         if not study.claim():
             self._tell(self.events.elsewhere, problem, None)
             return False
@@ -169,16 +212,13 @@ class _TuningRun:
                 self._tell(self.events.elsewhere, problem, entry)
                 return True
             self._tell(self.events.begins, space, budget.wanted(space))
-            tuner = (Measuring if options.evaluator == "measure" else Modelling)(
-                space, study, worker, budget, incumbent, lambda trial: self._tell(self.events.tried, space, trial),
-                options.deadlines, ahead, options.seed,
-            )  # fmt: skip
-            result = tuner.run()
+            result = self._tuner(space, study, worker, budget, incumbent, ahead, simulators).run()
             result.seconds = time.monotonic() - budget.began
             if result.entry is not None:
                 versions = result.software or software("cpu")
                 kept = table.update(options.table, options.device, versions, [result.entry])
-                result.kept = kept.entries[problem].source == result.entry.source
+                left = kept.entries[problem].source
+                result.instead = "" if left == result.entry.source else left
                 self.entries.append(result.entry)
                 if not result.interrupted:
                     study.finish({"entry": raw_of(result.entry), "software": versions})
@@ -186,6 +226,27 @@ class _TuningRun:
         finally:
             study.release()
         return True
+
+    def _tuner(
+        self,
+        space: Space,
+        study: ProblemStudy,
+        worker: Worker,
+        budget: Budget,
+        incumbent: Tile | None,
+        ahead: Precompiler,
+        simulators: Simulators,
+    ) -> ProblemTuner:
+        options = self.options
+
+        def notify(trial: Trial) -> None:
+            self._tell(self.events.tried, space, trial)
+
+        common = (space, study, worker, budget, incumbent, notify, options.deadlines, ahead, options.seed)
+        if options.evaluator == "simulate":
+            copy, version = simulate.gpu_of(options.device).copy, simulate.version()
+            return Simulating(*common, simulators=simulators, bandwidth=copy, simulator=version)
+        return (Measuring if options.evaluator == "measure" else Modelling)(*common)
 
     def _ends(self, result: TuningResult) -> None:
         self.results.append(result)
@@ -202,7 +263,7 @@ class _TuningRun:
         if found is None or int(found["trials"]) < budget.wanted(space):
             return None
         entry = entry_of(found["entry"])
-        if entry.problem != space.problem or (entry.source == MEASURED) != (self.options.evaluator == "measure"):
+        if entry.problem != space.problem or entry.source != EVIDENCE[self.options.evaluator]:
             return None
         table.update(self.options.table, self.options.device, found.get("software", {}), [entry])
         return entry

@@ -36,8 +36,6 @@ class Gpu:
         Frequency of the multiprocessors under load, in Hz.
     copy : float
         Bytes per second that a copy reads and writes: the usable bandwidth of the DRAM.
-    groups : tuple of int
-        Multiprocessors of each graphics processing cluster.
     cycles : dict of str to float
         The other members of `records.Facts`.
     """
@@ -45,7 +43,6 @@ class Gpu:
     device: Device
     clock: float
     copy: float
-    groups: tuple[int, ...]
     cycles: dict[str, float] = field(default_factory=dict)
 
 
@@ -72,10 +69,9 @@ _HOPPER = {
     "launch_latency": 1110.0,
     "block_latency": 475.0,
 }
-_GROUPS = (16, 16, 16, 16, 16, 16, 18, 18)
 GPUS: dict[str, Gpu] = {
-    "H100": Gpu(known("H100"), 1.755e9, 3.07e12, _GROUPS, _HOPPER | {"l2_capacity": 25e6, "dirty_capacity": 10e6}),
-    "H200": Gpu(known("H200"), 1.755e9, 4.176e12, _GROUPS, _HOPPER | {"l2_capacity": 30e6, "dirty_capacity": 10e6}),
+    "H100": Gpu(known("H100"), 1.755e9, 3.07e12, _HOPPER | {"l2_capacity": 25e6, "dirty_capacity": 10e6}),
+    "H200": Gpu(known("H200"), 1.755e9, 4.176e12, _HOPPER | {"l2_capacity": 30e6, "dirty_capacity": 10e6}),
 }
 
 
@@ -170,7 +166,7 @@ def facts_of(gpu: Gpu, launch: Launch) -> Facts:
     if blocks < 1:
         raise ValueError(f"{launch.kernel.code.entry}: a multiprocessor of {device.name} cannot hold one of its blocks")
     facts = Facts(multiprocessors=device.multiprocessors, resident=blocks)
-    for index, size in enumerate(gpu.groups):
+    for index, size in enumerate(device.processing_clusters):
         facts.groups[index] = size
     for name, value in gpu.cycles.items():
         setattr(facts, name, value)

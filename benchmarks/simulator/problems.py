@@ -127,6 +127,14 @@ def launches_of(plan: Plan, text: Text) -> tuple[list[Launch], list[Any]]:
     return calls.launches(plan, values, list(memory.values()), text), arrays
 
 
+def refuses(problem: Problem) -> str | None:
+    """The error message for a problem that is too large to be simulated, or None."""
+    elements = problem.N * problem.C * problem.HxW
+    if elements <= LARGEST:
+        return None
+    return f"{problem.sizes_text}: {elements} elements, expected at most {LARGEST} to be simulated"
+
+
 def simulate(
     problem: Problem,
     gpu: Gpu,
@@ -155,9 +163,8 @@ def simulate(
     KernelFault, UnsupportedTile
         See `machine.run` and `plan_of`.
     """
-    elements = problem.N * problem.C * problem.HxW
-    if elements > LARGEST:
-        raise ValueError(f"{problem.sizes_text}: {elements} elements, expected at most {LARGEST} to be simulated")
+    if (sentence := refuses(problem)) is not None:
+        raise ValueError(sentence)
     plan = plan_of(problem, gpu, tile)
     launches, kept = launches_of(plan, text)
     timings, cache = [], clock.flushed(gpu)

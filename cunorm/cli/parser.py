@@ -68,8 +68,8 @@ def _show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
             "runs the kernels on the CPU executor and counts bytes, sectors, reuse and bank conflicts; bytes are\n"
             "compared with the fewest that the problem has to move. It counts and never measures time. It needs no\n"
             "GPU, and takes some seconds.\n\n"
-            "Without OP and --shape it lists the entries of the device's tiling tables. Stale and modelled entries\n"
-            "are marked."
+            "Without OP and --shape it lists the entries of the device's tiling tables. Stale, simulated and modelled\n"
+            "entries are marked."
         ),
         epilog=(
             "example:\n"
@@ -96,13 +96,18 @@ def _tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
             "Tries the legal tiles of a problem and stores the best in a tiling table, which later calls read. On a\n"
             "GPU every tile is compiled, verified against the float64 oracle, and timed; the default tile is kept\n"
             "unless another tile is 2 % faster. Without a GPU the cost model chooses a tile and the CPU executor\n"
-            "verifies it. The entry then records that it was not measured, and it never replaces a measured entry.\n\n"
+            "verifies it. The entry then records that it was not measured, and it never replaces a measured entry.\n"
+            "With --evaluator simulate, tiles run on the simulator of a checkout, which takes seconds to minutes per\n"
+            "tile: the cost model's best 12 are tried. A simulated entry replaces a modelled one, never a measured\n"
+            "one.\n\n"
             "Exit code 0: every problem was tuned; 1: a problem was not tuned, or a tile computed a wrong result;\n"
-            "2: wrong argument or table; 3: no GPU to measure on; 130: interrupted, results so far are kept."
+            "2: wrong argument or table; 3: no GPU to measure on, or no simulator; 130: interrupted, results so far\n"
+            "are kept."
         ),
         epilog=(
             "example:\n"
             "  cunorm tune group_norm_backward --shape 2,320,64x64,32 --dtype bfloat16 --table tiles.json\n"
+            "  cunorm tune layer_norm --shape 4096,768 --evaluator simulate --device H100 --table tiles.json\n"
             "  cunorm tune --workload sd15-unet --dtype float16 --seconds 60 --report report\n"
             "  CUNORM_TRACE=run.trace python train.py && cunorm tune --from-trace run.trace"
         ),
@@ -111,16 +116,23 @@ def _tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     tune.set_defaults(run="cunorm.tuning.command:run")
     add_problem(tune)
     add_lists(tune)
-    tune.add_argument("--device", help=f"the GPU to tune for; a GPU that is absent can be modelled: {_DEVICES}")
+    tune.add_argument(
+        "--device", help=f"the GPU to tune for; a GPU that is absent can be modelled or simulated: {_DEVICES}"
+    )
     tune.add_argument(
         "--evaluator",
-        choices=("auto", "measure", "model"),
+        choices=("auto", "measure", "simulate", "model"),
         default="auto",
-        help="auto (default): measure if there is a GPU, else model",
+        help="auto (default): measure if there is a GPU, else model; simulate: the simulator, for H100 and H200",
     )
     tune.add_argument("--trials", type=int, metavar="N", help="tiles to try per problem; default: by its tile space")
     tune.add_argument("--seconds", type=float, metavar="S", help="seconds per problem; a running trial is finished")
-    tune.add_argument("--workers", type=int, default=1, metavar="K", help="GPUs that measure at once; default 1")
+    tune.add_argument(
+        "--workers",
+        type=int,
+        metavar="K",
+        help="GPUs that measure at once, default 1; with --evaluator simulate: processes, default one per core",
+    )
     tune.add_argument("--storage", metavar="URL", help="an Optuna storage, or a journal file, that several hosts share")
     tune.add_argument(
         "--table",
@@ -180,9 +192,9 @@ def _merge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "merge",
         help="merge several tiling tables of one device",
         description=(
-            "Keeps the better entry of each problem: a measured entry before a modelled one, a current entry before a\n"
-            "stale one (whose kernels have changed since), then the faster one. Tables of different devices are\n"
-            "refused."
+            "Keeps the better entry of each problem: a measured entry before a simulated one, a simulated one before\n"
+            "a modelled one, a current entry before a stale one (whose kernels have changed since), then the faster\n"
+            "one. Tables of different devices are refused."
         ),
         epilog="example:\n  cunorm merge mine.json yours.json -o both.json",
         formatter_class=_RAW,

@@ -12,9 +12,11 @@ from cunorm.core.errors import TableError
 from cunorm.core.terminal import columns
 from cunorm.ops.registry import OPS, place_named
 from cunorm.tiling import choose_tile, table
-from cunorm.tiling.table import MEASURED, Entry, microseconds, order_of, raw_of, shown
+from cunorm.tiling.table import MEASURED, SIMULATED, Entry, microseconds, order_of, raw_of, shown
 
-TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "state")
+TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "text", "state")
+#: By source: the words of the state.
+WORDS = {"measured": "measured", "simulated": "simulated, not measured", "model": "modelled, not measured"}
 
 
 def _stale(entry: Entry) -> bool:
@@ -29,7 +31,7 @@ def _legal(entry: Entry, device: Device) -> bool:
 
 
 def _state(entry: Entry, device: Device) -> str:
-    words = [entry.source if entry.source == MEASURED else "modelled, not measured"]
+    words = [WORDS[entry.source]]
     words += ["NOT VERIFIED"] if entry.facts.get("verified") is False else []
     words += ["no tile beat the default"] if entry.facts.get("default") is True else []
     if not _legal(entry, device):
@@ -51,6 +53,7 @@ def _row(entry: Entry, device: Device) -> tuple[str, ...]:
         f"{entry.tile.strategy} {fields}",
         "-" if entry.microseconds is None else f"{entry.microseconds:.1f}",
         "-" if default is None else f"{default:.1f}",
+        entry.text or "-",
         _state(entry, device),
     )
 
@@ -75,7 +78,7 @@ def _document(device: Device) -> dict[str, Any]:
     found = []
     for path, read in choose_tile.tables(device):
         entries = [
-            raw_of(entry) | {"stale": _stale(entry), "legal": _legal(entry, device)}
+            raw_of(entry) | {"text": entry.text, "stale": _stale(entry), "legal": _legal(entry, device)}
             for entry in sorted(read.table.entries.values(), key=order_of)
         ]
         found.append({"path": str(path), "entries": entries})
@@ -102,10 +105,12 @@ def merge(asked: argparse.Namespace) -> int:
         return 2
     for fault in made.faults:
         print(f"cunorm merge: kept unchanged: {fault}", file=sys.stderr)
-    measured = sum(entry.source == MEASURED for entry in made.entries.values())
+    counts = ", ".join(
+        f"{sum(entry.source == source for entry in made.entries.values())} {source}" for source in (MEASURED, SIMULATED)
+    )
     both = count - len(made.entries)
     print(
-        f"{asked.output}: {len(made.entries)} entries, {measured} measured, of {shown(made.device.get('name'))}; "
+        f"{asked.output}: {len(made.entries)} entries, {counts}, of {shown(made.device.get('name'))}; "
         f"{both} dropped for a better entry of the same problem"
     )
     return 0

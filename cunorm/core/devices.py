@@ -33,6 +33,9 @@ class Device:
     largest_cluster : int
         Blocks in the largest thread-block cluster; 1 if the GPU has no clusters. More than 8 is not portable: a GPU
         whose processing clusters have few multiprocessors may refuse the launch.
+    processing_clusters : tuple of int
+        Multiprocessors of each graphics processing cluster. All blocks of a thread-block cluster run in one of them.
+        Empty if unknown; then the GPU counts as one.
     """
 
     name: str
@@ -47,6 +50,19 @@ class Device:
     threads_per_multiprocessor: int = 2048
     blocks_per_multiprocessor: int = 32
     largest_cluster: int = 1
+    processing_clusters: tuple[int, ...] = ()
+
+    def resident_clusters(self, cluster: int, resident: int) -> int:
+        """Thread-block clusters that are resident at a time.
+
+        Parameters
+        ----------
+        cluster : int
+            Blocks per cluster.
+        resident : int
+            Blocks that are resident on one multiprocessor at a time.
+        """
+        return sum(count * resident // cluster for count in self.processing_clusters or (self.multiprocessors,))
 
     @property
     def architecture(self) -> str:
@@ -59,6 +75,13 @@ KIB, MIB = 1024, 1024 * 1024
 # Sources: CUDA C++ programming guide, table "technical specifications per compute capability"; the vendor's data
 # sheets for multiprocessors, bandwidth and L2 (A100: the 80 GB SXM module; H100: the SXM module). The L2 of a B200 is
 # what its driver reports.
+#
+# The sizes of the processing clusters differ between GPUs of one model, because other multiprocessors are disabled. The
+# tuples are cautious. H100 and H200: 15 clusters of 8 blocks that fill a multiprocessor each are certain, and some GPUs
+# run no more (accel-sim, gpu-app-collection, pull request 87). B200 and RTX 5090: estimates from the complete chips
+# (8 of 20 and 11 of 16 multiprocessors). On a GPU, the driver is asked (`cunorm.executors.gpu`).
+_HOPPER_CLUSTERS = (14, 16, 16, 16, 16, 18, 18, 18)
+
 KNOWN: dict[str, Device] = {
     "A100": Device(
         name="NVIDIA A100-SXM4-80GB",
@@ -89,6 +112,7 @@ KNOWN: dict[str, Device] = {
         shared_memory_per_block=227 * KIB,
         shared_memory_per_multiprocessor=228 * KIB,
         largest_cluster=16,
+        processing_clusters=_HOPPER_CLUSTERS,
     ),
     "H200": Device(
         name="NVIDIA H200",
@@ -99,6 +123,7 @@ KNOWN: dict[str, Device] = {
         shared_memory_per_block=227 * KIB,
         shared_memory_per_multiprocessor=228 * KIB,
         largest_cluster=16,
+        processing_clusters=_HOPPER_CLUSTERS,
     ),
     "B200": Device(
         name="NVIDIA B200",
@@ -109,6 +134,7 @@ KNOWN: dict[str, Device] = {
         shared_memory_per_block=227 * KIB,
         shared_memory_per_multiprocessor=228 * KIB,
         largest_cluster=16,
+        processing_clusters=(14, 18, 18, 18, 20, 20, 20, 20),
     ),
     "RTX 5090": Device(
         name="NVIDIA GeForce RTX 5090",
@@ -121,6 +147,7 @@ KNOWN: dict[str, Device] = {
         threads_per_multiprocessor=1536,
         blocks_per_multiprocessor=24,
         largest_cluster=8,
+        processing_clusters=(14, 14, 14, 16, 16, 16, 16, 16, 16, 16, 16),
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +27,15 @@ PORTABLE_CLUSTER, NON_PORTABLE = 8, 14
 #: Dynamic shared memory per block that a kernel may use without raising its limit.
 DEFAULT_SHARED_BYTES = 48 * 1024
 LOG_LINES = 40
+#: Compute capabilities with clusters of 16 blocks.
+NON_PORTABLE_CAPABILITIES = ((9, 0), (10, 0), (10, 3))
+#: CUlaunchAttributeID CLUSTER_DIMENSION.
+CLUSTER_DIMENSION = 4
+#: Multiprocessors per texture processing cluster: processing clusters have an even number of them.
+EVEN = 2
+#: Sizes of the clusters that the driver is asked about. A processing cluster has at most 20 multiprocessors, so at most
+#: one of them is resident in it at a time.
+ASKED_CLUSTERS = (16, 14, 12)
 
 _lock = Lock()
 
@@ -50,7 +60,7 @@ def limits(ordinal: int = 0) -> Device:
         CuPy's index of the GPU.
     """
     facts = runtime.getDeviceProperties(ordinal)
-    name = facts["name"].decode()
+    name, multiprocessors = facts["name"].decode(), int(facts["multiProcessorCount"])
     capability = (int(facts["major"]), int(facts["minor"]))
     # Bandwidth from the memory clock and the bus width. Newer drivers report no clock; then use the data sheet of the
     # known device with this name, else that of the H200.
@@ -61,7 +71,7 @@ def limits(ordinal: int = 0) -> Device:
     return Device(
         name=name,
         compute_capability=capability,
-        multiprocessors=int(facts["multiProcessorCount"]),
+        multiprocessors=multiprocessors,
         l2_bytes=int(facts["l2CacheSize"]),
         bandwidth=bandwidth,
         shared_memory_per_block=int(facts["sharedMemPerBlockOptin"]),
@@ -70,8 +80,73 @@ def limits(ordinal: int = 0) -> Device:
         registers_per_multiprocessor=int(facts["regsPerMultiprocessor"]),
         threads_per_multiprocessor=int(facts["maxThreadsPerMultiProcessor"]),
         blocks_per_multiprocessor=int(facts.get("maxBlocksPerMultiProcessor", 32)),
-        largest_cluster=16 if capability in ((9, 0), (10, 0), (10, 3)) else 8 if capability >= (9, 0) else 1,
+        largest_cluster=16 if capability in NON_PORTABLE_CAPABILITIES else 8 if capability >= (9, 0) else 1,
+        processing_clusters=_processing_clusters(ordinal, name, capability, multiprocessors),
     )
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of the driver's interface."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of the driver's interface."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attributes_count", ctypes.c_uint),
+    )
+
+
+def _full_clusters(ordinal: int, sizes: Sequence[int]) -> tuple[int, ...] | None:
+    """For each cluster size, the number of resident clusters of blocks that fill a multiprocessor each.
+
+    None if the driver does not say. CuPy does not wrap the driver's function, so ctypes calls it.
+    """
+    try:
+        ask = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveClusters
+    except (OSError, AttributeError):  # not Linux, or a driver older than CUDA 11.8
+        return None
+    with cupy.cuda.Device(ordinal):
+        probe = cupy.RawKernel('extern "C" __global__ void fill_multiprocessor() {}', "fill_multiprocessor")
+        shared = int(runtime.getDeviceProperties(ordinal)["sharedMemPerBlockOptin"])
+        probe.max_dynamic_shared_size_bytes = shared
+        driver.funcSetAttribute(probe.kernel.ptr, NON_PORTABLE, 1)
+        found = []
+        for size in sizes:
+            attribute = _LaunchAttribute(id=CLUSTER_DIMENSION, value=(size, 1, 1))
+            config = _LaunchConfig((size, 1, 1), (32, 1, 1), shared, None, ctypes.pointer(attribute), 1)
+            count = ctypes.c_int()
+            if ask(ctypes.byref(count), ctypes.c_void_p(probe.kernel.ptr), ctypes.byref(config)) != 0:
+                return None
+            found.append(count.value)
+    return tuple(found)
+
+
+def _processing_clusters(ordinal: int, name: str, capability: tuple[int, int], multiprocessors: int) -> tuple[int, ...]:
+    """Multiprocessors of each processing cluster, or () if unknown.
+
+    A processing cluster holds one thread-block cluster of ``size`` full blocks if it has that many multiprocessors, for
+    each of `ASKED_CLUSTERS`. These counts give the sizes below the largest. The other multiprocessors are shared among
+    the largest. If the driver does not say, they are those of the known device with this name.
+    """
+    if capability in NON_PORTABLE_CAPABILITIES and (counts := _full_clusters(ordinal, ASKED_CLUSTERS)) is not None:
+        clusters: list[int] = []
+        for size, count in zip(ASKED_CLUSTERS, counts, strict=True):
+            clusters += [size] * (count - len(clusters))
+        rest = multiprocessors - sum(clusters)
+        if counts[0] > 0 and rest >= 0:
+            for place in range(rest // EVEN):
+                clusters[place % counts[0]] += EVEN
+            return tuple(clusters)
+    alike = (known for known in KNOWN.values() if (known.name, known.multiprocessors) == (name, multiprocessors))
+    return next((known.processing_clusters for known in alike), ())
 
 
 @functools.cache

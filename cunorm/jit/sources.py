@@ -228,7 +228,7 @@ def _specialise(text: str, launch: Launch, fixed: Mapping[str, int]) -> str:
         if name in fixed:
             value = "nullptr" if is_array else f"{fixed[name]}LL"
             facts.append(f"{kind.strip()} const {name} = {value};")
-        elif is_array:
+        elif is_array and launch.arguments[name] != 0:  # null with this N, perhaps not with others: no constant
             facts.append(f"CUNORM_ALIGNED({name});")
         declared.append(kind if name in fixed else one)
     start, end = found.span(1)

@@ -93,6 +93,11 @@ class Plan:
         self._specialised.now(self)
         return self
 
+    @property
+    def text(self) -> sources.Text:
+        """Which of the kernels' texts calls with aligned arrays run now."""
+        return "generic" if self._specialised.steps is None else "specialised"
+
     def _generic(self) -> list[Step]:
         """The launches of the generic kernels, which are compiled once."""
         if self._ready is None:

@@ -24,7 +24,7 @@ from cunorm.core.strategy import Strategy, Tile
 from cunorm.jit import sources
 
 from . import costmodel, table
-from .table import MEASURED, Entry, Sizes, place_of, shown
+from .table import MEASURED, SIMULATED, Entry, Sizes, place_of, shown
 from .table_index import Indexed, Stamp, warn
 
 #: The nearest entry is used if its predicted time is at most this factor times that of the cost model's own choice.
@@ -178,7 +178,7 @@ def exact(problem: Problem, strategies: Mapping[str, Strategy], device: Device) 
     for shipped in (False, True):
         for path, read in tables(device, shipped):
             same = read.entries(*place_of(problem))
-            for entry in sorted(same, key=lambda entry: (entry.problem != problem, entry.source != MEASURED)):
+            for entry in sorted(same, key=lambda entry: (entry.problem != problem, entry.rank)):
                 if (strategy := _legal(entry, path, problem, strategies, device)) is not None:
                     return Found(strategy, entry.tile, entry, path)
     return None
@@ -217,10 +217,7 @@ def nearest(problem: Problem, strategies: Mapping[str, Strategy], device: Device
         far, tied = near[0][0], []
         while near and near[0][0] == far:
             _, order, sizes = heapq.heappop(near)
-            tied += [
-                (entry.source != MEASURED, order, str(entry.problem), entry)
-                for entry in asking[order][1].entries(kind, sizes)
-            ]
+            tied += [(entry.rank, order, str(entry.problem), entry) for entry in asking[order][1].entries(kind, sizes)]
         for _, order, _, entry in sorted(tied, key=lambda one: one[:3]) if far > 0 else ():
             path = asking[order][0]
             if (strategy := _legal(entry, path, problem, strategies, device)) is not None:
@@ -228,10 +225,17 @@ def nearest(problem: Problem, strategies: Mapping[str, Strategy], device: Device
     return None
 
 
-def state(entry: Entry, strategies: Mapping[str, Strategy]) -> str:
-    """How the entry was obtained, as a text for users."""
+def state(entry: Entry, strategies: Mapping[str, Strategy], device: Device) -> str:
+    """How an entry of a device's table was obtained, as a text for users."""
     time = "" if entry.microseconds is None else f" {entry.microseconds:.1f} us"
-    text = f"measured{time}" if entry.source == MEASURED else f"modelled, not measured: predicted{time}"
+    if entry.source == MEASURED:
+        text = f"measured{time}"
+    elif entry.source == SIMULATED:
+        text = f"simulated on {device.name}, not measured:{time or ' no time'}"
+    else:
+        text = f"modelled, not measured: predicted{time}"
+    if entry.text is not None:
+        text += f", {entry.text} kernels"
     if entry.facts.get("verified") is False:
         text += "; NOT VERIFIED"
     if entry.facts.get("default") is True:
@@ -293,7 +297,7 @@ def resolve(
             raise UnsupportedTile(f"tile: {sentence}")
         return strategy, tile, "the tile= argument"
     if (tuned := exact(problem, strategies, device)) is not None:
-        reason = f"the problem's entry in {tuned.path}: {state(tuned.entry, strategies)}"
+        reason = f"the problem's entry in {tuned.path}: {state(tuned.entry, strategies, device)}"
         if tuned.entry.problem != problem:
             reason += f"; tuned with {', '.join(map(' '.join, tuned.entry.problem.parameters))}"
         return tuned.strategy, tuned.tile, reason
@@ -306,5 +310,5 @@ def resolve(
     where = f"the nearest entry in {near.path}, {near.entry.problem.sizes_text} at a distance of {near.distance:.2f}"
     if seconds > NEAREST * found.seconds:
         return found.strategy, found.tile, f"the cost model: {predicted}; {where}, is predicted {seconds * 1e6:.1f} us"
-    reason = f"{where}: {state(near.entry, strategies)}; here predicted {seconds * 1e6:.1f} us"
+    reason = f"{where}: {state(near.entry, strategies, device)}; here predicted {seconds * 1e6:.1f} us"
     return near.strategy, near.tile, f"{reason}, the cost model's own choice {found.seconds * 1e6:.1f} us"

@@ -94,6 +94,8 @@ def launch_seconds(launch: Launch, device: Device) -> float:
     block = phases * LATENCY_SECONDS + of_block * LATENCY_SECONDS / in_flight
     block += CLUSTER_SECONDS * (launch.cluster > 1)
     waves = max(1.0, grid / (resident * device.multiprocessors))
+    if launch.cluster > 1:  # a few clusters that do not fit beside the others take as long as a whole wave
+        waves = ceil_div(grid // launch.cluster, max(1, device.resident_clusters(launch.cluster, resident)))
     # The busiest multiprocessor moves the bytes of its blocks at its largest share of the bandwidth, at most.
     even = 1 / min(grid, device.multiprocessors)
     busiest = launch.traffic * (even if launch.waits else ceil_div(grid, device.multiprocessors) / grid)

@@ -14,8 +14,10 @@ A table is a JSON file for one device. Each entry is one line, and the lines are
 The sizes have the names in the op's `OpSpec.sizes`: LayerNorm has rows and length. The key of an entry contains
 everything that selects code. ``gamma_dtype``, ``beta_dtype``, ``types`` and ``activation`` are stored if the problem
 has them, ``layout`` if the op has several, and ``stats_dtype`` if it is not the accumulator's dtype. ``source`` is
-"measured" (on that device) or "model" (predicted, never timed). When a table is rewritten, fields that this version
-does not know and entries that it cannot read are kept.
+"measured" (on that device), "simulated" (the machine code ran on a simulated clock) or "model" (predicted by the cost
+model). ``text`` says which of the kernels' texts was measured or simulated, "generic" or "specialised"; in tables of
+older versions it is absent, which means "generic". When a table is rewritten, fields that this version does not know
+and entries that it cannot read are kept.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from cunorm.core.errors import TableError
 from cunorm.core.opspec import OPS, OpSpec
 from cunorm.core.problem import ACTIVATIONS, ITEMSIZE, LAYOUTS, Problem, accumulator
 from cunorm.core.strategy import Tile
+from cunorm.jit.sources import TEXTS, Text
 
 from . import table_file
 
@@ -41,7 +44,9 @@ Kind = tuple[str, str, str, tuple[str, ...], str | None]
 #: N, C, HxW and group.
 Sizes = tuple[int, int, int, int]
 
-MEASURED, MODEL = "measured", "model"
+MEASURED, SIMULATED, MODEL = "measured", "simulated", "model"
+#: The sources of entries, the best evidence first, each with the field that contains its time.
+SOURCES = {MEASURED: "time_us", SIMULATED: "simulated_us", MODEL: "predicted_us"}
 MOST_MICROSECONDS = 1e15
 LARGEST = 2**60  # largest size: kernels count in 64 bits
 COUNTS = ("int32", "int64")  # integer dtypes
@@ -50,8 +55,8 @@ _WORDS = re.compile(r"[A-Za-z0-9_,]*")
 _KEY = ("op", "dtype", "gamma_dtype", "beta_dtype", "stats_dtype", "types", "layout", "outputs", "activation")
 #: Fields besides the key's that the library and its tuner define. Other fields are foreign and are kept.
 FACTS = (
-    "strategy", "tile", "source", "kernel", "time_us", "q25_us", "q75_us", "samples", "default_us", "predicted_us",
-    "gigabytes_per_s", "roofline", "trials", "runner_up", "default", "verified",
+    "strategy", "tile", "source", "kernel", "time_us", "q25_us", "q75_us", "samples", "default_us", "simulated_us",
+    "predicted_us", "gigabytes_per_s", "roofline", "trials", "runner_up", "default", "verified", "text",
 )  # fmt: skip
 
 
@@ -82,7 +87,7 @@ class Entry:
     problem : Problem
         The key, in its canonical form.
     tile : Tile
-    source : {"measured", "model"}
+    source : {"measured", "simulated", "model"}
     kernel : str
         Digest of the kernels that were tuned, see `cunorm.jit.sources.kernel_digest`.
     facts : mapping
@@ -97,8 +102,24 @@ class Entry:
 
     @property
     def microseconds(self) -> float | None:
-        """The measured or predicted time; None if the entry has none."""
-        return microseconds(self.facts.get("time_us" if self.source == MEASURED else "predicted_us"))
+        """The measured, simulated or predicted time; None if the entry has none."""
+        return microseconds(self.facts.get(SOURCES[self.source]))
+
+    @property
+    def rank(self) -> int:
+        """The rank of the source: 0 for the best evidence, see `SOURCES`."""
+        return rank_of(self.source)
+
+    @property
+    def text(self) -> Text | None:
+        """Which of the kernels' texts was measured or simulated; None if neither was."""
+        found: Text = self.facts.get("text", "generic")
+        return None if self.source == MODEL else found
+
+
+def rank_of(source: str) -> int:
+    """The rank of a source: 0 for the best evidence, see `SOURCES`."""
+    return list(SOURCES).index(source)
 
 
 def sizes_of(op: str) -> Mapping[str, str]:
@@ -228,7 +249,9 @@ def entry_of(raw: Any) -> Entry:
     tile = raw.get("tile")
     if not isinstance(tile, dict) or not all(map(_WORDS.fullmatch, tile)):
         raise ValueError(f"tile is {_quoted(tile)}, expected an object with the fields of the tile")
-    source, kernel = _text(raw, "source", (MEASURED, MODEL)), _text(raw, "kernel")
+    source, kernel = _text(raw, "source", SOURCES), _text(raw, "kernel")
+    if "text" in raw:
+        _text(raw, "text", TEXTS)
     named = {*_KEY, *sizes_of(problem.op), "strategy", "tile", "source", "kernel"}
     facts = {name: value for name, value in raw.items() if name not in named}
     return Entry(problem, Tile(_text(raw, "strategy"), **tile), source, kernel, facts)
@@ -385,12 +408,12 @@ def _lines(table: Table) -> Iterator[str]:
 
 
 def better(one: Entry, other: Entry, stale: Callable[[Entry], bool] = lambda _: False) -> Entry:
-    """The better of two entries of a problem: measured before modelled, then fresh before stale, then the faster."""
+    """The better of two entries of a problem: by the rank of the source, then fresh before stale, then the faster."""
 
-    def rank(entry: Entry) -> tuple[bool, bool, float]:
-        return entry.source != MEASURED, stale(entry), entry.microseconds or float("inf")
+    def order(entry: Entry) -> tuple[int, bool, float]:
+        return entry.rank, stale(entry), entry.microseconds or float("inf")
 
-    return other if rank(other) < rank(one) else one
+    return other if order(other) < order(one) else one
 
 
 def merged(tables: Iterable[Table], stale: Callable[[Entry], bool] = lambda _: False) -> Table:
@@ -444,8 +467,9 @@ def merge_files(
 def update(path: str | Path, device: Device, software: Mapping[str, Any], entries: Iterable[Entry]) -> Table:
     """Add entries to the table in a file, which is created if missing; return the table as it was written.
 
-    A new entry replaces the old one, except that a modelled entry never replaces a measured one. Entries that other
-    processes wrote in the meantime are kept.
+    A new entry replaces the old one unless the source of the old one has a better rank: a measured entry is never
+    replaced by a simulated one, nor either of them by a modelled one. Entries that other processes wrote in the
+    meantime are kept.
 
     Raises
     ------
@@ -461,7 +485,7 @@ def update(path: str | Path, device: Device, software: Mapping[str, Any], entrie
             raise TableError(f"{path}: a table of {shown(table.device.get('name'))}, expected one of {device.name}")
         for entry in entries:
             old = table.entries.get(entry.problem)
-            if old is not None and old.source == MEASURED and entry.source != MEASURED:
+            if old is not None and old.rank < entry.rank:
                 continue
             foreign = {} if old is None else {name: old.facts[name] for name in old.facts if name not in FACTS}
             facts = {**foreign, **entry.facts}

@@ -5,27 +5,14 @@
 //   sum_dy, sum_dy_xmu, dgamma, dbeta: (C), null if not wanted.
 //   Grid: ceil(C / channels) slabs for each range, which the blocks take in turn. The last slab may have fewer
 //   channels, the last range fewer samples.
-//   Shared memory: per channel the sums so far, the latest sums, the mean and the totals; partial sums; the slabs of dy
-//   and x of one sample.
+//   Shared memory: the totals of each channel; one pair per thread and element of its pack.
 //
-// A slab is one contiguous run, so planes of 49 elements are also read 16 bytes at a time. dy and x are read once. The
-// sums of planes are added in the order of the samples. If there are several ranges, batch_norm_backward_reduce_fold
-// folds the workspace. With one range the kernel writes the results. The strategy wins for short planes, for which a
-// sweep would leave most lanes of a warp without work.
+// A slab is one contiguous run, so planes of 49 elements are also read 16 bytes at a time. A thread sweeps the same pack
+// of several samples (sample_columns.cuh), and dy and x are read once, into registers. If there are several ranges,
+// batch_norm_backward_reduce_fold folds the workspace. With one range the kernel writes the results. The strategy wins
+// for short planes, for which a sweep would leave most lanes of a warp without work.
+#include "batch_norm/sample_columns.cuh"
 #include "batch_norm/sums_out.cuh"
-#include "batch_norm/sample_slabs.cuh"
-
-struct ChannelGradients {
-    const Pack<data_t>* dy;
-    const Pack<data_t>* x;
-    const acc_t* mean;  // per channel of the slab
-
-    template <typename Use>
-    __device__ __forceinline__ Pair pack(int j, int channel, Use use) const {
-        const Pack<data_t> held_dy = dy[j], held_x = x == nullptr ? Pack<data_t>{} : x[j];  // one 16-byte access each
-        return gradient_sums(held_dy, held_x, mean[channel], use);
-    }
-};
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_backward_reduce_block(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,
@@ -33,42 +20,31 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
                                      dbeta_t* dbeta, long long N, long long C, long long HxW, long long channels,
                                      long long samples) {
     const SumsOut results = {workspace, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
+    const int plane = static_cast<int>(HxW);
     const long long items = SlabRange::items(N, C, channels, samples);
     for (long long item = blockIdx.x; item < items; item += gridDim.x) {
         const SlabRange at(N, C, channels, samples, item);
-        const long long first = at.first, begin = at.begin, end = at.end;
-        const int own = at.own;
         int offset = 0;
-        Pair* so_far = shared_array<Pair>(offset, own);
-        Pair* latest = shared_array<Pair>(offset, own);
-        acc_t* mean_of = shared_array<acc_t>(offset, own);
-        Pair* totals = shared_array<Pair>(offset, own);
-        Pair* partials = shared_array<Pair>(offset, Tile::partial_sums);
-
-        for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-            so_far[channel] = latest[channel] = Pair{};
-            mean_of[channel] = widen(load(mean, first + channel));
+        Pair* totals = shared_array<Pair>(offset, at.own);
+        Pair* partials = shared_array<Pair>(offset, Tile::threads * pack_size);
+        acc_t rstd = acc_t(0);  // of the first channel that this thread stores
+        for (int channel = threadIdx.x; channel < at.own; channel += Tile::threads) {
+            totals[channel] = Pair{};  // before the first barrier of add_to_totals
+            rstd = channel < Tile::threads ? results.ahead(at.first + channel) : rstd;
         }
-        for (long long n = begin; n < end; ++n) {
-            const slab_t slab(dy, n, C, first, own, static_cast<int>(HxW));
-            int behind = offset;
-            Pack<data_t>* staged_dy = shared_array<Pack<data_t>>(behind, slab.packs());
-            Pack<data_t>* staged_x = x == nullptr ? nullptr : shared_array<Pack<data_t>>(behind, slab.packs());
-            const data_t* const from[2] = {dy, x};
-            Pack<data_t>* const to[2] = {staged_dy, staged_x};
-            stage(slab, from, to);
-            channel_totals(slab, partials, totals, ChannelGradients{staged_dy, staged_x, mean_of});
-            const bool join = (n - begin + 1) % chain == 0 || n + 1 == end;
-            for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-                latest[channel] = latest[channel] + totals[channel];
-                if (join) {
-                    so_far[channel] = so_far[channel] + latest[channel];
-                    latest[channel] = Pair{};
-                }
-            }
+        SampleColumn path(dy, at, C, static_cast<int>(channels), plane);
+        for (int here = 0; here < path.packs(); here += path.columns) {
+            acc_t mean_of[pack_size] = {};
+            each_channel(path, plane,
+                         [&](int slot, int channel) { mean_of[slot] = widen(load(mean, at.first + channel)); });
+            Pair sums[pack_size] = {};
+            sweep_gradient_sums(path, dy, x, mean_of, sums);
+            add_to_totals(path, here, plane, at.own, partials, sums, totals);
+            path.column += path.columns;
         }
-        for (int channel = threadIdx.x; channel < own; channel += Tile::threads) {
-            results.store_channel(at.range * C + first + channel, first + channel, so_far[channel]);
+        for (int channel = threadIdx.x; channel < at.own; channel += Tile::threads) {
+            const acc_t ahead = channel < Tile::threads ? rstd : results.ahead(at.first + channel);
+            results.store_channel(at.range * C + at.first + channel, at.first + channel, totals[channel], ahead);
         }
         __syncthreads();  // the next item reuses the shared memory
     }

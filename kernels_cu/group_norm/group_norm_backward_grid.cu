@@ -19,7 +19,12 @@
 #include "group_norm/backward_sweep.cuh"
 #include "partition/work_queue.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_threads))
+// Resident threads per multiprocessor that the launch bound requires. Blocks wait at barriers and for the ticket counter,
+// so more of them keep a multiprocessor busy, if a thread needs few registers: one channel, 32-bit sums, no activation.
+constexpr int grid_threads =
+    is_identity && sweep_t::slots == 1 && sizeof(acc_t) == sizeof(float) ? 768 : gradient_threads;
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(grid_threads))
     group_norm_backward_grid(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                              const gamma_t* gamma, const beta_t* beta, data_t* dx, Pair* workspace, gamma_t* dgamma,
                              gamma_t* dbeta, long long N, long long C, long long HxW, long long groups, long long chunk,

@@ -32,6 +32,8 @@ struct Sweep;
 template <>
 struct Sweep<ChannelsFirst> {
     static constexpr int slots = 1;
+    // Packs of each of `tensors` tensors that a thread loads at a time.
+    static constexpr int loads(int) { return loads_in_flight; }
     long long n, chunk, start;
     long long channel;
     int length, shift;
@@ -105,6 +107,8 @@ struct Sweep<ChannelsFirst> {
 template <>
 struct Sweep<ChannelsLast> {
     static constexpr int slots = pack_size;
+    // Fewer than channels-first: the values of the thread's channels occupy registers.
+    static constexpr int loads(int tensors) { return loads_in_flight / tensors; }
     long long n, chunk, start, pitch;
     long long first_channel, C;
     int column, columns, part, parts, rows;
@@ -242,10 +246,10 @@ __device__ __forceinline__ void each_part(long long rows, long long group_channe
     }
 }
 
-// Packs of each tensor that a thread loads at a time. There are fewer per tensor if there are two tensors and the
-// values of the thread's channels occupy registers (channels-last).
-template <int tensors>
-constexpr int sweep_loads = sweep_t::slots == 1 ? loads_in_flight : loads_in_flight / tensors;
+// ---- packs of a thread --------------------------------------------------------------------------------------------
+//
+// The functions below process the packs of any `Path` with the members of Sweep that describe the packs of one thread:
+// slots, slot(), full(), loads(), steps(), span_of(), even(), whole_begin(), whole_end() and stride().
 
 // Position of a pack of which all elements exist, at a 16-byte boundary. Stands for a PackSpan where this is known at
 // compile time.
@@ -264,9 +268,9 @@ __device__ __forceinline__ void store_at(data_t* to, const WholeSpan& where, con
     store_whole(to + where.row, pack);
 }
 
-// Whether the whole packs of a sweep are at 16-byte boundaries of every tensor. A null tensor does not count.
-template <int tensors>
-__device__ __forceinline__ bool sweeps_aligned(const sweep_t& sweep, const data_t* const (&tensor)[tensors]) {
+// Whether the whole packs of a path are at 16-byte boundaries of every tensor. A null tensor does not count.
+template <int tensors, typename Path>
+__device__ __forceinline__ bool sweeps_aligned(const Path& sweep, const data_t* const (&tensor)[tensors]) {
     const PackSpan where = sweep.span_of(0);
     bool aligned = sweep.stride() % pack_size == 0;
 #pragma unroll
@@ -277,19 +281,19 @@ __device__ __forceinline__ bool sweeps_aligned(const sweep_t& sweep, const data_
 }
 
 // The packs of a batch, and their spans. The first `live` packs exist.
-template <int tensors, typename Span>
+template <int tensors, int count, typename Span>
 struct SweepBatch {
-    static constexpr int loads = sweep_loads<tensors>;
+    static constexpr int loads = count;
     Pack<data_t> packs[tensors][loads];
     Span spans[loads];
     int live;
 };
 
 // Loads whole packs at 16-byte boundaries, `stride` elements apart.
-template <int tensors>
-__device__ __forceinline__ SweepBatch<tensors, WholeSpan> load_plain(const data_t* const (&from)[tensors], long long at,
-                                                                     long long stride, int live) {
-    SweepBatch<tensors, WholeSpan> batch = {};
+template <int loads, int tensors>
+__device__ __forceinline__ SweepBatch<tensors, loads, WholeSpan> load_plain(const data_t* const (&from)[tensors],
+                                                                            long long at, long long stride, int live) {
+    SweepBatch<tensors, loads, WholeSpan> batch = {};
     batch.live = live;
 #pragma unroll
     for (int k = 0; k < batch.loads; ++k) {
@@ -304,10 +308,10 @@ __device__ __forceinline__ SweepBatch<tensors, WholeSpan> load_plain(const data_
     return batch;
 }
 
-template <int tensors>
-__device__ __forceinline__ SweepBatch<tensors, PackSpan> load_ragged(const data_t* const (&from)[tensors],
-                                                                     const sweep_t& sweep, int step, int live) {
-    SweepBatch<tensors, PackSpan> batch = {};
+template <int loads, int tensors, typename Path>
+__device__ __forceinline__ SweepBatch<tensors, loads, PackSpan> load_ragged(const data_t* const (&from)[tensors],
+                                                                            const Path& sweep, int step, int live) {
+    SweepBatch<tensors, loads, PackSpan> batch = {};
     batch.live = live;
 #pragma unroll
     for (int k = 0; k < batch.loads; ++k) {
@@ -324,22 +328,22 @@ __device__ __forceinline__ SweepBatch<tensors, PackSpan> load_ragged(const data_
     return batch;
 }
 
-// Calls use(batch) for the thread's packs, sweep_loads of each tensor at a time. All of them are loaded before the
+// Calls use(batch) for the thread's packs, Path::loads(tensors) of each tensor at a time. All of them are loaded before the
 // first is used. A null tensor reads as zeros.
 //
 // Whole packs at 16-byte boundaries are loaded without a test of each, and their spans are WholeSpans. `aligned` is the
 // result of sweeps_aligned for all tensors, including those that `use` stores to. It does not change the batches.
-template <int tensors, typename Use>
-__device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* const (&from)[tensors], bool aligned,
+template <int tensors, typename Path, typename Use>
+__device__ __forceinline__ void sweep_packs(const Path& sweep, const data_t* const (&from)[tensors], bool aligned,
                                             Use use) {
-    constexpr int loads = sweep_loads<tensors>;
+    constexpr int loads = Path::loads(tensors);
     const int steps = sweep.steps(), whole = aligned ? sweep.whole_end() : 0;
     const long long stride = sweep.stride();
     for (int base = 0; base < steps; base += loads) {
         const PackSpan begin = sweep.span_of(base);
         long long at = begin.row + begin.first;
         for (; base >= sweep.whole_begin() && base + loads <= whole; base += loads) {
-            use(load_plain(from, at, stride, loads));
+            use(load_plain<loads>(from, at, stride, loads));
             at += loads * stride;
         }
         const int live = steps - base < loads ? steps - base : loads;
@@ -347,9 +351,9 @@ __device__ __forceinline__ void sweep_packs(const sweep_t& sweep, const data_t* 
             break;
         }
         if (aligned && sweep.even()) {
-            use(load_plain(from, at, stride, live));
+            use(load_plain<loads>(from, at, stride, live));
         } else {
-            use(load_ragged(from, sweep, base, live));
+            use(load_ragged<loads>(from, sweep, base, live));
         }
     }
 }
@@ -403,16 +407,16 @@ __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<da
 }
 
 // Adds g and g * (x - mean[slot]) over the thread's packs to sums[slot], with g = activation_grad[slot](dy, x).
-template <typename Grad>
-__device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
-                                                    const acc_t (&mean)[sweep_t::slots],
-                                                    const Grad (&activation_grad)[sweep_t::slots],
-                                                    Pair (&sums)[sweep_t::slots]) {
+template <typename Path, typename Grad>
+__device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const data_t* dy, const data_t* x,
+                                                    const acc_t (&mean)[Path::slots],
+                                                    const Grad (&activation_grad)[Path::slots],
+                                                    Pair (&sums)[Path::slots]) {
     const data_t* const from[2] = {dy, x};
-    Pair latest[sweep_t::slots] = {};
+    Pair latest[Path::slots] = {};
     const auto join = [&] {
 #pragma unroll
-        for (int slot = 0; slot < sweep_t::slots; ++slot) {
+        for (int slot = 0; slot < Path::slots; ++slot) {
             sums[slot] = sums[slot] + latest[slot];
             latest[slot] = Pair{};
         }
@@ -425,7 +429,7 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
                 continue;
             }
             const Pack<data_t>&of_dy = batch.packs[0][k], &of_x = batch.packs[1][k];
-            if (sweep_t::full(batch.spans[k])) {
+            if (Path::full(batch.spans[k])) {
                 add_terms(latest, of_dy, of_x, mean, Always(), activation_grad);
             } else {
                 const auto holds = [&](int i) { return batch.spans[k].holds(i); };
@@ -439,9 +443,10 @@ __device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const 
     join();
 }
 
-__device__ __forceinline__ void sweep_gradient_sums(const sweep_t& sweep, const data_t* dy, const data_t* x,
-                                                    const acc_t (&mean)[sweep_t::slots], Pair (&sums)[sweep_t::slots]) {
-    const NoActivationGrad activation_grad[sweep_t::slots] = {};
+template <typename Path>
+__device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const data_t* dy, const data_t* x,
+                                                    const acc_t (&mean)[Path::slots], Pair (&sums)[Path::slots]) {
+    const NoActivationGrad activation_grad[Path::slots] = {};
     sweep_gradient_sums(sweep, dy, x, mean, activation_grad, sums);
 }
 

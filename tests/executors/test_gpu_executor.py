@@ -337,6 +337,43 @@ def test_limits_are_read_from_the_driver(driver: Driver, monkeypatch: pytest.Mon
     assert gpu.limits(2).largest_cluster == 1
 
 
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((8, 8, 8), (18, 18, 16, 16, 16, 16, 16, 16)),
+        ((7, 8, 8), (18, 18, 18, 16, 16, 16, 16, 14)),
+        ((6, 7, 8), (18, 18, 18, 18, 18, 16, 14, 12)),
+        ((0, 0, 0), KNOWN["H200"].processing_clusters),  # a part of a GPU
+        (None, KNOWN["H200"].processing_clusters),
+    ],
+)
+def test_processing_clusters(
+    counts: tuple[int, ...] | None, expected: tuple[int, ...], driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver says how many clusters of full blocks are resident at a time."""
+    monkeypatch.setattr(gpu, "_full_clusters", lambda *_: counts)
+    found = gpu.limits(3)
+    assert found.processing_clusters == expected
+    assert sum(found.processing_clusters) == found.multiprocessors
+    full = found.resident_clusters(8, 1)
+    assert full == sum(count // 8 for count in expected)
+    assert 2 * full <= found.resident_clusters(8, 2) <= 2 * full + len(expected)
+
+
+def test_a_gpu_without_known_processing_clusters_counts_as_one() -> None:
+    assert KNOWN["A100"].resident_clusters(8, 2) == 2 * 108 // 8
+
+
+@pytest.mark.gpu
+def test_gpu_processing_clusters() -> None:
+    """The clusters that the driver counts for a size from which the sizes were not derived."""
+    found = gpu.limits()
+    counted = gpu._full_clusters(0, (2, 8))
+    if found.largest_cluster < 16 or counted is None:
+        pytest.skip("needs a GPU with clusters of 16 blocks")
+    assert counted == (found.resident_clusters(2, 1), found.resident_clusters(8, 1))
+
+
 def test_plans_for_gpus(driver: Driver) -> None:
     options = {"shape": (2, 8, 3, 3), "dtype": "float32", "num_groups": 2}
     assert cunorm.plan("group_norm", **options).place.kind == "gpu"  # the current GPU

@@ -1,8 +1,8 @@
 """The compile gate: every kernel compiles with NVRTC for every gated architecture, and none spills. No GPU is needed.
 
 A kernel must not spill with a tile that refuses() accepts: a spill is a fault of the formula in refuses(). The quick
-suite compiles the tiles of `choice`, as `cunorm doctor --kernels` does, with the oldest and the newest NVRTC installed.
-`--long` compiles the tiles of `spread`.
+suite compiles the tiles of `choice`, as `cunorm doctor --kernels` does, with the oldest and the newest NVRTC installed;
+for float32 only the most demanding ones. `--long` compiles all of `choice` and the tiles of `spread`.
 """
 
 from __future__ import annotations
@@ -107,10 +107,24 @@ RARE = ("float16", "float64")
 QUICK = [pytest.param(case, id=str(case), marks=[pytest.mark.long] if case.dtype in RARE else []) for case in CASES]
 
 
+def most_demanding(planned: list[Build]) -> list[Build]:
+    """The builds of the most demanding tiles, and of the tiles that select a kernel which these do not contain."""
+    first = [build for build in planned if build.tile == gate.spread(build.case, build.architecture)[0][1]]
+    kernels = {build.kernel for build in first}
+    tiles = {build.tile for build in first} | {build.tile for build in planned if build.kernel not in kernels}
+    return [build for build in planned if build.tile in tiles]
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("case", QUICK)
-def test_no_tile_of_the_choice_spills_and_tensor_accesses_have_16_bytes(case: GateCase) -> None:
-    results = gate.run(gate.builds(NVRTCS, only=case), threads=THREADS)
+def test_no_tile_of_the_choice_spills_and_tensor_accesses_have_16_bytes(
+    case: GateCase, pytestconfig: pytest.Config
+) -> None:
+    """The quick suite compiles the lighter tiles for bfloat16 only."""
+    planned = gate.builds(NVRTCS, only=case)
+    if case.dtype == "float32" and not pytestconfig.getoption("--long"):
+        planned = most_demanding(planned)
+    results = gate.run(planned, threads=THREADS)
     assert faults(results) == ""
     assert {result.build.case for result in results} == {case}
     if case.op != "batch_norm_gather_stats":
@@ -183,6 +197,15 @@ def test_the_choice_compiles_every_strategy_for_every_pair() -> None:
         assert len({architecture for architecture, _ in several}) >= (1 if strategy == "cluster" else gate.QUICK_PAIRS)
         assert {version for _, version in several} == {OLD, NEW}
     assert others > 0.8 * len(CASES)
+
+
+def test_the_quick_suite_compiles_every_kernel_of_float32() -> None:
+    """Every strategy and layout is compiled for two pairs, as in `choice`."""
+    for case in (one for one in CASES if one.dtype == "float32"):
+        whole = gate.builds([OLD, NEW], only=case)
+        quick = most_demanding(whole)
+        assert {build.kernel for build in quick} == {build.kernel for build in whole}, case
+        assert len({(build.architecture, build.nvrtc) for build in quick}) >= gate.QUICK_PAIRS, case
 
 
 @pytest.mark.parametrize(("tiles", "several"), [("spread", gate.spread), ("all", gate.accepted)])

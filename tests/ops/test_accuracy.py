@@ -102,7 +102,8 @@ def check(op: str, layout: str, strategy: str, dtype: str, length: int) -> int:
     return tiles
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+# The kernels of bfloat16 run in another test too, so the quick suite builds no others for this one.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("op", "layout", "strategy"), STRATEGIES)
 def test_statistics_are_within_the_goal_of_pairwise_sums(
     op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType

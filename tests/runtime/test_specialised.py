@@ -76,6 +76,15 @@ def test_plans_that_differ_in_n_share_their_specialised_texts() -> None:
     assert first.texts("specialised") != other.texts("specialised")
 
 
+def test_an_array_that_is_absent_for_one_sample_only() -> None:
+    """The gradients of the parameters of one sample need no workspace."""
+    plan = cunorm.plan("group_norm_backward", **{**SHAPE, "shape": (1, 320, 64, 64)})
+    assert plan.launches[0].arguments["workspace"] == 0
+    (text, _), *_ = plan.texts("specialised")
+    assert "Pair* const workspace = nullptr;" in text
+    assert "CUNORM_ALIGNED(workspace)" not in text
+
+
 def test_every_kernel_has_a_specialised_text_of_the_same_parameters() -> None:
     entries = set()
     for launch, problem, strategy, tile in launched():

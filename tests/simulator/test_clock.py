@@ -156,7 +156,7 @@ def test_a_block_that_does_not_fit_is_refused() -> None:
 def test_clusters_share_a_group_of_multiprocessors() -> None:
     """Blocks that fill a multiprocessor: a group of 18 holds two clusters of 8, and two multiprocessors stay idle."""
     body: list[str | tuple[str, int]] = [*[("FADD R1,R1,R1", CONTROL - 1 + 15)] * 300, "EXIT"]
-    fitting = sum(size // 8 for size in GPU.groups)
+    fitting = GPU.device.resident_clusters(8, 1)
     one, two = (timed(body, grid=8 * count, cluster=8, static=200 * 1024) for count in (fitting, fitting + 1))
     assert one.resident == 1
     assert two.seconds - one.seconds > 4000 / GPU.clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from cunorm.core.problem import Problem
 from cunorm.jit import sources
 from cunorm.ops.registry import OPS
 from cunorm.tiling import choose_tile, costmodel, table
-from cunorm.tiling.table import MEASURED, MODEL, Entry
+from cunorm.tiling.table import MEASURED, MODEL, SIMULATED, Entry
 from tests.support.problems import forget_calls, group_arrays
 
 H200 = KNOWN["H200"]
@@ -81,7 +82,7 @@ def test_the_entry_of_the_problem_is_used(named: Callable[..., Path]) -> None:
     path = named(entry())
     made = plan(gamma_dtype="bfloat16")
     assert made.tile == TUNED
-    assert made.reason == f"the problem's entry in {path}: measured 12.5 us"
+    assert made.reason == f"the problem's entry in {path}: measured 12.5 us, generic kernels"
     assert f"chosen by  the problem's entry in {path}" in made.explain()
     assert plan(gamma_dtype="bfloat16", tile=OTHER).tile == OTHER
     assert "the tile= argument" in plan(tile=OTHER).reason
@@ -90,6 +91,28 @@ def test_the_entry_of_the_problem_is_used(named: Callable[..., Path]) -> None:
 def test_explain_marks_a_modelled_entry(named: Callable[..., Path]) -> None:
     named(entry(source=MODEL, predicted_us=14.2))
     assert "modelled, not measured: predicted 14.2 us" in plan(gamma_dtype="bfloat16").explain()
+
+
+def test_explain_marks_a_simulated_entry(named: Callable[..., Path]) -> None:
+    named(entry(source=SIMULATED, simulated_us=13.1, text="specialised"))
+    reason = plan(gamma_dtype="bfloat16").reason
+    assert reason.endswith(": simulated on NVIDIA H200, not measured: 13.1 us, specialised kernels")
+
+
+def test_of_entries_with_other_dtypes_the_best_evidence_is_used(named: Callable[..., Path]) -> None:
+    """A measured entry comes before a simulated one, and that before a modelled one, whatever their times."""
+    found = {
+        MODEL: entry(
+            replace(PROBLEM, gamma_dtype="float32"), Tile("split", threads=256, chunk=512), MODEL, predicted_us=1
+        ),
+        SIMULATED: entry(replace(PROBLEM, gamma_dtype="float64"), OTHER, SIMULATED, simulated_us=2),
+        MEASURED: entry(replace(PROBLEM, gamma_dtype="float16"), TUNED, MEASURED, time_us=3),
+    }
+    named(found[MODEL])
+    assert plan(gamma_dtype="bfloat16").tile == found[MODEL].tile
+    for source in (SIMULATED, MEASURED):
+        named(found[source])
+        assert plan(gamma_dtype="bfloat16").tile == found[source].tile
 
 
 def test_the_reason_says_that_no_tile_beat_the_default(named: Callable[..., Path]) -> None:
@@ -219,6 +242,21 @@ def test_the_nearest_entry_is_used_if_its_predicted_time_is_close(named: Callabl
     assert made.reason.startswith(f"the nearest entry in {path}, N=4 C=320 HxW=4096 group=32 at a distance of 0.42:")
     assert "the cost model's own choice" in made.reason
     assert choose_tile.nearest(asked, STRATEGIES, H200).entry.problem == near  # type: ignore[union-attr]
+
+
+def test_of_equally_near_entries_the_best_evidence_is_used(named: Callable[..., Path]) -> None:
+    """Measured comes before simulated, and that before modelled. N is a power of two, so distances are exact."""
+    halves, doubles = replace(PROBLEM, N=2), replace(PROBLEM, N=8)
+    asked, tile = replace(PROBLEM, N=4), own(replace(PROBLEM, N=4))
+    order = [(MODEL, "predicted_us"), (SIMULATED, "simulated_us"), (MEASURED, "time_us")]
+    for (worse, time), (better, other) in itertools.pairwise(order):
+        for one, two in ((halves, doubles), (doubles, halves)):
+            path = named()
+            path.unlink()
+            named(entry(one, tile, worse, **{time: 1.0}), entry(two, tile, better, **{other: 9.0}))
+            found = choose_tile.nearest(asked, STRATEGIES, H200)
+            assert found is not None
+            assert (found.distance, found.entry.source) == (1.0, better)
 
 
 def test_a_nearest_entry_that_is_predicted_slower_is_not_used(named: Callable[..., Path]) -> None:

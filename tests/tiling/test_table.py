@@ -21,7 +21,7 @@ from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
 from cunorm.ops.registry import OPS, plan
 from cunorm.tiling import table, table_file
-from cunorm.tiling.table import MEASURED, MODEL, Entry, entry_of, key_of, problem_of, raw_of
+from cunorm.tiling.table import MEASURED, MODEL, SIMULATED, Entry, entry_of, key_of, problem_of, raw_of
 from tests.support.paths import ROOT
 
 H200, A100 = KNOWN["H200"], KNOWN["A100"]
@@ -139,6 +139,8 @@ BROKEN_ENTRIES: dict[str, Any] = {
     "no kernel": {"kernel": None},
     "no strategy": {"strategy": None},
     "types that are none": {"types": ["float32"]},
+    "an unknown text": {"text": "fast"},
+    "a text that is none": {"text": None},
 }
 
 
@@ -237,6 +239,36 @@ def test_a_modelled_entry_never_replaces_a_measured_one(tmp_path: Path) -> None:
     assert table.read(path).entries[PROBLEM].source == MEASURED
     write(path, entry(time_us=13.0))  # a new measurement replaces an old one, even a faster one
     assert table.read(path).entries[PROBLEM].microseconds == 13.0
+
+
+@pytest.mark.parametrize("old", [MEASURED, SIMULATED, MODEL])
+@pytest.mark.parametrize("new", [MEASURED, SIMULATED, MODEL])
+def test_an_entry_is_replaced_only_by_one_with_as_good_evidence(old: str, new: str, tmp_path: Path) -> None:
+    """The order is measured, simulated, modelled. The times do not matter."""
+    order = [MEASURED, SIMULATED, MODEL]
+    slow = entry(source=old, **{table.SOURCES[old]: 9.0})
+    fast = entry(source=new, **{table.SOURCES[new]: 1.0})
+    path = write(tmp_path / "t.json", slow)
+    write(path, fast)
+    replaced = order.index(new) <= order.index(old)
+    assert table.read(path).entries[PROBLEM] == (fast if replaced else slow)
+    best = fast if replaced else slow
+    assert table.better(slow, fast) is table.better(fast, slow) is best
+
+
+def test_the_text_of_an_entry(tmp_path: Path) -> None:
+    """Absent in older tables, it means generic. A new entry without it does not keep the old one's."""
+    assert entry_of(raw_of(entry())).text == "generic"
+    made = entry(time_us=3.0, text="specialised")
+    assert entry_of(json.loads(json.dumps(raw_of(made)))) == made
+    assert made.text == "specialised"
+    path = write(tmp_path / "t.json", made)
+    assert table.read(path).entries[PROBLEM].text == "specialised"
+    write(path, entry(time_us=4.0))
+    assert table.read(path).entries[PROBLEM].text == "generic"
+    with pytest.raises(ValueError, match=r"^text is 'fast', expected one of generic, specialised$"):
+        entry_of(raw_of(entry(time_us=3.0, text="fast")))
+    assert entry(source=MODEL, predicted_us=1.0).text is None
 
 
 def test_a_rewrite_keeps_links_and_permissions(tmp_path: Path) -> None:

@@ -451,6 +451,15 @@ def test_a_wrong_argument_is_one_line_on_stderr(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_wrong_value_of_specialise_is_an_error_before_tuning(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUNORM_SPECIALISE", "sometimes")
+    code, out, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
+    words = "cunorm tune: CUNORM_SPECIALISE: 'sometimes', expected background, always or never\n"
+    assert (code, out, err) == (2, "", words)
+
+
 def test_tune_without_optuna_names_the_package(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     import importlib.util
 
@@ -479,7 +488,7 @@ def test_merge_drops_duplicate_entries(capsys: Any, tmp_path: Path) -> None:
         assert run(capsys, "tune", OP, "--shape", shape, "--table", path, "--trials", "1")[0] == 0
     code, out, _ = run(capsys, "merge", paths[0], paths[1], paths[0], "-o", paths[2])
     assert code == 0
-    assert "2 entries, 0 measured, of NVIDIA H200; 1 dropped for a better entry of the same problem" in out
+    assert "2 entries, 0 measured, 0 simulated, of NVIDIA H200; 1 dropped for a better entry of the same problem" in out
     assert len(table.read(paths[2]).entries) == 2
     code, out, _ = run(capsys, "show", "--table", paths[2], "--json", "--device", "H200")
     (shown,) = json.loads(out)["tables"]

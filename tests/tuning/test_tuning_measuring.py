@@ -30,7 +30,7 @@ SMALL = Problem(
     layout="NCHW",
     N=2,
     C=320,
-    HxW=4096,
+    HxW=16384,
     group=32,
     outputs=("dx", "dgamma", "dbeta"),
 )
@@ -63,6 +63,7 @@ class FakeWorker:
         self.opened: list[Problem] = []
         self.asked: Counter[str] = Counter()
         self.wrong: set[Tile] = set()
+        self.text = "specialised"  # the text that calls run once a plan is compiled
         self.dies: set[Tile] = set()
         self.stop_after: float = float("inf")
 
@@ -84,6 +85,8 @@ class FakeWorker:
         assert self.opened, "a problem"
         if what == "verify":
             return "dx: too far" if arguments[0] in self.wrong else None
+        if what == "compile":
+            return self.text
         if what == "round":
             for index, tile in enumerate(arguments[0]):
                 if tile in self.dies:
@@ -127,8 +130,19 @@ def test_a_faster_tile_is_stored_with_all_facts_of_an_entry() -> None:
     assert facts["roofline"] == pytest.approx(facts["gigabytes_per_s"] / 4000, abs=0.001)
     assert facts["runner_up"]["time_us"] > facts["time_us"]
     assert "default" not in facts
+    assert entry.text == facts["text"] == "specialised"
     assert entry_of(raw_of(entry)) == entry
     assert {trial.tile for trial in result.trials} == set(space.tiles)
+
+
+def test_an_entry_records_the_text_that_was_measured() -> None:
+    """If the specialised kernels are not compiled, calls and the race run the generic ones."""
+    space = space_of(SMALL)
+    worker = FakeWorker(times_of(space))
+    worker.text = "generic"
+    result = measured(space, worker, trials=10)
+    assert result.entry is not None
+    assert result.entry.facts["text"] == "generic"
 
 
 @pytest.mark.parametrize(("gain", "stored"), [(1.005, False), (1.014, False), (1.03, True), (1.2, True)])

@@ -55,6 +55,7 @@ def measured(count: int = 20, rows: int = 267, seed: int = 0) -> TuningResult:
     trials = [Trial(tile, seconds) for tile, seconds in times.items()]
     timings = {tile: timing(times[tile]) for tile in (winner, space.default)}
     facts = {"measures": True, "bandwidth": 4e12, "trials": count, "default": winner == space.default}
+    facts["text"] = "specialised"
     entry = measured_entry(space, winner, timings, **facts)  # type: ignore[arg-type]
     return TuningResult(space, "measured", winner, entry, timings, trials, bandwidth=4e12, software={"driver": 13000})
 
@@ -138,17 +139,29 @@ def test_failures_are_listed_and_wrong_results_come_first(tmp_path: Path) -> Non
 
 def test_a_modelled_page_never_looks_measured(tmp_path: Path) -> None:
     result = modelled()
-    result.kept = False
+    result.instead = "measured"
     text = words(page([result], tmp_path))
-    assert "measured" not in text.lower().replace(report.CSS.lower(), "")
+    left = "Not stored: the table contains a measured entry, which is better evidence."
+    assert left in text
+    assert "measured" not in text.replace(left, "").lower().replace(report.CSS.lower(), "")
     assert "MODELLED. No kernel was timed" in text
     assert "quartiles" not in text
     assert "samples" not in text
     assert "predicted time <b>" in text
     assert "Verified: cpu executor, rows=267" in text
-    assert "Not stored" in text
     floor = 2 * result.space.problem.nbytes / (0.9 * DEVICE.bandwidth)
     assert f"Floor: {floor * 1e6:.2f} µs" in text
+
+
+def test_a_simulated_page_never_looks_measured(tmp_path: Path) -> None:
+    result = measured()
+    result.source, result.entry = "simulated", None
+    text = words(page([result], tmp_path))
+    assert "SIMULATED. No kernel ran on a GPU" in text
+    assert "measured" not in text.lower().replace(report.CSS.lower(), "")
+    assert "quartiles" not in text
+    assert "4,000 to 4,000 GB/s on the simulated GPU" in text
+    assert "simulated time <b>" in text
 
 
 def test_the_page_of_a_rehearsal_is_marked_as_rehearsed(tmp_path: Path) -> None:

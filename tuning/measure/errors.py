@@ -12,8 +12,8 @@ class CandidateError(Exception):  # expected during a search: not a bug of the t
     Parameters
     ----------
     kind : str
-        compile, launch, memory, fault or wrong; crash or hang, after which the worker's process is gone; or
-        `NO_COMPILER`.
+        compile, launch, memory, fault or wrong; simulator, which does not know an instruction; crash or hang, after
+        which the worker's process is gone; or `NO_COMPILER`.
     sentence : str
     index : int, optional
         Index of the candidate in the request; None if the request contains one candidate or none was begun.

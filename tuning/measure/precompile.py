@@ -1,8 +1,9 @@
 """Compiles kernels in separate processes before they are measured. This only fills caches.
 
-The processes call `executor.compile`, as calls of users do, and discard the kernel. The worker then times the same
-RawKernel that users call; its binary is in CuPy's cache (or in the CPU executor's). A generation is compiled before its
-race begins, so that nothing else uses the GPU while times are taken.
+Both texts that `Plan.compile` compiles are compiled as plans do it: the generic one by `executor.compile`, whose binary
+is in CuPy's cache (or in the CPU executor's), the specialised one by `executor.build`, which writes a file. The worker
+then times the same kernels that users call. A generation is compiled before its race begins, so that nothing else uses
+the GPU while times are taken.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import replace
 
 from cunorm.core.strategy import Tile
 from cunorm.jit import sources
+from cunorm.runtime.specialised import Specialised
 
 from ..search.space import Space
 from .session import Spec
@@ -36,7 +38,9 @@ class Precompiler:
 
     def __init__(self, spec: Spec, processes: int) -> None:
         self._spec = replace(spec, clock=None)
-        self._texts: queue.Queue[tuple[str, str] | None] = queue.Queue()
+        # The generic text is first: the plan needs it even if the specialised one does not compile.
+        self._wanted = sources.TEXTS if Specialised(spec.kind, True).waiting else sources.TEXTS[:1]
+        self._texts: queue.Queue[tuple[sources.Text, str, str] | None] = queue.Queue()
         self._seen: set[str] = set()
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(processes)]
@@ -56,10 +60,11 @@ class Precompiler:
         for tile in tiles:
             strategy = space.strategy(tile)
             for launch in strategy.launches(space.problem, tile):
-                text = sources.kernel_text(launch, space.problem, strategy, tile)
-                if text not in self._seen:
-                    self._seen.add(text)
-                    self._texts.put((text, launch.entry))
+                for text in self._wanted:
+                    code = sources.kernel_text(launch, space.problem, strategy, tile, text)
+                    if code not in self._seen:
+                        self._seen.add(code)
+                        self._texts.put((text, code, launch.entry))
 
     def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Wait until every submitted kernel has been compiled or has failed, or until `stopped` returns True."""

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cunorm.core.strategy import Tile
-from cunorm.tiling.table import MEASURED, MODEL, Entry
+from cunorm.jit.sources import Text
+from cunorm.tiling.table import MEASURED, MODEL, SIMULATED, Entry
 from cunorm.traffic.sampling import floor_bytes
 
 from ..search.space import SWEPT, Space
 from .race import Timing
 
 MORE = 116  # trials in a space that is not tried completely: the cost model's best 20, then 96 more
+SIMULATED_TRIALS = 12  # trials of the simulator, which takes seconds or minutes for one, without --trials and --seconds
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Deadlines:
     compile: float = 180.0
     verify: float = 120.0
     sample: float = 20.0
+    simulate: float = 3600.0
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Trial:
-    """A tile that was tried: its time in seconds, measured or predicted, or its failure."""
+    """A tile that was tried: its time in seconds, measured, simulated or predicted, or its failure."""
 
     tile: Tile
     seconds: float | None
@@ -79,7 +82,7 @@ class TuningResult:
     ----------
     space : Space
     source : str
-        ``"measured"`` or ``"model"``; ``"rehearsed"`` if the clock did not time a GPU.
+        ``"measured"``, ``"simulated"`` or ``"model"``; ``"rehearsed"`` if the clock did not time a GPU.
     winner : Tile or None
         None if no tile was chosen; then ``sentence`` says why.
     entry : Entry or None
@@ -89,12 +92,12 @@ class TuningResult:
     trials : list of Trial
         In the order in which the outcomes were known.
     interrupted : bool
-    kept : bool
-        Whether the table contains the entry. A modelled entry does not replace a measured entry.
+    instead : str
+        If the table keeps an entry with better evidence instead of this one, the source of that entry.
     seconds : float
         Duration of the tuning.
     bandwidth : float or None
-        Bytes per second of a copy in the same run.
+        Bytes per second of a copy in the same run; of a simulated result, on the simulated GPU.
     software : dict
         Versions of the software that the worker runs.
     """
@@ -107,10 +110,15 @@ class TuningResult:
     trials: list[Trial] = field(default_factory=list)
     sentence: str = ""
     interrupted: bool = False
-    kept: bool = True
+    instead: str = ""
     seconds: float = 0.0
     bandwidth: float | None = None
     software: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the table contains the entry, if there is one."""
+        return not self.instead
 
     @property
     def failures(self) -> list[Trial]:
@@ -131,6 +139,7 @@ def measured_entry(
     bandwidth: float,
     trials: int,
     default: bool,
+    text: Text,
 ) -> Entry:
     """The table entry of a problem that was timed on its device.
 
@@ -149,6 +158,8 @@ def measured_entry(
         Number of tiles that were tried.
     default : bool
         Whether no tile beat the default by enough.
+    text : str
+        Which of the kernels' texts was timed.
 
     Raises
     ------
@@ -166,21 +177,69 @@ def measured_entry(
         "gigabytes_per_s": round(floor / timing.seconds / 1e9, 1),
         "roofline": round(floor / timing.seconds / bandwidth, 3),
         "trials": trials,
+        "text": text,
     }
+    facts |= _beside(space, tile, timings, "time_us")
+    if default:
+        facts["default"] = True
+    return Entry(space.problem, tile, MEASURED, space.kernel(tile), facts)
+
+
+def _beside(space: Space, tile: Tile, timings: Mapping[Tile, Timing], unit: str) -> dict[str, Any]:
+    """The facts of an entry about other tiles: the default's time and the runner-up, whose time has the name `unit`."""
+    facts: dict[str, Any] = {}
     if space.default in timings:
         facts["default_us"] = _us(timings[space.default].seconds)
     others = {one: found for one, found in timings.items() if one != tile}
     if others:
         second = min(others, key=lambda one: others[one].seconds)
         seconds = _us(others[second].seconds)
-        facts["runner_up"] = {"strategy": second.strategy, "tile": second.as_dict(), "time_us": seconds}
+        facts["runner_up"] = {"strategy": second.strategy, "tile": second.as_dict(), unit: seconds}
+    return facts
+
+
+def simulated_entry(
+    space: Space,
+    tile: Tile,
+    timings: Mapping[Tile, Timing],
+    *,
+    trials: int,
+    default: bool,
+    verified: str | None,
+    text: Text,
+) -> Entry:
+    """The table entry of a problem whose machine code was simulated.
+
+    Parameters
+    ----------
+    space : Space
+    tile : Tile
+        The winner.
+    timings : mapping of Tile to Timing
+        Simulated times.
+    trials : int
+    default : bool
+        Whether no tile beat the default by enough.
+    verified : str or None
+        Executor and sizes on which the tile was verified; None: not verified.
+    text : str
+        Which of the kernels' texts was simulated.
+    """
+    facts: dict[str, Any] = {
+        "simulated_us": _us(timings[tile].seconds),
+        "predicted_us": _us(space.predicted(tile)),
+        "trials": trials,
+        "verified": verified or False,
+        "text": text,
+    }
+    facts |= _beside(space, tile, timings, "simulated_us")
     if default:
         facts["default"] = True
-    return Entry(space.problem, tile, MEASURED, space.kernel(tile), facts)
+    return Entry(space.problem, tile, SIMULATED, space.kernel(tile), facts)
 
 
 def modelled_entry(space: Space, tile: Tile, *, trials: int, verified: str | None) -> Entry:
-    """The table entry of a problem that was not timed.
+    """The table entry of a problem that was neither timed nor simulated.
 
     Parameters
     ----------

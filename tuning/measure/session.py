@@ -108,14 +108,25 @@ class Session:
         op = OPS[self._verifier.problem.op]
         return plans.plan_for(self._verifier.problem, op.strategies, op.names, self.place, tile)
 
-    def compile(self, tile: Tile) -> None:
-        """Compile a tile's kernels; raises CompileError or UnsupportedTile."""
-        self._plan(tile).compile()
+    def compile(self, tile: Tile) -> str:
+        """Compile a tile's kernels; return the text that calls run, one of `cunorm.jit.sources.TEXTS`.
+
+        Raises
+        ------
+        CompileError, UnsupportedTile
+        """
+        return self._plan(tile).compile().text
 
     def verify(self, tile: Tile) -> str | None:
         """A sentence that says how a tile's results are wrong, or None."""
         assert self._verifier is not None, "a problem that was opened"
-        return self._verifier.fault(self._plan(tile))
+        return self._verifier.fault(self._plan(tile).compile())
+
+    def simulate(self, problem: Problem, tile: Tile) -> float:
+        """The simulated time of a tile, in seconds. The problem need not be open."""
+        from .simulate import seconds_of  # imported here: a session that measures has no simulator
+
+        return seconds_of(problem, tile, self.spec.device)
 
     def keep(self, tiles: Sequence[Tile]) -> None:
         """Free the workspaces and graphs of all other tiles."""
@@ -135,7 +146,10 @@ class Session:
         """Take one sample of a tile, in seconds per launch."""
         if tile not in self._samplers:
             assert self.clock is not None, "a spec with a clock"
-            self._samplers[tile] = self.clock.sampler(tile, self._runner(self._plan(tile)), len(self._sets))
+            # Compiled first, since this process may be a new one: a sample must not run the generic kernels of the
+            # plan's first calls.
+            run = self._runner(self._plan(tile).compile())
+            self._samplers[tile] = self.clock.sampler(tile, run, len(self._sets))
         return self._samplers[tile]()
 
     def _make_sets(self, clock: Clock, given: Inputs) -> None:

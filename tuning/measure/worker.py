@@ -22,6 +22,7 @@ from typing import Any
 from cunorm.core.errors import CompileError, KernelFault, NoCompilerError, UnsupportedTile
 from cunorm.core.problem import Problem
 from cunorm.executors.choose import executor
+from cunorm.runtime import specialised
 
 from .errors import NO_COMPILER, Failed, Lost, Stopped
 from .session import Session, Spec, software
@@ -44,6 +45,8 @@ def _kind(error: Exception) -> str:
         return "fault"
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
         return "memory"
+    if type(error).__name__ == "UnknownInstruction":  # of the simulator, which only a simulating worker imports
+        return "simulator"
     return "launch"
 
 
@@ -54,10 +57,14 @@ def _answer(stand: Session, request: tuple[Any, ...], begin: Callable[[int], Non
     if what == "compile":
         return stand.compile(*arguments)
     if what == "warm":
-        executor(stand.spec.kind).compile(*arguments)
+        text, code, entry = arguments
+        place = executor(stand.spec.kind)
+        (place.build if text == "specialised" else place.compile)(code, entry)
         return None
     if what == "verify":
         return stand.verify(*arguments)
+    if what == "simulate":
+        return stand.simulate(*arguments)
     if what == "round":
         found = []
         stand.keep(arguments[0])
@@ -74,6 +81,7 @@ def _answer(stand: Session, request: tuple[Any, ...], begin: Callable[[int], Non
 
 def serve(connection: Connection) -> None:
     """Answer requests until the parent closes the pipe."""
+    specialised.MOST_KERNELS = sys.maxsize  # a tuner loads more kernels than an application does
     spec: Spec = connection.recv()
     stand = Session(spec)
     connection.send(("ready", None))

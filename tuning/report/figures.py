@@ -37,7 +37,7 @@ NARROW = 5.0  # a log axis has evenly spaced ticks if largest / smallest time is
 
 
 def seconds(result: TuningResult, tile: Tile | None) -> float | None:
-    """The final time of a tile in seconds, measured or predicted; None if there is none."""
+    """The final time of a tile in seconds, measured, simulated or predicted; None if there is none."""
     timing = None if tile is None else result.timings.get(tile)
     return None if timing is None else timing.seconds
 

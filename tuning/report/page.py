@@ -23,6 +23,11 @@ LONG = 12  # a list of more failures is folded
 #: By source of the times: the label, the noun, the explanation for the reader.
 SOURCES = {
     "measured": ("MEASURED", "time", "Times are medians of kernels that ran on the device."),
+    "simulated": (
+        "SIMULATED",
+        "simulated time",
+        "No kernel ran on a GPU: every time on this page is that of the kernels' machine code on a simulated clock.",
+    ),
     "model": (
         "MODELLED",
         "predicted time",
@@ -40,7 +45,7 @@ h1, h2 { line-height: 1.2; } h2 { border-top: 1px solid #ddd; padding-top: 1rem;
 img { max-width: 100%; height: auto; } .figures { display: flex; flex-wrap: wrap; gap: .5rem; align-items: flex-start; }
 .figures img { width: 36rem; } code { background: #f4f4f4; padding: 0 .2em; } .facts { color: #555; }
 .source { font-weight: bold; padding: .5rem .8rem; border-left: .5rem solid; }
-.measured { background: #e7f3ee; border-color: #009e73; }
+.measured { background: #e7f3ee; border-color: #009e73; } .simulated { background: #e5f0f7; border-color: #0072b2; }
 .model { background: #fdf2d8; border-color: #e69f00; } .rehearsed { background: #f6e4ee; border-color: #cc79a7; }
 .wrong { color: #b00000; font-weight: bold; } div.wrong, li.wrong { background: #fdeaea; padding: .2rem .5rem; }
 table { border-collapse: collapse; } td, th { padding: .1rem .7rem; text-align: left; border-bottom: 1px solid #eee; }
@@ -134,7 +139,8 @@ def _bandwidths(results: Sequence[TuningResult]) -> str:
     if {result.source for result in results} == {"model"}:
         return f": {costmodel.ACHIEVABLE:g} of the device's peak"
     found = [result.bandwidth / 1e9 for result in results if result.bandwidth]
-    return f": {min(found):,.0f} to {max(found):,.0f} GB/s in this run" if found else ""
+    where = "on the simulated GPU" if {result.source for result in results} == {"simulated"} else "in this run"
+    return f": {min(found):,.0f} to {max(found):,.0f} GB/s {where}" if found else ""
 
 
 def _wrong(results: Sequence[TuningResult]) -> Iterable[str]:
@@ -192,7 +198,7 @@ def _sentences(result: TuningResult, noun: str) -> Iterable[str]:
     else:
         timing = result.timings.get(winner)
         spread = ""
-        if timing is not None and result.source != "model":
+        if timing is not None and result.source not in ("model", "simulated"):
             spread = f" (quartiles {_us(timing.q25)} and {_us(timing.q75)}, {timing.samples} samples)"
         stays = ", which is the default" if winner == default else ""
         took = _e(_us(figures.seconds(result, winner)))
@@ -208,7 +214,7 @@ def _sentences(result: TuningResult, noun: str) -> Iterable[str]:
     if result.interrupted:
         yield "<b>Interrupted.</b>"
     if not result.kept:
-        yield "Not stored: the table contains an entry that was timed, and a prediction never replaces it."
+        yield f"Not stored: the table contains a {_e(result.instead)} entry, which is better evidence."
     if result.sentence:
         yield f"<b>{_e(result.sentence)}</b>"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cunorm.core.devices import Device
@@ -17,6 +17,8 @@ from cunorm.tiling.table import key_of
 
 #: Spaces up to this size are tried completely.
 SWEPT = 200
+#: A tile is unlikely to be the fastest if its predicted time is above this multiple of the best prediction.
+UNLIKELY = 2.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ class Space:
                 found.append(Candidate(tile, choice.seconds))
         at = {candidate.tile: index for index, candidate in enumerate(found)}
         return cls(problem, device, strategies, tuple(found), at)
+
+    def likely(self) -> Space:
+        """The space without the tiles that are unlikely to be the fastest; the default is kept."""
+        most = UNLIKELY * min(candidate.predicted for candidate in self.candidates)
+        left = tuple(one for one in self.candidates if one.predicted <= most or one.tile == self.default)
+        return replace(self, candidates=left, _at={one.tile: index for index, one in enumerate(left)})
 
     def __len__(self) -> int:
         return len(self.candidates)

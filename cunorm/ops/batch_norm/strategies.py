@@ -23,7 +23,11 @@ from cunorm.ops.common.limits import (
 from cunorm.ops.common.slab_sweep import LARGEST_CHUNK, Slab, Sweep, refuses_sweep
 
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
-#: Values in Affine, with padding, and in LinearGradient (norm.cuh).
+#: Registers per thread of batch_norm_backward_reduce_sweep.cu, whose launch bounds require 768 resident threads.
+GRADIENT_REGISTERS = 80
+#: Packs per lane up to which `block` is worth trying for the sums of a backward; longer planes are faster with `split`.
+SHORT_PLANE_STEPS = 2
+#: Values in Affine (norm.cuh), with padding, and in ChannelGradient (channel_coefficients.cuh).
 LINEAR_VALUES = 4
 
 
@@ -187,7 +191,7 @@ class _Reducing(_Viewed):
         traffic = self.problem.read * problem.nbytes + (rows > 1) * rows * problem.C * self.problem.part
         entry, fold = f"{problem.op}_{kind}", f"{problem.op}_fold"
         arguments = {**given, **results, **sizes}
-        facts |= {"traffic": traffic, "registers": RESIDENT_REGISTERS, "layout": self.view.layout}
+        facts = {"registers": RESIDENT_REGISTERS, **facts, "traffic": traffic, "layout": self.view.layout}
         main = Launch(entry, entry, grid, self.tile.threads, arguments, **facts)
         if rows == 1:
             return (main,)
@@ -216,10 +220,10 @@ class _ReducingSlabs(_Reducing):
         The arrays are in the kernel's order, each from a 16-byte boundary.
         """
         channels = self.slab.channels
-        # Per channel: results so far, and of the latest samples; the centre or the mean.
+        # Per channel: results so far, and of the latest samples; the centre.
         sizes = [*[channels * self.problem.part] * 2, channels * self.problem.sum_itemsize]
         sizes += [channels * self.problem.pair, self.slab.partial_sums * self.problem.pair]
-        sizes += [16 * self.slab.packs] * self.problem.read
+        sizes.append(16 * self.slab.packs)
         return sum(round_up(size, 16) for size in sizes)
 
     def refuses(self, device: Device) -> str | None:
@@ -227,6 +231,16 @@ class _ReducingSlabs(_Reducing):
         sentence = refuses_threads(self.tile) or refuses_layout(self.problem, "NCHW")
         sentence = sentence or refuses_shared(self.shared, device)
         return sentence or refuses_registers(RESIDENT_REGISTERS, self.tile, device)
+
+    @lazy
+    def waits(self) -> int:
+        """Phases of a block: per sample, it waits for the slab, sums it to find a centre, and sums it again."""
+        return 3 * min(self.view.N, self.tile.samples_per_block)
+
+    @lazy
+    def facts(self) -> dict[str, Any]:
+        """Further facts of the launch."""
+        return {"constants": self.slab.constants}
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
@@ -240,10 +254,46 @@ class _ReducingSlabs(_Reducing):
             "samples": samples,
         }
         blocks = blocks_for(ceil_div(view.C, self.tile.channels) * self.partial_rows)
-        # Per sample, a block waits for the slab and sums it. A forward sums it twice: first only to find a centre.
-        phases = samples * (2 if self.problem.is_backward else 3)
-        facts = {"shared_bytes": self.shared, "phases": phases, "constants": self.slab.constants}
-        return self.reducing("block", blocks, sizes, **facts)
+        return self.reducing("block", blocks, sizes, shared_bytes=self.shared, phases=self.waits, **self.facts)
+
+
+class _ReducingColumns(_ReducingSlabs):
+    """Tiling of `block` for the sums of a backward: a thread sweeps one pack of several samples."""
+
+    @lazy
+    def columns(self) -> int:
+        """Columns of packs that a block processes at a time, for the worst alignment."""
+        return min(self.slab.packs, self.tile.threads)
+
+    @lazy
+    def shared(self) -> int:
+        """Bytes of shared memory per block: the totals of each channel, and a pair per thread and element of a pack."""
+        pairs = round_up(self.slab.channels * self.problem.pair, 16)
+        return pairs + self.tile.threads * self.problem.pack * self.problem.pair
+
+    def refuses(self, device: Device) -> str | None:
+        """See `Tiling.refuses`."""
+        if self.slab.channels * self.view.HxW > LARGEST_CHUNK:
+            return f"channels is {self.tile.channels}, expected slabs of at most {LARGEST_CHUNK} elements"
+        return super().refuses(device)
+
+    @lazy
+    def worth(self) -> bool:
+        """Whether a sweep of a plane would be short, and the slabs are one range of whole packs if they can be."""
+        view, pack = self.view, self.problem.pack
+        unit = pack // math.gcd(view.HxW, pack)
+        even = self.tile.channels % unit == 0 or unit > view.C
+        return even and self.slab.packs <= self.tile.threads and view.HxW <= SHORT_PLANE_STEPS * WARP * pack
+
+    @lazy
+    def waits(self) -> int:
+        """Phases of a block: it sweeps one range of columns after another."""
+        return ceil_div(self.slab.packs, self.columns)
+
+    @lazy
+    def facts(self) -> dict[str, Any]:
+        """See `_ReducingSlabs.facts`."""
+        return {}
 
 
 class _ReducingRows(_Swept, _Reducing):
@@ -252,9 +302,10 @@ class _ReducingRows(_Swept, _Reducing):
     @lazy
     def launches(self) -> tuple[Launch, ...]:
         """Launches of the sweep and the fold."""
-        mean = self.met * self.problem.sum_itemsize * self.problem.is_backward
-        shared = self.sweep.shared(self.problem.part)
-        return self.reducing("sweep", self.grid, self.sizes, shared_bytes=shared, cached=mean)
+        facts = {"shared_bytes": self.sweep.shared(self.problem.part)}
+        if self.problem.is_backward:
+            facts |= {"cached": self.met * self.problem.sum_itemsize, "registers": GRADIENT_REGISTERS}
+        return self.reducing("sweep", self.grid, self.sizes, **facts)
 
 
 class _ReducingPlanes(_ReducingRows):
@@ -287,7 +338,7 @@ class _StreamingRuns(_Streaming):
 
     @lazy
     def shared(self) -> int:
-        """Bytes of shared memory per block: Affine or LinearGradient (norm.cuh) of the planes that its run touches."""
+        """Bytes of shared memory per block: Affine (norm.cuh) or ChannelGradient of the planes its run touches."""
         planes = min(self.view.N * self.view.C, self.tile.chunk // self.view.HxW + 2)
         return planes * LINEAR_VALUES * self.problem.sum_itemsize
 
@@ -380,16 +431,16 @@ def _strategies(op: str, *made: tuple[str, Mapping[str, tuple[int, ...]], type[T
     return {name: Strategy(name, op, space, ("threads",), tiling, _example) for name, space, tiling in made}
 
 
-def _reducing(op: str) -> dict[str, Strategy]:
+def _reducing(op: str, slabs: type[Tiling]) -> dict[str, Strategy]:
     rows, planes = ("column", _ROWS, _ReducingRows), ("split", _CHUNKS, _ReducingPlanes)
-    return _strategies(op, ("block", _SLABS, _ReducingSlabs), planes, rows)
+    return _strategies(op, ("block", _SLABS, slabs), planes, rows)
 
 
 def _streaming(op: str) -> dict[str, Strategy]:
     return _strategies(op, ("block", _RUNS, _StreamingRuns), ("column", _ROWS, _StreamingRows))
 
 
-STATS: dict[str, Strategy] = _reducing("batch_norm_stats")
+STATS: dict[str, Strategy] = _reducing("batch_norm_stats", _ReducingSlabs)
 GATHER_STATS: dict[str, Strategy] = {
     "column": Strategy(
         "column",
@@ -401,5 +452,5 @@ GATHER_STATS: dict[str, Strategy] = {
     )
 }
 ELEMT: dict[str, Strategy] = _streaming("batch_norm_elemt")
-BACKWARD_REDUCE: dict[str, Strategy] = _reducing("batch_norm_backward_reduce")
+BACKWARD_REDUCE: dict[str, Strategy] = _reducing("batch_norm_backward_reduce", _ReducingColumns)
 BACKWARD_ELEMT: dict[str, Strategy] = _streaming("batch_norm_backward_elemt")

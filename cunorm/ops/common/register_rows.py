@@ -83,9 +83,22 @@ class WarpRows(Tiling):
         fields = self.tile.as_dict()
         return int(fields.get("rows_per_team", fields.get("samples_per_team", 1)))
 
+    @lazy
+    def shares_parameters(self) -> bool:
+        """Whether the teams of a block read the parameters from shared memory."""
+        return False
+
+    @lazy
+    def most_parameter_bytes(self) -> int:
+        """Most bytes of a parameter that a lane keeps in registers.
+
+        None in a forward whose teams share the parameters: more resident warps are worth more than the loads.
+        """
+        return self.most_resident if self.problem.is_backward or not self.shares_parameters else 0
+
     def resident(self, dtype: str) -> bool:
         """Whether a parameter of this dtype stays in registers from row to row (RowParameters in forward_rows.cuh)."""
-        return self.tile.packs_per_thread * self.problem.pack * ITEMSIZE[dtype] <= self.most_resident
+        return self.tile.packs_per_thread * self.problem.pack * ITEMSIZE[dtype] <= self.most_parameter_bytes
 
     @lazy
     def sums_in_registers(self) -> bool:
@@ -97,7 +110,7 @@ class WarpRows(Tiling):
         """Compile-time constants of forward_rows.cuh and backward_rows.cuh."""
         found = {
             "reads_ahead": int(self.reads_ahead),
-            "most_parameter_bytes": self.most_resident,
+            "most_parameter_bytes": self.most_parameter_bytes,
             "resident_blocks": self.resident_blocks,
         }
         return found | ({"sums_in_registers": int(self.sums_in_registers)} if self.problem.is_backward else {})
@@ -126,7 +139,11 @@ class WarpRows(Tiling):
             else:
                 passing += 2 * of_parameter
         if not problem.is_backward:
-            return 48 + passing + packs * of_pack
+            return (
+                (32 if self.shares_parameters else 48)
+                + passing
+                + packs * (of_pack + (1 if problem.pack >= 8 else 2) * (packs > 8))
+            )
         if self.sums_in_registers:
             of_pack += 2 * widened
         # Additional registers, in pairs, for the sums of several warps.

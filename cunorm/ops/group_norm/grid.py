@@ -11,19 +11,22 @@ from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
 
 #: Of tiles with equal predictions the cost model selects the first. Two blocks of 256 threads per multiprocessor wait
 #: less for each other than one block of 512. They follow the order of tickets more closely than four blocks of 128, so
-#: more second reads hit the L2 cache. With 160 prefetched tiles, the 264 blocks of 256 threads that are resident on a
-#: GPU with 132 multiprocessors hardly wait. Fewer tiles are for slabs that would fill the L2 cache.
+#: more second reads hit the L2 cache. With 144 prefetched tiles, most of the 396 blocks of 256 threads that are resident
+#: on a GPU with 132 multiprocessors do not wait. Fewer tiles are for slabs that would fill the L2 cache.
 GRID_SPACE = {
     "threads": (256, 128, 512),
     "chunk": (64, 120, 256, 1024, 2048, 4096),
     "groups": (1, 2, 4, 8, 16, 32),
-    "prefetch_tiles": (160, 32, 1),
+    "prefetch_tiles": (144, 32, 1),
 }
 #: Tickets are counted in 32 bits. Blocks draw a few more tickets than there are work items.
 MOST_TICKETS = 2**32 - 2**22
 #: Resident threads per multiprocessor, and multiprocessors of the largest device or more. They bound the grid. A block
 #: that finds no ticket ends at once.
 RESIDENT_THREADS, MULTIPROCESSORS = 512, 192
+#: Resident threads, and the registers per thread that they leave, of a backward kernel whose threads process one channel
+#: each, with 32-bit sums and without an activation: grid_threads in group_norm_backward_grid.cu.
+LEAN_THREADS, LEAN_REGISTERS = 768, 80
 #: Latencies of memory that a block waits for the sums of a slab before each output, if no tiles are prefetched.
 #: Estimated with the simulator: 2.5 to 4 us for tiles of 1024 and 2048 elements per warp. A launch does not depend on
 #: the device, so the blocks that wait are those of a GPU with USUAL_MULTIPROCESSORS.
@@ -58,9 +61,16 @@ class GroupGrid(Tiling):
             chunks if self.sweep.layout == "NHWC" else ceil_div(self.slab_channels * chunks, self.tile.threads // WARP)
         )
 
+    @lazy
+    def lean(self) -> bool:
+        """Whether the launch bound of the kernel is `LEAN_THREADS`."""
+        problem = self.problem
+        alone = problem.is_backward and problem.layout == "NCHW" and problem.activation is None
+        return alone and problem.dtype != "float64"
+
     def _blocks(self, multiprocessors: int) -> int:
         """Blocks that are resident on ``multiprocessors`` multiprocessors."""
-        return max(1, multiprocessors * RESIDENT_THREADS // self.tile.threads)
+        return max(1, multiprocessors * (LEAN_THREADS if self.lean else RESIDENT_THREADS) // self.tile.threads)
 
     @lazy
     def grid(self) -> int:
@@ -73,15 +83,19 @@ class GroupGrid(Tiling):
         The formula is fitted to the counts of the CPU executor, and a test checks it against them. The outputs of a
         slab are written in reverse order. So its last sector is read again at once, and its first sector after all
         reads and writes of the slab. If the slab is small, blocks that wait for it hold tiles of later slabs. For each
-        tile by which the sums run ahead, the outputs of an earlier tile are written too.
+        tile by which the sums run ahead, the outputs of an earlier tile are written too. The tiles by which they run
+        ahead are the first of their slab and therefore its last outputs. If they are more than 1 in 20, the outputs of
+        the slab before them count as well.
         """
         slab = self.problem.nbytes // self.slabs
         read = self.problem.read * slab
         both = read + slab
         held = self._blocks(device.multiprocessors) * ceil_div(both, self.tiles)
         ahead = self.tile.prefetch_tiles * ceil_div(read, self.tiles)
-        found = int(0.95 * both + 0.25 * held + max(0.0, 0.75 * held - 0.5 * read) + 2.5 * ahead)
-        return min(found, both * self.slabs)
+        found = 0.95 * both + max(0.25 * held, 0.75 * held - 0.5 * read) + 2.5 * ahead
+        if 20 * self.tile.prefetch_tiles > self.tiles:
+            found = max(found, 2.0 * both + 0.25 * held + ahead)
+        return min(int(found), both * self.slabs)
 
     # ---- legality ---------------------------------------------------------------------------------------------------
 
@@ -230,7 +244,7 @@ class GroupGrid(Tiling):
             shared_bytes=self.shared,
             traffic=read + problem.nbytes,
             cached=read + self.parts_moved,
-            registers=bound_registers(problem, problem.layout),
+            registers=LEAN_REGISTERS if self.lean else bound_registers(problem, problem.layout),
             phases=self.phases,
             streams=self.problem.read,
             tickets=self.words_at * self.problem.pair,

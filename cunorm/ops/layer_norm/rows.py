@@ -23,7 +23,12 @@ from .split import gradient_arguments, owners
 #: Rows per team. A team adds its rows one after another, so more rows would lose accuracy of dgamma and dbeta.
 _ROWS = {"rows_per_team": (1, 2, 4, 8, 16, 32, 64)}
 #: Of equal predictions the first is selected: few packs, so that many lanes read side by side, and no idle lanes.
-WARP_SPACE = {"packs_per_thread": (1, 2, 3, 4, 6, 8, 12, 16), "lanes": (1, 2, 4, 8, 16, 32), "threads": (128, 256), **_ROWS}
+WARP_SPACE = {
+    "packs_per_thread": (1, 2, 3, 4, 6, 8, 12, 16),
+    "lanes": (1, 2, 4, 8, 16, 32),
+    "threads": (128, 256),
+    **_ROWS,
+}
 #: Teams per block. They share the parameters of their columns and, in a backward, fold their sums.
 _TEAMS = {"teams_per_block": (1, 2, 4)}
 BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs_per_thread": (1, 2, 3, 4, 6, 8), **_ROWS, **_TEAMS}
@@ -50,6 +55,11 @@ class LayerWarp(WarpRows):
         return owners(self.problem, self.tile, self.teams_of_block * self.merged)
 
     @lazy
+    def shares_parameters(self) -> bool:
+        """See `WarpRows.shares_parameters`."""
+        return self.teams_of_block > 1
+
+    @lazy
     def partial_rows(self) -> int:
         """Partial rows of column sums: one per block, or one per cluster whose blocks fold their sums together."""
         return self.teams // (self.teams_of_block * self.merged)
@@ -58,7 +68,7 @@ class LayerWarp(WarpRows):
     def shared(self) -> int:
         """Bytes of shared memory per block: the sums, and the parameters that several teams share."""
         sums = self.sums_shared()
-        if self.teams_of_block == 1:
+        if not self.shares_parameters:
             return sums
         return sums + sum(round_up(self.columns * ITEMSIZE[dtype], ACCESS_BYTES) for dtype in present(self.given))
 
@@ -100,7 +110,7 @@ class LayerWarp(WarpRows):
         """
         problem, blocks = self.problem, self.teams // self.teams_of_block
         of_rows = problem.N * (1 + ("dx" in problem.outputs))
-        asked = ((dtype, self.teams_of_block > 1 or self.resident(dtype)) for dtype in present(self.given))
+        asked = ((dtype, self.shares_parameters or self.resident(dtype)) for dtype in present(self.given))
         return sum(problem.C * ITEMSIZE[dtype] * (blocks if once else of_rows) for dtype, once in asked)
 
     @lazy
@@ -154,7 +164,7 @@ class _Blocks(BlockRows, LayerWarp):
             return f"teams_per_block is {tile.teams_per_block}, expected 1, 2, 4 or 8"
         if tile.teams_per_block > 1 and problem.dtype == "float64":
             return f"teams_per_block is {tile.teams_per_block}, expected 1: float64 leaves no registers for more"
-        if tile.teams_per_block > 1 and not self.reads_ahead:
+        if tile.teams_per_block > 1 and tile.packs_per_thread > self.most_packs_ahead:
             return (
                 f"packs_per_thread is {tile.packs_per_thread}, expected at most {self.most_packs_ahead} if "
                 f"teams_per_block is {tile.teams_per_block}: teams wait for each other, so each must load its next "
