@@ -165,7 +165,9 @@ class WarpRows(Tiling):
         sizes = [0 if self.of_warp else 2 * (self.tile.threads // WARP + read) * self.problem.pair]
         if self.problem.wants_parameters:
             rows = teams if not self.sums_in_registers else teams // 2 if kinds < teams else 0
-            sizes.append(max(rows, self.merged > 1) * round_up(self.columns, self.problem.pack) * self.problem.pair)
+            packs = ceil_div(self.columns, self.problem.pack)
+            stride = packs + (2 - packs) % 4  # SpreadColumnSums in column_sums.cuh
+            sizes.append(max(rows, self.merged > 1) * stride * self.problem.pack * self.problem.pair)
         return sum(round_up(size, ACCESS_BYTES) for size in sizes)
 
     def phases(self, rows: int) -> int:
