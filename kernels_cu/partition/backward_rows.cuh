@@ -10,7 +10,7 @@ template <int lanes, int blocks, bool in_registers>
 struct KeptSums {
     typedef Run<lanes, blocks> run_t;
     static constexpr int teams = Tile::threads / lanes;
-    Pair* shared;  // [rows, ColumnSums::size(length)]
+    Pair* shared;  // [rows, SpreadColumnSums::size(length)]
     int length;    // upper bound of the columns of the block's slice of a row
     Pair sums[in_registers ? Tile::packs_per_thread : 1][pack_size];
 
@@ -18,8 +18,8 @@ struct KeptSums {
     static __device__ __forceinline__ int rows_for(int kinds) {
         return !in_registers ? teams : kinds < teams ? teams / 2 : 0;
     }
-    __device__ __forceinline__ ColumnSums row(int index) const {
-        return ColumnSums(shared + index * ColumnSums::size(length), length);
+    __device__ __forceinline__ SpreadColumnSums row(int index) const {
+        return SpreadColumnSums(shared + index * SpreadColumnSums::size(length), length);
     }
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -30,7 +30,7 @@ struct KeptSums {
             }
         }
         if (!in_registers) {
-            for (int at = threadIdx.x; at < teams * ColumnSums::size(length); at += Tile::threads) {
+            for (int at = threadIdx.x; at < teams * SpreadColumnSums::size(length); at += Tile::threads) {
                 shared[at] = Pair{};
             }
             __syncthreads();
@@ -76,28 +76,24 @@ struct KeptSums {
                 own.recompute();  // column indices and sums do not fit in registers together
             }
             if (team >= rows) {
-                const ColumnSums handed = row(team - rows);
+                const SpreadColumnSums handed = row(team - rows);
                 each(own, [&](int column, Pair& sum) { handed.of(column) = sum; });
             }
             __syncthreads();
             if (team < rows) {
-                const ColumnSums handed = row(team);
+                const SpreadColumnSums handed = row(team);
                 each(own, [&](int column, Pair& sum) { handed.of(column) = sum + handed.of(column); });
             }
         }
         __syncthreads();
         for (int kind = 0; kind < kinds; ++kind) {
-            // In the order of the sums in shared memory: neighbouring threads read neighbouring sums.
-            for (int at = threadIdx.x; at < ColumnSums::size(length); at += Tile::threads) {
-                const int column = row(kind).column(at);
-                if (column < run.columns) {
-                    Pair sum = row(kind).sums[at];
+            for (int column = threadIdx.x; column < run.columns; column += Tile::threads) {
+                Pair sum = row(kind).of(column);
 #pragma unroll 4
-                    for (int other = kind + kinds; other < rows; other += kinds) {
-                        sum = sum + row(other).sums[at];
-                    }
-                    emit(kind, column, sum);
+                for (int other = kind + kinds; other < rows; other += kinds) {
+                    sum = sum + row(other).of(column);
                 }
+                emit(kind, column, sum);
             }
         }
         __syncthreads();  // the next item reuses the rows
@@ -154,7 +150,7 @@ struct RowGradients {
         const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;
         kept_t kept;
         kept.length = columns;
-        kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * ColumnSums::size(columns) : 0);
+        kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * SpreadColumnSums::size(columns) : 0);
         const run_t first_row(dy, 0, length, true, rows_may_shift(rows, teams, length));  // see normalise_rows
         Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
         const long long first_item = blockIdx.x / blocks;
@@ -216,7 +212,7 @@ struct RowGradients {
                 });
                 continue;
             }
-            const ColumnSums of_block = kept.row(0);
+            const SpreadColumnSums of_block = kept.row(0);
             kept.gather(run, 1, [&](int, int column, Pair& sums) { of_block.of(column) = sums; });
             cluster_arrive();
             cluster_wait();

@@ -139,11 +139,9 @@ class WarpRows(Tiling):
             else:
                 passing += 2 * of_parameter
         if not problem.is_backward:
-            return (
-                (32 if self.shares_parameters else 48)
-                + passing
-                + packs * (of_pack + (1 if problem.pack >= 8 else 2) * (packs > 8))
-            )
+            base = 32 if self.shares_parameters else 48
+            many = 0 if packs <= 8 else 1 if problem.pack >= 8 else 2  # registers per pack for the places of many packs
+            return base + passing + packs * (of_pack + many)
         if self.sums_in_registers:
             of_pack += 2 * widened
         # Additional registers, in pairs, for the sums of several warps.
@@ -169,7 +167,9 @@ class WarpRows(Tiling):
         sizes = [0 if self.of_warp else 2 * (self.tile.threads // WARP + read) * self.problem.pair]
         if self.problem.wants_parameters:
             rows = teams if not self.sums_in_registers else teams // 2 if kinds < teams else 0
-            sizes.append(max(rows, self.merged > 1) * round_up(self.columns, self.problem.pack) * self.problem.pair)
+            packs = ceil_div(self.columns, self.problem.pack)
+            stride = packs + (2 - packs) % 4  # SpreadColumnSums in column_sums.cuh
+            sizes.append(max(rows, self.merged > 1) * stride * self.problem.pack * self.problem.pair)
         return sum(round_up(size, ACCESS_BYTES) for size in sizes)
 
     def phases(self, rows: int) -> int:

@@ -29,13 +29,14 @@ WARP_SPACE = {
     "threads": (128, 256),
     **_ROWS,
 }
+WARP_BACKWARD_SPACE = {**WARP_SPACE, "packs_per_thread": (1, 2, 3, 4, 6, 8)}
 #: Teams per block. They share the parameters of their columns and, in a backward, fold their sums.
 _TEAMS = {"teams_per_block": (1, 2, 4)}
 BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs_per_thread": (1, 2, 3, 4, 6, 8), **_ROWS, **_TEAMS}
 #: `cluster` is the number of blocks that fold their sums together.
 BLOCK_BACKWARD_SPACE = {**BLOCK_SPACE, "packs_per_thread": (1, 2, 3, 4, 6), "cluster": (1, 2, 4, 8)}
 CLUSTER_SPACE = {
-    "threads": (256, 512),
+    "threads": (256, 384, 512),
     "packs_per_thread": (1, 2, 3, 4, 6, 8),
     "cluster": (2, 4, 8, 16),
     **_ROWS,
@@ -85,14 +86,16 @@ class LayerWarp(WarpRows):
         """See `Tiling.worth`.
 
         The tile has the fewest packs of the search space that hold a row, counted from the 16-byte boundary before it.
-        At least half of the threads have elements of a slice.
+        At least half of the threads have elements of a slice. Sums in shared memory are slow: the lanes are then those
+        of a whole warp, which need the fewest packs.
         """
         problem, threads = self.problem, self.lanes * self.slices
         ahead = problem.pack - 1 if problem.C % problem.pack else 0
         needed = ceil_div(problem.C + ahead, threads * problem.pack)
         enough = min((count for count in self.packs_tried if count >= needed), default=max(self.packs_tried))
         busy = self.slices == 1 or 2 * self.columns >= self.lanes * problem.pack
-        return self.tile.packs_per_thread == enough and busy
+        slow = self.of_warp and problem.wants_parameters and not self.sums_in_registers and self.lanes < WARP
+        return self.tile.packs_per_thread == enough and busy and not slow
 
     # ---- launches ---------------------------------------------------------------------------------------------------
 
@@ -150,6 +153,12 @@ class LayerWarp(WarpRows):
         )
         second = problem.wants_parameters and self.partial_rows > 1
         return (main, *parameter_launches(problem, self.partial_rows)) if second else (main,)
+
+
+class LayerWarpBackward(LayerWarp):
+    """Tiling of `warp` in a backward, with fewer packs in the search space."""
+
+    packs_tried = WARP_BACKWARD_SPACE["packs_per_thread"]
 
 
 class _Blocks(BlockRows, LayerWarp):

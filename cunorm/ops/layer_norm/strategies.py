@@ -12,11 +12,13 @@ from .rows import (
     BLOCK_BACKWARD_SPACE,
     BLOCK_SPACE,
     CLUSTER_SPACE,
+    WARP_BACKWARD_SPACE,
     WARP_SPACE,
     LayerBlock,
     LayerBlockBackward,
     LayerCluster,
     LayerWarp,
+    LayerWarpBackward,
 )
 from .split import SPLIT_BACKWARD_SPACE, SPLIT_SPACE, LayerSplit, LayerSplitBackward
 
@@ -39,10 +41,11 @@ def _fills_slabs(tile: Tile, pack: int) -> tuple[int, int, int, int]:
 
 
 def _strategies(op: str, backward: bool) -> dict[str, Strategy]:
+    warp = (WARP_BACKWARD_SPACE, LayerWarpBackward) if backward else (WARP_SPACE, LayerWarp)
     block = (BLOCK_BACKWARD_SPACE, LayerBlockBackward) if backward else (BLOCK_SPACE, LayerBlock)
     split = (SPLIT_BACKWARD_SPACE, LayerSplitBackward) if backward else (SPLIT_SPACE, LayerSplit)
     made = (
-        Strategy("warp", op, WARP_SPACE, _HELD, LayerWarp, _short_rows),
+        Strategy("warp", op, warp[0], _HELD, warp[1], _short_rows),
         Strategy("block", op, block[0], _HELD, block[1], _short_rows),
         Strategy("cluster", op, CLUSTER_SPACE, _HELD, LayerCluster, _fills_cluster),
         Strategy("grid", op, GRID_SPACE, ("threads", "lanes", "packs_per_thread"), LayerGrid, _fills_slabs),
