@@ -103,6 +103,7 @@ def _options(asked: argparse.Namespace) -> Options:
         value = getattr(asked, name)
         if value is not None and not least <= value < 2**32:
             raise ValueError(f"--{name}: {value:g}, expected at least {least}, and less than 2^32")
+    settings.specialise()  # a wrong value is an error before anything is tuned
     evaluator, device, specs = _specs(asked, workers)
     path = Path(asked.table) if asked.table else settings.tiling_table() or choose_tile.user_table(device)
     if path.is_dir():

@@ -308,6 +308,8 @@ class Untimed(ProblemTuner):
     """Finds a tile without timing a kernel, and verifies it on the CPU executor."""
 
     source: str
+    #: The words for the tiles that are verified, in a message.
+    best: str
 
     def run(self) -> TuningResult:
         """Tune."""
@@ -337,6 +339,9 @@ class Untimed(ProblemTuner):
     def _verified_winner(self, result: TuningResult) -> None:
         times = self.study.told().items()
         left = {tile: Timing(seconds, seconds, seconds, 1) for tile, seconds in times if tile not in self._bad}
+        if not left and result.trials:
+            result.sentence = f"{len(result.failures)} of {len(result.trials)} tiles failed"
+            return
         for _ in range(ATTEMPTS):
             if not left:
                 break
@@ -354,9 +359,6 @@ class Untimed(ProblemTuner):
             self._told(result, tile, None, trouble)
         passed = f"none of the {self.best} tiles passed verification"
         result.sentence = passed if result.trials else "the time was up before a tile was tried"
-
-    #: What the tiles that are verified are, for a message.
-    best: str
 
 
 class Modelling(Untimed):

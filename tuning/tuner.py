@@ -59,7 +59,7 @@ class Options:
     seed : int
     deadlines : Deadlines
     simulators : int
-        Processes that simulate tiles at once, with the evaluator simulate.
+        Processes that simulate tiles at once, with the evaluator simulate; at least one.
     """
 
     device: Device
@@ -136,7 +136,7 @@ class _TuningRun:
             with (
                 Worker(spec, self.stop.is_set) as worker,
                 Precompiler(spec, self._compilers()) as ahead,
-                Simulators(spec, self.options.simulators) as simulators,
+                Simulators(spec, self._simulators()) as simulators,
             ):
                 waiting: list[Problem] = []
                 while not self.stop.is_set():
@@ -163,6 +163,10 @@ class _TuningRun:
         if self.options.evaluator != "measure":
             return 0
         return max(1, min(MOST, (settings.cores() - 1) // len(self.options.specs)))
+
+    def _simulators(self) -> int:
+        """Number of processes per worker that simulate."""
+        return max(1, self.options.simulators) if self.options.evaluator == "simulate" else 0
 
     def _source(self, worker: Worker) -> str:
         """The source of the times of a study: times from another clock, driver, compiler or text are not compared.

@@ -108,6 +108,7 @@ FORMS: dict[str, Form] = {
     # integers
     "IADD3": Form("IADD3", "to sets? sets? int int int", "ALU"),
     "IADD3.X": Form("IADD3X", "to sets? sets? int int int pred pred?", "ALU"),
+    "IADD3.64": Form("IADD3WIDE", "to int int int", "ALU"),
     "VIADD": Form("VIADD", "to int int", "ALU"),
     "IMAD": Form("IMAD", "to int int int", "FMA_HEAVY", {"MOV": None, "U32": None, "IADD": None, "SHL": None}),
     "IMAD.X": Form("IMADX", "to sets? int int int pred", "FMA_HEAVY"),
@@ -186,6 +187,7 @@ FORMS: dict[str, Form] = {
     "BRA.DIV": Form("BRA_DIV", "int target", "CONTROL"),
     "BRA.U.ANY": Form("BRA_ANY", "target", "CONTROL"),
     "BRX": Form("BRX", "int mode0", "CONTROL"),
+    "BRXU": Form("BRX", "int mode0", "CONTROL"),
     "CALL.REL.NOINC": Form("CALL", "target", "CONTROL"),
     "RET.REL.NODEC": Form("RET", "int target", "CONTROL"),
     "LEPC": Form("OUTSIDE", "to label", "CONTROL"),
@@ -232,9 +234,9 @@ FORMS: dict[str, Form] = {
 }  # fmt: skip
 #: Opcodes that the uniform datapath has too, with a U before their names: they execute once for a warp.
 _UNIFORM = (
-    "MOV", "SEL", "PRMT", "LDC", "IADD3", "IADD3.X", "IMAD", "IMAD.X", "IMAD.HI", "IMAD.WIDE", "LOP3", "SHF.L", "SHF.R",
-    "LEA", "LEA.HI", "LEA.HI.X", "LEA.HI.SX32", "LEA.HI.X.SX32", "ISETP", "PLOP3", "FLO", "POPC", "BREV", "BMSK",
-    "SGXT",
+    "MOV", "SEL", "PRMT", "LDC", "IADD3", "IADD3.X", "IADD3.64", "IMAD", "IMAD.X", "IMAD.HI", "IMAD.WIDE", "LOP3",
+    "SHF.L", "SHF.R", "LEA", "LEA.HI", "LEA.HI.X", "LEA.HI.SX32", "LEA.HI.X.SX32", "ISETP", "PLOP3", "FLO", "POPC",
+    "BREV", "BMSK", "SGXT",
 )  # fmt: skip
 FORMS |= {f"U{name}": Form(**{**vars(FORMS[name]), "pipe": "UNIFORM_PIPE"}) for name in _UNIFORM}
 #: Operations that execute once for a warp although they have no destination in the uniform datapath.
@@ -261,8 +263,8 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "PACK_BF16", "PACK_F16", "HADD2_F32",
     ),
     "integer": (
-        "IADD3", "IADD3X", "VIADD", "IMAD", "IMADX", "IMADHI", "IMADWIDE", "IABS", "LOP3", "SHIFT_LEFT", "SHIFT_RIGHT",
-        "LEA", "LEAHI", "MINMAX", "MINMAX3", "ADDMINMAX", "FLO", "POPC", "BREV", "BMSK", "SGXT", "PRMT",
+        "IADD3", "IADD3X", "IADD3WIDE", "VIADD", "IMAD", "IMADX", "IMADHI", "IMADWIDE", "IABS", "LOP3", "SHIFT_LEFT",
+        "SHIFT_RIGHT", "LEA", "LEAHI", "MINMAX", "MINMAX3", "ADDMINMAX", "FLO", "POPC", "BREV", "BMSK", "SGXT", "PRMT",
     ),
     "move": ("MOV", "HALF_PAIR", "CLEAR", "S2R", "R2UR", "P2R"),
     "select": ("SEL", "FSEL"),

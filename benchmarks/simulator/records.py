@@ -13,8 +13,8 @@ OPERATIONS: tuple[str, ...] = (
     # moves and selections
     "MOV", "SEL", "FSEL", "PRMT", "P2R", "CLEAR", "S2R", "R2UR", "LDC",
     # integers
-    "IADD3", "IADD3X", "VIADD", "IMAD", "IMADX", "IMADHI", "IMADWIDE", "IABS", "LOP3", "SHIFT_LEFT", "SHIFT_RIGHT",
-    "LEA", "LEAHI", "MINMAX", "MINMAX3", "ADDMINMAX", "FLO", "POPC", "BREV", "BMSK", "SGXT",
+    "IADD3", "IADD3X", "IADD3WIDE", "VIADD", "IMAD", "IMADX", "IMADHI", "IMADWIDE", "IABS", "LOP3", "SHIFT_LEFT",
+    "SHIFT_RIGHT", "LEA", "LEAHI", "MINMAX", "MINMAX3", "ADDMINMAX", "FLO", "POPC", "BREV", "BMSK", "SGXT",
     # predicates
     "ISETP", "FSETP", "DSETP", "PLOP3", "FCHK", "ELECT", "VOTE",
     # floating point

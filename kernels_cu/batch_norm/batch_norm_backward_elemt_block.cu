@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_backward_elemt_block(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,
                                     const gamma_t* gamma, const sum_t* sum_dy, const sum_t* sum_dy_xmu, data_t* dx,
                                     long long elements, long long C, long long HxW, long long chunk, double count) {
-    const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, count};
+    const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, acc_t(1) / acc_t(count)};
     const long long runs = (elements + chunk - 1) / chunk;
     for (long long item = blockIdx.x; item < runs; item += gridDim.x) {
         const FlatRun run(dy, elements, HxW, chunk, runs - 1 - item);

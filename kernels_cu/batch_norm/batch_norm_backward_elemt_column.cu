@@ -11,14 +11,14 @@
 #include "batch_norm/channel_coefficients.cuh"
 #include "batch_norm/joined_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(768))
     batch_norm_backward_elemt_column(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,
                                      const gamma_t* gamma, const sum_t* sum_dy, const sum_t* sum_dy_xmu, data_t* dx,
                                      long long N, long long columns, long long HxW, long long chunk, long long chunks,
                                      long long C, long long left, long long most_columns, long long sweeps,
                                      long long items, double count) {
     const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left, sweeps, items};
-    const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, count};
+    const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, acc_t(1) / acc_t(count)};
     for (long long i = blockIdx.x; i < batch.items; i += gridDim.x) {
         const long long item = batch.items - 1 - i;
         if (item >= batch.sweeps) {

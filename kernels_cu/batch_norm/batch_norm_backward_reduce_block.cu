@@ -27,8 +27,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         int offset = 0;
         Pair* totals = shared_array<Pair>(offset, at.own);
         Pair* partials = shared_array<Pair>(offset, Tile::threads * pack_size);
+        acc_t rstd = acc_t(0);  // of the first channel that this thread stores
         for (int channel = threadIdx.x; channel < at.own; channel += Tile::threads) {
             totals[channel] = Pair{};  // before the first barrier of add_to_totals
+            rstd = channel < Tile::threads ? results.ahead(at.first + channel) : rstd;
         }
         SampleColumn path(dy, at, C, static_cast<int>(channels), plane);
         for (int here = 0; here < path.packs(); here += path.columns) {
@@ -41,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             path.column += path.columns;
         }
         for (int channel = threadIdx.x; channel < at.own; channel += Tile::threads) {
-            results.store_channel(at.range * C + at.first + channel, at.first + channel, totals[channel]);
+            const acc_t ahead = channel < Tile::threads ? rstd : results.ahead(at.first + channel);
+            results.store_channel(at.range * C + at.first + channel, at.first + channel, totals[channel], ahead);
         }
         __syncthreads();  // the next item reuses the shared memory
     }

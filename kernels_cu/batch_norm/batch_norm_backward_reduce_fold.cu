@@ -19,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
     const SumsOut results = {slices > 1 ? workspace : nullptr, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
     fold_columns(
         shape, scratch, [&](long long row, long long column) { return load(workspace, from + row * C + column); },
-        [](Pair a, Pair b) { return a + b; },
-        [&](long long slice, long long column, Pair whole) {
-            results.store_channel(to + slice * C + column, column, whole);
+        [](Pair a, Pair b) { return a + b; }, [&](long long column) { return results.ahead(column); },
+        [&](long long slice, long long column, Pair whole, acc_t rstd) {
+            results.store_channel(to + slice * C + column, column, whole, rstd);
         });
 }

@@ -11,7 +11,7 @@
 #include "batch_norm/channel_affine.cuh"
 #include "batch_norm/joined_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(768))
     batch_norm_elemt_column(const data_t* x, const stat_t* mean, const stat_t* invstd, const gamma_t* gamma,
                             const beta_t* beta, data_t* y, long long N, long long columns, long long HxW,
                             long long chunk, long long chunks, long long C, long long left, long long most_columns,

@@ -25,10 +25,20 @@ struct Batch {
     __device__ __forceinline__ long long swept_parts() const { return cut.N * cut.chunks * cut.C; }
 };
 
-// Calls use(slot, channel) for the channels of a thread in a sweep. Costs one division, then comparisons.
+// Calls use(slot, channel) for the channels of a thread in a sweep. Costs one division, then comparisons. If C is a
+// multiple of the slots, the channels are neighbours, and the compiler joins the loads of their values.
 template <typename Use>
 __device__ __forceinline__ void each_channel(const sweep_t& sweep, long long C, Use use) {
     long long channel = sweep.channel_of(0) % C;
+    if (C % sweep_t::slots == 0) {
+        if (sweep.live()) {
+#pragma unroll
+            for (int slot = 0; slot < sweep_t::slots; ++slot) {
+                use(slot, channel + slot);
+            }
+        }
+        return;
+    }
 #pragma unroll
     for (int slot = 0; slot < sweep_t::slots; ++slot) {
         if (sweep.has(slot)) {

@@ -4,7 +4,7 @@
 // elements of its pack belong to the same channels in every row, so that the values of these channels stay in registers.
 // If samples are not whole packs apart, packs start at the slab's first element in every row, and are read element by
 // element where they are misaligned.
-#include "batch_norm/sample_slabs.cuh"
+#include "batch_norm/slab_range.cuh"
 #include "partition/sweep.cuh"
 
 struct SampleColumn {

@@ -12,7 +12,14 @@ struct SumsOut {
     dgamma_t* dgamma;
     dbeta_t* dbeta;
 
+    // The channel's invstd if store_channel() needs it. It may be loaded before the sums are known.
+    __device__ __forceinline__ acc_t ahead(long long channel) const {
+        return workspace == nullptr && dgamma != nullptr ? acc_t(widen(load(invstd, channel))) : acc_t(0);
+    }
     __device__ __forceinline__ void store_channel(long long part, long long channel, Pair sums) const {
+        store_channel(part, channel, sums, ahead(channel));
+    }
+    __device__ __forceinline__ void store_channel(long long part, long long channel, Pair sums, acc_t rstd) const {
         if (workspace != nullptr) {
             store(workspace, part, sums);
             return;
@@ -24,7 +31,7 @@ struct SumsOut {
             store(sum_dy_xmu, channel, narrow<sum_dy_xmu_t>(sums.second));
         }
         if (dgamma != nullptr) {
-            store(dgamma, channel, narrow<dgamma_t>(sums.second * acc_t(widen(load(invstd, channel)))));
+            store(dgamma, channel, narrow<dgamma_t>(sums.second * rstd));
         }
         if (dbeta != nullptr) {
             store(dbeta, channel, narrow<dbeta_t>(sums.first));

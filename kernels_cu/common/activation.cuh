@@ -22,6 +22,22 @@ __device__ __forceinline__ float reciprocal(float value) {
 }
 __device__ __forceinline__ double reciprocal(double value) { return 1.0 / value; }
 
+// 1 / (1 + exp(-z)). The approximations of the GPU have relative errors of some |z| units of float. They are multiplied
+// by the slope of the sigmoid, which falls faster than |z| grows. For results of 16 bits that is accurate enough, and
+// takes a third of the instructions.
+__device__ __forceinline__ acc_t sigmoid(acc_t z) {
+#ifndef CUNORM_CPU
+    if constexpr (sizeof(data_t) < sizeof(float)) {
+        constexpr float log2_of_e = 1.4426950408889634f;
+        float power, found;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-log2_of_e * z));
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(1.0f + power));
+        return found;
+    }
+#endif
+    return reciprocal(acc_t(1) + exponential(-z));
+}
+
 struct Identity {
     static constexpr bool identity = true;
     static __device__ __forceinline__ acc_t apply(acc_t z) { return z; }
@@ -31,7 +47,6 @@ struct Identity {
 // silu(z) = z * s with s = 1 / (1 + exp(-z)); silu'(z) = s * (1 + z * (1 - s)).
 struct Silu {
     static constexpr bool identity = false;
-    static __device__ __forceinline__ acc_t sigmoid(acc_t z) { return reciprocal(acc_t(1) + exponential(-z)); }
     static __device__ __forceinline__ acc_t apply(acc_t z) { return z * sigmoid(z); }
     static __device__ __forceinline__ acc_t gradient(acc_t z, acc_t dy) {
         const acc_t s = sigmoid(z);

@@ -15,14 +15,19 @@ struct Columns {
 };
 
 // Folds of(row, column) by merge(a, b) over the rows [begin, end), for those of `columns` columns that are below
-// `live`. `columns` is at most the number of threads. Calls emit(column, whole) in one thread per column. If there are
-// no rows, whole is T{}. `scratch` is in shared memory, one T per thread.
-template <typename T, typename Of, typename Merge, typename Emit>
+// `live`. `columns` is at most the number of threads. Calls emit(column, whole, ahead(column)) in one thread per
+// column. What ahead() loads is in flight together with the rows. If there are no rows, whole is T{}. `scratch` is in
+// shared memory, one T per thread.
+template <typename T, typename Of, typename Merge, typename Ahead, typename Emit>
 __device__ __forceinline__ void fold_rows(int columns, long long live, long long begin, long long end, T* scratch,
-                                          Of of, Merge merge, Emit emit) {
+                                          Of of, Merge merge, Ahead ahead, Emit emit) {
     const int parts = Tile::threads / columns;
     const int part = threadIdx.x / columns, column = threadIdx.x - part * columns;
     T whole = {};
+    decltype(ahead(column)) loaded = {};
+    if (part == 0 && column < live) {
+        loaded = ahead(column);
+    }
     if (part < parts && column < live) {
 #pragma unroll 4
         for (long long row = begin + part; row < end; row += parts) {
@@ -33,7 +38,7 @@ __device__ __forceinline__ void fold_rows(int columns, long long live, long long
     __syncthreads();
     fold_parts<1>(scratch, parts, columns, part, column, merge);
     if (part == 0 && column < live) {
-        emit(column, scratch[column]);  // own entry, and the next fold writes own entries: no barrier needed
+        emit(column, scratch[column], loaded);  // own entry, and the next fold writes own entries: no barrier needed
     }
 }
 
@@ -44,13 +49,15 @@ __device__ __forceinline__ void fold_wide(int columns, long long rows, T* scratc
         const int here = columns - first < Tile::threads ? columns - first : Tile::threads;
         fold_rows(
             here, here, 0, rows, scratch, [&](long long row, int column) { return of(row, first + column); }, merge,
-            [&](int column, T whole) { emit(first + column, whole); });
+            [](int) { return 0; }, [&](int column, T whole, int) { emit(first + column, whole); });
     }
 }
 
-// Calls emit(slice, column, whole) for each item of this block, as fold_rows does. The whole of an empty slice is T{}.
-template <typename T, typename Of, typename Merge, typename Emit>
-__device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, Of of, Merge merge, Emit emit) {
+// Calls emit(slice, column, whole, ahead(column)) for each item of this block, as fold_rows does. The whole of an empty
+// slice is T{}.
+template <typename T, typename Of, typename Merge, typename Ahead, typename Emit>
+__device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, Of of, Merge merge, Ahead ahead,
+                                             Emit emit) {
     const long long of_slice = (shape.rows + shape.slices - 1) / shape.slices;
     for (long long item = blockIdx.x; item < shape.items(); item += gridDim.x) {
         const long long slice = item / shape.slabs(), first = (item - slice * shape.slabs()) * shape.columns;
@@ -59,6 +66,14 @@ __device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, O
         fold_rows(
             static_cast<int>(shape.columns), shape.C - first, begin, end, scratch,
             [&](long long row, int column) { return of(row, first + column); }, merge,
-            [&](int column, T whole) { emit(slice, first + column, whole); });
+            [&](int column) { return ahead(first + column); },
+            [&](int column, T whole, auto loaded) { emit(slice, first + column, whole, loaded); });
     }
+}
+
+template <typename T, typename Of, typename Merge, typename Emit>
+__device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, Of of, Merge merge, Emit emit) {
+    fold_columns(
+        shape, scratch, of, merge, [](long long) { return 0; },
+        [&](long long slice, long long column, T whole, int) { emit(slice, column, whole); });
 }

@@ -12,8 +12,11 @@ struct WeighedChannel {
 
 // Without an activation, the gradient with respect to a normalised value is the element of dy. With one, the first pass
 // computes it. A thread of few packs keeps it, so that the exponential is not computed again for dx.
-constexpr int most_kept_packs = 4;
-constexpr bool keeps_gradients = !is_identity && Tile::packs_per_thread <= most_kept_packs;
+constexpr int most_kept_words = 40;
+constexpr int kept_words = Tile::packs_per_thread * pack_size * (sizeof(acc_t) / sizeof(unsigned));
+constexpr bool keeps_gradients = !is_identity && kept_words <= most_kept_words;
+
+constexpr bool stores_last = stores_last_of(Tile::packs_per_thread);
 
 // The kept gradients of a pack. Empty if none are kept.
 struct KeptGradients {
@@ -220,7 +223,7 @@ struct GroupRuns {
     }
 
 private:
-    // The scale of `linear` is each channel's own. Replaces held_x by dx, then stores it: a store between the packs would delay the loads of the next parameters.
+    // Writes dx. The scale of `linear` is each channel's own.
     template <int lanes, int blocks>
     __device__ __forceinline__ void write(const Run<lanes, blocks>& run,
                                           Pack<data_t> (&held_dy)[Tile::packs_per_thread],
@@ -247,12 +250,17 @@ private:
                 of_channel.scale = of.scale;
                 return input_gradient(gradient, value, of_channel);
             };
-            held_x[k] = outputs_in_channels(PackSpan{run.start, run.first(k), run.length}, walk, HxW, of, element,
-                                            held_dy[k], held_x[k], kept[k]);
+            const Pack<data_t> out = outputs_in_channels(PackSpan{run.start, run.first(k), run.length}, walk, HxW, of,
+                                                         element, held_dy[k], held_x[k], kept[k]);
+            if (stores_last) {
+                held_x[k] = out;
+            } else {
+                store_pack_of(dx, run.start, run.first(k), run.length, out, run.is_plain(dx));
+            }
             stride.advance(walk, HxW);
         }
 #pragma unroll
-        for (int k = 0; k < Tile::packs_per_thread; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread && stores_last; ++k) {
             store_pack_of(dx, run.start, run.first(k), run.length, held_x[k], run.is_plain(dx));
         }
     }

@@ -4,6 +4,8 @@
 #include "common/parameters.cuh"
 #include "partition/team.cuh"
 
+constexpr bool stores_last = stores_last_of(Tile::packs_per_thread);
+
 // Every byte of x is read once, before the team writes y. So y may be the same array as x.
 // `blocks` is the number of blocks of a team's cluster, 1 if there is no cluster.
 template <int lanes, int blocks = 1>
@@ -46,7 +48,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         ChannelWalk walk(run.from + run.first(0), static_cast<int>(HxW));
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            held[k] = outputs_in_channels(
+            const Pack<data_t> out = outputs_in_channels(
                 PackSpan{run.start, run.first(k), run.length}, walk, static_cast<int>(HxW),
                 [&](int channel, bool there) {
                     return affine_of(own_gamma, own_beta, channel, found.mean, found.rstd, there);
@@ -55,11 +57,15 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
                     return activation_t::apply(normalised(widen(held[k].get(i)), affine));
                 },
                 held[k]);
+            if (stores_last) {
+                held[k] = out;
+            } else {
+                store_pack_of(y, run.start, run.first(k), run.length, out, run.is_plain(y));
+            }
             stride.advance(walk, static_cast<int>(HxW));
         }
-        // After all packs: a store between two packs would delay the loads of the next parameters.
 #pragma unroll
-        for (int k = 0; k < Tile::packs_per_thread; ++k) {
+        for (int k = 0; k < Tile::packs_per_thread && stores_last; ++k) {
             store_pack_of(y, run.start, run.first(k), run.length, held[k], run.is_plain(y));
         }
     }

@@ -158,6 +158,12 @@ struct RowGradients {
         const run_t first_row(dy, 0, length, true, rows_may_shift(rows, teams, length));  // see normalise_rows
         Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
         const long long first_item = blockIdx.x / blocks;
+        // The parameter is copied while the first row is on its way. A cluster has no registers for that row meanwhile.
+        constexpr bool copies_first = blocks > 1;
+        if (teams_share<lanes, blocks, grouped> && copies_first) {
+            copy_parameter(gamma, first_row, shared_gamma);
+            __syncthreads();
+        }
         for (long long item = first_item; item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
             run_t run(dy, own, length, own < rows, rows_may_shift(rows, teams, length));
@@ -166,7 +172,7 @@ struct RowGradients {
             if (wanted) {
                 kept.clear();
             }
-            if (teams_share<lanes, blocks, grouped> && item == first_item) {  // while the first row is on its way
+            if (teams_share<lanes, blocks, grouped> && !copies_first && item == first_item) {
                 copy_parameter(gamma, first_row, shared_gamma);
                 __syncthreads();
             }
@@ -255,12 +261,12 @@ private:
             Pair of_pack = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
-                // Elements outside the row read as zeros. With an activation they would contribute if the mean is
-                // infinite in units of rstd.
-                const bool counts = is_identity || inside(i);
-                const acc_t gradient = counts ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);
+                // Elements outside the row read as zeros. Without inside(i) they would contribute only if the mean is
+                // infinite, or if there is an activation and the mean is infinite in units of rstd.
+                const acc_t gradient =
+                    is_identity || inside(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);
                 const acc_t xhat =
-                    x != nullptr && counts ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
+                    x != nullptr && inside(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
                 of_pack = with_product(of_pack, weight.of(i) * gradient, xhat);
                 keep(k, i, gradient, xhat);
             }

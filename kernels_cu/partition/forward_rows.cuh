@@ -35,7 +35,7 @@ __device__ __forceinline__ void copy_parameter(const T* array, const Run<lanes, 
     if (shared == nullptr) {
         return;
     }
-    const bool plain = in_whole_packs(array, run.whole);
+    const bool plain = run.is_plain(array);
 #pragma unroll 1
     for (int j = threadIdx.x; j < ceil_div(run.columns, Pack<T>::size); j += Tile::threads) {
         shared[j] = load_pack_of(array, run.from, j * Pack<T>::size, run.columns, plain);

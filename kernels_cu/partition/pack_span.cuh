@@ -99,7 +99,8 @@ __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const Ch
         Pair of_first = {}, of_second = {};
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
-            const Pair sums = added(i, i < next ? first : second, i < next ? of_first : of_second);
+            const auto known = i < next ? first : second;  // a copy: a reference would put both on the stack
+            const Pair before = i < next ? of_first : of_second, sums = added(i, known, before);
             of_first = i < next ? sums : of_first;
             of_second = i < next ? of_second : sums;
         }
@@ -164,3 +165,8 @@ __device__ __forceinline__ Pack<data_t> outputs_in_channels(const PackSpan& wher
         packs..., out);
     return out;
 }
+
+// Whether a thread stores its packs after it has computed all of them. The compiler moves no load across a store, so a
+// store between two packs delays the loads of the next parameters. The parameters of many packs would not fit in
+// registers.
+constexpr bool stores_last_of(int packs) { return packs <= 5; }

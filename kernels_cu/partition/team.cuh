@@ -161,8 +161,8 @@ struct Run {
     // elements of a pack if all packs are whole.
     __device__ __forceinline__ auto inside(int k) const {
         const int at = first(k), end = columns;
-        const bool in_whole = in_packs(), here = within(at, end);
-        return [=](int i) { return in_whole ? here : within(at + i, end); };
+        const bool in_whole = in_packs();
+        return [=](int i) { return within(in_whole ? at : at + i, end); };
     }
     // Optimisation barrier: the compiler computes the predicates of the elements again where they are used again,
     // instead of keeping them in registers. Whole packs have no such predicates.

@@ -57,6 +57,17 @@ def test_sums_and_carries(a: list[int], b: list[int], c: list[int]) -> None:
 
 @few
 @given(words, words, words, words)
+def test_sums_of_64_bits(a: list[int], b: list[int], c: list[int], d: list[int]) -> None:
+    code = ["IADD3.64 R20,R10,-R12,RZ", "IADD3.64 R22,R10,R12,-0x3"]
+    low, high, less, above = evaluate(code, a, b, c, d, results=4)
+    for lane in range(LANES):
+        first, second = b[lane] << 32 | a[lane], d[lane] << 32 | c[lane]
+        assert low[lane] | high[lane] << 32 == first - second & 2**64 - 1
+        assert less[lane] | above[lane] << 32 == first + second - 3 & 2**64 - 1
+
+
+@few
+@given(words, words, words, words)
 def test_products(a: list[int], b: list[int], low: list[int], high: list[int]) -> None:
     code = ["IMAD R20,R10,R11,R12", "IMAD.HI.U32 R21,R10,R11,R12", "IMAD.WIDE R22,R10,R11,R12"]
     code += ["IMAD.WIDE.U32 R24,P0,R10,R11,R12", "MOV R9,0x1", "SEL R26,R9,RZ,P0"]

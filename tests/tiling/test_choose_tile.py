@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -241,6 +242,21 @@ def test_the_nearest_entry_is_used_if_its_predicted_time_is_close(named: Callabl
     assert made.reason.startswith(f"the nearest entry in {path}, N=4 C=320 HxW=4096 group=32 at a distance of 0.42:")
     assert "the cost model's own choice" in made.reason
     assert choose_tile.nearest(asked, STRATEGIES, H200).entry.problem == near  # type: ignore[union-attr]
+
+
+def test_of_equally_near_entries_the_best_evidence_is_used(named: Callable[..., Path]) -> None:
+    """Measured comes before simulated, and that before modelled. N is a power of two, so distances are exact."""
+    halves, doubles = replace(PROBLEM, N=2), replace(PROBLEM, N=8)
+    asked, tile = replace(PROBLEM, N=4), own(replace(PROBLEM, N=4))
+    order = [(MODEL, "predicted_us"), (SIMULATED, "simulated_us"), (MEASURED, "time_us")]
+    for (worse, time), (better, other) in itertools.pairwise(order):
+        for one, two in ((halves, doubles), (doubles, halves)):
+            path = named()
+            path.unlink()
+            named(entry(one, tile, worse, **{time: 1.0}), entry(two, tile, better, **{other: 9.0}))
+            found = choose_tile.nearest(asked, STRATEGIES, H200)
+            assert found is not None
+            assert (found.distance, found.entry.source) == (1.0, better)
 
 
 def test_a_nearest_entry_that_is_predicted_slower_is_not_used(named: Callable[..., Path]) -> None:

@@ -451,6 +451,15 @@ def test_a_wrong_argument_is_one_line_on_stderr(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_wrong_value_of_specialise_is_an_error_before_tuning(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUNORM_SPECIALISE", "sometimes")
+    code, out, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
+    words = "cunorm tune: CUNORM_SPECIALISE: 'sometimes', expected background, always or never\n"
+    assert (code, out, err) == (2, "", words)
+
+
 def test_tune_without_optuna_names_the_package(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     import importlib.util
 

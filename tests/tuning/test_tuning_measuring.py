@@ -30,7 +30,7 @@ SMALL = Problem(
     layout="NCHW",
     N=2,
     C=320,
-    HxW=4096,
+    HxW=16384,
     group=32,
     outputs=("dx", "dgamma", "dbeta"),
 )

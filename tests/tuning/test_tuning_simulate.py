@@ -31,7 +31,7 @@ from cunorm.core.devices import KNOWN
 from cunorm.core.errors import CompileError
 from cunorm.core.problem import Problem
 from cunorm.jit import nvrtc, sources
-from cunorm.runtime import plans
+from cunorm.runtime import plans, specialised
 from cunorm.tiling import table
 from cunorm.tiling.table import MEASURED, SIMULATED, Entry, entry_of, raw_of
 from tests.tuning.test_tuning_measuring import DEVICE, SMALL, FakeWorker, space_of, times_of
@@ -130,6 +130,13 @@ def test_a_wrong_winner_is_not_stored_and_never_tried_again() -> None:
     result = tuned(planted, wrong=space.tiles)
     assert (result.winner, result.entry) == (None, None)
     assert result.sentence == "none of the fastest simulated tiles passed verification"
+
+
+def test_if_no_tile_can_be_simulated_the_number_of_failures_is_reported() -> None:
+    planted = Planted(lambda tile: 3.0)
+    planted.failures = dict.fromkeys(space_of(SMALL).tiles, Failed("simulator", "unknown instruction"))
+    result = tuned(planted)
+    assert (result.winner, result.entry, result.sentence) == (None, None, "12 of 12 tiles failed")
 
 
 def test_a_stopped_run_stores_nothing_and_keeps_its_trials() -> None:
@@ -442,6 +449,23 @@ def test_a_specialised_text_is_compiled_ahead_to_the_file_that_plans_load(monkey
     for text in sources.TEXTS:
         worker._answer(stand, ("warm", text, f"{text} code", "entry"), lambda _: None)
     assert done == [("compile", "generic code", "entry"), ("build", "specialised code", "entry")]
+
+
+def test_a_worker_loads_any_number_of_specialised_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that suits applications would make a tuner measure generic kernels from some tile on."""
+    requests = deque([Spec("cpu", DEVICE)])
+    answers: list[Any] = []
+
+    def receive() -> Any:
+        if not requests:
+            raise EOFError
+        return requests.popleft()
+
+    monkeypatch.setattr(specialised, "MOST_KERNELS", 512)
+    connection: Any = SimpleNamespace(recv=receive, send=answers.append)
+    worker.serve(connection)
+    assert answers == [("ready", None)]
+    assert specialised.MOST_KERNELS > 10**6
 
 
 def test_a_sample_runs_the_compiled_text_in_a_new_process_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,16 @@ def test_rehearsed_times_are_never_stored_as_measured(kinds: Any) -> None:
     assert result.winner == tile(device.RIGHT)
     assert result.entry is None
     with pytest.raises(ValueError, match="cannot be stored as measured"):
-        measured_entry(space, result.winner, result.timings, measures=False, bandwidth=1e12, trials=3, default=False)
+        measured_entry(
+            space,
+            result.winner,
+            result.timings,
+            measures=False,
+            bandwidth=1e12,
+            trials=3,
+            default=False,
+            text="generic",
+        )
 
 
 def test_tiles_that_killed_a_worker_are_not_tried_again(kinds: Any, tmp_path: Path) -> None:

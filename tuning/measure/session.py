@@ -120,7 +120,7 @@ class Session:
     def verify(self, tile: Tile) -> str | None:
         """A sentence that says how a tile's results are wrong, or None."""
         assert self._verifier is not None, "a problem that was opened"
-        return self._verifier.fault(self._plan(tile))
+        return self._verifier.fault(self._plan(tile).compile())
 
     def simulate(self, problem: Problem, tile: Tile) -> float:
         """The simulated time of a tile, in seconds. The problem need not be open."""

@@ -128,6 +128,16 @@ static void add3(Lanewise& on, bool carried) {
 
 static void do_IADD3(Lanewise& on) { add3(on, false); }
 static void do_IADD3X(Lanewise& on) { add3(on, true); }
+// The sum of three 64-bit operands.
+static void do_IADD3WIDE(Lanewise& on) {
+    u64 sum[WARP] = {}, from[WARP];
+    for (int k = 0; k < 3; ++k) {
+        on.wide(k, from);
+        const bool negated = on.code.source[k].flags & NEGATED;
+        for (int l = 0; l < on.count; ++l) sum[l] += negated ? 0u - from[l] : from[l];
+    }
+    for (int l = 0; l < on.count; ++l) on.result(l, sum[l]);
+}
 static void do_VIADD(Lanewise& on) {
     const u32 *a = on.integer(0), *b = on.integer(1);
     for (int l = 0; l < on.count; ++l) on.low.lane[l] = a[l] + b[l];

@@ -25,8 +25,8 @@ from cunorm.ops.common.slab_sweep import LARGEST_CHUNK, Slab, Sweep, refuses_swe
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 #: Registers per thread of batch_norm_backward_reduce_sweep.cu, whose launch bounds require 768 resident threads.
 GRADIENT_REGISTERS = 80
-#: Packs of each tensor that a thread loads at a time; loads_in_flight in slab.cuh.
-LOADS_IN_FLIGHT = 4
+#: Packs per lane up to which `block` is worth trying for the sums of a backward; longer planes are faster with `split`.
+SHORT_PLANE_STEPS = 2
 #: Values in Affine (norm.cuh), with padding, and in ChannelGradient (channel_coefficients.cuh).
 LINEAR_VALUES = 4
 
@@ -278,10 +278,17 @@ class _ReducingColumns(_ReducingSlabs):
         return super().refuses(device)
 
     @lazy
+    def worth(self) -> bool:
+        """Whether a sweep of a plane would be short, and the slabs are one range of whole packs if they can be."""
+        view, pack = self.view, self.problem.pack
+        unit = pack // math.gcd(view.HxW, pack)
+        even = self.tile.channels % unit == 0 or unit > view.C
+        return even and self.slab.packs <= self.tile.threads and view.HxW <= SHORT_PLANE_STEPS * WARP * pack
+
+    @lazy
     def waits(self) -> int:
-        """Exposed memory latencies of a block: the means, and the batches of rows, for each range of columns."""
-        rows = ceil_div(min(self.view.N, self.tile.samples_per_block), self.tile.threads // self.columns)
-        return ceil_div(self.slab.packs, self.columns) * (1 + ceil_div(rows, LOADS_IN_FLIGHT))
+        """Phases of a block: it sweeps one range of columns after another."""
+        return ceil_div(self.slab.packs, self.columns)
 
     @lazy
     def facts(self) -> dict[str, Any]:

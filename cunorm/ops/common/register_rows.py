@@ -139,7 +139,11 @@ class WarpRows(Tiling):
             else:
                 passing += 2 * of_parameter
         if not problem.is_backward:
-            return (32 if self.shares_parameters else 48) + passing + packs * (of_pack + (packs > 8))
+            return (
+                (32 if self.shares_parameters else 48)
+                + passing
+                + packs * (of_pack + (1 if problem.pack >= 8 else 2) * (packs > 8))
+            )
         if self.sums_in_registers:
             of_pack += 2 * widened
         # Additional registers, in pairs, for the sums of several warps.

@@ -164,7 +164,7 @@ class _Blocks(BlockRows, LayerWarp):
             return f"teams_per_block is {tile.teams_per_block}, expected 1, 2, 4 or 8"
         if tile.teams_per_block > 1 and problem.dtype == "float64":
             return f"teams_per_block is {tile.teams_per_block}, expected 1: float64 leaves no registers for more"
-        if tile.teams_per_block > 1 and not self.reads_ahead:
+        if tile.teams_per_block > 1 and tile.packs_per_thread > self.most_packs_ahead:
             return (
                 f"packs_per_thread is {tile.packs_per_thread}, expected at most {self.most_packs_ahead} if "
                 f"teams_per_block is {tile.teams_per_block}: teams wait for each other, so each must load its next "

@@ -167,9 +167,12 @@ def test_every_mask(strategy: str, mask: tuple[bool, bool, bool], executor: Exec
 
 
 @pytest.mark.parametrize("strategy", list(TILES))
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.long), "float16"])
 def test_mixed_and_missing_parameters(dtype: str, strategy: str, executor: Executor) -> None:
-    """float32 parameters or none, which share builds. split needs other builds for HxW = 1, only run for float16."""
+    """float32 parameters or none, which share builds. split needs other builds for HxW = 1, only run for float16.
+
+    The battery runs each strategy with bfloat16 and float32 parameters in the quick suite.
+    """
     shapes = [(9, 64, (), 8), (2, 6, (5, 7), 3)]
     for shape in shapes[1:] if (dtype, strategy) == ("bfloat16", "split") else shapes:
         for gamma_dtype in ("float32", None):
