@@ -1,5 +1,5 @@
 // BatchNorm's forward: the values of a channel for y = (x - mean) * invstd * gamma + beta. The statistics are inputs.
-#include "common/parameters.cuh"
+#include "batch_norm/unjoined.cuh"
 
 struct ChannelAffine {
     const stat_t* mean;
@@ -8,6 +8,6 @@ struct ChannelAffine {
     const beta_t* beta;
 
     __device__ __forceinline__ Affine of(long long channel) const {
-        return affine_of(gamma, beta, channel, widen(load(mean, channel)), widen(load(invstd, channel)));
+        return affine_of(gamma, beta, unjoined(channel), widen(load(mean, channel)), widen(load(invstd, channel)));
     }
 };

@@ -5,7 +5,7 @@
 //
 // dy is not multiplied by `scale` alone, as in LinearGradient (norm.cuh): if invstd is infinite, the terms of dx would
 // be infinities of both signs, and dx NaN.
-#include "common/parameters.cuh"
+#include "batch_norm/unjoined.cuh"
 
 struct alignas(16) ChannelGradient {  // one access to shared memory for float, two for double
     acc_t mean;
@@ -27,7 +27,7 @@ struct ChannelCoefficients {
     acc_t inverse;  // 1 / count: a division per channel would be a branch between the loads of the channels
 
     __device__ __forceinline__ ChannelGradient of(long long channel) const {
-        const acc_t weight = parameter(gamma, channel, acc_t(1)), rstd = widen(load(invstd, channel));
+        const acc_t weight = parameter(gamma, unjoined(channel), acc_t(1)), rstd = widen(load(invstd, channel));
         const acc_t of_dy = acc_t(widen(load(sum_dy, channel))) * inverse;
         const acc_t of_xmu = acc_t(widen(load(sum_dy_xmu, channel))) * inverse;
         return ChannelGradient{widen(load(mean, channel)), -(of_xmu * rstd) * rstd, -of_dy, rstd * weight};

@@ -29,9 +29,21 @@ __device__ __forceinline__ void fold_rows(int columns, long long live, long long
         loaded = ahead(column);
     }
     if (part < parts && column < live) {
-#pragma unroll 4
-        for (long long row = begin + part; row < end; row += parts) {
-            whole = merge(whole, of(row, column));
+        constexpr int rows_at_once = sizeof(T) <= 2 * sizeof(float) ? 8 : 4;  // as many as fit in registers
+        for (long long row = begin + part; row < end; row += rows_at_once * parts) {
+            T held[rows_at_once] = {};
+#pragma unroll
+            for (int k = 0; k < rows_at_once; ++k) {
+                if (row + k * parts < end) {
+                    held[k] = of(row + k * parts, column);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < rows_at_once; ++k) {
+                if (row + k * parts < end) {
+                    whole = merge(whole, held[k]);
+                }
+            }
         }
     }
     scratch[threadIdx.x] = whole;
