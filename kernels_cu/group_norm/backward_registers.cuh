@@ -12,11 +12,8 @@ struct WeighedChannel {
 
 // Without an activation, the gradient with respect to a normalised value is the element of dy. With one, the first pass
 // computes it. A thread of few packs keeps it, so that the exponential is not computed again for dx.
-constexpr int most_kept_words = 40;
-constexpr int kept_words = Tile::packs_per_thread * pack_size * (sizeof(acc_t) / sizeof(unsigned));
-constexpr bool keeps_gradients = !is_identity && kept_words <= most_kept_words;
-
-constexpr bool stores_last = stores_last_of(Tile::packs_per_thread);
+constexpr bool stores_last = are_few_packs(Tile::packs_per_thread);
+constexpr bool keeps_gradients = !is_identity && are_few_packs(Tile::packs_per_thread);
 
 // The kept gradients of a pack. Empty if none are kept.
 struct KeptGradients {

@@ -4,7 +4,7 @@
 #include "common/parameters.cuh"
 #include "partition/team.cuh"
 
-constexpr bool stores_last = stores_last_of(Tile::packs_per_thread);
+constexpr bool stores_last = are_few_packs(Tile::packs_per_thread);
 
 // Every byte of x is read once, before the team writes y. So y may be the same array as x.
 // `blocks` is the number of blocks of a team's cluster, 1 if there is no cluster.

@@ -96,19 +96,22 @@ __device__ __forceinline__ void sums_in_channels(const PackSpan& where, const Ch
         const bool here = channel >= 0, both = next < pack_size && where.first + next < where.length;
         const auto first = of(channel, here);
         const auto second = of(channel + 1, both);
-        Pair of_first = {}, of_second = {};
+        auto known = first;
+        Pair of_first = {}, sums = {};  // of_first is complete where the second channel begins
 #pragma unroll
         for (int i = 0; i < pack_size; ++i) {
-            const auto known = i < next ? first : second;  // a copy: a reference would put both on the stack
-            const Pair before = i < next ? of_first : of_second, sums = added(i, known, before);
-            of_first = i < next ? sums : of_first;
-            of_second = i < next ? of_second : sums;
+            if (i == next) {
+                known = second;  // a copy: a reference to either would put both on the stack
+                of_first = sums;
+                sums = Pair{};
+            }
+            sums = added(i, known, sums);
         }
         if (here) {
-            emit(channel, first, of_first);
+            emit(channel, first, next < pack_size ? of_first : sums);
         }
         if (both) {
-            emit(channel + 1, second, of_second);
+            emit(channel + 1, second, sums);
         }
         return;
     }
@@ -166,7 +169,7 @@ __device__ __forceinline__ Pack<data_t> outputs_in_channels(const PackSpan& wher
     return out;
 }
 
-// Whether a thread stores its packs after it has computed all of them. The compiler moves no load across a store, so a
-// store between two packs delays the loads of the next parameters. The parameters of many packs would not fit in
-// registers.
-constexpr bool stores_last_of(int packs) { return packs <= 5; }
+// Whether registers have room for more than the packs of a thread. It then computes the outputs of all packs before it
+// stores the first: the compiler moves no load across a store, so a store between two packs delays the loads of the next
+// parameters.
+constexpr bool are_few_packs(int packs) { return packs <= 5; }

@@ -141,31 +141,33 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("group_norm/forward_slab.cuh", "if (lane == 0 && rank == 0) {", "owner", 0): SAME_IN_THE_WARP,
     ("group_norm/group_norm_backward_grid.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 0): SAME_IN_THE_WARP,
-    ("group_norm/backward_registers.cuh", "for (int base = 0; base < channels; base += lanes / unit) {", "guard", 0): (
+    ("group_norm/backward_registers.cuh", "for (int base = first; base < past; base += lanes / unit) {", "guard", 0): (
         "Speed only: no unit of that round has a channel."
     ),
     ("group_norm/backward_registers.cuh", "if (live && lane == 0) {", "owner", 0): (
         "Speed only: every lane of the unit has the same sums and stores them to the same address."
     ),
     ("group_norm/backward_registers.cuh",
-     "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < items;",
+     "for (long long first = static_cast<long long>(blockIdx.x / blocks) * team.count; first < items;",
      "guard", 0): EMPTY_ROUND,
     ("group_norm/backward_registers.cuh",
-     "const acc_t gamma_alone = alone && run.length > 0 ? parameter(gamma, group, acc_t(1)) : acc_t(1);",
-     "guard", 1): "Speed only: a team without a group loads the gamma of an existing group and does not use it.",
+     "const acc_t scale_alone = alone ? weighed(group, run.length > 0, found).scale : acc_t(1);",
+     "guard", 0): "Speed only: a team without a group loads the gamma of an existing group and does not use it.",
     ("group_norm/backward_registers.cuh", "if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
-    ("group_norm/backward_registers.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {",
-     "guard", 0): NULL_RESULTS,
-    ("group_norm/backward_registers.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "owner", 0): (
+    ("group_norm/backward_registers.cuh",
+     "if (parameters.wanted() && team.rank() == 0 && team.lane() == 0 && HxW > 1) {", "guard", 0): NULL_RESULTS,
+    ("group_norm/backward_registers.cuh",
+     "if (parameters.wanted() && team.rank() == 0 && team.lane() == 0 && HxW > 1) {", "owner", 0): (
         "Speed only: every lane of the team has the same sums and stores them to the same address."
     ),
-    ("group_norm/backward_registers.cuh", "if (parameters.wanted() && team.lane() == 0 && HxW > 1) {", "guard", 1): (
+    ("group_norm/backward_registers.cuh",
+     "if (parameters.wanted() && team.rank() == 0 && team.lane() == 0 && HxW > 1) {", "guard", 1): (
         "Speed only: the sums of a group of one element are its terms, so the same lane stores the same values twice."
     ),
     ("group_norm/forward_registers.cuh",
-     "for (long long first = static_cast<long long>(blockIdx.x) * team.count; first < N * groups;",
+     "for (long long first = static_cast<long long>(blockIdx.x / blocks) * team.count; first < N * groups;",
      "guard", 0): EMPTY_ROUND,
-    ("group_norm/forward_registers.cuh", "if (team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
+    ("group_norm/forward_registers.cuh", "if (team.rank() == 0 && team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
     ("layer_norm/layer_norm_backward_split.cu",
      "for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {",
      "guard", 0): (
@@ -320,7 +322,7 @@ SURVIVORS: dict[Key, str] = {
     ("partition/team.cuh",
      "if (shift + columns < pack_size) {", "guard", 0): "Speed only: sums may be relative to any element of the run.",
     ("partition/team.cuh",
-     "const int ahead = may_shift && past + whole <= blocks * capacity ? past : 0;", "guard", 0): (
+     "ahead = may_shift && past + whole <= blocks * capacity ? past : 0;", "guard", 0): (
         "Speed only: a run whose first pack begins at its first element is read element by element, with equally "
         "correct results."
     ),
@@ -332,10 +334,8 @@ SURVIVORS: dict[Key, str] = {
         "return tiles + prefetch_tiles < tiles * slabs ? tiles + prefetch_tiles : tiles * slabs;", "guard", 1): (
         "Speed only: tickets past the last sums are no-ops, and the host's count of tickets includes them."
     ),
-    ("common/types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
-     "guard", 0): BY_ELEMENT,
-    ("common/types.cuh", "if (first >= 0 && first + Pack<T>::size <= length && misalignment(array + first) == 0) {",
-     "guard", 2): BY_ELEMENT,
+    ("common/types.cuh", "const bool whole = first >= 0 && first + Pack<T>::size <= length;", "guard", 0): BY_ELEMENT,
+    ("common/types.cuh", "const bool whole = first >= 0 && first + Pack<T>::size <= length;", "guard", 2): BY_ELEMENT,
     ("kernels/cluster_exchange.cu", "cluster_fence();", "barrier", 0): RELEASING_ARRIVAL,
     ("kernels/ticket_wait.cu", "if (thread == 0) {", "owner", 2): (
         "Speed only: every thread publishes the same word after the barrier."

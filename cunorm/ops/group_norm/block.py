@@ -158,8 +158,7 @@ class _InRegisters(Runs):
     def held(self) -> int:
         """Registers that a thread needs at least: its packs in the stored dtype, and working registers.
 
-        The gradient of an activation needs more working registers if a pack has eight elements. It is kept in registers
-        if a thread has at most MOST_KEPT_PACKS packs.
+        The gradient of an activation needs more working registers if a pack has eight elements.
         """
         problem = self.problem
         tensors, work = (2, 52) if problem.is_backward else (1, 48)
