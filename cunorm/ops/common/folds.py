@@ -8,23 +8,27 @@ from cunorm.core.strategy import Arguments, Launch, by_name, ceil_div
 from .limits import blocks_for, round_up
 
 #: Threads and columns per block of the kernels that fold the rows of a workspace. 8 pairs of floats fill two sectors.
-#: The columns are few so that the blocks are many.
-FOLD_THREADS, FOLD_COLUMNS = 512, 8
+#: The columns are few so that the blocks are many. With enough blocks, a block has up to MOST_COLUMNS columns: then a
+#: thread sums several rows, and fewer threads address their first row and combine their sums.
+FOLD_THREADS, FOLD_COLUMNS, MOST_COLUMNS = 512, 8, 32
 #: A fold cuts its rows into slices of SLICE_ROWS rows if it has more than MANY_ROWS rows, or more than
 #: MANY_ROWS_OF_ONE_SLAB rows and a single slab of columns.
 MANY_ROWS, MANY_ROWS_OF_ONE_SLAB, SLICE_ROWS = 1024, 128, 32
 #: A fold with at least FEW_SLABS slabs does not cut its rows. The columns of a block are doubled only if at least
-#: MANY_SLABS slabs remain. Slices times slabs are at most MOST_SLICES, but a cut makes at least two slices.
-FEW_SLABS, MANY_SLABS, MOST_SLICES = 64, 256, 128
+#: MANY_SLABS slabs remain, about one per multiprocessor. Slices times slabs are at most MOST_SLICES, but a cut makes at
+#: least two slices.
+FEW_SLABS, MANY_SLABS, MOST_SLICES = 64, 128, 128
 WORD = 4  # bytes per counter
 LINE_WORDS = 32  # a whole line of the L2 cache for the ticket counter: ticket_words in work_queue.cuh
 CLEAR_THREADS = 256
 
 
 def _fold_columns(rows: int, C: int) -> int:
-    """Columns per block of a fold: few, to have many blocks, but more if few rows would leave threads idle."""
+    """Columns per block of a fold: few, to have many blocks, but more if there are many columns or few rows."""
     columns = min(C, FOLD_COLUMNS)
-    while 2 * columns * rows <= FOLD_THREADS and ceil_div(C, 2 * columns) >= MANY_SLABS:
+    while ceil_div(C, 2 * columns) >= MANY_SLABS and (
+        2 * columns <= MOST_COLUMNS or 2 * columns * rows <= FOLD_THREADS
+    ):
         columns *= 2
     return columns
 

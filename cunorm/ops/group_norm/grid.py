@@ -11,21 +11,21 @@ from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
 
 #: Of tiles with equal predictions the cost model selects the first. Two blocks of 256 threads per multiprocessor wait
 #: less for each other than one block of 512. They follow the order of tickets more closely than four blocks of 128, so
-#: more second reads hit the L2 cache. With 144 prefetched tiles, most of the 396 blocks of 256 threads that are resident
-#: on a GPU with 132 multiprocessors do not wait. Fewer tiles are for slabs that would fill the L2 cache.
+#: more second reads hit the L2 cache. The more prefetched tiles, the fewer blocks wait: none if there are half as many
+#: as resident blocks. More than 96 would not leave the second reads of large groups in the L2 cache of an H200.
 GRID_SPACE = {
     "threads": (256, 128, 512),
     "chunk": (64, 120, 256, 1024, 2048, 4096),
     "groups": (1, 2, 4, 8, 16, 32),
-    "prefetch_tiles": (144, 32, 1),
+    "prefetch_tiles": (96, 32, 1),
 }
 #: Tickets are counted in 32 bits. Blocks draw a few more tickets than there are work items.
 MOST_TICKETS = 2**32 - 2**22
 #: Resident threads per multiprocessor, and multiprocessors of the largest device or more. They bound the grid. A block
 #: that finds no ticket ends at once.
 RESIDENT_THREADS, MULTIPROCESSORS = 512, 192
-#: Resident threads, and the registers per thread that they leave, of a backward kernel whose threads process one channel
-#: each, with 32-bit sums and without an activation: grid_threads in group_norm_backward_grid.cu.
+#: Resident threads, and the registers per thread that they leave, of a backward kernel with one channel per thread,
+#: 32-bit sums and no activation: grid_threads in group_norm_backward_grid.cu.
 LEAN_THREADS, LEAN_REGISTERS = 768, 80
 #: Latencies of memory that a block waits for the sums of a slab before each output, if no tiles are prefetched.
 #: Estimated with the simulator: 2.5 to 4 us for tiles of 1024 and 2048 elements per warp. A launch does not depend on
@@ -92,7 +92,7 @@ class GroupGrid(Tiling):
         both = read + slab
         held = self._blocks(device.multiprocessors) * ceil_div(both, self.tiles)
         ahead = self.tile.prefetch_tiles * ceil_div(read, self.tiles)
-        found = 0.95 * both + max(0.25 * held, 0.75 * held - 0.5 * read) + 2.5 * ahead
+        found = 0.95 * both + 0.25 * held + max(0.0, 0.75 * held - 0.5 * read) + 2.5 * ahead
         if 20 * self.tile.prefetch_tiles > self.tiles:
             found = max(found, 2.0 * both + 0.25 * held + ahead)
         return min(int(found), both * self.slabs)
