@@ -17,7 +17,7 @@ struct FlatRun {
         : start(item * chunk), plane(start / HxW_) {
         const long long left_in_plane = (plane + 1) * HxW_ - start;
         length = static_cast<int>(elements - start < chunk ? elements - start : chunk);
-        shift = misalignment(tensor + start);
+        shift = misalignment(tensor, start);
         HxW = static_cast<int>(HxW_ < chunk ? HxW_ : chunk);
         before = HxW - static_cast<int>(left_in_plane < chunk ? left_in_plane : chunk);
     }
@@ -72,10 +72,10 @@ __device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const Pack
 template <int tensors, typename T, typename Element>
 __device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (&from)[tensors], data_t* to,
                                        const T* known, Element element) {
-    bool aligned = misalignment(to + run.start - run.shift) == 0;
+    bool aligned = misalignment(to, run.start - run.shift) == 0;
 #pragma unroll
     for (int t = 0; t < tensors; ++t) {
-        aligned = aligned && misalignment(from[t] + run.start - run.shift) == 0;
+        aligned = aligned && misalignment(from[t], run.start - run.shift) == 0;
     }
     const int packs = run.packs(), whole = aligned ? (run.shift + run.length) / pack_size : 0;
     const ChannelStride stride(Tile::threads * pack_size, run.HxW);

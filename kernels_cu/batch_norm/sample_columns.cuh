@@ -26,7 +26,7 @@ struct SampleColumn {
           pitch(C * HxW),
           length(at.own * HxW),
           rows(static_cast<int>(at.end - at.begin)) {
-        shift = pitch % pack_size == 0 ? misalignment(tensor + start) : 0;
+        shift = pitch % pack_size == 0 ? misalignment(tensor, start) : 0;
         const int most = ceil_div(shift + channels * HxW, pack_size);
         columns = most < Tile::threads ? most : Tile::threads;
         parts = Tile::threads / columns;

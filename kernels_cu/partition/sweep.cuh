@@ -57,7 +57,7 @@ struct Sweep<ChannelsFirst> {
         const long long begin = chunk * cut.chunk;
         start = plane * cut.HxW + begin;
         length = live ? static_cast<int>(cut.HxW - begin < cut.chunk ? cut.HxW - begin : cut.chunk) : 0;
-        shift = misalignment(tensor + start);
+        shift = misalignment(tensor, start);
     }
     __device__ __forceinline__ bool live() const { return length > 0; }
     // Number of packs of this thread, and the position of the step-th of them.
@@ -275,7 +275,7 @@ __device__ __forceinline__ bool sweeps_aligned(const Path& sweep, const data_t* 
     bool aligned = sweep.stride() % pack_size == 0;
 #pragma unroll
     for (int t = 0; t < tensors; ++t) {
-        aligned = aligned && (tensor[t] == nullptr || misalignment(tensor[t] + where.row + where.first) == 0);
+        aligned = aligned && (tensor[t] == nullptr || misalignment(tensor[t], where.row + where.first) == 0);
     }
     return aligned;
 }

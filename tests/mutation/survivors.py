@@ -124,13 +124,13 @@ SURVIVORS: dict[Key, str] = {
         "test_elements_past_2_to_the_31 in test_batch_norm.py covers one."
     ),
     ("batch_norm/flat_runs.cuh",
-     "for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {",
+     "for (int first = 0; first < packs; first += Tile::threads * loads_in_flight) {",
      "guard", 0): NO_PACK_LEFT,
-    ("batch_norm/flat_runs.cuh", "if (j < packs) {", "guard", 0): (
+    ("batch_norm/flat_runs.cuh", "} else if (j < packs) {", "guard", 0): (
         "Speed only: load_pack reads nothing past the run's end, and the pack is not used."
     ),
-    ("batch_norm/flat_runs.cuh", "if (j < packs) {", "guard", 1): (
-        "Speed only: for a pack past the run's end, each() makes no call and store_pack writes nothing."
+    ("batch_norm/flat_runs.cuh", "if (plain || j < packs) {", "guard", 0): (
+        "Speed only: a pack past the run's end has no elements, and store_pack writes nothing."
     ),
     ("common/fold_columns.cuh", "if (part < parts && column < live) {", "guard", 0): (
         "Speed only: idle threads fold rows too. These rows exist, and the results of idle threads are stored after "
@@ -311,10 +311,7 @@ SURVIVORS: dict[Key, str] = {
         "Every length of at least pack_size has the same effect."
     ),
     ("partition/sweep.cuh", "for (int base = 0; base < steps; base += loads) {", "guard", 0): (
-        "Speed only: the batch past the last has no elements and adds nothing to a sum or a count."
-    ),
-    ("partition/sweep.cuh", "if (base + k < steps && from[t] != nullptr) {", "guard", 0): (
-        "Speed only: the span of a step past the last is {0, 0, 0}, and load_pack reads nothing of it."
+        "Speed only: the batch past the last has no packs, and the loop ends there."
     ),
     ("partition/team.cuh",
      "cluster_fence();  // only by the thread that publishes: the others need not wait for their stores",
