@@ -109,7 +109,7 @@ def _plain(text: str) -> Iterator[tuple[str, int, int, str]]:
 _COMPARISON = re.compile(r"(?<=\s)(<=|>=|<|>|==|!=)(?=\s)")
 #: A condition that is no comparison: a predicate of the kernels for whether an element, lane or row exists.
 _PREDICATE = re.compile(
-    r"(?<=[(;=&|,!])\s*!?((?:[\w:]+(?:\.|::))*\b(?:holds|held|has|live|uses?|full|wanted)\b(?:\((?:[^()]|\([^()]*\))*\))?)"
+    r"(?<=[(;=&|,!])\s*!?((?:[\w:]+(?:\.|::))*\b(?:holds|inside|held|has|live|uses?|full|wanted)\b(?:\((?:[^()]|\([^()]*\))*\))?)"
     r"(?=\)| &&| \|\|| \?|;)"
 )
 _OPEN, _CLOSE = "([{", ")]}"

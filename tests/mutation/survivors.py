@@ -208,7 +208,7 @@ SURVIVORS: dict[Key, str] = {
     ("partition/backward_rows.cuh",
      "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
     ("partition/backward_rows.cuh",
-     "x != nullptr && holds(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
+     "x != nullptr && inside(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
     ("partition/backward_rows.cuh",
      "const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;",
@@ -217,7 +217,7 @@ SURVIVORS: dict[Key, str] = {
         "size of shared memory includes the row."
     ),
     ("partition/backward_rows.cuh",
-     "is_identity || holds(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
+     "is_identity || inside(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
      "guard", 0): (
         "No case of the battery has an activation. test_lanes_outside_a_group_stay_out_of_its_sums in "
         "test_group_norm_activation.py covers it."
@@ -231,7 +231,7 @@ SURVIVORS: dict[Key, str] = {
      "guard", 1): ALWAYS_SHIFTS,
     ("partition/forward_rows.cuh", "for (long long first = 0; first < rows; first += teams) {",
      "guard", 0): EMPTY_ROUND,
-    ("partition/forward_rows.cuh", "if (run.live && team.lane() == 0 && team.rank() == 0) {",
+    ("partition/forward_rows.cuh", "if (team.lane() == 0 && team.rank() == 0) {",
      "owner", 0): SAME_STATISTICS,
     ("partition/slab.cuh", "return start + (first_in(0) < begin ? begin : first_in(0));", "guard", 1): (
         "Equally correct: selects the group's first element, which may be in another block's piece and is not "
