@@ -14,7 +14,7 @@ from benchmarks.simulator.machine import Launch
 from cunorm.executors.cpu.guarded_arrays import Region, regions_of
 from cunorm.jit.sources import Text
 from cunorm.runtime.plans import Plan
-from cunorm.runtime.specialised import ALIGNMENT
+from cunorm.runtime.specialised import are_assumed
 
 #: Clusters that are alive at a time if blocks wait for each other.
 WAITING = 4
@@ -59,8 +59,8 @@ def simulated(
     """
 
     def run(plan: Plan, values: Sequence[int | float], sizes: Sequence[int] = ()) -> None:
-        aligned = all(values[place] % ALIGNMENT == 0 for place in plan.assumed_addresses())
-        for launch in launches(plan, values, regions_of(plan.names, values, sizes), text if aligned else "generic"):
+        assumed = are_assumed([int(values[place]) for place in plan.assumed_addresses()])
+        for launch in launches(plan, values, regions_of(plan.names, values, sizes), text if assumed else "generic"):
             counters = machine.run(launch)
             if see is not None:
                 see(launch, counters)

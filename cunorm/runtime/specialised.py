@@ -42,6 +42,11 @@ MOST_KERNELS = 512
 ALIGNMENT = 16
 
 
+def are_assumed(addresses: Sequence[int]) -> bool:
+    """Whether specialised kernels may run on arrays at these addresses; 0 for an absent array."""
+    return functools.reduce(operator.or_, addresses) % ALIGNMENT == 0 and 0 not in addresses
+
+
 class Builder:
     """A thread that compiles kernels, one plan after the other. It is started by the first plan.
 
@@ -128,8 +133,11 @@ class Specialised:
         self._addresses: Callable[[Any], tuple[int, ...]] = operator.itemgetter(0, 0)
 
     def fits(self, values: Sequence[int | float]) -> bool:
-        """Whether the arrays of a call start where the specialised kernels assume."""
-        return functools.reduce(operator.or_, self._addresses(values)) % ALIGNMENT == 0
+        """Whether the arrays of a call are there, and start where the specialised kernels assume.
+
+        The problem of a call does not tell whether an op's running statistics are there.
+        """
+        return are_assumed(self._addresses(values))
 
     def called(self, plan: Plan) -> None:
         """Count a call that comes while there are no specialised kernels, and take the step that is due."""

@@ -166,6 +166,24 @@ def test_a_call_with_a_misaligned_array_runs_the_generic_kernels(monkeypatch: py
     assert "generic if an array does not start at a multiple of 16 bytes" in plan.explain()
 
 
+def test_running_statistics_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The problem is the same with and without them."""
+    random = np.random.default_rng(0)
+    mean, invstd = (1 + random.random((2, 8), np.float32) for _ in range(2))
+    running = [np.ones(8, np.float32) for _ in range(2)]
+    found = []
+    for mode in ("never", "always"):
+        monkeypatch.setenv("CUNORM_SPECIALISE", mode)
+        for given in ((None, None), running):
+            monkeypatch.setattr(plans, "_plans", {})
+            forget_calls()
+            kept = [None if one is None else one.copy() for one in given]
+            options = dict(zip(("running_mean", "running_var"), kept, strict=True))
+            results = cunorm.batch_norm_gather_stats(mean, invstd, np.full(2, 16), **options)
+            found.append([one.tobytes() for one in (*results, *kept) if one is not None])
+    assert found[:2] == found[2:]
+
+
 def test_the_cpu_executor_checks_what_a_specialised_kernel_assumes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_SPECIALISE", "always")
     plan, arrays = called("group_norm_backward", misaligned=True)
