@@ -41,7 +41,7 @@ __device__ __forceinline__ void stage_channels(const FlatRun& run, long long C, 
 // The pack of element(values, known[plane]) for the elements of a pack, where values[t] is the element of tensor t.
 template <typename T, typename Element>
 __device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const PackSpan& where, const ChannelWalk& walk,
-                                                  const T* known, Element element, Pack<data_t> (&held)[1]) {
+                                                  T* known, Element element, Pack<data_t> (&held)[1]) {
     const PackSpan in_planes = {where.row, run.before + where.first, run.before + where.length};
     return outputs_in_channels(
         in_planes, walk, run.HxW, [&](int plane, bool there) { return known[there ? plane : 0]; },
@@ -54,7 +54,7 @@ __device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const Pack
 
 template <typename T, typename Element>
 __device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const PackSpan& where, const ChannelWalk& walk,
-                                                  const T* known, Element element, Pack<data_t> (&held)[2]) {
+                                                  T* known, Element element, Pack<data_t> (&held)[2]) {
     const PackSpan in_planes = {where.row, run.before + where.first, run.before + where.length};
     return outputs_in_channels(
         in_planes, walk, run.HxW, [&](int plane, bool there) { return known[there ? plane : 0]; },
@@ -70,8 +70,8 @@ __device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const Pack
 // threads are loaded and stored without a test of each if all of them are whole, at 16-byte boundaries. The whole block
 // calls.
 template <int tensors, typename T, typename Element>
-__device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (&from)[tensors], data_t* to,
-                                       const T* known, Element element) {
+__device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (&from)[tensors], data_t* to, T* known,
+                                       Element element) {
     bool aligned = misalignment(to, run.start - run.shift) == 0;
 #pragma unroll
     for (int t = 0; t < tensors; ++t) {

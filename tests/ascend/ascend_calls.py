@@ -40,6 +40,10 @@ class Face:
         """Arrays of a problem of the operator, with methods that compare results with the oracle."""
         return group_arrays(dtype=dtype) if self is GROUP else batch_arrays(dtype=dtype)
 
+    def made_with_workspace(self) -> Any:
+        """Arrays of a problem whose call needs a workspace."""
+        return group_arrays() if self is GROUP else batch_arrays((70, 8, 3, 3))
+
     def call(self, made: Any) -> Arguments:
         """The arguments of a correct call with these arrays."""
         return group_call(made) if self is GROUP else batch_call(made)

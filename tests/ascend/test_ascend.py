@@ -341,7 +341,7 @@ WORKSPACES = {
 @pytest.mark.parametrize("kind", WORKSPACES)
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_any_array_of_enough_bytes_may_be_the_workspace(face: Face, kind: str, executor: Executor) -> None:
-    made = face.made()
+    made = face.made_with_workspace()
     given = there(executor, face.call(made))
     status, size, prepared = face.first(given)
     assert status == SUCCESS

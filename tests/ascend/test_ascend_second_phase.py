@@ -20,12 +20,12 @@ from tests.support.problems import forget_calls
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_a_second_phase_refuses_wrong_arguments(face: Face) -> None:
     """A wrong call returns its status and message, and does not change the outputs. The executor stays usable."""
-    given = face.right()
+    given = face.call(face.made_with_workspace())
     memories = {}
     for name, value in given.items():
-        if isinstance(value, np.ndarray):  # after 4096 bytes of memory that no array uses
-            memories[name] = np.zeros(4096 + value.nbytes, np.uint8)
-            given[name] = memories[name][4096:].view(value.dtype).reshape(value.shape)
+        if isinstance(value, np.ndarray):  # after 8192 bytes of memory that no array uses
+            memories[name] = np.zeros(8192 + value.nbytes, np.uint8)
+            given[name] = memories[name][8192:].view(value.dtype).reshape(value.shape)
             given[name][...] = value
     before = copy.deepcopy(given)
     status, size, executor = face.first(given)

@@ -213,4 +213,17 @@ def check_reciprocals(text: str) -> None:
     assert np.all(np.abs(y - exact) <= 2.0**-23 * exact + 2.0**-126)  # a subnormal reciprocal may be flushed
 
 
+def check_sigmoids(text: str) -> None:
+    """Check the sigmoid of 16-bit and of wide data: a relative error that grows with |z| where the sigmoid is small."""
+    z = np.concatenate([np.linspace(-80, 80, 126, dtype=np.float32), np.float32([-np.inf, np.inf])])
+    exact = 1 / (1 + np.exp(-z.astype(np.float64)))
+    for dtype in ("bfloat16", "float32"):
+        kernel = compiled(text, "sigmoids", dtype, threads=64)
+        y = np.full_like(z, np.nan)
+        launch(kernel, 2, 64, 0, [z, y])
+        assert (y[-2], y[-1]) == (0, 1)
+        error = np.abs(y - exact)[:-2]
+        assert np.all(error <= (4 + np.abs(z[:-2])) * 2.0**-23 * exact[:-2])
+
+
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}

@@ -180,7 +180,7 @@ REAL = [
         "batch_norm_elemt-block: one block for all",
     ),
     (
-        "batch_norm/sample_slabs.cuh",
+        "batch_norm/slab_range.cuh",
         "end = begin + samples",
         "guard",
         1,

@@ -37,15 +37,15 @@ BULK, CP_ASYNC, REGISTERS = "bulk", "cp_async", "registers"
 PHASES = 3  # for the cost model: loads, sums, stores
 WORDS = 4  # registers per pack
 #: Fields of a slab in shared memory: its groups, the stages of its copies, and the kind of copies. The cost model does
-#: not distinguish stages and kinds of copies, and selects the first legal tile.
+#: not distinguish stages and kinds of loads, and selects the first legal tile: registers need no copy in shared memory.
 _SLABS = {"groups": (1, 2, 4, 8, 16, 32), "stages": (1, 4), "load": (BULK, CP_ASYNC)}
 BLOCK_SPACE = {
     "threads": (32, 64, 128, 256, 512),
     **_SLABS,
-    "load": (BULK, CP_ASYNC, REGISTERS),
+    "load": (REGISTERS, BULK, CP_ASYNC),
     "packs_per_thread": (1, 2, 4, 8),
 }
-CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "load": (BULK, CP_ASYNC, REGISTERS)}
+CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "load": (REGISTERS, BULK, CP_ASYNC)}
 
 
 def load_of(tile: Tile) -> str:
