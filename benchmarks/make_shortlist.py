@@ -139,7 +139,9 @@ def made(op: str, number: int) -> dict[str, Any]:
         lacking = Counter({key: count for key, count in lacking.items() if key[1] not in listed[key[0]]})
         if not lacking:
             print(f"{op}: {len(missed)} problems get another tile although the right one is listed", flush=True)
-            break
+            wanted = [one for one in wanted if one not in missed]
+            missed = [one for one in wanted if not satisfied(one, listed)]
+            continue
         for (name, tile), _ in lacking.most_common(max(1, len(lacking) // 8)):
             listed[name].append(tile)
         missed = [one for one in missed if not satisfied(one, listed)]
