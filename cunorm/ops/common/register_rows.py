@@ -182,8 +182,8 @@ class WarpRows(Tiling):
 
         They are the first row, and every row if rows are not loaded ahead. Sums add latencies: one if several warps
         share a row, one more in a cluster, and one if the column sums are in shared memory, because reading and writing
-        them takes about as long. The sums count once if rows are loaded ahead, otherwise once per row. In a forward, the
-        two exchanges of a row between the blocks of a cluster are never hidden.
+        them takes about as long. The sums count once if rows are loaded ahead, otherwise once per row. In a forward,
+        the two exchanges of a row between the blocks of a cluster are never hidden.
         """
         if self.slices > 1 and not self.problem.is_backward:
             return 1 + math.ceil(2 * EXCHANGE * rows)
