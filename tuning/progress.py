@@ -8,18 +8,14 @@ from typing import Any
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.tiling.table import SOURCES, Entry
+from cunorm.tiling.table import WORDS as STORED
 
 from .measure.result import Trial, TuningResult
 from .search.space import Space
 from .tuner import Events, Options
 
 #: By source of the times.
-WORDS = {
-    "measured": "measured",
-    "simulated": "simulated, not measured",
-    "model": "modelled, not measured",
-    "rehearsed": "rehearsed, not timed on a GPU",
-}
+WORDS = {**STORED, "rehearsed": "rehearsed, not timed on a GPU"}
 
 
 def tile_text(tile: Tile) -> str:

@@ -12,11 +12,9 @@ from cunorm.core.errors import TableError
 from cunorm.core.terminal import columns
 from cunorm.ops.registry import OPS, place_named
 from cunorm.tiling import choose_tile, table
-from cunorm.tiling.table import MEASURED, SIMULATED, Entry, microseconds, order_of, raw_of, shown
+from cunorm.tiling.table import MEASURED, SIMULATED, WORDS, Entry, microseconds, order_of, raw_of, shown
 
 TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "text", "state")
-#: By source: the words of the state.
-WORDS = {"measured": "measured", "simulated": "simulated, not measured", "model": "modelled, not measured"}
 
 
 def _stale(entry: Entry) -> bool:

@@ -85,12 +85,18 @@ def _expand(kernel: str) -> str:
     return "\n".join(lines_of(place_of(kernel), next(brought, None) or read(place_of(kernel)))) + "\n"
 
 
+def _declaration(kernel: str, entry: str, text: str) -> re.Match[str]:
+    """Find a kernel in its text, from its name to the opening brace; group 1 is the list of parameters."""
+    found = re.search(rf"\b{entry}\(([^()]*)\)\s*\{{", text)
+    if found is None:
+        raise ValueError(f"{place_of(kernel)} has no kernel {entry}")
+    return found
+
+
 @functools.cache
 def _declared(kernel: str, entry: str) -> tuple[str, ...]:
     """Return the names of a kernel's parameters, in the order of its declaration."""
-    found = re.search(rf"\b{entry}\(([^()]*)\)\s*\{{", _code(kernel))
-    if found is None:
-        raise ValueError(f"{place_of(kernel)} has no kernel {entry}")
+    found = _declaration(kernel, entry, _code(kernel))
     return tuple(re.split(r"\W+", one.strip())[-1] for one in found[1].split(","))
 
 
@@ -179,7 +185,7 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
     ----------
     text : str
         One of `TEXTS`. A specialised text is the generic one with constants in place of parameters; see
-        docs/specialised-kernels.md.
+        docs/calls.md.
     """
     body = _expand(launch.kernel)
     if text == "specialised":
@@ -219,8 +225,7 @@ def _specialise(text: str, launch: Launch, fixed: Mapping[str, int]) -> str:
     The other arrays are assumed to start at multiples of 16 bytes. The list of parameters keeps its types, so that the
     launch is that of the generic text. No line is added: messages keep their line numbers.
     """
-    found = re.search(rf"\b{launch.entry}\(([^()]*)\)\s*\{{", text)
-    assert found is not None, f"{place_of(launch.kernel)} has no kernel {launch.entry}"
+    found = _declaration(launch.kernel, launch.entry, text)
     declared, facts = [], []
     for one in found[1].split(","):
         kind, name = re.fullmatch(r"(\s*.*?)(\w+)", one, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -228,7 +233,7 @@ def _specialise(text: str, launch: Launch, fixed: Mapping[str, int]) -> str:
         if name in fixed:
             value = "nullptr" if is_array else f"{fixed[name]}LL"
             facts.append(f"{kind.strip()} const {name} = {value};")
-        elif is_array and launch.arguments[name] != 0:  # null with this N, perhaps not with others: no constant
+        elif is_array:
             facts.append(f"CUNORM_ALIGNED({name});")
         declared.append(kind if name in fixed else one)
     start, end = found.span(1)

@@ -47,6 +47,8 @@ Sizes = tuple[int, int, int, int]
 MEASURED, SIMULATED, MODEL = "measured", "simulated", "model"
 #: The sources of entries, the best evidence first, each with the field that contains its time.
 SOURCES = {MEASURED: "time_us", SIMULATED: "simulated_us", MODEL: "predicted_us"}
+#: The words for users of each source.
+WORDS = {MEASURED: "measured", SIMULATED: "simulated, not measured", MODEL: "modelled, not measured"}
 MOST_MICROSECONDS = 1e15
 LARGEST = 2**60  # largest size: kernels count in 64 bits
 COUNTS = ("int32", "int64")  # integer dtypes
