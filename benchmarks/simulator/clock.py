@@ -128,7 +128,7 @@ class Cache:
         self._uses: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
 
     def uses(self, start: int, nbytes: int) -> np.ndarray[Any, Any]:
-        """The traffic at the last use of each half line of an array; 0: never used."""
+        """A word per half line of an array, see `records.Region`; 0: never used."""
         key = (start, nbytes)
         if key not in self._uses:
             self._uses[key] = np.zeros(nbytes // HALF_LINE + 2, np.uint64)

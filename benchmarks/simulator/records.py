@@ -133,7 +133,8 @@ class Instruction(ctypes.Structure):
 class Region(ctypes.Structure):
     """An array in the memory of the simulated GPU: its address there, its size in bytes, and where its bytes lie.
 
-    ``uses``: for the clock, a number per 64 bytes and two more, the traffic at the last use; see `clock.Cache`.
+    ``uses``: for the clock, a word per 64 bytes and two more: four times the traffic at the last use, plus a bit for
+    each of the two sectors that is dirty. See `clock.Cache`.
     """
 
     _fields_ = [

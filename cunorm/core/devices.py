@@ -33,6 +33,8 @@ class Device:
     largest_cluster : int
         Blocks in the largest thread-block cluster; 1 if the GPU has no clusters. More than 8 is not portable: a GPU
         whose processing clusters have few multiprocessors may refuse the launch.
+    clock : float
+        Frequency of the multiprocessors under load, Hz. Only the cost model uses it.
     processing_clusters : tuple of int
         Multiprocessors of each graphics processing cluster. All blocks of a thread-block cluster run in one of them.
         Empty if unknown; then the GPU counts as one.
@@ -50,6 +52,7 @@ class Device:
     threads_per_multiprocessor: int = 2048
     blocks_per_multiprocessor: int = 32
     largest_cluster: int = 1
+    clock: float = 1.755e9
     processing_clusters: tuple[int, ...] = ()
 
     def resident_clusters(self, cluster: int, resident: int) -> int:
@@ -73,8 +76,9 @@ class Device:
 KIB, MIB = 1024, 1024 * 1024
 
 # Sources: CUDA C++ programming guide, table "technical specifications per compute capability"; the vendor's data
-# sheets for multiprocessors, bandwidth and L2 (A100: the 80 GB SXM module; H100: the SXM module). The L2 of a B200 is
-# what its driver reports.
+# sheets for multiprocessors, bandwidth, L2 and clock (A100: the 80 GB SXM module; H100: the SXM module). The L2 of a
+# B200 is what its driver reports. The clocks are boost clocks; that of H100 and H200 is the one under load that
+# published microbenchmarks report.
 #
 # The sizes of the processing clusters differ between GPUs of one model, because other multiprocessors are disabled. The
 # tuples are cautious. H100 and H200: 15 clusters of 8 blocks that fill a multiprocessor each are certain, and some GPUs
@@ -89,6 +93,7 @@ KNOWN: dict[str, Device] = {
         multiprocessors=108,
         l2_bytes=40 * MIB,
         bandwidth=2.039e12,
+        clock=1.41e9,
         shared_memory_per_block=163 * KIB,
         shared_memory_per_multiprocessor=164 * KIB,
     ),
@@ -98,6 +103,7 @@ KNOWN: dict[str, Device] = {
         multiprocessors=128,
         l2_bytes=72 * MIB,
         bandwidth=1.008e12,
+        clock=2.52e9,
         shared_memory_per_block=99 * KIB,
         shared_memory_per_multiprocessor=100 * KIB,
         threads_per_multiprocessor=1536,
@@ -131,6 +137,7 @@ KNOWN: dict[str, Device] = {
         multiprocessors=148,
         l2_bytes=132_644_864,
         bandwidth=8.0e12,
+        clock=1.85e9,
         shared_memory_per_block=227 * KIB,
         shared_memory_per_multiprocessor=228 * KIB,
         largest_cluster=16,
@@ -142,6 +149,7 @@ KNOWN: dict[str, Device] = {
         multiprocessors=170,
         l2_bytes=96 * MIB,
         bandwidth=1.792e12,
+        clock=2.407e9,
         shared_memory_per_block=99 * KIB,
         shared_memory_per_multiprocessor=100 * KIB,
         threads_per_multiprocessor=1536,

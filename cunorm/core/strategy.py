@@ -146,6 +146,14 @@ class Launch:
         Tensors whose loads a thread has in flight at the same time, with four packs in flight for each.
     cached : int
         Bytes that the launch reads from the L2 cache, in addition to ``traffic``.
+    reread : int
+        Of ``traffic``, the bytes that an earlier launch of the call has accessed too. They come from the L2 cache if
+        all that the call has accessed since then fits into it.
+    packs : int
+        Packs of a tensor, 16 bytes each, that the threads process, idle lanes of their warps counted. 0: as many as
+        ``traffic`` and ``cached`` have.
+    rounds : float
+        Reductions that a warp makes one after another.
     layout : str or None
         The layout that the kernel is compiled for; None: the problem's.
     takes_tile : bool
@@ -153,9 +161,6 @@ class Launch:
         compiled with its number of threads.
     cluster : int
         Blocks per thread-block cluster.
-    abreast : int
-        Independent work items that advance in step: teams that share a block's barriers, or blocks of a cluster that
-        only combine their results.
     prepares : bool
         Whether the launch only initialises the workspace of the next launch. It runs whenever the next launch runs.
     roams : bool
@@ -177,10 +182,12 @@ class Launch:
     phases: int = 1
     streams: float = 1
     cached: int = 0
+    reread: int = 0
+    packs: int = 0
+    rounds: float = 1
     layout: str | None = None
     takes_tile: bool = True
     cluster: int = 1
-    abreast: int = 1
     prepares: bool = False
     roams: bool = False
     tickets: int | None = None

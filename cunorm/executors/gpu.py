@@ -62,18 +62,19 @@ def limits(ordinal: int = 0) -> Device:
     facts = runtime.getDeviceProperties(ordinal)
     name, multiprocessors = facts["name"].decode(), int(facts["multiProcessorCount"])
     capability = (int(facts["major"]), int(facts["minor"]))
-    # Bandwidth from the memory clock and the bus width. Newer drivers report no clock; then use the data sheet of the
-    # known device with this name, else that of the H200.
-    clock = int(facts.get("memoryClockRate") or 0)
-    bandwidth = 2.0 * clock * 1e3 * int(facts["memoryBusWidth"]) / 8
-    if bandwidth == 0:
-        bandwidth = next((known.bandwidth for known in KNOWN.values() if known.name == name), KNOWN["H200"].bandwidth)
+    # Bandwidth from the memory clock and the bus width. Newer drivers report no clocks; then use the data sheet of the
+    # known device with this name, else that of the H200. The driver's clock of the multiprocessors is their highest,
+    # so the known one, under load, comes first.
+    known = next((one for one in KNOWN.values() if one.name == name), None)
+    bandwidth = 2.0 * int(facts.get("memoryClockRate") or 0) * 1e3 * int(facts["memoryBusWidth"]) / 8
+    clock = float(facts.get("clockRate") or 0) * 1e3 if known is None else known.clock
     return Device(
         name=name,
         compute_capability=capability,
         multiprocessors=multiprocessors,
         l2_bytes=int(facts["l2CacheSize"]),
-        bandwidth=bandwidth,
+        bandwidth=bandwidth or (known or KNOWN["H200"]).bandwidth,
+        clock=clock or KNOWN["H200"].clock,
         shared_memory_per_block=int(facts["sharedMemPerBlockOptin"]),
         shared_memory_per_multiprocessor=int(facts["sharedMemPerMultiprocessor"]),
         shared_memory_reserved=int(facts.get("reservedSharedMemPerBlock", 1024)),

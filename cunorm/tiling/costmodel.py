@@ -1,12 +1,14 @@
 """Cost model: predicted time of (problem, strategy, tile, device), which selects the tile of untuned problems.
 
-A normalisation kernel is bound by memory. The time of a launch is a start-up time plus the longest of three times:
+The time of a launch is a start-up time plus the root of the sum of the squares of three times, which overlap in part:
 
-- all bytes of the launch at the achievable DRAM bandwidth;
-- the bytes of the busiest multiprocessor at its largest share of that bandwidth;
-- the waves of blocks, where a block takes its exposed latencies plus its bytes at the rate of its loads in flight.
+- the bytes of the launch at the bandwidth of the DRAM;
+- the instructions of the busiest multiprocessor at its issue rate;
+- the waves of blocks, where a block takes latencies one after another.
 
-The constants below that are not device facts are estimates; the tuner measures.
+What a kernel costs (instructions per pack, latencies per reduction, ...) is in ``costs.json``; see `costs`. Those
+numbers are fitted to the simulator's counts and times, so a prediction is no better than the simulator. The tuner
+measures.
 """
 
 from __future__ import annotations
@@ -14,29 +16,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, main_launch
 
+from .costs import Cost, cost_of, kind_of
 from .shortlist import Placed, Shortlist, shortlist_of
 
-LAUNCH_SECONDS = 2.5e-6  # start of a kernel after another one on the same stream
+LAUNCH_SECONDS = 0.65e-6  # from the start of a launch until the first instruction of its blocks
 ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy achieves
-LATENCY_SECONDS = 0.8e-6  # of a load from DRAM
 BYTES_IN_FLIGHT = 64  # loads in flight per thread and tensor: four packs
 CACHE_SPEED = 1.5  # bandwidth of the L2 cache over that of DRAM
-SOLO_SHARE = 1.25  # bandwidth of a multiprocessor, others being idle, over its even share
-PHASED = 1.3  # time factor if the only resident block does not load while it stores
+PACK_BYTES = 16
+#: Share of the L2 cache that keeps what a call has accessed. Between `FULL` and `EMPTY` times as many accessed bytes,
+#: the share of the bytes that are found there again falls from one to zero.
+KEPT, FULL, EMPTY = 0.5, 0.75, 1.25
 NONPORTABLE = 4.0  # time factor of clusters that not every GPU can launch: defaults avoid them, the tuner tries them
 PORTABLE_CLUSTER = 8
-NEAR_TIE = 1.1  # predictions within this factor count as equal: counted facts decide between them, not estimates
+NEAR_TIE = 1.03  # predictions within this factor count as equal: counted facts decide between them, not estimates
 BUSY_ENOUGH = 0.9  # if this share of the multiprocessors is busy, none counts as idle
 LEAN_ENOUGH = 0.05  # bytes, L2 included, count as equal if their difference takes at most this share of the time
-ABREAST = 1.02  # time factor per doubling of `Launch.abreast`: blocks scheduled together, teams at a barrier
-CLUSTER_SECONDS = 0.3e-6  # a cluster barrier and the reads of other blocks' shared memory
 REGISTER_STEP, WARP = 8, 32
-PARTS = 4  # of a multiprocessor, each with a quarter of the registers; the model counts one pool of registers
+PARTS = 4  # of a multiprocessor, each with a quarter of the registers and one issue slot per cycle
 ROUNDS = 2  # steps of the search that starts from a shortlist
 
 
@@ -81,47 +84,102 @@ def resident_blocks(launch: Launch, device: Device) -> int:
     return max(1, fitting_blocks(device, launch.threads, launch.registers, launch.shared_bytes))
 
 
-def launch_seconds(launch: Launch, device: Device) -> float:
-    """Predicted time of one launch, seconds."""
-    resident = resident_blocks(launch, device)
-    bandwidth = ACHIEVABLE * device.bandwidth
-    moved = launch.traffic + launch.cached
+class Work(NamedTuple):
+    """What a launch does on a device, whatever its kernel costs.
+
+    Attributes
+    ----------
+    transfers : float
+        Seconds that its bytes take at the bandwidth.
+    waves : int
+        Times that the resident blocks are replaced, the first time included.
+    busiest : int
+        Blocks of the busiest multiprocessor.
+    warps : float
+        Warps per block.
+    packs : float
+        Packs per lane, all warps of a block added up.
+    rounds, phases : float
+        See `Launch`, per block.
+    flight : float
+        Times that a thread fills its loads in flight.
+    """
+
+    transfers: float
+    waves: int
+    busiest: int
+    warps: float
+    packs: float
+    rounds: float
+    phases: float
+    flight: float
+
+
+def work_of(launch: Launch, device: Device) -> Work:
+    """What a launch does on a device."""
+    resident, multiprocessors = resident_blocks(launch, device), device.multiprocessors
     # If blocks draw tickets, no more blocks work than are resident at once, and they share the work evenly.
-    grid = min(launch.grid, resident * device.multiprocessors) if launch.waits else launch.grid
-    of_block, phases = moved / grid, launch.phases * launch.grid / grid
-    # A block takes one latency per phase, plus its bytes at the rate of its loads in flight.
-    in_flight = launch.threads * launch.streams * BYTES_IN_FLIGHT
-    block = phases * LATENCY_SECONDS + of_block * LATENCY_SECONDS / in_flight
-    block += CLUSTER_SECONDS * (launch.cluster > 1)
-    waves = max(1.0, grid / (resident * device.multiprocessors))
+    launched = max(1, launch.grid)
+    grid = min(launched, resident * multiprocessors) if launch.waits else launched
+    moved, share = launch.traffic + launch.cached, launched / grid
+    at_once = resident * multiprocessors
     if launch.cluster > 1:  # a few clusters that do not fit beside the others take as long as a whole wave
-        waves = ceil_div(grid // launch.cluster, max(1, device.resident_clusters(launch.cluster, resident)))
-    # The busiest multiprocessor moves the bytes of its blocks at its largest share of the bandwidth, at most.
-    even = 1 / min(grid, device.multiprocessors)
-    busiest = launch.traffic * (even if launch.waits else ceil_div(grid, device.multiprocessors) / grid)
-    share = SOLO_SHARE * bandwidth / device.multiprocessors
-    if launch.phases > 1 and resident == 1 and launch.grid > device.multiprocessors:
-        busiest *= PHASED
-    transfers = max(launch.traffic, moved / CACHE_SPEED) / bandwidth
-    seconds = max(transfers, busiest / share, waves * block)
-    seconds *= math.pow(ABREAST, math.log2(launch.abreast))
-    return LAUNCH_SECONDS + seconds * (NONPORTABLE if launch.cluster > PORTABLE_CLUSTER else 1.0)
+        at_once = max(1, device.resident_clusters(launch.cluster, resident)) * launch.cluster
+    return Work(
+        max(launch.traffic - _found_again(launch, device), moved / CACHE_SPEED) / (ACHIEVABLE * device.bandwidth),
+        ceil_div(grid, at_once),
+        ceil_div(grid, multiprocessors),
+        launch.threads / WARP,
+        (launch.packs or moved / PACK_BYTES) / (grid * WARP),
+        launch.rounds * share,
+        launch.phases * share,
+        moved / (grid * launch.threads * launch.streams * BYTES_IN_FLIGHT),
+    )
 
 
-def _seconds(launches: Iterable[Launch], device: Device) -> float:
-    return sum(launch_seconds(launch, device) for launch in launches)
+def _found_again(launch: Launch, device: Device) -> float:
+    """Bytes of `Launch.reread` that are in the L2 cache."""
+    if not launch.reread:
+        return 0.0
+    accessed = launch.traffic / (KEPT * device.l2_bytes)
+    return launch.reread * min(1.0, max(0.0, (EMPTY - accessed) / (EMPTY - FULL)))
+
+
+def instructions_of(work: Work, cost: Cost) -> float:
+    """Predicted instructions of warps per block."""
+    return cost.of_pack * work.packs + work.warps * (cost.of_warp + cost.of_round * work.rounds)
+
+
+def launch_seconds(problem: Problem, launch: Launch, device: Device) -> float:
+    """Predicted time of one launch, seconds."""
+    cost = cost_of(launch.entry, launch.layout or problem.layout, kind_of(problem))
+    seconds = seconds_of(work_of(launch, device), cost, device)
+    return seconds * (NONPORTABLE if launch.cluster > PORTABLE_CLUSTER else 1.0)
+
+
+def seconds_of(work: Work, cost: Cost, device: Device) -> float:
+    """Predicted time of work whose kernel has that cost, seconds."""
+    instructions = instructions_of(work, cost)
+    issue = instructions * work.busiest / (PARTS * device.clock)
+    chain = cost.start + cost.phase * work.phases + cost.flight * work.flight + cost.round * work.rounds
+    chain += cost.cycles * instructions / (work.warps * device.clock)
+    return LAUNCH_SECONDS + math.hypot(work.transfers, issue, work.waves * chain)
+
+
+def _seconds(problem: Problem, launches: Iterable[Launch], device: Device) -> float:
+    return sum(launch_seconds(problem, launch, device) for launch in launches)
 
 
 def predict(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> float:
     """Predicted time of a whole call, seconds."""
-    return _seconds(strategy.launches(problem, tile), device)
+    return _seconds(problem, strategy.launches(problem, tile), device)
 
 
 def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) -> Choice | None:
     """A tile with its predicted time; None if it is illegal or not worth trying."""
     cut = strategy.of(problem, tile)
     if cut.worth and cut.refuses(device) is None:
-        return Choice(strategy, tile, _seconds(cut.launches, device), cut.launches)
+        return Choice(strategy, tile, _seconds(problem, cut.launches, device), cut.launches)
     return None
 
 

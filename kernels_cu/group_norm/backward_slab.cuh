@@ -40,7 +40,7 @@ struct SummedChannel {
 struct GradientTerms {
     const Pack<data_t>* dy;
     const Pack<data_t>* x;
-    const SlabChannel* channels;
+    ChannelArray<SlabChannel> channels;
     const SlabGroup* groups;
 
     __device__ __forceinline__ SummedChannel of(int channel) const {
@@ -105,9 +105,9 @@ struct GroupSlabs {
         const int rank = clustered ? static_cast<int>(cluster_rank()) : 0;
         int offset = 0;
         mbarrier_t* const barriers = StagedSlab<2>::shared_barriers(offset);
-        Pair* const totals = shared_array<Pair>(offset, channels);
-        Pair* const whole = clustered ? shared_array<Pair>(offset, channels) : totals;
-        SlabChannel* const of_channel = shared_array<SlabChannel>(offset, channels);
+        const ChannelArray<Pair> totals = channel_array<Pair>(offset, channels);
+        const ChannelArray<Pair> whole = clustered ? channel_array<Pair>(offset, channels) : totals;
+        const ChannelArray<SlabChannel> of_channel = channel_array<SlabChannel>(offset, channels);
         SlabGroup* const of_group = shared_array<SlabGroup>(offset, own_groups);
         Pack<data_t>* const staged_dy = shared_array<Pack<data_t>>(offset, static_cast<int>(piece_packs));
         Pack<data_t>* const staged_x =
@@ -147,7 +147,7 @@ struct GroupSlabs {
             for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
                 Pair sums = {};
                 for (int piece = 0; piece < pieces; ++piece) {
-                    sums = sums + (clustered ? *cluster_map(totals + channel, piece) : totals[channel]);
+                    sums = sums + (clustered ? *cluster_map(&totals[channel], piece) : totals[channel]);
                 }
                 const SlabChannel k = of_channel[channel];
                 sums.second *= of_group[k.group].rstd;

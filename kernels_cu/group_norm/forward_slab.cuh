@@ -9,7 +9,7 @@
 // Terms of the sums of d = x - centre and of d^2. The channels of a group have the same centre.
 struct Deviations {
     const Pack<data_t>* x;
-    const Affine* known;  // per channel of the slab; before the statistics are known, its mean is the centre
+    ChannelArray<Affine> known;  // per channel of the slab; before the statistics are known, its mean is the centre
 
     __device__ __forceinline__ acc_t of(int channel) const { return known[channel].mean; }
     template <typename Use>
@@ -49,8 +49,8 @@ struct GroupSlabs {
         const int rank = clustered ? static_cast<int>(cluster_rank()) : 0;
         int offset = 0;
         mbarrier_t* const barriers = StagedSlab<1>::shared_barriers(offset);
-        Pair* const totals = shared_array<Pair>(offset, channels);
-        Affine* const affine = shared_array<Affine>(offset, channels);
+        const ChannelArray<Pair> totals = channel_array<Pair>(offset, channels);
+        const ChannelArray<Affine> affine = channel_array<Affine>(offset, channels);
         Moments* const found = shared_array<Moments>(offset, own_groups);
         Pack<data_t>* const staged = shared_array<Pack<data_t>>(offset, static_cast<int>(piece_packs));
         Pair* const partials = shared_array<Pair>(offset, Tile::partial_sums);

@@ -32,6 +32,8 @@ struct Slab<ChannelsFirst> {
             shift -= begin * pack_size;
         }
     }
+    // Place of a channel in a ChannelArray.
+    static __device__ __forceinline__ int place(int channel) { return channel; }
     __device__ __forceinline__ int packs() const { return count; }
     __device__ __forceinline__ int length() const { return channels * HxW; }
     __device__ __forceinline__ PackSpan span_of(int j) const {
@@ -71,8 +73,8 @@ struct Slab<ChannelsFirst> {
     // have elements in these packs. The threads form `partial_sums` units. A unit is a warp or a part of one, and sums
     // one channel, or a part of one channel if there are more units than channels. `partials` is in shared memory,
     // partial_sums long. The whole block calls. A barrier must separate two calls.
-    template <int partial_sums, typename Terms>
-    __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
+    template <int partial_sums, typename Totals, typename Terms>
+    __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Totals totals, Terms terms) const {
         if (first_in(from) >= last_in(to)) {
             return;
         }
@@ -155,6 +157,9 @@ struct Slab<ChannelsLast> {
             start += begin * pitch;
         }
     }
+    // Place of a channel in a ChannelArray. Neighbouring threads access channels that are a pack apart. An unused place
+    // after each pack puts these into different banks of shared memory.
+    static __device__ __forceinline__ int place(int channel) { return channel + channel / pack_size; }
     __device__ __forceinline__ int packs() const { return rows * row_packs; }
     __device__ __forceinline__ PackSpan span_of(int j) const {
         const int row = j / row_packs;
@@ -192,8 +197,8 @@ struct Slab<ChannelsLast> {
     // Same as channels-first, except that a thread stores partial sums of several of its channels at a time:
     // partial_sums / Tile::threads. The lanes of a part of a warp then add up the partial sums of one channel. `from` and `to` are results of cut(). terms.of(channel) is the value that
     // terms.add(j, known, sums) needs per channel.
-    template <int partial_sums, typename Terms>
-    __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Pair* totals, Terms terms) const {
+    template <int partial_sums, typename Totals, typename Terms>
+    __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Totals totals, Terms terms) const {
         constexpr int slots_at_once = partial_sums / Tile::threads;
         const int begin = from / row_packs, end = to / row_packs, columns = this->columns();
         each_column([&](int channel) { return terms.of(channel); },
@@ -227,9 +232,9 @@ struct Slab<ChannelsLast> {
     }
 
     // Adds partials[i][part][column] over all parts to the totals of the channels of slot + i, for 0 <= i < slots.
-    template <int slots>
+    template <int slots, typename Totals>
     __device__ __forceinline__ void add_parts(const Pair* partials, int parts, int columns, int first, int slot,
-                                              Pair* totals) const {
+                                              Totals totals) const {
         const int sums_here = columns * slots;
         int lanes = warp_size;
         while (lanes > 1 && sums_here * lanes > Tile::threads) {
@@ -272,9 +277,22 @@ typedef Slab<layout_t> slab_t;
 
 constexpr int loads_in_flight = 4;  // packs that a thread loads before it uses the first: hides DRAM latency
 
+// An array in shared memory with one item per channel of a slab.
+template <typename T>
+struct ChannelArray {
+    T* items;
+
+    __device__ __forceinline__ T& operator[](int channel) const { return items[slab_t::place(channel)]; }
+};
+// The array with `channels` items from `offset` on; see shared_array().
+template <typename T>
+__device__ __forceinline__ ChannelArray<T> channel_array(int& offset, int channels) {
+    return ChannelArray<T>{shared_array<T>(offset, slab_t::place(channels))};
+}
+
 // One warp per group of a slab sums totals[channel] over the group's channels. All its lanes call emit(group, sums).
-template <typename Emit>
-__device__ __forceinline__ void group_sums(const Pair* totals, int groups, int group_channels, Emit emit) {
+template <typename Totals, typename Emit>
+__device__ __forceinline__ void group_sums(Totals totals, int groups, int group_channels, Emit emit) {
     const int lane = threadIdx.x % warp_size;
     for (int group = threadIdx.x / warp_size; group < groups; group += block_warps) {
         Pair sums = {};

@@ -235,3 +235,13 @@ def test_what_exceeds_the_dirty_lines_goes_to_the_dram() -> None:
     program += [("LDC.64 R2,c[0x0][0x210]", LOADS), ("IMAD R0,R1,0x400,R0", WAITS), "IMAD.WIDE.U32 R4,R0,0x10,R2"]
     found = timed([*program, "STG.E.128 desc[UR4][R4.64],R8", "EXIT"], [array], grid=2**25 // 2**14, threads=1024)
     assert found.dram_written == pytest.approx(2**25 - FACTS["dirty_capacity"], rel=0.01)
+
+
+def test_a_sector_that_is_still_dirty_is_written_to_the_dram_once() -> None:
+    # Threads t and t + 512 of a block store to the same 16 bytes.
+    array = np.zeros(2**25, np.uint8)
+    program: list[str | tuple[str, int]] = [("S2R R0,SR_TID.X", LOADS), ("S2R R1,SR_CTAID.X", LOADS)]
+    program += [("LDC.64 R2,c[0x0][0x210]", LOADS), ("LOP3.LUT R0,R0,0x1ff,RZ,0xc0,!PT", WAITS)]
+    program += ["IMAD R0,R1,0x200,R0", "IMAD.WIDE.U32 R4,R0,0x10,R2"]
+    found = timed([*program, "STG.E.128 desc[UR4][R4.64],R8", "EXIT"], [array], grid=2**25 // 2**13, threads=1024)
+    assert found.dram_written == pytest.approx(2**25 - FACTS["dirty_capacity"], rel=0.01)

@@ -12,6 +12,7 @@ from benchmarks.simulator import cubin, machine, problems
 from benchmarks.simulator.clock import GPUS
 from benchmarks.simulator.decode import operation_class
 from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
 from cunorm.jit import sources
 from cunorm.ops.parse_problem import plan_options
 from cunorm.ops.registry import problem_of
@@ -49,6 +50,20 @@ ALLOWED: dict[tuple[str, str, str | None], float] = {
     ("batch_norm_backward_elemt", "32,64,56x56", "NCHW"): 17.1,
     ("batch_norm_backward_elemt", "32,64,56x56", "NHWC"): 12.3,
 }
+#: Channels-last slabs, whose threads access channels that are a pack apart: the only arrays in shared memory that need
+#: unused places against bank conflicts.
+STAGED = [
+    ("group_norm", "block", {"threads": 256, "groups": 4, "stages": 4, "load": "cp_async", "packs_per_thread": 1}),
+    (
+        "group_norm_backward",
+        "block",
+        {"threads": 256, "groups": 4, "stages": 1, "load": "cp_async", "packs_per_thread": 1},
+    ),
+    ("group_norm_backward", "cluster", {"threads": 256, "groups": 4, "stages": 1, "load": "cp_async", "cluster": 2}),
+]
+#: Wavefronts of a shared memory access without bank conflicts, if all lanes access 16 bytes. Share of all instructions
+#: that the further wavefronts may be.
+WAVEFRONTS, CONFLICTS = 4, 0.02
 #: A count may differ from the table by this share, for instance if another minor version of NVRTC compiles.
 MARGIN = 0.03
 
@@ -74,6 +89,24 @@ def local_accesses(key: tuple[str, str, str | None]) -> list[str]:
     kernels = [machine.kernel_of(*one) for one in plan.texts("specialised")]
     classes = [(kernel.code.entry, operation_class(line.opcode)) for kernel in kernels for line in kernel.code.lines]
     return [entry for entry, found in classes if found == "local"]
+
+
+def conflicts(asked: Problem, tile: Tile | None = None) -> float:
+    """Wavefronts of shared memory beyond `WAVEFRONTS` per access, over all instructions of a call's first launch."""
+    launches, kept = problems.launches_of(problems.plan_of(asked, GPU, tile), "specialised")
+    first = launches[0]
+    found = machine.run(first, 0, min(first.blocks, first.cluster * problems.SAMPLE))
+    del kept
+    further = sum(max(0, int(one["wavefronts"]) - WAVEFRONTS * int(one["warps"])) for one in found)
+    return further / int(found["warps"].sum())
+
+
+@pytest.mark.parametrize(
+    ("function", "strategy", "fields"), STAGED, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_channels_of_a_slab_are_in_different_banks(function: str, strategy: str, fields: dict[str, int | str]) -> None:
+    share = conflicts(problem(function, "64,2048,7x7,32", "NHWC"), Tile(strategy, **fields))
+    assert share <= CONFLICTS
 
 
 @pytest.mark.parametrize("key", ALLOWED, ids=lambda key: "-".join(filter(None, key)))

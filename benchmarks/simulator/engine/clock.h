@@ -474,17 +474,16 @@ struct Clock {
         return std::max(done, here.port + facts.l2_latency);
     }
     double half_line(u64 half, int sectors, double at) {
-        u64& used = last_use(half);
-        const bool hit = used != 0 && static_cast<double>(traffic - used) < facts.l2_capacity;
-        if (hit) {
+        const Use use = use_of(half);
+        if (within(use, facts.l2_capacity)) {
             const double bytes = sectors * SECTOR;
             l2_free = std::max(l2_free, at) + bytes / facts.l2_bytes;
             times.l2_hit += static_cast<u64>(bytes);
-            used = traffic;
+            use.set(traffic, use.dirty());
             return l2_free + facts.l2_latency;
         }
         traffic += HALF_LINE;
-        used = traffic;
+        use.set(traffic, 0);
         times.dram_read += HALF_LINE;
         return transfer(HALF_LINE, at) + facts.dram_latency;
     }
@@ -493,15 +492,28 @@ struct Clock {
         times.dram_busy += bytes / facts.dram_bytes;
         return dram_free;
     }
-    u64& last_use(u64 half) {
+    // The word of a half line in Region::uses.
+    struct Use {
+        u64& word;
+
+        u64 at() const { return word >> 2; }
+        u32 dirty() const { return word & 3u; }
+        void set(u64 at, u32 dirty) const { word = at << 2 | dirty; }
+    };
+    // Whether less than `bytes` have entered the L2 cache since the use.
+    bool within(const Use& use, double bytes) const {
+        return use.at() != 0 && static_cast<double>(traffic - use.at()) < bytes;
+    }
+    Use use_of(u64 half) {
         for (int k = 0; k < job.regions_count; ++k) {
             const u64 first = job.regions[k].start / HALF_LINE,
                       last = (job.regions[k].start + job.regions[k].size - 1) / HALF_LINE;
-            if (half >= first && half <= last) return static_cast<u64*>(job.regions[k].uses)[half - first];
+            if (half >= first && half <= last) return Use{static_cast<u64*>(job.regions[k].uses)[half - first]};
         }
         fail("times an access outside the arrays");
     }
-    // A store goes to the L2 cache. What exceeds the dirty bytes that stay there goes on to the DRAM.
+    // A store goes to the L2 cache. What exceeds the dirty bytes that stay there goes on to the DRAM. A sector that is
+    // still dirty there is written to the DRAM once, however many stores it takes.
     double store(Multiprocessor& here, const Event& event, double at) {
         const Lines lines = lines_of(event);
         double done = at;
@@ -513,20 +525,24 @@ struct Clock {
         const double bytes = __builtin_popcount(sectors) * SECTOR;
         here.port = std::max(here.port, at) + bytes / facts.port_bytes;
         l2_free = std::max(l2_free, at) + bytes / facts.l2_bytes;
+        double dirtied = 0;
         for (u32 half = 0; half < 2; ++half) {
-            if ((sectors >> (2 * half) & 3u) == 0) continue;
-            u64& used = last_use(line * 2 + half);
-            if (used == 0 || static_cast<double>(traffic - used) >= facts.l2_capacity) traffic += HALF_LINE;
-            used = traffic;
+            const u32 stored = sectors >> (2 * half) & 3u;
+            if (stored == 0) continue;
+            const Use use = use_of(line * 2 + half);
+            const u32 before = within(use, facts.dirty_capacity) ? use.dirty() : 0;
+            if (!within(use, facts.l2_capacity)) traffic += HALF_LINE;
+            use.set(traffic, before | stored);
+            dirtied += __builtin_popcount(stored & ~before) * SECTOR;
         }
         CacheLine* const kept = find(here, line);
         if (kept != nullptr && kept->tag == line) *kept = CacheLine();
-        dirty += bytes;
+        dirty += dirtied;
         double drained = at;
-        if (dirty > facts.dirty_capacity) {
-            dirty -= bytes;
-            times.dram_written += static_cast<u64>(bytes);
-            drained = transfer(bytes, at);
+        if (dirtied > 0 && dirty > facts.dirty_capacity) {
+            dirty -= dirtied;
+            times.dram_written += static_cast<u64>(dirtied);
+            drained = transfer(dirtied, at);
         }
         return std::max({here.port, l2_free, drained});
     }

@@ -238,6 +238,16 @@ class _ReducingSlabs(_Reducing):
         return 3 * min(self.view.N, self.tile.samples_per_block)
 
     @lazy
+    def processed(self) -> int:
+        """Packs that the threads of a block process, idle lanes of their warps counted."""
+        return min(self.view.N, self.tile.samples_per_block) * self.slab.processed
+
+    @lazy
+    def rounds(self) -> float:
+        """Reductions that a warp makes one after another."""
+        return min(self.view.N, self.tile.samples_per_block) * self.slab.rounds
+
+    @lazy
     def facts(self) -> dict[str, Any]:
         """Further facts of the launch."""
         return {"constants": self.slab.constants}
@@ -254,7 +264,8 @@ class _ReducingSlabs(_Reducing):
             "samples": samples,
         }
         blocks = blocks_for(ceil_div(view.C, self.tile.channels) * self.partial_rows)
-        return self.reducing("block", blocks, sizes, shared_bytes=self.shared, phases=self.waits, **self.facts)
+        facts = {"packs": blocks * self.processed, "rounds": self.rounds, "phases": self.waits, **self.facts}
+        return self.reducing("block", blocks, sizes, shared_bytes=self.shared, **facts)
 
 
 class _ReducingColumns(_ReducingSlabs):
@@ -291,6 +302,17 @@ class _ReducingColumns(_ReducingSlabs):
         return ceil_div(self.slab.packs, self.columns)
 
     @lazy
+    def processed(self) -> int:
+        """See `_ReducingSlabs.processed`."""
+        parts = self.tile.threads // self.columns
+        return self.waits * ceil_div(min(self.view.N, self.tile.samples_per_block), parts) * self.tile.threads
+
+    @lazy
+    def rounds(self) -> float:
+        """See `_ReducingSlabs.rounds`."""
+        return self.waits
+
+    @lazy
     def facts(self) -> dict[str, Any]:
         """See `_ReducingSlabs.facts`."""
         return {}
@@ -302,7 +324,7 @@ class _ReducingRows(_Swept, _Reducing):
     @lazy
     def launches(self) -> tuple[Launch, ...]:
         """Launches of the sweep and the fold."""
-        facts = {"shared_bytes": self.sweep.shared(self.problem.part)}
+        facts = {"shared_bytes": self.sweep.shared(self.problem.part), "packs": self.sweep.processed}
         if self.problem.is_backward:
             facts |= {"cached": self.met * self.problem.sum_itemsize, "registers": GRADIENT_REGISTERS}
         return self.reducing("sweep", self.grid, self.sizes, **facts)
@@ -374,7 +396,7 @@ class _StreamingRows(_Swept, _Streaming):
     @lazy
     def launches(self) -> tuple[Launch, ...]:
         """Launch of the stream."""
-        return self.streaming(self.grid, self.sizes, cached=self.met * self.channel_bytes)
+        return self.streaming(self.grid, self.sizes, cached=self.met * self.channel_bytes, packs=self.sweep.processed)
 
 
 # ---- gather_stats: one thread per channel ----------------------------------------------------------------------------
@@ -407,7 +429,7 @@ class _Gather(Tiling):
 
 # ---- search spaces --------------------------------------------------------------------------------------------------
 
-_CHUNKS = {"threads": (128, 256, 512), "chunk": (64, 256, 1024, 4096, 16384, 65536)}
+_CHUNKS = {"threads": (128, 256, 512), "chunk": (64, 256, 1024, 2048, 4096, 16384, 65536)}
 #: 512 threads would only divide the same columns into more parts. 8 columns of packs are 128 bytes of a row. A thread
 #: adds values one after another, so longer chunks, and longer ranges of samples in `_SLABS`, would lose accuracy.
 _ROWS = {

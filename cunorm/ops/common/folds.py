@@ -77,6 +77,7 @@ def fold_launches(
             },
             shared_bytes=FOLD_THREADS * item_bytes,
             traffic=rows * C * item_bytes,
+            reread=rows * C * item_bytes,
             registers=24 + 2 * item_bytes,  # four items per thread
             takes_tile=False,
             layout="NCHW",  # the kernel does not depend on the layout

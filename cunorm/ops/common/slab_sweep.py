@@ -10,7 +10,7 @@ from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile, ceil_div, refuses_threads
 
-from .limits import WARP, bound_registers, refuses_registers, refuses_shared
+from .limits import WARP, bound_registers, refuses_registers, refuses_shared, round_up
 
 #: Most positions in a chunk: element counts stay exact in float32, and offsets in a chunk fit in 32 bits.
 LARGEST_CHUNK = 2**20
@@ -66,6 +66,29 @@ class Slab:
         if self.layout == "NHWC":
             return ceil_div(self.HxW, self.pieces) * ceil_div(self.channels, self.pack)
         return ceil_div(ceil_div(self.packs, self.pieces), LINE_PACKS) * LINE_PACKS
+
+    @lazy
+    def places(self) -> int:
+        """Items of an array in shared memory with one item per channel; see Slab::place in slab.cuh."""
+        return self.channels + (self.channels // self.pack if self.layout == "NHWC" else 0)
+
+    @lazy
+    def processed(self) -> int:
+        """Packs that the threads of a block process to sweep its piece once, idle lanes of their warps counted."""
+        if self.layout == "NCHW":
+            return round_up(self.piece_packs, self.threads)
+        columns = ceil_div(self.channels, self.pack)
+        parts = self.threads // min(columns, self.threads)
+        rows = ceil_div(ceil_div(self.HxW, self.pieces), parts)
+        return rows * ceil_div(columns, self.threads) * self.threads
+
+    @lazy
+    def rounds(self) -> float:
+        """Reductions that a warp makes one after another to add up the sums of the channels."""
+        if self.layout == "NCHW":
+            lanes = self.channels / self.pieces * channel_lanes(self.HxW, self.pack)
+            return max(1.0, lanes / self.threads)
+        return ceil_div(ceil_div(self.channels, self.pack), self.threads)
 
     @lazy
     def partial_sums(self) -> int:
@@ -124,6 +147,17 @@ class Sweep:
             return ceil_div(self.N * self.C * self.chunks, self.threads // WARP)
         columns = ceil_div(self.C, self.pack)
         return self.N * self.chunks * ceil_div(columns, min(columns, self.most_columns or self.threads))
+
+    @lazy
+    def processed(self) -> int:
+        """Packs that the threads process, idle lanes of their warps counted."""
+        positions = min(self.chunk, self.HxW)
+        if self.layout == "NCHW":
+            packs = ceil_div(positions, self.pack) + (self.HxW % self.pack > 0)
+            return self.N * self.C * self.chunks * round_up(packs, WARP)
+        columns = ceil_div(self.C, self.pack)
+        parts = self.threads // min(columns, self.most_columns or self.threads)
+        return self.items * self.threads * ceil_div(positions, parts)
 
     @lazy
     def arguments(self) -> dict[str, int]:

@@ -30,6 +30,7 @@ def moments_launches(problem: Problem, sweep: Sweep, groups: int) -> tuple[Launc
         {**by_name("x", "workspace"), **sweep.arguments, "items": sweep.items},
         shared_bytes=sweep.shared(moments),
         traffic=problem.nbytes + parts,
+        packs=sweep.processed,
         registers=RESIDENT_REGISTERS,
         layout=sweep.layout,
         takes_tile=False,
@@ -42,6 +43,7 @@ def moments_launches(problem: Problem, sweep: Sweep, groups: int) -> tuple[Launc
         {**by_name("workspace", "mean", "rstd", "eps"), **sweep.arguments, "groups": groups},
         shared_bytes=round_up(warps * moments, 16),
         traffic=parts,
+        reread=parts,
         registers=RESIDENT_REGISTERS,
         phases=1 + channels * sweep.chunks // sweep.threads,  # a thread waits for one part after another
         layout=sweep.layout,

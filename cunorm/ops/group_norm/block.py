@@ -84,11 +84,11 @@ class _Slabs(OneSweep):
     @lazy
     def shared(self) -> int:
         """Bytes of shared memory per block: the arrays in the kernel's order, each from a 16-byte boundary."""
-        channels, tile, sums = self.slab.channels, self.tile, self.problem.sum_itemsize
-        sizes = [8 * tile.stages if load_of(tile) == BULK else 0, channels * self.problem.pair]
+        places, tile, sums = self.slab.places, self.tile, self.problem.sum_itemsize
+        sizes = [8 * tile.stages if load_of(tile) == BULK else 0, places * self.problem.pair]
         if self.problem.is_backward and self.pieces > 1:
-            sizes.append(channels * self.problem.pair)
-        sizes += [channels * 4 * sums, tile.groups * 4 * sums]
+            sizes.append(places * self.problem.pair)
+        sizes += [places * 4 * sums, tile.groups * 4 * sums]
         sizes += [16 * self.slab.piece_packs] * self.problem.read
         sizes += [self.slab.partial_sums * self.problem.pair]
         return sum(round_up(size, 16) for size in sizes)
@@ -118,9 +118,12 @@ class _Slabs(OneSweep):
     def launches(self) -> tuple[Launch, ...]:
         """Launch of the slab kernel, and the launches that fold the parameter sums."""
         blocks = self.problem.N * (self.problem.group // self.tile.groups) * self.pieces
+        passes = self.tile.stages + (not self.problem.is_backward)  # a forward sums again about a better centre
         return self.one_sweep(
             max(1, blocks_for(blocks) // self.pieces) * self.pieces,
             {"slab_groups": self.tile.groups, "piece_packs": self.slab.piece_packs},
+            packs=blocks * self.slab.processed,
+            rounds=self.slab.rounds * passes,
             phases=PHASES,
             shared_bytes=self.shared,
             registers=self.registers,

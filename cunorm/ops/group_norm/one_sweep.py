@@ -116,4 +116,5 @@ class Runs(OneSweep):
         if self.problem.is_backward:
             constants["channel_lanes"] = min(channel_lanes(self.problem.HxW, self.problem.pack), self.lanes)
         grid = max(1, blocks_for(items * self.pieces) // self.pieces) * self.pieces
+        facts["packs"] = grid * self.tile.threads * self.packs
         return self.one_sweep(grid, {}, constants=constants, cluster=self.pieces, **facts)

@@ -87,7 +87,7 @@ class GroupSplit(Tiling):
         arguments = {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **self._shape}
         return (
             *moments_launches(problem, self.sweep, problem.group),
-            self._launch("apply", arguments, 2 * problem.nbytes),
+            self._launch("apply", arguments, 2 * problem.nbytes, reread=problem.nbytes, packs=self.sweep.processed),
         )
 
     def _backward(self) -> tuple[Launch, ...]:
@@ -95,7 +95,8 @@ class GroupSplit(Tiling):
         given, activated = by_name("dy", "mean", "rstd", "workspace", x=problem.reads_x), problem.activation is not None
         sums = {**given, **by_name(gamma=activated, beta=activated), **self._shape}
         traffic = self.problem.read * problem.nbytes + parts
-        launches = [self._launch("sums", sums, traffic, shared_bytes=self.sweep.shared(self.problem.pair))]
+        facts = {"shared_bytes": self.sweep.shared(self.problem.pair), "packs": self.sweep.processed}
+        launches = [self._launch("sums", sums, traffic, **facts)]
         if problem.wants_parameters:
             launches += parameter_launches(problem, self.rows)
         if "dx" in problem.outputs:
@@ -110,6 +111,7 @@ class GroupSplit(Tiling):
             "fold",
             {**by_name("gamma", "workspace"), **shape},
             parts,
+            reread=parts,
             grid=blocks_for(problem.N * problem.group),
             shared_bytes=threads // WARP * self.problem.pair,
             phases=1 + problem.group_channels * self.sweep.chunks // threads,
@@ -117,4 +119,5 @@ class GroupSplit(Tiling):
 
     def _input(self, given: Arguments, activated: bool) -> Launch:
         arguments = {**given, **by_name("gamma", "dx", beta=activated), **self._shape}
-        return self._launch("input", arguments, 3 * self.problem.nbytes)
+        nbytes = self.problem.nbytes
+        return self._launch("input", arguments, 3 * nbytes, reread=2 * nbytes, packs=self.sweep.processed)

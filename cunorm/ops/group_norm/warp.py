@@ -132,12 +132,14 @@ class _WarpRows(_Warp):
     @lazy
     def launches(self) -> tuple[Launch, ...]:
         """Launch of the team kernel, and the launches that fold the parameter sums."""
-        teams = self.owners * self.problem.group
+        teams, rows = self.owners * self.problem.group, ceil_div(self.problem.N, max(1, self.owners))
         return self.one_sweep(
             blocks_for(teams // self.rows.teams_of_block),
             {"teams": teams},
+            packs=teams * self.lanes * rows * self.tile.packs_per_thread,
+            rounds=rows,
             registers=self.registers,
-            phases=self.rows.phases(ceil_div(self.problem.N, max(1, self.owners))),
+            phases=self.rows.phases(rows),
             shared_bytes=self.shared,
             streams=self.rows.streams,
             constants=self.rows.constants,

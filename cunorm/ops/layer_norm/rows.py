@@ -136,20 +136,22 @@ class LayerWarp(WarpRows):
         # distinct bytes from DRAM.
         traffic += self._parameters_read
         traffic += self.partial_rows * problem.C * self.problem.pair * problem.wants_parameters
+        grid, rows = max(1, blocks_for(blocks) // cluster) * cluster, ceil_div(problem.N, self.teams)
         main = Launch(
             entry,
             entry,
-            max(1, blocks_for(blocks) // cluster) * cluster,
+            grid,
             self.tile.threads,
             self._arguments,
             traffic=traffic,
+            packs=grid * self.tile.threads * rows * self.tile.packs_per_thread,
+            rounds=rows,
             registers=self.registers,
             shared_bytes=self.shared,
-            phases=self.phases(ceil_div(problem.N, self.teams)),
+            phases=self.phases(rows),
             streams=self.streams,
             cluster=cluster,
             constants=self.constants,
-            abreast=self.merged * (1 if self.of_warp else self.teams_of_block),
         )
         second = problem.wants_parameters and self.partial_rows > 1
         return (main, *parameter_launches(problem, self.partial_rows)) if second else (main,)

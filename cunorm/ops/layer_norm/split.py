@@ -101,6 +101,7 @@ class LayerSplit(_LayerSplit):
                 self.tile.threads,
                 {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **self.shape},
                 traffic=2 * self.problem.nbytes,
+                reread=self.problem.nbytes,
                 registers=self.registers,
                 phases=ceil_div(self.problem.N, self.bands),
             ),
@@ -164,11 +165,11 @@ class LayerSplitBackward(_LayerSplit):
             launches += parameter_launches(problem, self.bands, start=self.row_sums)
         if wants_dx:
             fold: dict[str, Any] = {"shared_bytes": threads // WARP * problem.pair}
-            fold["traffic"] = self.row_sums * problem.pair
+            fold["traffic"] = fold["reread"] = self.row_sums * problem.pair
             fold["phases"] = 1 + self.strips // threads
             parts: Arguments = {"row_sums": "workspace", **self.shape}
             launches.append(Launch(stem, f"{stem}_fold", blocks_for(problem.N), threads, parts, **fold))
             sweep: Arguments = {**given, "dx": "dx", "row_sums": "workspace", **self.shape}
-            traffic = 3 * problem.nbytes
-            launches.append(Launch(stem, f"{stem}_input", self.grid, threads, sweep, traffic=traffic, **facts))
+            facts |= {"traffic": 3 * problem.nbytes, "reread": 2 * problem.nbytes}
+            launches.append(Launch(stem, f"{stem}_input", self.grid, threads, sweep, **facts))
         return tuple(launches)

@@ -1,0 +1,343 @@
+"""Fit the cost model to the simulator: instructions and latencies of each kernel, and how far predictions are.
+
+Examples::
+
+    python benchmarks/fit_costs.py sample --spread --problems 150   # simulate tiles of different predicted times
+    python benchmarks/fit_costs.py fit                              # write cunorm/tiling/costs.json
+    python benchmarks/fit_costs.py sample                           # simulate the default of each workload's problems
+    python benchmarks/fit_costs.py sample --five --problems 100     # simulate the five tiles that the model ranks first
+    python benchmarks/fit_costs.py check                            # write benchmarks/results/cost_model.json
+
+``sample`` adds to ``benchmarks/results/cost_samples.jsonl``: a line for each problem, tile and version of the kernels,
+with the simulated time and the executed instructions of each launch. It can be stopped at any time; tiles that have a
+sample are skipped. ``fit`` reads all samples, ``check`` those of the tiles that the model now selects. After ``fit``,
+run ``python benchmarks/make_shortlist.py``.
+
+No time is measured: all are simulated on an H200, and predictions can be no better than the simulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cunorm.tuning.problems.workloads import problems
+from scipy.optimize import least_squares, nnls
+from tqdm import tqdm
+
+from benchmarks.simulator import simulated_page
+from benchmarks.simulator.clock import GPUS
+from benchmarks.simulator.goals import key_of
+from benchmarks.simulator.problems import LARGEST, simulate
+from cunorm.core import settings
+from cunorm.core.files import write_whole
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Launch, Strategy, Tile
+from cunorm.jit import sources
+from cunorm.ops.registry import OPS
+from cunorm.tiling import costmodel, costs, table
+
+SAMPLES = Path(__file__).parent / "results" / "cost_samples.jsonl"
+CHECKED = Path(__file__).parent / "results" / "cost_model.json"
+GPU = GPUS["H200"]
+DTYPE = "bfloat16"
+#: Tiles of a problem that ``--five`` simulates, and within which the default should be near the best.
+FIVE = 5
+#: Of the problems that ``--spread`` draws: the share in float32, and the share of GroupNorm's with an activation.
+WIDE, ACTIVATED = 0.2, 0.1
+#: Of the tiles that ``--spread`` simulates: largest ratio of their predicted time to the least; how many.
+OTHER_STRATEGIES, NEAR, OTHERS, DRAWN = 2.0, 1.5, 3, 4
+#: Fewest samples from which a kernel's instructions for a kind of problem are fitted.
+FEWEST = 3
+#: Fewest samples of even and of uneven problems from which both get times of their own.
+FEWEST_TIMES = 6
+#: Times of an unknown kernel, microseconds, and cycles per instruction: fits are drawn towards them with `PULL`.
+TYPICAL, PULL = (0.3, 0.55, 0.2, 0.1, 4.0), 0.15
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A simulated call.
+
+    Attributes
+    ----------
+    problem : Problem
+    tile : Tile
+    kernel : str
+        Digest of its kernels.
+    launches : list of (str, float, int)
+        Entry, simulated microseconds and executed instructions of warps, for each launch.
+    """
+
+    problem: Problem
+    tile: Tile
+    kernel: str
+    launches: list[tuple[str, float, int]]
+
+    @property
+    def strategy(self) -> Strategy:
+        return OPS[self.problem.op].strategies[self.tile.strategy]
+
+    @property
+    def microseconds(self) -> float:
+        return sum(us for _, us, _ in self.launches)
+
+    @property
+    def line(self) -> str:
+        tile = {"strategy": self.tile.strategy, **self.tile.as_dict()}
+        key = table.key_of(self.problem)
+        return json.dumps({"problem": key, "tile": tile, "kernel": self.kernel, "launches": self.launches})
+
+
+def digest(problem: Problem, tile: Tile) -> str:
+    """Digest of the kernels of a tile: a sample of another one is out of date."""
+    return sources.kernel_digest(problem, OPS[problem.op].strategies[tile.strategy], tile)
+
+
+def samples() -> dict[tuple[Problem, Tile, str], Sample]:
+    """All stored samples."""
+    found = {}
+    for line in SAMPLES.read_text(encoding="utf-8").splitlines() if SAMPLES.exists() else ():
+        raw = json.loads(line)
+        problem, tile = table.problem_of(raw["problem"]), Tile.of(raw["tile"])
+        launches = [(entry, us, count) for entry, us, count in raw["launches"]]
+        found[problem, tile, raw["kernel"]] = Sample(problem, tile, raw["kernel"], launches)
+    return found
+
+
+# ---- sample ---------------------------------------------------------------------------------------------------------
+
+
+def workload_problems(largest: int, number: int | None, seed: int) -> list[Problem]:
+    """The workloads' problems with at most `largest` elements, in an order in which ops alternate."""
+    every = [one for one in dict.fromkeys(one for _, one in problems(DTYPE)) if one.N * one.C * one.HxW <= largest]
+    random.Random(seed).shuffle(every)
+    met: dict[str, int] = defaultdict(int)
+
+    def turn(problem: Problem) -> float:
+        met[problem.op] += 1
+        return met[problem.op] / sum(one.op == problem.op for one in every)
+
+    return sorted(every, key=turn)[:number]
+
+
+def varied(problem: Problem, draw: random.Random) -> Problem:
+    """The problem, sometimes in float32 or with an activation."""
+    chance = draw.random()
+    if chance < WIDE:
+        alike = (one for _, one in problems("float32") if key_of(one) == key_of(problem))
+        return next(alike)
+    if chance < WIDE + ACTIVATED and problem.op.startswith("group_norm"):
+        return replace(problem, activation="silu", beta_dtype=problem.beta_dtype or problem.gamma_dtype)
+    return problem
+
+
+def spread(problem: Problem, draw: random.Random) -> list[Tile]:
+    """The default, the best tile of some other strategies, and some tiles that are predicted to be nearly as fast."""
+    ranked = costmodel.ranked(problem, OPS[problem.op].strategies.values(), GPU.device)
+    least = min(one.seconds for one in ranked)
+    best = {(one.strategy.name, one.tile.as_dict().get("load")): one for one in reversed(ranked)}
+    others = [one for one in best.values() if one.seconds < OTHER_STRATEGIES * least]
+    near = [one for one in ranked if one.seconds < NEAR * least]
+    found = [ranked[0], *draw.sample(others, min(OTHERS, len(others))), *draw.sample(near, min(DRAWN, len(near)))]
+    return [*dict.fromkeys(one.tile for one in found)]
+
+
+def tiles_of(problem: Problem, how: str, draw: random.Random) -> list[Tile]:
+    """The tiles to simulate."""
+    strategies = OPS[problem.op].strategies.values()
+    if how == "spread":
+        return spread(problem, draw)
+    if how == "five":
+        return [one.tile for one in costmodel.ranked(problem, strategies, GPU.device)[:FIVE]]
+    return [costmodel.choose(problem, strategies, GPU.device).tile]
+
+
+def _sampled(job: tuple[Problem, str, int, frozenset[tuple[Problem, Tile, str]]]) -> list[str]:
+    problem, how, seed, known = job
+    draw = random.Random(f"{seed} {key_of(problem)}")
+    problem = varied(problem, draw).canonical() if how == "spread" else problem
+    lines = []
+    for tile in tiles_of(problem, how, draw):
+        kernel = digest(problem, tile)
+        if (problem, tile, kernel) in known:
+            continue
+        found = simulate(problem, GPU, tile)
+        launches = [
+            (launch.kernel.code.entry, round(timing.seconds * 1e6, 3), int(timing.counters["warps"].sum()))
+            for launch, timing in zip(found.launches, found.timings, strict=True)
+        ]
+        lines.append(Sample(problem, tile, kernel, launches).line)
+    return lines
+
+
+def sample(asked: argparse.Namespace) -> None:
+    """Simulate tiles on all cores and append each problem's samples as soon as they are known."""
+    known = frozenset(samples())
+    how = "spread" if asked.spread else "five" if asked.five else "default"
+    jobs = [(one, how, asked.seed, known) for one in workload_problems(asked.largest, asked.problems, asked.seed)]
+    with multiprocessing.get_context("spawn").Pool(settings.cpu_cores()) as pool, SAMPLES.open("a") as out:
+        for lines in tqdm(pool.imap_unordered(_sampled, jobs), total=len(jobs), unit="problem"):
+            out.writelines(f"{line}\n" for line in lines)
+            out.flush()
+
+
+# ---- fit ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Point:
+    """One launch of a sample, for the fit of its kernel."""
+
+    kind: costs.Kind
+    work: costmodel.Work
+    blocks: int
+    instructions: int
+    microseconds: float
+
+
+def points(found: Sequence[Sample]) -> dict[str, list[Point]]:
+    """The launches of samples, by kernel and layout."""
+    points: dict[str, list[Point]] = defaultdict(list)
+    for one in found:
+        for launch, (entry, us, count) in zip(_launches(one), one.launches, strict=True):
+            assert launch.entry == entry, f"{one.problem.describe()}: {launch.entry}, the sample has {entry}"
+            work = costmodel.work_of(launch, GPU.device)
+            blocks = round(max(1, launch.grid) * launch.rounds / work.rounds)
+            key = f"{entry} {launch.layout or one.problem.layout}"
+            points[key].append(Point(costs.kind_of(one.problem), work, blocks, count, us))
+    return points
+
+
+def _launches(one: Sample) -> tuple[Launch, ...]:
+    return one.strategy.launches(one.problem, one.tile)
+
+
+def fitted_instructions(found: Sequence[Point]) -> list[float]:
+    """Instructions per pack, warp and round with the least relative errors. None is negative."""
+    works = [one.work for one in found]
+    counted = [one.instructions / one.blocks for one in found]
+    terms = np.array([[work.packs, work.warps, work.warps * work.rounds] for work in works])
+    solved, _ = nnls(terms / np.array(counted)[:, None], np.ones(len(found)))
+    return [float(f"{value:.4g}") for value in solved]
+
+
+def fitted_times(found: Sequence[Point], instructions: dict[str, list[float]]) -> list[float]:
+    """Latencies, microseconds, and cycles per instruction with the least relative errors of the launches' times."""
+    counted = [costs.instructions_for(instructions, one.kind) for one in found]
+
+    def errors(exponents: Any) -> Any:
+        *times, cycles = np.array(TYPICAL) * np.exp(exponents)
+        made = [costs.Cost(*counts, *(1e-6 * time for time in times), cycles) for counts in counted]
+        predicted = [
+            costmodel.seconds_of(one.work, cost, GPU.device) * 1e6 for one, cost in zip(found, made, strict=True)
+        ]
+        wrong = [math.log(us / one.microseconds) for us, one in zip(predicted, found, strict=True)]
+        return np.array([*wrong, *(PULL * exponents)])
+
+    solved = least_squares(errors, np.zeros(len(TYPICAL)))
+    return [float(f"{value:.4g}") for value in np.array(TYPICAL) * np.exp(solved.x)]
+
+
+def fitted(found: Sequence[Point]) -> dict[str, Any]:
+    """The entry of ``costs.json`` for one kernel and layout."""
+    kinds: dict[str, list[Point]] = defaultdict(list)
+    for one in found:
+        kinds[one.kind.text].append(one)
+    enough = {text: of_kind for text, of_kind in kinds.items() if len(of_kind) >= FEWEST} or kinds
+    instructions = {text: fitted_instructions(enough[text]) for text in sorted(enough)}
+    sides = {side: [one for one in found if one.kind.uneven == uneven] for uneven, side in enumerate(costs.EVENNESS)}
+    if any(len(side) < FEWEST_TIMES for side in sides.values()):
+        sides = {max(sides, key=lambda side: len(sides[side])): [*found]}
+    times = {side: fitted_times(alike, instructions) for side, alike in sides.items()}
+    return {"instructions": instructions, "times": times, "samples": len(found)}
+
+
+def fit(_: argparse.Namespace) -> None:
+    """Write ``costs.json`` from all samples."""
+    found = points([*samples().values()])
+    document = {key: fitted(found[key]) for key in tqdm(sorted(found), unit="kernel")}
+    instructions, times = (_middle(one) for one in zip(*_mains(document), strict=True))
+    unknown = {"instructions": {"2": instructions}, "times": {costs.EVENNESS[0]: times}, "samples": 0}
+    document = {costs.ANY: unknown, **document}
+    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(one)}" for key, one in document.items())
+    write_whole(costs.PATH, f"{{\n{lines}\n}}\n")
+
+
+def _middle(lists: Sequence[list[float]]) -> list[float]:
+    """The medians of lists of equal length, place by place."""
+    return [float(f"{value:.4g}") for value in np.median(lists, axis=0)]
+
+
+def _mains(document: dict[str, Any]) -> Iterator[tuple[list[float], list[float]]]:
+    """Instructions and times of each kernel."""
+    for one in document.values():
+        yield next(iter(one["instructions"].values())), next(iter(one["times"].values()))
+
+
+# ---- check ----------------------------------------------------------------------------------------------------------
+
+
+def checked() -> dict[str, Any]:
+    """How far the predicted times of defaults are from simulated ones, and defaults from the best of their five."""
+    stored, known = samples(), {}
+    agreement, choice = {}, {}
+    for problem in workload_problems(LARGEST, None, 0):
+        strategies = OPS[problem.op].strategies.values()
+        default = costmodel.choose(problem, strategies, GPU.device)
+        kernel = digest(problem, default.tile)
+        if (one := stored.get((problem, default.tile, kernel))) is None:
+            continue
+        agreement[key_of(problem)] = [round(default.seconds * 1e6, 2), round(one.microseconds, 2)]
+        known[problem] = one.microseconds
+    for problem, us in known.items():
+        ranked = costmodel.ranked(problem, OPS[problem.op].strategies.values(), GPU.device)[:FIVE]
+        found = [stored.get((problem, one.tile, digest(problem, one.tile))) for one in ranked]
+        if all(one is not None for one in found):
+            choice[key_of(problem)] = [round(us, 2), round(min(one.microseconds for one in found if one), 2)]
+    return {"device": GPU.device.name, "dtype": DTYPE, "defaults": agreement, "best_of_five": choice}
+
+
+def check(_: argparse.Namespace) -> None:
+    """Write the result file and the page, and print what they say."""
+    document = checked()
+    write_whole(CHECKED, json.dumps(document, indent=1) + "\n")
+    simulated_page.write(simulated_page.read())
+    print("\n".join(simulated_page.model_section(document)))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    one = commands.add_parser("sample", help="simulate tiles and store their times and instructions")
+    how = one.add_mutually_exclusive_group()
+    how.add_argument("--spread", action="store_true", help="simulate tiles of different predicted times, for the fit")
+    how.add_argument("--five", action="store_true", help="simulate the five tiles that the model ranks first")
+    one.add_argument("--problems", type=int, metavar="N", help="problems to take; default: all of the workloads")
+    one.add_argument("--largest", type=int, default=LARGEST, metavar="N", help="most elements of a problem")
+    one.add_argument("--seed", type=int, default=0, metavar="N", help="which problems and tiles are drawn")
+    one.set_defaults(run=sample)
+    commands.add_parser("fit", help="write cunorm/tiling/costs.json").set_defaults(run=fit)
+    commands.add_parser("check", help="compare predictions with samples").set_defaults(run=check)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit code."""
+    asked = parser().parse_args(argv)
+    asked.run(asked)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""What each kernel costs: the numbers of the cost model that ``python benchmarks/fit_costs.py`` fits.
+
+The file ``costs.json`` has an entry for each kernel and layout. Its instructions are counted by the simulator for each
+kind of problem; its times are fitted to simulated times on an H200.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cunorm.core.problem import Problem
+
+PATH = Path(__file__).with_name("costs.json")
+#: The key of the entry for kernels that have none of their own.
+ANY = "any"
+#: Keys of the times, by `Problem.uneven`.
+EVENNESS = ("even", "uneven")
+
+
+class Kind(NamedTuple):
+    """The facts of a problem on which the instructions of a kernel depend.
+
+    Attributes
+    ----------
+    itemsize : int
+        Bytes per element.
+    activated : bool
+        Whether an activation is fused.
+    uneven : bool
+        See `Problem.uneven`.
+    """
+
+    itemsize: int
+    activated: bool
+    uneven: bool
+
+    @property
+    def text(self) -> str:
+        """The kind's key in ``costs.json``: ``2``, ``4 activated uneven``."""
+        return f"{self.itemsize}{' activated' * self.activated}{' uneven' * self.uneven}"
+
+
+class Cost(NamedTuple):
+    """What a kernel costs.
+
+    Attributes
+    ----------
+    of_pack, of_warp, of_round : float
+        Instructions of a warp: for a pack per lane, once, and for a reduction.
+    start, phase, flight, round : float
+        Seconds that a block takes: once, for an exposed latency of memory, for a thread's loads in flight, and for a
+        reduction.
+    cycles : float
+        Cycles from one instruction of a warp to its next, if nothing else delays them.
+    """
+
+    of_pack: float
+    of_warp: float
+    of_round: float
+    start: float
+    phase: float
+    flight: float
+    round: float
+    cycles: float
+
+
+def kind_of(problem: Problem) -> Kind:
+    """The kind of a problem."""
+    return Kind(problem.itemsize, problem.activation is not None, problem.uneven)
+
+
+@functools.cache
+def _document() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))
+    return found
+
+
+def alike(kind: Kind) -> list[Kind]:
+    """The kind, and those that stand for it if it was never counted, the most similar first."""
+    sizes = sorted((2, 4), key=lambda size: abs(size - kind.itemsize))
+    facts = [(kind.activated, kind.uneven), (kind.activated, not kind.uneven)]
+    facts += [(not kind.activated, kind.uneven), (not kind.activated, not kind.uneven)]
+    return [Kind(size, *fact) for size in sizes for fact in facts]
+
+
+@functools.cache
+def cost_of(entry: str, layout: str, kind: Kind) -> Cost:
+    """What a kernel costs for problems of a kind."""
+    document = _document()
+    found = document.get(f"{entry} {layout}", document[ANY])
+    times = found["times"]
+    *latencies, cycles = times[EVENNESS[kind.uneven]] if len(times) > 1 else next(iter(times.values()))
+    start, phase, flight, round_ = (microseconds * 1e-6 for microseconds in latencies)
+    return Cost(*instructions_for(found["instructions"], kind), start, phase, flight, round_, cycles)
+
+
+def instructions_for(counted: Mapping[str, Sequence[float]], kind: Kind) -> tuple[float, float, float]:
+    """Instructions per pack, warp and round: of the most similar kind that was counted, by elements per pack."""
+    like = next(one for one in alike(kind) if one.text in counted)
+    of_pack, of_warp, of_round = counted[like.text]
+    return of_pack * like.itemsize / kind.itemsize, of_warp, of_round

@@ -1,0 +1,188 @@
+"""The cost model's numbers: what a launch does, what its kernel costs, how they are fitted, and how far they are."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from cunorm.tuning.problems.workloads import problems
+
+from cunorm.core.devices import known
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Launch
+from cunorm.ops.registry import OPS
+from cunorm.tiling import costmodel, costs
+from cunorm.tiling.costs import Cost, Kind
+from tests.support.paths import ROOT
+
+H200 = known("H200")
+COST = Cost(50.0, 200.0, 100.0, 0.3e-6, 0.5e-6, 0.2e-6, 0.1e-6, 4.0)
+STALE = "the cost model, costs.json or a strategy's launches have changed: run benchmarks/fit_costs.py fit, then check"
+
+
+@pytest.fixture(scope="module")
+def fitting() -> Iterator[ModuleType]:
+    """The module benchmarks/fit_costs.py."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        yield importlib.import_module("fit_costs")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def launch(**facts: object) -> Launch:
+    plain: dict[str, object] = {"grid": 132, "threads": 256, "traffic": 2**24, "registers": 64}
+    return Launch("kernel", "kernel", arguments={}, **{**plain, **facts})  # type: ignore[arg-type]
+
+
+def seconds(**facts: object) -> float:
+    return costmodel.seconds_of(costmodel.work_of(launch(**facts), H200), COST, H200)
+
+
+# ---- what a launch does ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "more", [{"traffic": 2**25}, {"phases": 8}, {"rounds": 40}, {"packs": 2**24}, {"streams": 0.1}]
+)
+def test_more_work_takes_longer(more: dict[str, float]) -> None:
+    assert seconds(**more) > 1.05 * seconds()
+
+
+def test_one_block_too_many_makes_a_second_wave() -> None:
+    resident = costmodel.resident_blocks(launch(), H200) * H200.multiprocessors
+    assert costmodel.work_of(launch(grid=resident), H200).waves == 1
+    assert costmodel.work_of(launch(grid=resident + 1), H200).waves == 2
+
+
+def test_blocks_that_draw_tickets_share_the_work_of_those_that_do_not_fit() -> None:
+    resident = costmodel.resident_blocks(launch(), H200) * H200.multiprocessors
+    work = costmodel.work_of(launch(grid=2 * resident, rounds=3, phases=5, tickets=0), H200)
+    assert (work.waves, work.rounds, work.phases) == (1, 6, 10)
+
+
+def test_bytes_that_an_earlier_launch_accessed_are_free_if_the_cache_holds_them() -> None:
+    small, large = H200.l2_bytes // 8, 2 * H200.l2_bytes
+    found = costmodel.work_of(launch(traffic=small, reread=small), H200).transfers
+    assert found == pytest.approx(small / costmodel.CACHE_SPEED / (costmodel.ACHIEVABLE * H200.bandwidth))
+    assert costmodel.work_of(launch(traffic=large, reread=large), H200) == costmodel.work_of(
+        launch(traffic=large), H200
+    )
+
+
+def test_a_cluster_that_not_every_gpu_launches_takes_longer(small: Problem) -> None:
+    portable, larger = (costmodel.launch_seconds(small, launch(grid=128, cluster=size), H200) for size in (8, 16))
+    assert larger > 3 * portable
+
+
+@pytest.fixture
+def small() -> Problem:
+    return next(one for _, one in problems() if one.op == "layer_norm")
+
+
+# ---- what a kernel costs --------------------------------------------------------------------------------------------
+
+
+def test_every_kernel_of_a_workload_has_costs_of_its_own() -> None:
+    document = costs._document()
+    lacking = set()
+    for problem in dict.fromkeys(one for _, one in problems("bfloat16")):
+        for one in costmodel.choose(problem, OPS[problem.op].strategies.values(), H200).launches:
+            key = f"{one.entry} {one.layout or problem.layout}"
+            lacking |= {key} - set(document)
+    assert not lacking
+
+
+def test_an_unknown_kernel_has_typical_costs() -> None:
+    assert costs.cost_of("unheard_of", "NCHW", Kind(2, False, False)).start > 0
+
+
+def test_the_most_similar_kind_stands_for_one_that_was_never_counted() -> None:
+    counted = {"2": [80.0, 10.0, 1.0], "2 uneven": [160.0, 20.0, 2.0], "4 activated": [60.0, 30.0, 3.0]}
+    assert costs.instructions_for(counted, Kind(2, False, True)) == (160.0, 20.0, 2.0)
+    assert costs.instructions_for(counted, Kind(2, True, True)) == (160.0, 20.0, 2.0)
+    # A pack of float64 has half as many elements as one of float32.
+    assert costs.instructions_for(counted, Kind(8, True, False)) == (30.0, 30.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"layout": "NCHW", "C": 64, "HxW": 49, "group": 64}, True),
+        ({"layout": "NHWC", "C": 64, "HxW": 49, "group": 64}, False),
+        ({"layout": "NHWC", "C": 60, "HxW": 64, "group": 60}, True),
+        ({"layout": "NHWC", "C": 320, "HxW": 64, "group": 32}, True),  # groups of 10 channels
+        ({"layout": "NCHW", "C": 513, "HxW": 1, "group": 1}, True),
+    ],
+)
+def test_uneven_problems(small: Problem, sizes: dict[str, object], expected: bool) -> None:
+    assert replace(small, **sizes).uneven is expected  # type: ignore[arg-type]
+
+
+# ---- how they are fitted --------------------------------------------------------------------------------------------
+
+
+def test_the_fit_finds_the_costs_from_which_times_were_made(fitting: ModuleType) -> None:
+    draw, points = random.Random(0), []
+    for _ in range(60):
+        facts = {"grid": draw.choice((32, 132, 400, 3000)), "packs": draw.randrange(2**12, 2**20)}
+        facts |= {
+            "rounds": draw.choice((1, 2, 16)),
+            "phases": draw.choice((1, 3, 9)),
+            "traffic": draw.randrange(2**16, 2**22),
+        }
+        work = costmodel.work_of(launch(**facts), H200)
+        counted = round(costmodel.instructions_of(work, COST) * facts["grid"])
+        us = costmodel.seconds_of(work, COST, H200) * 1e6
+        points.append(fitting.Point(Kind(2, False, False), work, facts["grid"], counted, us))
+    found = fitting.fitted(points)
+    assert found["instructions"] == {"2": pytest.approx([50, 200, 100], rel=0.01)}
+    (times,) = found["times"].values()
+    made = Cost(50, 200, 100, *(1e-6 * one for one in times[:4]), times[4])
+    for one in points:
+        assert costmodel.seconds_of(one.work, made, H200) * 1e6 == pytest.approx(one.microseconds, rel=0.03)
+
+
+def test_samples_survive_a_round_trip(fitting: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stored = fitting.samples()
+    some = [*stored.values()][:20]
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(f"{one.line}\n" for one in some))
+    monkeypatch.setattr(fitting, "SAMPLES", path)
+    assert [*fitting.samples().values()] == some
+
+
+# ---- how far they are -----------------------------------------------------------------------------------------------
+
+
+def test_predicted_instructions_are_near_those_of_the_samples(fitting: ModuleType) -> None:
+    wrong = []
+    for found in fitting.points([*fitting.samples().values()]).items():
+        key, points = found
+        entry, layout = key.rsplit(" ", 1)
+        for one in points:
+            counted = costmodel.instructions_of(one.work, costs.cost_of(entry, layout, one.kind)) * one.blocks
+            wrong.append(abs(math.log(counted / one.instructions)))
+    assert sorted(wrong)[int(0.9 * len(wrong))] < math.log(1.2)
+
+
+def test_the_stored_comparison_is_of_the_present_model_and_good_enough(fitting: ModuleType) -> None:
+    stored = json.loads(fitting.CHECKED.read_text(encoding="utf-8"))
+    predicted = {}
+    for problem in fitting.workload_problems(fitting.LARGEST, None, 0):
+        if (key := fitting.key_of(problem)) in stored["defaults"]:
+            default = costmodel.choose(problem, OPS[problem.op].strategies.values(), H200)
+            predicted[key] = round(default.seconds * 1e6, 2)
+    assert predicted == {key: times[0] for key, times in stored["defaults"].items()}, STALE
+    agree = [abs(one / simulated - 1) <= 0.25 for one, simulated in stored["defaults"].values()]
+    near = [default <= 1.1 * best for default, best in stored["best_of_five"].values()]
+    assert len(agree) >= 100 and sum(agree) >= 0.9 * len(agree)
+    assert len(near) >= 50 and sum(near) >= 0.9 * len(near)
