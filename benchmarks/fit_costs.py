@@ -214,8 +214,8 @@ def points(found: Sequence[Sample]) -> dict[str, list[Point]]:
             assert launch.entry == entry, f"{one.problem.describe()}: {launch.entry}, the sample has {entry}"
             work = costmodel.work_of(launch, GPU.device)
             blocks = round(max(1, launch.grid) * launch.rounds / work.rounds)
-            key = f"{entry} {launch.layout or one.problem.layout}"
-            points[key].append(Point(costs.kind_of(one.problem), work, blocks, count, us))
+            key = costs.kernel_of(one.problem, launch)
+            points[key].append(Point(costs.kind_of(one.problem, launch), work, blocks, count, us))
     return points
 
 

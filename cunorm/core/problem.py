@@ -141,7 +141,7 @@ class Problem:
         """Whether rows, or planes, are no whole number of packs, so that packs straddle their ends."""
         if self.layout == "NCHW" and self.HxW > 1:
             return self.HxW % self.pack > 0
-        return self.C % self.pack > 0 or (self.group < self.C and self.group_channels % self.pack > 0)
+        return self.C % self.pack > 0
 
     @lazy
     def wants_parameters(self) -> bool:

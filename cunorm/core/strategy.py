@@ -154,6 +154,10 @@ class Launch:
         ``traffic`` and ``cached`` have.
     rounds : float
         Reductions that a warp makes one after another.
+    copies : str
+        How the kernel copies to shared memory, if it can in several ways. It has costs for each of them.
+    uneven : bool or None
+        Whether the parts that blocks process are no whole number of packs, or begin between packs. None: the problem's.
     layout : str or None
         The layout that the kernel is compiled for; None: the problem's.
     takes_tile : bool
@@ -185,6 +189,8 @@ class Launch:
     reread: int = 0
     packs: int = 0
     rounds: float = 1
+    copies: str = ""
+    uneven: bool | None = None
     layout: str | None = None
     takes_tile: bool = True
     cluster: int = 1

@@ -29,6 +29,9 @@ from .table_index import Indexed, Stamp, warn
 
 #: The nearest entry is used if its predicted time is at most this factor times that of the cost model's own choice.
 NEAREST = 1.02
+#: A tile that was chosen for another N is reused if the larger N is at most this factor of the smaller one, and the
+#: tile is relatively as fast.
+NEARLY = 1.25
 
 
 @dataclass(frozen=True)
@@ -253,19 +256,30 @@ _chosen: dict[tuple[Problem, Device], tuple[int, costmodel.Choice]] = {}
 MOST_CHOSEN = 4096
 
 
+def _as_good(
+    problem: Problem, found: costmodel.Choice, earlier: Problem, before: costmodel.Choice, device: Device
+) -> bool:
+    """Whether a tile is so fast for a problem that no ranking is needed; see `_modelled`."""
+    over = 1.0
+    if max(problem.N, earlier.N) <= NEARLY * min(problem.N, earlier.N):
+        over = max(over, before.seconds / costmodel.least_seconds(earlier, before.launches, device))
+    return found.seconds <= NEAREST * over * costmodel.least_seconds(problem, found.launches, device)
+
+
 def _modelled(problem: Problem, strategies: Mapping[str, Strategy], device: Device) -> tuple[costmodel.Choice, str]:
     """The cost model's choice, and a text for users if it was reused from another problem.
 
     The last tile chosen for a problem that differs only in N is reused without a ranking if its predicted time is at
-    most `NEAREST` times `least_seconds`, a lower bound for all tiles: the time of the tensors at the bandwidth.
+    most `NEAREST` times `least_seconds`, a lower bound for all tiles: the time of the tensors at the bandwidth. If N
+    differs by at most `NEARLY`, that time may exceed the bound by the factor by which it did for the earlier N.
     """
     key = replace(problem, N=0), device
     if (kept := _chosen.get(key)) is not None:
         rows, before = kept
         named = strategies.get(before.strategy.name)
         found = None if named is None else costmodel.evaluated(problem, named, before.tile, device)
-        if found is not None and found.seconds <= NEAREST * costmodel.least_seconds(problem, found.launches, device):
-            return found, f"; same tile as for N={rows}, within 2 % of the least time that its tensors take"
+        if found is not None and _as_good(problem, found, replace(problem, N=rows), before, device):
+            return found, f"; same tile as for N={rows}, for which it was chosen, and relatively as fast"
     found = costmodel.choose(problem, strategies.values(), device)
     if len(_chosen) >= MOST_CHOSEN:
         _chosen.clear()

@@ -1,6 +1,6 @@
 """Cost model: predicted time of (problem, strategy, tile, device), which selects the tile of untuned problems.
 
-The time of a launch is a start-up time plus the root of the sum of the squares of three times, which overlap in part:
+The time of a launch is a start-up time plus a norm of three times, which overlap in part:
 
 - the bytes of the launch at the bandwidth of the DRAM;
 - the instructions of the busiest multiprocessor at its issue rate;
@@ -22,7 +22,7 @@ from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, main_launch
 
-from .costs import Cost, cost_of, kind_of
+from .costs import Cost, cost_of, kernel_of, kind_of
 from .shortlist import Placed, Shortlist, shortlist_of
 
 LAUNCH_SECONDS = 0.65e-6  # from the start of a launch until the first instruction of its blocks
@@ -30,6 +30,7 @@ ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy achieves
 BYTES_IN_FLIGHT = 64  # loads in flight per thread and tensor: four packs
 CACHE_SPEED = 1.5  # bandwidth of the L2 cache over that of DRAM
 PACK_BYTES = 16
+LEAST_OVERLAP, MOST_OVERLAP = 2.0, 4.0  # see `overlap`
 #: Share of the L2 cache that keeps what a call has accessed. Between `FULL` and `EMPTY` times as many accessed bytes,
 #: the share of the bytes that are found there again falls from one to zero.
 KEPT, FULL, EMPTY = 0.5, 0.75, 1.25
@@ -152,7 +153,7 @@ def instructions_of(work: Work, cost: Cost) -> float:
 
 def launch_seconds(problem: Problem, launch: Launch, device: Device) -> float:
     """Predicted time of one launch, seconds."""
-    cost = cost_of(launch.entry, launch.layout or problem.layout, kind_of(problem))
+    cost = cost_of(kernel_of(problem, launch), kind_of(problem, launch))
     seconds = seconds_of(work_of(launch, device), cost, device)
     return seconds * (NONPORTABLE if launch.cluster > PORTABLE_CLUSTER else 1.0)
 
@@ -163,7 +164,18 @@ def seconds_of(work: Work, cost: Cost, device: Device) -> float:
     issue = instructions * work.busiest / (PARTS * device.clock)
     chain = cost.start + cost.phase * work.phases + cost.flight * work.flight + cost.round * work.rounds
     chain += cost.cycles * instructions / (work.warps * device.clock)
-    return LAUNCH_SECONDS + math.hypot(work.transfers, issue, work.waves * chain)
+    times, power = (work.transfers, issue, work.waves * chain), overlap(work)
+    return LAUNCH_SECONDS + math.pow(sum(math.pow(time, power) for time in times), 1 / power)
+
+
+def overlap(work: Work) -> float:
+    """Exponent of the norm that combines the three times of a launch: the larger, the more they overlap.
+
+    A block with one reduction loads, computes and stores one after another. The more waves and reductions, the more of
+    them are at work at a time. The numbers are fitted to simulated times.
+    """
+    steps = work.waves * max(1.0, work.rounds)
+    return min(MOST_OVERLAP, LEAST_OVERLAP + max(0.0, math.log2(steps) - 1) / 3)
 
 
 def _seconds(problem: Problem, launches: Iterable[Launch], device: Device) -> float:

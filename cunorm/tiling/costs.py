@@ -1,7 +1,7 @@
 """What each kernel costs: the numbers of the cost model that ``python benchmarks/fit_costs.py`` fits.
 
-The file ``costs.json`` has an entry for each kernel and layout. Its instructions are counted by the simulator for each
-kind of problem; its times are fitted to simulated times on an H200.
+The file ``costs.json`` has an entry for each kernel, layout and way to copy. Its instructions are counted by the
+simulator for each kind of problem; its times are fitted to simulated times on an H200.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cunorm.core.problem import Problem
+from cunorm.core.strategy import Launch
 
 PATH = Path(__file__).with_name("costs.json")
 #: The key of the entry for kernels that have none of their own.
@@ -31,7 +32,7 @@ class Kind(NamedTuple):
     activated : bool
         Whether an activation is fused.
     uneven : bool
-        See `Problem.uneven`.
+        See `Launch.uneven`.
     """
 
     itemsize: int
@@ -68,9 +69,15 @@ class Cost(NamedTuple):
     cycles: float
 
 
-def kind_of(problem: Problem) -> Kind:
-    """The kind of a problem."""
-    return Kind(problem.itemsize, problem.activation is not None, problem.uneven)
+def kernel_of(problem: Problem, launch: Launch) -> str:
+    """The key in ``costs.json`` of a launch's kernel: its entry, its layout, and how it copies."""
+    return " ".join(filter(None, (launch.entry, launch.layout or problem.layout, launch.copies)))
+
+
+def kind_of(problem: Problem, launch: Launch) -> Kind:
+    """The kind of problem that a launch solves."""
+    uneven = problem.uneven if launch.uneven is None else launch.uneven
+    return Kind(problem.itemsize, problem.activation is not None, uneven)
 
 
 @functools.cache
@@ -88,10 +95,10 @@ def alike(kind: Kind) -> list[Kind]:
 
 
 @functools.cache
-def cost_of(entry: str, layout: str, kind: Kind) -> Cost:
-    """What a kernel costs for problems of a kind."""
+def cost_of(kernel: str, kind: Kind) -> Cost:
+    """What a kernel costs for problems of a kind; see `kernel_of`."""
     document = _document()
-    found = document.get(f"{entry} {layout}", document[ANY])
+    found = document.get(kernel, document[ANY])
     times = found["times"]
     *latencies, cycles = times[EVENNESS[kind.uneven]] if len(times) > 1 else next(iter(times.values()))
     start, phase, flight, round_ = (microseconds * 1e-6 for microseconds in latencies)

@@ -324,7 +324,8 @@ class _ReducingRows(_Swept, _Reducing):
     @lazy
     def launches(self) -> tuple[Launch, ...]:
         """Launches of the sweep and the fold."""
-        facts = {"shared_bytes": self.sweep.shared(self.problem.part), "packs": self.sweep.processed}
+        facts = {"shared_bytes": self.sweep.shared(self.problem.part), "rounds": self.sweep.rounds}
+        facts["packs"] = self.sweep.processed
         if self.problem.is_backward:
             facts |= {"cached": self.met * self.problem.sum_itemsize, "registers": GRADIENT_REGISTERS}
         return self.reducing("sweep", self.grid, self.sizes, **facts)

@@ -155,9 +155,17 @@ class Sweep:
         if self.layout == "NCHW":
             packs = ceil_div(positions, self.pack) + (self.HxW % self.pack > 0)
             return self.N * self.C * self.chunks * round_up(packs, WARP)
-        columns = ceil_div(self.C, self.pack)
-        parts = self.threads // min(columns, self.most_columns or self.threads)
-        return self.items * self.threads * ceil_div(positions, parts)
+        return self.items * self.threads * ceil_div(positions, self.parts)
+
+    @lazy
+    def parts(self) -> int:
+        """Channels-last: parts of a block's threads that sweep the same columns."""
+        return self.threads // min(ceil_div(self.C, self.pack), self.most_columns or self.threads)
+
+    @lazy
+    def rounds(self) -> int:
+        """Reductions that a warp makes one after another; channels-last, the sums of all parts are merged by halves."""
+        return self.parts.bit_length() if self.layout == "NHWC" else 1
 
     @lazy
     def arguments(self) -> dict[str, int]:

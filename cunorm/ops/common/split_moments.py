@@ -31,6 +31,7 @@ def moments_launches(problem: Problem, sweep: Sweep, groups: int) -> tuple[Launc
         shared_bytes=sweep.shared(moments),
         traffic=problem.nbytes + parts,
         packs=sweep.processed,
+        rounds=sweep.rounds,
         registers=RESIDENT_REGISTERS,
         layout=sweep.layout,
         takes_tile=False,

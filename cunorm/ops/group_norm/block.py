@@ -123,6 +123,8 @@ class _Slabs(OneSweep):
             max(1, blocks_for(blocks) // self.pieces) * self.pieces,
             {"slab_groups": self.tile.groups, "piece_packs": self.slab.piece_packs},
             packs=blocks * self.slab.processed,
+            copies=load_of(self.tile),
+            uneven=self.problem.uneven or (self.slab.layout == "NHWC" and self.slab.channels % self.problem.pack > 0),
             rounds=self.slab.rounds * passes,
             phases=PHASES,
             shared_bytes=self.shared,

@@ -245,7 +245,7 @@ class GroupGrid(Tiling):
             traffic=read + problem.nbytes,
             cached=read + self.parts_moved,
             packs=self.sweep.processed,
-            rounds=self.tiles * self.slabs / max(1, self.grid),
+            rounds=self.sweep.rounds * self.tiles * self.slabs / max(1, self.grid),
             registers=LEAN_REGISTERS if self.lean else bound_registers(problem, problem.layout),
             phases=self.phases,
             streams=self.problem.read,

@@ -95,7 +95,8 @@ class GroupSplit(Tiling):
         given, activated = by_name("dy", "mean", "rstd", "workspace", x=problem.reads_x), problem.activation is not None
         sums = {**given, **by_name(gamma=activated, beta=activated), **self._shape}
         traffic = self.problem.read * problem.nbytes + parts
-        facts = {"shared_bytes": self.sweep.shared(self.problem.pair), "packs": self.sweep.processed}
+        facts = {"shared_bytes": self.sweep.shared(self.problem.pair), "rounds": self.sweep.rounds}
+        facts["packs"] = self.sweep.processed
         launches = [self._launch("sums", sums, traffic, **facts)]
         if problem.wants_parameters:
             launches += parameter_launches(problem, self.rows)

@@ -60,6 +60,12 @@ class _LayerSplit(Tiling):
         return {"rows": self.problem.N, "length": self.problem.C, "bands": self.bands, "strips": self.strips}
 
     @lazy
+    def processed(self) -> int:
+        """Packs that the threads process in a sweep, idle lanes of their warps counted."""
+        rows = ceil_div(self.problem.N, max(1, self.bands))
+        return self.grid * self.tile.threads * rows * self.tile.packs_per_thread
+
+    @lazy
     def widened(self) -> int:
         """Registers per pack of accumulators."""
         return self.problem.pack * self.problem.sum_itemsize // 4
@@ -102,6 +108,7 @@ class LayerSplit(_LayerSplit):
                 {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **self.shape},
                 traffic=2 * self.problem.nbytes,
                 reread=self.problem.nbytes,
+                packs=self.processed,
                 registers=self.registers,
                 phases=ceil_div(self.problem.N, self.bands),
             ),
@@ -156,6 +163,7 @@ class LayerSplitBackward(_LayerSplit):
         direct = problem.wants_parameters and self.bands == 1
         kept = problem.wants_parameters and not direct
         facts: dict[str, Any] = {"registers": self.registers, "phases": ceil_div(problem.N, self.bands)}
+        facts["packs"] = self.processed
         partial = (self.row_sums + self.bands * problem.C * problem.wants_parameters) * self.problem.pair
         rows_at: Arguments = {"row_sums": "workspace" if wants_dx else 0, "bands_at": self.row_sums}
         sums = {**given, **by_name(workspace=kept, dgamma=direct, dbeta=direct), **rows_at, **self.shape}
