@@ -134,25 +134,25 @@ def bytes_of(problem: Problem, choice: costmodel.Choice) -> int:
 
 
 def test_among_near_ties_the_model_chooses_a_tile_that_moves_few_bytes() -> None:
-    """The slabs of the default load gamma and beta less often than the fastest tile, and take hardly longer."""
+    """The clusters of the default read dy and x once, the sweeps of the fastest tile twice in hardly less time."""
     problem = Problem(
-        op="layer_norm",
+        op="group_norm_backward",
         dtype="bfloat16",
         gamma_dtype="bfloat16",
-        beta_dtype="bfloat16",
+        beta_dtype=None,
         stats_dtype="float32",
         layout="NCHW",
-        N=256,
-        C=28672,
-        HxW=1,
-        group=1,
-        outputs=("y", "mean", "rstd"),
+        N=2,
+        C=960,
+        HxW=4096,
+        group=32,
+        outputs=("dx", "dgamma", "dbeta"),
     )
     default, *others = costmodel.ranked(problem, OPS[problem.op].strategies.values(), H200)
     fastest = min(others, key=lambda choice: choice.seconds)
     assert fastest.seconds < default.seconds <= costmodel.NEAR_TIE * fastest.seconds
     assert bytes_of(problem, fastest) > 1.05 * bytes_of(problem, default)
-    assert bytes_of(problem, default) < 1.05 * 2 * problem.nbytes
+    assert bytes_of(problem, default) < 1.05 * 3 * problem.nbytes
 
 
 def test_the_fastest_tile_is_the_default_if_bytes_take_little_time() -> None:

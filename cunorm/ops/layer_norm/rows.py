@@ -16,7 +16,7 @@ from cunorm.ops.common.limits import (
     refuses_shared,
     round_up,
 )
-from cunorm.ops.common.register_rows import ACCESS_BYTES, BlockRows, ClusterRows, WarpRows, present
+from cunorm.ops.common.register_rows import ACCESS_BYTES, SIDE_BY_SIDE, BlockRows, ClusterRows, WarpRows, present
 
 from .split import gradient_arguments, owners
 
@@ -86,8 +86,9 @@ class LayerWarp(WarpRows):
         """See `Tiling.worth`.
 
         The tile has the fewest packs of the search space that hold a row, counted from the 16-byte boundary before it.
-        At least half of the threads have elements of a slice. Sums in shared memory are slow: the lanes are then those
-        of a whole warp, which need the fewest packs.
+        At least half of the threads have elements of a slice. The lanes of a team read whole DRAM transfers side by
+        side, or whole rows. Sums in shared memory are slow: the lanes are then those of a whole warp, which need the
+        fewest packs.
         """
         problem, threads = self.problem, self.lanes * self.slices
         ahead = problem.pack - 1 if problem.C % problem.pack else 0
@@ -95,7 +96,8 @@ class LayerWarp(WarpRows):
         enough = min((count for count in self.packs_tried if count >= needed), default=max(self.packs_tried))
         busy = self.slices == 1 or 2 * self.columns >= self.lanes * problem.pack
         slow = self.of_warp and problem.wants_parameters and not self.sums_in_registers and self.lanes < WARP
-        return self.tile.packs_per_thread == enough and busy and not slow
+        together = self.lanes * ACCESS_BYTES >= min(SIDE_BY_SIDE, problem.C * problem.itemsize)
+        return self.tile.packs_per_thread == enough and busy and together and not slow
 
     # ---- launches ---------------------------------------------------------------------------------------------------
 

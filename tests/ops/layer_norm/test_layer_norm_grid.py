@@ -27,7 +27,7 @@ def plan_of(op: str, rows: int, length: int, device: str = "H200", **options: An
 # ---- the cost model -------------------------------------------------------------------------------------------------
 
 
-FEW, MORE = ((4, 2**18), (8, 123480)), ((67, 123479), (32, 2**18), (4, 2**20))  # MORE: only with large caches
+FEW, MORE = ((8, 123480), (16, 123480)), ((67, 123479), (32, 2**18), (4, 2**20))  # MORE: only with large caches
 
 
 @pytest.mark.parametrize(("device", "rows", "length"), [
