@@ -154,6 +154,8 @@ class Launch:
         ``traffic`` and ``cached`` have.
     rounds : float
         Reductions that a warp makes one after another.
+    items : float
+        Independent parts of the problem that a team processes one after another: rows, tiles, samples.
     copies : str
         How the kernel copies to shared memory, if it can in several ways. It has costs for each of them.
     uneven : bool or None
@@ -189,6 +191,7 @@ class Launch:
     reread: int = 0
     packs: int = 0
     rounds: float = 1
+    items: float = 1
     copies: str = ""
     uneven: bool | None = None
     layout: str | None = None

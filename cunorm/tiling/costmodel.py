@@ -100,7 +100,7 @@ class Work(NamedTuple):
         Warps per block.
     packs : float
         Packs per lane, all warps of a block added up.
-    rounds, phases : float
+    rounds, items, phases : float
         See `Launch`, per block.
     flight : float
         Times that a thread fills its loads in flight.
@@ -112,6 +112,7 @@ class Work(NamedTuple):
     warps: float
     packs: float
     rounds: float
+    items: float
     phases: float
     flight: float
 
@@ -133,6 +134,7 @@ def work_of(launch: Launch, device: Device) -> Work:
         launch.threads / WARP,
         (launch.packs or moved / PACK_BYTES) / (grid * WARP),
         launch.rounds * share,
+        launch.items * share,
         launch.phases * share,
         moved / (grid * launch.threads * launch.streams * BYTES_IN_FLIGHT),
     )
@@ -171,10 +173,10 @@ def seconds_of(work: Work, cost: Cost, device: Device) -> float:
 def overlap(work: Work) -> float:
     """Exponent of the norm that combines the three times of a launch: the larger, the more they overlap.
 
-    A block with one reduction loads, computes and stores one after another. The more waves and reductions, the more of
-    them are at work at a time. The numbers are fitted to simulated times.
+    A block with one item loads, computes and stores one after another. The more waves and items, the more of them are at
+    work at a time. The numbers are fitted to simulated times.
     """
-    steps = work.waves * max(1.0, work.rounds)
+    steps = max(1.0, work.waves * work.items)
     return min(MOST_OVERLAP, LEAST_OVERLAP + max(0.0, math.log2(steps) - 1) / 3)
 
 

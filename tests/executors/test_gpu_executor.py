@@ -326,6 +326,7 @@ def test_limits_are_read_from_the_driver(driver: Driver, monkeypatch: pytest.Mon
         assert getattr(facts, name) == getattr(h200, name)
     assert facts.bandwidth == pytest.approx(h200.bandwidth, rel=0.05)
     assert facts.largest_cluster == 16  # twice the portable cluster size
+    assert facts.clock == h200.clock  # under load; a driver reports the highest
     # CUDA 13 drivers do not report the memory clock. Other properties may be missing too.
     fewer = {k: v for k, v in FACTS.items() if k not in ("memoryClockRate", "reservedSharedMemPerBlock")}
     monkeypatch.setattr(gpu.runtime, "getDeviceProperties", lambda _: dict(fewer))
@@ -335,6 +336,9 @@ def test_limits_are_read_from_the_driver(driver: Driver, monkeypatch: pytest.Mon
     assert gpu.limits(2).bandwidth > 0
     assert gpu.limits(2).architecture == "sm_89"
     assert gpu.limits(2).largest_cluster == 1
+    assert gpu.limits(2).clock == h200.clock
+    monkeypatch.setattr(gpu.runtime, "getDeviceProperties", lambda _: {**other, "clockRate": 2520000})
+    assert gpu.limits(3).clock == 2.52e9
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from cunorm.tuning.problems.workloads import problems
 
 import cunorm
 from cunorm.core.devices import known
@@ -134,25 +135,16 @@ def bytes_of(problem: Problem, choice: costmodel.Choice) -> int:
 
 
 def test_among_near_ties_the_model_chooses_a_tile_that_moves_few_bytes() -> None:
-    """The clusters of the default read dy and x once, the sweeps of the fastest tile twice in hardly less time."""
-    problem = Problem(
-        op="group_norm_backward",
-        dtype="bfloat16",
-        gamma_dtype="bfloat16",
-        beta_dtype=None,
-        stats_dtype="float32",
-        layout="NCHW",
-        N=2,
-        C=960,
-        HxW=4096,
-        group=32,
-        outputs=("dx", "dgamma", "dbeta"),
-    )
-    default, *others = costmodel.ranked(problem, OPS[problem.op].strategies.values(), H200)
-    fastest = min(others, key=lambda choice: choice.seconds)
-    assert fastest.seconds < default.seconds <= costmodel.NEAR_TIE * fastest.seconds
-    assert bytes_of(problem, fastest) > 1.05 * bytes_of(problem, default)
-    assert bytes_of(problem, default) < 1.05 * 3 * problem.nbytes
+    """For some problems the default moves fewer bytes than the fastest tile, and takes hardly longer."""
+    leaner = 0
+    for problem in dict.fromkeys(one for _, one in problems("bfloat16") if one.op == "group_norm_backward"):
+        found = [*costmodel.legal(problem, OPS[problem.op].strategies.values(), H200)]
+        default, fastest = costmodel.default_of(found, H200), min(found, key=lambda choice: choice.seconds)
+        assert fastest.seconds <= default.seconds <= costmodel.NEAR_TIE * fastest.seconds
+        at_work = costmodel.busy(default.launches, H200) - costmodel.busy(fastest.launches, H200)
+        assert at_work > 0 or bytes_of(problem, default) <= 1.1 * bytes_of(problem, fastest), problem.describe()
+        leaner += bytes_of(problem, fastest) > 1.05 * bytes_of(problem, default)
+    assert leaner > 0
 
 
 def test_the_fastest_tile_is_the_default_if_bytes_take_little_time() -> None:

@@ -265,6 +265,7 @@ class _ReducingSlabs(_Reducing):
         }
         blocks = blocks_for(ceil_div(view.C, self.tile.channels) * self.partial_rows)
         facts = {"packs": blocks * self.processed, "rounds": self.rounds, "phases": self.waits, **self.facts}
+        facts["items"] = samples
         return self.reducing("block", blocks, sizes, shared_bytes=self.shared, **facts)
 
 

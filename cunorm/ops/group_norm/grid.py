@@ -234,7 +234,7 @@ class GroupGrid(Tiling):
     def launches(self) -> tuple[Launch, ...]:
         """Launches that clear the counters, process the tiles, and fold the rows of dgamma and dbeta."""
         problem, entry = self.problem, f"{self.problem.op}_grid"
-        read = self.problem.read * problem.nbytes
+        read, tiles = self.problem.read * problem.nbytes, self.tiles * self.slabs / max(1, self.grid)
         main = Launch(
             entry,
             entry,
@@ -245,7 +245,8 @@ class GroupGrid(Tiling):
             traffic=read + problem.nbytes,
             cached=read + self.parts_moved,
             packs=self.sweep.processed,
-            rounds=self.sweep.rounds * self.tiles * self.slabs / max(1, self.grid),
+            rounds=self.sweep.rounds * tiles,
+            items=tiles,
             registers=LEAN_REGISTERS if self.lean else bound_registers(problem, problem.layout),
             phases=self.phases,
             streams=self.problem.read,

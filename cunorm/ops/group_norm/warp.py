@@ -138,6 +138,7 @@ class _WarpRows(_Warp):
             {"teams": teams},
             packs=teams * self.lanes * rows * self.tile.packs_per_thread,
             rounds=rows,
+            items=rows,
             registers=self.registers,
             phases=self.rows.phases(rows),
             shared_bytes=self.shared,

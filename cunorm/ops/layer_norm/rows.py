@@ -148,6 +148,7 @@ class LayerWarp(WarpRows):
             traffic=traffic,
             packs=grid * self.tile.threads * rows * self.tile.packs_per_thread,
             rounds=rows,
+            items=rows,
             registers=self.registers,
             shared_bytes=self.shared,
             phases=self.phases(rows),

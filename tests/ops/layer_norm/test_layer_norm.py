@@ -183,8 +183,8 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     (802816, 96, "warp"),  # many rows, narrow
     (1, 1000, "block"),  # one row
     (65536, 1, "warp"),  # one column
-    (4096, 1023, "split"),  # odd
-    (4096, 4097, "split"),
+    (4096, 1023, "block"),  # odd
+    (4096, 4097, "cluster"),
     (512, 33333, "split"),  # longer than a block holds
     (67, 123479, "grid"),  # too few rows to amortise the loads of the parameters
     (64, 300000, "split"),  # longer than a cluster holds
