@@ -40,9 +40,9 @@ LARGE, MOST_REST = 20e6, 0.10
 EXCUSED = {
     "sd15-unet: group_norm NHWC N=2 C=960 HxW=4096 group=32": "`cluster` takes longer",
     "sd15-unet: group_norm_backward NHWC N=2 C=960 HxW=4096 group=32": "`cluster` takes longer",
-    "vae: group_norm_backward NCHW N=1 C=256 HxW=262144 group=32": "`split`, which reads twice from DRAM, takes longer",
+    "vae: group_norm_backward NCHW N=1 C=256 HxW=262144 group=32": "`split`, twice from DRAM, takes longer",
     "video-vae: group_norm_backward NHWC N=1 C=512 HxW=28800 group=32": "`grid` takes longer",
-    "nnunet: group_norm_backward NCHW N=2 C=32 HxW=2097152 group=32": "`split`, which reads twice from DRAM, takes longer",
+    "nnunet: group_norm_backward NCHW N=2 C=32 HxW=2097152 group=32": "`split`, twice from DRAM, takes longer",
     "nnunet: group_norm NHWC N=2 C=128 HxW=32768 group=128": "`cluster` takes longer",
     "nnunet: group_norm_backward NHWC N=2 C=128 HxW=32768 group=128": "`grid`, with half the rest, takes longer",
     "llm: layer_norm_backward rows=2048 length=4096": "fewer partial rows take longer",
@@ -57,7 +57,7 @@ EXCUSED = {
     "resnet50-bn: batch_norm_stats NHWC N=32 C=512 HxW=784": "longer chunks take longer",
     "resnet50-bn: batch_norm_backward_reduce NCHW N=32 C=512 HxW=49": "more ranges of samples need a second launch",
     "mobile-bn: batch_norm_stats NHWC N=128 C=672 HxW=196": "longer chunks take longer",
-    "mobile-bn: batch_norm_backward_reduce NHWC N=128 C=672 HxW=196": "an error of the cost model: longer chunks are faster",
+    "mobile-bn: batch_norm_backward_reduce NHWC N=128 C=672 HxW=196": "a wrong prediction: longer chunks are faster",
 }
 #: Values of `sampling.WHOLE`, the maximum elements of a sample, in the order in which they are tried. `grid` skips the
 #: first: its second reads are counted, so its samples need at least two waves of blocks.

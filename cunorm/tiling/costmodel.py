@@ -173,8 +173,8 @@ def seconds_of(work: Work, cost: Cost, device: Device) -> float:
 def overlap(work: Work) -> float:
     """Exponent of the norm that combines the three times of a launch: the larger, the more they overlap.
 
-    A block with one item loads, computes and stores one after another. The more waves and items, the more of them are at
-    work at a time. The numbers are fitted to simulated times.
+    A block with one item loads, computes and stores one after another. The more waves and items, the more of them are
+    at work at a time. The numbers are fitted to simulated times.
     """
     steps = max(1.0, work.waves * work.items)
     return min(MOST_OVERLAP, LEAST_OVERLAP + max(0.0, math.log2(steps) - 1) / 3)
