@@ -48,7 +48,7 @@ from cunorm.ops.registry import OPS
 from cunorm.tiling import costmodel, costs, table
 
 SAMPLES = Path(__file__).parent / "results" / "cost_samples.jsonl"
-CHECKED = Path(__file__).parent / "results" / "cost_model.json"
+CHECKED = simulated_page.MODEL
 GPU = GPUS["H200"]
 DTYPE = "bfloat16"
 #: Tiles of a problem that ``--five`` simulates, and within which the default should be near the best.

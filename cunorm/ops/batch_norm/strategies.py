@@ -209,6 +209,11 @@ class _ReducingSlabs(_Reducing):
         return Slab(view.layout, channels, view.HxW, self.problem.pack, self.tile.threads)
 
     @lazy
+    def samples(self) -> int:
+        """Most samples of a block."""
+        return min(self.view.N, self.tile.samples_per_block)
+
+    @lazy
     def partial_rows(self) -> int:
         """Rows of partial results [rows, C]. A single row is the final results."""
         return ceil_div(self.view.N, self.tile.samples_per_block)
@@ -235,17 +240,17 @@ class _ReducingSlabs(_Reducing):
     @lazy
     def waits(self) -> int:
         """Phases of a block: per sample, it waits for the slab, sums it to find a centre, and sums it again."""
-        return 3 * min(self.view.N, self.tile.samples_per_block)
+        return 3 * self.samples
 
     @lazy
     def processed(self) -> int:
         """Packs that the threads of a block process, idle lanes of their warps counted."""
-        return min(self.view.N, self.tile.samples_per_block) * self.slab.processed
+        return self.samples * self.slab.processed
 
     @lazy
     def rounds(self) -> float:
         """Reductions that a warp makes one after another."""
-        return min(self.view.N, self.tile.samples_per_block) * self.slab.rounds
+        return self.samples * self.slab.rounds
 
     @lazy
     def facts(self) -> dict[str, Any]:
@@ -255,17 +260,17 @@ class _ReducingSlabs(_Reducing):
     @lazy
     def launches(self) -> tuple[Launch, ...]:
         """Launches of the slab kernel and the fold."""
-        view, samples = self.view, min(self.view.N, self.tile.samples_per_block)
+        view = self.view
         sizes = {
             "N": view.N,
             "C": view.C,
             "HxW": view.HxW,
             "channels": self.slab.channels,
-            "samples": samples,
+            "samples": self.samples,
         }
         blocks = blocks_for(ceil_div(view.C, self.tile.channels) * self.partial_rows)
         facts = {"packs": blocks * self.processed, "rounds": self.rounds, "phases": self.waits, **self.facts}
-        facts["items"] = samples
+        facts["items"] = self.samples
         return self.reducing("block", blocks, sizes, shared_bytes=self.shared, **facts)
 
 
@@ -306,7 +311,7 @@ class _ReducingColumns(_ReducingSlabs):
     def processed(self) -> int:
         """See `_ReducingSlabs.processed`."""
         parts = self.tile.threads // self.columns
-        return self.waits * ceil_div(min(self.view.N, self.tile.samples_per_block), parts) * self.tile.threads
+        return self.waits * ceil_div(self.samples, parts) * self.tile.threads
 
     @lazy
     def rounds(self) -> float:

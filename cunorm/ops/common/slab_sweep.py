@@ -145,8 +145,12 @@ class Sweep:
         """Work items for blocks."""
         if self.layout == "NCHW":
             return ceil_div(self.N * self.C * self.chunks, self.threads // WARP)
-        columns = ceil_div(self.C, self.pack)
-        return self.N * self.chunks * ceil_div(columns, min(columns, self.most_columns or self.threads))
+        return self.N * self.chunks * ceil_div(ceil_div(self.C, self.pack), self.columns)
+
+    @lazy
+    def columns(self) -> int:
+        """Channels-last: columns of packs per block."""
+        return min(ceil_div(self.C, self.pack), self.most_columns or self.threads)
 
     @lazy
     def processed(self) -> int:
@@ -160,7 +164,7 @@ class Sweep:
     @lazy
     def parts(self) -> int:
         """Channels-last: parts of a block's threads that sweep the same columns."""
-        return self.threads // min(ceil_div(self.C, self.pack), self.most_columns or self.threads)
+        return self.threads // self.columns
 
     @lazy
     def rounds(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
-from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
+from cunorm.core.strategy import Arguments, Launch, Tiling, by_name
 from cunorm.ops.common.folds import fold_rows, parameter_launches
 from cunorm.ops.common.limits import WARP, blocks_for, bound_registers
 from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
@@ -61,8 +61,7 @@ class GroupSplit(Tiling):
         if problem.wants_parameters:
             moved += parts + 2 * (fold_rows(self.rows, problem.C) - self.rows) * problem.C
         if "dx" in problem.outputs:
-            columns = min(ceil_div(problem.C, problem.pack), self.tile.threads)
-            readers = self.tile.threads // columns if sweep.layout == "NHWC" else 1
+            readers = sweep.parts if sweep.layout == "NHWC" else 1
             moved += parts + problem.N * problem.group + readers * self.rows * groups_asked(sweep.layout, problem)
         return moved * self.problem.pair
 
