@@ -290,21 +290,20 @@ def _mains(document: dict[str, Any]) -> Iterator[tuple[list[float], list[float]]
 
 def checked() -> dict[str, Any]:
     """How far the predicted times of defaults are from simulated ones, and defaults from the best of their five."""
-    stored, known = samples(), {}
+    stored = samples()
     agreement, choice = {}, {}
     for problem in workload_problems(LARGEST, None, 0):
         strategies = OPS[problem.op].strategies.values()
         default = costmodel.choose(problem, strategies, GPU.device)
-        kernel = digest(problem, default.tile)
-        if (one := stored.get((problem, default.tile, kernel))) is None:
+        if (one := stored.get((problem, default.tile, digest(problem, default.tile)))) is None:
             continue
         agreement[key_of(problem)] = [round(default.seconds * 1e6, 2), round(one.microseconds, 2)]
-        known[problem] = one.microseconds
-    for problem, us in known.items():
-        ranked = costmodel.ranked(problem, OPS[problem.op].strategies.values(), GPU.device)[:FIVE]
-        found = [stored.get((problem, one.tile, digest(problem, one.tile))) for one in ranked]
-        if all(one is not None for one in found):
-            choice[key_of(problem)] = [round(us, 2), round(min(one.microseconds for one in found if one), 2)]
+        five = tiles_of(problem, "five", random.Random())
+        found = [stored[key] for tile in five if (key := (problem, tile, digest(problem, tile))) in stored]
+        if len(found) == len(five):
+            choice[key_of(problem)] = [
+                round(other.microseconds, 2) for other in (one, min(found, key=lambda sample: sample.microseconds))
+            ]
     return {"device": GPU.device.name, "dtype": DTYPE, "defaults": agreement, "best_of_five": choice}
 
 
