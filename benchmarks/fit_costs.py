@@ -62,7 +62,7 @@ FEWEST = 3
 #: Fewest samples of even and of uneven problems from which both get times of their own.
 FEWEST_TIMES = 6
 #: Times of an unknown kernel, microseconds, and cycles per instruction: fits are drawn towards them with `PULL`.
-TYPICAL, PULL = (0.3, 0.55, 0.2, 0.1, 4.0), 0.15
+TYPICAL, PULL = (0.3, 0.55, 0.2, 0.1, 0.02, 4.0), 0.15
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,14 @@ class Sample:
     kernel : str
         Digest of its kernels.
     launches : list of (str, float, int)
-        Entry, simulated microseconds and executed instructions of warps, for each launch.
+        Entry, simulated microseconds and executed instructions of warps, for each launch. The latter two are null for a
+        launch whose kernel has been replaced since, so that the fit ignores it.
     """
 
     problem: Problem
     tile: Tile
     kernel: str
-    launches: list[tuple[str, float, int]]
+    launches: list[tuple[str, float | None, int | None]]
 
     @property
     def strategy(self) -> Strategy:
@@ -90,7 +91,7 @@ class Sample:
 
     @property
     def microseconds(self) -> float:
-        return sum(us for _, us, _ in self.launches)
+        return sum(us for _, us, _ in self.launches if us is not None)
 
     @property
     def line(self) -> str:
@@ -201,7 +202,6 @@ class Point:
 
     kind: costs.Kind
     work: costmodel.Work
-    blocks: int
     instructions: int
     microseconds: float
 
@@ -212,10 +212,11 @@ def points(found: Sequence[Sample]) -> dict[str, list[Point]]:
     for one in found:
         for launch, (entry, us, count) in zip(_launches(one), one.launches, strict=True):
             assert launch.entry == entry, f"{one.problem.describe()}: {launch.entry}, the sample has {entry}"
+            if us is None or count is None:
+                continue
             work = costmodel.work_of(launch, GPU.device)
-            blocks = round(max(1, launch.grid) * launch.rounds / work.rounds)
             key = costs.kernel_of(one.problem, launch)
-            points[key].append(Point(costs.kind_of(one.problem, launch), work, blocks, count, us))
+            points[key].append(Point(costs.kind_of(one.problem, launch), work, count, us))
     return points
 
 
@@ -226,7 +227,7 @@ def _launches(one: Sample) -> tuple[Launch, ...]:
 def fitted_instructions(found: Sequence[Point]) -> list[float]:
     """Instructions per pack, warp and round with the least relative errors. None is negative."""
     works = [one.work for one in found]
-    counted = [one.instructions / one.blocks for one in found]
+    counted = [one.instructions / one.work.blocks for one in found]
     terms = np.array([[work.packs, work.warps, work.warps * work.rounds] for work in works])
     solved, _ = nnls(terms / np.array(counted)[:, None], np.ones(len(found)))
     return [float(f"{value:.4g}") for value in solved]

@@ -109,11 +109,17 @@ def of_all(case: Case) -> Best | None:
     return default.strategy.name, default.tile, default.seconds
 
 
-def fastest_of_all(case: Case) -> tuple[str, Tile]:
-    """Return the tile with the shortest predicted time. `costmodel.default_of` compares the other tiles with it."""
+def compared_with(case: Case, listed: dict[str, list[Tile]]) -> tuple[str, Tile]:
+    """Return a tile with which `costmodel.default_of` compares the others.
+
+    It is the one with the shortest predicted time or, if that is listed, the contender that moves the fewest bytes.
+    """
     problem, device = case[0], known(case[1])
-    found = min(costmodel.legal(problem, OPS[problem.op].strategies.values(), device), key=lambda one: one.seconds)
-    return found.strategy.name, found.tile
+    every = list(costmodel.legal(problem, OPS[problem.op].strategies.values(), device))
+    fastest = min(every, key=lambda one: one.seconds)
+    if fastest.tile in listed[fastest.strategy.name]:
+        fastest = min(costmodel.contenders(every, device), key=costmodel.moved)
+    return fastest.strategy.name, fastest.tile
 
 
 def chosen(case: Case, tiles: dict[str, list[Tile]]) -> costmodel.Choice | None:
@@ -135,7 +141,9 @@ def made(op: str, number: int) -> dict[str, Any]:
     listed: dict[str, list[Tile]] = {name: [] for name in OPS[op].strategies}
     missed = wanted
     while missed:  # add the tiles first that most problems lack
-        lacking = Counter(best[:2] if best[1] not in listed[best[0]] else fastest_of_all(case) for case, best in missed)
+        lacking = Counter(
+            best[:2] if best[1] not in listed[best[0]] else compared_with(case, listed) for case, best in missed
+        )
         lacking = Counter({key: count for key, count in lacking.items() if key[1] not in listed[key[0]]})
         if not lacking:
             print(f"{op}: {len(missed)} problems get another tile although the right one is listed", flush=True)

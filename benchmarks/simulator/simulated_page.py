@@ -203,7 +203,7 @@ def goals_section(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"| {' | '.join(titles)} |",
         "|---|---|---:|---:|---:|---:|---|---:|---:|---|",
     ]
-    missed = ["Where warps wait, for each goal that is not met:\n"]
+    missed = ["What keeps the time above the goal, and the source lines at which warps wait:\n"]
     for goal, key, row in found:
         longest = max(row["launches"], key=lambda launch: launch["us"])
         cells = [key, row["strategy"], f"{goal.before:.1f}", f"{row['us']:.1f}", f"{row['floor_us'] / row['us']:.0%}"]
@@ -212,7 +212,7 @@ def goals_section(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         lines.append(f"| {' | '.join(cells)} |")
         if not goal.met(row):
             where = "; ".join(f"{share:.0%} `{place}`" for share, _, place, _ in longest["lines"])
-            missed.append(f"- {key}: {longest['kernel']} {longest['us']:.1f} us: {where}")
+            missed.append(f"- {key}: {goal.why} {longest['kernel']}, {longest['us']:.1f} us: {where}.")
     return [*lines, "", *missed, ""]
 
 

@@ -94,6 +94,10 @@ class Work(NamedTuple):
         Seconds that its bytes take at the bandwidth.
     waves : int
         Times that the resident blocks are replaced, the first time included.
+    resident : int
+        Blocks that are resident on one multiprocessor at a time.
+    blocks : int
+        Blocks that work.
     busiest : int
         Blocks of the busiest multiprocessor.
     warps : float
@@ -108,6 +112,8 @@ class Work(NamedTuple):
 
     transfers: float
     waves: int
+    resident: int
+    blocks: int
     busiest: int
     warps: float
     packs: float
@@ -130,6 +136,8 @@ def work_of(launch: Launch, device: Device) -> Work:
     return Work(
         max(launch.traffic - _found_again(launch, device), moved / CACHE_SPEED) / (ACHIEVABLE * device.bandwidth),
         ceil_div(grid, at_once),
+        resident,
+        grid,
         ceil_div(grid, multiprocessors),
         launch.threads / WARP,
         (launch.packs or moved / PACK_BYTES) / (grid * WARP),
@@ -165,7 +173,7 @@ def seconds_of(work: Work, cost: Cost, device: Device) -> float:
     instructions = instructions_of(work, cost)
     issue = instructions * work.busiest / (PARTS * device.clock)
     chain = cost.start + cost.phase * work.phases + cost.flight * work.flight + cost.round * work.rounds
-    chain += cost.cycles * instructions / (work.warps * device.clock)
+    chain += cost.warp * work.warps + cost.cycles * instructions / (work.warps * device.clock)
     times, power = (work.transfers, issue, work.waves * chain), overlap(work)
     return LAUNCH_SECONDS + math.pow(sum(math.pow(time, power) for time in times), 1 / power)
 
@@ -174,9 +182,10 @@ def overlap(work: Work) -> float:
     """Exponent of the norm that combines the three times of a launch: the larger, the more they overlap.
 
     A block with one item loads, computes and stores one after another. The more waves and items, the more of them are
-    at work at a time. The numbers are fitted to simulated times.
+    at work at a time; but not the waves of blocks that fill a multiprocessor alone. The numbers are fitted to simulated
+    times.
     """
-    steps = max(1.0, work.waves * work.items)
+    steps = max(1.0, (work.waves if work.resident > 1 else 1) * work.items)
     return min(MOST_OVERLAP, LEAST_OVERLAP + max(0.0, math.log2(steps) - 1) / 3)
 
 
@@ -221,20 +230,32 @@ def _by_time(found: Iterable[Choice]) -> list[Choice]:
     return sorted(found, key=lambda choice: float(f"{choice.seconds:.9g}"))
 
 
-def default_of(found: Iterable[Choice], device: Device) -> Choice:
-    """The tile to use among some that are in the order of strategies and search spaces.
+def moved(choice: Choice) -> int:
+    """Bytes that the launches of a tile move, those from the L2 cache included."""
+    return sum(launch.traffic + launch.cached for launch in choice.launches)
 
-    Of the tiles whose predicted time is within `NEAR_TIE` of the fastest, keep those that leave the fewest
-    multiprocessors idle; of these, keep those that move the fewest bytes, within `LEAN_ENOUGH`; return the fastest.
+
+def contenders(found: Iterable[Choice], device: Device) -> list[Choice]:
+    """The tiles that count as equally fast, by predicted time.
+
+    It is within `NEAR_TIE` of the fastest, and they leave the fewest multiprocessors idle.
     """
     ordered = _by_time(found)
     near = [choice for choice in ordered if choice.seconds <= NEAR_TIE * ordered[0].seconds]
     enough = int(BUSY_ENOUGH * device.multiprocessors)
     at_work = [min(busy(choice.launches, device), enough) for choice in near]
-    near = [choice for choice, count in zip(near, at_work, strict=True) if count == max(at_work)]
-    moved = [sum(launch.traffic + launch.cached for launch in choice.launches) for choice in near]
+    return [choice for choice, count in zip(near, at_work, strict=True) if count == max(at_work)]
+
+
+def default_of(found: Iterable[Choice], device: Device) -> Choice:
+    """The tile to use among some that are in the order of strategies and search spaces.
+
+    Of the `contenders`, keep those that move the fewest bytes, within `LEAN_ENOUGH`; return the fastest.
+    """
+    near = contenders(found, device)
     spare = LEAN_ENOUGH * near[0].seconds * ACHIEVABLE * device.bandwidth
-    return next(choice for choice, count in zip(near, moved, strict=True) if count <= min(moved) + spare)
+    least = min(map(moved, near))
+    return next(choice for choice in near if moved(choice) <= least + spare)
 
 
 def ranked(problem: Problem, strategies: Iterable[Strategy], device: Device) -> list[Choice]:

@@ -52,9 +52,9 @@ class Cost(NamedTuple):
     ----------
     of_pack, of_warp, of_round : float
         Instructions of a warp: for a pack per lane, once, and for a reduction.
-    start, phase, flight, round : float
-        Seconds that a block takes: once, for an exposed latency of memory, for a thread's loads in flight, and for a
-        reduction.
+    start, phase, flight, round, warp : float
+        Seconds that a block takes: once, for an exposed latency of memory, for a thread's loads in flight, for a
+        reduction, and for each of its warps, because the others wait for it at barriers.
     cycles : float
         Cycles from one instruction of a warp to its next, if nothing else delays them.
     """
@@ -66,6 +66,7 @@ class Cost(NamedTuple):
     phase: float
     flight: float
     round: float
+    warp: float
     cycles: float
 
 
@@ -101,8 +102,8 @@ def cost_of(kernel: str, kind: Kind) -> Cost:
     found = document.get(kernel, document[ANY])
     times = found["times"]
     *latencies, cycles = times[EVENNESS[kind.uneven]] if len(times) > 1 else next(iter(times.values()))
-    start, phase, flight, round_ = (microseconds * 1e-6 for microseconds in latencies)
-    return Cost(*instructions_for(found["instructions"], kind), start, phase, flight, round_, cycles)
+    start, phase, flight, round_, warp = (microseconds * 1e-6 for microseconds in latencies)
+    return Cost(*instructions_for(found["instructions"], kind), start, phase, flight, round_, warp, cycles)
 
 
 def instructions_for(counted: Mapping[str, Sequence[float]], kind: Kind) -> tuple[float, float, float]:

@@ -181,6 +181,12 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
 }
 
+// The rank of this block among the `blocks` consecutive blocks of its cluster that share a run or a slab.
+template <int blocks>
+__device__ __forceinline__ int slice_rank() {
+    return blocks > 1 ? static_cast<int>(cluster_rank()) % blocks : 0;
+}
+
 // The address in the block of that rank which corresponds to `address` in this block's dynamic shared memory. A block
 // may access another block's shared memory only between two barriers of the cluster: the other block must have started,
 // and must not have ended.

@@ -1,9 +1,8 @@
 // Folds the columns of a workspace: rows of partial results [rows, C] that the blocks of an earlier kernel stored.
 //
 // A block owns up to `columns` neighbouring columns and one slice of the rows. Its threads process the slice's rows
-// in turn, and their partial results are folded by halves. The reduction is therefore spread over slabs x slices
-// blocks, and its order is fixed by indices alone. If there are several slices, a second launch folds the rows that the
-// slices stored.
+// in turn, and their partial results are folded. The reduction is therefore spread over slabs x slices blocks, and its
+// order is fixed by indices alone. If there are several slices, a second launch folds the rows that the slices stored.
 #include "common/norm.cuh"
 
 // The shape of a launch's workspace, and the parts that its blocks fold.
@@ -14,22 +13,43 @@ struct Columns {
     __device__ __forceinline__ long long items() const { return slabs() * slices; }
 };
 
+// Folds the values of a column over the lanes of a warp. Neighbouring lanes hold neighbouring columns, `width` of them, a
+// power of two. The result is valid in the first `width` lanes. The whole warp calls.
+template <typename T, typename Merge>
+__device__ __forceinline__ T fold_lanes(T value, int width, Merge merge) {
+#pragma unroll
+    for (int distance = warp_size / 2; distance > 0; distance /= 2) {
+        if (distance >= width) {
+            value = merge(value, shuffle_xor(value, distance));
+        }
+    }
+    return value;
+}
+
 // Folds of(row, column) by merge(a, b) over the rows [begin, end), for those of `columns` columns that are below
 // `live`. `columns` is at most the number of threads. Calls emit(column, whole, ahead(column)) in one thread per
 // column. What ahead() loads is in flight together with the rows. If there are no rows, whole is T{}. `scratch` is in
-// shared memory, one T per thread.
+// shared memory, one T per thread. The whole block calls. A barrier must separate two calls.
+//
+// A thread processes every parts-th row of one column. Up to warp_size columns, the parts are folded by shuffles, with
+// one barrier for those of several warps.
 template <typename T, typename Of, typename Merge, typename Ahead, typename Emit>
 __device__ __forceinline__ void fold_rows(int columns, long long live, long long begin, long long end, T* scratch,
                                           Of of, Merge merge, Ahead ahead, Emit emit) {
-    const int parts = Tile::threads / columns;
-    const int part = threadIdx.x / columns, column = threadIdx.x - part * columns;
+    constexpr int rows_at_once = sizeof(T) <= 2 * sizeof(float) ? 8 : 4;  // as many as fit in registers
+    int width = 1;  // threads of a part: of up to warp_size columns, a power of two
+    while (width < columns && width < warp_size) {
+        width *= 2;
+    }
+    width = width < columns ? columns : width;
+    const int parts = Tile::threads / width;
+    const int part = threadIdx.x / width, column = threadIdx.x - part * width;
     T whole = {};
     decltype(ahead(column)) loaded = {};
     if (part == 0 && column < live) {
         loaded = ahead(column);
     }
-    if (part < parts && column < live) {
-        constexpr int rows_at_once = sizeof(T) <= 2 * sizeof(float) ? 8 : 4;  // as many as fit in registers
+    if (part < parts && column < columns && column < live) {
         for (long long row = begin + part; row < end; row += rows_at_once * parts) {
             T held[rows_at_once] = {};
 #pragma unroll
@@ -46,11 +66,28 @@ __device__ __forceinline__ void fold_rows(int columns, long long live, long long
             }
         }
     }
-    scratch[threadIdx.x] = whole;
-    __syncthreads();
-    fold_parts<1>(scratch, parts, columns, part, column, merge);
-    if (part == 0 && column < live) {
-        emit(column, scratch[column], loaded);  // own entry, and the next fold writes own entries: no barrier needed
+    if (width > warp_size) {
+        scratch[threadIdx.x] = whole;
+        __syncthreads();
+        fold_parts<1>(scratch, parts, width, part, column, merge);
+        whole = scratch[part == 0 ? column : 0];
+    } else {
+        whole = fold_lanes(whole, width, merge);
+        const int lane = threadIdx.x % warp_size, warps = (parts * width + warp_size - 1) / warp_size;
+        if (warps > 1) {
+            if (lane < width) {
+                scratch[threadIdx.x / warp_size * width + lane] = whole;
+            }
+            __syncthreads();
+            whole = T{};
+            for (int warp = lane / width; threadIdx.x < warp_size && warp < warps; warp += warp_size / width) {
+                whole = merge(whole, scratch[warp * width + column]);
+            }
+            whole = fold_lanes(whole, width, merge);
+        }
+    }
+    if (part == 0 && column < columns && column < live) {
+        emit(column, whole, loaded);
     }
 }
 
@@ -62,6 +99,7 @@ __device__ __forceinline__ void fold_wide(int columns, long long rows, T* scratc
         fold_rows(
             here, here, 0, rows, scratch, [&](long long row, int column) { return of(row, first + column); }, merge,
             [](int) { return 0; }, [&](int column, T whole, int) { emit(first + column, whole); });
+        __syncthreads();
     }
 }
 
@@ -80,6 +118,7 @@ __device__ __forceinline__ void fold_columns(const Columns& shape, T* scratch, O
             [&](long long row, int column) { return of(row, first + column); }, merge,
             [&](int column) { return ahead(first + column); },
             [&](int column, T whole, auto loaded) { emit(slice, first + column, whole, loaded); });
+        __syncthreads();
     }
 }
 

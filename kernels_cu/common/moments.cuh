@@ -69,12 +69,15 @@ __device__ __forceinline__ Moments merge(Moments a, Moments b) {
     return moved_by(count, a.mean, rest, multiply_add(delta, delta * (a.count * share), a.m2 + b.m2));
 }
 
+__device__ __forceinline__ Moments shuffle_xor(Moments value, int distance) {
+    return Moments{shuffle_xor(value.count, distance), shuffle_xor(value.mean, distance),
+                   shuffle_xor(value.rest, distance), shuffle_xor(value.m2, distance)};
+}
+
 // Merges the moments of `lanes` consecutive lanes. The result is valid in the first of them.
 __device__ __forceinline__ Moments lanes_merge(Moments value, int lanes) {
     for (int distance = 1; distance < lanes; distance *= 2) {
-        const Moments other = {shuffle_xor(value.count, distance), shuffle_xor(value.mean, distance),
-                               shuffle_xor(value.rest, distance), shuffle_xor(value.m2, distance)};
-        value = merge(value, other);
+        value = merge(value, shuffle_xor(value, distance));
     }
     return value;
 }

@@ -96,12 +96,16 @@ struct GroupRuns {
         return WeighedChannel{scale, ActivationGrad{Affine{found.mean, scale, beta_c}}};
     }
 
-    // `blocks` is the number of blocks of a team's cluster, 1 if there is no cluster.
-    template <int lanes, int blocks = 1>
+    // `blocks` is the number of blocks that share a group. If `samples` is greater than 1, it is N: a cluster has the
+    // blocks of all samples of a group, and adds up their parameter gradients.
+    template <int lanes, int blocks = 1, int samples = 1>
     __device__ __forceinline__ void run() const {
-        constexpr bool clustered = blocks > 1;
+        constexpr int cluster = blocks * samples;
+        constexpr bool clustered = cluster > 1;
         const int channels = this->channels(), length = channels * HxW;
-        const long long items = N * groups;
+        const int rank = slice_rank<cluster>();
+        const long long items = samples > 1 ? groups : N * groups;
+        const long long sample = rank / blocks * groups;  // of the items of this block, the first
         // With one channel per group, the group's sums without scale are dbeta and dgamma. The scale is multiplied in
         // after the team has summed.
         const bool alone = channels == 1;
@@ -112,17 +116,20 @@ struct GroupRuns {
         Team<lanes, blocks> team = {Team<lanes, blocks>::shared_scratch(offset)};
         const ChannelStride stride = Run<lanes>::stride(HxW);
         ChannelParts<lanes, blocks> parts = {nullptr, HxW};
-        Pair* slices = nullptr;  // [blocks, channels], in a cluster: sums of the channels that this block adds up
+        Pair* slices = nullptr;  // [cluster, channels]: sums of the channels that this block of a cluster adds up
         if (parted) {
             parts.parts =
                 shared_array<Pair>(offset, team.count * parts.size(channels)) + team.index() * parts.size(channels);
             if (clustered) {
-                slices = shared_array<Pair>(offset, blocks * channels);
+                slices = shared_array<Pair>(offset, cluster * channels);
             }
         }
-        for (long long first = static_cast<long long>(blockIdx.x / blocks) * team.count; first < items;
-             first += static_cast<long long>(gridDim.x / blocks) * team.count) {
-            const long long item = first + team.index();
+        for (long long first = static_cast<long long>(blockIdx.x / cluster) * team.count; first < items;
+             first += static_cast<long long>(gridDim.x / cluster) * team.count) {
+            if (samples > 1 && blocks == 1) {
+                cluster_arrive_relaxed();  // this block has started, and has read the slices of its last item
+            }
+            const long long item = (samples > 1 ? sample : 0) + first + team.index();
             const bool live = team.count == 1 || item < items;
             const Run<lanes, blocks> run(dy, item, length, live, true);
             Pack<data_t> held_dy[Tile::packs_per_thread], held_x[Tile::packs_per_thread];
@@ -177,11 +184,15 @@ struct GroupRuns {
                 }
                 sums = Pair{scale_alone * sums.first, scale_alone * sums.second};
             }
+            if (samples > 1 && blocks == 1) {
+                cluster_wait();  // otherwise the sum over the team contains a barrier of the cluster
+            }
             if (parted && clustered) {
                 parts.each_sum(run, channels, [&](int channel, Pair of_slice) {
-                    *cluster_map(slices + team.rank() * channels + channel, channel % blocks) = of_slice;
-                    cluster_fence();  // only by the lane that writes
+                    of_slice.second *= found.rstd;
+                    *cluster_map(slices + rank * channels + channel, channel % cluster) = of_slice;
                 });
+                cluster_fence();
             }
             if (clustered) {
                 cluster_arrive_relaxed();  // the sums of this slice are written, and those of the group are read
@@ -196,14 +207,9 @@ struct GroupRuns {
                 cluster_wait();
             }
             if (parted && clustered) {
-                for (int channel = team.rank() + blocks * team.lane(); channel < channels; channel += blocks * lanes) {
-                    const int span = run.slice(length + run.ahead), begin = channel * HxW + run.ahead;
-                    Pair of_channel = {};
-                    for (int slice = begin / span; slice <= (begin + HxW - 1) / span; ++slice) {
-                        of_channel = of_channel + slices[slice * channels + channel];
-                    }
-                    of_channel.second *= found.rstd;
-                    parameters.store_channel(row, first_channel + channel, of_channel);
+                for (int channel = rank + cluster * team.lane(); channel < channels; channel += cluster * lanes) {
+                    parameters.store_channel(row, first_channel + channel,
+                                             of_slices<lanes, blocks, samples>(slices, run, group, channel));
                 }
                 team.meet();
             } else if (parted) {  // after dx, which does not need these sums
@@ -220,6 +226,24 @@ struct GroupRuns {
     }
 
 private:
+    // The sum of slices[rank, channel] over the slices of all samples of the cluster that have elements of the channel.
+    // The positions of a sample's slices depend on the alignment of its group.
+    template <int lanes, int blocks, int samples>
+    __device__ __forceinline__ Pair of_slices(const Pair* slices, const Run<lanes, blocks>& run, long long group,
+                                              int channel) const {
+        const int channels = this->channels(), length = channels * HxW;
+        Pair sums = {};
+        for (int n = 0; n < samples; ++n) {
+            const int ahead =
+                samples == 1 ? run.ahead : Run<lanes, blocks>(dy, n * groups + group, length, true, true).ahead;
+            const int span = run.slice(length + ahead), begin = channel * HxW + ahead;
+            const int first = blocks == 1 ? 0 : begin / span, last = blocks == 1 ? 0 : (begin + HxW - 1) / span;
+            for (int slice = first; slice <= last; ++slice) {
+                sums = sums + slices[(n * blocks + slice) * channels + channel];
+            }
+        }
+        return sums;
+    }
     // Writes dx. The scale of `linear` is each channel's own.
     template <int lanes, int blocks>
     __device__ __forceinline__ void write(const Run<lanes, blocks>& run,

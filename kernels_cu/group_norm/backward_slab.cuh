@@ -94,15 +94,17 @@ struct GroupSlabs {
     long long N, C, HxW, groups, slab_groups;
     long long piece_packs;  // packs of the largest piece
 
-    // Processes slabs, with the `pieces` blocks of a cluster for each. `pieces` is 1 if there is no cluster.
-    template <int pieces>
+    // Processes slabs, with `pieces` blocks for each. If `samples` is greater than 1, it is N: a cluster has the blocks
+    // of all samples of a slab, and adds up their parameter gradients.
+    template <int pieces, int samples = 1>
     __device__ __forceinline__ void run() const {
         const int group_channels = static_cast<int>(C / groups), own_groups = static_cast<int>(slab_groups);
         const int channels = own_groups * group_channels;
         const acc_t length = acc_t(group_channels) * acc_t(HxW);
         const long long slabs = groups / slab_groups;
-        constexpr bool clustered = pieces > 1;
-        const int rank = clustered ? static_cast<int>(cluster_rank()) : 0;
+        constexpr int cluster = pieces * samples;
+        constexpr bool clustered = cluster > 1;
+        const int rank = slice_rank<cluster>(), piece = rank % pieces;
         int offset = 0;
         mbarrier_t* const barriers = StagedSlab<2>::shared_barriers(offset);
         const ChannelArray<Pair> totals = channel_array<Pair>(offset, channels);
@@ -115,11 +117,12 @@ struct GroupSlabs {
         Pair* const partials = shared_array<Pair>(offset, Tile::partial_sums);
         __syncthreads();  // the mbarriers are initialised
         unsigned parity = 0;
-        for (long long item = blockIdx.x / pieces; item < N * slabs; item += gridDim.x / pieces) {
-            const long long n = item / slabs, first_group = (item - n * slabs) * slab_groups;
+        for (long long item = blockIdx.x / cluster; item < N / samples * slabs; item += gridDim.x / cluster) {
+            const long long n = samples > 1 ? rank / pieces : item / slabs;
+            const long long first_group = (samples > 1 ? item : item - n * slabs) * slab_groups;
             const long long first_channel = first_group * group_channels;
-            const slab_t slab(dy, n, C, first_channel, channels, static_cast<int>(HxW), rank,
-                              clustered ? static_cast<int>(piece_packs) : 0);
+            const slab_t slab(dy, n, C, first_channel, channels, static_cast<int>(HxW), piece,
+                              pieces > 1 ? static_cast<int>(piece_packs) : 0);
             const StagedSlab<2> copies = {{dy, x}, {staged_dy, staged_x}, barriers, parity};
             copies.issue(slab);
             parity ^= 1;
@@ -140,23 +143,29 @@ struct GroupSlabs {
 
             if (clustered) {
                 cluster_arrive();
+            }
+            if (pieces > 1) {
                 cluster_wait();  // the totals of every block are complete
             } else {
                 __syncthreads();
             }
-            for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
+            const auto of_pieces = [&](int first, int channel) {  // `first` is the rank of the sample's first block
                 Pair sums = {};
-                for (int piece = 0; piece < pieces; ++piece) {
-                    sums = sums + (clustered ? *cluster_map(&totals[channel], piece) : totals[channel]);
+                for (int k = 0; k < pieces; ++k) {
+                    sums = sums + *cluster_map(&totals[channel], first + k);
                 }
+                return sums;
+            };
+            for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
                 const SlabChannel k = of_channel[channel];
+                Pair sums = pieces > 1 ? of_pieces(rank - piece, channel) : totals[channel];
                 sums.second *= of_group[k.group].rstd;
-                if (rank == 0) {
+                if (samples == 1 && piece == 0) {
                     parameters.store_channel(n, first_channel + channel, sums);
                 }
                 whole[channel] = Pair{k.gamma * sums.first, k.gamma * sums.second};
             }
-            if (clustered) {
+            if (clustered && samples == 1) {
                 cluster_arrive();  // this block has read the other blocks' totals
             }
             if (dx != nullptr) {
@@ -180,6 +189,22 @@ struct GroupSlabs {
                         const acc_t v = widen(held.x.get(i));
                         return input_gradient(of.activation_grad(widen(held.dy.get(i)), v), v, of.k);
                     });
+            }
+            if (samples > 1) {
+                if (pieces == 1) {
+                    cluster_wait();  // the totals of every block are complete
+                }
+                for (int channel = rank + cluster * threadIdx.x; channel < channels;
+                     channel += cluster * Tile::threads) {
+                    Pair sums = {};
+                    for (int k = 0; k < samples; ++k) {
+                        Pair of_sample = of_pieces(k * pieces, channel);
+                        of_sample.second *= widen(load(rstd, k * groups + first_group + of_channel[channel].group));
+                        sums = sums + of_sample;
+                    }
+                    parameters.store_channel(0, first_channel + channel, sums);
+                }
+                cluster_arrive_relaxed();  // this block has read the other blocks' totals
             }
             if (clustered) {
                 cluster_wait();  // the other blocks have read this block's totals

@@ -1,5 +1,6 @@
 // LayerNorm backward of rows that a team holds in registers (forward_rows.cuh): dx, and the sums of the team's columns over all
-// its rows.
+// its rows. If Tile::staged_rows is not 0, that many rows of a team are in shared memory instead.
+#include "common/async.cuh"
 #include "partition/column_sums.cuh"
 #include "partition/forward_rows.cuh"
 
@@ -100,19 +101,156 @@ struct KeptSums {
     }
 };
 
+// The arrays that a backward reads row by row.
+struct RowArrays {
+    const data_t* dy;
+    const data_t* x;
+    const stat_t* mean;
+    const stat_t* rstd;
+};
+
+// The rows of a team: every `teams`-th row from its first one on. They begin `step` elements apart.
+struct RowWalk {
+    long long rows, teams, step;
+};
+
 // A row of dy and x whose loads may still be in flight.
 template <int lanes, int blocks>
 struct RowOfBoth {
     Pack<data_t> dy[Tile::packs_per_thread], x[Tile::packs_per_thread];
     stat_t mean, rstd;  // in their storage type: a conversion here would wait for the loads
 
-    __device__ __forceinline__ void load_from(const data_t* dy_, const data_t* x_, const stat_t* mean_,
-                                              const stat_t* rstd_, long long row, const Run<lanes, blocks>& run) {
+    __device__ __forceinline__ void load_from(const RowArrays& from, long long row, const Run<lanes, blocks>& run) {
         if (run.live) {
-            run.load_both(dy_, x_, dy, x);
-            mean = load(mean_, row);
-            rstd = load(rstd_, row);
+            run.load_both(from.dy, from.x, dy, x);
+            mean = load(from.mean, row);
+            rstd = load(from.rstd, row);
         }
+    }
+};
+
+// A team's present row, in registers, and the next row if Tile::reads_ahead.
+template <int lanes, int blocks, bool staged>
+struct TeamRows {
+    typedef Run<lanes, blocks> run_t;
+    static constexpr int shared_packs = 0;
+    RowArrays from;
+    RowOfBoth<lanes, blocks> present, next;
+
+    __device__ __forceinline__ TeamRows(const RowArrays& from_, Pack<data_t>*) : from(from_) {}
+    // Loads the first row, which is row `row` of the arrays.
+    __device__ __forceinline__ void begin(const run_t& run, long long row, const RowWalk&) {
+        next.load_from(from, row, run);
+    }
+    // Makes row `row` the present one. `behind` is the next one. The loads of the present row all end here: otherwise its
+    // first use would also wait for those of the next row, because loads share their few scoreboards.
+    __device__ __forceinline__ void advance(const run_t&, const run_t& behind, long long row, const RowWalk& walk) {
+        present = next;
+        if (Tile::reads_ahead) {
+            next.load_from(from, row + walk.teams, behind);
+        }
+    }
+    // Called after the use of row `row`.
+    __device__ __forceinline__ void leave(const run_t& behind, long long row, const RowWalk& walk) {
+        if (!Tile::reads_ahead) {
+            next.load_from(from, row + walk.teams, behind);
+        }
+    }
+    __device__ __forceinline__ acc_t mean() const { return widen(present.mean); }
+    __device__ __forceinline__ acc_t rstd() const { return widen(present.rstd); }
+    __device__ __forceinline__ Pack<data_t> dy(int k) const { return present.dy[k]; }
+    __device__ __forceinline__ Pack<data_t> x(int k) const { return present.x[k]; }
+    // Between two uses: the packs stay in registers in their storage type, and are widened again.
+    __device__ __forceinline__ void narrow_again() {
+        make_opaque(present.dy);
+        make_opaque(present.x);
+    }
+};
+
+// The same in shared memory: the present row, and the next Tile::staged_rows - 1 rows, whose copies may be in flight. So
+// memory is busy while a team waits for its sums, and the registers of a row are free. A lane copies and reads its own
+// packs only: no barrier is needed.
+template <int lanes, int blocks>
+struct TeamRows<lanes, blocks, true> {
+    typedef Run<lanes, blocks> run_t;
+    static constexpr int rows = Tile::staged_rows, last = rows - 1;
+    static constexpr int row_packs = 2 * Tile::packs_per_thread * Tile::threads;  // of dy and x of a row, all lanes
+    static constexpr int shared_packs = rows * row_packs;
+    RowArrays from;
+    Pack<data_t>* own;  // the first of this lane's packs, which are Tile::threads apart
+    int present;        // index of the present row's first pack
+    stat_t present_mean, present_rstd, next_mean, next_rstd;
+
+    __device__ __forceinline__ TeamRows(const RowArrays& from_, Pack<data_t>* shared)
+        : from(from_), own(shared + threadIdx.x), present(0) {}
+    __device__ __forceinline__ void begin(const run_t& run, long long row, const RowWalk& walk) {
+        present = 0;
+        if (run.live) {
+            next_mean = load(from.mean, row);
+            next_rstd = load(from.rstd, row);
+        }
+#pragma unroll
+        for (int ahead = 0; ahead < rows; ++ahead) {
+#pragma unroll
+            for (int k = 0; k < Tile::packs_per_thread; ++k) {  // packs beyond the row read as zeros
+                if (run.first(k) >= run.columns) {
+                    *dy_at(ahead * row_packs, k) = Pack<data_t>{};
+                }
+                if (run.first(k) >= run.columns || from.x == nullptr) {
+                    *x_at(ahead * row_packs, k) = Pack<data_t>{};
+                }
+            }
+            if (ahead < last) {
+                issue(ahead * row_packs, run.behind(ahead * walk.step, row + ahead * walk.teams < walk.rows));
+            }
+        }
+    }
+    __device__ __forceinline__ void advance(const run_t& run, const run_t& behind, long long row, const RowWalk& walk) {
+        present_mean = next_mean;
+        present_rstd = next_rstd;
+        if (behind.live) {
+            next_mean = load(from.mean, row + walk.teams);
+            next_rstd = load(from.rstd, row + walk.teams);
+        }
+        // In the place of the row before, whose packs have all been used.
+        issue(present == 0 ? last * row_packs : present - row_packs,
+              run.behind(last * walk.step, row + last * walk.teams < walk.rows));
+        copy_async_wait<last>();
+    }
+    __device__ __forceinline__ void leave(const run_t&, long long, const RowWalk&) {
+        present = present == last * row_packs ? 0 : present + row_packs;
+    }
+    __device__ __forceinline__ acc_t mean() const { return widen(present_mean); }
+    __device__ __forceinline__ acc_t rstd() const { return widen(present_rstd); }
+    __device__ __forceinline__ Pack<data_t> dy(int k) const { return *dy_at(present, k); }
+    __device__ __forceinline__ Pack<data_t> x(int k) const { return *x_at(present, k); }
+    __device__ __forceinline__ void narrow_again() { make_opaque(present); }  // read again: registers are scarce
+
+private:
+    __device__ __forceinline__ Pack<data_t>* dy_at(int row, int k) const { return own + row + k * Tile::threads; }
+    __device__ __forceinline__ Pack<data_t>* x_at(int row, int k) const {
+        return own + row + (Tile::packs_per_thread + k) * Tile::threads;
+    }
+    // Packs that are not whole, or not at multiples of 16 bytes, are loaded at once.
+    __device__ __forceinline__ void copy(const data_t* array, Pack<data_t>* to, const run_t& run, int k, bool plain) {
+        if (!plain) {
+            *to = load_pack_of(array, run.start, run.first(k), run.columns, plain);
+        } else if (run.first(k) < run.columns) {
+            copy_async(to, array + run.start + run.first(k));
+        }
+    }
+    __device__ __forceinline__ void issue(int into, const run_t& run) {
+        if (run.live) {
+            const bool plain_dy = run.is_plain(from.dy), plain_x = run.is_plain(from.x);
+#pragma unroll
+            for (int k = 0; k < Tile::packs_per_thread; ++k) {
+                copy(from.dy, dy_at(into, k), run, k, plain_dy);
+                if (from.x != nullptr) {
+                    copy(from.x, x_at(into, k), run, k, plain_x);
+                }
+            }
+        }
+        copy_async_commit();
     }
 };
 
@@ -153,6 +291,10 @@ struct RowGradients {
         kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * SpreadColumnSums::size(columns) : 0);
         const run_t first_row(dy, 0, length, true, rows_may_shift(rows, teams, length));  // see normalise_rows
         Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
+        constexpr bool staged = Tile::staged_rows > 0;
+        typedef TeamRows<lanes, blocks, staged> rows_t;
+        Pack<data_t>* const staged_packs = shared_array<Pack<data_t>>(offset, rows_t::shared_packs);
+        const RowWalk walk = {rows, teams, teams * length};
         const long long first_item = blockIdx.x / blocks;
         // The parameter is copied while the first row is on its way. A cluster has no registers for that row meanwhile.
         constexpr bool copies_first = blocks > 1;
@@ -163,8 +305,8 @@ struct RowGradients {
         for (long long item = first_item; item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
             run_t run(dy, own, length, own < rows, rows_may_shift(rows, teams, length));
-            RowOfBoth<lanes, blocks> held, next;
-            held.load_from(dy, x, mean, rstd, own, run);
+            rows_t held(RowArrays{dy, x, mean, rstd}, staged_packs);
+            held.begin(run, own, walk);
             if (wanted) {
                 kept.clear();
             }
@@ -180,21 +322,15 @@ struct RowGradients {
             for (long long first = 0; first < rows; first += teams) {
                 const long long row = first + own;
                 run.recompute();
-                const run_t run_behind = run.behind(teams * length, row + teams < rows);
-                if (Tile::reads_ahead) {
-                    next.load_from(dy, x, mean, rstd, row + teams, run_behind);
-                }
+                const run_t run_behind = run.behind(walk.step, row + teams < rows);
+                held.advance(run, run_behind, row, walk);
                 one_row(team, run, held, weights, offsets, [&](int k, int i, acc_t gradient, acc_t xhat) {
                     if (wanted) {
                         kept.add(run, k, i, gradient, xhat);
                     }
                 });
                 run = run_behind;
-                if (Tile::reads_ahead) {
-                    held = next;
-                } else {
-                    held.load_from(dy, x, mean, rstd, row + teams, run);
-                }
+                held.leave(run, row, walk);
             }
             if (!wanted) {
                 continue;
@@ -234,16 +370,15 @@ struct RowGradients {
 private:
     // Computes dx of a row, and calls keep(k, i, gradient, xhat) for each element of the lane's packs. `gradient` is the
     // one with respect to the normalised element: dy if there is no activation.
-    template <int lanes, int blocks, bool grouped, typename Keep>
+    template <int lanes, int blocks, bool grouped, bool staged, typename Keep>
     __device__ __forceinline__ void one_row(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
-                                            RowOfBoth<lanes, blocks>& held,
+                                            TeamRows<lanes, blocks, staged>& held,
                                             RowParameters<gamma_t, lanes, blocks, grouped>& weights,
                                             RowParameters<beta_t, lanes, blocks, grouped>& offsets, Keep keep) const {
-        const acc_t mean_of_row = widen(held.mean), rstd_of_row = widen(held.rstd);
-        // The gradient with respect to the normalised i-th element of the k-th pack.
-        const auto activation_grad = [&](int k, int i, acc_t weight, acc_t offset) {
-            const Affine affine = {mean_of_row, rstd_of_row * weight, offset};
-            return ActivationGrad{affine}(widen(held.dy[k].get(i)), widen(held.x[k].get(i)));
+        const acc_t mean_of_row = held.mean(), rstd_of_row = held.rstd();
+        // The gradient with respect to the normalised element.
+        const auto activation_grad = [&](acc_t gradient, acc_t value, acc_t weight, acc_t offset) {
+            return ActivationGrad{Affine{mean_of_row, rstd_of_row * weight, offset}}(gradient, value);
         };
         Pair sums = {};
         weights.narrow_again();
@@ -253,16 +388,18 @@ private:
         const auto add_pack = [&](int k) {
             const ParameterPack<gamma_t> weight = weights.of(run, k);
             const ParameterPack<beta_t> offset = offsets.of(run, k);
+            const Pack<data_t> pack_dy = held.dy(k), pack_x = held.x(k);
             const auto inside = run.inside(k);
             Pair of_pack = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 // Elements outside the row read as zeros. Without inside(i) they would contribute only if the mean is
                 // infinite, or if there is an activation and the mean is infinite in units of rstd.
-                const acc_t gradient =
-                    is_identity || inside(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);
-                const acc_t xhat =
-                    x != nullptr && inside(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);
+                const acc_t value = widen(pack_x.get(i));
+                const acc_t gradient = is_identity || inside(i)
+                                           ? activation_grad(widen(pack_dy.get(i)), value, weight.of(i), offset.of(i))
+                                           : acc_t(0);
+                const acc_t xhat = x != nullptr && inside(i) ? (value - mean_of_row) * rstd_of_row : acc_t(0);
                 of_pack = with_product(of_pack, weight.of(i) * gradient, xhat);
                 keep(k, i, gradient, xhat);
             }
@@ -295,8 +432,7 @@ private:
         LinearGradient linear = linear_gradient(
             Coefficients{acc_t(1), mean_of_row, rstd_of_row, sums.first * inverse, sums.second * inverse});
         const bool plain = run.is_plain(dx);
-        make_opaque(held.dy);
-        make_opaque(held.x);
+        held.narrow_again();
         weights.narrow_again();
         if (!is_identity) {
             offsets.narrow_again();
@@ -311,12 +447,14 @@ private:
                 next_weight = weights.of(run, k + 1);
                 next_offset = offsets.of(run, k + 1);
             }
+            const Pack<data_t> pack_dy = held.dy(k), pack_x = held.x(k);
             acc_t out[pack_size];
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 linear.scale = rstd_of_row * weight.of(i);
-                const acc_t gradient = activation_grad(k, i, weight.of(i), offset.of(i));
-                out[i] = input_gradient(gradient, widen(held.x[k].get(i)), linear);
+                const acc_t value = widen(pack_x.get(i));
+                const acc_t gradient = activation_grad(widen(pack_dy.get(i)), value, weight.of(i), offset.of(i));
+                out[i] = input_gradient(gradient, value, linear);
             }
             store_pack_of(dx, run.start, run.first(k), run.columns, narrow_pack<data_t>(out), plain);
         }

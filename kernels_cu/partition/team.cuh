@@ -54,7 +54,7 @@ struct Team {
         assume(lane >= 0 && lane < lanes);  // the compiler drops the remainder if lanes is the size of the block
         return lane;
     }
-    static __device__ __forceinline__ int rank() { return blocks > 1 ? static_cast<int>(cluster_rank()) : 0; }
+    static __device__ __forceinline__ int rank() { return slice_rank<blocks>(); }
     static __device__ __forceinline__ Pair* shared_scratch(int& offset) {
         return of_block ? shared_array<Pair>(offset, scratch_size) : nullptr;
     }
@@ -83,8 +83,9 @@ struct Team {
         }
         cluster_arrive_relaxed();
         cluster_wait();
-        const int other = threadIdx.x % warp_size;  // each lane reads the sum of one block
-        return warp_sum(other < blocks ? *cluster_map(published, other) : Pair{});
+        const int other = threadIdx.x % warp_size;                    // each lane reads the sum of one block
+        const int first = static_cast<int>(cluster_rank()) - rank();  // a cluster may have several teams' blocks
+        return warp_sum(other < blocks ? *cluster_map(published, first + other) : Pair{});
     }
     // Returns the value of the team's first lane to all its lanes, for teams within a warp. The whole warp calls.
     static __device__ __forceinline__ acc_t of_first_lane(acc_t value) {
@@ -125,7 +126,7 @@ struct Run {
             columns = whole;
             shift = ahead;
         } else {
-            const int rank = static_cast<int>(cluster_rank()), span = slice(whole + ahead);
+            const int rank = slice_rank<blocks>(), span = slice(whole + ahead);
             from = rank == 0 ? 0 : rank * span - ahead;
             const int end = (rank + 1) * span - ahead < whole ? (rank + 1) * span - ahead : whole;
             // The host ensures that each block has at least one. Of equal slices the compiler knows the length.

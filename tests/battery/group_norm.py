@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 from tests.battery.case import ALL_OFF, FAR, INFINITE, MASKS, MIXED, NO_PARAMETERS, SAME_OFF, Case, Named, masked
 
@@ -151,6 +152,38 @@ GROUP_CLUSTER_REGISTERS: Named = {
     "slices: NaN in a neighbour": {"shape": (2, 6, 25), "groups": 3, "nan": (0, 2, 4)},
     "slices: 16 bits": {"shape": (2, 6, 65), "groups": 2, "shifts": ALL_OFF, **MIXED},
 }
+#: For clusters that have the blocks of both samples of a group.
+GROUP_CLUSTER_SAMPLES: Named = {
+    "samples: a channel in several packs": {"shape": (2, 6, 35), "groups": 2},
+    "samples: misaligned alike": {"shape": (2, 6, 37), "groups": 2, "shifts": SAME_OFF},
+    "samples: each array misaligned differently": {"shape": (2, 6, 37), "groups": 2, "shifts": ALL_OFF},
+    "samples: channels within packs": {"shape": (2, 60, 2), "groups": 2, "shifts": ALL_OFF},
+    "samples: whole packs": {"shape": (2, 6, 32), "groups": 2},
+    "samples: one cluster for all": {"shape": (2, 12, 20), "groups": 4, "grid": 4},
+    "samples: in place": {"shape": (2, 5, 37), "groups": 1, "in_place": True},
+    "samples: no parameters": {"shape": (2, 6, 18), "groups": 2, **NO_PARAMETERS},
+    "samples: a constant far from zero": {"shape": (2, 4, 90), "groups": 2, **FAR},
+    "samples: an infinite mean": {"shape": (2, 6, 35), "groups": 2, **INFINITE},
+    "samples: NaN in a neighbour": {"shape": (2, 6, 25), "groups": 3, "nan": (0, 2, 4)},
+    "samples: dgamma alone": {"shape": (2, 6, 35), "groups": 2, **MASKS["dgamma alone"]},
+    "samples: dbeta alone": {"shape": (2, 6, 35), "groups": 2, **MASKS["dbeta alone"]},
+    "samples: no dx": {"shape": (2, 6, 35), "groups": 2, **MASKS["no dx"]},
+    "samples: 16 bits": {"shape": (2, 6, 65), "groups": 2, "shifts": ALL_OFF, **MIXED},
+}
+#: The same for slabs in shared memory, of several groups, and channels-last.
+GROUP_SLAB_SAMPLES: Named = {
+    "samples: channels of one element": {"shape": (2, 180), "groups": 2},
+    "samples: a group per channel": {"shape": (2, 4, 131), "groups": 4, "slab": 2, "shifts": ALL_OFF},
+    "samples: more channels than threads": {"shape": (2, 280, 2), "groups": 2, "slab": 2},
+    "samples: slabs of two groups": {"shape": (2, 12, 11), "groups": 4, "slab": 2, "grid": 4},
+}
+GROUP_SAMPLES_LAST: Named = {
+    "samples: odd rows": {"shape": (2, 5, 6), "groups": 2, "shifts": ALL_OFF},
+    "samples: more channels than threads": {"shape": (2, 3, 140), "groups": 2, "slab": 2},
+    "samples: one cluster for all": {"shape": (2, 9, 12), "groups": 3, "grid": 4},
+    "samples: in place": {"shape": (2, 37, 20), "groups": 2, "in_place": True},
+    "samples: no parameters": {"shape": (2, 5, 6), "groups": 2, **NO_PARAMETERS},
+}
 GROUP_GRID: Named = {
     "short last chunks and tiles": {"shape": (2, 6, 35), "groups": 2, "shifts": SAME_OFF},
     "chunks shorter than a pack": {"shape": (2, 3, 7), "groups": 3, "chunk": 3, "shifts": ALL_OFF},
@@ -208,6 +241,14 @@ def _warp_cases(op: str) -> Iterator[Case]:
     yield from _made(op, "warp", many, threads=64, lanes=8, packs_per_thread=2, samples_per_team=2)
 
 
+def _register_cases(op: str) -> Iterator[Case]:
+    held = dict(GROUP_BLOCK_REGISTERS)
+    if op.endswith("backward"):
+        held["an infinite mean"] = {"shape": (2, 6, 35), "groups": 2, **INFINITE}
+        held |= masked(held, "channels end within packs", "one channel per group, misaligned")
+    yield from _made(op, "block", held, threads=64, stages=1, load="registers", packs_per_thread=2)
+
+
 def group_norm_cases(op: str) -> Iterator[Case]:
     backward = op.endswith("backward")
 
@@ -254,17 +295,33 @@ def group_norm_cases(op: str) -> Iterator[Case]:
         }
     yield from made("block", block, threads=64, stages=2, load="cp_async", packs_per_thread=1)
     yield from made("block", GROUP_BLOCK_BULK, threads=64, stages=2, load="bulk", packs_per_thread=1)
-    held = dict(GROUP_BLOCK_REGISTERS)
-    if backward:
-        held["an infinite mean"] = {"shape": (2, 6, 35), "groups": 2, **INFINITE}
-        held |= masked(held, "channels end within packs", "one channel per group, misaligned")
-    yield from made("block", held, threads=64, stages=1, load="registers", packs_per_thread=2)
+    yield from _register_cases(op)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)
-    yield from made("cluster", cluster, threads=64, stages=2, load="bulk", cluster=2)
+    one = {"cluster": 2, **({"samples": 1} if backward else {})}
+    yield from made("cluster", cluster, threads=64, stages=2, load="bulk", **one)
     slices = dict(GROUP_CLUSTER_REGISTERS)
     if backward:
         slices["slices: an infinite mean"] = {"shape": (2, 6, 35), "groups": 2, **INFINITE}
         slices |= masked(slices, "slices: a channel in both", "slices: one channel per group, misaligned")
-    yield from made("cluster", slices, threads=64, stages=1, load="registers", cluster=2)
-    yield from made("cluster", last, threads=64, stages=2, load="cp_async", cluster=2)
+    yield from made("cluster", slices, threads=64, stages=1, load="registers", **one)
+    yield from made("cluster", last, threads=64, stages=2, load="cp_async", **one)
+    yield from _of_samples(op)
+
+
+def _of_samples(op: str) -> Iterator[Case]:
+    """Clusters that have the blocks of all samples, for the sums of a backward: one block or two for each."""
+    if op == "group_norm":
+        return
+    slabs = GROUP_CLUSTER_SAMPLES | GROUP_SLAB_SAMPLES
+    last = {f"NHWC: {label}": {"last": True, **facts} for label, facts in GROUP_SAMPLES_LAST.items()}
+    four = {"shape": (4, 6, 37), "groups": 2}
+    for cluster in (2, 4):
+        tile: dict[str, Any] = {"threads": 64, "cluster": cluster, "samples": 2}
+
+        yield from _made(op, "cluster", GROUP_CLUSTER_SAMPLES, stages=1, load="registers", **tile)
+        yield from _made(op, "cluster", slabs, stages=2, load="bulk", **tile)
+        yield from _made(op, "cluster", last, stages=2, load="cp_async", **tile)
+    for cluster in (4, 8):
+        fields = {"threads": 64, "cluster": cluster, "samples": 4, "stages": 1, "load": "registers"}
+        yield from _made(op, "cluster", {f"samples: four, in a cluster of {cluster}": four}, **fields)

@@ -54,6 +54,8 @@ OF_MERGED = (
     "every alignment", "each array misaligned differently", "in place", "no parameters", "16 bits", "whole packs",
     "rows of one element", "an infinite mean",
 )  # fmt: skip
+#: Problems for staged rows whose sums of columns are in shared memory too.
+OF_STAGED_SUMS = ("staged: misaligned alike", "staged: one block for all", "staged: in place", "staged: whole packs")
 #: Problems for teams of `grid` that have several warps, and several packs per lane.
 OF_WIDE_TEAMS = (
     "slabs, the last one short", "every alignment of slabs", "one block for all slabs", "slabs in place",
@@ -71,6 +73,29 @@ CLUSTER_TEAMS: Named = {
     "teams with slices of a constant far from zero": {"shape": (3, 60), **FAR},
     "teams with slices without parameters": {"shape": (3, 28), **NO_PARAMETERS},
     "teams with slices of 16 bits": {"shape": (11, 72), "shifts": ALL_OFF, **MIXED},
+}
+LAST_SLICES: Named = {
+    "a last slice of one element": {"shape": (9, 49)},
+    "slices of many packs": {"shape": (9, 49), "shifts": ALL_OFF},
+}
+#: Problems for rows in shared memory, which consist of whole packs.
+LAYER_STAGED: Named = {
+    "staged: whole packs": {"shape": (5, 16)},
+    "staged: fewer rows than stages": {"shape": (1, 16)},
+    "staged: rows that all lanes hold": {"shape": (9, 64)},
+    "staged: misaligned alike": {"shape": (21, 44), "shifts": SAME_OFF},
+    "staged: each array misaligned differently": {"shape": (11, 28), "shifts": ALL_OFF},
+    "staged: only x misaligned": {"shape": (11, 28), "shifts": {"x": 1}},
+    "staged: two blocks for all": {"shape": (70, 8), "grid": 2},
+    "staged: one block for all": {"shape": (45, 36), "grid": 1},
+    "staged: many rows per team": {"shape": (90, 12), "rows_per_team": 100, "grid": 1},
+    "staged: in place": {"shape": (9, 28), "in_place": True},
+    "staged: a constant far from zero": {"shape": (3, 60), **FAR},
+    "staged: no parameters": {"shape": (3, 28), **NO_PARAMETERS},
+    "staged: an infinite mean": {"shape": (5, 28), **INFINITE},
+    "staged: NaN in another row": {"shape": (9, 20), "nan": (2, 7)},
+    "staged: 16 bits": {"shape": (11, 72), "shifts": ALL_OFF, **MIXED},
+    "staged: 16 bits, aligned": {"shape": (11, 72), **MIXED},
 }
 LAYER_SPLIT: Named = {
     "strips and a tail": {"shape": (9, 300), "shifts": SAME_OFF},
@@ -131,13 +156,28 @@ def _grid_cases(op: str) -> Iterator[Case]:
     yield from _made(op, "grid", wide, threads=256, lanes=64, packs_per_thread=2, slabs=2, smem_kib=136)
 
 
+def _staged_cases(op: str, **rows: int) -> Iterator[Case]:
+    staged = LAYER_STAGED | masked(LAYER_STAGED, "staged: misaligned alike", "staged: two blocks for all")
+    in_memory = {f"sums in memory, {label}": staged[label] for label in OF_STAGED_SUMS}
+    of_teams = {f"teams, {label}": facts for label, facts in staged.items() if "constant" not in label}
+    yield from _made(op, "warp", staged, threads=64, lanes=8, packs_per_thread=2, stages=2, **rows)
+    yield from _made(op, "warp", in_memory, threads=64, lanes=4, packs_per_thread=16, stages=3, **rows)
+    yield from _made(
+        op, "block", staged, threads=64, packs_per_thread=1, cluster=1, stages=3, teams_per_block=1, **rows
+    )
+    yield from _made(
+        op, "block", of_teams, threads=128, packs_per_thread=1, cluster=1, stages=2, teams_per_block=2, **rows
+    )
+
+
 def layer_norm_cases(op: str) -> Iterator[Case]:
     backward = op.endswith("backward")
     rows = {"rows_per_team": 4}
 
     made = functools.partial(_made, op)
     warp, block, split, cluster = dict(LAYER), LAYER | LAYER_LONG, LAYER | LAYER_SPLIT, dict(LAYER_CLUSTER)
-    one = {"cluster": 1} if backward else {}
+    held = {"stages": 1} if backward else {}
+    one = {"cluster": 1, **held} if backward else {}
     alone, pair = {"teams_per_block": 1}, {"teams_per_block": 2}
     teams = {f"teams: {label}": block[label] for label in OF_TEAMS}
     cluster_teams = dict(CLUSTER_TEAMS)
@@ -161,16 +201,17 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
             named["an infinite mean"] = {"shape": (5, length), **INFINITE}
         in_memory = {label: facts for label, facts in warp.items() if "dtype" not in facts}
         in_memory["as many elements as the team holds"] = {"shape": (9, 256), "shifts": SAME_OFF}
-        yield from made("warp", in_memory, threads=64, lanes=4, packs_per_thread=16, **rows)
+        yield from made("warp", in_memory, threads=64, lanes=4, packs_per_thread=16, stages=1, **rows)
         merged = {label: block[label] for label in OF_MERGED}
         merged["one cluster for many rows of sums"] = {"shape": (70, 7), "rows_per_team": 1, "grid": 4}
         merged["one row of results of a cluster"] = {"shape": (9, 6), "rows_per_team": 100}
-        yield from made("block", merged, threads=64, packs_per_thread=2, cluster=4, **alone, **rows)
+        yield from made("block", merged, threads=64, packs_per_thread=2, cluster=4, stages=1, **alone, **rows)
         from_memory = {"merged from memory": block["every alignment"]}
-        yield from made("block", from_memory, threads=64, packs_per_thread=6, cluster=2, **alone, **rows)
-        of_teams = {f"merged teams: {label}": block[label] for label in ("every alignment", "16 bits", "in place")}
-        yield from made("block", of_teams, threads=128, packs_per_thread=2, cluster=2, **pair, **rows)
-    yield from made("warp", warp, threads=64, lanes=8, packs_per_thread=2, **rows)
+        yield from made("block", from_memory, threads=64, packs_per_thread=6, cluster=2, stages=1, **alone, **rows)
+        yield from _staged_cases(op, **rows)
+        merged = {f"merged teams: {label}": block[label] for label in ("every alignment", "16 bits", "in place")}
+        yield from made("block", merged, threads=128, packs_per_thread=2, cluster=2, stages=1, **pair, **rows)
+    yield from made("warp", warp, threads=64, lanes=8, packs_per_thread=2, **held, **rows)
     yield from made("block", block, threads=64, packs_per_thread=2, **one, **alone, **rows)
     many = {label: block[label] for label in OF_MANY_PACKS}
     yield from made("block", many, threads=64, packs_per_thread=6, **one, **alone, **rows)
@@ -180,9 +221,5 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
     yield from made("cluster", cluster, threads=64, packs_per_thread=1, cluster=2, **alone, **rows)
     yield from made("cluster", cluster_teams, threads=128, packs_per_thread=1, cluster=2, **pair, **rows)
     yield from _grid_cases(op)
-    last = {
-        "a last slice of one element": {"shape": (9, 49)},
-        "slices of many packs": {"shape": (9, 49), "shifts": ALL_OFF},
-    }
-    yield from made("cluster", last, threads=64, packs_per_thread=6, cluster=4, **alone, **rows)
+    yield from made("cluster", LAST_SLICES, threads=64, packs_per_thread=6, cluster=4, **alone, **rows)
     yield from made("split", split, threads=64, packs_per_thread=1, **rows, **({} if backward else {"chunk": 64}))

@@ -132,10 +132,6 @@ SURVIVORS: dict[Key, str] = {
     ("batch_norm/flat_runs.cuh", "if (plain || j < packs) {", "guard", 0): (
         "Speed only: a pack past the run's end has no elements, and store_pack writes nothing."
     ),
-    ("common/fold_columns.cuh", "if (part < parts && column < live) {", "guard", 0): (
-        "Speed only: idle threads fold rows too. These rows exist, and the results of idle threads are stored after "
-        "the partial results that fold_parts merges."
-    ),
     ("common/reduce.cuh", "while (2 * half < parts) {", "guard", 0): (
         "Speed only: with half == parts, `part + half < parts` is false for all threads of the first round."
     ),
@@ -148,7 +144,7 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: every lane of the unit has the same sums and stores them to the same address."
     ),
     ("group_norm/backward_registers.cuh",
-     "for (long long first = static_cast<long long>(blockIdx.x / blocks) * team.count; first < items;",
+     "for (long long first = static_cast<long long>(blockIdx.x / cluster) * team.count; first < items;",
      "guard", 0): EMPTY_ROUND,
     ("group_norm/backward_registers.cuh",
      "const acc_t scale_alone = alone ? weighed(group, run.length > 0, found).scale : acc_t(1);",
@@ -208,19 +204,13 @@ SURVIVORS: dict[Key, str] = {
     ("partition/backward_rows.cuh",
      "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
     ("partition/backward_rows.cuh",
-     "x != nullptr && inside(i) ? (acc_t(widen(held.x[k].get(i))) - mean_of_row) * rstd_of_row : acc_t(0);",
+     "const acc_t xhat = x != nullptr && inside(i) ? (value - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
     ("partition/backward_rows.cuh",
      "const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;",
      "guard", 1): (
         "Only a block of one team then has too few rows. Nothing follows its sums in shared memory, and the host's "
         "size of shared memory includes the row."
-    ),
-    ("partition/backward_rows.cuh",
-     "is_identity || inside(i) ? activation_grad(k, i, weight.of(i), offset.of(i)) : acc_t(0);",
-     "guard", 0): (
-        "No case of the battery has an activation. test_lanes_outside_a_group_stay_out_of_its_sums in "
-        "test_group_norm_activation.py covers it."
     ),
     ("partition/backward_rows.cuh",
      "__syncwarp();  // else the compiler loads all packs' column sums at once and runs out of registers",

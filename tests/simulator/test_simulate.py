@@ -133,6 +133,12 @@ def test_each_goal_is_a_problem_of_its_own() -> None:
     assert "group_norm_backward NCHW N=2 C=320 HxW=4096 group=32 silu" in keys
 
 
+def test_the_goals_that_are_not_met_say_why() -> None:
+    rows = simulated_page.read()["workloads"][simulated_page.GOALS]
+    for goal in GOALS:
+        assert bool(goal.why) != goal.met(rows[key_of(goal.problem)]), key_of(goal.problem)
+
+
 @pytest.mark.parametrize(("us", "met"), [(10.0, True), (10.1, False)])
 def test_a_goal_is_met(us: float, met: bool) -> None:
     found = {"us": us, "floor_us": 5.0}
@@ -145,6 +151,6 @@ def test_the_page_shows_where_warps_wait_if_a_goal_is_not_met() -> None:
     found = {"strategy": "block", "us": 10.0, "floor_us": 1.0, "launches": [launch]}
     text = "\n".join(simulated_page.goals_section({key_of(GOALS[0].problem): found}))
     assert "| 15.8 | 10.0 | 10% | 55% | no |" in text
-    assert "main 1.0 us: 25% `common/norm.cuh:7`" in text
+    assert f"{GOALS[0].why} main, 1.0 us: 25% `common/norm.cuh:7`." in text
     met = "\n".join(simulated_page.goals_section({key_of(GOALS[0].problem): found | {"floor_us": 9.0}}))
     assert "| 15.8 | 10.0 | 90% | 55% | yes |" in met and "norm.cuh" not in met

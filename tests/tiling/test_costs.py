@@ -24,7 +24,7 @@ from cunorm.tiling.costs import Cost, Kind
 from tests.support.paths import ROOT
 
 H200 = known("H200")
-COST = Cost(50.0, 200.0, 100.0, 0.3e-6, 0.5e-6, 0.2e-6, 0.1e-6, 4.0)
+COST = Cost(50.0, 200.0, 100.0, 0.3e-6, 0.5e-6, 0.2e-6, 0.1e-6, 0.02e-6, 4.0)
 STALE = "the cost model, costs.json or a strategy's launches have changed: run benchmarks/fit_costs.py fit, then check"
 
 
@@ -61,6 +61,28 @@ def test_one_block_too_many_makes_a_second_wave() -> None:
     resident = costmodel.resident_blocks(launch(), H200) * H200.multiprocessors
     assert costmodel.work_of(launch(grid=resident), H200).waves == 1
     assert costmodel.work_of(launch(grid=resident + 1), H200).waves == 2
+
+
+def test_more_warps_take_longer_to_meet() -> None:
+    """The same block with more warps: only the seconds per warp differ."""
+    work = costmodel.work_of(launch(traffic=1), H200)
+    plain = COST._replace(of_warp=0.0, of_round=0.0, cycles=0.0)
+    taken = [costmodel.seconds_of(work._replace(warps=warps), plain, H200) for warps in (2.0, 16.0)]
+    assert taken[1] > taken[0] + 10 * COST.warp
+
+
+def test_waves_of_blocks_that_are_alone_do_not_overlap() -> None:
+    work = costmodel.work_of(launch(grid=132 * 8), H200)._replace(waves=8, items=1)
+    alone, together = (costmodel.overlap(work._replace(resident=count)) for count in (1, 2))
+    assert alone == costmodel.LEAST_OVERLAP < together
+
+
+def test_a_launch_whose_kernel_was_replaced_is_not_fitted(fitting: ModuleType) -> None:
+    one = next(one for one in fitting.samples().values() if len(one.launches) == 2 and one.launches[1][1] is not None)
+    partly = replace(one, launches=[one.launches[0], (one.launches[1][0], None, None)])
+    assert sum(map(len, fitting.points([one]).values())) == 2
+    assert sum(map(len, fitting.points([partly]).values())) == 1
+    assert partly.microseconds == one.launches[0][1]
 
 
 def test_blocks_that_draw_tickets_share_the_work_of_those_that_do_not_fit() -> None:
@@ -133,6 +155,7 @@ def test_the_fit_finds_the_costs_from_which_times_were_made(fitting: ModuleType)
     draw, points = random.Random(0), []
     for _ in range(60):
         facts = {"grid": draw.choice((32, 132, 400, 3000)), "packs": draw.randrange(2**12, 2**20)}
+        facts |= {"threads": draw.choice((64, 256, 512))}
         facts |= {
             "rounds": draw.choice((1, 2, 16)),
             "phases": draw.choice((1, 3, 9)),
@@ -141,11 +164,11 @@ def test_the_fit_finds_the_costs_from_which_times_were_made(fitting: ModuleType)
         work = costmodel.work_of(launch(**facts), H200)
         counted = round(costmodel.instructions_of(work, COST) * facts["grid"])
         us = costmodel.seconds_of(work, COST, H200) * 1e6
-        points.append(fitting.Point(Kind(2, False, False), work, facts["grid"], counted, us))
+        points.append(fitting.Point(Kind(2, False, False), work, counted, us))
     found = fitting.fitted(points)
     assert found["instructions"] == {"2": pytest.approx([50, 200, 100], rel=0.01)}
     (times,) = found["times"].values()
-    made = Cost(50, 200, 100, *(1e-6 * one for one in times[:4]), times[4])
+    made = Cost(50, 200, 100, *(1e-6 * one for one in times[:-1]), times[-1])
     for one in points:
         assert costmodel.seconds_of(one.work, made, H200) * 1e6 == pytest.approx(one.microseconds, rel=0.03)
 
@@ -167,7 +190,7 @@ def test_predicted_instructions_are_near_those_of_the_samples(fitting: ModuleTyp
     for found in fitting.points([*fitting.samples().values()]).items():
         kernel, points = found
         for one in points:
-            counted = costmodel.instructions_of(one.work, costs.cost_of(kernel, one.kind)) * one.blocks
+            counted = costmodel.instructions_of(one.work, costs.cost_of(kernel, one.kind)) * one.work.blocks
             wrong.append(abs(math.log(counted / one.instructions)))
     assert sorted(wrong)[int(0.9 * len(wrong))] < math.log(1.25)
 
@@ -183,4 +206,4 @@ def test_the_stored_comparison_is_of_the_present_model_and_good_enough(fitting: 
     agree = [abs(one / simulated - 1) <= 0.25 for one, simulated in stored["defaults"].values()]
     near = [default <= 1.1 * best for default, best in stored["best_of_five"].values()]
     assert len(agree) >= 200 and sum(agree) >= 0.95 * len(agree)
-    assert len(near) >= 80 and sum(near) >= 0.85 * len(near)
+    assert len(near) >= 80 and sum(near) >= 0.9 * len(near)

@@ -131,12 +131,18 @@ def _group(op: str) -> Iterator[Row]:
     yield Row(op, "block", "in registers", (8, 16, 64, 2), held)
     yield Row(op, "block", "in registers, odd planes", (16, 16, 49, 2), held, fetched=EDGE)
     yield Row(op, "block", "in registers, HxW = 1", (64, 512, 1, 2), held)
-    cluster = slab | {"cluster": 2, "load": "bulk"}
+    cluster = slab | {"cluster": 2, "load": "bulk", **({"samples": 1} if op.endswith("backward") else {})}
     yield Row(op, "cluster", "aligned planes", (4, 16, 1024, 4), cluster)
     yield Row(op, "cluster", "odd planes", (4, 32, 147, 4), cluster, fetched=EDGE)
     yield Row(op, "cluster", "misaligned", (3, 9, 217, 3), cluster, fetched=EDGE, wide=0.94, why=SHORT)
     yield Row(op, "cluster", "channels last", (4, 64, 196, 8), cluster | {"load": "cp_async"}, layout="NHWC")
     yield Row(op, "cluster", "several waves", (264, 8, 512, 8), cluster)
+    if op.endswith("backward"):
+        of_two = cluster | {"samples": 2}
+        yield Row(op, "cluster", "both samples", (2, 16, 1024, 4), of_two)
+        yield Row(
+            op, "cluster", "both samples, channels last", (2, 64, 196, 8), of_two | {"load": "cp_async"}, layout="NHWC"
+        )
     grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1}
     yield from _twice(
         Row(op, "grid", "aligned planes", (4, 16, 1024, 4), grid),
@@ -159,13 +165,15 @@ def _group(op: str) -> Iterator[Row]:
 
 def _layer(op: str) -> Iterator[Row]:
     backward = op.endswith("backward")
-    warp = {"threads": 64, "lanes": 8, "packs_per_thread": 2, "rows_per_team": 4}
+    held = {"stages": 1} if backward else {}
+    warp = {"threads": 64, "lanes": 8, "packs_per_thread": 2, "rows_per_team": 4, **held}
     block = {
         "threads": 64,
         "packs_per_thread": 2,
         "rows_per_team": 4,
         "teams_per_block": 1,
         **({"cluster": 1} if backward else {}),
+        **held,
     }
     cluster = {"threads": 64, "packs_per_thread": 2, "rows_per_team": 4, "cluster": 2, "teams_per_block": 1}
     split = {"threads": 64, "packs_per_thread": 1, "rows_per_team": 4, **({} if backward else {"chunk": 1024})}
@@ -190,6 +198,8 @@ def _layer(op: str) -> Iterator[Row]:
     yield from _twice(Row(op, "grid", "not kept", (100, 384), grid | {"smem_kib": 40}))
     if backward:
         yield Row(op, "block", "sums put together", (64, 512), block | {"cluster": 4})
+        yield Row(op, "warp", "staged", (64, 64), warp | {"stages": 2})
+        yield Row(op, "block", "staged", (32, 512), block | {"stages": 2})
     yield from _twice(
         Row(op, "split", "aligned", (8, 2048), split),
         Row(op, "split", "odd rows", (8, 2047), split, fetched=EDGE),

@@ -17,6 +17,7 @@ ACCESS_BYTES = 16
 REGISTERS, MOST_THREADS = 65536, 1536  # of a multiprocessor, on every architecture of the compile gate
 SIDE_BY_SIDE = 64  # bytes per DRAM transfer
 PACKS_IN_FLIGHT = 4  # per stream in the cost model
+MOST_STAGES = 4
 #: Memory latencies that an exchange between the blocks of a cluster takes in the cost model. On the simulated clock of
 #: an H200, LayerNorm of 2048 rows of 32768 takes 106 us with 4 blocks per row, and 77 us with one.
 EXCHANGE = 0.8
@@ -78,9 +79,37 @@ class WarpRows(Tiling):
         return self.most_ahead // self._tensors
 
     @lazy
+    def stages(self) -> int:
+        """Rows of a team that are in shared memory, or on their way there. 1: rows are in registers."""
+        return int(self.tile.as_dict().get("stages", 1))
+
+    @lazy
+    def staged(self) -> bool:
+        """Whether rows are in shared memory."""
+        return self.stages > 1
+
+    @lazy
+    def staged_bytes(self) -> int:
+        """Bytes of shared memory for the rows of a block."""
+        if not self.staged:
+            return 0
+        return self.stages * self._tensors * self.tile.packs_per_thread * self.tile.threads * ACCESS_BYTES
+
+    @lazy
     def reads_ahead(self) -> bool:
         """Whether a lane loads its next row while it processes the current one, with the packs of both in registers."""
-        return self.tile.packs_per_thread <= self.most_packs_ahead and self.rows_of_team > 1
+        few = self.tile.packs_per_thread <= self.most_packs_ahead
+        return few and self.rows_of_team > 1 and not self.staged
+
+    def refuses_stages(self) -> str | None:
+        """Return the error message if rows cannot be copied to shared memory, or None."""
+        if not self.staged:
+            return None
+        if self.problem.C % self.problem.pack:
+            return f"stages is {self.stages}, expected 1: rows of {self.problem.C} elements are not whole packs"
+        if self.stages > MOST_STAGES:
+            return f"stages is {self.stages}, expected at most {MOST_STAGES}"
+        return None
 
     @lazy
     def rows_of_team(self) -> int:
@@ -97,9 +126,11 @@ class WarpRows(Tiling):
     def most_parameter_bytes(self) -> int:
         """Most bytes of a parameter that a lane keeps in registers.
 
-        None in a forward whose teams share the parameters: more resident warps are worth more than the loads.
+        None if the teams share the parameters, in a forward or with staged rows: more resident warps are worth more
+        than the loads.
         """
-        return self.most_resident if self.problem.is_backward or not self.shares_parameters else 0
+        keeps = self.problem.is_backward and not self.staged
+        return self.most_resident if keeps or not self.shares_parameters else 0
 
     def resident(self, dtype: str) -> bool:
         """Whether a parameter of this dtype stays in registers from row to row (RowParameters in forward_rows.cuh)."""
@@ -118,7 +149,10 @@ class WarpRows(Tiling):
             "most_parameter_bytes": self.most_parameter_bytes,
             "resident_blocks": self.resident_blocks,
         }
-        return found | ({"sums_in_registers": int(self.sums_in_registers)} if self.problem.is_backward else {})
+        if not self.problem.is_backward:
+            return found
+        staged = self.stages if self.staged else 0
+        return found | {"sums_in_registers": int(self.sums_in_registers), "staged_rows": staged}
 
     @lazy
     def resident_blocks(self) -> int:
@@ -135,7 +169,7 @@ class WarpRows(Tiling):
         """
         problem, packs = self.problem, self.tile.packs_per_thread
         words, widened = ACCESS_BYTES // 4, problem.pack * problem.sum_itemsize // 4
-        of_pack = self._tensors * words * (2 if self.reads_ahead else 1)
+        of_pack = 0 if self.staged else self._tensors * words * (2 if self.reads_ahead else 1)
         passing = 0  # parameters that do not stay: those of the current pack and of the next one
         for dtype in self.given:  # an absent parameter is held as constants
             of_parameter = problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
@@ -151,7 +185,14 @@ class WarpRows(Tiling):
             of_pack += 2 * widened
         # Additional registers, in pairs, for the sums of several warps.
         pairs = 12 if problem.dtype == "float64" and not self.of_warp else 0
-        return 32 + pairs + passing + 2 * widened + packs * of_pack
+        current = self._staging_registers if self.staged else 0
+        return 32 + pairs + passing + current + 2 * widened + packs * of_pack
+
+    @lazy
+    def _staging_registers(self) -> int:
+        """Registers for staged rows: the packs in use, and addresses, also of sums in shared memory."""
+        of_sums = 0 if self.sums_in_registers else 16
+        return self._tensors * ACCESS_BYTES // 4 + 4 * self.tile.packs_per_thread + of_sums
 
     @lazy
     def columns(self) -> int:
@@ -189,7 +230,7 @@ class WarpRows(Tiling):
             return 1 + math.ceil(2 * EXCHANGE * rows)
         sums = 0 if self.of_warp else 1 + (self.slices > 1)
         sums += self.problem.wants_parameters and not self.sums_in_registers
-        return 1 + (sums if self.reads_ahead else (1 + sums) * rows)
+        return 1 + (sums if self.reads_ahead or self.staged else (1 + sums) * rows)
 
     @lazy
     def streams(self) -> float:
@@ -200,7 +241,8 @@ class WarpRows(Tiling):
         of_row, threads = ceil_div(self.problem.C, self.problem.pack), self.lanes * self.slices
         packs = min(self.tile.packs_per_thread, ceil_div(of_row, threads))
         shared = 1.0 if packs == 1 else min(1.0, self.lanes * ACCESS_BYTES / SIDE_BY_SIDE)
-        return self.problem.read * packs * shared * min(1.0, of_row / threads) / PACKS_IN_FLIGHT
+        ahead = self.stages - 1 if self.staged else 1
+        return self.problem.read * packs * ahead * shared * min(1.0, of_row / threads) / PACKS_IN_FLIGHT
 
     def refuses_capacity(self) -> str | None:
         """Return the error message if a row does not fit into the registers of its team, or None."""

@@ -17,7 +17,6 @@ from cunorm.ops.common.limits import (
     RESIDENT_REGISTERS,
     SECTOR_PACKS,
     WARP,
-    blocks_for,
     bound_registers,
     refuses_cluster_size,
     refuses_registers,
@@ -36,6 +35,10 @@ MOST_STAGES = 8
 BULK, CP_ASYNC, REGISTERS = "bulk", "cp_async", "registers"
 PHASES = 3  # for the cost model: loads, sums, stores
 WORDS = 4  # registers per pack
+#: A thread that holds at most FEW_PACKS packs, or half of it if blocks share a group, uses about LEAN_REGISTERS
+#: registers, as compiled for 16-bit data on sm_90; the launch bounds allow more. Only the cost model uses it, for the
+#: number of resident blocks.
+FEW_PACKS, LEAN_REGISTERS = 4, 80
 #: Fields of a slab in shared memory: its groups, the stages of its copies, and the kind of copies. The cost model does
 #: not distinguish stages and kinds of loads, and selects the first legal tile: registers need no copy in shared memory.
 _SLABS = {"groups": (1, 2, 4, 8, 16, 32), "stages": (1, 4), "load": (BULK, CP_ASYNC)}
@@ -46,6 +49,8 @@ BLOCK_SPACE = {
     "packs_per_thread": (1, 2, 4, 8),
 }
 CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "load": (REGISTERS, BULK, CP_ASYNC)}
+#: `samples` is the number of samples whose blocks are in one cluster: 1, or all.
+CLUSTER_BACKWARD_SPACE = {**CLUSTER_SPACE, "samples": (1, 2, 4, 8)}
 
 
 def load_of(tile: Tile) -> str:
@@ -55,11 +60,6 @@ def load_of(tile: Tile) -> str:
 
 class _Slabs(OneSweep):
     """Tiling with slabs of groups that are copied asynchronously to shared memory."""
-
-    @lazy
-    def pieces(self) -> int:
-        """Blocks that share a slab."""
-        return 1
 
     @lazy
     def slab(self) -> Slab:
@@ -86,7 +86,7 @@ class _Slabs(OneSweep):
         """Bytes of shared memory per block: the arrays in the kernel's order, each from a 16-byte boundary."""
         places, tile, sums = self.slab.places, self.tile, self.problem.sum_itemsize
         sizes = [8 * tile.stages if load_of(tile) == BULK else 0, places * self.problem.pair]
-        if self.problem.is_backward and self.pieces > 1:
+        if self.problem.is_backward and self.cluster > 1:
             sizes.append(places * self.problem.pair)
         sizes += [places * 4 * sums, tile.groups * 4 * sums]
         sizes += [16 * self.slab.piece_packs] * self.problem.read
@@ -120,7 +120,7 @@ class _Slabs(OneSweep):
         blocks = self.problem.N * (self.problem.group // self.tile.groups) * self.pieces
         passes = self.tile.stages + (not self.problem.is_backward)  # a forward sums again about a better centre
         return self.one_sweep(
-            max(1, blocks_for(blocks) // self.pieces) * self.pieces,
+            self.whole_clusters(blocks),
             {"slab_groups": self.tile.groups, "piece_packs": self.slab.piece_packs},
             packs=blocks * self.slab.processed,
             copies=load_of(self.tile),
@@ -129,7 +129,7 @@ class _Slabs(OneSweep):
             phases=PHASES,
             shared_bytes=self.shared,
             registers=self.registers,
-            cluster=self.pieces,
+            cluster=self.cluster,
             constants=self.slab.constants,
         )
 
@@ -160,16 +160,20 @@ class _InRegisters(Runs):
     variant = "_registers"
 
     @lazy
+    def _tensors(self) -> int:
+        """Tensors whose packs a thread holds."""
+        return 2 if self.problem.is_backward else 1
+
+    @lazy
     def held(self) -> int:
         """Registers that a thread needs at least: its packs in the stored dtype, and working registers.
 
         The gradient of an activation needs more working registers if a pack has eight elements.
         """
-        problem = self.problem
-        tensors, work = (2, 52) if problem.is_backward else (1, 48)
+        problem, work = self.problem, 52 if self.problem.is_backward else 48
         wide = 20 if problem.dtype == "float64" else 0
         through = 14 if problem.is_backward and problem.activation is not None and problem.pack >= 8 else 0
-        return work + wide + through + WORDS * tensors * self.packs
+        return work + wide + through + WORDS * self._tensors * self.packs
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
@@ -195,33 +199,55 @@ class _InRegisters(Runs):
         The phases for the cost model are those of a slab in shared memory. Only tuning finds which of the two is
         faster, and from which size on.
         """
-        return self.run_launches(RESIDENT_REGISTERS, PHASES)
+        few = self._tensors * self.packs * min(self.pieces, 2) <= FEW_PACKS
+        return self.run_launches(LEAN_REGISTERS if few else RESIDENT_REGISTERS, PHASES)
 
 
-class _StagedCluster(_Slabs):
-    """Tiling with one cluster of blocks per slab."""
+class _Clustered(OneSweep):
+    """Tiling with one cluster of blocks per slab or group, of one sample or of all."""
+
+    @lazy
+    def samples(self) -> int:
+        """Samples whose channel sums are added up by the blocks of one cluster."""
+        return int(self.tile.as_dict().get("samples", 1))
 
     @lazy
     def pieces(self) -> int:
-        """Blocks that share a slab."""
-        return self.tile.cluster
+        """Blocks that share a slab or a group of one sample."""
+        return self.tile.cluster // self.samples
+
+    def refuses_cluster(self, device: Device) -> str | None:
+        """Return the error message if the blocks of a cluster cannot be divided among its samples, or None."""
+        problem, tile = self.problem, self.tile
+        if self.samples > 1:
+            if not problem.wants_parameters:
+                return f"samples is {self.samples}, expected 1, because neither dgamma nor dbeta is wanted"
+            if self.samples != problem.N:
+                return f"samples is {self.samples}, expected 1 or the number of samples, {problem.N}"
+            if tile.cluster % self.samples:
+                return f"samples is {self.samples}, expected a divisor of cluster, {tile.cluster}"
+        return refuses_cluster_size(tile, device)
+
+
+class _StagedCluster(_Clustered, _Slabs):
+    """Tiling with one cluster of blocks per slab."""
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
-        if (sentence := refuses_cluster_size(self.tile, device)) is not None:
+        if (sentence := self.refuses_cluster(device)) is not None:
             return sentence
         if (self.pieces - 1) * self.slab.piece_packs >= self.slab.packs:
             return f"a slab of {self.tile.groups} groups is too small for {self.pieces} pieces"
         return super().refuses(device)
 
 
-class _ClusterRegisters(_InRegisters):
+class _ClusterRegisters(_Clustered, _InRegisters):
     """Tiling with one cluster of blocks per group, in registers."""
 
     @lazy
-    def pieces(self) -> int:
-        """Blocks that share a group."""
-        return self.tile.cluster
+    def constants(self) -> dict[str, int]:
+        """Compile-time constants of the team kernel that are not fields of the tile."""
+        return {**super().constants, "packs_per_thread": self.packs}
 
     def _slice(self, elements: int) -> int:
         """Elements of a slice; see Run::slice in team.cuh."""
@@ -239,9 +265,11 @@ class _ClusterRegisters(_InRegisters):
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
-        if (sentence := refuses_cluster_size(self.tile, device)) is not None:
+        if (sentence := self.refuses_cluster(device)) is not None:
             return sentence
         problem = self.problem
+        if self.samples > 1 and (problem.HxW == 1 or problem.group_channels == 1):
+            return f"samples is {self.samples}, expected 1: each channel has one element, or a group of its own"
         if (self.pieces - 1) * self._slice(problem.group_length + problem.pack - 1) >= problem.group_length:
             return f"a group of {problem.group_length} elements is too small for {self.pieces} slices"
         return super().refuses(device)

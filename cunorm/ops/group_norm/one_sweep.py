@@ -21,9 +21,28 @@ class OneSweep(Tiling):
     variant = ""
 
     @lazy
+    def pieces(self) -> int:
+        """Blocks that share a slab or a group of one sample."""
+        return 1
+
+    @lazy
+    def samples(self) -> int:
+        """Samples whose channel sums are added up by the blocks of one cluster."""
+        return 1
+
+    @lazy
+    def cluster(self) -> int:
+        """Blocks per cluster."""
+        return self.pieces * self.samples
+
+    def whole_clusters(self, blocks: int) -> int:
+        """Blocks of a grid for ``blocks`` blocks of work: as many as a grid may have, in whole clusters."""
+        return max(1, blocks_for(blocks) // self.cluster) * self.cluster
+
+    @lazy
     def partial_rows(self) -> int:
-        """Partial rows of channel sums: one per sample."""
-        return self.problem.N
+        """Partial rows of channel sums: one per sample, or one per cluster that adds up several."""
+        return self.problem.N // self.samples
 
     @lazy
     def workspace(self) -> int:
@@ -78,9 +97,11 @@ class Runs(OneSweep):
         return self.tile.packs_per_thread
 
     @lazy
-    def pieces(self) -> int:
-        """Blocks that share a group."""
-        return 1
+    def constants(self) -> dict[str, int]:
+        """Compile-time constants of the team kernel that are not fields of the tile."""
+        if not self.problem.is_backward:
+            return {}
+        return {"channel_lanes": min(channel_lanes(self.problem.HxW, self.problem.pack), self.lanes)}
 
     @lazy
     def shared(self) -> int:
@@ -89,13 +110,13 @@ class Runs(OneSweep):
         The sums of teams of several warps, and those that other blocks of a cluster read; the teams' partial channel
         sums; the channel sums of a cluster's slices.
         """
-        problem, tile, clustered = self.problem, self.tile, self.pieces > 1
-        warps = tile.threads // WARP + clustered
-        sums = 2 * warps * self.problem.pair if self.lanes > WARP or clustered else 0
+        problem, tile, shared = self.problem, self.tile, self.pieces > 1
+        warps = tile.threads // WARP + shared
+        sums = 2 * warps * self.problem.pair if self.lanes > WARP or shared else 0
         if not problem.wants_parameters or problem.HxW == 1 or problem.group_channels == 1:
             return sums
         of_team = self.lanes * self.packs + problem.group_channels - 1
-        slices = self.pieces * problem.group_channels * problem.pair if clustered else 0
+        slices = self.cluster * problem.group_channels * problem.pair if self.cluster > 1 else 0
         return round_up(sums, 16) + round_up(tile.threads // self.lanes * of_team * problem.pair, 16) + slices
 
     def refuses_capacity(self) -> str | None:
@@ -112,9 +133,6 @@ class Runs(OneSweep):
         """Launch of the team kernel, and the launches that fold the parameter sums."""
         items = ceil_div(self.problem.N * self.problem.group, self.tile.threads // self.lanes)
         facts: dict[str, Any] = {"registers": registers, "phases": phases, "shared_bytes": self.shared}
-        constants = {} if self.pieces == 1 else {"packs_per_thread": self.packs}  # otherwise a field of the tile
-        if self.problem.is_backward:
-            constants["channel_lanes"] = min(channel_lanes(self.problem.HxW, self.problem.pack), self.lanes)
-        grid = max(1, blocks_for(items * self.pieces) // self.pieces) * self.pieces
+        grid = self.whole_clusters(items * self.pieces)
         facts["packs"] = grid * self.tile.threads * self.packs
-        return self.one_sweep(grid, {}, constants=constants, cluster=self.pieces, **facts)
+        return self.one_sweep(grid, {}, constants=self.constants, cluster=self.cluster, **facts)

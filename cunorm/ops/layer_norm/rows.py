@@ -29,12 +29,14 @@ WARP_SPACE = {
     "threads": (128, 256),
     **_ROWS,
 }
-WARP_BACKWARD_SPACE = {**WARP_SPACE, "packs_per_thread": (1, 2, 3, 4, 6, 8)}
+#: `stages` is the number of rows in shared memory, or on their way there; 1: rows are in registers.
+_STAGES = {"stages": (1, 2)}
+WARP_BACKWARD_SPACE = {**WARP_SPACE, "packs_per_thread": (1, 2, 3, 4, 6, 8), **_STAGES}
 #: Teams per block. They share the parameters of their columns and, in a backward, fold their sums.
 _TEAMS = {"teams_per_block": (1, 2, 4)}
 BLOCK_SPACE = {"threads": (64, 128, 256, 512), "packs_per_thread": (1, 2, 3, 4, 6, 8), **_ROWS, **_TEAMS}
 #: `cluster` is the number of blocks that fold their sums together.
-BLOCK_BACKWARD_SPACE = {**BLOCK_SPACE, "packs_per_thread": (1, 2, 3, 4, 6), "cluster": (1, 2, 4, 8)}
+BLOCK_BACKWARD_SPACE = {**BLOCK_SPACE, "packs_per_thread": (1, 2, 3, 4, 6), "cluster": (1, 2, 4, 8), **_STAGES}
 CLUSTER_SPACE = {
     "threads": (256, 384, 512),
     "packs_per_thread": (1, 2, 3, 4, 6, 8),
@@ -67,17 +69,17 @@ class LayerWarp(WarpRows):
 
     @lazy
     def shared(self) -> int:
-        """Bytes of shared memory per block: the sums, and the parameters that several teams share."""
-        sums = self.sums_shared()
+        """Bytes of shared memory per block: the sums, the parameters that several teams share, and staged rows."""
+        rows = self.sums_shared() + self.staged_bytes
         if not self.shares_parameters:
-            return sums
-        return sums + sum(round_up(self.columns * ITEMSIZE[dtype], ACCESS_BYTES) for dtype in present(self.given))
+            return rows
+        return rows + sum(round_up(self.columns * ITEMSIZE[dtype], ACCESS_BYTES) for dtype in present(self.given))
 
     # ---- legality ---------------------------------------------------------------------------------------------------
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
-        sentence = self.refuses_team() or self.refuses_halves() or self.refuses_capacity()
+        sentence = self.refuses_team() or self.refuses_halves() or self.refuses_capacity() or self.refuses_stages()
         sentence = sentence or refuses_shared(self.shared, device)
         return sentence or refuses_registers(self.registers, self.tile, device)
 
@@ -86,11 +88,13 @@ class LayerWarp(WarpRows):
         """See `Tiling.worth`.
 
         The tile has the fewest packs of the search space that hold a row, counted from the 16-byte boundary before it.
-        At least half of the threads have elements of a slice. The lanes of a team read whole DRAM transfers side by
-        side, or whole rows. Sums in shared memory are slow: the lanes are then those of a whole warp, which need the
-        fewest packs.
+        No more rows are staged than a team has. At least half of the threads have elements of a slice. The lanes of a
+        team read whole DRAM transfers side by side, or whole rows. Sums in shared memory are slow: the lanes are then
+        those of a whole warp, which need the fewest packs.
         """
         problem, threads = self.problem, self.lanes * self.slices
+        if self.stages > self.rows_of_team:
+            return False
         ahead = problem.pack - 1 if problem.C % problem.pack else 0
         needed = ceil_div(problem.C + ahead, threads * problem.pack)
         enough = min((count for count in self.packs_tried if count >= needed), default=max(self.packs_tried))
@@ -153,6 +157,7 @@ class LayerWarp(WarpRows):
             shared_bytes=self.shared,
             phases=self.phases(rows),
             streams=self.streams,
+            copies="staged" if self.staged else "",
             cluster=cluster,
             constants=self.constants,
         )
@@ -178,7 +183,7 @@ class _Blocks(BlockRows, LayerWarp):
             return f"teams_per_block is {tile.teams_per_block}, expected 1, 2, 4 or 8"
         if tile.teams_per_block > 1 and problem.dtype == "float64":
             return f"teams_per_block is {tile.teams_per_block}, expected 1: float64 leaves no registers for more"
-        if tile.teams_per_block > 1 and tile.packs_per_thread > self.most_packs_ahead:
+        if tile.teams_per_block > 1 and tile.packs_per_thread > self.most_packs_ahead and not self.staged:
             return (
                 f"packs_per_thread is {tile.packs_per_thread}, expected at most {self.most_packs_ahead} if "
                 f"teams_per_block is {tile.teams_per_block}: teams wait for each other, so each must load its next "
@@ -187,7 +192,7 @@ class _Blocks(BlockRows, LayerWarp):
         if self.lanes % WARP or self.lanes == WARP:
             least = f"a multiple of {WARP * tile.teams_per_block} from {2 * WARP * tile.teams_per_block} up"
             return f"threads is {tile.threads}, expected {least}: use strategy warp for a warp per row"
-        sentence = self.refuses_capacity() or refuses_shared(self.shared, device)
+        sentence = self.refuses_capacity() or self.refuses_stages() or refuses_shared(self.shared, device)
         return sentence or refuses_resident(self.registers, tile, device)
 
     @lazy

@@ -71,7 +71,7 @@ def test_matches_the_oracle(dtype: str, place: tuple[str, str], executor: Execut
     strategy, data_format = place
     checked = 0
     for shape in SHAPES:
-        tiles = {direction: tile_of(strategy) for direction in ("forward", "backward")}
+        tiles = {direction: tile_of(strategy, direction) for direction in ("forward", "backward")}
         if strategy == "registers":  # a gradient with an activation and eight 16-bit packs needs too many registers
             tiles["backward"] |= {"packs_per_thread": 4}
         try:

@@ -36,7 +36,7 @@ def test_gradient_sums_are_centred(strategy: str, executor: Executor) -> None:
     mean, rstd = case.statistics()
     arrays = (case.dy, case.x, mean, rstd, case.gamma)
     _, dgamma, _ = cunorm.group_norm_backward(
-        *map(executor.put, arrays), num_groups=case.groups, tile=tile_of(strategy)
+        *map(executor.put, arrays), num_groups=case.groups, tile=tile_of(strategy, "backward")
     )
     exact = reference.group_norm_backward(*arrays, num_groups=case.groups)[1]
     N, C = case.x.shape[:2]
@@ -55,7 +55,7 @@ def test_gradient_sums_are_centred(strategy: str, executor: Executor) -> None:
 def test_offsets(offset: float, strategy: str, direction: str, executor: Executor) -> None:
     case = Case(*SHAPE[strategy], "float32", offset=offset)
     check = case.forward if direction == "forward" else case.backward
-    check(executor, tile=tile_of(strategy))
+    check(executor, tile=tile_of(strategy, direction))
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -82,7 +82,7 @@ def test_an_outlier(strategy: str, where: int, executor: Executor) -> None:
     case.x.reshape(-1)[where] = 1e6
     case.forward(executor, tile=tile_of(strategy))
     if strategy != "warp":
-        case.backward(executor, tile=tile_of(strategy))
+        case.backward(executor, tile=tile_of(strategy, "backward"))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -97,7 +97,7 @@ def test_nan_and_infinity_affect_only_their_group(strategy: str, where: int, val
     case = Case(4, 64, (), 2, "float32") if strategy == "warp" else Case(2, 8, (128,), 2, "float32")
     case.dy.reshape(-1)[where % case.dy.size] = value
     with np.errstate(all="ignore"):
-        case.backward(executor, tile=tile_of(strategy))
+        case.backward(executor, tile=tile_of(strategy, "backward"))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -110,7 +110,7 @@ def test_large_and_small_16_bit_values(dtype: str, strategy: str, executor: Exec
         case.dy = (case.dy * min(scale, 1.0)).astype(DTYPES[dtype])
         case.gamma = case.beta = None
         case.forward(executor, tile=tile_of(strategy))
-        case.backward(executor, tile=tile_of(strategy))
+        case.backward(executor, tile=tile_of(strategy, "backward"))
 
 
 @pytest.mark.parametrize(("layout", "chunk"), [("NCHW", 65536), ("NHWC", 4096)])
@@ -152,7 +152,7 @@ def test_more_than_2_to_the_31_elements(strategy: str, layout: str, monkeypatch:
     # the second sweep of split runs backwards: its first blocks process the last sample
     calls = iter([last_blocks, *([last_blocks] if strategy == "split" else []), first_blocks])
     monkeypatch.setattr(cpu, "launch", lambda *arguments, **known: next(calls)(*arguments, **known))
-    tile = tile_of(strategy) | ({"chunk": 64} if strategy == "split" else {})
+    tile = tile_of(strategy, "backward") | ({"chunk": 64} if strategy == "split" else {})
     cunorm.group_norm_backward(
         dy, x, mean, rstd, case.gamma, num_groups=groups, data_format=layout, out=(dx, None, None), tile=tile,
         output_mask=(True, False, False), workspace=sparse(2**31, np.uint8),

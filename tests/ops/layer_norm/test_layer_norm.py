@@ -36,10 +36,13 @@ IDS = [f"{rows}x{length}" for rows, length in SHAPES]
 # One tile per strategy keeps the number of builds low. With packs_per_thread = 8, a warp keeps the sums of its columns
 # in registers for float32 and float64, and in shared memory for the 16-bit types.
 TILES: dict[str, dict[str, dict[str, int]]] = {
-    "warp": {"forward": {"threads": 128, "lanes": 32, "packs_per_thread": 8, "rows_per_team": 4}, "backward": {}},
+    "warp": {
+        "forward": {"threads": 128, "lanes": 32, "packs_per_thread": 8, "rows_per_team": 4},
+        "backward": {"stages": 1},
+    },
     "block": {
         "forward": {"threads": 96, "packs_per_thread": 3, "rows_per_team": 4, "teams_per_block": 1},
-        "backward": {"cluster": 1},
+        "backward": {"cluster": 1, "stages": 1},
     },
     "cluster": {
         "forward": {"threads": 64, "packs_per_thread": 3, "cluster": 2, "rows_per_team": 4, "teams_per_block": 1},
@@ -147,21 +150,23 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
 
 
 @pytest.mark.parametrize("tile", [
-    {"strategy": "warp", "threads": 128, "lanes": 4, "packs_per_thread": 2, "rows_per_team": 1},
-    {"strategy": "warp", "threads": 256, "lanes": 1, "packs_per_thread": 8, "rows_per_team": 3},
+    {"strategy": "warp", "threads": 128, "lanes": 4, "packs_per_thread": 2, "rows_per_team": 1, "stages": 1},
+    {"strategy": "warp", "threads": 256, "lanes": 1, "packs_per_thread": 8, "rows_per_team": 3, "stages": 1},
     # one team per block
-    {"strategy": "warp", "threads": 32, "lanes": 32, "packs_per_thread": 1, "rows_per_team": 100},
+    {"strategy": "warp", "threads": 32, "lanes": 32, "packs_per_thread": 1, "rows_per_team": 100, "stages": 1},
     # sums in shared memory
-    {"strategy": "warp", "threads": 128, "lanes": 8, "packs_per_thread": 16, "rows_per_team": 2},
-    {"strategy": "block", "threads": 64, "packs_per_thread": 2, "rows_per_team": 1, "cluster": 1, "teams_per_block": 1},
+    {"strategy": "warp", "threads": 128, "lanes": 8, "packs_per_thread": 16, "rows_per_team": 2, "stages": 1},
+    {"strategy": "block", "threads": 64, "packs_per_thread": 2, "rows_per_team": 1, "cluster": 1, "teams_per_block": 1,
+        "stages": 1},
     # blocks of a cluster add up their sums
-    {"strategy": "block", "threads": 64, "packs_per_thread": 2, "rows_per_team": 1, "cluster": 8, "teams_per_block": 1},
+    {"strategy": "block", "threads": 64, "packs_per_thread": 2, "rows_per_team": 1, "cluster": 8, "teams_per_block": 1,
+        "stages": 1},
     # one block processes all rows
     {"strategy": "block", "threads": 512, "packs_per_thread": 1, "rows_per_team": 1000, "cluster": 1,
-        "teams_per_block": 1},
+        "teams_per_block": 1, "stages": 1},
     # teams of two warps
     {"strategy": "block", "threads": 512, "packs_per_thread": 1, "rows_per_team": 2, "cluster": 2,
-        "teams_per_block": 8},
+        "teams_per_block": 8, "stages": 1},
     # one team, one slab
     {"strategy": "grid", "threads": 256, "lanes": 256, "packs_per_thread": 2, "slabs": 1, "smem_kib": 80},
     # one sector per slab
@@ -174,7 +179,7 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     for rows, length in ((19, 8), (19, 15), (45, 16), (100, 9)):
         case = Case(rows, length, "float32")
         case.backward(executor, tile={name: value for name, value in tile.items() if name != "chunk"})
-        case.forward(executor, tile={name: value for name, value in tile.items() if name != "cluster"})
+        case.forward(executor, tile={name: value for name, value in tile.items() if name not in ("cluster", "stages")})
 
 
 @pytest.mark.parametrize(("rows", "length", "strategy"), [
@@ -326,6 +331,7 @@ def test_parameter_sums_in_slices(executor: Executor, monkeypatch: pytest.Monkey
         "rows_per_team": 1,
         "cluster": 1,
         "teams_per_block": 1,
+        "stages": 1,
     }
     plan = cunorm.plan(
         "layer_norm_backward", shape=(700, 3), dtype="float32", normalized_shape=3, tile=tile, device="cpu"

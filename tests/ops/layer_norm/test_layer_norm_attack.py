@@ -43,8 +43,8 @@ def test_parameter_sums_of_equal_rows(strategy: str, executor: Executor) -> None
     tile = {"strategy": strategy, "threads": 128, "packs_per_thread": 1}
     owned = {"rows_per_team": plan.tile.rows_per_team}
     more = {
-        "warp": {"lanes": 32, **owned},
-        "block": {"cluster": 1, "teams_per_block": 1, **owned},
+        "warp": {"lanes": 32, "stages": 1, **owned},
+        "block": {"cluster": 1, "teams_per_block": 1, "stages": 1, **owned},
         "cluster": {"cluster": 2, "teams_per_block": 1, **owned},
         "grid": {"lanes": 32, "slabs": 2, "smem_kib": 64},
         "split": owned,
