@@ -29,7 +29,7 @@ from cunorm.core.devices import KNOWN, Device
 from cunorm.core.problem import Problem, laid_out
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Target
-from cunorm.tiling import choose_tile
+from cunorm.tiling import choose_tile, costmodel
 
 PLACE = Target("cpu", 0, KNOWN["H200"])
 PROBLEM = Problem(
@@ -250,7 +250,8 @@ def test_the_tile_of_the_table_is_a_separate_contender(monkeypatch: pytest.Monke
     monkeypatch.setattr(choose_tile, "exact", lambda *_: entry)
     found = by_name(bench_problem(PROBLEM, PLACE, Planted(), [], rounds=1))
     assert found[TABLE].state == "timed" and found[TABLE].sentence.startswith("split (")
-    assert found[DEFAULT].sentence.startswith("warp (")
+    default = costmodel.choose(PROBLEM, strategies.values(), PLACE.device)
+    assert default.strategy.name != "split" and found[DEFAULT].sentence.startswith(f"{default.strategy.name} (")
 
 
 def test_a_lost_device_ends_the_run(plant: Callable[..., None]) -> None:
