@@ -14,6 +14,7 @@ NULL_RESULTS = "Speed only: store_channel() skips each result that is null."
 EMPTY_ROUND = "Speed only: every team of that round has an empty run."
 NO_X = "Speed only: without x, held_x is all zeros and only dbeta is wanted. The products are added to unused sums."
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics and stores them to the same address."
+ZEROS = "Speed only: the copies of packs within the row overwrite the zeros."
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values and stores them to the same address."
 LONGER_CHAIN = "Equally correct: a chain has one more pack, so the order of additions differs."
 ALWAYS_SHIFTS = (
@@ -147,6 +148,11 @@ SURVIVORS: dict[Key, str] = {
      "for (long long first = static_cast<long long>(blockIdx.x / cluster) * team.count; first < items;",
      "guard", 0): EMPTY_ROUND,
     ("group_norm/backward_registers.cuh",
+     "const long long item = (samples > 1 ? sample : 0) + first + team.index();", "guard", 1): (
+        "Speed only: with the blocks of one sample in a cluster, `sample` is 0, which the compiler does not know."
+    ),
+    ("group_norm/backward_registers.cuh", "cluster_fence();", "barrier", 0): RELEASING_ARRIVAL,
+    ("group_norm/backward_registers.cuh",
      "const acc_t scale_alone = alone ? weighed(group, run.length > 0, found).scale : acc_t(1);",
      "guard", 0): "Speed only: a team without a group loads the gamma of an existing group and does not use it.",
     ("group_norm/backward_registers.cuh", "if (HxW == 1 && parameters.wanted()) {", "guard", 0): NULL_RESULTS,
@@ -211,6 +217,11 @@ SURVIVORS: dict[Key, str] = {
      "guard", 1): (
         "Only a block of one team then has too few rows. Nothing follows its sums in shared memory, and the host's "
         "size of shared memory includes the row."
+    ),
+    ("partition/backward_rows.cuh", "if (run.first(k) >= run.columns) {", "guard", 0): ZEROS,
+    ("partition/backward_rows.cuh", "if (run.first(k) >= run.columns || from.x == nullptr) {", "guard", 0): ZEROS,
+    ("partition/backward_rows.cuh", "if (ahead < last) {", "guard", 0): (
+        "Speed only: the row of the last place is copied now, and once more before it is used."
     ),
     ("partition/backward_rows.cuh",
      "__syncwarp();  // else the compiler loads all packs' column sums at once and runs out of registers",
