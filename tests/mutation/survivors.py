@@ -15,6 +15,7 @@ EMPTY_ROUND = "Speed only: every team of that round has an empty run."
 NO_X = "Speed only: without x, held_x is all zeros and only dbeta is wanted. The products are added to unused sums."
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics and stores them to the same address."
 ZEROS = "Speed only: the copies of packs within the row overwrite the zeros."
+WIDER = "Speed only: a part with more threads than columns leaves some of them idle."
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values and stores them to the same address."
 LONGER_CHAIN = "Equally correct: a chain has one more pack, so the order of additions differs."
 ALWAYS_SHIFTS = (
@@ -133,8 +134,21 @@ SURVIVORS: dict[Key, str] = {
     ("batch_norm/flat_runs.cuh", "if (plain || j < packs) {", "guard", 0): (
         "Speed only: a pack past the run's end has no elements, and store_pack writes nothing."
     ),
+    ("common/fold_columns.cuh", "while (width < columns && width < warp_size) {", "guard", 0): WIDER,
+    ("common/fold_columns.cuh", "while (width < columns && width < warp_size) {", "guard", 1): WIDER,
+    ("common/fold_columns.cuh", "if (part < parts && column < columns && column < live) {", "guard", 0): (
+        "Speed only: idle threads fold rows too. These rows exist, and the results of idle threads are stored after "
+        "the partial results that fold_parts merges."
+    ),
     ("common/reduce.cuh", "while (2 * half < parts) {", "guard", 0): (
         "Speed only: with half == parts, `part + half < parts` is false for all threads of the first round."
+    ),
+    ("group_norm/backward_slab.cuh", "pieces > 1 ? static_cast<int>(piece_packs) : 0);", "guard", 1): (
+        "Speed only: the only piece of a slab has all its packs."
+    ),
+    ("group_norm/backward_slab.cuh",
+     "Pair sums = pieces > 1 ? of_pieces(rank - piece, channel) : totals[channel];", "guard", 1): (
+        "Speed only: a block reads its own totals through its address in the cluster."
     ),
     ("group_norm/forward_slab.cuh", "if (lane == 0 && rank == 0) {", "owner", 0): SAME_IN_THE_WARP,
     ("group_norm/group_norm_backward_grid.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 0): SAME_IN_THE_WARP,
