@@ -155,8 +155,8 @@ def test_the_fit_finds_the_costs_from_which_times_were_made(fitting: ModuleType)
     draw, points = random.Random(0), []
     for _ in range(60):
         facts = {"grid": draw.choice((32, 132, 400, 3000)), "packs": draw.randrange(2**12, 2**20)}
-        facts |= {"threads": draw.choice((64, 256, 512))}
         facts |= {
+            "threads": draw.choice((64, 256, 512)),
             "rounds": draw.choice((1, 2, 16)),
             "phases": draw.choice((1, 3, 9)),
             "traffic": draw.randrange(2**16, 2**22),

@@ -131,10 +131,6 @@ def test_illegal_tiles_are_refused(op: str, shape: tuple[int, ...], tile: dict[s
 # ---- the model ------------------------------------------------------------------------------------------------------
 
 
-def bytes_of(problem: Problem, choice: costmodel.Choice) -> int:
-    return sum(one.traffic + one.cached for one in choice.strategy.launches(problem, choice.tile))
-
-
 def test_among_near_ties_the_model_chooses_a_tile_that_moves_few_bytes() -> None:
     """For some problems the default moves fewer bytes than the fastest tile, and takes hardly longer."""
     leaner = 0
@@ -143,8 +139,8 @@ def test_among_near_ties_the_model_chooses_a_tile_that_moves_few_bytes() -> None
         default, fastest = costmodel.default_of(found, H200), min(found, key=lambda choice: choice.seconds)
         assert fastest.seconds <= default.seconds <= costmodel.NEAR_TIE * fastest.seconds
         at_work = costmodel.busy(default.launches, H200) - costmodel.busy(fastest.launches, H200)
-        assert at_work > 0 or bytes_of(problem, default) <= 1.1 * bytes_of(problem, fastest), problem.describe()
-        leaner += bytes_of(problem, fastest) > 1.05 * bytes_of(problem, default)
+        assert at_work > 0 or costmodel.moved(default) <= 1.1 * costmodel.moved(fastest), problem.describe()
+        leaner += costmodel.moved(fastest) > 1.05 * costmodel.moved(default)
     assert leaner > 0
 
 
@@ -164,7 +160,7 @@ def test_the_fastest_tile_is_the_default_if_bytes_take_little_time() -> None:
     )
     default, *others = costmodel.ranked(problem, OPS[problem.op].strategies.values(), H200)
     assert default.seconds <= min(choice.seconds for choice in others)
-    assert bytes_of(problem, default) >= min(bytes_of(problem, choice) for choice in others)
+    assert costmodel.moved(default) >= min(costmodel.moved(choice) for choice in others)
 
 
 @pytest.mark.parametrize(("C", "groups", "slab"), [(320, 32, 4), (960, 32, 2), (320, 32, 8), (36, 4, 1), (33, 3, 1)])

@@ -36,6 +36,11 @@ def blocks_for(items: int) -> int:
     return min(items, MAX_GRID)
 
 
+def whole_clusters(blocks: int, cluster: int) -> int:
+    """Blocks of a grid for ``blocks`` blocks of work, in whole clusters of ``cluster`` blocks; see `blocks_for`."""
+    return max(1, blocks_for(blocks) // cluster) * cluster
+
+
 def refuses_shared(needed: int, device: Device) -> str | None:
     """Return the error message if a block needs more shared memory than the device has, or None."""
     if needed > device.shared_memory_per_block:

@@ -17,7 +17,7 @@ ACCESS_BYTES = 16
 REGISTERS, MOST_THREADS = 65536, 1536  # of a multiprocessor, on every architecture of the compile gate
 SIDE_BY_SIDE = 64  # bytes per DRAM transfer
 PACKS_IN_FLIGHT = 4  # per stream in the cost model
-MOST_STAGES = 4
+MOST_STAGES = 4  # that are legal; the search space has fewer
 #: Memory latencies that an exchange between the blocks of a cluster takes in the cost model. On the simulated clock of
 #: an H200, LayerNorm of 2048 rows of 32768 takes 106 us with 4 blocks per row, and 77 us with one.
 EXCHANGE = 0.8

@@ -23,6 +23,7 @@ from cunorm.ops.common.limits import (
     refuses_resident,
     refuses_shared,
     round_up,
+    whole_clusters,
 )
 from cunorm.ops.common.slab_sweep import Slab
 
@@ -120,7 +121,7 @@ class _Slabs(OneSweep):
         blocks = self.problem.N * (self.problem.group // self.tile.groups) * self.pieces
         passes = self.tile.stages + (not self.problem.is_backward)  # a forward sums again about a better centre
         return self.one_sweep(
-            self.whole_clusters(blocks),
+            whole_clusters(blocks, self.cluster),
             {"slab_groups": self.tile.groups, "piece_packs": self.slab.piece_packs},
             packs=blocks * self.slab.processed,
             copies=load_of(self.tile),

@@ -9,7 +9,7 @@ from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
 from cunorm.ops.common.folds import parameter_launches, parameter_workspace
-from cunorm.ops.common.limits import WARP, blocks_for, round_up
+from cunorm.ops.common.limits import WARP, round_up, whole_clusters
 from cunorm.ops.common.register_rows import parameters_given, present
 from cunorm.ops.common.slab_sweep import channel_lanes
 
@@ -34,10 +34,6 @@ class OneSweep(Tiling):
     def cluster(self) -> int:
         """Blocks per cluster."""
         return self.pieces * self.samples
-
-    def whole_clusters(self, blocks: int) -> int:
-        """Blocks of a grid for ``blocks`` blocks of work: as many as a grid may have, in whole clusters."""
-        return max(1, blocks_for(blocks) // self.cluster) * self.cluster
 
     @lazy
     def partial_rows(self) -> int:
@@ -133,6 +129,6 @@ class Runs(OneSweep):
         """Launch of the team kernel, and the launches that fold the parameter sums."""
         items = ceil_div(self.problem.N * self.problem.group, self.tile.threads // self.lanes)
         facts: dict[str, Any] = {"registers": registers, "phases": phases, "shared_bytes": self.shared}
-        grid = self.whole_clusters(items * self.pieces)
+        grid = whole_clusters(items * self.pieces, self.cluster)
         facts["packs"] = grid * self.tile.threads * self.packs
         return self.one_sweep(grid, {}, constants=self.constants, cluster=self.cluster, **facts)

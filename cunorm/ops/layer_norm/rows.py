@@ -9,12 +9,12 @@ from cunorm.core.strategy import Arguments, Launch, by_name, ceil_div, refuses_t
 from cunorm.ops.common.folds import parameter_launches, parameter_workspace
 from cunorm.ops.common.limits import (
     WARP,
-    blocks_for,
     refuses_cluster_size,
     refuses_registers,
     refuses_resident,
     refuses_shared,
     round_up,
+    whole_clusters,
 )
 from cunorm.ops.common.register_rows import ACCESS_BYTES, SIDE_BY_SIDE, BlockRows, ClusterRows, WarpRows, present
 
@@ -142,7 +142,7 @@ class LayerWarp(WarpRows):
         # distinct bytes from DRAM.
         traffic += self._parameters_read
         traffic += self.partial_rows * problem.C * self.problem.pair * problem.wants_parameters
-        grid, rows = max(1, blocks_for(blocks) // cluster) * cluster, ceil_div(problem.N, self.teams)
+        grid, rows = whole_clusters(blocks, cluster), ceil_div(problem.N, self.teams)
         main = Launch(
             entry,
             entry,
