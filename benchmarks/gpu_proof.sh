@@ -1,26 +1,30 @@
 #!/usr/bin/env bash
 # Run everything that needs a GPU, in two parts of at most ten minutes each:
 #
-#   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads "NAME ..."] [--dry-run]
+#   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads "NAME ..."] [--results DIR] [--dry-run]
 #
-# Part 1 runs the tests that need a GPU, with generic and with specialised kernels. Then, if compute-sanitizer is installed, it runs a few of them under memcheck and
-# racecheck.
-# Part 2 measures the host time of a call. Then it tunes each workload in turn (the table is written to tuning/tables/)
-# and runs `cunorm bench` for it (the result is written to benchmarks/results/). At the end it writes docs/speed.md from
-# the results, for which it reserves some seconds.
+# Part 1 asks whether the kernels are right. It runs the tests that need a GPU, among them the battery of hostile
+# problems with generic and with specialised kernels. At the same time compute-sanitizer, if there is one, runs a case of
+# every kernel under memcheck, racecheck and synccheck.
+# Part 2 asks how fast they are. It measures the host time of a call and the cost model's best tiles. Then, for each
+# workload in turn, it tunes (the table is written to tuning/tables/) and runs `cunorm bench` (the result is written to
+# benchmarks/results/). At the end it writes docs/speed.md from the results, for which it reserves some seconds.
 #
-# Without --part, both parts run. Each part has M minutes (9 by default). At the end, the script names the steps that had no
-# time left and those that failed; if there are any, the exit code is 1. For the steps that are left, run the script
+# Without --part, both parts run. Each part has M minutes (9 by default). At the end, the script names the steps that had
+# no time left and those that failed; if there are any, the exit code is 1. For the steps that are left, run the script
 # again with --workloads: tuning resumes with the existing table, and a result of the same day is replaced.
+# --results writes everything to DIR instead of the checkout, the logs of the steps included, each when its step ends.
 # --dry-run runs every step on the CPU executor with one tiny shape, and deletes all results.
+# cunorm need not be installed; the folder of the checkout in PYTHONPATH suffices.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-parts="1 2" minutes=9 dry=""
+parts="1 2" minutes=9 dry="" into=""
 # The most important workloads come first, because the time may not suffice for all.
 workloads="quick llm sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet mlp odd segmentation-bn bn1d video-vae"
 usage() {
-  echo "usage: bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads \"NAME ...\"] [--dry-run]; $1" >&2
+  echo "usage: bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads \"NAME ...\"] [--results DIR] [--dry-run]; $1" >&2
   exit 2
 }
 while [ $# -gt 0 ]; do
@@ -28,18 +32,19 @@ while [ $# -gt 0 ]; do
     --part) [[ ${2:-} =~ ^[12]$ ]] || usage "--part: '${2:-}', expected 1 or 2"; parts=$2; shift ;;
     --minutes) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || usage "--minutes: '${2:-}', expected a whole number"; minutes=$2; shift ;;
     --workloads) [ -n "${2:-}" ] || usage "--workloads: empty, expected names: \"llm vae\""; workloads=$2; shift ;;
+    --results) [ -n "${2:-}" ] || usage "--results: empty, expected a folder"; into=$2; shift ;;
     --dry-run) dry=yes ;;
     *) usage "unknown option: $1" ;;
   esac
   shift
 done
 page_seconds=20
-dtype=bfloat16 results=benchmarks/results tables=tuning/tables
+dtype=bfloat16 results=benchmarks/results tables=tuning/tables logs=""
 failed="" unreached=""
 if [ -n "$dry" ]; then
   box=$(mktemp -d)
   trap 'rm -rf "$box"' EXIT
-  results=$box/results tables=$box/tuning workloads=quick
+  into=$box workloads=quick
   export CUNORM_CACHE_DIR="${CUNORM_CACHE_DIR:-$box/cache}"
 else
   python -c "import sys; from cunorm.ops.registry import gpu_present; sys.exit(0 if gpu_present() else 3)" || {
@@ -47,44 +52,82 @@ else
     exit 3
   }
 fi
+if [ -n "$into" ]; then
+  results=$into/results tables=$into/tables logs=$into/logs
+else
+  logs=$(mktemp -d)
+fi
+mkdir -p "$results" "$tables" "$logs"
 
-mkdir -p "$results" "$tables"
-
-# step NAME COMMAND...: run a command within the time left of the part. After that time the command gets SIGINT, as from
+# limited COMMAND...: run a command within the time left of the part. After that time the command gets SIGINT, as from
 # Ctrl-C. The tuner and the bench then store the results that they have.
+limited() {
+  timeout -s INT -k 30 "$((deadline - SECONDS))" env --default-signal=INT "$@"
+}
+
+# ended NAME CODE: record how a step ended.
+ended() {
+  case $2 in
+    0) ;;
+    124 | 130 | 137) unreached+=" $1 (begun);" ;;
+    *) failed+=" $1 (exit code $2);" ;;
+  esac
+}
+
+# step NAME COMMAND...: run a command; its output is shown and kept.
 step() {
-  local name=$1 left=$((deadline - SECONDS)) code
+  local name=$1
   shift
-  if [ "$left" -lt 5 ]; then
+  if [ $((deadline - SECONDS)) -lt 5 ]; then
     unreached+=" $name;"
     return
   fi
   echo "== $name"
-  timeout -s INT -k 30 "$left" env --default-signal=INT "$@"
-  code=$?
-  case $code in
-    0) ;;
-    124 | 130 | 137) unreached+=" $name (begun);" ;;
-    *) failed+=" $name (exit code $code);" ;;
-  esac
+  limited "$@" 2>&1 | tee "$logs/${name// /-}.log"
+  ended "$name" "${PIPESTATUS[0]}"
+}
+
+# Steps that run at the same time: their output is kept, and its end is shown when all have ended.
+names=() pids=()
+beside() {
+  local name=$1
+  shift
+  limited "$@" >"$logs/${name// /-}.log" 2>&1 &
+  names+=("$name") pids+=($!)
+}
+collect() {
+  local at
+  for at in "${!pids[@]}"; do
+    wait "${pids[$at]}"
+    ended "${names[$at]}" $?
+    echo "== ${names[$at]}"
+    tail -n 25 "$logs/${names[$at]// /-}.log"
+  done
+  names=() pids=()
 }
 
 part_1() {
-  step "doctor" cunorm doctor
+  step "doctor" python -m cunorm doctor
   if [ -n "$dry" ]; then
     step "tests" python -m pytest -q -p no:cacheprovider tests/tuning/test_tuning_clock.py
-  else
-    step "tests" python -m pytest -q -n 4 --gpu -m gpu
-    step "tests of the specialised kernels" env CUNORM_SPECIALISE=always python -m pytest -q -n 4 --gpu -m gpu
-  fi
-  if [ -n "$dry" ] || ! command -v compute-sanitizer >/dev/null; then
-    echo "== compute-sanitizer does not run here: no memcheck, no racecheck"
+    step "cases" python -m tests.battery.one_per_kernel --list
+    echo "== compute-sanitizer does not run here: no memcheck, no racecheck, no synccheck"
     return
   fi
-  for tool in memcheck racecheck; do
-    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      python -m pytest -q --gpu tests/executors/test_gpu_executor.py -k "oracle or strides"
-  done
+  local tool workers=$(($(nproc) > 5 ? $(nproc) - 4 : 2)) patience=""
+  # A kernel that hangs must not take the whole part.
+  python -c "import pytest_timeout" 2>/dev/null && patience="--timeout=120 --timeout-method=thread"
+  if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck synccheck; do
+      beside "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 python -m tests.battery.one_per_kernel
+    done
+  else
+    echo "== compute-sanitizer is not installed: no memcheck, no racecheck, no synccheck"
+  fi
+  # shellcheck disable=SC2086
+  beside "tests" python -m pytest -q -n "$workers" --tb=short -p no:cacheprovider --gpu -m gpu $patience \
+    tests/battery tests/executors tests/ops tests/ascend tests/runtime tests/gate tests/tuning tests/cli tests/test_train_digits.py
+  collect
 }
 
 part_2() {
@@ -97,25 +140,28 @@ print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
   date=$(date -u +%F)
   if [ -n "$dry" ]; then
     step "host cost" python benchmarks/host_overhead_gpu.py --rehearse
+    step "draw" python benchmarks/measure_tiles.py draw --workloads mlp --problems 1 --out "$results/tiles.jsonl"
   else
     step "host cost" python benchmarks/host_overhead_gpu.py --json "$results/host_overhead_gpu-$device-$date.json"
+    step "draw" python benchmarks/measure_tiles.py draw --workloads "quick,llm,sd15-unet,resnet50-bn,vae" --problems 150 --out "$logs/tiles.jsonl"
+    step "measure tiles" python benchmarks/measure_tiles.py run "$logs/tiles.jsonl" --seconds 90 --out "$results/measured_tiles-$device-$date.jsonl"
   fi
   deadline=$((until - page_seconds))
   for workload in $workloads; do
     if [ -n "$dry" ]; then
-      step "tune" cunorm tune layer_norm --shape 64,256 --dtype $dtype --evaluator model --table "$table"
-      CUNORM_TILING_TABLE=$table step "bench" cunorm bench layer_norm --shape 64,256 --dtype $dtype --rehearse --rounds 2 --peers torch,liger \
-        --quiet --json "$results/bench-$device-tiny-$date.json"
+      step "tune" python -m cunorm tune layer_norm --shape 64,256 --dtype $dtype --evaluator model --table "$table"
+      CUNORM_TILING_TABLE=$table step "bench" python -m cunorm bench layer_norm --shape 64,256 --dtype $dtype --rehearse \
+        --rounds 2 --peers torch,liger --quiet --json "$results/bench-$device-tiny-$date.json"
       continue
     fi
-    step "tune $workload" cunorm tune --workload "$workload" --dtype $dtype --seconds 2 --table "$table" --resume
-    CUNORM_TILING_TABLE=$table step "bench $workload" cunorm bench --workload "$workload" --dtype $dtype \
+    step "tune $workload" python -m cunorm tune --workload "$workload" --dtype $dtype --seconds 2 --table "$table" --resume
+    CUNORM_TILING_TABLE=$table step "bench $workload" python -m cunorm bench --workload "$workload" --dtype $dtype \
       --peers torch,liger,quack,apex --json "$results/bench-$device-$workload-$date.json"
   done
   deadline=$until
   if [ -n "$dry" ]; then
     step "speed" python benchmarks/speed_page.py --check
-  else
+  elif [ -z "$into" ]; then
     step "speed" python benchmarks/speed_page.py
   fi
 }

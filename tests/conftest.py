@@ -101,9 +101,15 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the CUNORM_ variables, except those of the cache folder and the compiler, so that tests ignore them."""
-    for name in {*settings.VARIABLES} - {"CUNORM_CACHE_DIR", "CUNORM_CXX"}:
+def _plain_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the CUNORM_ variables, except those of the cache folder and the compiler, so that tests ignore them.
+
+    Tests on a GPU keep ``CUNORM_SPECIALISE``, so that all of them can run specialised kernels.
+    """
+    kept = {"CUNORM_CACHE_DIR", "CUNORM_CXX"}
+    if request.node.get_closest_marker("gpu"):
+        kept.add("CUNORM_SPECIALISE")
+    for name in {*settings.VARIABLES} - kept:
         monkeypatch.delenv(name, raising=False)
 
 

@@ -16,7 +16,7 @@ from cunorm.jit import sources
 from cunorm.ops.common import limits
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Plan
-from tests.battery.run_case import RUNS
+from tests.battery.run_case import RUNS, InPlace, OnGpu
 from tests.support import problems
 
 #: The orders of threads that a result must not depend on.
@@ -147,8 +147,13 @@ class Case:
         """The files of kernels_cu that the case runs."""
         return frozenset[str]().union(*(files_in(sources._expand(kernel)) for kernel in self.kernels))
 
-    def run(self) -> list[np.ndarray | None]:
-        """Run the case, compare the results with the oracle, and return them.
+    def run(self, kind: str = "cpu") -> list[np.ndarray | None]:
+        """Run the case, compare the results with the oracle, and return them as NumPy arrays.
+
+        Parameters
+        ----------
+        kind : {"cpu", "gpu"}
+            The executor that runs it.
 
         Raises
         ------
@@ -162,7 +167,7 @@ class Case:
         if workspace is not None:
             workspace.fill(0xFF)
         with grid_of(self.grid), np.errstate(all="ignore"):
-            return RUNS[self.op](self, tile=self.tile, workspace=workspace)
+            return RUNS[self.op](self, OnGpu() if kind == "gpu" else InPlace(), workspace, tile=self.tile)
 
     def at(self, name: str) -> int:
         """Elements between the start of the allocation and that array."""

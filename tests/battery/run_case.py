@@ -43,6 +43,44 @@ def emptied(shape: tuple[int, ...], dtype: Any, shift: int = 0, last: bool = Fal
     return placed(np.full(shape, np.nan).astype(dtype), shift, last)
 
 
+class OnGpu:
+    """Copies of NumPy arrays on the GPU, at the same places of their allocations."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.xp = cupy
+        self._copied: list[tuple[np.ndarray, Any]] = []
+
+    def put(self, view: Any) -> Any:
+        """The copy of an array. Two views of one allocation are copied to one allocation. None stays None."""
+        if not isinstance(view, np.ndarray):
+            return view
+        whole = view if view.base is None else view.base
+        copied = next((copy for seen, copy in self._copied if seen is whole), None)
+        if copied is None:
+            copied = self.xp.asarray(whole)
+            self._copied.append((whole, copied))
+        offset = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        return self.xp.ndarray(view.shape, view.dtype, memptr=copied.data + offset, strides=view.strides)
+
+    def get(self) -> None:
+        """Copy the contents of all allocations back to the NumPy arrays."""
+        for whole, copied in self._copied:
+            whole[...] = copied.get()
+
+
+class InPlace:
+    """NumPy arrays as they are, for the CPU executor."""
+
+    def put(self, view: Any) -> Any:
+        """The array itself."""
+        return view
+
+    def get(self) -> None:
+        """Nothing: the calls have changed the arrays themselves."""
+
+
 def _parameter(case: Case, given: str | None) -> str | None:
     """The dtype of gamma or beta."""
     return case.dtype if given == "same" else given
@@ -90,7 +128,7 @@ def _made(case: Case) -> Any:
     return problems.batch_arrays(case.shape, case.dtype)
 
 
-def _run(case: Case, **options: Any) -> list[np.ndarray | None]:
+def _run(case: Case, place: OnGpu | InPlace, workspace: Any, **options: Any) -> list[np.ndarray | None]:
     made = _moved(case, _made(case))
     made.settle()
     given, first = _settled(case, made, case.last and case.op.startswith("batch_norm"))
@@ -103,12 +141,20 @@ def _run(case: Case, **options: Any) -> list[np.ndarray | None]:
     outs = [out if flag else None for out, flag in zip(outs, problems.wanted(case.op, flags), strict=True)]
     # A gradient needs beta only with an activation.
     arguments = {name: value for name, value in given.given(case.op).items() if name != "beta" or not backward}
-    getattr(cunorm, case.op)(**arguments, **flags, out=tuple(outs) if len(outs) > 1 else outs[0], **options)
+    there = tuple(map(place.put, outs))
+    getattr(cunorm, case.op)(
+        **{name: place.put(value) for name, value in arguments.items()},
+        **flags,
+        out=there if len(there) > 1 else there[0],
+        workspace=place.put(workspace),
+        **options,
+    )
+    place.get()
     made.check(case.op, tuple(outs))
     return outs
 
 
-def _gather(case: Case, **options: Any) -> list[np.ndarray | None]:
+def _gather(case: Case, place: OnGpu | InPlace, workspace: Any, **options: Any) -> list[np.ndarray | None]:
     world, C = case.shape
     random = np.random.default_rng(0)
     sums = DTYPES[accumulator(case.dtype)]
@@ -122,12 +168,16 @@ def _gather(case: Case, **options: Any) -> list[np.ndarray | None]:
     kept = dict(zip(("running_mean", "running_var"), (a.astype(np.float64) for a in running), strict=False))
     exact = reference.batch_norm_gather_stats(means, invstds, counts, **kept)
     named = dict(zip(("running_mean", "running_var"), running, strict=False))
-    cunorm.batch_norm_gather_stats(means, invstds, counts, out=tuple(outs), **named, **options)
+    given = map(place.put, (means, invstds, counts))
+    there = {name: place.put(array) for name, array in named.items()}
+    out = tuple(map(place.put, outs))
+    cunorm.batch_norm_gather_stats(*given, out=out, workspace=place.put(workspace), **there, **options)
+    place.get()
     for index, came in enumerate((*outs, *running)):
         want = np.asarray(exact[index])
         assert_within(f"{case.op}[{index}]", came, want, 1e-13 * np.abs(want) + 1e-13, NAMES[came.dtype])
     return [*outs, *running]
 
 
-#: Function per op: (case, options of the call) -> the results.
+#: Function per op: (case, place, workspace, options of the call) -> the results, as NumPy arrays.
 RUNS = {op: _gather if op == "batch_norm_gather_stats" else _run for op in OPS}

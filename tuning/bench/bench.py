@@ -27,9 +27,9 @@ from cunorm.runtime import plans
 from cunorm.runtime.plans import Target
 from cunorm.tiling import choose_tile, costmodel
 
-from ..verify.inputs import inputs_of
-from ..verify.oracle import Expected, expected
+from ..verify.oracle import Expected
 from ..verify.verifier import GuardedBuffer
+from .ahead import Prepared, prepared
 from .arrays import Sets, public_call
 from .clock import BenchClock
 from .peers import PEERS, NotOffered
@@ -224,7 +224,14 @@ class _BenchRun:
 
 
 def bench_problem(
-    problem: Problem, place: Target, clock: BenchClock, peers: Sequence[str], *, rounds: int = ROUNDS, seed: int = 0
+    problem: Problem,
+    place: Target,
+    clock: BenchClock,
+    peers: Sequence[str],
+    *,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    given: Prepared | None = None,
 ) -> Outcome:
     """Check and time all contenders of a problem.
 
@@ -240,6 +247,8 @@ def bench_problem(
         Number of samples of each contender's kernels, and of its calls.
     seed : int
         Seed of the inputs and of the order in a round.
+    given : Prepared, optional
+        The inputs and the oracle, if another process has prepared them.
 
     Returns
     -------
@@ -250,10 +259,9 @@ def bench_problem(
     DeviceLostError
         If a contender left the GPU unusable.
     """
-    given = inputs_of(problem, seed, hostile=False)
-    wanted = expected(problem, given)
-    nbytes = sum(values.nbytes for values in given.values())  # the inputs alone must not fit in the L2
-    sets = Sets(problem, given, place.kind, clock.sets(nbytes, place.device))
+    inputs, wanted = prepared(problem, seed) if given is None else given
+    nbytes = sum(values.nbytes for values in inputs.values())  # the inputs alone must not fit in the L2
+    sets = Sets(problem, inputs, place.kind, clock.sets(nbytes, place.device))
     run, lost = _BenchRun(problem, place, sets, clock, peers), None
     try:
         run.enter()

@@ -28,6 +28,7 @@ from cunorm.runtime.plans import Target
 
 from ..measure.session import software
 from ..problems.requested import problems_of
+from .ahead import prepared_in_turn
 from .bench import ROUNDS, bench_problem
 from .clock import BenchClock, GpuClock, RehearsalClock
 from .peers import PEERS
@@ -223,11 +224,14 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
         problems=len(problems),
     )
 
+    turns = prepared_in_turn(problems, asked.seed)
+
     def bench(problem: Problem) -> Outcome:
-        return bench_problem(problem, place, clock, peers, rounds=rounds, seed=asked.seed)
+        return bench_problem(problem, place, clock, peers, rounds=rounds, seed=asked.seed, given=next(turns)())
 
     shown = with_bar(problems, len(problems), "problem", lambda problem: problem.op, shown=not asked.quiet)
-    record.run(shown, peers, bench)
+    with contextlib.closing(turns):
+        record.run(shown, peers, bench)
     found = record.document()
     print("\n".join(text(found)))
     if to_plot is not None and record.results:

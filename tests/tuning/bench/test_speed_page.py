@@ -147,7 +147,7 @@ def test_a_dry_run_executes_every_step_and_leaves_no_files() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [line[3:] for line in done.stdout.splitlines() if line.startswith("== ")]
     assert [step for step in steps if "compute-sanitizer" not in step] == [
-        "doctor", "tests", "host cost", "tune", "bench", "speed",
+        "doctor", "tests", "cases", "host cost", "draw", "tune", "bench", "speed",
     ]  # fmt: skip
     assert "cunorm, table tile      off by" in done.stdout  # the bench found the table that the tuner wrote
     assert "of copy" not in done.stdout
@@ -159,7 +159,7 @@ def test_steps_that_the_time_limit_excludes_are_named(tmp_path: Path) -> None:
     """The copy of the script has a time limit of zero minutes."""
     done = proof("--dry-run", "--part", "1", script=changed(tmp_path, "60 * minutes", "0 * minutes"))
     assert done.returncode == 1
-    assert "not reached: doctor; tests;" in done.stderr
+    assert "not reached: doctor; tests; cases;" in done.stderr
 
 
 @needs_bash
@@ -177,6 +177,7 @@ def test_the_page_is_generated_when_no_time_is_left_to_tune_and_bench(tmp_path: 
     (["--minutes", "0"], "--minutes: '0', expected a whole number"),
     (["--fast"], "unknown option: --fast"),
     (["--workloads"], "--workloads: empty, expected names"),
+    (["--results"], "--results: empty, expected a folder"),
 ])  # fmt: skip
 def test_wrong_arguments_of_the_script(given: list[str], sentence: str) -> None:
     done = proof(*given)

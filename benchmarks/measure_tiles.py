@@ -1,0 +1,335 @@
+"""Measure the cost model's best tiles on a GPU: whether its order and its times hold.
+
+Examples::
+
+    python benchmarks/measure_tiles.py draw --device H100 --out tiles.jsonl    # which tiles; needs no GPU
+    python benchmarks/measure_tiles.py run tiles.jsonl --out measured.jsonl    # their times; needs a GPU
+
+``draw`` ranks all tiles of the workloads' problems, which takes a second for each problem. It keeps the default, the
+next best tiles, and the best tile of each other strategy that is predicted to be nearly as fast. ``run`` measures all
+tiles of a problem in rounds, in random order, with the clock of the tuner, and appends a line per problem: the times in
+microseconds (median and quartiles), the predicted times, and how far the results of a tile are from those of the first
+one. It runs specialised kernels alone. Interrupted, it leaves whole lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import numpy as np
+from cunorm.tuning.measure.clock import GraphClock
+from cunorm.tuning.measure.race import Timing, winner
+from cunorm.tuning.measure.result import measured_entry
+from cunorm.tuning.measure.session import software
+from cunorm.tuning.problems.workloads import problems
+from cunorm.tuning.search.space import Space
+from cunorm.tuning.verify.verifier import GuardedBuffer
+from tqdm import tqdm
+
+from cunorm.core.arrays import DTYPES
+from cunorm.core.devices import KNOWN, Device
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.executors.choose import executor
+from cunorm.ops.registry import OPS
+from cunorm.runtime import plans
+from cunorm.runtime.plans import Plan, Target
+from cunorm.tiling import costmodel, table
+from cunorm.traffic.sampling import floor_bytes
+
+BEST, OTHERS = 5, 3  # tiles of a problem: the model's best, and the best of other strategies
+NEARLY = 1.6  # of other strategies: largest ratio of the predicted time to the least
+ROUNDS = 9
+#: Largest difference of a tile's result from the default's, divided by the result's largest value: a few roundings of
+#: the dtype. Rows of sums are added in another order, in float32.
+AGREE = {"float16": 2.0**-9, "bfloat16": 2.0**-6, "float32": 1e-5, "float64": 1e-12}
+GAIN = 1.02  # as in the tuner: how many times faster than the default a tile must be
+RANDOM_ELEMENTS = 2**20  # random values that are repeated to fill an array
+
+
+def line_of(problem: Problem, **facts: Any) -> str:
+    """A line of a file: the problem and facts about it."""
+    return json.dumps({"problem": table.key_of(problem), **facts})
+
+
+def lines_of(path: Path) -> Iterator[tuple[Problem, dict[str, Any]]]:
+    """The problems and facts in a file. Facts of a whole run are in a line of their own before its problems."""
+    run: dict[str, Any] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        raw = json.loads(line)
+        if "problem" in raw:
+            yield table.problem_of(raw["problem"]), {**run, **raw}
+        else:
+            run = raw
+
+
+def raw_of(tile: Tile) -> dict[str, Any]:
+    """A tile as JSON."""
+    return {"strategy": tile.strategy, **tile.as_dict()}
+
+
+# ---- draw -----------------------------------------------------------------------------------------------------------
+
+
+def tiles_of(problem: Problem, device: Device) -> list[Tile]:
+    """The tiles to measure: the default first."""
+    ranked = costmodel.ranked(problem, OPS[problem.op].strategies.values(), device)
+    least = min(one.seconds for one in ranked)
+    best = {(one.strategy.name, one.tile.as_dict().get("load")): one for one in reversed(ranked)}
+    others = sorted((one for one in best.values() if one.seconds < NEARLY * least), key=lambda one: one.seconds)
+    kept = dict.fromkeys(one.tile for one in ranked[:BEST])
+    more = [one.tile for one in others if one.tile not in kept]
+    return [*kept, *more[:OTHERS]]
+
+
+def draw(asked: argparse.Namespace) -> None:
+    """Write the problems and their tiles."""
+    device, wanted = KNOWN[asked.device], asked.workloads.split(",")
+    found = {one: name for name, one in problems(asked.dtype) if name in wanted}
+    ordered = sorted(found, key=lambda one: wanted.index(found[one]))
+    if asked.problems is not None and asked.problems < len(ordered):
+        random.Random(asked.seed).shuffle(ordered)
+        ordered = ordered[: asked.problems]
+    with asked.out.open("w", encoding="utf-8") as out:
+        for problem in tqdm(ordered, unit="problem"):
+            out.write(line_of(problem, tiles=[raw_of(tile) for tile in tiles_of(problem, device)]) + "\n")
+
+
+# ---- run ------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _random_bytes(dtype: str) -> Any:
+    """Bytes of random values, on the GPU."""
+    values = np.random.default_rng(0).standard_normal(RANDOM_ELEMENTS, np.float32)
+    return executor("gpu").cupy.asarray(values.astype(DTYPES[dtype]).view(np.uint8))
+
+
+def filled(problem: Problem, name: str) -> GuardedBuffer:
+    """Memory for an array, full of random values."""
+    dtype = problem.dtype_of(name)
+    made = GuardedBuffer(executor("gpu").cupy, problem.elements_of(name) * DTYPES[dtype].itemsize)
+    source = _random_bytes(dtype)
+    for start in range(0, made.bytes.size, source.size):
+        part = made.bytes[start : start + source.size]
+        part[...] = source[: part.size]
+    return made
+
+
+@dataclass
+class Runner:
+    """A tile's launches on each set of arrays."""
+
+    plan: Plan
+    values: list[list[int | float]]
+    workspace: GuardedBuffer
+
+    def __post_init__(self) -> None:
+        gpu = executor("gpu")
+        self.steps, constants = self.plan.steps(
+            lambda text, entry: gpu.load(gpu.build(text, entry), entry), "specialised"
+        )
+        self.values = [[*values, *constants] for values in self.values]
+
+    def __call__(self, index: int) -> None:
+        launch, values = executor("gpu").launch, self.values[index]
+        for kernel, grid, threads, shared_bytes, pick, _, _ in self.steps:
+            launch(kernel, grid, threads, shared_bytes, pick(values))
+
+
+def _wide(flat: Any, dtype: str) -> Any:
+    """The values of an array of bytes on the GPU, in float32 or float64."""
+    xp = executor("gpu").cupy
+    if dtype == "bfloat16":
+        return (flat.view(xp.uint16).astype(xp.uint32) << 16).view(xp.float32)
+    return flat.view(DTYPES[dtype]).astype(xp.float64 if dtype == "float64" else xp.float32)
+
+
+class Measured:
+    """Measures the tiles of one problem."""
+
+    def __init__(self, problem: Problem, place: Target, clock: GraphClock) -> None:
+        self.problem, self.place, self.clock = problem, place, clock
+        op = OPS[problem.op]
+        self.names = [name for name in op.names if name not in problem.numbers]
+        arrays = [name for name in self.names if name != "workspace" and (name in problem.outputs or self._given(name))]
+        nbytes = sum(problem.elements_of(name) * DTYPES[problem.dtype_of(name)].itemsize for name in arrays)
+        count = clock.sets(nbytes, place.device)
+        self.sets = [{name: filled(problem, name) for name in arrays} for _ in range(count)]
+
+    def _given(self, name: str) -> bool:
+        spec = self.problem.spec
+        return self.problem.has(name) and (name in spec.inputs or name in spec.updated)
+
+    def runner(self, tile: Tile) -> Runner:
+        """The launches of a tile."""
+        op, problem = OPS[self.problem.op], self.problem
+        plan = plans.plan_for(problem, op.strategies, op.names, self.place, tile)
+        workspace = GuardedBuffer(executor("gpu").cupy, plan.workspace_nbytes)
+        tail: list[int | float] = [problem.numbers[name] for name in plan.names if name in problem.numbers]
+        at = [{name: one.address for name, one in arrays.items()} for arrays in self.sets]
+        for one in at:
+            one["workspace"] = workspace.address if plan.workspace_nbytes else 0
+        return Runner(plan, [[*(one.get(name, 0) for name in self.names), *tail] for one in at], workspace)
+
+    def results(self, run: Runner) -> dict[str, Any]:
+        """The results of a tile on the first set."""
+        for name in self.problem.outputs:
+            self.sets[0][name].fill(0xFF)  # NaN in every format
+        run(0)
+        found = {
+            name: _wide(self.sets[0][name].bytes, self.problem.dtype_of(name)).copy() for name in self.problem.outputs
+        }
+        executor("gpu").synchronise(self.place.ordinal)  # the clock uses another stream
+        return found
+
+    def tiles(self, tiles: Sequence[Tile], rounds: int) -> list[dict[str, Any]]:
+        """Times, predicted times and deviations of tiles. A tile that fails has a sentence instead."""
+        found: list[dict[str, Any]] = [{"tile": raw_of(tile)} for tile in tiles]
+        samplers: dict[int, Callable[[], float]] = {}
+        first: dict[str, Any] = {}
+        for index, tile in enumerate(tiles):
+            strategy = OPS[self.problem.op].strategies[tile.strategy]
+            try:
+                run = self.runner(tile)
+                came = self.results(run)
+                samplers[index] = self.clock.sampler(tile, run, len(self.sets))
+            except Exception as error:  # a tile that cannot run must not stop the others
+                found[index]["failed"] = f"{type(error).__name__}: {error}"[:300]
+                continue
+            first = first or came
+            found[index]["off"] = self._off(first, came)
+            seconds = costmodel.predict(self.problem, strategy, tile, self.place.device)
+            found[index]["predicted_us"] = round(seconds * 1e6, 3)
+        samples: dict[int, list[float]] = {index: [] for index in samplers}
+        order = random.Random(0)
+        for _ in range(rounds):
+            for index in order.sample([*samplers], len(samplers)):
+                samples[index].append(samplers[index]() * 1e6)
+        for index, times in samples.items():
+            low, _, high = quantiles(times, n=4, method="inclusive")
+            found[index] |= {"us": round(median(times), 3), "q25": round(low, 3), "q75": round(high, 3)}
+        return found
+
+    @staticmethod
+    def _off(first: dict[str, Any], came: dict[str, Any]) -> float:
+        """Largest difference of a result from the first tile's, divided by the result's largest value."""
+        worst = 0.0
+        for name, values in came.items():
+            largest = float(abs(first[name]).max())
+            worst = max(worst, float(abs(values - first[name]).max()) / (largest or 1.0))
+        return float(f"{worst:.2g}")
+
+
+def run(asked: argparse.Namespace) -> None:
+    """Measure, and append a line per problem. Problems that the file contains are skipped."""
+    gpu = executor("gpu")
+    place, clock = Target("gpu", gpu.current(), gpu.limits(gpu.current())), GraphClock()
+    known = {problem for problem, _ in lines_of(asked.out)} if asked.out.exists() else set()
+    facts = {
+        "device": asdict(place.device),
+        "software": software("gpu"),
+        "copy": clock.bandwidth(),
+        "rounds": asked.rounds,
+    }
+    end = None if asked.seconds is None else time.monotonic() + asked.seconds
+    with asked.out.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(facts) + "\n")
+        for problem, raw in tqdm([*lines_of(asked.tiles)], unit="problem", mininterval=2):
+            if problem in known or (end is not None and time.monotonic() > end):
+                continue
+            try:
+                measured = Measured(problem, place, clock).tiles([Tile.of(one) for one in raw["tiles"]], asked.rounds)
+            except gpu.cupy.cuda.memory.OutOfMemoryError as error:
+                print(f"{problem.describe()}: {error}", file=sys.stderr)
+                continue
+            out.write(line_of(problem, floor=floor_bytes(problem), tiles=measured) + "\n")
+            out.flush()
+
+
+# ---- table ----------------------------------------------------------------------------------------------------------
+
+
+def device_of(raw: dict[str, Any]) -> Device:
+    """The device that a run has recorded."""
+    return Device(**{name: tuple(one) if isinstance(one, list) else one for name, one in raw["device"].items()})
+
+
+def timings_of(raw: dict[str, Any]) -> dict[Tile, Timing]:
+    """The times of the tiles whose results agree with the default's."""
+    dtype = table.problem_of(raw["problem"]).dtype
+    return {
+        Tile.of(one["tile"]): Timing(one["us"] / 1e6, one["q25"] / 1e6, one["q75"] / 1e6, raw["rounds"])
+        for one in raw["tiles"]
+        if "us" in one and one["off"] <= AGREE[dtype]
+    }
+
+
+def entry_of(problem: Problem, raw: dict[str, Any]) -> table.Entry | None:
+    """The table entry of a problem; None if its default failed, or another tile of it is the default now."""
+    space, timings = Space.of(problem, OPS[problem.op].strategies, device_of(raw)), timings_of(raw)
+    if space.default not in timings:
+        return None
+    best = winner(timings, lambda tile: (tile != space.default, *space.simplicity(tile)))
+    beaten = timings[best].seconds * GAIN <= timings[space.default].seconds
+    chosen = best if beaten else space.default
+    return measured_entry(
+        space,
+        chosen,
+        timings,
+        measures=True,
+        bandwidth=raw["copy"],
+        trials=len(timings),
+        default=not beaten,
+        text="specialised",
+    )
+
+
+def write_table(asked: argparse.Namespace) -> None:
+    """Write the table of the fastest measured tiles."""
+    measured = [*lines_of(asked.measured)]
+    found = [one for problem, raw in measured if (one := entry_of(problem, raw)) is not None]
+    raw = measured[0][1]
+    table.update(asked.table, device_of(raw), raw["software"], found)
+    print(f"{asked.table}: {len(found)} entries of {len(measured)} problems")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    one = commands.add_parser("draw", help="choose the tiles to measure; needs no GPU")
+    one.add_argument("--device", choices=KNOWN, default="H100", help="the GPU whose limits and predictions count")
+    one.add_argument("--workloads", default="quick,llm,sd15-unet,resnet50-bn,vae", metavar="NAMES")
+    one.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    one.add_argument("--problems", type=int, metavar="N", help="problems to draw; default: all")
+    one.add_argument("--seed", type=int, default=0, metavar="N")
+    one.add_argument("--out", type=Path, required=True, metavar="FILE")
+    one.set_defaults(run=draw)
+    one = commands.add_parser("run", help="measure the tiles of a file")
+    one.add_argument("tiles", type=Path, metavar="FILE")
+    one.add_argument("--out", type=Path, required=True, metavar="FILE")
+    one.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="samples of each tile, at least 2")
+    one.add_argument("--seconds", type=float, metavar="S", help="begin no problem after this time")
+    one.set_defaults(run=run)
+    one = commands.add_parser("table", help="write the tiling table of the fastest tiles")
+    one.add_argument("measured", type=Path, metavar="FILE")
+    one.add_argument("--table", type=Path, required=True, metavar="FILE")
+    one.set_defaults(run=write_table)
+    asked = parser.parse_args(argv)
+    asked.run(asked)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
