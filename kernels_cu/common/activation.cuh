@@ -30,7 +30,7 @@ __device__ __forceinline__ acc_t sigmoid(acc_t z) {
     if constexpr (sizeof(data_t) < sizeof(float)) {
         constexpr float log2_of_e = 1.4426950408889634f;
         float power, found;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-log2_of_e * z));
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(float(-log2_of_e * z)));
         asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(1.0f + power));
         return found;
     }
