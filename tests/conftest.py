@@ -77,7 +77,11 @@ class Executor:
         """Copy a NumPy array to the executor, in the same memory order. Return None for None."""
         if array is None:
             return None
-        return array.copy(order="K") if self.name == "cpu" else self.xp.array(array, order="K")
+        if self.name == "cpu":
+            return array.copy(order="K")
+        # CuPy copies a NumPy array to the order of its axes, so sort them by their strides first.
+        axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+        return self.xp.array(array.transpose(axes)).transpose(np.argsort(axes))
 
     def get(self, array: Any) -> Any:
         """Return the array as a NumPy array, or None for None."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,17 @@ def _visible(ordinal: int) -> str:
     return str(ordinal) if not named else named.split(",")[ordinal].strip()
 
 
+def _limits(ordinal: int) -> Device:
+    """The properties of a GPU, read in another process, so that this one has no CUDA context that occupies memory."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_limits_here, ordinal).result()
+
+
+def _limits_here(ordinal: int) -> Device:
+    found: Device = executor("gpu").limits(ordinal)
+    return found
+
+
 def _simulated(named: Device | None, present: Device | None) -> Device:
     """The device to simulate.
 
@@ -66,7 +79,7 @@ def _simulated(named: Device | None, present: Device | None) -> Device:
 def _specs(asked: argparse.Namespace, workers: int) -> tuple[str, Device, tuple[Spec, ...]]:
     """Evaluator, device and workers."""
     named = None if asked.device is None else known(asked.device, "--device")
-    present = executor("gpu").limits(executor("gpu").current()) if gpu_present() else None
+    present = _limits(executor("gpu").current()) if gpu_present() else None
     evaluator = asked.evaluator
     if evaluator == "auto":
         here = present is not None and (named is None or named.name == present.name)
@@ -88,7 +101,7 @@ def _specs(asked: argparse.Namespace, workers: int) -> tuple[str, Device, tuple[
     first = executor("gpu").current()
     ordinals = [first, *(other for other in range(count) if other != first)][:workers]
     for ordinal in ordinals:
-        if (other := executor("gpu").limits(ordinal)) != present:
+        if (other := _limits(ordinal)) != present:
             raise ValueError(f"--workers: GPU {ordinal} is {other.name}, not {present.name}; a table is for one device")
     return "measure", present, tuple(Spec("gpu", present, clock, _visible(ordinal)) for ordinal in ordinals)
 

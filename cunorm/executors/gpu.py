@@ -34,8 +34,8 @@ CLUSTER_DIMENSION = 4
 #: Multiprocessors per texture processing cluster: processing clusters have an even number of them.
 EVEN = 2
 #: Sizes of the clusters that the driver is asked about. A processing cluster has at most 20 multiprocessors, so at most
-#: one of them is resident in it at a time.
-ASKED_CLUSTERS = (16, 14, 12)
+#: one cluster of the `LARGE_CLUSTERS` is resident in it at a time, and at most two of `SMALL_CLUSTER`.
+LARGE_CLUSTERS, SMALL_CLUSTER = (16, 14, 12), 8
 
 _lock = Lock()
 
@@ -134,13 +134,16 @@ def _processing_clusters(ordinal: int, name: str, capability: tuple[int, int], m
     """Multiprocessors of each processing cluster, or () if unknown.
 
     A processing cluster holds one thread-block cluster of ``size`` full blocks if it has that many multiprocessors, for
-    each of `ASKED_CLUSTERS`. These counts give the sizes below the largest. The other multiprocessors are shared among
-    the largest. If the driver does not say, they are those of the known device with this name.
+    each of `LARGE_CLUSTERS`, and ``n // size`` of `SMALL_CLUSTER`. These counts give the sizes below the largest. The
+    other multiprocessors are shared among the largest. If the driver does not say, they are those of the known device
+    with this name.
     """
-    if capability in NON_PORTABLE_CAPABILITIES and (counts := _full_clusters(ordinal, ASKED_CLUSTERS)) is not None:
+    asked = (*LARGE_CLUSTERS, SMALL_CLUSTER)
+    if capability in NON_PORTABLE_CAPABILITIES and (counts := _full_clusters(ordinal, asked)) is not None:
         clusters: list[int] = []
-        for size, count in zip(ASKED_CLUSTERS, counts, strict=True):
+        for size, count in zip(LARGE_CLUSTERS, counts, strict=False):
             clusters += [size] * (count - len(clusters))
+        clusters += [SMALL_CLUSTER] * (counts[-1] - sum(size // SMALL_CLUSTER for size in clusters))
         rest = multiprocessors - sum(clusters)
         if counts[0] > 0 and rest >= 0:
             for place in range(rest // EVEN):

@@ -344,10 +344,11 @@ def test_limits_are_read_from_the_driver(driver: Driver, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        ((8, 8, 8), (18, 18, 16, 16, 16, 16, 16, 16)),
-        ((7, 8, 8), (18, 18, 18, 16, 16, 16, 16, 14)),
-        ((6, 7, 8), (18, 18, 18, 18, 18, 16, 14, 12)),
-        ((0, 0, 0), KNOWN["H200"].processing_clusters),  # a part of a GPU
+        ((8, 8, 8, 16), (18, 18, 16, 16, 16, 16, 16, 16)),
+        ((7, 8, 8, 15), (18, 18, 18, 16, 16, 16, 16, 14)),
+        ((6, 7, 8, 14), (18, 18, 18, 18, 18, 16, 14, 12)),
+        ((7, 7, 7, 15), (18, 18, 18, 18, 18, 18, 16, 8)),  # what an H100 said
+        ((0, 0, 0, 0), KNOWN["H200"].processing_clusters),  # a part of a GPU
         (None, KNOWN["H200"].processing_clusters),
     ],
 )
