@@ -35,11 +35,13 @@ from cunorm.tuning.problems.workloads import problems
 from scipy.optimize import least_squares, nnls
 from tqdm import tqdm
 
+from benchmarks.measure_tiles import device_of, lines_of, timings_of
 from benchmarks.simulator import simulated_page
 from benchmarks.simulator.clock import GPUS
 from benchmarks.simulator.goals import key_of
 from benchmarks.simulator.problems import LARGEST, simulate
 from cunorm.core import settings
+from cunorm.core.devices import Device
 from cunorm.core.files import write_whole
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile
@@ -47,7 +49,8 @@ from cunorm.jit import sources
 from cunorm.ops.registry import OPS
 from cunorm.tiling import costmodel, costs, table
 
-SAMPLES = Path(__file__).parent / "results" / "cost_samples.jsonl"
+RESULTS = Path(__file__).parent / "results"
+SAMPLES = RESULTS / "cost_samples.jsonl"
 CHECKED = simulated_page.MODEL
 GPU = GPUS["H200"]
 DTYPE = "bfloat16"
@@ -62,7 +65,9 @@ FEWEST = 3
 #: Fewest samples of even and of uneven problems from which both get times of their own.
 FEWEST_TIMES = 6
 #: Times of an unknown kernel, microseconds, and cycles per instruction: fits are drawn towards them with `PULL`.
-TYPICAL, PULL = (0.3, 0.55, 0.2, 0.1, 0.02, 4.0), 0.15
+TYPICAL, PULL = (0.3, 0.55, 0.2, 0.1, 0.02, 0.02, 4.0), 0.15
+#: Relative error from which an error counts linearly: a few odd samples must not bend the fit.
+ODD = 0.2
 
 
 @dataclass(frozen=True)
@@ -202,8 +207,14 @@ class Point:
 
     kind: costs.Kind
     work: costmodel.Work
-    instructions: int
+    instructions: int | None
     microseconds: float
+    device: Device = GPU.device
+
+    @property
+    def measured(self) -> bool:
+        """Whether a GPU took the time. Then nobody counted the instructions."""
+        return self.instructions is None
 
 
 def points(found: Sequence[Sample]) -> dict[str, list[Point]]:
@@ -220,6 +231,33 @@ def points(found: Sequence[Sample]) -> dict[str, list[Point]]:
     return points
 
 
+def measured_points() -> dict[str, list[Point]]:
+    """The launches of the calls that a GPU has measured, by kernel and layout.
+
+    A graph of calls gives the time of all launches of a call. It is divided among them as the present model predicts.
+    """
+    points: dict[str, list[Point]] = defaultdict(list)
+    for problem, raw in measured():
+        device = device_of(raw)
+        for tile, timing in timings_of(raw).items():
+            launches = OPS[problem.op].strategies[tile.strategy].launches(problem, tile)
+            predicted = [costmodel.launch_seconds(problem, one, device) for one in launches]
+            for launch, seconds in zip(launches, predicted, strict=True):
+                us = timing.seconds * 1e6 * seconds / sum(predicted)
+                point = Point(costs.kind_of(problem, launch), costmodel.work_of(launch, device), None, us, device)
+                points[costs.kernel_of(problem, launch)].append(point)
+    return points
+
+
+def measured() -> Iterator[tuple[Problem, dict[str, Any]]]:
+    """The measured problems whose kernels are the present ones."""
+    for path in sorted(RESULTS.glob("measured_tiles-*.jsonl")):
+        for problem, raw in lines_of(path):
+            present = [one for one in raw["tiles"] if one.get("kernel") == digest(problem, Tile.of(one["tile"]))]
+            if present:
+                yield problem, {**raw, "tiles": present}
+
+
 def _launches(one: Sample) -> tuple[Launch, ...]:
     return one.strategy.launches(one.problem, one.tile)
 
@@ -227,7 +265,7 @@ def _launches(one: Sample) -> tuple[Launch, ...]:
 def fitted_instructions(found: Sequence[Point]) -> list[float]:
     """Instructions per pack, warp and round with the least relative errors. None is negative."""
     works = [one.work for one in found]
-    counted = [one.instructions / one.work.blocks for one in found]
+    counted = [(one.instructions or 0) / one.work.blocks for one in found]
     terms = np.array([[work.packs, work.warps, work.warps * work.rounds] for work in works])
     solved, _ = nnls(terms / np.array(counted)[:, None], np.ones(len(found)))
     return [float(f"{value:.4g}") for value in solved]
@@ -241,35 +279,39 @@ def fitted_times(found: Sequence[Point], instructions: dict[str, list[float]]) -
         *times, cycles = np.array(TYPICAL) * np.exp(exponents)
         made = [costs.Cost(*counts, *(1e-6 * time for time in times), cycles) for counts in counted]
         predicted = [
-            costmodel.seconds_of(one.work, cost, GPU.device) * 1e6 for one, cost in zip(found, made, strict=True)
+            costmodel.seconds_of(one.work, cost, one.device) * 1e6 for one, cost in zip(found, made, strict=True)
         ]
         wrong = [math.log(us / one.microseconds) for us, one in zip(predicted, found, strict=True)]
         return np.array([*wrong, *(PULL * exponents)])
 
-    solved = least_squares(errors, np.zeros(len(TYPICAL)))
+    solved = least_squares(errors, np.zeros(len(TYPICAL)), loss="soft_l1", f_scale=ODD)
     return [float(f"{value:.4g}") for value in np.array(TYPICAL) * np.exp(solved.x)]
 
 
-def fitted(found: Sequence[Point]) -> dict[str, Any]:
-    """The entry of ``costs.json`` for one kernel and layout."""
+def fitted(found: Sequence[Point], measured: Sequence[Point] = ()) -> dict[str, Any]:
+    """The entry of ``costs.json`` for one kernel and layout.
+
+    The simulator counts instructions. Times are fitted to measured ones, if there are enough, else to simulated ones.
+    """
     kinds: dict[str, list[Point]] = defaultdict(list)
     for one in found:
         kinds[one.kind.text].append(one)
     enough = {text: of_kind for text, of_kind in kinds.items() if len(of_kind) >= FEWEST} or kinds
     instructions = {text: fitted_instructions(enough[text]) for text in sorted(enough)}
-    sides = {side: [one for one in found if one.kind.uneven == uneven] for uneven, side in enumerate(costs.EVENNESS)}
+    timed = measured if len(measured) >= FEWEST_TIMES else found
+    sides = {side: [one for one in timed if one.kind.uneven == uneven] for uneven, side in enumerate(costs.EVENNESS)}
     if any(len(side) < FEWEST_TIMES for side in sides.values()):
-        sides = {max(sides, key=lambda side: len(sides[side])): [*found]}
+        sides = {max(sides, key=lambda side: len(sides[side])): [*timed]}
     times = {side: fitted_times(alike, instructions) for side, alike in sides.items()}
-    return {"instructions": instructions, "times": times, "samples": len(found)}
+    return {"instructions": instructions, "times": times, "samples": len(found), "measured": len(measured)}
 
 
 def fit(_: argparse.Namespace) -> None:
     """Write ``costs.json`` from all samples."""
-    found = points([*samples().values()])
-    document = {key: fitted(found[key]) for key in tqdm(sorted(found), unit="kernel")}
+    found, timed = points([*samples().values()]), measured_points()
+    document = {key: fitted(found[key], timed[key]) for key in tqdm(sorted(found), unit="kernel")}
     instructions, times = (_middle(one) for one in zip(*_mains(document), strict=True))
-    unknown = {"instructions": {"2": instructions}, "times": {costs.EVENNESS[0]: times}, "samples": 0}
+    unknown = {"instructions": {"2": instructions}, "times": {costs.EVENNESS[0]: times}, "samples": 0, "measured": 0}
     document = {costs.ANY: unknown, **document}
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(one)}" for key, one in document.items())
     write_whole(costs.PATH, f"{{\n{lines}\n}}\n")

@@ -5,11 +5,12 @@ Examples::
     python benchmarks/measure_tiles.py draw --device H100 --out tiles.jsonl    # which tiles; needs no GPU
     python benchmarks/measure_tiles.py run tiles.jsonl --out measured.jsonl    # their times; needs a GPU
 
-``draw`` ranks all tiles of the workloads' problems, which takes a second for each problem. It keeps the default, the
-next best tiles, and the best tile of each other strategy that is predicted to be nearly as fast. ``run`` measures all
-tiles of a problem in rounds, in random order, with the clock of the tuner, and appends a line per problem: the times in
-microseconds (median and quartiles), the predicted times, and how far the results of a tile are from those of the first
-one. It runs specialised kernels alone. Interrupted, it leaves whole lines.
+``draw`` ranks all tiles of the workloads' problems. It keeps the default, the next best tiles, and the best tile of
+each other strategy that is predicted to be nearly as fast; with ``--drawn`` also some tiles at random, which are
+predicted to take up to twice as long. ``run`` measures all tiles of a problem in rounds, in random order, with the
+clock of the tuner, and appends a line per problem: the times in microseconds (median and quartiles), the predicted
+times, and how far the results of a tile are from those of the first one. It runs specialised kernels alone.
+Interrupted, it leaves whole lines. ``table`` writes the fastest tiles to a tiling table.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from cunorm.core.devices import KNOWN, Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
+from cunorm.jit import sources
 from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Plan, Target
@@ -49,6 +51,7 @@ from cunorm.traffic.sampling import floor_bytes
 
 BEST, OTHERS = 5, 3  # tiles of a problem: the model's best, and the best of other strategies
 NEARLY = 1.6  # of other strategies: largest ratio of the predicted time to the least
+POSSIBLE = 2.0  # of the tiles that --drawn draws: likewise
 ROUNDS = 9
 #: Largest difference of a tile's result from the default's, divided by the result's largest value: a few roundings of
 #: the dtype. Rows of sums are added in another order, in float32.
@@ -81,28 +84,31 @@ def raw_of(tile: Tile) -> dict[str, Any]:
 # ---- draw -----------------------------------------------------------------------------------------------------------
 
 
-def tiles_of(problem: Problem, device: Device) -> list[Tile]:
-    """The tiles to measure: the default first."""
+def tiles_of(problem: Problem, device: Device, drawn: int, draw: random.Random) -> list[Tile]:
+    """The tiles to measure: the default first, last the `drawn` ones."""
     ranked = costmodel.ranked(problem, OPS[problem.op].strategies.values(), device)
     least = min(one.seconds for one in ranked)
     best = {(one.strategy.name, one.tile.as_dict().get("load")): one for one in reversed(ranked)}
     others = sorted((one for one in best.values() if one.seconds < NEARLY * least), key=lambda one: one.seconds)
     kept = dict.fromkeys(one.tile for one in ranked[:BEST])
     more = [one.tile for one in others if one.tile not in kept]
-    return [*kept, *more[:OTHERS]]
+    found = [*kept, *more[:OTHERS]]
+    possible = [one.tile for one in ranked if one.seconds < POSSIBLE * least and one.tile not in found]
+    return [*found, *draw.sample(possible, min(drawn, len(possible)))]
 
 
 def draw(asked: argparse.Namespace) -> None:
     """Write the problems and their tiles."""
     device, wanted = KNOWN[asked.device], asked.workloads.split(",")
-    found = {one: name for name, one in problems(asked.dtype) if name in wanted}
+    found = {one.canonical(): name for name, one in problems(asked.dtype) if name in wanted}
     ordered = sorted(found, key=lambda one: wanted.index(found[one]))
     if asked.problems is not None and asked.problems < len(ordered):
         random.Random(asked.seed).shuffle(ordered)
         ordered = ordered[: asked.problems]
     with asked.out.open("w", encoding="utf-8") as out:
         for problem in tqdm(ordered, unit="problem"):
-            out.write(line_of(problem, tiles=[raw_of(tile) for tile in tiles_of(problem, device)]) + "\n")
+            tiles = tiles_of(problem, device, asked.drawn, random.Random(f"{asked.seed} {problem}"))
+            out.write(line_of(problem, tiles=[raw_of(tile) for tile in tiles]) + "\n")
 
 
 # ---- run ------------------------------------------------------------------------------------------------------------
@@ -211,6 +217,7 @@ class Measured:
             found[index]["off"] = self._off(first, came)
             seconds = costmodel.predict(self.problem, strategy, tile, self.place.device)
             found[index]["predicted_us"] = round(seconds * 1e6, 3)
+            found[index]["kernel"] = sources.kernel_digest(self.problem, strategy, tile)
         samples: dict[int, list[float]] = {index: [] for index in samplers}
         order = random.Random(0)
         for _ in range(rounds):
@@ -313,6 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--workloads", default="quick,llm,sd15-unet,resnet50-bn,vae", metavar="NAMES")
     one.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     one.add_argument("--problems", type=int, metavar="N", help="problems to draw; default: all")
+    one.add_argument("--drawn", type=int, default=0, metavar="N", help="further tiles of a problem, at random")
     one.add_argument("--seed", type=int, default=0, metavar="N")
     one.add_argument("--out", type=Path, required=True, metavar="FILE")
     one.set_defaults(run=draw)

@@ -108,6 +108,8 @@ class Work(NamedTuple):
         See `Launch`, per block.
     flight : float
         Times that a thread fills its loads in flight.
+    cluster : int
+        Blocks per cluster.
     """
 
     transfers: float
@@ -121,6 +123,7 @@ class Work(NamedTuple):
     items: float
     phases: float
     flight: float
+    cluster: int = 1
 
 
 def work_of(launch: Launch, device: Device) -> Work:
@@ -145,6 +148,7 @@ def work_of(launch: Launch, device: Device) -> Work:
         launch.items * share,
         launch.phases * share,
         moved / (grid * launch.threads * launch.streams * BYTES_IN_FLIGHT),
+        launch.cluster,
     )
 
 
@@ -173,7 +177,8 @@ def seconds_of(work: Work, cost: Cost, device: Device) -> float:
     instructions = instructions_of(work, cost)
     issue = instructions * work.busiest / (PARTS * device.clock)
     chain = cost.start + cost.phase * work.phases + cost.flight * work.flight + cost.round * work.rounds
-    chain += cost.warp * work.warps + cost.cycles * instructions / (work.warps * device.clock)
+    chain += cost.warp * work.warps + cost.cluster * (work.cluster - 1)
+    chain += cost.cycles * instructions / (work.warps * device.clock)
     times, power = (work.transfers, issue, work.waves * chain), overlap(work)
     return LAUNCH_SECONDS + math.pow(sum(math.pow(time, power) for time in times), 1 / power)
 

@@ -52,9 +52,10 @@ class Cost(NamedTuple):
     ----------
     of_pack, of_warp, of_round : float
         Instructions of a warp: for a pack per lane, once, and for a reduction.
-    start, phase, flight, round, warp : float
+    start, phase, flight, round, warp, cluster : float
         Seconds that a block takes: once, for an exposed latency of memory, for a thread's loads in flight, for a
-        reduction, and for each of its warps, because the others wait for it at barriers.
+        reduction, for each of its warps, because the others wait for it at barriers, and for each other block of its
+        cluster, with which it starts.
     cycles : float
         Cycles from one instruction of a warp to its next, if nothing else delays them.
     """
@@ -67,6 +68,7 @@ class Cost(NamedTuple):
     flight: float
     round: float
     warp: float
+    cluster: float
     cycles: float
 
 
@@ -102,8 +104,8 @@ def cost_of(kernel: str, kind: Kind) -> Cost:
     found = document.get(kernel, document[ANY])
     times = found["times"]
     *latencies, cycles = times[EVENNESS[kind.uneven]] if len(times) > 1 else next(iter(times.values()))
-    start, phase, flight, round_, warp = (microseconds * 1e-6 for microseconds in latencies)
-    return Cost(*instructions_for(found["instructions"], kind), start, phase, flight, round_, warp, cycles)
+    seconds = (microseconds * 1e-6 for microseconds in latencies)
+    return Cost(*instructions_for(found["instructions"], kind), *seconds, cycles)
 
 
 def instructions_for(counted: Mapping[str, Sequence[float]], kind: Kind) -> tuple[float, float, float]:

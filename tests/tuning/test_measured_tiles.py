@@ -1,0 +1,136 @@
+"""benchmarks/measure_tiles.py: which tiles are measured, the file of times, and the table of the fastest tiles."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cunorm.core.devices import KNOWN
+from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.executors.choose import executor
+from cunorm.ops.registry import OPS
+from cunorm.runtime import plans
+from cunorm.tiling import costmodel, table
+from tests.support.paths import ROOT
+from tests.support.problems import forget_calls
+
+H100 = KNOWN["H100"]
+FACTS = {"device": asdict(H100), "software": {"cupy": "14.2"}, "copy": 3e12, "rounds": 9}
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.measure_tiles")
+
+
+def drawn(script: ModuleType, folder: Path, *more: str) -> list[tuple[Problem, list[Tile]]]:
+    out = folder / "tiles.jsonl"
+    script.main(["draw", "--workloads", "mlp", "--out", str(out), *more])
+    return [(problem, [Tile.of(one) for one in raw["tiles"]]) for problem, raw in script.lines_of(out)]
+
+
+def test_the_default_is_drawn_first_and_no_tile_twice(script: ModuleType, tmp_path: Path) -> None:
+    for problem, tiles in drawn(script, tmp_path, "--drawn", "4"):
+        strategies = OPS[problem.op].strategies
+        assert tiles[0] == costmodel.choose(problem, strategies.values(), H100).tile
+        assert len(set(tiles)) == len(tiles) > 5
+        assert all(strategies[tile.strategy].refuses(problem, tile, H100) is None for tile in tiles)
+
+
+def test_drawn_tiles_depend_on_the_seed_alone(script: ModuleType, tmp_path: Path) -> None:
+    first, second, other = (drawn(script, tmp_path, "--drawn", "4", "--seed", seed) for seed in "112")
+    assert first == second != other
+
+
+def measured(
+    script: ModuleType, folder: Path, times: list[float], off: list[float]
+) -> tuple[Path, Problem, list[Tile]]:
+    """A file of times of one problem, its default first."""
+    problem, tiles = drawn(script, folder)[0]
+    lines = [
+        {"tile": script.raw_of(tile), "off": away, "us": us, "q25": us, "q75": us}
+        for tile, us, away in zip(tiles, times, off, strict=False)
+    ]
+    out = folder / "measured.jsonl"
+    out.write_text(f"{json.dumps(FACTS)}\n{script.line_of(problem, tiles=lines)}\n", encoding="utf-8")
+    return out, problem, tiles
+
+
+@pytest.mark.parametrize(
+    ("times", "off", "chosen"),
+    [
+        ([10.0, 5.0, 7.0], [0.0, 0.0, 0.0], 1),
+        ([10.0, 5.0, 7.0], [0.0, 0.5, 0.0], 2),  # its results differ from those of the default
+        ([10.0, 9.9, 9.9], [0.0, 0.0, 0.0], 0),  # not enough faster
+    ],
+)
+def test_the_table_has_the_fastest_tile(
+    times: list[float], off: list[float], chosen: int, script: ModuleType, tmp_path: Path
+) -> None:
+    path, problem, tiles = measured(script, tmp_path, times, off)
+    script.main(["table", str(path), "--table", str(tmp_path / "t.json")])
+    entry = table.read(tmp_path / "t.json").entries[problem]
+    assert (entry.tile, entry.source) == (tiles[chosen], table.MEASURED)
+
+
+class Clock:
+    """Runs a tile twice and returns its number as its time."""
+
+    def sets(self, nbytes: int, device: Any) -> int:
+        return 2
+
+    def bandwidth(self) -> float:
+        return 3e12
+
+    def sampler(self, tile: Tile, run: Any, sets: int) -> Any:
+        for index in range(sets):
+            run(index)
+        return lambda: 2e-6
+
+
+def test_run_measures_each_tile_and_continues_a_file(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: NumPy arrays, and launches that write ones to dx or y."""
+    launched: list[Any] = []
+    numpy_gpu = SimpleNamespace(
+        cupy=SimpleNamespace(**vars(np), cuda=SimpleNamespace(memory=SimpleNamespace(OutOfMemoryError=MemoryError))),
+        build=lambda text, entry: (text, entry),
+        load=lambda built, entry: executor("cpu").compile(*built),
+        launch=lambda kernel, grid, threads, shared, values: launched.append(values),
+        synchronise=lambda ordinal: None,
+        current=lambda: 0,
+        limits=lambda ordinal: H100,
+        allow_cluster=lambda kernel, blocks: None,
+    )
+    for module in (script, plans):
+        monkeypatch.setattr(module, "executor", lambda kind: numpy_gpu)
+    monkeypatch.setattr(script, "GraphClock", Clock)
+    monkeypatch.setattr(script, "software", lambda kind: {})
+    monkeypatch.setattr(numpy_gpu, "load", lambda built, entry: SimpleNamespace(ordinal=0))
+    script._random_bytes.cache_clear()
+    forget_calls()
+    tiles = drawn(script, tmp_path, "--problems", "1")
+    out = tmp_path / "measured.jsonl"
+    with np.errstate(all="ignore"):
+        script.main(["run", str(tmp_path / "tiles.jsonl"), "--out", str(out), "--rounds", "2"])
+    ((problem, raw),) = script.lines_of(out)
+    assert problem == tiles[0][0]
+    assert [Tile.of(one["tile"]) for one in raw["tiles"]] == tiles[0][1]
+    assert all(one["us"] == one["q25"] == 2.0 and one["predicted_us"] > 0 for one in raw["tiles"])
+    assert all(isinstance(value, (int, float)) for values in launched for value in values)
+    count = len(launched)
+    script.main(["run", str(tmp_path / "tiles.jsonl"), "--out", str(out)])
+    assert len(launched) == count  # the file already has the problem
+    script._random_bytes.cache_clear()
+    plans._plans.clear()
