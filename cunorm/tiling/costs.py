@@ -104,8 +104,8 @@ def cost_of(kernel: str, kind: Kind) -> Cost:
     found = document.get(kernel, document[ANY])
     times = found["times"]
     *latencies, cycles = times[EVENNESS[kind.uneven]] if len(times) > 1 else next(iter(times.values()))
-    seconds = (microseconds * 1e-6 for microseconds in latencies)
-    return Cost(*instructions_for(found["instructions"], kind), *seconds, cycles)
+    start, phase, flight, round_, warp, cluster = (microseconds * 1e-6 for microseconds in latencies)
+    return Cost(*instructions_for(found["instructions"], kind), start, phase, flight, round_, warp, cluster, cycles)
 
 
 def instructions_for(counted: Mapping[str, Sequence[float]], kind: Kind) -> tuple[float, float, float]:

@@ -56,6 +56,7 @@ def torch_arrays(problem: Problem, flat: Mapping[str, Any]) -> dict[str, Any]:
 def torch_flat(problem: Problem, name: str, tensor: Any) -> Any:
     """The bytes of a result in the memory order of the problem's layout."""
     torch = importlib.import_module("torch")
+    tensor = tensor.to(getattr(torch, problem.dtype_of(name)))  # torch may return sums in a wider dtype
     if name in problem.spec.tensors and problem.layout == "NHWC":
         tensor = tensor.permute(0, 2, 3, 1)
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -194,15 +195,21 @@ def _elemt(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
     return lambda: {"y": torch.batch_norm_elemt(*given, EPS)}
 
 
+def _wide_gamma(of: Mapping[str, Any]) -> Any:
+    """Gamma in float32, as the modules of mixed-precision training have it: torch's gradients take no other with x."""
+    gamma = of.get("gamma")
+    return gamma.float() if gamma is not None and gamma.dtype.itemsize < of["mean"].dtype.itemsize else gamma
+
+
 def _reduce(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
     torch, names = importlib.import_module("torch"), tuple(problem.spec.results)
-    given = [of.get(name) for name in ("dy", "x", "mean", "invstd", "gamma")]
+    given = [*(of.get(name) for name in ("dy", "x", "mean", "invstd")), _wide_gamma(of)]
     return lambda: dict(zip(names, torch.batch_norm_backward_reduce(*given, True, True, True), strict=True))
 
 
 def _input(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
     torch = importlib.import_module("torch")
-    given = [of.get(name) for name in ("dy", "x", "mean", "invstd", "gamma", "sum_dy", "sum_dy_xmu")]
+    given = [*(of.get(name) for name in ("dy", "x", "mean", "invstd")), _wide_gamma(of), of["sum_dy"], of["sum_dy_xmu"]]
     count = torch.tensor([int(problem.numbers["count"])], dtype=torch.int32, device=of["x"].device)
     return lambda: {"dx": torch.batch_norm_backward_elemt(*given, count)}
 
