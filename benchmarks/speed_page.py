@@ -114,12 +114,40 @@ def page(documents: list[dict[str, Any]]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def summary(documents: list[dict[str, Any]]) -> str:
-    """Return the summary for the README: the speed ratios of each result."""
-    lines = [] if documents else ["Nothing has been measured on a GPU yet.", ""]
+def _combined(documents: list[dict[str, Any]], peer: str) -> dict[str, list[float]]:
+    """The speed-ups over a peer by op, of all workloads."""
+    found: dict[str, list[float]] = {}
     for document in documents:
-        lines.append(f"{document['device']['name']}, {document['workload'] or 'shapes'}, {document['date'][:10]}:\n")
-        lines += [*_ratios(document), ""]
+        for op, ratios in speedups(document, peer).items():
+            found.setdefault(op, []).extend(ratios)
+    return found
+
+
+def summary(documents: list[dict[str, Any]]) -> str:
+    """Return the summary for the README: for each device a table of speed-ups, all workloads together."""
+    if not documents:
+        return "Nothing has been measured on a GPU yet.\n"
+    lines = []
+    for device in dict.fromkeys(document["device"]["name"] for document in documents):
+        of_device = [one for one in documents if one["device"]["name"] == device]
+        names = dict.fromkeys(one["name"] for each in of_device for result in each["results"] for one in result["contenders"])
+        ratios = {name: _combined(of_device, name) for name in names if not name.startswith("cunorm")}
+        peers = [name for name, found in ratios.items() if found]
+        workloads = ", ".join(str(one["workload"] or "shapes") for one in of_device)
+        lines += [
+            f"How many times faster cunorm is, on {device}, {of_device[-1]['date'][:10]}; workloads {workloads}. Geometric "
+            "mean (least), number of shapes:\n",
+            f"| op | {' | '.join(peers)} |",
+            "|---" * (len(peers) + 1) + "|",
+        ]
+        ops = dict.fromkeys(op for found in ratios.values() for op in found)
+        for op in ops:
+            cells = [
+                f"{geometric_mean(found):.2f} ({min(found):.2f}), {len(found)}" if (found := ratios[peer].get(op)) else "–"
+                for peer in peers
+            ]
+            lines.append(f"| {op} | {' | '.join(cells)} |")
+        lines.append("")
     return "\n".join(lines)
 
 
