@@ -108,8 +108,7 @@ def make_cupy(cupy: Any) -> Callable[[tuple[int, ...], str], Any]:
 def stubbed(kind: str, make: Callable[[tuple[int, ...], str], Any]) -> Iterator[None]:
     """Replace compiling, launching and allocating by stubs; for CuPy arrays, also simulate a machine with one H200."""
     stubs: dict[str, Any] = {"compile": lambda *_, **__: object(), "launch": lambda *_, **__: None}
-    if kind == "cpu":
-        stubs["run"] = lambda *_, **__: None
+    stubs["run"] = lambda *_, **__: None
     if kind == "gpu":
         device = devices.known("H200")
         stubs |= {"limits": lambda *_: device, "present": lambda: True, "current": lambda: 0}
@@ -196,7 +195,7 @@ def pieces(names: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     everything = (*inputs, *out, workspace)
     addresses = array_tools.addresses(call.kind, everything)
     return {
-        "signature of all arrays": lambda: calls.signature(everything),
+        "signature of all arrays": lambda: calls.signature(call.kind, everything),
         "posed device": settings.cpu_device,
         "look-up": lambda: store.get(key),
         "addresses": lambda: array_tools.addresses(call.kind, everything),

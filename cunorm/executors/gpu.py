@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,9 @@ EVEN = 2
 #: Sizes of the clusters that the driver is asked about. A processing cluster has at most 20 multiprocessors, so at most
 #: one cluster of the `LARGE_CLUSTERS` is resident in it at a time, and at most two of `SMALL_CLUSTER`.
 LARGE_CLUSTERS, SMALL_CLUSTER = (16, 14, 12), 8
+
+#: See ``Step`` in `cunorm.runtime.specialised`.
+Step = tuple["Kernel", int, int, int, Callable[[Any], Any], int, int]
 
 _lock = Lock()
 
@@ -241,15 +244,38 @@ def launch(kernel: Kernel, grid: int, threads: int, shared_bytes: int, arguments
     arguments : sequence of int or float
         Addresses and sizes as int (64 bits), floating-point numbers as float (64 bits).
     """
-    if shared_bytes > kernel.shared_bytes:
-        # The attribute is an upper limit, not an allocation. Raise it once to the device's limit per block, so that no
-        # host thread can lower the limit that another host thread has set.
-        cap = limits(kernel.ordinal).shared_memory_per_block
-        with cupy.cuda.Device(kernel.ordinal):
+    run([(kernel, grid, threads, shared_bytes, tuple, 1, 0)], arguments, kernel.ordinal)
+
+
+def run(steps: Sequence[Step], values: Sequence[int | float], ordinal: int) -> None:
+    """Launch the kernels of a plan on their GPU, on CuPy's current stream, without waiting for their end.
+
+    Parameters
+    ----------
+    steps : sequence of (kernel, grid, threads, shared_bytes, pick, cluster, resident)
+        ``pick`` selects a launch's arguments from ``values``. The last two are for the CPU executor.
+    values : sequence of int or float
+        Addresses of arrays, then numbers.
+    ordinal : int
+        CuPy's index of the GPU.
+    """
+    if runtime.getDevice() == ordinal:
+        _launch_all(steps, values)
+    else:
+        with cupy.cuda.Device(ordinal):
+            _launch_all(steps, values)
+
+
+def _launch_all(steps: Sequence[Step], values: Sequence[int | float]) -> None:
+    """Launch kernels on the current GPU."""
+    for kernel, grid, threads, shared_bytes, pick, _, _ in steps:
+        if shared_bytes > kernel.shared_bytes:
+            # The attribute is an upper limit, not an allocation. Raise it once to the device's limit per block, so that
+            # no host thread can lower the limit that another host thread has set.
+            cap = limits(kernel.ordinal).shared_memory_per_block
             kernel.raw.max_dynamic_shared_size_bytes = cap
-        kernel.shared_bytes = cap
-    with on(kernel.ordinal):
-        kernel.raw((grid,), (threads,), tuple(arguments), shared_mem=shared_bytes)
+            kernel.shared_bytes = cap
+        kernel.raw((grid,), (threads,), pick(values), shared_mem=shared_bytes)
 
 
 def synchronise(ordinal: int = 0) -> None:
@@ -299,5 +325,5 @@ def current() -> int:
 
 def allocation_forbidden(ordinal: int) -> bool:
     """Whether the current stream is being captured into a graph; no memory may be taken from the pool then."""
-    with cupy.cuda.Device(ordinal):
+    with on(ordinal):
         return bool(cupy.cuda.get_current_stream().is_capturing())

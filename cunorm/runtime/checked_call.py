@@ -1,7 +1,8 @@
 """A checked call: the plan for one signature of arrays, and the copies between its arrays and the kernels' arrays.
 
 Shapes, dtypes and places are checked in the first call with a signature. A later call with the same signature looks up
-the checked call, reads the addresses, and checks for overlapping arrays, which a signature does not show.
+the checked call, reads the addresses, and checks for overlapping arrays, which a signature does not show. It skips the
+second check if an earlier call had the same addresses.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from .plans import Plan
 
 #: Maximum number of cached signatures per op.
 KEPT_CALLS = 4096
+#: Maximum number of addresses of arrays that a checked call keeps: layers of one shape share a call.
+KEPT_ADDRESSES = 32
 #: Alignment of a workspace, bytes: kernels access it in packs.
 WORKSPACE_ALIGNMENT = 16
 MISALIGNED = (
@@ -30,20 +33,24 @@ OVERLAPS = "{}: overlaps {} in memory; pass separate arrays"
 CAPTURED = "the stream is being captured into a graph, where nothing may be allocated"
 
 
-def signature(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
-    """The facts of arrays on which the checks depend: type, shape, strides, dtype, GPU. Cheap to make and to hash."""
-    return tuple(
-        [
-            None
-            if a is None
-            else (np.ndarray, a.shape, a.strides, a.dtype, a.flags.num)
-            if a.__class__ is np.ndarray
-            else (a.__class__, a.shape, a.strides, a.dtype, a.flags.num)
-            if isinstance(a, np.ndarray)
-            else (a.__class__, a.shape, a.strides, a.dtype, a.data.device_id)
-            for a in arrays
-        ]
-    )
+def signature(kind: str, arrays: Sequence[Array | None]) -> tuple[Any, ...]:
+    """The facts of arrays on which the checks depend: type, shape, strides, dtype, GPU. Cheap to make and to hash.
+
+    Raises
+    ------
+    AttributeError
+        If one of them is not an array of that kind.
+    """
+    if kind == "gpu":
+        # For a C-contiguous CuPy array, the shape replaces the strides, which take longer to read: it determines those
+        # of all axes with two or more elements, and no check reads the others.
+        return tuple(
+            [
+                None if a is None else (a.__class__, a.shape, a._c_contiguous or a.strides, a.dtype, a.data.device_id)
+                for a in arrays
+            ]
+        )
+    return tuple([None if a is None else (a.__class__, a.shape, a.strides, a.dtype, a.flags.num) for a in arrays])
 
 
 class Call:
@@ -108,6 +115,8 @@ class Call:
             names = [*self.names, *(result.name for result in self.results if result is not None)]
             self.written, self.source = map(names.index, in_place)
             self.sizes_in_place[self.written] = 0
+        #: The addresses of direct calls that were checked, and whether specialised kernels may run on them.
+        self._seen: dict[tuple[int, ...], bool] = {}
 
     def __call__(
         self,
@@ -120,16 +129,34 @@ class Call:
         if not self.direct or out is None:
             return self._general(inputs, out, workspace, numbers)
         values = addresses(self.kind, (*inputs, *out, workspace))
+        assumed = self._seen.get(values)
+        if assumed is None:
+            assumed = self._check_addresses(values, inputs, out, workspace)
+        if self.needs and workspace is None:
+            workspace = self._new_workspace()
+            values, assumed = values[:-1] + addresses(self.kind, (workspace,)), None
+        self.plan.run((*values, *numbers) if numbers else values, self.touched, assumed)
+        return out
+
+    def _check_addresses(
+        self,
+        values: tuple[int, ...],
+        inputs: tuple[Array | None, ...],
+        out: tuple[Array | None, ...],
+        workspace: Array | None,
+    ) -> bool:
+        """Check the addresses of a direct call, once: with the signature, they determine which arrays overlap.
+
+        Returns whether specialised kernels may run on arrays there.
+        """
         if not self._apart(values):
             self._check_overlap(inputs, out, workspace)
-        if self.needs:
-            if workspace is None:
-                workspace = self._new_workspace()
-                values = values[:-1] + addresses(self.kind, (workspace,))
-            elif values[-1] % WORKSPACE_ALIGNMENT:
-                raise ValueError(MISALIGNED)
-        self.plan.run((*values, *numbers) if numbers else values, self.touched)
-        return out
+        if self.needs and workspace is not None and values[-1] % WORKSPACE_ALIGNMENT:
+            raise ValueError(MISALIGNED)
+        if len(self._seen) >= KEPT_ADDRESSES:
+            self._seen.clear()
+        self._seen[values] = assumed = self.plan.assumes(values)
+        return assumed
 
     def _general(
         self,

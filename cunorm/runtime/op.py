@@ -75,7 +75,8 @@ class Op(OpSpec):
     options : tuple of str
         The fields of a request that this op uses, without the output mask, which follows from `OpSpec.flags`.
     caller : callable or None
-        The function that runs when a plan is called; None: `call_planned`.
+        The function that runs when a plan is called, with the plan's options and the plan before the arguments of the
+        call; None: `call_planned`.
     calls : Calls
         The checked calls of this op.
     """
@@ -110,6 +111,11 @@ class Op(OpSpec):
         """The default values of the scalar arguments; None if one of them is required."""
         found = [number.default for number in self.numbers.values()]
         return None if None in found else tuple(found)  # type: ignore[arg-type]
+
+    @lazy
+    def required(self) -> int:
+        """Number of scalar arguments without a default value."""
+        return sum(number.default is None for number in self.numbers.values())
 
     @lazy
     def least(self) -> int:
@@ -158,15 +164,15 @@ def perform(
     in type (1 == True). Returns the results in order, None for those not requested.
     """
     # The choice of a tile depends on the device whose limits the CPU executor uses.
-    posing = settings.cpu_device() if isinstance(arrays[0], np.ndarray) else None
-    return _run(
-        op, (options if key is None else key, tile, posing), arrays, options, out, tile, None, workspace, numbers
-    )
+    kind, posing = ("cpu", settings.cpu_device()) if isinstance(arrays[0], np.ndarray) else ("gpu", None)
+    base = (options if key is None else key, tile, posing)
+    return _run(op, kind, base, arrays, options, out, tile, None, workspace, numbers)
 
 
 def _run(  # noqa: PLR0913  # runs in every call: an object for the arguments would cost a microsecond
     op: Op,
-    kind: Any,
+    kind: str,
+    base: Any,
     arrays: tuple[Array | None, ...],
     options: tuple[Any, ...],
     out: Any,
@@ -175,12 +181,16 @@ def _run(  # noqa: PLR0913  # runs in every call: an object for the arguments wo
     workspace: Array | None,
     numbers: tuple[float, ...],
 ) -> Any:
-    """Run a cached call, or check and cache it first. ``kind`` is the part of its key besides the arrays."""
+    """Run a cached call, or check and cache it first.
+
+    ``kind`` is the expected kind of the arrays, and ``base`` is the part of the call's key besides them.
+    """
     key: Any
     try:
-        key = (kind, signature((*arrays, workspace) if out is None else (*arrays, workspace, *out)), out.__class__)
+        every = (*arrays, workspace) if out is None else (*arrays, workspace, *out)
+        key = (base, signature(kind, every), out.__class__)
         call = op.calls.get(key)
-    except (AttributeError, TypeError):  # not an array, or not hashable: the checks raise the error
+    except (AttributeError, TypeError):  # not an array of that kind, or not hashable: the checks raise the error
         key, call = None, None
     if call is None:
         call = _checked(op, arrays, options, out, tile, plan, workspace)
@@ -246,29 +256,59 @@ def plan_of(op: Op, request: Request, place: Target, tile: Tile | None) -> Plan:
     """The plan of a request, ready to be called with arrays."""
     problem, options = op.request(request)
     made = plan_for(problem, op.strategies, op.names, place, tile)
-    caller = op.caller or functools.partial(call_planned, op)
-    return replace(made, caller=functools.partial(caller, options))
+    if op.caller is None:
+        return replace(made, caller=functools.partial(call_planned, op, options))
+    return replace(made, caller=functools.partial(_called, op.caller, options))
+
+
+def _called(
+    caller: Callable[..., Any],
+    options: tuple[Any, ...],
+    plan: Plan,
+    given: tuple[Any, ...],
+    out: Any,
+    workspace: Any,
+    named: Mapping[str, Any],
+) -> Any:
+    """Call an op's own function, whose parameters bind the arguments."""
+    return caller(options, plan, *given, out=out, workspace=workspace, **named)
+
+
+def _bound(
+    op: Op, given: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[tuple[Array | None, ...], tuple[float, ...]]:
+    """The arrays and the scalar arguments of a plan's call."""
+    count, defaults = len(op.inputs), op.defaults
+    if not named and defaults is not None and op.least <= len(given) <= count:
+        return (*given, *(None,) * (count - len(given))) if len(given) < count else given, defaults
+    if not named and len(given) == count + op.required == count + len(op.numbers):
+        numbers = [number.validate(one) for number, one in zip(op.numbers.values(), given[count:], strict=True)]
+        return given[:count], tuple(numbers)
+    if len(given) == count and named.keys() == op.numbers.keys():
+        return given, tuple([number.validate(named[name]) for name, number in op.numbers.items()])
+    # The general rule takes longer than the rest of the call.
+    bound = op.signature.bind(*given, **named)
+    bound.apply_defaults()
+    arrays = tuple(bound.arguments[name] for name in op.inputs)
+    return arrays, tuple(number.validate(bound.arguments[name]) for name, number in op.numbers.items())
 
 
 def call_planned(
     op: Op,
     options: tuple[Any, ...],
     plan: Plan,
-    *arrays: Array | None,
-    out: Any = None,
-    workspace: Array | None = None,
-    **named: Any,
+    given: tuple[Any, ...],
+    out: Any,
+    workspace: Array | None,
+    named: Mapping[str, Any],
 ) -> Any:
-    """Run a plan on arrays: the default function of a plan's call."""
-    if not named and op.defaults is not None and op.least <= len(arrays) <= len(op.inputs):
-        arrays, numbers = (*arrays, *(None,) * (len(op.inputs) - len(arrays))), op.defaults
-    else:
-        bound = op.signature.bind(*arrays, **named)
-        bound.apply_defaults()
-        arrays = tuple(bound.arguments[name] for name in op.inputs)
-        numbers = tuple(number.validate(bound.arguments[name]) for name, number in op.numbers.items())
+    """Run a plan on arrays: the default function of a plan's call.
+
+    ``given`` and ``named`` are the positional and the other arguments. They are not unpacked again, which takes time.
+    """
+    arrays, numbers = _bound(op, given, named)
     single = len(op.results) == 1
     if single and out is not None:
         out = (out,)
-    results = _run(op, plan, arrays, options, out, None, plan, workspace, numbers)
+    results = _run(op, plan.place.kind, plan, arrays, options, out, None, plan, workspace, numbers)
     return results[0] if single else results

@@ -17,7 +17,7 @@ from cunorm.executors.choose import executor
 from cunorm.jit import sources
 from cunorm.tiling import choose_tile, costmodel
 
-from .specialised import Specialised, Step
+from .specialised import Specialised, Step, are_assumed
 
 #: Maximum number of cached plans. An application has few problems, a fuzzer has many.
 KEPT_PLANS = 4096
@@ -176,7 +176,19 @@ class Plan:
         """
         return self.assembled([compile(*one) for one in self.texts(text)]), self._constants
 
-    def run(self, values: Sequence[int | float], sizes: Sequence[int] = ()) -> None:
+    @lazy
+    def _assumed(self) -> Callable[[Any], tuple[int, ...]]:
+        places = self.assumed_addresses()
+        return operator.itemgetter(places[0], *places)  # of two or more it returns a tuple
+
+    def assumes(self, values: Sequence[int | float]) -> bool:
+        """Whether the arrays of a call are there, and start where the specialised kernels assume.
+
+        The problem of a call does not tell whether an op's running statistics are there.
+        """
+        return are_assumed(self._assumed(values))
+
+    def run(self, values: Sequence[int | float], sizes: Sequence[int] = (), assumed: bool | None = None) -> None:
         """Launch the kernels.
 
         Parameters
@@ -185,25 +197,25 @@ class Plan:
             Addresses (0: absent array) and numbers in the order of ``names``.
         sizes : sequence of int
             Bytes of the arrays at these addresses, with which the CPU executor checks bounds.
+        assumed : bool, optional
+            The result of `assumes` for these values, if the caller has it already.
         """
         specialised = self._specialised
         if specialised.waiting:
             specialised.called(self)
         steps = specialised.steps
-        if steps is None or not specialised.fits(values):
+        if steps is None or not (self.assumes(values) if assumed is None else assumed):
             steps = self._ready or self._generic()
         everything = (*values, *self._constants)
         if self.place.kind == "cpu":
             executor("cpu").run(steps, everything, self.names, sizes, device=self.place.device)
             return
-        launch = executor(self.place.kind).launch
-        for kernel, grid, threads, shared_bytes, pick, _, _ in steps:
-            launch(kernel, grid, threads, shared_bytes, pick(everything))
+        executor("gpu").run(steps, everything, self.place.ordinal)
 
     def __call__(self, *arrays: Array, out: Any = None, workspace: Array | None = None, **options: Any) -> Any:
         """Run the op on these arrays, as its public function does. They must match the plan's problem."""
         assert self.caller is not None, "expected a plan from cunorm.plan"
-        return self.caller(self, *arrays, out=out, workspace=workspace, **options)
+        return self.caller(self, arrays, out, workspace, options)
 
     def traffic(self) -> Any:
         """Count the traffic of the plan: bytes, sectors, reuse and bank conflicts, compared with the byte floor.

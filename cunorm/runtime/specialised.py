@@ -130,14 +130,6 @@ class Specialised:
         self._calls = 0
         self._built: list[Any] | None = None
         self._lock = Lock()
-        self._addresses: Callable[[Any], tuple[int, ...]] = operator.itemgetter(0, 0)
-
-    def fits(self, values: Sequence[int | float]) -> bool:
-        """Whether the arrays of a call are there, and start where the specialised kernels assume.
-
-        The problem of a call does not tell whether an op's running statistics are there.
-        """
-        return are_assumed(self._addresses(values))
 
     def called(self, plan: Plan) -> None:
         """Count a call that comes while there are no specialised kernels, and take the step that is due."""
@@ -196,8 +188,6 @@ class Specialised:
             except Exception as error:
                 self._refuse(f"the specialised kernels do not load: {error}")
                 return
-            places = plan.assumed_addresses()
-            self._addresses = operator.itemgetter(places[0], *places)  # of two or more it returns a tuple
             self.waiting = False
             self.state = f"specialised; generic if an array does not start at a multiple of {ALIGNMENT} bytes"
             self.steps = steps  # last: another thread that sees it uses the rest

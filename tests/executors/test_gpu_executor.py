@@ -17,6 +17,8 @@ from cunorm import Tile
 from cunorm.core.devices import KNOWN
 from cunorm.core.errors import CompileError
 from cunorm.executors.cpu import executor
+from cunorm.ops.group_norm.op import GROUP_NORM_BACKWARD
+from cunorm.runtime.checked_call import KEPT_ADDRESSES
 from tests.support.problems import TILES, forget_calls, group_arrays, laid_out
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
@@ -192,6 +194,47 @@ def test_overlap_of_outputs_and_inputs_on_a_gpu(driver: Driver) -> None:
     for wrong in ((a["x"], *out[1:]), (whole[1:], *out[1:]), (out[0], a["gamma"], out[2])):
         with pytest.raises(ValueError, match=r"^out"):
             cunorm.group_norm_backward(**a, out=wrong, **options)
+
+
+def test_addresses_that_were_checked_do_not_excuse_others(driver: Driver) -> None:
+    """A call skips the check for overlaps at addresses that it has checked, and at no others."""
+    a, good = given(driver), results(driver)
+    options = {"num_groups": 2, "tile": TILES["block"], "workspace": driver.array((128,), np.uint8)}
+    wrong = (cupy.ndarray((2, 8, 3, 3), np.float32, a["x"].data + 16), *good[1:])  # the signature of the good call
+    cunorm.group_norm_backward(**a, out=good, **options)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^out\[dx\]: overlaps x"):
+            cunorm.group_norm_backward(**a, out=wrong, **options)
+        assert len(driver.launches) == 2
+    for _ in range(KEPT_ADDRESSES + 2):
+        cunorm.group_norm_backward(**a, out=results(driver), **options)
+    assert len(driver.launches) == 2 * (KEPT_ADDRESSES + 3)
+    (call,) = GROUP_NORM_BACKWARD.calls.values()
+    assert len(call._seen) <= KEPT_ADDRESSES
+
+
+def test_a_repeated_call_is_checked_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = {name: array for name, array in given(driver, shape=(2, 3, 3, 8)).items() if name != "gamma"}
+    last = {name: array.transpose(0, 3, 1, 2) if array.ndim == 4 else array for name, array in a.items()}
+    for arrays in (a | {"data_format": "NHWC"}, last):
+        cunorm.group_norm_backward(**arrays, num_groups=2)
+        with monkeypatch.context() as patched:
+            patched.setattr("cunorm.runtime.op._checked", None)
+            cunorm.group_norm_backward(**arrays, num_groups=2)
+
+
+@pytest.mark.parametrize("later", [((64,), {}), ((), {"count": 64}), ((), {"count": 64.0})])
+def test_a_plan_takes_a_required_number_by_position_or_name(later: Any, driver: Driver) -> None:
+    plan = cunorm.plan("batch_norm_backward_elemt", shape=(2, 8, 4, 4), dtype="float32", device=0)
+    arrays = [driver.array((2, 8, 4, 4)), driver.array((2, 8, 4, 4)), *[driver.array((8,)) for _ in range(5)]]
+    plan(*arrays, *later[0], **later[1])
+    assert [one for one in driver.launches[0]["args"] if isinstance(one, float)] == [64.0]
+    for wrong in (0, -1, float("inf"), float("nan"), True, "64", None, 10**400):
+        with pytest.raises((TypeError, ValueError), match=r"^count"):
+            plan(*arrays, wrong)
+    for few in ((arrays, {}), (arrays[:6], {"count": 64}), ([*arrays, 64], {"count": 64}), ([*arrays, 64, 64], {})):
+        with pytest.raises(TypeError):
+            plan(*few[0], **few[1])
 
 
 # ---- the functions of the executor ----------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def test_the_cpu_executor_checks_what_a_specialised_kernel_assumes(monkeypatch: 
     monkeypatch.setenv("CUNORM_SPECIALISE", "always")
     plan, arrays = called("group_norm_backward", misaligned=True)
     plan.compile()
-    monkeypatch.setattr(specialised.Specialised, "fits", lambda *_: True)
+    monkeypatch.setattr(plans.Plan, "assumes", lambda *_: True)
     with pytest.raises(KernelFault, match=r"x is at 0x[0-9a-f]+, but a specialised kernel expects a multiple of 16 b"):
         plan(*arrays)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cunorm.core.arrays import (
+    LARGEST_SIZE,
     Array,
     dtype_name,
     epsilon,
@@ -48,6 +49,8 @@ FLAGS = ("input_g", "gamma_g", "beta_g")
 
 def element_count(value: object) -> float:
     """Return count as a float, which must be finite and more than 0."""
+    if (value.__class__ is int or value.__class__ is float) and 0 < value <= LARGEST_SIZE:
+        return float(value)  # fast path, taken in every call
     found = number("count", value)
     if not 0 < found < float("inf"):
         raise ValueError(f"count: {found}, expected a finite number of more than 0")
@@ -440,7 +443,7 @@ def _call_gather(  # noqa: PLR0913  # the public function's arguments
     written = with_running(out, running_mean, running_var)
     arrays = (means, invstds, rank_counts(means, invstds, counts, written))
     op = BATCH_NORM_GATHER_STATS
-    return call_planned(op, options, plan, *arrays, out=written, workspace=workspace, **numbers)[:2]
+    return call_planned(op, options, plan, arrays, written, workspace, numbers)[:2]
 
 
 _RANKS = ArraySpec(("N", "C"), ("dtype",), tensor=True)
