@@ -1,19 +1,18 @@
-"""Fit the cost model to the simulator: instructions and latencies of each kernel, and how far predictions are.
+"""Fit the cost model: instructions counted by the simulator, times measured on a GPU; and how far predictions are.
 
 Examples::
 
     python benchmarks/fit_costs.py sample --spread --problems 150   # simulate tiles of different predicted times
     python benchmarks/fit_costs.py fit                              # write cunorm/tiling/costs.json
     python benchmarks/fit_costs.py sample                           # simulate the default of each workload's problems
-    python benchmarks/fit_costs.py sample --five --problems 100     # simulate the five tiles that the model ranks first
     python benchmarks/fit_costs.py check                            # write benchmarks/results/cost_model.json
 
 ``sample`` adds to ``benchmarks/results/cost_samples.jsonl``: a line for each problem, tile and version of the kernels,
 with the simulated time and the executed instructions of each launch. It can be stopped at any time; tiles that have a
-sample are skipped. ``fit`` reads all samples, ``check`` those of the tiles that the model now selects. After ``fit``,
+sample are skipped. ``fit`` takes the instructions of a kernel from all samples. It takes the times from
+``benchmarks/results/measured_tiles-*.jsonl`` (``measure_tiles.py``) where they are of the present kernels, and from the
+samples for a kernel that no GPU has measured. ``check`` compares predictions with the measured times. After ``fit``,
 run ``python benchmarks/make_shortlist.py``.
-
-No time is measured: all are simulated on an H200, and predictions can be no better than the simulator.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from cunorm.tuning.problems.workloads import problems
 from scipy.optimize import least_squares, nnls
 from tqdm import tqdm
 
+from benchmarks import measured_sections
 from benchmarks.measure_tiles import device_of, lines_of, timings_of
-from benchmarks.simulator import simulated_page
 from benchmarks.simulator.clock import GPUS
 from benchmarks.simulator.goals import key_of
 from benchmarks.simulator.problems import LARGEST, simulate
@@ -51,7 +50,7 @@ from cunorm.tiling import costmodel, costs, table
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLES = RESULTS / "cost_samples.jsonl"
-CHECKED = simulated_page.MODEL
+CHECKED = RESULTS / "cost_model.json"
 GPU = GPUS["H200"]
 DTYPE = "bfloat16"
 #: Tiles of a problem that ``--five`` simulates, and within which the default should be near the best.
@@ -332,30 +331,38 @@ def _mains(document: dict[str, Any]) -> Iterator[tuple[list[float], list[float]]
 
 
 def checked() -> dict[str, Any]:
-    """How far the predicted times of defaults are from simulated ones, and defaults from the best of their five."""
-    stored = samples()
-    agreement, choice = {}, {}
-    for problem in workload_problems(LARGEST, None, 0):
-        strategies = OPS[problem.op].strategies.values()
-        default = costmodel.choose(problem, strategies, GPU.device)
-        if (one := stored.get((problem, default.tile, digest(problem, default.tile)))) is None:
+    """How far predicted times are from measured ones, and the model's choices from the fastest measured tiles.
+
+    A problem's choice is the tile that the model prefers among the measured ones. The default may be another tile.
+    """
+    agreement, choice, strategies, facts = {}, {}, defaultdict(list), {}
+    for problem, raw in measured():
+        device, timings, known = device_of(raw), timings_of(raw), OPS[problem.op].strategies
+        made = [costmodel.evaluated(problem, known[tile.strategy], tile, device) for tile in timings]
+        found = [one for one in made if one is not None]
+        if not found:
             continue
-        agreement[key_of(problem)] = [round(default.seconds * 1e6, 2), round(one.microseconds, 2)]
-        five = tiles_of(problem, "five", random.Random())
-        found = [stored[key] for tile in five if (key := (problem, tile, digest(problem, tile))) in stored]
-        if len(found) == len(five):
-            choice[key_of(problem)] = [
-                round(other.microseconds, 2) for other in (one, min(found, key=lambda sample: sample.microseconds))
-            ]
-    return {"device": GPU.device.name, "dtype": DTYPE, "defaults": agreement, "best_of_five": choice}
+        for one in found:
+            name = f"{problem.op} {problem.layout}, {one.strategy.name}"
+            strategies[name].append(one.seconds / timings[one.tile].seconds)
+        chosen = costmodel.default_of(found, device)
+        times = [round(1e6 * seconds, 2) for seconds in (chosen.seconds, timings[chosen.tile].seconds)]
+        agreement[key_of(problem)] = times
+        fastest = min(timings.values(), key=lambda timing: timing.seconds)
+        choice[key_of(problem)] = [times[1], round(1e6 * fastest.seconds, 2)]
+        facts = {"device": device.name, "dtype": problem.dtype}
+    ratios = {
+        name: [len(found), *(round(float(one), 2) for one in np.quantile(found, (0.25, 0.5, 0.75)))]
+        for name, found in sorted(strategies.items())
+    }
+    return {**facts, "predicted_over_measured": ratios, "chosen": agreement, "chosen_and_fastest": choice}
 
 
 def check(_: argparse.Namespace) -> None:
-    """Write the result file and the page, and print what they say."""
+    """Write the result file and print what it says. ``benchmarks/speed_page.py`` shows it."""
     document = checked()
     write_whole(CHECKED, json.dumps(document, indent=1) + "\n")
-    simulated_page.write(simulated_page.read())
-    print("\n".join(simulated_page.model_section(document)))
+    print("\n".join(measured_sections.model_section(document)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -370,7 +377,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--seed", type=int, default=0, metavar="N", help="which problems and tiles are drawn")
     one.set_defaults(run=sample)
     commands.add_parser("fit", help="write cunorm/tiling/costs.json").set_defaults(run=fit)
-    commands.add_parser("check", help="compare predictions with samples").set_defaults(run=check)
+    commands.add_parser("check", help="compare predictions with measured times").set_defaults(run=check)
     return made
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cunorm.tuning.bench.result import cold, complete, fraction, geometric_mean, refusal, speedups
+
+from benchmarks import measured_sections
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
@@ -97,8 +99,21 @@ def _ratios(document: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def page(documents: list[dict[str, Any]]) -> str:
-    """Return the text of the page."""
+def further(folder: Path) -> list[str]:
+    """Return the sections about host time, the cost model and profiles, from the newest file of each kind."""
+    lines: list[str] = []
+    for pattern, section in (
+        ("host_overhead_gpu-*.json", measured_sections.host_section),
+        ("cost_model.json", measured_sections.model_section),
+        ("profile-*.json", measured_sections.profile_section),
+    ):
+        for path in sorted(folder.glob(pattern), key=lambda path: path.name)[-1:]:
+            lines += section(json.loads(path.read_text(encoding="utf-8")))
+    return lines
+
+
+def page(documents: list[dict[str, Any]], more: Sequence[str] = ()) -> str:
+    """Return the text of the page: the results of the bench, then more sections."""
     lines = [HEAD if documents else HEAD + NONE]
     for document in documents:
         device, software = document["device"], document["software"]
@@ -111,6 +126,7 @@ def page(documents: list[dict[str, Any]]) -> str:
             lines.append(f"Incomplete, {len(document['results'])} of {document['problems']} problems: {reason}.\n")
         lines += _table(document)
         lines.append("")
+    lines += more
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -123,6 +139,10 @@ def _combined(documents: list[dict[str, Any]], peer: str) -> dict[str, list[floa
     return found
 
 
+def _ratio(found: list[float] | None) -> str:
+    return f"{geometric_mean(found):.2f} ({min(found):.2f}), {len(found)}" if found else "–"
+
+
 def summary(documents: list[dict[str, Any]]) -> str:
     """Return the summary for the README: for each device a table of speed-ups, all workloads together."""
     if not documents:
@@ -130,23 +150,20 @@ def summary(documents: list[dict[str, Any]]) -> str:
     lines = []
     for device in dict.fromkeys(document["device"]["name"] for document in documents):
         of_device = [one for one in documents if one["device"]["name"] == device]
-        names = dict.fromkeys(one["name"] for each in of_device for result in each["results"] for one in result["contenders"])
+        results = [result for document in of_device for result in document["results"]]
+        names = dict.fromkeys(one["name"] for result in results for one in result["contenders"])
         ratios = {name: _combined(of_device, name) for name in names if not name.startswith("cunorm")}
         peers = [name for name, found in ratios.items() if found]
         workloads = ", ".join(str(one["workload"] or "shapes") for one in of_device)
         lines += [
-            f"How many times faster cunorm is, on {device}, {of_device[-1]['date'][:10]}; workloads {workloads}. Geometric "
-            "mean (least), number of shapes:\n",
+            f"How many times faster cunorm is, on {device}, {of_device[-1]['date'][:10]}; workloads {workloads}. "
+            "Geometric mean (least), number of shapes:\n",
             f"| op | {' | '.join(peers)} |",
             "|---" * (len(peers) + 1) + "|",
         ]
         ops = dict.fromkeys(op for found in ratios.values() for op in found)
         for op in ops:
-            cells = [
-                f"{geometric_mean(found):.2f} ({min(found):.2f}), {len(found)}" if (found := ratios[peer].get(op)) else "–"
-                for peer in peers
-            ]
-            lines.append(f"| {op} | {' | '.join(cells)} |")
+            lines.append(f"| {op} | {' | '.join(_ratio(ratios[peer].get(op)) for peer in peers)} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -167,7 +184,10 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         documents = newest(RESULTS)
-        wanted = {PAGE: page(documents), README: filled(README.read_text(encoding="utf-8"), documents)}
+        wanted = {
+            PAGE: page(documents, further(RESULTS)),
+            README: filled(README.read_text(encoding="utf-8"), documents),
+        }
     except RefusedError as error:
         print(error, file=sys.stderr)
         return 2

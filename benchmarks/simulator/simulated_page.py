@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "simulated.json"
 CALIBRATION = ROOT / "benchmarks" / "results" / "simulator_calibration.json"
 PEERS = ROOT / "benchmarks" / "results" / "simulated_peers.json"
 PAGE, PICTURE = ROOT / "docs" / "simulated-speed.md", ROOT / "docs" / "simulated-peers.svg"
-MODEL = ROOT / "benchmarks" / "results" / "cost_model.json"
 SCHEMA = "cunorm-simulated/1"
 #: The name under which the results of benchmarks/simulator/goals.py are stored.
 GOALS = "goals"
@@ -216,45 +215,9 @@ def goals_section(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [*lines, "", *missed, ""]
 
 
-def model_section(checked: Mapping[str, Any]) -> list[str]:
-    """The cost model's predictions beside simulated times."""
-    ratios = sorted(predicted / simulated for predicted, simulated in checked["defaults"].values())
-    losses = sorted(default / best for default, best in checked["best_of_five"].values())
-    agree = sum(abs(ratio - 1) <= AGREES for ratio in ratios)
-    near = sum(loss <= NEAR_BEST for loss in losses)
-    lines = [
-        "## The cost model\n",
-        f"{checked['device']}, {checked['dtype']}, problems of the workloads. `python benchmarks/fit_costs.py` fits "
-        "the model that chooses tiles to simulated samples, and compares the two.\n",
-        f"- The predicted time of the default tile differs from the simulated one by at most {AGREES:.0%} for {agree} "
-        f"of {len(ratios)} problems. Predicted over simulated time: {_spread(ratios)}.",
-        f"- The default takes at most {NEAR_BEST - 1:.0%} more than the fastest of the five tiles that the model ranks "
-        f"first for {near} of {len(losses)} problems. Default over fastest: {_spread(losses)}.",
-    ]
-    wrong = [
-        (key, predicted, simulated)
-        for key, (predicted, simulated) in checked["defaults"].items()
-        if abs(predicted / simulated - 1) > AGREES
-    ]
-    slow = [(key, *times) for key, times in checked["best_of_five"].items() if times[0] > NEAR_BEST * times[1]]
-    for title, names, rows in (
-        ("Predictions that differ by more", ("predicted us", "simulated us"), wrong),
-        ("Defaults that take longer", ("default us", "fastest us"), slow),
-    ):
-        if rows:
-            lines += [f"\n{title}:\n", f"| problem | {' | '.join(names)} |", "|---|---:|---:|"]
-            lines += [f"| {key} | {one:.1f} | {other:.1f} |" for key, one, other in rows]
-    return [*lines, ""]
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Median and range of sorted values."""
-    return f"median {values[len(values) // 2]:.2f}, from {values[0]:.2f} to {values[-1]:.2f}" if values else "none"
-
-
 def page(document: Mapping[str, Any]) -> str:
     """The text of the page."""
-    calibration, peers, model = _json(CALIBRATION), _json(PEERS), _json(MODEL)
+    calibration, peers = _json(CALIBRATION), _json(PEERS)
     lines = [HEAD.format(first=error_text(calibration), binds=BINDS)]
     if calibration is not None:
         lines += calibration_section(calibration)
@@ -262,8 +225,6 @@ def page(document: Mapping[str, Any]) -> str:
         lines += peers_section(peers)
     if GOALS in document["workloads"]:
         lines += goals_section(document["workloads"][GOALS])
-    if model is not None:
-        lines += model_section(model)
     for workload, rows in document["workloads"].items():
         if workload == GOALS:
             continue

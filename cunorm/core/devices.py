@@ -58,6 +58,9 @@ class Device:
     def resident_clusters(self, cluster: int, resident: int) -> int:
         """Thread-block clusters that are resident at a time.
 
+        Each block of a cluster takes a multiprocessor of its own. Multiprocessors that are left over in a processing
+        cluster stay empty, even if several blocks fit on one: an H100 starts a second wave of clusters then.
+
         Parameters
         ----------
         cluster : int
@@ -65,7 +68,7 @@ class Device:
         resident : int
             Blocks that are resident on one multiprocessor at a time.
         """
-        return sum(count * resident // cluster for count in self.processing_clusters or (self.multiprocessors,))
+        return sum(count // cluster * resident for count in self.processing_clusters or (self.multiprocessors,))
 
     @property
     def architecture(self) -> str:

@@ -134,7 +134,7 @@ def test_no_tile_of_the_choice_spills_and_tensor_accesses_have_16_bytes(
 @needs_nvrtc
 @pytest.mark.parametrize("case", [case for case in CASES if case.dtype == "float64"], ids=str)
 def test_the_quick_suite_compiles_float64_to_ptx(case: GateCase) -> None:
-    """The compiler proper, without ptxas, takes a fraction of a second. It checks the types of inline PTX's operands."""
+    """The compiler proper, without ptxas, takes a fraction of a second. It checks the operands of inline PTX."""
     planned = gate.builds(NVRTCS, only=case)
     kernels = {build.kernel: build for build in reversed(planned)}.values()
     found = [one.nvrtc.compile(one.text, one.architecture.replace("sm", "compute"))[0] for one in kernels]

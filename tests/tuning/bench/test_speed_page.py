@@ -55,8 +55,8 @@ def test_the_readme_contains_the_speedups(speed: ModuleType, tmp_path: Path) -> 
     keep(tmp_path, "new", date="2026-02-01T00:00:00+00:00", workload="llm")
     assert speed.main([]) == 0
     readme = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "NVIDIA H200, llm, 2026-02-01:" in readme
-    assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in readme
+    assert "on NVIDIA H200, 2026-02-01; workloads llm." in readme
+    assert "| layer_norm | 1.97 (1.97), 3 |" in readme
     assert speed.main(["--check"]) == 0
     (tmp_path / "README.md").write_text(readme.replace("1.97", "2.97"), encoding="utf-8")
     assert speed.main(["--check"]) == 1
@@ -109,6 +109,33 @@ def test_a_rehearsal_is_not_published(speed: ModuleType, tmp_path: Path, capsys:
     assert speed.main([]) == 2
     assert "bench-quick.json: it was rehearsed, not measured on a GPU" in capsys.readouterr().err
     assert not (tmp_path / "speed.md").exists()
+
+
+def test_the_page_shows_the_newest_measurements_of_other_kinds(speed: ModuleType, tmp_path: Path) -> None:
+    keep(tmp_path, "new", workload="llm")
+    times = {name: {"median_us": us} for name, us in (("launches", 7.0), ("plan", 12.0), ("call", 13.0))}
+    times["plan - launches"] = {"median_us": 5.25}
+    for date, device in (("2026-01-01", "old"), ("2026-02-01", "new")):
+        host = {"device": device, "date": date, "results": {"layer_norm": times}}
+        (tmp_path / f"host_overhead_gpu-x-{date}.json").write_text(json.dumps(host), encoding="utf-8")
+    model = {
+        "device": "H", "dtype": "bfloat16", "predicted_over_measured": {"layer_norm NCHW, warp": [7, 0.9, 1.0, 1.1]},
+        "chosen": {"a": [10.0, 11.0], "b": [10.0, 20.0]}, "chosen_and_fastest": {"a": [11.0, 11.0], "b": [20.0, 15.0]},
+    }  # fmt: skip
+    (tmp_path / "cost_model.json").write_text(json.dumps(model), encoding="utf-8")
+    kernel = {"problem": "p", "kernel": "k", "us": 8.0, "gigabytes_per_s": 900.0, "issue": 0.5, "warps": 0.25}
+    profile = {"device": "H", "date": "2026-02-01", "kernels": [{**kernel, "waits": {"barrier": 2.5}}]}
+    (tmp_path / "profile-x.json").write_text(json.dumps(profile), encoding="utf-8")
+    assert speed.main([]) == 0
+    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
+    assert "## Host time, new, 2026-02-01" in page and "Host time, old" not in page
+    assert "| layer_norm | 7.0 | 12.0 | 13.0 | 5.2 |" in page
+    assert (
+        "by at most 25% for 1 of 2 problems" in page
+        and "at most 10% more than the fastest measured tile for 1 of 2" in page
+    )
+    assert "| b | 10.0 | 20.0 |" in page and "| b | 20.0 | 15.0 |" in page and "| a |" not in page
+    assert "| p | k | 8.0 | 900 | 50% | 25% | barrier 2.5 |" in page
 
 
 # ---- the script -----------------------------------------------------------------------------------------------------
