@@ -35,7 +35,7 @@ from scipy.optimize import least_squares, nnls
 from tqdm import tqdm
 
 from benchmarks import measured_sections
-from benchmarks.measure_tiles import device_of, lines_of, timings_of
+from benchmarks.measure_tiles import device_of, measured_in, timings_of
 from benchmarks.simulator.clock import GPUS
 from benchmarks.simulator.goals import key_of
 from benchmarks.simulator.problems import LARGEST, simulate
@@ -250,11 +250,10 @@ def measured_points() -> dict[str, list[Point]]:
 
 def measured() -> Iterator[tuple[Problem, dict[str, Any]]]:
     """The measured problems whose kernels are the present ones."""
-    for path in sorted(RESULTS.glob("measured_tiles-*.jsonl")):
-        for problem, raw in lines_of(path):
-            present = [one for one in raw["tiles"] if one.get("kernel") == digest(problem, Tile.of(one["tile"]))]
-            if present:
-                yield problem, {**raw, "tiles": present}
+    for problem, raw in measured_in(sorted(RESULTS.glob("measured_tiles-*.jsonl"))):
+        present = [one for one in raw["tiles"] if one.get("kernel") == digest(problem, Tile.of(one["tile"]))]
+        if present:
+            yield problem, {**raw, "tiles": present}
 
 
 def _launches(one: Sample) -> tuple[Launch, ...]:

@@ -124,9 +124,11 @@ part_1() {
   else
     echo "== compute-sanitizer is not installed: no memcheck, no racecheck, no synccheck"
   fi
+  # The plugin pytest-benchmark warns beside xdist, and a warning is an error here.
   # shellcheck disable=SC2086
-  beside "tests" python -m pytest -q -n "$workers" --tb=short -p no:cacheprovider --gpu -m gpu $patience \
-    tests/battery tests/executors tests/ops tests/ascend tests/runtime tests/gate tests/tuning tests/cli tests/test_train_digits.py
+  beside "tests" python -m pytest -q -n "$workers" --tb=short -p no:cacheprovider -p no:benchmark --gpu -m gpu $patience \
+    tests/battery tests/executors tests/kernels tests/ops tests/ascend tests/runtime tests/gate tests/tuning tests/cli \
+    tests/test_train_digits.py
   collect
 }
 

@@ -21,7 +21,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -74,6 +74,20 @@ def lines_of(path: Path) -> Iterator[tuple[Problem, dict[str, Any]]]:
             yield table.problem_of(raw["problem"]), {**run, **raw}
         else:
             run = raw
+
+
+def measured_in(paths: Iterable[Path]) -> list[tuple[Problem, dict[str, Any]]]:
+    """The measured tiles of each problem on each device in some files, with the facts of the last run.
+
+    Of two times of a tile the later one counts.
+    """
+    found: dict[tuple[Problem, str], dict[str, Any]] = {}
+    for problem, raw in (line for path in paths for line in lines_of(path)):
+        key = problem, raw["device"]["name"]
+        before = found.get(key, {"tiles": []})["tiles"]
+        tiles = {Tile.of(one["tile"]): one for one in (*before, *raw["tiles"])}
+        found[key] = {**raw, "tiles": [*tiles.values()]}
+    return [(problem, raw) for (problem, _), raw in found.items()]
 
 
 def raw_of(tile: Tile) -> dict[str, Any]:
@@ -304,10 +318,12 @@ def entry_of(problem: Problem, raw: dict[str, Any]) -> table.Entry | None:
 
 def write_table(asked: argparse.Namespace) -> None:
     """Write the table of the fastest measured tiles."""
-    measured = [*lines_of(asked.measured)]
+    measured = measured_in(asked.measured)
+    devices = {raw["device"]["name"] for _, raw in measured}
+    if len(devices) != 1:
+        raise SystemExit(f"FILE: times of {' and '.join(sorted(devices)) or 'no device'}, expected those of one device")
     found = [one for problem, raw in measured if (one := entry_of(problem, raw)) is not None]
-    raw = measured[0][1]
-    table.update(asked.table, device_of(raw), raw["software"], found)
+    table.update(asked.table, device_of(measured[0][1]), measured[0][1]["software"], found)
     print(f"{asked.table}: {len(found)} entries of {len(measured)} problems")
 
 
@@ -331,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--seconds", type=float, metavar="S", help="begin no problem after this time")
     one.set_defaults(run=run)
     one = commands.add_parser("table", help="write the tiling table of the fastest tiles")
-    one.add_argument("measured", type=Path, metavar="FILE")
+    one.add_argument("measured", type=Path, nargs="+", metavar="FILE")
     one.add_argument("--table", type=Path, required=True, metavar="FILE")
     one.set_defaults(run=write_table)
     asked = parser.parse_args(argv)
