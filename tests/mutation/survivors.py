@@ -103,24 +103,9 @@ SURVIVORS: dict[Key, str] = {
     ("batch_norm/batch_norm_backward_reduce_sweep.cu",
      "for (long long item = blockIdx.x; item < batch.items; item += gridDim.x) {",
      "guard", 0): NO_ELEMENT_LEFT,
-    ("batch_norm/batch_norm_stats_block.cu",
-     "for (int pass = 0; pass < 2; ++pass) {  // pass 0 finds the centre, pass 1 the moments about it",
-     "guard", 0): "Every sample's moments are merged twice. The count doubles; mean and variance do not change.",
     ("batch_norm/batch_norm_stats_sweep.cu",
      "for (long long item = blockIdx.x; item < batch.items; item += gridDim.x) {",
      "guard", 0): NO_ELEMENT_LEFT,
-    ("batch_norm/sample_slabs.cuh",
-     "for (int base = threadIdx.x; base < packs; base += Tile::threads * loads_in_flight) {",
-     "guard", 0): NO_PACK_LEFT,
-    ("batch_norm/sample_slabs.cuh", "if (j < packs) {", "guard", 0): (
-        "Speed only: load_pack reads nothing past the run's end, and the pack is not stored. Channels-last slabs have "
-        "no such end, but they are not staged here: ops/batch_norm/strategies.py refuses them."
-    ),
-    ("batch_norm/sample_slabs.cuh",
-     "for (int channel = threadIdx.x; channel < slab.channels; channel += Tile::threads) {",
-     "guard", 0): (
-        "The item past the totals is padding or the first partial sum, which is not read before it is written again."
-    ),
     ("batch_norm/flat_runs.cuh", "HxW = static_cast<int>(HxW_ < chunk ? HxW_ : chunk);", "guard", 1): (
         "Differs only for planes of more elements than an int can count, which are too large for this battery. "
         "test_elements_past_2_to_the_31 in test_batch_norm.py covers one."

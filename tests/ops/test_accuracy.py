@@ -114,13 +114,15 @@ def test_statistics_are_within_the_goal_of_pairwise_sums(
     )
 
 
-@pytest.mark.parametrize(("op", "layout", "strategy"), [
-    ("batch_norm_stats", "NHWC", "column"), ("batch_norm_stats", "NCHW", "block"), ("group_norm", "NHWC", "block"),
-    ("group_norm", "NHWC", "split"),
+@pytest.mark.parametrize(("op", "layout", "strategy", "length"), [
+    ("batch_norm_stats", "NHWC", "column", 80000), ("batch_norm_stats", "NCHW", "block", 16000),
+    ("group_norm", "NHWC", "block", 80000), ("group_norm", "NHWC", "split", 80000),
 ])  # fmt: skip
-def test_long_chains_of_16_bit_values_do_not_drift(op: str, layout: str, strategy: str, accuracy: ModuleType) -> None:
+def test_long_chains_of_16_bit_values_do_not_drift(
+    op: str, layout: str, strategy: str, length: int, accuracy: ModuleType
+) -> None:
     """Relative to a centre with many digits, sums of values with few digits would always round in one direction."""
-    assert check(op, layout, strategy, "bfloat16", 80000) > 0
+    assert check(op, layout, strategy, "bfloat16", length) > 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -25,8 +25,9 @@ from cunorm.ops.common.slab_sweep import LARGEST_CHUNK, Slab, Sweep, refuses_swe
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 #: Registers per thread of batch_norm_backward_reduce_sweep.cu, whose launch bounds require 768 resident threads.
 GRADIENT_REGISTERS = 80
-#: Packs per lane up to which `block` is worth trying for the sums of a backward; longer planes are faster with `split`.
-SHORT_PLANE_STEPS = 2
+#: Packs per lane up to which `block` is worth trying, in a forward and in a backward; longer planes are faster with
+#: `split`.
+SHORT_PLANE_STEPS = (8, 2)
 #: Values in Affine (norm.cuh), with padding, and in ChannelGradient (channel_coefficients.cuh).
 LINEAR_VALUES = 4
 
@@ -199,7 +200,7 @@ class _Reducing(_Viewed):
 
 
 class _ReducingSlabs(_Reducing):
-    """Tiling of `block`: slabs of a few channels, sample after sample."""
+    """Tiling of `block`: slabs of a few channels. A thread sweeps one pack of several samples."""
 
     @lazy
     def slab(self) -> Slab:
@@ -219,48 +220,42 @@ class _ReducingSlabs(_Reducing):
         return ceil_div(self.view.N, self.tile.samples_per_block)
 
     @lazy
-    def shared(self) -> int:
-        """Bytes of shared memory per block, for the worst alignment.
+    def columns(self) -> int:
+        """Columns of packs that a block processes at a time, for the worst alignment."""
+        return min(self.slab.packs, self.tile.threads)
 
-        The arrays are in the kernel's order, each from a 16-byte boundary.
-        """
-        channels = self.slab.channels
-        # Per channel: results so far, and of the latest samples; the centre.
-        sizes = [*[channels * self.problem.part] * 2, channels * self.problem.sum_itemsize]
-        sizes += [channels * self.problem.pair, self.slab.partial_sums * self.problem.pair]
-        sizes.append(16 * self.slab.packs)
-        return sum(round_up(size, 16) for size in sizes)
+    @lazy
+    def shared(self) -> int:
+        """Bytes of shared memory per block: a partial result per channel, and per thread and element of its pack."""
+        part = self.problem.part
+        return round_up(self.slab.channels * part, 16) + self.tile.threads * self.problem.pack * part
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
         sentence = refuses_threads(self.tile) or refuses_layout(self.problem, "NCHW")
+        if sentence is None and self.slab.channels * self.view.HxW > LARGEST_CHUNK:
+            sentence = f"channels is {self.tile.channels}, expected slabs of at most {LARGEST_CHUNK} elements"
         sentence = sentence or refuses_shared(self.shared, device)
         return sentence or refuses_registers(RESIDENT_REGISTERS, self.tile, device)
 
     @lazy
+    def worth(self) -> bool:
+        """Whether a sweep of a plane would be short, and the slabs are one range of whole packs if they can be."""
+        view, pack = self.view, self.problem.pack
+        unit = pack // math.gcd(view.HxW, pack)
+        even = self.tile.channels % unit == 0 or unit > view.C
+        steps = SHORT_PLANE_STEPS[self.problem.is_backward]
+        return even and self.slab.packs <= self.tile.threads and view.HxW <= steps * WARP * pack
+
+    @lazy
     def waits(self) -> int:
-        """Phases of a block: per sample, it waits for the slab, sums it to find a centre, and sums it again."""
-        return 3 * self.samples
-
-    @lazy
-    def processed(self) -> int:
-        """Packs that the threads of a block process, idle lanes of their warps counted."""
-        return self.samples * self.slab.processed
-
-    @lazy
-    def rounds(self) -> float:
-        """Reductions that a warp makes one after another."""
-        return self.samples * self.slab.rounds
-
-    @lazy
-    def facts(self) -> dict[str, Any]:
-        """Further facts of the launch."""
-        return {"constants": self.slab.constants}
+        """Phases of a block: it sweeps one range of columns after another."""
+        return ceil_div(self.slab.packs, self.columns)
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
         """Launches of the slab kernel and the fold."""
-        view = self.view
+        view, columns = self.view, self.columns
         sizes = {
             "N": view.N,
             "C": view.C,
@@ -269,59 +264,10 @@ class _ReducingSlabs(_Reducing):
             "samples": self.samples,
         }
         blocks = blocks_for(ceil_div(view.C, self.tile.channels) * self.partial_rows)
-        facts = {"packs": blocks * self.processed, "rounds": self.rounds, "phases": self.waits, **self.facts}
-        facts["items"] = self.samples
+        # Packs that the threads of a block process, idle lanes of their warps counted.
+        packs = self.waits * ceil_div(self.samples, self.tile.threads // columns) * self.tile.threads
+        facts = {"packs": blocks * packs, "rounds": self.waits, "phases": self.waits, "items": self.samples}
         return self.reducing("block", blocks, sizes, shared_bytes=self.shared, **facts)
-
-
-class _ReducingColumns(_ReducingSlabs):
-    """Tiling of `block` for the sums of a backward: a thread sweeps one pack of several samples."""
-
-    @lazy
-    def columns(self) -> int:
-        """Columns of packs that a block processes at a time, for the worst alignment."""
-        return min(self.slab.packs, self.tile.threads)
-
-    @lazy
-    def shared(self) -> int:
-        """Bytes of shared memory per block: the totals of each channel, and a pair per thread and element of a pack."""
-        pairs = round_up(self.slab.channels * self.problem.pair, 16)
-        return pairs + self.tile.threads * self.problem.pack * self.problem.pair
-
-    def refuses(self, device: Device) -> str | None:
-        """See `Tiling.refuses`."""
-        if self.slab.channels * self.view.HxW > LARGEST_CHUNK:
-            return f"channels is {self.tile.channels}, expected slabs of at most {LARGEST_CHUNK} elements"
-        return super().refuses(device)
-
-    @lazy
-    def worth(self) -> bool:
-        """Whether a sweep of a plane would be short, and the slabs are one range of whole packs if they can be."""
-        view, pack = self.view, self.problem.pack
-        unit = pack // math.gcd(view.HxW, pack)
-        even = self.tile.channels % unit == 0 or unit > view.C
-        return even and self.slab.packs <= self.tile.threads and view.HxW <= SHORT_PLANE_STEPS * WARP * pack
-
-    @lazy
-    def waits(self) -> int:
-        """Phases of a block: it sweeps one range of columns after another."""
-        return ceil_div(self.slab.packs, self.columns)
-
-    @lazy
-    def processed(self) -> int:
-        """See `_ReducingSlabs.processed`."""
-        parts = self.tile.threads // self.columns
-        return self.waits * ceil_div(self.samples, parts) * self.tile.threads
-
-    @lazy
-    def rounds(self) -> float:
-        """See `_ReducingSlabs.rounds`."""
-        return self.waits
-
-    @lazy
-    def facts(self) -> dict[str, Any]:
-        """See `_ReducingSlabs.facts`."""
-        return {}
 
 
 class _ReducingRows(_Swept, _Reducing):
@@ -460,16 +406,16 @@ def _strategies(op: str, *made: tuple[str, Mapping[str, tuple[int, ...]], type[T
     return {name: Strategy(name, op, space, ("threads",), tiling, _example) for name, space, tiling in made}
 
 
-def _reducing(op: str, slabs: type[Tiling]) -> dict[str, Strategy]:
+def _reducing(op: str) -> dict[str, Strategy]:
     rows, planes = ("column", _ROWS, _ReducingRows), ("split", _CHUNKS, _ReducingPlanes)
-    return _strategies(op, ("block", _SLABS, slabs), planes, rows)
+    return _strategies(op, ("block", _SLABS, _ReducingSlabs), planes, rows)
 
 
 def _streaming(op: str) -> dict[str, Strategy]:
     return _strategies(op, ("block", _RUNS, _StreamingRuns), ("column", _ROWS, _StreamingRows))
 
 
-STATS: dict[str, Strategy] = _reducing("batch_norm_stats", _ReducingSlabs)
+STATS: dict[str, Strategy] = _reducing("batch_norm_stats")
 GATHER_STATS: dict[str, Strategy] = {
     "column": Strategy(
         "column",
@@ -481,5 +427,5 @@ GATHER_STATS: dict[str, Strategy] = {
     )
 }
 ELEMT: dict[str, Strategy] = _streaming("batch_norm_elemt")
-BACKWARD_REDUCE: dict[str, Strategy] = _reducing("batch_norm_backward_reduce", _ReducingColumns)
+BACKWARD_REDUCE: dict[str, Strategy] = _reducing("batch_norm_backward_reduce")
 BACKWARD_ELEMT: dict[str, Strategy] = _streaming("batch_norm_backward_elemt")

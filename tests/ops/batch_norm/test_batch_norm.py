@@ -608,7 +608,8 @@ def test_elements_past_2_to_the_31(strategy: str, shape: tuple[int, ...]) -> Non
     ((4, 8, 3), {**REDUCING["split"], "chunk": 2**21}, "split: chunk is 2097152"),
     ((4, 8, 3), {**REDUCING["split"], "threads": 65}, "split: threads is 65"),
     ((4, 8), {**REDUCING["column"], "columns": 65}, "column: columns is 65, expected at most threads, 64"),
-    ((4, 8, 100000), REDUCING["block"], "block: needs .* bytes of shared memory"),
+    ((4, 20000, 2), {**REDUCING["block"], "channels": 20000}, "block: needs .* bytes of shared memory"),
+    ((4, 8, 2**19), REDUCING["block"], "block: channels is 4, expected slabs of at most 1048576 elements"),
 ], ids=str)  # fmt: skip
 def test_refusals(shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
     with pytest.raises(cunorm.UnsupportedTile, match=sentence):
