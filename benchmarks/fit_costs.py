@@ -35,7 +35,7 @@ from scipy.optimize import least_squares, nnls
 from tqdm import tqdm
 
 from benchmarks import measured_sections
-from benchmarks.measure_tiles import device_of, measured_in, timings_of
+from benchmarks.measure_tiles import device_of, digest, measured_in, timings_of
 from benchmarks.simulator.clock import GPUS
 from benchmarks.simulator.goals import key_of
 from benchmarks.simulator.problems import LARGEST, simulate
@@ -44,7 +44,6 @@ from cunorm.core.devices import Device
 from cunorm.core.files import write_whole
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile
-from cunorm.jit import sources
 from cunorm.ops.registry import OPS
 from cunorm.tiling import costmodel, costs, table
 
@@ -102,11 +101,6 @@ class Sample:
         tile = {"strategy": self.tile.strategy, **self.tile.as_dict()}
         key = table.key_of(self.problem)
         return json.dumps({"problem": key, "tile": tile, "kernel": self.kernel, "launches": self.launches})
-
-
-def digest(problem: Problem, tile: Tile) -> str:
-    """Digest of the kernels of a tile: a sample of another one is out of date."""
-    return sources.kernel_digest(problem, OPS[problem.op].strategies[tile.strategy], tile)
 
 
 def samples() -> dict[tuple[Problem, Tile, str], Sample]:
@@ -248,12 +242,9 @@ def measured_points() -> dict[str, list[Point]]:
     return points
 
 
-def measured() -> Iterator[tuple[Problem, dict[str, Any]]]:
+def measured() -> list[tuple[Problem, dict[str, Any]]]:
     """The measured problems whose kernels are the present ones."""
-    for problem, raw in measured_in(sorted(RESULTS.glob("measured_tiles-*.jsonl"))):
-        present = [one for one in raw["tiles"] if one.get("kernel") == digest(problem, Tile.of(one["tile"]))]
-        if present:
-            yield problem, {**raw, "tiles": present}
+    return measured_in(sorted(RESULTS.glob("measured_tiles-*.jsonl")))
 
 
 def _launches(one: Sample) -> tuple[Launch, ...]:

@@ -79,15 +79,21 @@ def lines_of(path: Path) -> Iterator[tuple[Problem, dict[str, Any]]]:
 def measured_in(paths: Iterable[Path]) -> list[tuple[Problem, dict[str, Any]]]:
     """The measured tiles of each problem on each device in some files, with the facts of the last run.
 
-    Of two times of a tile the later one counts.
+    Of two times of a tile the later one counts. Times of kernels that have changed since are left out.
     """
     found: dict[tuple[Problem, str], dict[str, Any]] = {}
     for problem, raw in (line for path in paths for line in lines_of(path)):
         key = problem, raw["device"]["name"]
         before = found.get(key, {"tiles": []})["tiles"]
-        tiles = {Tile.of(one["tile"]): one for one in (*before, *raw["tiles"])}
+        every = [(Tile.of(one["tile"]), one) for one in (*before, *raw["tiles"])]
+        tiles = {tile: one for tile, one in every if one.get("kernel") == digest(problem, tile)}
         found[key] = {**raw, "tiles": [*tiles.values()]}
-    return [(problem, raw) for (problem, _), raw in found.items()]
+    return [(problem, raw) for (problem, _), raw in found.items() if raw["tiles"]]
+
+
+def digest(problem: Problem, tile: Tile) -> str:
+    """Digest of the kernels of a tile: a time of another one is out of date."""
+    return sources.kernel_digest(problem, OPS[problem.op].strategies[tile.strategy], tile)
 
 
 def raw_of(tile: Tile) -> dict[str, Any]:
@@ -231,7 +237,7 @@ class Measured:
             found[index]["off"] = self._off(first, came)
             seconds = costmodel.predict(self.problem, strategy, tile, self.place.device)
             found[index]["predicted_us"] = round(seconds * 1e6, 3)
-            found[index]["kernel"] = sources.kernel_digest(self.problem, strategy, tile)
+            found[index]["kernel"] = digest(self.problem, tile)
         samples: dict[int, list[float]] = {index: [] for index in samplers}
         order = random.Random(0)
         for _ in range(rounds):

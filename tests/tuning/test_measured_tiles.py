@@ -58,7 +58,14 @@ def measured(
     """A file of times of one problem, its default first."""
     problem, tiles = drawn(script, folder)[0]
     lines = [
-        {"tile": script.raw_of(tile), "off": away, "us": us, "q25": us, "q75": us}
+        {
+            "tile": script.raw_of(tile),
+            "off": away,
+            "us": us,
+            "q25": us,
+            "q75": us,
+            "kernel": script.digest(problem, tile),
+        }
         for tile, us, away in zip(tiles, times, off, strict=False)
     ]
     out = folder / "measured.jsonl"
@@ -81,6 +88,15 @@ def test_the_table_has_the_fastest_tile(
     script.main(["table", str(path), "--table", str(tmp_path / "t.json")])
     entry = table.read(tmp_path / "t.json").entries[problem]
     assert (entry.tile, entry.source) == (tiles[chosen], table.MEASURED)
+
+
+def test_times_of_other_kernels_are_left_out(script: ModuleType, tmp_path: Path) -> None:
+    path, problem, tiles = measured(script, tmp_path, [10.0, 5.0, 7.0], [0.0, 0.0, 0.0])
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(script.digest(problem, tiles[1]), "0" * 16), encoding="utf-8")
+    ((_, raw),) = script.measured_in([path, path])
+    kept = [Tile.of(one["tile"]) for one in raw["tiles"]]
+    assert tiles[1] not in kept and len(kept) == len(set(kept)) > 0
 
 
 class Clock:
