@@ -99,16 +99,23 @@ def _ratios(document: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def further(folder: Path) -> list[str]:
-    """Return the sections about host time, the cost model and profiles, from the newest file of each kind."""
-    lines: list[str] = []
-    for pattern, section in (
-        ("host_overhead_gpu-*.json", measured_sections.host_section),
-        ("cost_model.json", measured_sections.model_section),
-        ("profile-*.json", measured_sections.profile_section),
+def _newest_file(folder: Path, pattern: str) -> Any:
+    """The content of the last file by name, which ends in its date; None if there is none."""
+    found = sorted(folder.glob(pattern), key=lambda path: path.name)
+    return json.loads(found[-1].read_text(encoding="utf-8")) if found else None
+
+
+def further(folder: Path, documents: list[dict[str, Any]]) -> list[str]:
+    """Return the sections about goals, host time, the cost model and profiles, from the newest file of each kind."""
+    host = _newest_file(folder, "host_overhead_gpu-*.json")
+    lines = measured_sections.goals_section(documents, host) if documents else []
+    for found, section in (
+        (host, measured_sections.host_section),
+        (_newest_file(folder, "cost_model.json"), measured_sections.model_section),
+        (_newest_file(folder, "profile-*.json"), measured_sections.profile_section),
     ):
-        for path in sorted(folder.glob(pattern), key=lambda path: path.name)[-1:]:
-            lines += section(json.loads(path.read_text(encoding="utf-8")))
+        if found is not None:
+            lines += section(found)
     return lines
 
 
@@ -185,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         documents = newest(RESULTS)
         wanted = {
-            PAGE: page(documents, further(RESULTS)),
+            PAGE: page(documents, further(RESULTS, documents)),
             README: filled(README.read_text(encoding="utf-8"), documents),
         }
     except RefusedError as error:

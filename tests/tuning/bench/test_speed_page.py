@@ -74,6 +74,7 @@ def test_the_newest_complete_result_per_device_and_workload_is_published(speed: 
     assert [line for line in page.splitlines() if line.startswith("## ")] == [
         "## NVIDIA H200, llm, 2026-02-01",
         "## NVIDIA H200, vision, 2026-01-15",
+        "## Goals",
     ]
     assert "Copy 4000 GB/s" in page and "Copy 1000 GB/s" not in page
     row = next(line for line in page.splitlines() if "rows=16384" in line)
@@ -136,6 +137,28 @@ def test_the_page_shows_the_newest_measurements_of_other_kinds(speed: ModuleType
     )
     assert "| b | 10.0 | 20.0 |" in page and "| b | 20.0 | 15.0 |" in page and "| a |" not in page
     assert "| p | k | 8.0 | 900 | 50% | 25% | barrier 2.5 |" in page
+
+
+def test_goals_are_compared_with_the_results(speed: ModuleType, tmp_path: Path) -> None:
+    """Two backwards above 50 MB, of 89 % and 95 % of the copy."""
+    document = shown()
+    for result, name, seconds in zip(
+        document["results"], ("rows=16384 length=4096", "rows=1024 length=12288"), (1.0, 2.0), strict=False
+    ):
+        result["name"] = f"layer_norm_backward bfloat16 {name} (statistics float32)"
+        result["problem"] = result["problem"] | {"op": "layer_norm_backward", "layout": "NCHW"}
+        result["floor_bytes"] = 1e8
+        for one in result["contenders"]:
+            if one["kernels"] is not None:
+                one["kernels"]["seconds"] = seconds * 1e8 / document["copy_bandwidth"]
+                one["sentence"] = "cluster (threads=64)"
+    (tmp_path / "bench-goals.json").write_text(json.dumps(document), encoding="utf-8")
+    assert speed.main([]) == 0
+    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
+    assert "| 1 of 2 problems; the others are below | **not met** |" in page
+    assert "rows=16384 length=4096: 92% of the copy | 100% | met |" in page
+    assert "rows=1024 length=12288: 1.4 floors at most | 2.00 | **not met** |" in page
+    assert "rows=1024 length=12288 | 100 | 50% | cluster | a barrier of the cluster for every row |" in page
 
 
 # ---- the script -----------------------------------------------------------------------------------------------------
