@@ -140,7 +140,7 @@ def test_an_entry_serves_other_dtypes_of_parameters(named: Callable[..., Path]) 
         {"data_format": "NHWC", "shape": (2, 64, 64, 320)},
         {"num_groups": 16},
         {"device": "A100"},
-        {"device": "H100"},
+        {"device": "B200"},
     ],
 )
 def test_an_entry_does_not_serve_another_problem(change: dict[str, Any], named: Callable[..., Path]) -> None:

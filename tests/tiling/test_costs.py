@@ -8,7 +8,7 @@ import math
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +19,7 @@ from cunorm.core.devices import known
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch
 from cunorm.ops.registry import OPS
-from cunorm.tiling import costmodel, costs
+from cunorm.tiling import costmodel, costs, table
 from cunorm.tiling.costs import Cost, Kind
 from tests.support.paths import ROOT
 
@@ -196,14 +196,42 @@ def test_predicted_instructions_are_near_those_of_the_samples(fitting: ModuleTyp
 
 
 def test_the_stored_comparison_is_of_the_present_model_and_good_enough(fitting: ModuleType) -> None:
+    """Predictions and choices beside the times that a GPU has measured."""
     stored = json.loads(fitting.CHECKED.read_text(encoding="utf-8"))
-    predicted = {}
-    for problem in fitting.workload_problems(fitting.LARGEST, None, 0):
-        if (key := fitting.key_of(problem)) in stored["defaults"]:
-            default = costmodel.choose(problem, OPS[problem.op].strategies.values(), H200)
-            predicted[key] = round(default.seconds * 1e6, 2)
-    assert predicted == {key: times[0] for key, times in stored["defaults"].items()}, STALE
-    agree = [abs(one / simulated - 1) <= 0.25 for one, simulated in stored["defaults"].values()]
-    near = [default <= 1.1 * best for default, best in stored["best_of_five"].values()]
-    assert len(agree) >= 200 and sum(agree) >= 0.95 * len(agree)
-    assert len(near) >= 80 and sum(near) >= 0.9 * len(near)
+    assert stored == fitting.checked(), STALE
+    agree = [abs(one / measured - 1) <= 0.25 for one, measured in stored["chosen"].values()]
+    near = [chosen <= 1.1 * fastest for chosen, fastest in stored["chosen_and_fastest"].values()]
+    assert len(agree) >= 400 and sum(agree) >= 0.95 * len(agree)
+    assert len(near) >= 400 and sum(near) >= 0.9 * len(near)
+
+
+def test_times_come_from_a_gpu_where_it_has_measured_the_kernel(fitting: ModuleType) -> None:
+    draw, simulated, timed = random.Random(0), [], []
+    for _ in range(20):
+        facts = {"grid": draw.choice((32, 132, 400)), "packs": draw.randrange(2**12, 2**18), "phases": 3}
+        work = costmodel.work_of(launch(**facts), H200)
+        counted = round(costmodel.instructions_of(work, COST) * facts["grid"])
+        us = costmodel.seconds_of(work, COST, H200) * 1e6
+        simulated.append(fitting.Point(Kind(2, False, False), work, counted, us))
+        timed.append(fitting.Point(Kind(2, False, False), work, None, 3 * us))
+    few, enough = (fitting.fitted(simulated, timed[:number]) for number in (fitting.FEWEST_TIMES - 1, 20))
+    assert few["instructions"] == enough["instructions"]
+    for found, factor in ((few, 1), (enough, 3)):
+        (times,) = found["times"].values()
+        made = Cost(*few["instructions"]["2"], *(1e-6 * one for one in times[:-1]), times[-1])
+        predicted = [costmodel.seconds_of(one.work, made, H200) * 1e6 / one.microseconds for one in simulated]
+        assert sorted(predicted)[10] == pytest.approx(factor, rel=0.15)
+
+
+def test_the_time_of_a_call_is_divided_among_its_launches(fitting: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = next(one for _, one in problems() if one.op == "layer_norm_backward")
+    choice = costmodel.choose(problem, OPS[problem.op].strategies.values(), H200)
+    tile = {"strategy": choice.strategy.name, **choice.tile.as_dict()}
+    raw = {"problem": table.key_of(problem), "device": asdict(H200), "rounds": 9}
+    raw["tiles"] = [{"tile": tile, "off": 0.0, "us": 50.0, "q25": 50.0, "q75": 50.0}]
+    monkeypatch.setattr(fitting, "measured", lambda: [(problem, raw)])
+    found = [one for points in fitting.measured_points().values() for one in points]
+    assert len(found) == len(choice.launches) == 2
+    assert sum(one.microseconds for one in found) == pytest.approx(50.0)
+    shares = [costmodel.launch_seconds(problem, one, H200) for one in choice.launches]
+    assert max(one.microseconds for one in found) / 50 == pytest.approx(max(shares) / sum(shares))
