@@ -164,7 +164,15 @@ GOALS: tuple[Goal, ...] = (
         why="A warp has four rows or fewer, so the first load and the last sums of a block overlap with nothing, "
         "and a second launch folds the sums of all blocks.",
     ),
-    Goal("layer_norm_backward", "50432,768", 113.0, 0.85),
+    Goal(
+        "layer_norm_backward",
+        "50432,768",
+        113.0,
+        0.85,
+        why="The default is chosen by times of an H100, where 12,544 rows take the same time with rows staged in "
+        "shared memory as with rows in registers (benchmarks/results/measured_tiles-*). The simulator finds staged "
+        "rows 10 % slower here.",
+    ),
     Goal(
         "layer_norm_backward",
         "65536,128",
