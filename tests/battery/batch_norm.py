@@ -14,6 +14,8 @@ BATCH_SLABS: Named = {
     "planes of two elements, more channels than threads": {"shape": (3, 140, 2), "channels": 140},
     "long planes": {"shape": (1, 2, 1100)},
     "more samples than a chain": {"shape": (40, 2, 5), "samples_per_block": 64},
+    "many samples per thread": {"shape": (41, 4, 64), "samples_per_block": 64},
+    "many samples per thread, ragged": {"shape": (41, 4, 63), "samples_per_block": 64, "shifts": SAME_OFF},
     "one block for all": {"shape": (5, 9, 20), "grid": 1},
     "rows in slices": {"shape": (265, 3, 2)},
     "rows in several rounds": {"shape": (200, 9, 2), "samples_per_block": 1},
