@@ -17,8 +17,6 @@ SAME_STATISTICS = "Speed only: every lane of the team has the same statistics an
 ZEROS = "Speed only: the copies of packs within the row overwrite the zeros."
 LIVE_ALONE = "A batch has at most as many live packs as loads, and only live ones are used."
 EMPTY_BATCH = "A batch without packs adds nothing: no rows, and sums of zero."
-OTHER_CENTRE = "Rounding only: sums may be relative to any element. tests/ops/test_accuracy.py limits the errors."
-MOVED_OFTEN = "Rounding and speed only: the centres may move after every batch."
 WIDER = "Speed only: a part with more threads than columns leaves some of them idle."
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values and stores them to the same address."
 LONGER_CHAIN = "Equally correct: a chain has one more pack, so the order of additions differs."
@@ -123,22 +121,18 @@ SURVIVORS: dict[Key, str] = {
     ("batch_norm/flat_runs.cuh", "if (plain || j < packs) {", "guard", 0): (
         "Speed only: a pack past the run's end has no elements, and store_pack writes nothing."
     ),
-    ("batch_norm/sample_moments.cuh", "sum = sum + (k < batch.live ? acc_t(widen(batch.packs[0][k].get(slot))) - first : acc_t(0));", "guard", 0): OTHER_CENTRE,
-    ("batch_norm/sample_moments.cuh", "sum = sum + (k < batch.live ? acc_t(widen(batch.packs[0][k].get(slot))) - first : acc_t(0));", "guard", 1): MOVED_OFTEN,
-    ("batch_norm/sample_moments.cuh", "use(load_plain<many>(from, at, path.stride(), steps - base < many ? steps - base : many));", "guard", 0): OTHER_CENTRE,
-    ("batch_norm/sample_moments.cuh", "use(load_plain<many>(from, at, path.stride(), steps - base < many ? steps - base : many));", "guard", 1): MOVED_OFTEN,
-    ("batch_norm/sample_moments.cuh", "use(load_ragged<few>(from, path, base, steps - base < few ? steps - base : few));", "guard", 0): OTHER_CENTRE,
-    ("batch_norm/sample_moments.cuh", "use(load_ragged<few>(from, path, base, steps - base < few ? steps - base : few));", "guard", 1): MOVED_OFTEN,
-    ("batch_norm/sample_moments.cuh", "if (k < batch.live) {", "guard", 0): MOVED_OFTEN,
-    ("batch_norm/sample_moments.cuh", "if (rows >= chain) {", "guard", 0): MOVED_OFTEN,
-    ("batch_norm/sample_moments.cuh", "if (rows > 0) {", "guard", 0): MOVED_OFTEN,
-    ("batch_norm/sample_moments.cuh", "if (path.part < path.parts) {", "guard", 0): MOVED_OFTEN,
-    ("batch_norm/sample_moments.cuh", "const int begin = start < from ? from : start, end = past < to ? past : to;", "guard", 0): OTHER_CENTRE,
-    ("batch_norm/sample_moments.cuh", "const int begin = start < from ? from : start, end = past < to ? past : to;", "guard", 1): MOVED_OFTEN,
-    ("batch_norm/sample_moments.cuh", "const int begin = start < from ? from : start, end = past < to ? past : to;", "guard", 2): OTHER_CENTRE,
-    ("batch_norm/sample_moments.cuh", "const int begin = start < from ? from : start, end = past < to ? past : to;", "guard", 3): MOVED_OFTEN,
-    ("batch_norm/sample_moments.cuh", "if (begin >= end) {", "guard", 0): OTHER_CENTRE,
-    ("batch_norm/sample_moments.cuh", "if (lane == 0) {", "owner", 0): MOVED_OFTEN,
+    ("batch_norm/sample_moments.cuh", "for (int k = 0; k < batch.loads; ++k) {", "guard", 0): LIVE_ALONE,
+    ("batch_norm/sample_moments.cuh", "for (int k = 0; k < batch.loads; ++k) {", "guard", 1): LIVE_ALONE,
+    ("batch_norm/sample_moments.cuh",
+     "sum = sum + (k < batch.live ? acc_t(widen(batch.packs[0][k].get(slot))) - first : acc_t(0));", "guard", 0): (
+        "Rounding only: sums may be relative to any element. tests/ops/test_accuracy.py limits the errors."
+    ),
+    ("batch_norm/sample_moments.cuh",
+     "for (long long at = where.row + where.first; base < steps; base += many) {", "guard", 0): EMPTY_BATCH,
+    ("batch_norm/sample_moments.cuh", "for (; base < steps; base += few) {", "guard", 0): EMPTY_BATCH,
+    ("batch_norm/sample_moments.cuh", "if (rows >= chain) {", "guard", 0): (
+        "Rounding and speed only: the centres may move after every batch."
+    ),
     ("common/fold_columns.cuh", "while (width < columns && width < warp_size) {", "guard", 0): WIDER,
     ("common/fold_columns.cuh", "while (width < columns && width < warp_size) {", "guard", 1): WIDER,
     ("common/fold_columns.cuh", "if (part < parts && column < columns && column < live) {", "guard", 0): (
