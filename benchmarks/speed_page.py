@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cunorm.tuning.bench.figure import figure
 from cunorm.tuning.bench.result import cold, complete, fraction, geometric_mean, refusal, speedups
 
 from benchmarks import measured_sections
@@ -26,14 +27,16 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
 README, BEGIN, END = ROOT / "README.md", "<!-- begin speed -->\n", "<!-- end speed -->\n"
 HEAD = """# Speed
 
-The results of `cunorm bench`. `python benchmarks/speed_page.py` writes this page from the files
-`benchmarks/results/bench-*.json`.
+What was measured on GPUs. `python benchmarks/speed_page.py` writes this page: first the results of `cunorm bench`, from
+the files `benchmarks/results/bench-*.json`, which also name the tiles that ran; then goals, the host's time, the cost
+model, and profiles.
 
 A percentage is a bandwidth as a share of the bandwidth of a copy in the same run. The bandwidth is the byte floor of a
 problem (the fewest bytes that it has to move) over the time of its kernels. The brackets contain that time in
 microseconds: the median, then the quartiles. Peers run on the same arrays in the same run, in interleaved order, with
 a cold L2 cache. "(L2)" marks a problem so small that the L2 cache was not cold. "–" marks a peer without the operator.
 """
+MOST_DRAWN = 40  # problems in a picture
 NONE = """
 **Nothing has been measured on a GPU for this version.** On a machine with a GPU, `bash benchmarks/gpu_proof.sh`
 measures everything that this page shows.
@@ -99,6 +102,26 @@ def _ratios(document: dict[str, Any]) -> Iterator[str]:
             )
 
 
+def _drawn(document: dict[str, Any]) -> bool:
+    """Whether a result has a picture: one of more problems is too long to be looked at."""
+    return len(document["results"]) <= MOST_DRAWN
+
+
+def picture_of(document: dict[str, Any]) -> str:
+    """The file name of a result's picture, which is beside the page."""
+    words = ["speed", *document["device"]["name"].split(), document["workload"] or "shapes"]
+    return f"{'-'.join(words).lower()}.svg"
+
+
+def draw(documents: list[dict[str, Any]]) -> None:
+    """Write the pictures, with text as text."""
+    import matplotlib
+
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "cunorm"}
+    for document in filter(_drawn, documents):
+        figure(document, PAGE.with_name(picture_of(document)))
+
+
 def _newest_file(folder: Path, pattern: str) -> Any:
     """The content of the last file by name, which ends in its date; None if there is none."""
     found = sorted(folder.glob(pattern), key=lambda path: path.name)
@@ -132,6 +155,8 @@ def page(documents: list[dict[str, Any]], more: Sequence[str] = ()) -> str:
             reason = document["lost"] or "interrupted"
             lines.append(f"Incomplete, {len(document['results'])} of {document['problems']} problems: {reason}.\n")
         lines += _table(document)
+        if _drawn(document):
+            lines.append(f"\n![{document['workload']} on {device['name']}]({picture_of(document)})")
         lines.append("")
     lines += more
     return "\n".join(lines).rstrip() + "\n"
@@ -205,6 +230,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1 if stale else 0
     for path in stale:
         path.write_text(wanted[path], encoding="utf-8")
+    if PAGE in stale:
+        draw(documents)
     return 0
 
 

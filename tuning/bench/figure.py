@@ -32,6 +32,12 @@ def _short(problem: Mapping[str, Any]) -> str:
     return f"{problem['op']}\n{sizes}{layout} {problem['dtype']}"
 
 
+def _us(seconds: float) -> str:
+    """Microseconds with three digits, or all digits before the point."""
+    microseconds = seconds * 1e6
+    return f"{microseconds:.0f} us" if microseconds >= 1000 else f"{microseconds:.3g} us"
+
+
 def _absent(found: Mapping[str, Any], present: set[str]) -> list[str]:
     """A line that names the contenders without a time for any shape, with their states."""
     states: dict[str, dict[str, None]] = {}
@@ -80,9 +86,11 @@ def figure(found: Mapping[str, Any], path: Path) -> None:
                 axes.barh(at, share, 0.9, color=COLOURS[name], edgecolor="black" if own else "none", linewidth=0.6)
                 seconds = one["kernels"]["seconds"]
                 low, high = (share * seconds / one["kernels"][part] for part in ("q75", "q25"))
-                axes.errorbar(share, at, xerr=[[share - low], [high - share]], color="black", linewidth=0.8)
+                # A quartile that equals the median may be on its other side by a rounding.
+                error = [[max(0.0, share - low)], [max(0.0, high - share)]]
+                axes.errorbar(share, at, xerr=error, color="black", linewidth=0.8)
                 widest = max(widest, high)
-                axes.text(high + 0.008, at, f"{share:.0%}  {seconds * 1e6:.3g} us", va="center", fontsize=6.5)
+                axes.text(high + 0.008, at, f"{share:.0%}  {_us(seconds)}", va="center", fontsize=6.5)
             elif one is not None:
                 axes.text(
                     0.008, at, f"{name}: {MARKS.get(one['state'], one['state'])}", va="center", fontsize=6, color="0.4"

@@ -82,6 +82,8 @@ def test_the_newest_complete_result_per_device_and_workload_is_published(speed: 
     assert row.split(" | ")[1:4] == [*own, "48% (140.0; 126.0 to 168.0)"]
     assert row.split(" | ")[5:] == ["wrong", "– |"]
     assert "Did not run: apex." in page  # apex has no column
+    assert "![llm on NVIDIA H200](speed-nvidia-h200-llm.svg)" in page
+    assert (tmp_path / "speed-nvidia-h200-llm.svg").read_text(encoding="utf-8").startswith("<?xml")
     assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in page
     assert "Incomplete" not in page
     assert speed.main(["--check"]) == 0
