@@ -58,7 +58,7 @@ def simulated(
         Which of the kernels' texts. A call with a misaligned array always runs the generic one.
     """
 
-    def run(plan: Plan, values: Sequence[int | float], sizes: Sequence[int] = ()) -> None:
+    def run(plan: Plan, values: Sequence[int | float], sizes: Sequence[int] = (), assumed: bool | None = None) -> None:
         assumed = are_assumed([int(values[place]) for place in plan.assumed_addresses()])
         for launch in launches(plan, values, regions_of(plan.names, values, sizes), text if assumed else "generic"):
             counters = machine.run(launch)

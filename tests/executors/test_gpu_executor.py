@@ -409,7 +409,7 @@ def test_processing_clusters(
 
 
 def test_a_gpu_without_known_processing_clusters_counts_as_one() -> None:
-    assert KNOWN["A100"].resident_clusters(8, 2) == 2 * 108 // 8
+    assert KNOWN["A100"].resident_clusters(8, 2) == 2 * (108 // 8)
 
 
 @pytest.mark.gpu

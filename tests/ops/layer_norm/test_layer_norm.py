@@ -186,11 +186,11 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     (1024, 12288, "block"),  # few rows, wide
     (2048, 4096, "block"),
     (802816, 96, "warp"),  # many rows, narrow
-    (1, 1000, "block"),  # one row
+    (1, 1000, "warp"),  # one row
     (65536, 1, "warp"),  # one column
-    (4096, 1023, "block"),  # odd
-    (4096, 4097, "cluster"),
-    (512, 33333, "split"),  # longer than a block holds
+    (4096, 1023, "warp"),  # odd
+    (4096, 4097, "block"),
+    (512, 33333, "cluster"),  # longer than a block holds
     (67, 123479, "grid"),  # too few rows to amortise the loads of the parameters
     (64, 300000, "split"),  # longer than a cluster holds
 ])  # fmt: skip
