@@ -6,9 +6,9 @@ The time of a launch is a start-up time plus a norm of three times, which overla
 - the instructions of the busiest multiprocessor at its issue rate;
 - the waves of blocks, where a block takes latencies one after another.
 
-What a kernel costs (instructions per pack, latencies per reduction, ...) is in ``costs.json``; see `costs`. Those
-numbers are fitted to the simulator's counts and times, so a prediction is no better than the simulator. The tuner
-measures.
+What a kernel costs (instructions per pack, latencies per reduction, ...) is in ``costs.json``; see `costs`. The
+instructions are counted by the simulator. The latencies are fitted to times measured on an H100, and to simulated ones
+for kernels that were not measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What each kernel costs: the numbers of the cost model that ``python benchmarks/fit_costs.py`` fits.
 
 The file ``costs.json`` has an entry for each kernel, layout and way to copy. Its instructions are counted by the
-simulator for each kind of problem; its times are fitted to simulated times on an H200.
+simulator for each kind of problem. Its times are fitted to times measured on an H100; for a kernel that was not
+measured (``"measured": 0``), to simulated times of an H200.
 """
 
 from __future__ import annotations
