@@ -139,6 +139,19 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: idle threads fold rows too. These rows exist, and the results of idle threads are stored after "
         "the partial results that fold_parts merges."
     ),
+    ("common/fold_columns.cuh", "if (part == 0 && column < live) {", "owner", 0): (
+        "Speed only: only the threads of the first part use what was loaded ahead."
+    ),
+    ("common/fold_columns.cuh", "if (part < parts && column < columns && column < live) {", "guard", 1): (
+        "Speed only: idle threads fold the columns of the next block. These exist, and the results are not stored."
+    ),
+    ("common/fold_columns.cuh",
+     "for (long long row = begin + part; row < end; row += rows_at_once * parts) {", "guard", 0): (
+        "Speed only: the round past the last has no rows."
+    ),
+    ("common/fold_columns.cuh", "for (int k = 0; k < rows_at_once; ++k) {", "guard", 0): (
+        "The CPU executor does not see a write past a local array. The next round reads that row again."
+    ),
     ("common/reduce.cuh", "while (2 * half < parts) {", "guard", 0): (
         "Speed only: with half == parts, `part + half < parts` is false for all threads of the first round."
     ),
