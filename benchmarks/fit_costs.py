@@ -35,7 +35,7 @@ from scipy.optimize import least_squares, nnls
 from tqdm import tqdm
 
 from benchmarks import measured_sections
-from benchmarks.measure_tiles import device_of, digest, measured_in, timings_of
+from benchmarks.measure_tiles import best_of_each, device_of, digest, measured_in, timings_of
 from benchmarks.simulator.clock import GPUS
 from benchmarks.simulator.goals import key_of
 from benchmarks.simulator.problems import LARGEST, simulate
@@ -145,8 +145,7 @@ def spread(problem: Problem, draw: random.Random) -> list[Tile]:
     """The default, the best tile of some other strategies, and some tiles that are predicted to be nearly as fast."""
     ranked = costmodel.ranked(problem, OPS[problem.op].strategies.values(), GPU.device)
     least = min(one.seconds for one in ranked)
-    best = {(one.strategy.name, one.tile.as_dict().get("load")): one for one in reversed(ranked)}
-    others = [one for one in best.values() if one.seconds < OTHER_STRATEGIES * least]
+    others = best_of_each(ranked, OTHER_STRATEGIES)
     near = [one for one in ranked if one.seconds < NEAR * least]
     found = [ranked[0], *draw.sample(others, min(OTHERS, len(others))), *draw.sample(near, min(DRAWN, len(near)))]
     return [*dict.fromkeys(one.tile for one in found)]

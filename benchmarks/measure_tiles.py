@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 from cunorm.tuning.measure.clock import GraphClock
-from cunorm.tuning.measure.race import Timing, winner
+from cunorm.tuning.measure.race import GAIN, Timing, winner
 from cunorm.tuning.measure.result import measured_entry
 from cunorm.tuning.measure.session import software
 from cunorm.tuning.problems.workloads import problems
@@ -47,6 +47,7 @@ from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Plan, Target
 from cunorm.tiling import costmodel, table
+from cunorm.tiling.costmodel import Choice
 from cunorm.traffic.sampling import floor_bytes
 
 BEST, OTHERS = 5, 3  # tiles of a problem: the model's best, and the best of other strategies
@@ -56,7 +57,6 @@ ROUNDS = 9
 #: Largest difference of a tile's result from the default's, divided by the result's largest value: a few roundings of
 #: the dtype. Rows of sums are added in another order, in float32.
 AGREE = {"float16": 2.0**-9, "bfloat16": 2.0**-6, "float32": 1e-5, "float64": 1e-12}
-GAIN = 1.02  # as in the tuner: how many times faster than the default a tile must be
 RANDOM_ELEMENTS = 2**20  # random values that are repeated to fill an array
 
 
@@ -104,12 +104,18 @@ def raw_of(tile: Tile) -> dict[str, Any]:
 # ---- draw -----------------------------------------------------------------------------------------------------------
 
 
+def best_of_each(ranked: Sequence[Choice], most: float) -> list[Choice]:
+    """The best tile of each strategy and way to load, if its predicted time is below `most` times the least."""
+    least = min(one.seconds for one in ranked)
+    best = {(one.strategy.name, one.tile.as_dict().get("load")): one for one in reversed(ranked)}
+    return [one for one in best.values() if one.seconds < most * least]
+
+
 def tiles_of(problem: Problem, device: Device, drawn: int, draw: random.Random) -> list[Tile]:
     """The tiles to measure: the default first, last the `drawn` ones."""
     ranked = costmodel.ranked(problem, OPS[problem.op].strategies.values(), device)
     least = min(one.seconds for one in ranked)
-    best = {(one.strategy.name, one.tile.as_dict().get("load")): one for one in reversed(ranked)}
-    others = sorted((one for one in best.values() if one.seconds < NEARLY * least), key=lambda one: one.seconds)
+    others = sorted(best_of_each(ranked, NEARLY), key=lambda one: one.seconds)
     kept = dict.fromkeys(one.tile for one in ranked[:BEST])
     more = [one.tile for one in others if one.tile not in kept]
     found = [*kept, *more[:OTHERS]]
@@ -168,9 +174,7 @@ class Runner:
         self.values = [[*values, *constants] for values in self.values]
 
     def __call__(self, index: int) -> None:
-        launch, values = executor("gpu").launch, self.values[index]
-        for kernel, grid, threads, shared_bytes, pick, _, _ in self.steps:
-            launch(kernel, grid, threads, shared_bytes, pick(values))
+        executor("gpu").run(self.steps, self.values[index], self.plan.place.ordinal)
 
 
 def _wide(flat: Any, dtype: str) -> Any:

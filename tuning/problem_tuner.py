@@ -17,7 +17,7 @@ from cunorm.tiling.table import Entry
 from .measure import simulate
 from .measure.errors import NO_COMPILER, CandidateError, Stopped
 from .measure.precompile import Precompiler
-from .measure.race import ControlFailedError, Race, Timing, winner
+from .measure.race import GAIN, ControlFailedError, Race, Timing, winner
 from .measure.result import (
     Budget,
     Deadlines,
@@ -132,7 +132,6 @@ class ProblemTuner:
         return None
 
 
-GAIN = 1.02  # minimum speed-up over the default that a tile needs to be stored instead of it
 LEAST_SAMPLES = 5  # minimum samples of a tile that counts in an interrupted run: both stages of the screening
 
 

@@ -19,9 +19,6 @@ SCHEMA = "cunorm-simulated/1"
 GOALS = "goals"
 #: A share of the DRAM's or of the issue slots' time above which they are what binds a launch.
 BINDS = 0.7
-#: A prediction of the cost model agrees if it differs from the simulated time by at most this share. A default is near
-#: the best of its problem if it takes at most this factor of its time.
-AGREES, NEAR_BEST = 0.25, 1.1
 
 HEAD = """# Simulated speed
 

@@ -123,7 +123,7 @@ def test_run_measures_each_tile_and_continues_a_file(
         cupy=SimpleNamespace(**vars(np), cuda=SimpleNamespace(memory=SimpleNamespace(OutOfMemoryError=MemoryError))),
         build=lambda text, entry: (text, entry),
         load=lambda built, entry: executor("cpu").compile(*built),
-        launch=lambda kernel, grid, threads, shared, values: launched.append(values),
+        run=lambda steps, values, ordinal: launched.extend(step[4](values) for step in steps),
         synchronise=lambda ordinal: None,
         current=lambda: 0,
         limits=lambda ordinal: H100,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from cunorm.tuning.measure.errors import Failed, Lost, Stopped
+from cunorm.tuning.measure.race import GAIN
 from cunorm.tuning.measure.result import MORE, Budget, TuningResult
-from cunorm.tuning.problem_tuner import GAIN, Measuring, Modelling
+from cunorm.tuning.problem_tuner import Measuring, Modelling
 from cunorm.tuning.search.space import SWEPT, Space
 from cunorm.tuning.search.study import ProblemStudy
 

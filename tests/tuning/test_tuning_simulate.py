@@ -15,10 +15,11 @@ import pytest
 from cunorm.tuning import command, tuner
 from cunorm.tuning.measure import precompile, simulate, worker
 from cunorm.tuning.measure.errors import CandidateError, Failed, Lost, Stopped
+from cunorm.tuning.measure.race import GAIN
 from cunorm.tuning.measure.result import MORE, SIMULATED_TRIALS, Budget, TuningResult
 from cunorm.tuning.measure.session import Session, Spec
 from cunorm.tuning.measure.simulate import Simulators
-from cunorm.tuning.problem_tuner import GAIN, Simulating
+from cunorm.tuning.problem_tuner import Simulating
 from cunorm.tuning.search.space import UNLIKELY
 from cunorm.tuning.search.study import ProblemStudy
 from cunorm.tuning.tuner import Options

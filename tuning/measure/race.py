@@ -27,6 +27,7 @@ HOPELESS = 2.0  # a tile drops out after one sample above this multiple of the b
 DRIFT, REPEATS = 1.03, 2  # maximum ratio of a round's two control samples (3x the usual noise), repeats of a round
 MOST_LOST = 3  # worker processes that may die before a candidate was begun; one more ends the problem
 PAIRED = 20  # samples of the winner beside the default at the end
+GAIN = 1.02  # minimum speed-up over the default that a tile needs to be stored instead of it
 NEAR = 0.01  # medians whose relative difference is at most this are a tie
 #: Factor of the median's standard error for normal samples: sqrt(pi / 2) * IQR / 1.349 / sqrt(n).
 ERROR_OF_MEDIAN = math.sqrt(math.pi / 2) / 1.349
