@@ -22,6 +22,7 @@ from .ops.batch_norm.api import (
 from .ops.group_norm.api import group_norm, group_norm_backward
 from .ops.layer_norm.api import layer_norm, layer_norm_backward
 from .ops.registry import plan
+from .ops.rms_norm.api import rms_norm, rms_norm_backward
 from .runtime.plans import Plan
 from .tiling.problem_trace import trace
 
@@ -46,6 +47,8 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "plan",
+    "rms_norm",
+    "rms_norm_backward",
     "trace",
 ]
 

@@ -7,6 +7,7 @@ xhat is (x - mean) * rstd.
   L = (C/G)*H*W. gamma and beta have one element per channel.
 - LayerNorm: x has shape (A1..Ai, R1..Rj). A slice is a row, L = R1*..*Rj. gamma and beta have one element per element
   of a row.
+- RMSNorm: as LayerNorm, but without mean and beta. xhat is x * rstd, and gamma may have an offset.
 - BatchNorm: x has shape (N, C, *) and 2 to 8 dimensions. A slice is a channel. It has L = N*H*W elements on one rank,
   and `count` elements on all ranks. rstd is called invstd, and x - mean is called xmu. gamma, beta and every statistic
   have shape (C,).
@@ -30,6 +31,8 @@ __all__ = [
     "group_norm_backward",
     "layer_norm",
     "layer_norm_backward",
+    "rms_norm",
+    "rms_norm_backward",
 ]
 
 Array: TypeAlias = npt.ArrayLike
@@ -192,11 +195,18 @@ def silu_gradient(z: Array, dy: Array) -> Float64:
 
 
 def layer_norm(
-    x: Array, normalized_shape: Shape, gamma: Maybe = None, beta: Maybe = None, *, eps: float = 1e-5
-) -> tuple[Float64, Float64, Float64]:
+    x: Array,
+    normalized_shape: Shape,
+    gamma: Maybe = None,
+    beta: Maybe = None,
+    *,
+    eps: float = 1e-5,
+    residual: Maybe = None,
+) -> tuple[Float64, ...]:
     """Layer normalisation: group normalisation of the rows with one group and one channel per element of a row.
 
     `normalized_shape` is (R1..Rj), or the integer R1. y has the shape of `x`. mean and rstd have shape (A1..Ai, 1..1).
+    With a residual, h = x + residual, rounded to x's dtype, is normalised, and is the fourth result.
 
     Examples
     --------
@@ -206,6 +216,9 @@ def layer_norm(
     >>> mean
     array([[3.]])
     """
+    if residual is not None:
+        h = joined(x, residual)
+        return *layer_norm(h, normalized_shape, gamma, beta, eps=eps), h
     rows, shape = _rows(x, normalized_shape)
     y, *saved = group_norm(rows, 1, gamma, beta, eps=eps)
     kept = np.shape(x)[: np.ndim(x) - len(shape)] + (1,) * len(shape)
@@ -213,9 +226,18 @@ def layer_norm(
 
 
 def layer_norm_backward(
-    dy: Array, x: Array, normalized_shape: Shape, mean: Array, rstd: Array, gamma: Maybe = None
+    dy: Array,
+    x: Array,
+    normalized_shape: Shape,
+    mean: Array,
+    rstd: Array,
+    gamma: Maybe = None,
+    *,
+    dh: Maybe = None,
 ) -> tuple[Float64, Float64, Float64]:
     """Gradients of layer normalisation: dx of the shape of `x`, dgamma and dbeta of shape `normalized_shape`.
+
+    If the forward had a residual, `x` is its h, and `dh` is the gradient that reaches h past the norm.
 
     Examples
     --------
@@ -229,7 +251,127 @@ def layer_norm_backward(
     """
     (rows, shape), (grads, _) = (_rows(each, normalized_shape) for each in (x, _shaped_as(dy, x)))
     dx, dgamma, dbeta = group_norm_backward(grads, rows, mean, rstd, gamma, num_groups=1)
-    return dx.reshape(np.shape(x)), dgamma.reshape(shape), dbeta.reshape(shape)
+    return _with(dx.reshape(np.shape(x)), dh), dgamma.reshape(shape), dbeta.reshape(shape)
+
+
+@_quiet
+def rms_norm(
+    x: Array,
+    normalized_shape: Shape,
+    gamma: Maybe = None,
+    *,
+    eps: float = 1e-6,
+    residual: Maybe = None,
+    gamma_offset: float = 0.0,
+) -> tuple[Float64, ...]:
+    r"""RMS normalisation (Zhang and Sennrich, 2019) of the rows.
+
+    .. math::
+        rstd = \left(\frac{1}{L} \sum x^2 + eps\right)^{-1/2}, \quad y = x \cdot rstd \cdot (\gamma + gamma\_offset)
+
+    Parameters
+    ----------
+    x : array_like
+        (A1..Ai, R1..Rj).
+    normalized_shape : int or tuple of int
+        (R1..Rj).
+    gamma : array_like, optional
+        Shape `normalized_shape`. None: y = x * rstd, whatever the offset.
+    eps : float
+        Added to the mean square.
+    residual : array_like, optional
+        Shape of `x`. h = x + residual, rounded to x's dtype, replaces x.
+    gamma_offset : float
+        Added to gamma.
+
+    Returns
+    -------
+    y : ndarray
+        Float64, same shape as `x`.
+    rstd : ndarray
+        Float64, (A1..Ai, 1..1). If the mean square is not finite, rstd is NaN.
+    h : ndarray
+        Float64, only with a residual.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> y, rstd = reference.rms_norm(np.array([[3.0, 4, 3, 4]]), 4, eps=0)
+    >>> rstd ** -2
+    array([[12.5]])
+    """
+    if residual is not None:
+        h = joined(x, residual)
+        return *rms_norm(h, normalized_shape, gamma, eps=eps, gamma_offset=gamma_offset), h
+    rows, shape = _rows(x, normalized_shape)
+    values = rows.astype(np.float64)
+    square = _mean(values**2)
+    rstd = 1.0 / np.sqrt(np.where(np.isfinite(square), square, np.nan) + eps)
+    kept = np.shape(x)[: np.ndim(x) - len(shape)] + (1,) * len(shape)
+    y = values * rstd * _weight(gamma, math.prod(shape), gamma_offset)
+    return y.reshape(np.shape(x)), rstd.reshape(kept)
+
+
+@_quiet
+def rms_norm_backward(
+    dy: Array,
+    x: Array,
+    normalized_shape: Shape,
+    rstd: Array,
+    gamma: Maybe = None,
+    *,
+    dh: Maybe = None,
+    gamma_offset: float = 0.0,
+) -> tuple[Float64, Float64]:
+    r"""Gradients of RMS normalisation: dx of the shape of `x`, dgamma of shape `normalized_shape`.
+
+    .. math::
+        g = (\gamma + gamma\_offset) \cdot dy, \quad
+        dx = rstd \cdot \left(g - \hat x \cdot \frac{1}{L} \sum g \hat x\right) + dh, \quad
+        d\gamma = \sum_{rows} dy \cdot \hat x
+
+    If the forward had a residual, `x` is its h, and `dh` is the gradient that reaches h past the norm.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x = np.array([[3.0, 4, 3, 4]])
+    >>> y, rstd = reference.rms_norm(x, 4, eps=0)
+    >>> dx, dgamma = reference.rms_norm_backward(x, x, 4, rstd)
+    >>> bool(np.abs(dx).max() < 1e-12)
+    True
+    """
+    (rows, shape), (grads, _) = (_rows(each, normalized_shape) for each in (x, _shaped_as(dy, x)))
+    grads, factor = grads.astype(np.float64), np.asarray(rstd, np.float64).reshape(-1, 1)
+    xhat, weighted = rows * factor, _weight(gamma, math.prod(shape), gamma_offset) * grads
+    dx = factor * (weighted - xhat * _mean(weighted * xhat))
+    dgamma = np.ascontiguousarray((grads * xhat).T).sum(axis=-1)
+    return _with(dx.reshape(np.shape(x)), dh), dgamma.reshape(shape)
+
+
+@_quiet
+def joined(x: Array, residual: Array) -> Float64:
+    """Return h = x + residual, rounded to x's dtype."""
+    array: npt.NDArray[Any] = np.asarray(x)
+    if np.shape(residual) != array.shape:
+        raise ValueError(f"residual: shape {np.shape(residual)}, expected x's shape {array.shape}")
+    h: Float64 = (array.astype(np.float64) + np.asarray(residual, np.float64)).astype(array.dtype).astype(np.float64)
+    return h
+
+
+def _with(dx: Float64, dh: Maybe) -> Float64:
+    """Return dx + dh."""
+    if dh is not None and np.shape(dh) != dx.shape:
+        raise ValueError(f"dh: shape {np.shape(dh)}, expected x's shape {dx.shape}")
+    return dx if dh is None else dx + np.asarray(dh, np.float64)
+
+
+def _weight(gamma: Maybe, length: int, gamma_offset: float) -> Float64:
+    """Return the factors of xhat in a row, or one factor of 1 without gamma."""
+    given = _given(gamma, (length,), "gamma", 1.0)
+    return given if gamma is None else given + gamma_offset
 
 
 @_quiet

@@ -34,9 +34,9 @@ ROOMS = [
     {"reference"},
 ]
 #: The folders of ops from the top down: an op may import common, and the registry may import the ops.
-OPS_ROOMS = [{"parse_problem"}, {"registry"}, {"batch_norm", "group_norm", "layer_norm"}, {"common"}]
+OPS_ROOMS = [{"parse_problem"}, {"registry"}, {"batch_norm", "group_norm", "layer_norm", "rms_norm"}, {"common"}]
 #: The folders of the kernels from the top down. A file may include files of its own folder and of lower lines.
-KERNEL_ROOMS = [{"batch_norm", "group_norm", "layer_norm"}, {"partition"}, {"common"}]
+KERNEL_ROOMS = [{"batch_norm", "group_norm", "layer_norm", "rms_norm"}, {"partition"}, {"common"}]
 DEPENDENCIES = ("numpy", "ml_dtypes", "platformdirs", "filelock")
 #: Third-party modules that a file may import at its top, although cunorm can be imported without them.
 HEAVY = {"executors/gpu.py": "cupy"}
@@ -123,7 +123,7 @@ def test_imports_run_downwards(path: str) -> None:
         ("tiling/choose_tile.py", "from cunorm.executors.cpu import executor"),
         ("core/arrays.py", "from cunorm import group_norm"),
         ("core/arrays.py", "import cunorm"),
-        ("ops/group_norm/slab.py", "from cunorm.ops.layer_norm.rows import rows"),
+        ("ops/group_norm/slab.py", "from cunorm.ops.layer_norm.grid import LayerGrid"),
         ("ops/common/register_rows.py", "from cunorm.ops.registry import OPS"),
         ("core/arrays.py", "import cupy"),
         ("runtime/plans.py", "def late():\n    import cupy.cuda"),

@@ -44,7 +44,7 @@ def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
     """Return the requested plans, and one message for each strategy that has no legal tile."""
     if asked.shape is None:
         raise ValueError(f"--shape: missing, expected {','.join(names_of(asked.op))} for {asked.op}")
-    typed = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs)
+    typed = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs, asked.extras)
     options = typed | {"device": asked.device}
     if asked.tile is not None and asked.strategy in (None, "all"):
         raise ValueError("--tile: requires --strategy NAME with the name of one strategy")

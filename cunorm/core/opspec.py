@@ -122,6 +122,9 @@ class OpSpec:
         See `Oracle`.
     optional : tuple of str
         Inputs that may be None.
+    extras : mapping of str to tuple of str
+        Optional tensors, and for each of them the results that exist only if a call passes it: the last results.
+        `Problem.extras` contains those that are passed.
     numbers : mapping of str to Number
         Scalar arguments of a call that are passed to kernels.
     activations : tuple of str
@@ -149,6 +152,7 @@ class OpSpec:
     layouts: tuple[str, ...]
     oracle: Oracle
     optional: tuple[str, ...] = ()
+    extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     numbers: Mapping[str, Number] = field(default_factory=dict)
     activations: tuple[str, ...] = ()
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -173,6 +177,11 @@ class OpSpec:
         """The statistics that the op returns with a tensor, for its gradient."""
         beside = any(array.tensor for array in self.results.values())
         return frozenset(name for name in ("mean", "rstd", "invstd") if beside and name in self.results)
+
+    def results_with(self, extras: Iterable[str]) -> tuple[str, ...]:
+        """The results of a call that passes the optional tensors ``extras``, if its mask selects all of them."""
+        missing = [name for extra, names in self.extras.items() if extra not in extras for name in names]
+        return tuple(name for name in self.results if name not in missing)
 
     @lazy
     def is_backward(self) -> bool:

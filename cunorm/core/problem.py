@@ -54,6 +54,9 @@ class Problem:
         dtypes that only some ops have: the name of a type in the kernels, and its dtype.
     activation : str or None
         The activation that is fused with GroupNorm: ``"silu"``.
+    extras : tuple of str
+        The tensors of `OpSpec.extras` that the call passes: ``"residual"``, which a forward adds to x, or ``"dh"``,
+        which a backward adds to dx.
     """
 
     op: str
@@ -69,6 +72,7 @@ class Problem:
     outputs: tuple[str, ...]
     others: tuple[tuple[str, str], ...] = ()
     activation: str | None = None
+    extras: tuple[str, ...] = ()
 
     def canonical(self) -> Problem:
         """The same problem in its canonical form: NCHW if HxW = 1 or C = 1, where both layouts are the same bytes."""
@@ -102,6 +106,16 @@ class Problem:
         return 2 * self.sum_itemsize
 
     @lazy
+    def row_sums(self) -> int:
+        """Bytes of the sums of a row or of a column of rows: a `Pair`, or without a mean a `Single` (row_norms.cuh)."""
+        return self.pair if self.has_mean else self.sum_itemsize
+
+    @lazy
+    def has_mean(self) -> bool:
+        """Whether the op subtracts a mean."""
+        return "mean" in self.spec.arrays
+
+    @lazy
     def moments(self) -> int:
         """Bytes of `Moments` in moments.cuh, in shared memory and in a workspace: four accumulators."""
         return 4 * self.sum_itemsize
@@ -113,8 +127,13 @@ class Problem:
 
     @lazy
     def read(self) -> int:
-        """Number of tensors that a sweep reads: x in a forward; dy, and x if `reads_x`, in a backward."""
-        return 1 + self.reads_x if self.is_backward else 1
+        """Number of tensors that a sweep reads: x in a forward; dy, and x if `reads_x`, in a backward; all `extras`."""
+        return 1 + (self.is_backward and self.reads_x) + len(self.extras)
+
+    @lazy
+    def written(self) -> int:
+        """Number of tensors that are written."""
+        return sum(name in self.spec.tensors for name in self.outputs)
 
     @lazy
     def pack(self) -> int:
@@ -157,6 +176,8 @@ class Problem:
         """Whether a call has that array: a result that is requested, or an input that is passed."""
         if name in self.spec.results:
             return name in self.outputs
+        if name in self.spec.extras:
+            return name in self.extras
         return self.spec.inputs[name].dtype_of(self) is not None
 
     def dtype_of(self, name: str) -> str:
@@ -191,6 +212,7 @@ class Problem:
         others = ", ".join(f"{name} {dtype}" for name, dtype in self.parameters if dtype != self.dtype)
         layout = f"{self.layout} " if len(self.spec.layouts) > 1 else ""
         behind = f" activation={self.activation}" if self.activation is not None else ""
+        behind += "".join(f" with {name}" for name in self.extras)
         kept = ", ".join(self.outputs) or "nothing"
         wide = f" ({others})" if others else ""
         return f"{self.op} {self.dtype} {layout}{self.sizes_text}{behind}{wide} -> {kept}"

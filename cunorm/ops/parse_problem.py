@@ -62,8 +62,23 @@ def _mask(op: str, outputs: str | None) -> dict[str, Any]:
     return {"output_mask": tuple(together[0] in wanted for together in flags.values())}
 
 
+def _extras(op: str, extras: str | None) -> dict[str, Any]:
+    """Options ``residual`` and ``dh`` of `cunorm.plan` for the text of ``--with``."""
+    names = [] if extras is None else [name.strip() for name in extras.split(",")]
+    for name in names:
+        if name not in OPS[op].extras:
+            known = " or ".join(OPS[op].extras) or f"no --with, because {op} adds no tensor"
+            raise ValueError(f"--with: {name!r}, expected {known}")
+    return dict.fromkeys(names, True)
+
+
 def plan_options(
-    op: str, shape: str, dtype: str, layout: str | None = None, outputs: str | None = None
+    op: str,
+    shape: str,
+    dtype: str,
+    layout: str | None = None,
+    outputs: str | None = None,
+    extras: str | None = None,
 ) -> dict[str, Any]:
     """Options of `cunorm.plan` for a problem from the command line. gamma and beta have x's dtype.
 
@@ -72,7 +87,7 @@ def plan_options(
     op : str
         Name of the op's function.
     shape : str
-        N,C,HxW,GROUP for GroupNorm; ROWS,LENGTH for LayerNorm; N,C,HxW for BatchNorm; WORLD,C for
+        N,C,HxW,GROUP for GroupNorm; ROWS,LENGTH for LayerNorm and RMSNorm; N,C,HxW for BatchNorm; WORLD,C for
         batch_norm_gather_stats. HxW may be a product of sides, such as 64x64.
     dtype : str
         Dtype of x.
@@ -80,17 +95,19 @@ def plan_options(
         Memory order of the tensors; None means NCHW.
     outputs : str, optional
         Comma-separated names of the wanted results; None means all results.
+    extras : str, optional
+        Comma-separated names of the optional tensors that a call passes: residual or dh; None means none.
 
     Raises
     ------
     ValueError
-        If the shape, the layout or the outputs are invalid. The message is one sentence.
+        If the shape, the layout, the outputs or the extras are invalid. The message is one sentence.
     """
     numbers = _numbers(op, shape)
     if layout is not None and layout.upper() not in LAYOUTS:
         raise ValueError(f"--layout: {layout!r}, expected {' or '.join(LAYOUTS)}")
     takes = OPS[op].takes
-    options: dict[str, Any] = {"dtype": dtype, **_mask(op, outputs)}
+    options: dict[str, Any] = {"dtype": dtype, **_mask(op, outputs), **_extras(op, extras)}
     options |= {name: dtype for name in ("gamma_dtype", "beta_dtype") if name in takes}
     if OPS[op].is_backward:
         options.pop("beta_dtype", None)  # without an activation, no gradient depends on beta

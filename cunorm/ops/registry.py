@@ -21,6 +21,7 @@ from cunorm.ops.batch_norm.op import (
 )
 from cunorm.ops.group_norm.op import GROUP_NORM, GROUP_NORM_BACKWARD
 from cunorm.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BACKWARD
+from cunorm.ops.rms_norm.op import RMS_NORM, RMS_NORM_BACKWARD
 from cunorm.runtime.checks import place_for
 from cunorm.runtime.op import Op, Request, plan_of
 from cunorm.runtime.plans import Plan, Target
@@ -33,6 +34,8 @@ for op in (
     GROUP_NORM_BACKWARD,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
     BATCH_NORM_STATS,
     BATCH_NORM_GATHER_STATS,
     BATCH_NORM_ELEMT,
@@ -49,6 +52,8 @@ UNASKED: dict[str, Any] = {
     "output_mask": (True, True, True),
     "data_format": "NCHW",
     "activation": None,
+    "residual": False,
+    "dh": False,
 }
 
 
@@ -98,6 +103,8 @@ def _request_fault(op: Op, problem: Problem) -> str | None:
         output_mask=tuple(results[0] in problem.outputs for results in op.flags.values()),
         data_format=problem.layout,
         activation=problem.activation,
+        residual="residual" in problem.extras,
+        dh="dh" in problem.extras,
     )
     try:
         made, _ = op.request(asked)
@@ -152,6 +159,8 @@ def plan(
     output_mask: Sequence[bool] = (True, True, True),
     data_format: str = "NCHW",
     activation: str | None = None,
+    residual: bool = False,
+    dh: bool = False,
     device: int | str | None = None,
     tile: Tile | Mapping[str, object] | None = None,
 ) -> Plan:
@@ -169,7 +178,8 @@ def plan(
     num_groups : int
         Number of groups. GroupNorm requires it; other ops do not take it.
     normalized_shape : int or sequence of int
-        Last sizes of x, which make up a row. LayerNorm requires it; other ops do not take it.
+        Last sizes of x, which make up a row. LayerNorm and RMSNorm require it; other ops do not take
+        it.
     gamma_dtype, beta_dtype : str or dtype, optional
         Dtypes of gamma and beta. With None, a call of the plan may pass the array in any dtype that the op takes, or
         None.
@@ -180,6 +190,8 @@ def plan(
         Position of the channel axis in ``shape``: second or last.
     activation : {None, "silu"}
         Activation that is fused into GroupNorm.
+    residual, dh : bool
+        Whether a call of a LayerNorm or RMSNorm passes a residual, or its gradient passes dh.
     device : None, "cpu", int or str, optional
         None selects the current GPU if there is one, otherwise the CPU executor. An int is a GPU number, as CuPy
         counts GPUs. The name of a known device (``"A100"``) plans for the CPU executor with the limits of that device.
@@ -222,6 +234,8 @@ def plan(
         "output_mask": output_mask,
         "data_format": data_format,
         "activation": activation,
+        "residual": residual,
+        "dh": dh,
     }
     made, request = _asked(op, shape, dtype, asked)
     planned = plan_of(made, request, place_named(device), None if tile is None else Tile.of(tile))

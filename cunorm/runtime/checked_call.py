@@ -7,7 +7,7 @@ second check if an earlier call had the same addresses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -65,8 +65,8 @@ class Call:
         The results in result order; None for an output that is not requested.
     out : sequence of array or None, optional
         The checked outputs that the user passed.
-    in_place : (str, str) or None
-        A result, and the input that may be the same array.
+    in_place : mapping of str to str
+        Results, and for each the input that may be the same array.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Call:
         inputs: Sequence[tuple[str, Array | None, tuple[int, ...]]],
         results: Sequence[OutputSpec | None],
         out: Sequence[Array | None] | None,
-        in_place: tuple[str, str] | None,
+        in_place: Mapping[str, str],
         workspace: Array | None = None,
     ) -> None:
         self.plan = plan
@@ -102,19 +102,19 @@ class Call:
         self.needs = plan.workspace_nbytes
         if workspace is not None:
             self._check_workspace(workspace)
-        #: No allocation, no copy and no omitted result. With a workspace, such a call only reads addresses, tests for
-        #: overlaps and launches.
-        self.direct = bool(plan.launches) and not (self.allocated or self.copied or self.staged or None in self.results)
-        #: Bytes at each address of a direct call. `sizes_in_place` is used if the output is the input that it may be.
+        unused = any(r is None and array is not None for r, array in zip(self.results, given, strict=True))
+        #: No allocation, no copy, no array for an omitted result. With a workspace, such a call only reads addresses,
+        #: tests for overlaps and launches.
+        self.direct = bool(plan.launches) and not (self.allocated or self.copied or self.staged or unused)
+        #: Bytes at each address of a direct call.
         self.sizes = [0 if a is None else a.nbytes for a in (*(a for _, a, _ in inputs), *given, workspace)]
         #: Bytes that kernels may access at each address.
         self.touched = (*self.sizes[:-1], self.needs)
-        self.sizes_in_place = list(self.sizes)
-        self.written = self.source = 0
-        if in_place is not None and self.direct and plan.strategy is not None and plan.strategy.in_place:
-            names = [*self.names, *(result.name for result in self.results if result is not None)]
-            self.written, self.source = map(names.index, in_place)
-            self.sizes_in_place[self.written] = 0
+        #: The places of a result and of the input that it may be, for each such result.
+        self.pairs: list[tuple[int, int]] = []
+        if self.direct and plan.strategy is not None and plan.strategy.in_place:
+            names = [*self.names, *(None if result is None else result.name for result in self.results)]
+            self.pairs = [(names.index(to), names.index(of)) for to, of in in_place.items() if to in names]
         #: The addresses of direct calls that were checked, and whether specialised kernels may run on them.
         self._seen: dict[tuple[int, ...], bool] = {}
 
@@ -222,7 +222,10 @@ class Call:
 
     def _apart(self, values: tuple[int, ...]) -> bool:
         """Whether no two arrays of a direct call overlap. If False, `_check_overlap` decides and raises the error."""
-        sizes = self.sizes if values[self.written] != values[self.source] else self.sizes_in_place
+        sizes = list(self.sizes)
+        for written, source in self.pairs:
+            if values[written] == values[source]:
+                sizes[written] = 0
         end = 0
         for start, size in sorted(zip(values, sizes)):  # noqa: B905  # equal lengths; strict costs time here
             if start < end:
@@ -274,7 +277,7 @@ class Call:
     def _in_place(self, name: str, array: Array, other: str, source: Array) -> bool:
         """Whether an output is the same array as the input that it may be, and the strategy allows that."""
         allowed = self.plan.strategy is None or self.plan.strategy.in_place
-        return (name, other) == self.in_place and allowed and same_elements(array, source)
+        return self.in_place.get(name) == other and allowed and same_elements(array, source)
 
     def _check_capture(self, workspace: Array | None) -> None:
         if capturing(self.kind, self.plan.place.ordinal):

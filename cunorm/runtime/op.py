@@ -57,6 +57,8 @@ class Request:
     output_mask: Any
     data_format: Any
     activation: Any
+    residual: Any = False
+    dh: Any = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -70,8 +72,8 @@ class Op(OpSpec):
         (arrays, options, out) -> Checked; raises the errors for wrong arrays. Most ops ignore out.
     request : callable
         Request -> (problem, options), for arrays that are contiguous in the request's format.
-    in_place : (str, str) or None
-        A result, and the input that may be the same array.
+    in_place : mapping of str to str
+        Results, and for each the input that may be the same array.
     options : tuple of str
         The fields of a request that this op uses, without the output mask, which follows from `OpSpec.flags`.
     caller : callable or None
@@ -84,7 +86,7 @@ class Op(OpSpec):
     strategies: Mapping[str, Strategy]
     check: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Checked]
     request: Callable[[Request], tuple[Problem, tuple[Any, ...]]]
-    in_place: tuple[str, str] | None = None
+    in_place: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     caller: Callable[..., Any] | None = None
     calls: Calls = field(default_factory=Calls, repr=False)
@@ -105,6 +107,16 @@ class Op(OpSpec):
         if len(self.results) == 1:
             return ("out",)
         return tuple(name if name in self.updated else f"out[{name}]" for name in self.results)
+
+    @lazy
+    def _conditions(self) -> tuple[tuple[int, int], ...]:
+        """For each optional tensor that has results of its own: its place in the inputs, and their number."""
+        places = list(self.inputs)
+        return tuple((places.index(name), len(results)) for name, results in self.extras.items() if results)
+
+    def missing(self, arrays: Sequence[Array | None]) -> int:
+        """Number of results, the last ones, that a call with these arrays does not have."""
+        return sum(count for place, count in self._conditions if arrays[place] is None)
 
     @lazy
     def defaults(self) -> tuple[float, ...] | None:
@@ -185,6 +197,9 @@ def _run(  # noqa: PLR0913  # runs in every call: an object for the arguments wo
 
     ``kind`` is the expected kind of the arrays, and ``base`` is the part of the call's key besides them.
     """
+    missing = op.missing(arrays) if op.extras else 0
+    if missing and out is not None:
+        out = _padded(op, out, missing)
     key: Any
     try:
         every = (*arrays, workspace) if out is None else (*arrays, workspace, *out)
@@ -196,7 +211,17 @@ def _run(  # noqa: PLR0913  # runs in every call: an object for the arguments wo
         call = _checked(op, arrays, options, out, tile, plan, workspace)
         if key is not None:
             op.calls.keep(key, call)
-    return call(arrays, out, workspace, numbers)
+    results = call(arrays, out, workspace, numbers)
+    return results[:-missing] if missing else results
+
+
+def _padded(op: Op, out: Any, missing: int) -> tuple[Any, ...]:
+    """Check the length of ``out`` for a call without its last results, and add None for each of them."""
+    names = tuple(op.results)[:-missing]
+    if not isinstance(out, tuple) or len(out) != len(names):
+        came = f"a tuple of {len(out)}" if isinstance(out, tuple) else type(out).__name__
+        raise TypeError(f"out: {came}, expected a tuple of {', '.join(names)} (None: allocate)")
+    return (*out, *(None,) * missing)
 
 
 def _checked(

@@ -12,12 +12,12 @@ A table is a JSON file for one device. Each entry is one line, and the lines are
       ...]}
 
 The sizes have the names in the op's `OpSpec.sizes`: LayerNorm has rows and length. The key of an entry contains
-everything that selects code. ``gamma_dtype``, ``beta_dtype``, ``types`` and ``activation`` are stored if the problem
-has them, ``layout`` if the op has several, and ``stats_dtype`` if it is not the accumulator's dtype. ``source`` is
-"measured" (on that device), "simulated" (the machine code ran on a simulated clock) or "model" (predicted by the cost
-model). ``text`` says which of the kernels' texts was measured or simulated, "generic" or "specialised"; in tables of
-older versions it is absent, which means "generic". When a table is rewritten, fields that this version does not know
-and entries that it cannot read are kept.
+everything that selects code. ``gamma_dtype``, ``beta_dtype``, ``types``, ``activation`` and ``extras`` are stored if
+the problem has them, ``layout`` if the op has several, and ``stats_dtype`` if it is not the accumulator's dtype.
+``source`` is "measured" (on that device), "simulated" (the machine code ran on a simulated clock) or "model" (predicted
+by the cost model). ``text`` says which of the kernels' texts was measured or simulated, "generic" or "specialised"; in
+tables of older versions it is absent, which means "generic". When a table is rewritten, fields that this version does
+not know and entries that it cannot read are kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cunorm.jit.sources import TEXTS, Text
 from . import table_file
 
 #: The part of a problem without its sizes and the dtypes of parameters and statistics.
-Kind = tuple[str, str, str, tuple[str, ...], str | None]
+Kind = tuple[str, str, str, tuple[str, ...], str | None, tuple[str, ...]]
 #: N, C, HxW and group.
 Sizes = tuple[int, int, int, int]
 
@@ -54,7 +54,7 @@ LARGEST = 2**60  # largest size: kernels count in 64 bits
 COUNTS = ("int32", "int64")  # integer dtypes
 #: The legal characters of names in a file. Names are printed, so they must not contain terminal escape sequences.
 _WORDS = re.compile(r"[A-Za-z0-9_,]*")
-_KEY = ("op", "dtype", "gamma_dtype", "beta_dtype", "stats_dtype", "types", "layout", "outputs", "activation")
+_KEY = ("op", "dtype", "gamma_dtype", "beta_dtype", "stats_dtype", "types", "layout", "outputs", "activation", "extras")
 #: Fields besides the key's that the library and its tuner define. Other fields are foreign and are kept.
 FACTS = (
     "strategy", "tile", "source", "kernel", "time_us", "q25_us", "q75_us", "samples", "default_us", "simulated_us",
@@ -140,12 +140,12 @@ def is_unknown(raw: Any) -> bool:
 
 def place_of(problem: Problem) -> tuple[Kind, Sizes]:
     """The look-up key of a problem's entries: everything except the dtypes of parameters and statistics."""
-    kind = (problem.op, problem.dtype, problem.layout, problem.outputs, problem.activation)
+    kind = (problem.op, problem.dtype, problem.layout, problem.outputs, problem.activation, problem.extras)
     return kind, (problem.N, problem.C, problem.HxW, problem.group)
 
 
 @functools.lru_cache(maxsize=1024)
-def _outputs(text: str) -> tuple[str, ...]:
+def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
 
@@ -167,7 +167,8 @@ def raw_place(raw: Any) -> tuple[Kind, Sizes]:
         If the entry has no valid key; the message of `entry_of` says why.
     """
     op, dtype, layout, activation = raw["op"], raw["dtype"], raw.get("layout", LAYOUTS[0]), raw.get("activation")
-    if type(dtype) is not str or type(layout) is not str or type(activation) not in (str, type(None)):
+    extras = raw.get("extras", "")
+    if {type(dtype), type(layout), type(extras)} != {str} or type(activation) not in (str, type(None)):
         raise TypeError
     N, C, HxW, group = (1 if name is None else raw[name] for name in _columns(OPS[op]))
     for size in (N, C, HxW, group):
@@ -177,7 +178,7 @@ def raw_place(raw: Any) -> tuple[Kind, Sizes]:
         raise ValueError
     if layout == LAYOUTS[1] and (HxW == 1 or C == 1):  # see Problem.canonical
         layout = LAYOUTS[0]
-    return (op, dtype, layout, _outputs(raw["outputs"]), activation), (N, C, HxW, group)
+    return (op, dtype, layout, _names(raw["outputs"]), activation, _names(extras)), (N, C, HxW, group)
 
 
 # ---- reading and writing an entry -----------------------------------------------------------------------------------
@@ -220,8 +221,12 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
     activation = _text(raw, "activation", ACTIVATIONS) if "activation" in raw else None
     if activation is not None and not OPS[op].activations:
         raise ValueError(f"activation is {_quoted(activation)}, which {op} does not have")
-    outputs = _outputs(_text(raw, "outputs"))
-    facts: dict[str, Any] = {"outputs": outputs, "others": others, "activation": activation}
+    extras = _names(_text(raw, "extras")) if "extras" in raw else ()
+    if extras != tuple(name for name in OPS[op].extras if name in extras):
+        known = ",".join(OPS[op].extras) or "none"
+        raise ValueError(f"extras is {_quoted(raw['extras'])}, expected some of {known} for {op}")
+    outputs = _names(_text(raw, "outputs"))
+    facts: dict[str, Any] = {"outputs": outputs, "others": others, "activation": activation, "extras": extras}
     return Problem(
         op=op, dtype=dtype, gamma_dtype=gamma, beta_dtype=beta, stats_dtype=stats, layout=layout, **found, **facts
     ).canonical()
@@ -240,6 +245,8 @@ def key_of(problem: Problem) -> dict[str, Any]:
     key["outputs"] = ",".join(problem.outputs)
     if problem.activation is not None:
         key["activation"] = problem.activation
+    if problem.extras:
+        key["extras"] = ",".join(problem.extras)
     return key | {name: getattr(problem, attribute) for name, attribute in sizes_of(problem.op).items()}
 
 
@@ -270,7 +277,7 @@ def order_of(entry: Entry) -> tuple[Any, ...]:
     one = entry.problem
     sizes = (one.N, one.C, one.HxW, one.group)
     dtypes = [one.gamma_dtype or "", one.beta_dtype or "", one.stats_dtype]
-    return one.op, one.dtype, one.layout, sizes, dtypes, one.outputs, one.others, one.activation or ""
+    return one.op, one.dtype, one.layout, sizes, dtypes, one.outputs, one.others, one.activation or "", one.extras
 
 
 SCHEMA = "cunorm-tiling/1"

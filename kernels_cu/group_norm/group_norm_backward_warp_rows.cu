@@ -26,11 +26,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
                                   const gamma_t* gamma, const beta_t* beta, data_t* dx, Pair* workspace,
                                   gamma_t* dgamma, gamma_t* dbeta, long long N, long long C, long long HxW,
                                   long long groups, long long teams) {
-    const RowGradients gradients = {dy,         x,
-                                    mean,       rstd,
-                                    gamma,      beta,
-                                    dx,         {workspace, dgamma, dbeta, C},
-                                    N * groups, static_cast<int>(C / groups * HxW),
-                                    teams,      groups};
+    const ParameterGradients parameters = {workspace, dgamma, dbeta, C};
+    const RowArrays arrays = {dy, x, nullptr, mean, rstd};
+    const RowGradients<WithMean> gradients = {
+        arrays, gamma, beta, dx, parameters, N * groups, static_cast<int>(C / groups * HxW), teams, groups, acc_t(0)};
     gradients.run<Tile::lanes, 1, 1, true>();
 }

@@ -22,9 +22,10 @@
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, Tile::resident_blocks)
     layer_norm_backward_block(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
                               const gamma_t* gamma, data_t* dx, Pair* workspace, gamma_t* dgamma, gamma_t* dbeta,
-                              long long rows, long long length, long long teams) {
-    const RowGradients gradients = {
-        dy,    x, mean, rstd, gamma, nullptr, dx, {workspace, dgamma, dbeta, length}, rows, static_cast<int>(length),
-        teams, 1};
+                              long long rows, long long length, long long teams, const data_t* dh) {
+    const ParameterGradients parameters = {workspace, dgamma, dbeta, length};
+    const RowArrays arrays = {dy, x, dh, mean, rstd};
+    const RowGradients<WithMean> gradients = {arrays, gamma, nullptr, dx, parameters, rows, static_cast<int>(length),
+                                              teams,  1,     acc_t(0)};
     gradients.run<Tile::threads / Tile::teams_per_block, 1, Tile::cluster>();
 }

@@ -35,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     Pair* const statistics = shared_array<Pair>(offset, count);
     SlabParameter<gamma_t> weight(gamma, cut, acc_t(1), offset);
     const int summed = parameters.wanted() ? static_cast<int>(columns) : 0;
-    const ColumnSums column_sums(shared_array<Pair>(offset, ColumnSums::size(summed)), summed);
+    typedef ColumnSums<Pair> sums_of_columns;
+    const sums_of_columns column_sums(shared_array<Pair>(offset, sums_of_columns::size(summed)), summed);
     const RoundSlots<2> slots({dy, x}, cut, kept, offset);
     take_slabs(
         drawn,

@@ -1,7 +1,7 @@
 // LayerNorm forward, strategy `block`: a row is held in the registers of a team, which is a block or an even part of a
 // block.
 //
-//   x, y: (rows, length). gamma, beta: (length) or null. mean, rstd: (rows).
+//   x, residual, y, h: (rows, length); residual and h are null unless Tile::addend. gamma, beta: (length) or null. mean, rstd: (rows).
 //   A block has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs. A row has at most as many
 //   elements as the threads of a team hold.
 //   Grid: `teams` teams take the rows in turn. A team writes y, mean and rstd of its rows.
@@ -14,7 +14,8 @@
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, Tile::resident_blocks)
     layer_norm_block(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
-                     long long rows, long long length, long long teams, double eps) {
-    normalise_rows<Tile::threads / Tile::teams_per_block>(x, gamma, beta, y, mean, rstd, rows, static_cast<int>(length),
-                                                          acc_t(eps), teams);
+                     long long rows, long long length, long long teams, double eps, const data_t* residual, data_t* h) {
+    const NormalisedRows<WithMean> normalised = {
+        x, residual, gamma, beta, y, h, mean, rstd, rows, static_cast<int>(length), teams, 1, acc_t(eps), acc_t(0)};
+    normalised.run<Tile::threads / Tile::teams_per_block>();
 }

@@ -1,7 +1,7 @@
 // LayerNorm forward, strategy `cluster`: a row is held in the registers of a team, which spans the Tile::cluster blocks
 // of a cluster. In each block the team is the whole block or an even part of it, and holds a slice of the row.
 //
-//   x, y: (rows, length). gamma, beta: (length) or null. mean, rstd: (rows).
+//   x, residual, y, h: (rows, length); residual and h are null unless Tile::addend. gamma, beta: (length) or null. mean, rstd: (rows).
 //   A cluster has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs of its team's row. Several
 //   teams require length to be a multiple of pack_size: then all rows have the same alignment, and the teams' slices
 //   have the same columns.
@@ -16,7 +16,9 @@
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, Tile::resident_blocks)
     layer_norm_cluster(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
-                       long long rows, long long length, long long teams, double eps) {
-    normalise_rows<Tile::threads / Tile::teams_per_block, Tile::cluster>(x, gamma, beta, y, mean, rstd, rows,
-                                                                         static_cast<int>(length), acc_t(eps), teams);
+                       long long rows, long long length, long long teams, double eps, const data_t* residual,
+                       data_t* h) {
+    const NormalisedRows<WithMean> normalised = {
+        x, residual, gamma, beta, y, h, mean, rstd, rows, static_cast<int>(length), teams, 1, acc_t(eps), acc_t(0)};
+    normalised.run<Tile::threads / Tile::teams_per_block, Tile::cluster>();
 }

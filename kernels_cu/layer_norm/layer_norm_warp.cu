@@ -1,6 +1,6 @@
 // LayerNorm forward, strategy `warp`: one team of `lanes` lanes of a warp per row, which the team holds in registers.
 //
-//   x, y: (rows, length). gamma, beta: (length) or null. mean, rstd: (rows).
+//   x, residual, y, h: (rows, length); residual and h are null unless Tile::addend. gamma, beta: (length) or null. mean, rstd: (rows).
 //   A team has Tile::lanes lanes. A lane holds Tile::packs_per_thread packs. A row has at most lanes * packs *
 //   pack_size elements.
 //   Grid: `teams` teams take the rows in turn. The blocks take the teams in turn, Tile::threads / Tile::lanes teams at
@@ -13,6 +13,8 @@
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, Tile::resident_blocks)
     layer_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
-                    long long rows, long long length, long long teams, double eps) {
-    normalise_rows<Tile::lanes>(x, gamma, beta, y, mean, rstd, rows, static_cast<int>(length), acc_t(eps), teams);
+                    long long rows, long long length, long long teams, double eps, const data_t* residual, data_t* h) {
+    const NormalisedRows<WithMean> normalised = {
+        x, residual, gamma, beta, y, h, mean, rstd, rows, static_cast<int>(length), teams, 1, acc_t(eps), acc_t(0)};
+    normalised.run<Tile::lanes>();
 }

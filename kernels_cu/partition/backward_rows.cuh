@@ -1,5 +1,6 @@
-// LayerNorm backward of rows that a team holds in registers (forward_rows.cuh): dx, and the sums of the team's columns over all
-// its rows. If Tile::staged_rows is not 0, that many rows of a team are in shared memory instead.
+// The gradients of LayerNorm and RMSNorm for rows that a team holds in registers (forward_rows.cuh): dx, and the sums of
+// the team's columns over all its rows. If Tile::staged_rows is not 0, that many rows of a team are in shared memory
+// instead.
 #include "common/async.cuh"
 #include "partition/column_sums.cuh"
 #include "partition/forward_rows.cuh"
@@ -7,32 +8,34 @@
 // The column sums of the teams of a block, in registers or in shared memory. If they are in shared memory, each team has
 // a row of sums. If they are in registers, there is a row for two teams: at the end, one of them stores its sums and the
 // other one adds its own.
-template <int lanes, int blocks, bool in_registers>
+template <typename Norm, int lanes, int blocks, bool in_registers>
 struct KeptSums {
     typedef Run<lanes, blocks> run_t;
+    typedef typename Norm::sums_t sums_t;
+    typedef SpreadColumnSums<sums_t> row_t;
     static constexpr int teams = Tile::threads / lanes;
-    Pair* shared;  // [rows, SpreadColumnSums::size(length)]
-    int length;    // upper bound of the columns of the block's slice of a row
-    Pair sums[in_registers ? Tile::packs_per_thread : 1][pack_size];
+    sums_t* shared;  // [rows, row_t::size(length)]
+    int length;      // upper bound of the columns of the block's slice of a row
+    sums_t sums[in_registers ? Tile::packs_per_thread : 1][pack_size];
 
     // Number of rows in shared memory if `kinds` neighbouring teams have different columns.
     static __device__ __forceinline__ int rows_for(int kinds) {
         return !in_registers ? teams : kinds < teams ? teams / 2 : 0;
     }
-    __device__ __forceinline__ SpreadColumnSums row(int index) const {
-        return SpreadColumnSums(shared + index * SpreadColumnSums::size(length), length);
+    __device__ __forceinline__ row_t row(int index) const {
+        return row_t(shared + index * row_t::size(length), length);
     }
     __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int k = 0; in_registers && k < Tile::packs_per_thread; ++k) {
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
-                sums[k][i] = Pair{};
+                sums[k][i] = sums_t{};
             }
         }
         if (!in_registers) {
-            for (int at = threadIdx.x; at < teams * SpreadColumnSums::size(length); at += Tile::threads) {
-                shared[at] = Pair{};
+            for (int at = threadIdx.x; at < teams * row_t::size(length); at += Tile::threads) {
+                shared[at] = sums_t{};
             }
             __syncthreads();
         }
@@ -40,10 +43,10 @@ struct KeptSums {
     // Adds the gradient and gradient * xhat of the i-th element of the lane's k-th pack.
     __device__ __forceinline__ void add(const run_t& run, int k, int i, acc_t gradient, acc_t xhat) {
         if (in_registers) {
-            Pair& kept = sums[in_registers ? k : 0][i];
+            sums_t& kept = sums[in_registers ? k : 0][i];
             kept = with_product(kept, gradient, xhat);
         } else if (run.inside(k)(i)) {
-            Pair& kept = row(Team<lanes>::index()).of(run.first(k) + i);
+            sums_t& kept = row(Team<lanes>::index()).of(run.first(k) + i);
             kept = with_product(kept, gradient, xhat);
         }
     }
@@ -68,7 +71,7 @@ struct KeptSums {
     __device__ __forceinline__ void gather(const run_t& run, int kinds, Emit emit) {
         const int team = Team<lanes>::index(), rows = rows_for(kinds);
         if (rows == 0) {
-            each(run, [&](int column, Pair& sum) { emit(team, column, sum); });
+            each(run, [&](int column, sums_t& sum) { emit(team, column, sum); });
             return;
         }
         if (in_registers) {
@@ -77,19 +80,19 @@ struct KeptSums {
                 own.recompute();  // column indices and sums do not fit in registers together
             }
             if (team >= rows) {
-                const SpreadColumnSums handed = row(team - rows);
-                each(own, [&](int column, Pair& sum) { handed.of(column) = sum; });
+                const row_t handed = row(team - rows);
+                each(own, [&](int column, sums_t& sum) { handed.of(column) = sum; });
             }
             __syncthreads();
             if (team < rows) {
-                const SpreadColumnSums handed = row(team);
-                each(own, [&](int column, Pair& sum) { handed.of(column) = sum + handed.of(column); });
+                const row_t handed = row(team);
+                each(own, [&](int column, sums_t& sum) { handed.of(column) = sum + handed.of(column); });
             }
         }
         __syncthreads();
         for (int kind = 0; kind < kinds; ++kind) {
             for (int column = threadIdx.x; column < run.columns; column += Tile::threads) {
-                Pair sum = row(kind).of(column);
+                sums_t sum = row(kind).of(column);
 #pragma unroll 4
                 for (int other = kind + kinds; other < rows; other += kinds) {
                     sum = sum + row(other).of(column);
@@ -105,7 +108,8 @@ struct KeptSums {
 struct RowArrays {
     const data_t* dy;
     const data_t* x;
-    const stat_t* mean;
+    const data_t* dh;    // null unless Tile::addend
+    const stat_t* mean;  // null without a mean
     const stat_t* rstd;
 };
 
@@ -114,28 +118,34 @@ struct RowWalk {
     long long rows, teams, step;
 };
 
-// A row of dy and x whose loads may still be in flight.
-template <int lanes, int blocks>
-struct RowOfBoth {
-    Pack<data_t> dy[Tile::packs_per_thread], x[Tile::packs_per_thread];
+// A row of dy, x and dh whose loads may still be in flight.
+template <typename Norm, int lanes, int blocks>
+struct RowOfAll {
+    static constexpr bool joins = bool(Tile::addend);
+    Pack<data_t> dy[Tile::packs_per_thread], x[Tile::packs_per_thread], dh[joins ? Tile::packs_per_thread : 1];
     stat_t mean, rstd;  // in their storage type: a conversion here would wait for the loads
 
     __device__ __forceinline__ void load_from(const RowArrays& from, long long row, const Run<lanes, blocks>& run) {
         if (run.live) {
             run.load_both(from.dy, from.x, dy, x);
-            mean = load(from.mean, row);
+            if constexpr (joins) {
+                run.load_from(from.dh, dh);
+            }
+            if (Norm::has_mean) {
+                mean = load(from.mean, row);
+            }
             rstd = load(from.rstd, row);
         }
     }
 };
 
 // A team's present row, in registers, and the next row if Tile::reads_ahead.
-template <int lanes, int blocks, bool staged>
+template <typename Norm, int lanes, int blocks, bool staged>
 struct TeamRows {
     typedef Run<lanes, blocks> run_t;
     static constexpr int shared_packs = 0;
     RowArrays from;
-    RowOfBoth<lanes, blocks> present, next;
+    RowOfAll<Norm, lanes, blocks> present, next;
 
     __device__ __forceinline__ TeamRows(const RowArrays& from_, Pack<data_t>*) : from(from_) {}
     // Loads the first row, which is row `row` of the arrays.
@@ -156,25 +166,30 @@ struct TeamRows {
             next.load_from(from, row + walk.teams, behind);
         }
     }
-    __device__ __forceinline__ acc_t mean() const { return widen(present.mean); }
+    __device__ __forceinline__ acc_t mean() const { return Norm::has_mean ? acc_t(widen(present.mean)) : acc_t(0); }
     __device__ __forceinline__ acc_t rstd() const { return widen(present.rstd); }
     __device__ __forceinline__ Pack<data_t> dy(int k) const { return present.dy[k]; }
     __device__ __forceinline__ Pack<data_t> x(int k) const { return present.x[k]; }
+    __device__ __forceinline__ Pack<data_t> dh(int k) const { return present.dh[Tile::addend ? k : 0]; }
     // Between two uses: the packs stay in registers in their storage type, and are widened again.
     __device__ __forceinline__ void narrow_again() {
         make_opaque(present.dy);
         make_opaque(present.x);
+        if (Tile::addend) {
+            make_opaque(present.dh);
+        }
     }
 };
 
 // The same in shared memory: the present row, and the next Tile::staged_rows - 1 rows, whose copies may be in flight. So
 // memory is busy while a team waits for its sums, and the registers of a row are free. A lane copies and reads its own
 // packs only: no barrier is needed.
-template <int lanes, int blocks>
-struct TeamRows<lanes, blocks, true> {
+template <typename Norm, int lanes, int blocks>
+struct TeamRows<Norm, lanes, blocks, true> {
     typedef Run<lanes, blocks> run_t;
     static constexpr int rows = Tile::staged_rows, last = rows - 1;
-    static constexpr int row_packs = 2 * Tile::packs_per_thread * Tile::threads;  // of dy and x of a row, all lanes
+    // Packs of dy, x and dh of a row, of all lanes.
+    static constexpr int row_packs = (2 + Tile::addend) * Tile::packs_per_thread * Tile::threads;
     static constexpr int shared_packs = rows * row_packs;
     RowArrays from;
     Pack<data_t>* own;  // the first of this lane's packs, which are Tile::threads apart
@@ -186,8 +201,7 @@ struct TeamRows<lanes, blocks, true> {
     __device__ __forceinline__ void begin(const run_t& run, long long row, const RowWalk& walk) {
         present = 0;
         if (run.live) {
-            next_mean = load(from.mean, row);
-            next_rstd = load(from.rstd, row);
+            load_statistics(row);
         }
 #pragma unroll
         for (int ahead = 0; ahead < rows; ++ahead) {
@@ -209,8 +223,7 @@ struct TeamRows<lanes, blocks, true> {
         present_mean = next_mean;
         present_rstd = next_rstd;
         if (behind.live) {
-            next_mean = load(from.mean, row + walk.teams);
-            next_rstd = load(from.rstd, row + walk.teams);
+            load_statistics(row + walk.teams);
         }
         // In the place of the row before, whose packs have all been used.
         issue(present == 0 ? last * row_packs : present - row_packs,
@@ -220,16 +233,26 @@ struct TeamRows<lanes, blocks, true> {
     __device__ __forceinline__ void leave(const run_t&, long long, const RowWalk&) {
         present = present == last * row_packs ? 0 : present + row_packs;
     }
-    __device__ __forceinline__ acc_t mean() const { return widen(present_mean); }
+    __device__ __forceinline__ acc_t mean() const { return Norm::has_mean ? acc_t(widen(present_mean)) : acc_t(0); }
     __device__ __forceinline__ acc_t rstd() const { return widen(present_rstd); }
     __device__ __forceinline__ Pack<data_t> dy(int k) const { return *dy_at(present, k); }
     __device__ __forceinline__ Pack<data_t> x(int k) const { return *x_at(present, k); }
+    __device__ __forceinline__ Pack<data_t> dh(int k) const { return *dh_at(present, k); }
     __device__ __forceinline__ void narrow_again() { make_opaque(present); }  // read again: registers are scarce
 
 private:
     __device__ __forceinline__ Pack<data_t>* dy_at(int row, int k) const { return own + row + k * Tile::threads; }
     __device__ __forceinline__ Pack<data_t>* x_at(int row, int k) const {
         return own + row + (Tile::packs_per_thread + k) * Tile::threads;
+    }
+    __device__ __forceinline__ Pack<data_t>* dh_at(int row, int k) const {
+        return own + row + (2 * Tile::packs_per_thread + k) * Tile::threads;
+    }
+    __device__ __forceinline__ void load_statistics(long long row) {
+        if (Norm::has_mean) {
+            next_mean = load(from.mean, row);
+        }
+        next_rstd = load(from.rstd, row);
     }
     // Packs that are not whole, or not at multiples of 16 bytes, are loaded at once.
     __device__ __forceinline__ void copy(const data_t* array, Pack<data_t>* to, const run_t& run, int k, bool plain) {
@@ -248,6 +271,9 @@ private:
                 if (from.x != nullptr) {
                     copy(from.x, x_at(into, k), run, k, plain_x);
                 }
+                if (Tile::addend) {
+                    copy(from.dh, dh_at(into, k), run, k, run.is_plain(from.dh));
+                }
             }
         }
         copy_async_commit();
@@ -256,43 +282,44 @@ private:
 
 // The arrays and sizes of a launch. dx is null if it is not wanted. x is null if only dbeta is wanted and there is no
 // activation.
+template <typename Norm>
 struct RowGradients {
-    const data_t* dy;
-    const data_t* x;
-    const stat_t* mean;
-    const stat_t* rstd;
+    typedef typename Norm::sums_t sums_t;
+    RowArrays from;
     const gamma_t* gamma;
     const beta_t* beta;  // read only if there is an activation
     data_t* dx;
-    ParameterGradients parameters;
+    typename Norm::results_t parameters;
     long long rows;
     int length;
     long long teams;
     long long groups;
+    acc_t gamma_offset;  // 0 with a mean
 
     // A team has `lanes` lanes in each of `blocks` blocks. The teams of `merged` blocks of a cluster add their sums
     // together. Every byte of dy and x is read once, before dx is written: dx may be dy or x.
     template <int lanes, int blocks, int merged, bool grouped = false>
     __device__ __forceinline__ void run() const {
-        typedef Team<lanes, blocks> team_t;
+        typedef Team<lanes, blocks, sums_t> team_t;
         typedef Run<lanes, blocks> run_t;
         static_assert(blocks == 1 || merged == 1, "the blocks of a cluster share a row, or have rows of their own");
         const bool wanted = parameters.wanted();
         const int columns = blocks > 1 ? run_t::slice(length + pack_size - 1) : length;
         int offset = 0;
         team_t team = {team_t::shared_scratch(offset)};
-        typedef KeptSums<lanes, blocks, bool(Tile::sums_in_registers)> kept_t;
+        typedef KeptSums<Norm, lanes, blocks, bool(Tile::sums_in_registers)> kept_t;
+        typedef typename kept_t::row_t row_of_sums;
         // Teams of a block whose indices differ by a multiple of `kinds` have the same columns. If the number of groups
         // does not divide the number of teams in the block, `kinds` is the latter: every team then stores its own sums.
         const int kinds = !grouped ? 1 : team.count % groups == 0 ? static_cast<int>(groups) : team.count;
         const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;
         kept_t kept;
         kept.length = columns;
-        kept.shared = shared_array<Pair>(offset, wanted ? shared_rows * SpreadColumnSums::size(columns) : 0);
-        const run_t first_row(dy, 0, length, true, rows_may_shift(rows, teams, length));  // see normalise_rows
+        kept.shared = shared_array<sums_t>(offset, wanted ? shared_rows * row_of_sums::size(columns) : 0);
+        const run_t first_row(from.dy, 0, length, true, rows_may_shift(rows, teams, length));  // see normalise_rows
         Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
         constexpr bool staged = Tile::staged_rows > 0;
-        typedef TeamRows<lanes, blocks, staged> rows_t;
+        typedef TeamRows<Norm, lanes, blocks, staged> rows_t;
         Pack<data_t>* const staged_packs = shared_array<Pack<data_t>>(offset, rows_t::shared_packs);
         const RowWalk walk = {rows, teams, teams * length};
         const long long first_item = blockIdx.x / blocks;
@@ -304,8 +331,8 @@ struct RowGradients {
         }
         for (long long item = first_item; item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
-            run_t run(dy, own, length, own < rows, rows_may_shift(rows, teams, length));
-            rows_t held(RowArrays{dy, x, mean, rstd}, staged_packs);
+            run_t run(from.dy, own, length, own < rows, rows_may_shift(rows, teams, length));
+            rows_t held(from, staged_packs);
             held.begin(run, own, walk);
             if (wanted) {
                 kept.clear();
@@ -339,7 +366,7 @@ struct RowGradients {
                 run.recompute();
             }
             if (merged == 1) {
-                kept.gather(run, kinds, [&](int first, int column, Pair sums) {
+                kept.gather(run, kinds, [&](int first, int column, sums_t sums) {
                     const long long giver = item * team.count + first, row = giver / groups * kinds / team.count;
                     const long long head = grouped ? giver % groups * length : run.from;
                     if (!grouped || giver < rows) {  // with many groups, blocks may have teams without a sample
@@ -348,13 +375,13 @@ struct RowGradients {
                 });
                 continue;
             }
-            const SpreadColumnSums of_block = kept.row(0);
-            kept.gather(run, 1, [&](int, int column, Pair& sums) { of_block.of(column) = sums; });
+            const row_of_sums of_block = kept.row(0);
+            kept.gather(run, 1, [&](int, int column, sums_t& sums) { of_block.of(column) = sums; });
             cluster_arrive();
             cluster_wait();
             for (int column = static_cast<int>(cluster_rank()) * Tile::threads + threadIdx.x; column < length;
                  column += merged * Tile::threads) {
-                Pair sums = {};
+                sums_t sums = {};
 #pragma unroll
                 for (int rank = 0; rank < merged; ++rank) {
                     sums = sums + *cluster_map(&of_block.of(column), rank);
@@ -371,8 +398,8 @@ private:
     // Computes dx of a row, and calls keep(k, i, gradient, xhat) for each element of the lane's packs. `gradient` is the
     // one with respect to the normalised element: dy if there is no activation.
     template <int lanes, int blocks, bool grouped, bool staged, typename Keep>
-    __device__ __forceinline__ void one_row(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
-                                            TeamRows<lanes, blocks, staged>& held,
+    __device__ __forceinline__ void one_row(Team<lanes, blocks, sums_t>& team, const Run<lanes, blocks>& run,
+                                            TeamRows<Norm, lanes, blocks, staged>& held,
                                             RowParameters<gamma_t, lanes, blocks, grouped>& weights,
                                             RowParameters<beta_t, lanes, blocks, grouped>& offsets, Keep keep) const {
         const acc_t mean_of_row = held.mean(), rstd_of_row = held.rstd();
@@ -380,7 +407,7 @@ private:
         const auto activation_grad = [&](acc_t gradient, acc_t value, acc_t weight, acc_t offset) {
             return ActivationGrad{Affine{mean_of_row, rstd_of_row * weight, offset}}(gradient, value);
         };
-        Pair sums = {};
+        sums_t sums = {};
         weights.narrow_again();
         if (!is_identity) {
             offsets.narrow_again();
@@ -390,7 +417,7 @@ private:
             const ParameterPack<beta_t> offset = offsets.of(run, k);
             const Pack<data_t> pack_dy = held.dy(k), pack_x = held.x(k);
             const auto inside = run.inside(k);
-            Pair of_pack = {};
+            sums_t of_pack = {};
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
                 // Elements outside the row read as zeros. Without inside(i) they would contribute only if the mean is
@@ -399,8 +426,9 @@ private:
                 const acc_t gradient = is_identity || inside(i)
                                            ? activation_grad(widen(pack_dy.get(i)), value, weight.of(i), offset.of(i))
                                            : acc_t(0);
-                const acc_t xhat = x != nullptr && inside(i) ? (value - mean_of_row) * rstd_of_row : acc_t(0);
-                of_pack = with_product(of_pack, weight.of(i) * gradient, xhat);
+                const bool counts = from.x != nullptr && (!Norm::has_mean || inside(i));
+                const acc_t xhat = counts ? (value - mean_of_row) * rstd_of_row : acc_t(0);
+                of_pack = with_product(of_pack, Norm::weight(weight.of(i), gamma_offset) * gradient, xhat);
                 keep(k, i, gradient, xhat);
             }
             sums = sums + of_pack;
@@ -431,6 +459,9 @@ private:
         const acc_t inverse = acc_t(1) / acc_t(length);  // a constant if the length is
         LinearGradient linear = linear_gradient(
             Coefficients{acc_t(1), mean_of_row, rstd_of_row, sums.first * inverse, sums.second * inverse});
+        if (!Norm::has_mean) {
+            linear.offset = acc_t(0);  // the compiler cannot know that 0 * rstd is 0
+        }
         const bool plain = run.is_plain(dx);
         held.narrow_again();
         weights.narrow_again();
@@ -451,10 +482,17 @@ private:
             acc_t out[pack_size];
 #pragma unroll
             for (int i = 0; i < pack_size; ++i) {
-                linear.scale = rstd_of_row * weight.of(i);
+                linear.scale = rstd_of_row * Norm::weight(weight.of(i), gamma_offset);
                 const acc_t value = widen(pack_x.get(i));
                 const acc_t gradient = activation_grad(widen(pack_dy.get(i)), value, weight.of(i), offset.of(i));
                 out[i] = input_gradient(gradient, value, linear);
+            }
+            if (Tile::addend) {
+                const Pack<data_t> pack_dh = held.dh(k);
+#pragma unroll
+                for (int i = 0; i < pack_size; ++i) {
+                    out[i] = out[i] + acc_t(widen(pack_dh.get(i)));
+                }
             }
             store_pack_of(dx, run.start, run.first(k), run.columns, narrow_pack<data_t>(out), plain);
         }

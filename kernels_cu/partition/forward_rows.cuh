@@ -1,6 +1,9 @@
-// LayerNorm of rows that a team holds in registers. The strategies `warp` (teams of a warp or less), `block` (teams of
-// several warps, up to a block) and `cluster` (teams across the blocks of a cluster) share this code. x, y, dy, dx
-// (rows, length); gamma, beta (length) or null; mean, rstd (rows).
+// LayerNorm and RMSNorm of rows that a team holds in registers. The strategies `warp` (teams of a warp or less), `block`
+// (teams of several warps, up to a block) and `cluster` (teams across the blocks of a cluster) share this code. x, y, dy,
+// dx, residual, h, dh (rows, length); gamma, beta (length) or null; mean, rstd (rows). RMSNorm has no mean and no beta.
+//
+// If Tile::addend, a forward normalises h = x + residual, which it rounds to data_t and stores, and a backward adds dh,
+// the gradient that reaches h past the norm, to dx.
 //
 // A team processes every `teams`-th row, so that the parameters and sums of its columns stay in registers from row to
 // row. If Tile::reads_ahead, the next row is loaded while the current one is processed. The teams of a block load the
@@ -106,72 +109,148 @@ __device__ __forceinline__ bool rows_may_shift(long long rows, long long teams, 
     return teams >= rows || teams * length % pack_size == 0;
 }
 
-// A row of x whose loads may still be in flight.
+// A row of x, and of the residual if there is one. Its loads may still be in flight.
 template <int lanes, int blocks>
 struct RowOfX {
-    Pack<data_t> x[Tile::packs_per_thread];
-    data_t centre;
+    static constexpr bool joins = bool(Tile::addend);
+    Pack<data_t> x[Tile::packs_per_thread], residual[joins ? Tile::packs_per_thread : 1];
+    data_t centre, centre_residual;
 
-    __device__ __forceinline__ void load_from(const data_t* tensor, const Run<lanes, blocks>& run) {
+    __device__ __forceinline__ void load_from(const data_t* tensor, const data_t* addend,
+                                              const Run<lanes, blocks>& run) {
         run.load_from(tensor, x);
+        if constexpr (joins) {
+            run.load_from(addend, residual);
+            centre_residual = run.centre(addend);
+        }
         centre = run.centre(tensor);
+    }
+    // Replaces x by h = x + residual.
+    __device__ __forceinline__ void join() {
+        if constexpr (joins) {
+#pragma unroll
+            for (int k = 0; k < Tile::packs_per_thread; ++k) {
+                x[k] = joined(x[k], residual[k]);
+            }
+            centre = joined(centre, centre_residual);
+        }
     }
 };
 
-// Every byte of x is read once, before the team writes y: y may be x.
-template <int lanes, int blocks = 1, bool grouped = false>
-__device__ __forceinline__ void normalise_rows(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y,
-                                               acc_t* mean, acc_t* rstd, long long rows, int length, acc_t eps,
-                                               long long teams, long long groups = 1) {
-    int offset = 0;
-    Team<lanes, blocks> team = {Team<lanes, blocks>::shared_scratch(offset)};
-    // If a block of a cluster has several teams, their slices must have the same columns: the host ensures that all
-    // rows begin at the same distance from a 16-byte boundary.
-    const Run<lanes, blocks> first_row(x, 0, length, true, rows_may_shift(rows, teams, length));
-    Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
-    Pack<beta_t>* const shared_beta = shared_parameter<grouped>(beta, first_row, offset);
-    const long long first_item = blockIdx.x / blocks;
-    for (long long item = first_item; item < teams / team.count; item += gridDim.x / blocks) {
-        const long long own = item * team.count + team.index();
-        Run<lanes, blocks> run(x, own, length, own < rows, rows_may_shift(rows, teams, length));
-        RowOfX<lanes, blocks> held, next;
-        held.load_from(x, run);
-        if (teams_share<lanes, blocks, grouped> && item == first_item) {  // while the first row is on its way
-            copy_parameter(gamma, first_row, shared_gamma);
-            copy_parameter(beta, first_row, shared_beta);
-            __syncthreads();
-        }
-        const long long group = grouped ? own % groups : 0;
-        RowParameters<gamma_t, lanes, blocks, grouped> scales(gamma, group, shared_gamma, acc_t(1), run);
-        RowParameters<beta_t, lanes, blocks, grouped> offsets(beta, group, shared_beta, acc_t(0), run);
+// The arrays and sizes of a launch. A team reads every byte of its row of x and residual before it writes y and h: y may
+// be x, and h may be the residual.
+template <typename Norm>
+struct NormalisedRows {
+    const data_t* x;
+    const data_t* residual;  // null unless Tile::addend
+    const gamma_t* gamma;
+    const beta_t* beta;  // null without a mean
+    data_t* y;
+    data_t* h;    // null unless Tile::addend
+    acc_t* mean;  // null without a mean
+    acc_t* rstd;
+    long long rows;
+    int length;
+    long long teams;
+    long long groups;
+    acc_t eps;
+    acc_t gamma_offset;  // 0 with a mean
+
+    template <int lanes, int blocks = 1, bool grouped = false>
+    __device__ __forceinline__ void run() const {
+        typedef Team<lanes, blocks, typename Norm::sums_t> team_t;
+        int offset = 0;
+        team_t team = {team_t::shared_scratch(offset)};
+        // If a block of a cluster has several teams, their slices must have the same columns: the host ensures that all
+        // rows begin at the same distance from a 16-byte boundary.
+        const Run<lanes, blocks> first_row(x, 0, length, true, rows_may_shift(rows, teams, length));
+        Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
+        Pack<beta_t>* const shared_beta = shared_parameter<grouped>(beta, first_row, offset);
+        const long long first_item = blockIdx.x / blocks;
+        for (long long item = first_item; item < teams / team.count; item += gridDim.x / blocks) {
+            const long long own = item * team.count + team.index();
+            Run<lanes, blocks> run(x, own, length, own < rows, rows_may_shift(rows, teams, length));
+            RowOfX<lanes, blocks> held, next;
+            held.load_from(x, residual, run);
+            if (teams_share<lanes, blocks, grouped> && item == first_item) {  // while the first row is on its way
+                copy_parameter(gamma, first_row, shared_gamma);
+                copy_parameter(beta, first_row, shared_beta);
+                __syncthreads();
+            }
+            const long long group = grouped ? own % groups : 0;
+            RowParameters<gamma_t, lanes, blocks, grouped> scales(gamma, group, shared_gamma, acc_t(1), run);
+            RowParameters<beta_t, lanes, blocks, grouped> offsets(beta, group, shared_beta, acc_t(0), run);
 #pragma unroll 1
-        for (long long first = 0; first < rows; first += teams) {
-            const long long row = first + own;
-            run.recompute();
-            scales.narrow_again();
-            offsets.narrow_again();
-            const Run<lanes, blocks> run_behind = run.behind(teams * length, row + teams < rows);
-            if (Tile::reads_ahead) {
-                next.load_from(x, run_behind);
-            }
-            const Statistics found = run_statistics(team, run, held.centre, held.x, length, eps);
-            run.recompute();  // element predicates and parameters do not fit in registers together
-            if (run.live) {
-                if (team.lane() == 0 && team.rank() == 0) {
-                    store(mean, row, found.mean);
-                    store(rstd, row, found.rstd);
+            for (long long first = 0; first < rows; first += teams) {
+                const long long row = first + own;
+                run.recompute();
+                scales.narrow_again();
+                if (Norm::has_mean) {
+                    offsets.narrow_again();
                 }
-                write_run(
-                    y, run, held.x, found, [&](int k) { return scales.of(run, k); },
-                    [&](int k) { return offsets.of(run, k); }, [](acc_t value) { return activation_t::apply(value); });
+                const Run<lanes, blocks> run_behind = run.behind(teams * length, row + teams < rows);
+                if (Tile::reads_ahead) {
+                    next.load_from(x, residual, run_behind);
+                }
+                held.join();
+                const Statistics found = statistics_of(team, run, held);
+                run.recompute();  // element predicates and parameters do not fit in registers together
+                if (run.live) {
+                    store_row(team, run, held.x, found, row, scales, offsets);
+                }
+                run = run_behind;
+                if (Tile::reads_ahead) {
+                    held = next;
+                } else {
+                    held.load_from(x, residual, run);
+                }
             }
-            run = run_behind;
-            if (Tile::reads_ahead) {
-                held = next;
-            } else {
-                held.load_from(x, run);
-            }
+        }
+        team.leave();
+    }
+
+private:
+    template <int lanes, int blocks>
+    __device__ __forceinline__ Statistics statistics_of(Team<lanes, blocks, typename Norm::sums_t>& team,
+                                                        const Run<lanes, blocks>& run,
+                                                        RowOfX<lanes, blocks>& held) const {
+        if constexpr (Norm::has_mean) {
+            return run_statistics(team, run, held.centre, held.x, length, eps);
+        } else {
+            return run_statistics(team, held.x, length, eps);
         }
     }
-    team.leave();
-}
+
+    template <int lanes, int blocks, bool grouped>
+    __device__ __forceinline__ void store_row(const Team<lanes, blocks, typename Norm::sums_t>& team,
+                                              const Run<lanes, blocks>& run,
+                                              const Pack<data_t> (&held)[Tile::packs_per_thread],
+                                              const Statistics& found, long long row,
+                                              const RowParameters<gamma_t, lanes, blocks, grouped>& scales,
+                                              const RowParameters<beta_t, lanes, blocks, grouped>& offsets) const {
+        if (team.lane() == 0 && team.rank() == 0) {
+            if (Norm::has_mean) {
+                store(mean, row, found.mean);
+            }
+            store(rstd, row, found.rstd);
+        }
+        if (Tile::addend) {
+            // After the sums of the row: all threads of its team have read x and residual, the centre included.
+            const bool plain = run.is_plain(h);
+#pragma unroll
+            for (int k = 0; k < Tile::packs_per_thread; ++k) {
+                store_pack_of(h, run.start, run.first(k), run.columns, held[k], plain);
+            }
+        }
+        write_run(
+            y, run, held, found, [&](int k) { return Weights{scales.of(run, k), gamma_offset}; },
+            [&](int k) { return offsets.of(run, k); }, [](acc_t value) { return activation_t::apply(value); });
+    }
+
+    // The factors of xhat in y for the elements of a pack.
+    struct Weights {
+        ParameterPack<gamma_t> gamma;
+        acc_t gamma_offset;
+        __device__ __forceinline__ acc_t of(int i) const { return Norm::weight(gamma.of(i), gamma_offset); }
+    };
+};

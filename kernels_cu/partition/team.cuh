@@ -2,6 +2,7 @@
 // in registers. A team is a part of a warp, a warp, or several warps of a block, up to all of them. A team of a cluster
 // is such warps in each of its blocks, and each block owns a slice of the run.
 #include "common/async.cuh"
+#include "partition/row_norms.cuh"
 #include "partition/slab.cuh"
 
 // Whether rows of `length` elements that follow each other from `array` on are whole packs at multiples of 16 bytes.
@@ -35,7 +36,7 @@ __device__ __forceinline__ void store_pack_of(T* array, long long row, int first
 // several warps sum through shared memory, and the whole block calls. Two rows of block_warps sums alternate: the
 // barrier of one row separates two uses of the other, so that a sum costs one barrier. The blocks of a cluster read
 // each other's sums in the same manner, in the order of their ranks.
-template <int lanes, int blocks = 1>
+template <int lanes, int blocks = 1, typename Sums = Pair>
 struct Team {
     static_assert((lanes >= 1 && lanes <= warp_size && (lanes & (lanes - 1)) == 0) ||
                       (lanes % warp_size == 0 && Tile::threads % lanes == 0),
@@ -45,7 +46,7 @@ struct Team {
     static constexpr int warps = lanes > warp_size ? lanes / warp_size : 1;
     static constexpr int scratch_size = lanes > warp_size || blocks > 1 ? 2 * (block_warps + count * (blocks > 1)) : 0;
     static constexpr bool of_block = scratch_size > 0;
-    Pair* scratch;  // in shared memory, scratch_size long; null unless of_block
+    Sums* scratch;  // in shared memory, scratch_size long; null unless of_block
     int slot = 0;   // the row of scratch that the latest sum used: 0 or 1
 
     static __device__ __forceinline__ int index() { return threadIdx.x / lanes; }
@@ -55,8 +56,8 @@ struct Team {
         return lane;
     }
     static __device__ __forceinline__ int rank() { return slice_rank<blocks>(); }
-    static __device__ __forceinline__ Pair* shared_scratch(int& offset) {
-        return of_block ? shared_array<Pair>(offset, scratch_size) : nullptr;
+    static __device__ __forceinline__ Sums* shared_scratch(int& offset) {
+        return of_block ? shared_array<Sums>(offset, scratch_size) : nullptr;
     }
     // A barrier of the block (or of the warp, for teams within a warp). After it, a team may overwrite the shared
     // memory that its lanes have read before.
@@ -67,7 +68,7 @@ struct Team {
             __syncwarp();
         }
     }
-    __device__ __forceinline__ Pair sum(Pair value) {
+    __device__ __forceinline__ Sums sum(Sums value) {
         if (!of_block) {
             return lanes_sum(value, lanes);
         }
@@ -76,7 +77,7 @@ struct Team {
         if (blocks == 1) {
             return value;
         }
-        Pair* const published = scratch + 2 * block_warps + slot * count + index();
+        Sums* const published = scratch + 2 * block_warps + slot * count + index();
         if (lane() == 0) {
             *published = value;
             cluster_fence();  // only by the thread that publishes: the others need not wait for their stores
@@ -85,7 +86,7 @@ struct Team {
         cluster_wait();
         const int other = threadIdx.x % warp_size;                    // each lane reads the sum of one block
         const int first = static_cast<int>(cluster_rank()) - rank();  // a cluster may have several teams' blocks
-        return warp_sum(other < blocks ? *cluster_map(published, first + other) : Pair{});
+        return warp_sum(other < blocks ? *cluster_map(published, first + other) : Sums{});
     }
     // Returns the value of the team's first lane to all its lanes, for teams within a warp. The whole warp calls.
     static __device__ __forceinline__ acc_t of_first_lane(acc_t value) {
@@ -259,6 +260,16 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, 
     sums = team.sum(sums);
     make_opaque(held);
     return corrected_statistics(centre, sums, acc_t(length), eps);
+}
+
+// rstd of a run without a mean, which its team holds in registers. Elements outside the run are zeros.
+template <int lanes, int blocks>
+__device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks, Single>& team,
+                                                     Pack<data_t> (&held)[Tile::packs_per_thread], int length,
+                                                     acc_t eps) {
+    const acc_t squares = team.sum(sums_of_squares(held)).second;
+    make_opaque(held);
+    return Statistics{acc_t(0), reciprocal_deviation(squares / acc_t(length), eps)};
 }
 
 // Stores y of the run in `held`, which is not empty. Each element of the run has its own gamma and beta: a row of

@@ -118,7 +118,7 @@ FADE = Op(
     strategies={"block": BLOCK},
     check=_check,
     request=_request,
-    in_place=("faded", "picture"),
+    in_place={"faded": "picture"},
 )
 
 

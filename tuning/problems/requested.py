@@ -19,7 +19,7 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
     Parameters
     ----------
     asked : argparse.Namespace
-        With op, shape, workload, from_trace, dtype, layout and outputs; None if an argument is missing.
+        With op, shape, workload, from_trace, dtype, layout, outputs and extras; None if an argument is missing.
 
     Raises
     ------
@@ -37,10 +37,13 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
     if asked.shape is not None:
         if asked.op is None:
             raise ValueError("OP: missing, expected the name of a function before --shape: group_norm_backward")
-        options = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs)
+        dtype = asked.dtype or "float32"
+        options = plan_options(asked.op, asked.shape, dtype, asked.layout, asked.outputs, asked.extras)
         return [problem_of(asked.op, **options)]
     if asked.outputs is not None:
         raise ValueError("--outputs: only valid with --shape")
+    if asked.extras is not None:
+        raise ValueError("--with: only valid with --shape")
     if asked.workload is not None:
         if asked.workload not in WORKLOADS:
             raise ValueError(f"--workload: {asked.workload!r}, expected one of {', '.join(WORKLOADS)}")

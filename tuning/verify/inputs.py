@@ -122,7 +122,7 @@ def _hostile(problem: Problem, seed: int, kinds: Sequence[str]) -> tuple[Values,
 
 
 def _moments(problem: Problem, x: Values) -> tuple[Values, Values]:
-    """Mean and rstd of every slice of x with shape (N, C, HxW), in float64."""
+    """Mean and rstd of every slice of x with shape (N, C, HxW), in float64. Without a mean, it is 0."""
     if problem.spec.channelwise:
         size = problem.N * problem.HxW
         mean = np.sum([part.sum(axis=(0, 2)) for _, part in _blocks(x)], axis=0) / size
@@ -131,7 +131,7 @@ def _moments(problem: Problem, x: Values) -> tuple[Values, Values]:
     grouped = x.reshape(problem.N, problem.group, problem.group_length)
     mean, rstd = np.empty(grouped.shape[:2]), np.empty(grouped.shape[:2])
     for part, values in _blocks(grouped):
-        mean[part] = values.mean(axis=2)
+        mean[part] = values.mean(axis=2) if problem.has_mean else 0.0
         rstd[part] = 1 / np.sqrt(((values - mean[part][:, :, None]) ** 2).mean(axis=2) + EPS)
     return mean, rstd
 

@@ -282,7 +282,7 @@ BATCH_NORM_ELEMT = Op(
     strategies=ELEMT,
     check=_check_elemt,
     request=_request_elemt,
-    in_place=("y", "x"),
+    in_place={"y": "x"},
     options=("gamma_dtype", "beta_dtype", "data_format"),
 )
 BATCH_NORM_BACKWARD_REDUCE = Op(
@@ -320,7 +320,7 @@ BATCH_NORM_BACKWARD_ELEMT = Op(
     strategies=BACKWARD_ELEMT,
     check=_check_backward_elemt,
     request=_request_backward_elemt,
-    in_place=("dx", "dy"),
+    in_place={"dx": "dy"},
     options=("gamma_dtype", "data_format"),
 )
 

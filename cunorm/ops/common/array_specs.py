@@ -22,6 +22,10 @@ RSTD = replace(MEAN, values="rstd")
 FORWARD_RESULTS: Mapping[str, ArraySpec] = {"y": TENSOR, "mean": MEAN, "rstd": RSTD}
 GRADIENT_INPUTS: Mapping[str, ArraySpec] = {"dy": DY, "x": X, "mean": MEAN, "rstd": RSTD, "gamma": GAMMA}
 GRADIENT_RESULTS: Mapping[str, ArraySpec] = {"dx": TENSOR, "dgamma": PARAMETER_GRADIENT, "dbeta": PARAMETER_GRADIENT}
+#: The tensor that a forward adds to x, their sum h, and the gradient that reaches h past the norm.
+RESIDUAL: Mapping[str, ArraySpec] = {"residual": replace(TENSOR, values="normal")}
+H: Mapping[str, ArraySpec] = {"h": TENSOR}
+DH: Mapping[str, ArraySpec] = {"dh": replace(TENSOR, values="normal")}
 #: Flags of the gradients' output mask: one flag per result.
 FLAGS: Mapping[str, tuple[str, ...]] = {name: (name,) for name in GRADIENT_RESULTS}
 

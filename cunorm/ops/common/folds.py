@@ -90,20 +90,24 @@ def fold_launches(
 
 
 def parameter_launches(problem: Problem, rows: int, start: int = 0) -> tuple[Launch, ...]:
-    """Launches that sum the rows of the workspace, from pair ``start`` on, into dgamma and dbeta.
+    """Launches that sum the rows of the workspace, from sums ``start`` on, into dgamma and dbeta.
 
     An op without one of the two passes null in its place.
     """
+    if not problem.has_mean:
+        return fold_launches(
+            problem, "gamma_sums", rows, problem.row_sums, by_name("workspace"), by_name("dgamma"), start
+        )
     given, names = by_name("workspace"), ("dgamma", "dbeta")
     results = by_name(**{name: name in problem.spec.results for name in names})
-    return fold_launches(problem, "parameter_sums", rows, problem.pair, given, results, start)
+    return fold_launches(problem, "parameter_sums", rows, problem.row_sums, given, results, start)
 
 
 def parameter_workspace(problem: Problem, rows: int) -> int:
     """Bytes of the rows that `parameter_launches` sums; 0 for a single row, which is stored in dgamma and dbeta."""
     if not problem.wants_parameters or rows == 1:
         return 0
-    return fold_rows(rows, problem.C) * problem.C * problem.pair
+    return fold_rows(rows, problem.C) * problem.C * problem.row_sums
 
 
 def words_at(pairs: int, pair_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Tilings with rows in the registers of teams: LayerNorm's `warp`, `block`, `cluster`, GroupNorm's `warp` if HxW = 1.
+"""Tilings with rows in the registers of teams: `warp`, `block`, `cluster` of rows, GroupNorm's `warp` if HxW = 1.
 
 In a problem of this file, N is the number of rows and C is the length of a row.
 """
@@ -26,7 +26,8 @@ EXCHANGE = 0.8
 def parameters_given(problem: Problem) -> tuple[str | None, ...]:
     """Dtypes of the parameters that a kernel reads; None for an absent parameter."""
     of_gradients = problem.is_backward and not problem.activation
-    return (problem.gamma_dtype,) if of_gradients else (problem.gamma_dtype, problem.beta_dtype)
+    without_beta = of_gradients or "beta" not in problem.spec.inputs
+    return (problem.gamma_dtype,) if without_beta else (problem.gamma_dtype, problem.beta_dtype)
 
 
 def present(dtypes: tuple[str | None, ...]) -> list[str]:
@@ -71,7 +72,7 @@ class WarpRows(Tiling):
     @lazy
     def _tensors(self) -> int:
         """Tensors whose packs a thread holds in registers."""
-        return 2 if self.problem.is_backward else 1
+        return (2 if self.problem.is_backward else 1) + len(self.problem.extras)
 
     @lazy
     def most_packs_ahead(self) -> int:
@@ -139,7 +140,7 @@ class WarpRows(Tiling):
     @lazy
     def sums_in_registers(self) -> bool:
         """Whether the sums of a lane's columns stay in registers, in addition to its packs of dy and x."""
-        return self.tile.packs_per_thread * self.problem.pack * self.problem.pair <= self.most_sums
+        return self.tile.packs_per_thread * self.problem.pack * self.problem.row_sums <= self.most_sums
 
     @lazy
     def constants(self) -> dict[str, int]:
@@ -148,6 +149,7 @@ class WarpRows(Tiling):
             "reads_ahead": int(self.reads_ahead),
             "most_parameter_bytes": self.most_parameter_bytes,
             "resident_blocks": self.resident_blocks,
+            "addend": len(self.problem.extras),
         }
         if not self.problem.is_backward:
             return found
@@ -182,7 +184,7 @@ class WarpRows(Tiling):
             many = 0 if packs <= 8 else 1 if problem.pack >= 8 else 2  # registers per pack for the places of many packs
             return base + passing + packs * (of_pack + many)
         if self.sums_in_registers:
-            of_pack += 2 * widened
+            of_pack += problem.pack * problem.row_sums // 4
         # Additional registers, in pairs, for the sums of several warps.
         pairs = 12 if problem.dtype == "float64" and not self.of_warp else 0
         current = self._staging_registers if self.staged else 0
@@ -210,12 +212,13 @@ class WarpRows(Tiling):
         """
         teams = self.teams_of_block
         read = teams if self.slices > 1 else 0
-        sizes = [0 if self.of_warp else 2 * (self.tile.threads // WARP + read) * self.problem.pair]
+        sizes = [0 if self.of_warp else 2 * (self.tile.threads // WARP + read) * self.problem.row_sums]
         if self.problem.wants_parameters:
             rows = teams if not self.sums_in_registers else teams // 2 if kinds < teams else 0
             packs = ceil_div(self.columns, self.problem.pack)
-            stride = packs + (2 - packs) % 4  # SpreadColumnSums in column_sums.cuh
-            sizes.append(max(rows, self.merged > 1) * stride * self.problem.pack * self.problem.pair)
+            apart = 2 * self.problem.pair // self.problem.row_sums  # SpreadColumnSums in column_sums.cuh
+            stride = packs + (apart - packs) % (2 * apart)
+            sizes.append(max(rows, self.merged > 1) * stride * self.problem.pack * self.problem.row_sums)
         return sum(round_up(size, ACCESS_BYTES) for size in sizes)
 
     def phases(self, rows: int) -> int:

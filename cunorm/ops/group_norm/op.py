@@ -165,7 +165,7 @@ GROUP_NORM = Op(
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
-    in_place=("y", "x"),
+    in_place={"y": "x"},
     options=("num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation"),
 )
 GROUP_NORM_BACKWARD = Op(
@@ -183,6 +183,6 @@ GROUP_NORM_BACKWARD = Op(
     strategies=BACKWARD,
     check=_check_backward,
     request=_request_backward,
-    in_place=("dx", "dy"),
+    in_place={"dx": "dy"},
     options=("num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation"),
 )

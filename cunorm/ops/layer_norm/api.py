@@ -18,16 +18,18 @@ def layer_norm(
     beta: Array | None = None,
     *,
     eps: float = 1e-5,
-    out: tuple[Array | None, Array | None, Array | None] | None = None,
+    residual: Array | None = None,
+    out: tuple[Array | None, ...] | None = None,
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, ...]:
     r"""LayerNorm: normalise each row of the trailing dimensions.
 
     .. math:: y = \gamma_i \, (x - \mathrm{mean}) \, \mathrm{rstd} + \beta_i, \qquad
               \mathrm{rstd} = 1 / \sqrt{\mathrm{var} + \epsilon}
 
-    The mean and the biased variance are over a row (Ba, Kiros and Hinton, 2016).
+    The mean and the biased variance are over a row (Ba, Kiros and Hinton, 2016). With a residual, h = x + residual
+    replaces x.
 
     Parameters
     ----------
@@ -40,8 +42,10 @@ def layer_norm(
         Scale and offset, in the dtype of x or of the statistics. An absent gamma is 1, and an absent beta is 0.
     eps : float
         Number that is added to the variance; not negative.
-    out : tuple of (y, mean, rstd), optional
-        Arrays for the results. A result whose entry is None is allocated. y may be x itself.
+    residual : array, optional
+        Shape and dtype of x. It is added to x in the same pass.
+    out : tuple of (y, mean, rstd), or (y, mean, rstd, h) with a residual, optional
+        Arrays for the results. A result whose entry is None is allocated. y may be x itself, and h the residual itself.
     tile : Tile or mapping, optional
         Strategy and tile fields that replace the automatic choice.
     workspace : array, optional
@@ -53,6 +57,8 @@ def layer_norm(
         Shape and dtype of x.
     mean, rstd : array of shape (A1..Ai, 1..1)
         Dtype float32 (float64 for float64 x).
+    h : array
+        Only with a residual: x + residual, rounded once to the dtype of x. The statistics are those of the rounded h.
 
     Raises
     ------
@@ -78,9 +84,9 @@ def layer_norm(
     array([[3.],
            [1.]], dtype=float32)
     """
-    results: tuple[Array, Array, Array] = perform(
+    results: tuple[Array, ...] = perform(
         LAYER_NORM,
-        (x, gamma, beta),
+        (x, gamma, beta, residual),
         (normalized_shape,),
         out,
         tile,
@@ -99,6 +105,7 @@ def layer_norm_backward(
     rstd: Array,
     gamma: Array | None = None,
     *,
+    dh: Array | None = None,
     output_mask: Sequence[bool] = EVERY,
     out: tuple[Array | None, Array | None, Array | None] | None = None,
     tile: Tile | Mapping[str, object] | None = None,
@@ -126,6 +133,9 @@ def layer_norm_backward(
         float32 (float64 for float64 x) or the dtype of x.
     gamma : array of shape normalized_shape, optional
         Scale of the forward, in the dtype of x or of the statistics.
+    dh : array, optional
+        Shape and dtype of x. If the forward had a residual, x is its h, and dh is the gradient that reaches h past the
+        norm. It is added to dx in the same pass; dx is then the gradient of x and of the residual alike.
     output_mask : sequence of 3 bools
         Which of dx, dgamma and dbeta are wanted. The others are not computed and are returned as None.
     out : tuple of (dx, dgamma, dbeta), optional
@@ -161,7 +171,7 @@ def layer_norm_backward(
     key = (typed(normalized_shape), output_mask if output_mask is EVERY else typed(output_mask))
     results: tuple[Array | None, Array | None, Array | None] = perform(
         LAYER_NORM_BACKWARD,
-        (dy, x, mean, rstd, gamma),
+        (dy, x, mean, rstd, gamma, dh),
         (normalized_shape, output_mask),
         out,
         tile,

@@ -9,8 +9,7 @@ from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div, r
 from cunorm.ops.common.folds import LINE_WORDS, WORD, clear_launch, words_at
 from cunorm.ops.common.limits import SECTOR_PACKS, WARP, blocks_for, refuses_registers, refuses_shared, round_up
 from cunorm.ops.common.register_rows import ACCESS_BYTES, PACKS_IN_FLIGHT, parameters_given, present
-
-from .split import gradient_arguments
+from cunorm.ops.common.strips import arguments_of_gradient
 
 #: slabs: the number of multiprocessors of some device, or slightly fewer, so that nearly every multiprocessor has a
 #: slab. smem_kib: KiB of shared memory per block for rows. Large, medium and small devices have this in addition to the
@@ -140,6 +139,8 @@ class LayerGrid(Tiling):
         tile, problem = self.tile, self.problem
         if (sentence := refuses_threads(tile)) is not None:
             return sentence
+        if problem.extras:
+            return f"expected no {problem.extras[0]}: a slab keeps no third tensor in shared memory"
         if tile.lanes % WARP or tile.threads % tile.lanes:
             return f"lanes is {tile.lanes}, expected a multiple of {WARP} that divides {tile.threads} threads"
         if problem.is_backward and "dx" not in problem.outputs:
@@ -221,7 +222,7 @@ class LayerGrid(Tiling):
         shape = {"rows": problem.N, "length": problem.C, "words": self.words_at}
         shape |= {"columns": self.columns, "slabs": self.slabs, "kept": self.kept}
         if problem.is_backward:
-            return {**gradient_arguments(problem), **by_name("dx", "workspace", dgamma=sums, dbeta=sums), **shape}
+            return {**arguments_of_gradient(problem), **by_name("dx", "workspace", dgamma=sums, dbeta=sums), **shape}
         return {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps"), **shape}
 
     @lazy

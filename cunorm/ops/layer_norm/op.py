@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cunorm.core.arrays import dtype_name, epsilon, integer, mask
+from cunorm.core.arrays import dtype_name, epsilon, mask
 from cunorm.core.opspec import Exact, Number
-from cunorm.core.problem import LAYOUTS, Problem, accumulator, laid_out
+from cunorm.core.problem import LAYOUTS, Problem, accumulator
 from cunorm.ops.common.array_specs import (
     BETA,
+    DH,
     FLAGS,
     FORWARD_RESULTS,
     GAMMA,
     GRADIENT_INPUTS,
     GRADIENT_RESULTS,
+    RESIDUAL,
+    H,
     X,
     of_rows,
+)
+from cunorm.ops.common.row_checks import (
+    axes_of,
+    dh_asked,
+    dh_given,
+    residual_asked,
+    residual_given,
+    row_problem,
+    row_sizes,
 )
 from cunorm.runtime.checks import (
     GRADIENTS,
     NAN,
     OutputSpec,
-    check_rank,
-    check_size,
     chosen,
     gradients,
     like,
@@ -38,99 +48,97 @@ from cunorm.runtime.op import Checked, Op, Request
 from .strategies import BACKWARD, FORWARD
 
 
-def _sizes(shape: tuple[int, ...], normalized_shape: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Run the checks that calls and plans share, and return the shape of the rows [A1..Ai] and of one row [R1..Rj]."""
-    check_rank(shape, 1)
-    check_size(shape)
-    if isinstance(normalized_shape, Sequence) and not isinstance(normalized_shape, (str, bytes)):
-        row = tuple(integer("normalized_shape", size, 0) for size in normalized_shape)
-    else:
-        row = (integer("normalized_shape", normalized_shape, 0),)
-    if not row or 0 in row:
-        raise ValueError(f"normalized_shape: {normalized_shape!r}, expected at least one size, and no size of 0")
-    if shape[-len(row) :] != row:
-        raise ValueError(f"normalized_shape: {row}, expected the last sizes of x with shape {shape}")
-    return shape[: -len(row)], row
-
-
-def _problem(
-    op: str,
-    dtype: str,
-    gamma_dtype: str | None,
-    beta_dtype: str | None,
-    stats_dtype: str,
-    outer: tuple[int, ...],
-    row: tuple[int, ...],
-    outputs: tuple[str, ...],
-) -> Problem:
-    """Problem in which a row is a sample with one group, and its elements are channels with one position."""
-    sizes = ("NCHW", math.prod(outer), math.prod(row), 1, 1)
-    return Problem(
-        op=op,
-        dtype=dtype,
-        gamma_dtype=gamma_dtype,
-        beta_dtype=beta_dtype,
-        stats_dtype=stats_dtype,
-        **laid_out(*sizes),
-        outputs=outputs,
-    )
-
-
-def _axes(rank: int) -> tuple[int, ...]:
-    return tuple(range(rank))
-
-
 def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
-    x, gamma, beta = arrays
+    x, gamma, beta, residual = arrays
     dtype = dtype_name("x", x)
-    outer, row = _sizes(x.shape, options[0])
+    outer, row = row_sizes(x.shape, options[0])
     gamma_dtype, beta_dtype = (
         parameter(name, array, row, dtype, ", normalized_shape") for name, array in (("gamma", gamma), ("beta", beta))
     )
-    sums = accumulator(dtype)
+    extras = residual_given(residual, x)
+    sums, axes = accumulator(dtype), axes_of(x)
     saved = (*outer, *(1,) * len(row))
     results = (
-        OutputSpec("y", x.shape, x.dtype, _axes(x.ndim)),
+        OutputSpec("y", x.shape, x.dtype, axes),
         vector("mean", saved, sums, NAN),
         vector("rstd", saved, sums, NAN),
+        OutputSpec("h", x.shape, x.dtype, axes) if extras else None,
     )
-    problem = _problem("layer_norm", dtype, gamma_dtype, beta_dtype, sums, outer, row, ("y", "mean", "rstd"))
-    return Checked(problem, (_axes(x.ndim), _axes(len(row)), _axes(len(row))), results)
+    problem = row_problem(
+        outer,
+        row,
+        op="layer_norm",
+        dtype=dtype,
+        gamma_dtype=gamma_dtype,
+        beta_dtype=beta_dtype,
+        stats_dtype=sums,
+        outputs=LAYER_NORM.results_with(extras),
+        extras=extras,
+    )
+    return Checked(problem, [axes_of(array) for array in arrays], results)
 
 
 def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
-    dy, x, mean, rstd, gamma = arrays
+    dy, x, mean, rstd, gamma, dh = arrays
     normalized_shape, output_mask = options
     wanted = mask("output_mask", output_mask, GRADIENTS)
     dtype = dtype_name("x", x)
-    outer, row = _sizes(x.shape, normalized_shape)
+    outer, row = row_sizes(x.shape, normalized_shape)
     like("dy", dy, x)
     rows = math.prod(outer)
     expected = f"{(*outer, *(1,) * len(row))}, or any shape of {rows} elements"
     stats_dtype = statistics(("mean", mean), ("rstd", rstd), dtype, rows, expected)
     gamma_dtype = parameter("gamma", gamma, row, dtype, ", normalized_shape")
-    results = gradients(x, _axes(x.ndim), row, gamma_dtype or stats_dtype, wanted)
+    results = gradients(x, axes_of(x), row, gamma_dtype or stats_dtype, wanted)
     outputs = chosen(GRADIENTS, wanted)
-    problem = _problem("layer_norm_backward", dtype, gamma_dtype, None, stats_dtype, outer, row, outputs)
-    orders = [_axes(array.ndim) for array in (dy, x, mean, rstd)]
-    return Checked(problem, (*orders, _axes(len(row))), results)
+    problem = row_problem(
+        outer,
+        row,
+        op="layer_norm_backward",
+        dtype=dtype,
+        gamma_dtype=gamma_dtype,
+        beta_dtype=None,
+        stats_dtype=stats_dtype,
+        outputs=outputs,
+        extras=dh_given(dh, x, outputs),
+    )
+    return Checked(problem, [axes_of(array) for array in arrays], results)
 
 
 def _request_forward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
-    outer, row = _sizes(asked.shape, asked.normalized_shape)
+    outer, row = row_sizes(asked.shape, asked.normalized_shape)
     gamma, beta = (parameter_named(name, getattr(asked, name), asked.dtype) for name in ("gamma_dtype", "beta_dtype"))
-    sums = accumulator(asked.dtype)
-    problem = _problem("layer_norm", asked.dtype, gamma, beta, sums, outer, row, ("y", "mean", "rstd"))
+    extras = residual_asked(asked.residual)
+    problem = row_problem(
+        outer,
+        row,
+        op="layer_norm",
+        dtype=asked.dtype,
+        gamma_dtype=gamma,
+        beta_dtype=beta,
+        stats_dtype=accumulator(asked.dtype),
+        outputs=LAYER_NORM.results_with(extras),
+        extras=extras,
+    )
     return problem, (asked.normalized_shape,)
 
 
 def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
-    outer, row = _sizes(asked.shape, asked.normalized_shape)
+    outer, row = row_sizes(asked.shape, asked.normalized_shape)
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
     wanted = mask("output_mask", asked.output_mask, GRADIENTS)
     outputs = chosen(GRADIENTS, wanted)
-    sums = accumulator(asked.dtype)
-    problem = _problem("layer_norm_backward", asked.dtype, gamma, None, sums, outer, row, outputs)
+    problem = row_problem(
+        outer,
+        row,
+        op="layer_norm_backward",
+        dtype=asked.dtype,
+        gamma_dtype=gamma,
+        beta_dtype=None,
+        stats_dtype=accumulator(asked.dtype),
+        outputs=outputs,
+        extras=dh_asked(asked.dh, outputs),
+    )
     return problem, (asked.normalized_shape, asked.output_mask)
 
 
@@ -147,9 +155,10 @@ LAYER_NORM = Op(
     name="layer_norm",
     family=_FAMILY,
     sizes=_SIZES,
-    inputs=of_rows({"x": X, "gamma": GAMMA, "beta": BETA}),
-    results=of_rows(FORWARD_RESULTS),
-    optional=("gamma", "beta"),
+    inputs=of_rows({"x": X, "gamma": GAMMA, "beta": BETA, **RESIDUAL}),
+    results=of_rows({**FORWARD_RESULTS, **H}),
+    optional=("gamma", "beta", "residual"),
+    extras={"residual": ("h",)},
     numbers={"eps": Number(1e-5, epsilon)},
     layouts=LAYOUTS[:1],
     holds_parameters=True,
@@ -157,16 +166,17 @@ LAYER_NORM = Op(
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
-    in_place=("y", "x"),
-    options=("normalized_shape", "gamma_dtype", "beta_dtype"),
+    in_place={"y": "x", "h": "residual"},
+    options=("normalized_shape", "gamma_dtype", "beta_dtype", "residual"),
 )
 LAYER_NORM_BACKWARD = Op(
     name="layer_norm_backward",
     family=_FAMILY,
     sizes=_SIZES,
-    inputs=of_rows(GRADIENT_INPUTS),
+    inputs=of_rows({**GRADIENT_INPUTS, **DH}),
     results=of_rows(GRADIENT_RESULTS),
-    optional=("gamma",),
+    optional=("gamma", "dh"),
+    extras={"dh": ()},
     layouts=LAYOUTS[:1],
     flags=FLAGS,
     holds_parameters=True,
@@ -174,6 +184,6 @@ LAYER_NORM_BACKWARD = Op(
     strategies=BACKWARD,
     check=_check_backward,
     request=_request_backward,
-    in_place=("dx", "dy"),
-    options=("normalized_shape", "gamma_dtype"),
+    in_place={"dx": "dy"},
+    options=("normalized_shape", "gamma_dtype", "dh"),
 )

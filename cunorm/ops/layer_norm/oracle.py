@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cunorm import reference
-from cunorm.core import settings
 from cunorm.core.opspec import Exact
-from cunorm.core.problem import Problem
-from cunorm.ops.common import oracles
-from cunorm.ops.common.tolerance import backward, forward
-
-BLOCKS = 8  # most blocks of rows that are summed in parallel
+from cunorm.core.problem import Problem, accumulator
+from cunorm.ops.common.row_oracles import expected_of_rows
+from cunorm.ops.common.tolerance import UNIT, backward, forward
 
 
 def layer_forward(
@@ -33,54 +28,42 @@ def layer_forward(
 
 
 def layer_backward(
-    dy: Any, x: Any, normalized_shape: int | tuple[int, ...], mean: Any, rstd: Any, gamma: Any, dtype: str
+    dy: Any,
+    x: Any,
+    normalized_shape: int | tuple[int, ...],
+    mean: Any,
+    rstd: Any,
+    gamma: Any,
+    dtype: str,
+    dh: Any = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bounds of dx, dgamma and dbeta from `backward`, with rows as in `layer_forward`."""
+    """Bounds of dx, dgamma and dbeta from `backward`, with rows as in `layer_forward`. The sum with dh rounds once."""
     dy, x = (np.asarray(each, np.float64) for each in (dy, x))
     shape = tuple(np.atleast_1d(normalized_shape).tolist())
     length = math.prod(shape)
     rows = (x.size // length, length)
     gamma = None if gamma is None else np.reshape(gamma, length)
     dx, dgamma, dbeta = backward(dy.reshape(rows), x.reshape(rows), mean, rstd, gamma, 1, dtype, "NCHW")
+    if dh is not None:
+        dx = dx + 2 * UNIT[accumulator(dtype)] * np.abs(np.asarray(dh, np.float64)).reshape(rows)
     return dx.reshape(x.shape), dgamma.reshape(shape), dbeta.reshape(shape)
 
 
-def _rows_looked_at(problem: Problem) -> NDArray[np.intp]:
-    """Return the rows whose y, dx, mean and rstd the oracle checks: evenly spread, with the first and the last."""
-    count = min(problem.N, max(2, oracles.WHOLE // problem.C))
-    return np.unique(np.linspace(0, problem.N - 1, count).round().astype(np.intp))
-
-
 def expected(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterator[Exact]:
-    """Yield the exact results: y, dx and statistics of some rows, and sums over all rows."""
-    rows, length = problem.N, problem.C
-    chosen, gamma = _rows_looked_at(problem), given.get("gamma")
-    part, whole = (chosen,), (rows, length)
-    x = given["x"].reshape(whole)
-    if not problem.is_backward:
-        exact = reference.layer_norm(x[chosen], length, gamma, given.get("beta"), eps=numbers["eps"])
-        bounds = layer_forward(x[chosen], length, gamma, given.get("beta"), *exact[1:], problem.dtype)
-        shapes = (whole, (rows, 1), (rows, 1))
-        yield from map(Exact, ("y", "mean", "rstd"), shapes, [part] * 3, exact, bounds)
-        return
-    dy, mean, rstd = given["dy"].reshape(whole), given["mean"].reshape(rows), given["rstd"].reshape(rows)
-    arrays = (dy[chosen], x[chosen], length, mean[chosen], rstd[chosen], gamma)
-    exact, bounds = reference.layer_norm_backward(*arrays), layer_backward(*arrays, problem.dtype)
-    yield Exact("dx", whole, part, exact[0], bounds[0])
-    if len(chosen) < rows:  # dgamma and dbeta are sums over all rows, computed block by block
-        step = max(1, oracles.WHOLE // BLOCKS // length)
+    """Yield the exact results: y, dx, h and statistics of some rows, and sums over all rows."""
+    length, dtype = problem.C, problem.dtype
 
-        def block(start: int) -> tuple[Any, Any]:
-            part = slice(start, start + step)
-            arrays = (dy[part], x[part], length, mean[part], rstd[part], gamma)
-            return reference.layer_norm_backward(*arrays)[1:], layer_backward(*arrays, problem.dtype)[1:]
+    def forward(rows: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        x, gamma, beta, residual = rows["x"], rows.get("gamma"), rows.get("beta"), rows.get("residual")
+        exact = reference.layer_norm(x, length, gamma, beta, eps=numbers["eps"], residual=residual)
+        h = x if residual is None else exact[3]
+        bounds = layer_forward(h, length, gamma, beta, exact[1], exact[2], dtype)
+        return exact, bounds if residual is None else (*bounds, np.zeros_like(h))
 
-        sums = [[np.zeros(length), np.zeros(length)] for _ in range(2)]
-        with ThreadPoolExecutor(min(BLOCKS, settings.cores())) as pool:  # NumPy releases the interpreter lock
-            for found in pool.map(block, range(0, rows, step)):  # in the order of the blocks, whichever ends first
-                for kept, parameters in zip(sums, found, strict=True):
-                    for total, values in zip(kept, parameters, strict=True):
-                        total += values
-        exact, bounds = (exact[0], sums[0][0], sums[0][1]), (bounds[0], sums[1][0], sums[1][1])
-    for index, name in ((1, "dgamma"), (2, "dbeta")):
-        yield Exact(name, (length,), (), exact[index], bounds[index])
+    def backward(rows: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        dy, x, mean, rstd = (rows[name] for name in ("dy", "x", "mean", "rstd"))
+        gamma, dh = rows.get("gamma"), rows.get("dh")
+        exact = reference.layer_norm_backward(dy, x, length, mean, rstd, gamma, dh=dh)
+        return exact, layer_backward(dy, x, length, mean, rstd, gamma, dtype, dh)
+
+    return expected_of_rows(problem, given, backward if problem.is_backward else forward)

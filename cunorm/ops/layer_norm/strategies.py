@@ -6,33 +6,11 @@ In a problem of LayerNorm, N is the number of rows, C is the length of a row, an
 from __future__ import annotations
 
 from cunorm.core.strategy import Strategy, Tile
+from cunorm.ops.common.rows import held_strategies, short_rows
+from cunorm.ops.common.strips import STRIPS_SPACE, StripGradients
 
 from .grid import GRID_SPACE, LayerGrid
-from .rows import (
-    BLOCK_BACKWARD_SPACE,
-    BLOCK_SPACE,
-    CLUSTER_SPACE,
-    WARP_BACKWARD_SPACE,
-    WARP_SPACE,
-    LayerBlock,
-    LayerBlockBackward,
-    LayerCluster,
-    LayerWarp,
-    LayerWarpBackward,
-)
-from .split import SPLIT_BACKWARD_SPACE, SPLIT_SPACE, LayerSplit, LayerSplitBackward
-
-#: Compile-time constants of the kernels that hold rows in registers.
-_HELD = ("threads", "lanes", "packs_per_thread", "cluster", "teams_per_block")
-
-
-def _short_rows(tile: Tile, pack: int) -> tuple[int, int, int, int]:
-    return 256, 32, 1, 1
-
-
-def _fills_cluster(tile: Tile, pack: int) -> tuple[int, int, int, int]:
-    """Example sizes whose rows fill a team of the cluster."""
-    return 256, tile.cluster * tile.threads // tile.teams_per_block * tile.packs_per_thread * pack, 1, 1
+from .split import SPLIT_SPACE, LayerSplit
 
 
 def _fills_slabs(tile: Tile, pack: int) -> tuple[int, int, int, int]:
@@ -41,15 +19,12 @@ def _fills_slabs(tile: Tile, pack: int) -> tuple[int, int, int, int]:
 
 
 def _strategies(op: str, backward: bool) -> dict[str, Strategy]:
-    warp = (WARP_BACKWARD_SPACE, LayerWarpBackward) if backward else (WARP_SPACE, LayerWarp)
-    block = (BLOCK_BACKWARD_SPACE, LayerBlockBackward) if backward else (BLOCK_SPACE, LayerBlock)
-    split = (SPLIT_BACKWARD_SPACE, LayerSplitBackward) if backward else (SPLIT_SPACE, LayerSplit)
+    space = STRIPS_SPACE if backward else SPLIT_SPACE
+    split = StripGradients if backward else LayerSplit
     made = (
-        Strategy("warp", op, warp[0], _HELD, warp[1], _short_rows),
-        Strategy("block", op, block[0], _HELD, block[1], _short_rows),
-        Strategy("cluster", op, CLUSTER_SPACE, _HELD, LayerCluster, _fills_cluster),
+        *held_strategies(op, backward),
         Strategy("grid", op, GRID_SPACE, ("threads", "lanes", "packs_per_thread"), LayerGrid, _fills_slabs),
-        Strategy("split", op, split[0], ("threads", "packs_per_thread"), split[1], _short_rows),
+        Strategy("split", op, space, ("threads", "packs_per_thread"), split, short_rows),
     )
     return {strategy.name: strategy for strategy in made}
 

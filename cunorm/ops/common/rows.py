@@ -1,13 +1,14 @@
-"""Strategies `warp`, `block` and `cluster` of LayerNorm, which hold rows in registers."""
+"""Strategies `warp`, `block` and `cluster` of LayerNorm and RMSNorm, which hold rows in registers."""
 
 from __future__ import annotations
 
 from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE
-from cunorm.core.strategy import Arguments, Launch, by_name, ceil_div, refuses_threads
-from cunorm.ops.common.folds import parameter_launches, parameter_workspace
-from cunorm.ops.common.limits import (
+from cunorm.core.strategy import Arguments, Launch, Strategy, Tile, by_name, ceil_div, refuses_threads
+
+from .folds import parameter_launches, parameter_workspace
+from .limits import (
     WARP,
     refuses_cluster_size,
     refuses_registers,
@@ -16,9 +17,8 @@ from cunorm.ops.common.limits import (
     round_up,
     whole_clusters,
 )
-from cunorm.ops.common.register_rows import ACCESS_BYTES, SIDE_BY_SIDE, BlockRows, ClusterRows, WarpRows, present
-
-from .split import gradient_arguments, owners
+from .register_rows import ACCESS_BYTES, SIDE_BY_SIDE, BlockRows, ClusterRows, WarpRows, present
+from .strips import arguments_of_forward, arguments_of_gradient, owners, results_of_parameters
 
 #: Rows per team. A team adds its rows one after another, so more rows would lose accuracy of dgamma and dbeta.
 _ROWS = {"rows_per_team": (1, 2, 4, 8, 16, 32, 64)}
@@ -46,7 +46,7 @@ CLUSTER_SPACE = {
 }
 
 
-class LayerWarp(WarpRows):
+class RowsWarp(WarpRows):
     """Tiling of `warp`, and base of the tilings with teams of several warps."""
 
     #: Values of packs_per_thread in the search space.
@@ -127,21 +127,21 @@ class LayerWarp(WarpRows):
         problem = self.problem
         shape = {"rows": problem.N, "length": problem.C, "teams": self.teams}
         if not problem.is_backward:
-            return {**by_name("x", "gamma", "beta", "y", "mean", "rstd", "eps"), **shape}
+            return {**arguments_of_forward(problem), **shape}
         direct = problem.wants_parameters and self.partial_rows == 1
-        kept = by_name("dx", workspace=problem.wants_parameters and not direct, dgamma=direct, dbeta=direct)
-        return {**gradient_arguments(problem), **kept, **shape}
+        kept = by_name("dx", "dh", workspace=problem.wants_parameters and not direct)
+        return {**arguments_of_gradient(problem), **kept, **results_of_parameters(problem, direct), **shape}
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
         """Launch of the kernel, which reads every byte once, and the launches that fold the parameter sums."""
         problem, entry = self.problem, f"{self.problem.op}_{self.tile.strategy}"
         blocks, cluster = self.teams // self.teams_of_block * self.slices, self.slices * self.merged
-        traffic = (self.problem.read + ("y" in problem.outputs or "dx" in problem.outputs)) * problem.nbytes
+        traffic = (problem.read + problem.written) * problem.nbytes
         # All blocks load their parameters from the same few places of the L2 cache. That is no faster than loading
         # distinct bytes from DRAM.
         traffic += self._parameters_read
-        traffic += self.partial_rows * problem.C * self.problem.pair * problem.wants_parameters
+        traffic += self.partial_rows * problem.C * problem.row_sums * problem.wants_parameters
         grid, rows = whole_clusters(blocks, cluster), ceil_div(problem.N, self.teams)
         main = Launch(
             entry,
@@ -165,13 +165,13 @@ class LayerWarp(WarpRows):
         return (main, *parameter_launches(problem, self.partial_rows)) if second else (main,)
 
 
-class LayerWarpBackward(LayerWarp):
+class RowsWarpBackward(RowsWarp):
     """Tiling of `warp` in a backward, with fewer packs in the search space."""
 
     packs_tried = WARP_BACKWARD_SPACE["packs_per_thread"]
 
 
-class _Blocks(BlockRows, LayerWarp):
+class _Blocks(BlockRows, RowsWarp):
     """Base of the tilings with teams of several warps."""
 
     def refuses(self, device: Device) -> str | None:
@@ -197,7 +197,7 @@ class _Blocks(BlockRows, LayerWarp):
 
     @lazy
     def worth(self) -> bool:
-        """See `LayerWarp.worth`. Several teams per block also share parameters or sums, and have a row each."""
+        """See `RowsWarp.worth`. Several teams per block also share parameters or sums, and have a row each."""
         several = self.tile.teams_per_block
         shared = self.problem.wants_parameters or any(present(self.given))
         if several > 1 and (not shared or several > self.problem.N):
@@ -205,7 +205,7 @@ class _Blocks(BlockRows, LayerWarp):
         return super().worth
 
 
-class LayerBlock(_Blocks):
+class RowsBlock(_Blocks):
     """Tiling of `block`. In a backward, the blocks of a cluster fold their column sums together."""
 
     packs_tried = BLOCK_SPACE["packs_per_thread"]
@@ -224,13 +224,13 @@ class LayerBlock(_Blocks):
         return super().refuses(device)
 
 
-class LayerBlockBackward(LayerBlock):
+class RowsBlockBackward(RowsBlock):
     """Tiling of `block` in a backward, with fewer packs in the search space: the packs of two tensors must fit."""
 
     packs_tried = BLOCK_BACKWARD_SPACE["packs_per_thread"]
 
 
-class LayerCluster(ClusterRows, _Blocks):
+class RowsCluster(ClusterRows, _Blocks):
     """Tiling of `cluster`: teams across the blocks of a cluster."""
 
     packs_tried = CLUSTER_SPACE["packs_per_thread"]
@@ -248,3 +248,28 @@ class LayerCluster(ClusterRows, _Blocks):
                 f"misalignment, so their slices have different columns"
             )
         return super().refuses(device)
+
+
+#: Compile-time constants of the kernels that hold rows in registers.
+_HELD = ("threads", "lanes", "packs_per_thread", "cluster", "teams_per_block")
+
+
+def short_rows(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    """Example sizes with rows that every tile accepts."""
+    return 256, 32, 1, 1
+
+
+def _fills_cluster(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    """Example sizes whose rows fill a team of the cluster."""
+    return 256, tile.cluster * tile.threads // tile.teams_per_block * tile.packs_per_thread * pack, 1, 1
+
+
+def held_strategies(op: str, backward: bool) -> tuple[Strategy, ...]:
+    """The strategies of an op on rows that hold rows in registers."""
+    warp = (WARP_BACKWARD_SPACE, _HELD, RowsWarpBackward) if backward else (WARP_SPACE, _HELD, RowsWarp)
+    block = (BLOCK_BACKWARD_SPACE, _HELD, RowsBlockBackward) if backward else (BLOCK_SPACE, _HELD, RowsBlock)
+    return (
+        Strategy("warp", op, *warp, short_rows),
+        Strategy("block", op, *block, short_rows),
+        Strategy("cluster", op, CLUSTER_SPACE, _HELD, RowsCluster, _fills_cluster),
+    )

@@ -1,4 +1,4 @@
-// How the warps of LayerNorm's `split` kernels divide rows of any length. A strip is a range of columns. A band is
+// How the warps of the `split` kernels of LayerNorm and RMSNorm divide rows of any length. A strip is a range of columns. A band is
 // every bands-th row. A warp processes one strip of one band. The parameters of its columns, and their sums for dgamma
 // and dbeta, stay in registers.
 //
@@ -7,6 +7,7 @@
 // boundary only if all rows of a band have the same offset: if bands * length is a multiple of a pack, or if a band is
 // a single row. Otherwise all rows are covered from their start.
 #include "common/parameters.cuh"
+#include "partition/row_norms.cuh"
 #include "partition/slab.cuh"
 
 struct Strips {
@@ -67,3 +68,23 @@ struct Strip {
         }
     }
 };
+
+// Folds the sums of the strips of each row, one block per row, and calls emit(row, the row's sums, the place of the
+// first sums) in one thread, when all threads have read theirs.
+template <typename Sums, typename Emit>
+__device__ __forceinline__ void fold_strips(Sums* row_sums, const Strips& cut, Emit emit) {
+    int offset = 0;
+    Sums* scratch = shared_array<Sums>(offset, block_warps);
+    for (long long row = blockIdx.x; row < cut.rows; row += gridDim.x) {
+        Sums* const parts = row_sums + row * cut.strips;
+        Sums sums = {};
+        for (long long strip = threadIdx.x; strip < cut.strips; strip += Tile::threads) {
+            sums = sums + load(parts, strip);
+        }
+        sums = block_fold(sums, scratch, [](Sums value) { return warp_sum(value); });
+        if (threadIdx.x == 0) {  // all threads have loaded their parts before the barrier in block_fold
+            emit(row, sums, parts);
+        }
+        __syncthreads();  // the next row reuses scratch
+    }
+}
