@@ -21,12 +21,12 @@ WIDER = "Speed only: a part with more threads than columns leaves some of them i
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values and stores them to the same address."
 LONGER_CHAIN = "Equally correct: a chain has one more pack, so the order of additions differs."
 ALWAYS_SHIFTS = (
-    "True in every launch: owners() in ops/layer_norm/split.py and `owners` in ops/group_norm/warp.py make teams * "
+    "True in every launch: owners() in ops/common/strips.py and `owners` in ops/group_norm/warp.py make teams * "
     "length a multiple of a pack, or there is one team per row."
 )
 ALWAYS_SHIFTS_BANDS = (
-    "True in every launch: owners() in ops/layer_norm/split.py makes bands * length a multiple of a pack, or "
-    "there is one band per row."
+    "True in every launch: owners() in ops/common/strips.py makes bands * length a multiple of a pack, or there is one "
+    "band per row."
 )
 TWIN = (
     "Counterpart of a GPU instruction for the CPU executor. There, blocks that wait for each other take turns in one "
@@ -151,6 +151,27 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("common/fold_columns.cuh", "for (int k = 0; k < rows_at_once; ++k) {", "guard", 0): (
         "The CPU executor does not see a write past a local array. The next round reads that row again."
+    ),
+    ("common/fold_columns.cuh", "if (row + k * parts < end) {", "guard", 1): (
+        "Equally correct: a row past the end was not loaded. It is T{}, which a merge leaves out."
+    ),
+    ("common/fold_columns.cuh", "if (width > warp_size) {", "guard", 0): (
+        "Equally correct: the fold through shared memory is right for every width. It has more barriers."
+    ),
+    ("common/fold_columns.cuh", "whole = scratch[part == 0 ? column : 0];", "owner", 0): (
+        "Equally correct: only the threads of part 0 use what they read."
+    ),
+    ("common/fold_columns.cuh", "if (warps > 1) {", "guard", 0): (
+        "Speed only: one warp folds its own sums once more, through shared memory."
+    ),
+    ("common/fold_columns.cuh",
+     "for (int warp = lane / width; threadIdx.x < warp_size && warp < warps; warp += warp_size / width) {",
+     "guard", 0): "Equally correct: only the first warp uses what its threads fold.",
+    ("common/fold_columns.cuh", "if (part == 0 && column < columns && column < live) {", "guard", 0): (
+        "True in every launch: the host's columns are a power of two, which is the width, or all columns that are live."
+    ),
+    ("common/fold_columns.cuh", "for (int first = 0; first < columns; first += Tile::threads) {", "guard", 0): (
+        "Speed only: the turn past the last has no columns."
     ),
     ("common/reduce.cuh", "while (2 * half < parts) {", "guard", 0): (
         "Speed only: with half == parts, `part + half < parts` is false for all threads of the first round."
