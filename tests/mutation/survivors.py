@@ -257,7 +257,7 @@ SURVIVORS: dict[Key, str] = {
     ("partition/backward_rows.cuh",
      "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
     ("partition/backward_rows.cuh",
-     "const bool counts = from.x != nullptr && (!Norm::has_mean || inside(i));",
+     "const acc_t xhat = from.x != nullptr && there ? (value - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
     ("partition/backward_rows.cuh",
      "const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;",
