@@ -123,7 +123,7 @@ class Arrays:
         if "dy" not in OPS[op].inputs:
             return self.saved, DTYPES[accumulator(self.dtype)]
         gamma = getattr(self, "gamma", None)
-        saved = self.mean if hasattr(self, "mean") else self.rstd  # type: ignore[attr-defined]
+        saved = getattr(self, "mean" if "mean" in OPS[op].inputs else "rstd")
         return self.parameters, (gamma if gamma is not None and name in ("dgamma", "dbeta") else saved).dtype
 
     def call(self, op: str, executor: Any, **changes: Any) -> Any:
