@@ -33,8 +33,9 @@ ROOMS = [
     {"core"},
     {"reference"},
 ]
-#: The folders of ops from the top down: an op may import common, and the registry may import the ops.
-OPS_ROOMS = [{"parse_problem"}, {"registry"}, {"batch_norm", "group_norm", "layer_norm"}, {"common"}]
+#: The folders of ops from the top down: an op may import common, and the registry may import the ops. InstanceNorm
+#: launches GroupNorm's kernels.
+OPS_ROOMS = [{"parse_problem"}, {"registry"}, {"instance_norm"}, {"batch_norm", "group_norm", "layer_norm"}, {"common"}]
 #: The folders of the kernels from the top down. A file may include files of its own folder and of lower lines.
 KERNEL_ROOMS = [{"batch_norm", "group_norm", "layer_norm"}, {"partition"}, {"common"}]
 DEPENDENCIES = ("numpy", "ml_dtypes", "platformdirs", "filelock")
@@ -125,6 +126,7 @@ def test_imports_run_downwards(path: str) -> None:
         ("core/arrays.py", "import cunorm"),
         ("ops/group_norm/slab.py", "from cunorm.ops.layer_norm.rows import rows"),
         ("ops/common/register_rows.py", "from cunorm.ops.registry import OPS"),
+        ("ops/group_norm/op.py", "from cunorm.ops.instance_norm.strategies import FORWARD"),
         ("core/arrays.py", "import cupy"),
         ("runtime/plans.py", "def late():\n    import cupy.cuda"),
         ("runtime/plans.py", "def late():\n    from .call import Call\n    from cunorm.ops.registry import OPS"),

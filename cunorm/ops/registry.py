@@ -20,6 +20,7 @@ from cunorm.ops.batch_norm.op import (
     BATCH_NORM_STATS,
 )
 from cunorm.ops.group_norm.op import GROUP_NORM, GROUP_NORM_BACKWARD
+from cunorm.ops.instance_norm.op import INSTANCE_NORM, INSTANCE_NORM_BACKWARD
 from cunorm.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BACKWARD
 from cunorm.runtime.checks import place_for
 from cunorm.runtime.op import Op, Request, plan_of
@@ -31,6 +32,8 @@ OPS: dict[str, Op] = cast(dict[str, Op], opspec.OPS)
 for op in (
     GROUP_NORM,
     GROUP_NORM_BACKWARD,
+    INSTANCE_NORM,
+    INSTANCE_NORM_BACKWARD,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     BATCH_NORM_STATS,

@@ -14,6 +14,7 @@ import numpy as np
 import cunorm
 from cunorm.jit import sources
 from cunorm.ops.common import limits
+from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Plan
 from tests.battery.run_case import RUNS, InPlace, OnGpu
@@ -71,8 +72,8 @@ class Case:
     gamma, beta : str or None
         Dtype of gamma and beta; "same" is the dtype of x, None means absent.
     last : bool
-        Channels are innermost in memory. For GroupNorm, data_format is NHWC and `shape` is in this order too. For
-        BatchNorm, x has channels-last strides.
+        Channels are innermost in memory. For GroupNorm and InstanceNorm, data_format is NHWC and `shape` is in this
+        order too. For BatchNorm, x has channels-last strides.
     mask : tuple of bool
     shifts : mapping
         Elements between the start of an allocation and its array, by the array's name; out is y or dx.
@@ -128,11 +129,13 @@ class Case:
         shape = self.shape
         if self.op.startswith("group_norm"):
             options = {"num_groups": self.groups, "data_format": "NHWC" if self.last else "NCHW"}
+        elif self.op.startswith("instance_norm"):
+            options = {"data_format": "NHWC" if self.last else "NCHW"}
         elif self.op.startswith("layer_norm"):
             options = {"normalized_shape": shape[-1]}
         elif self.last:
             shape, options = (shape[0], *shape[2:], shape[1]), {"data_format": "NHWC"}
-        if self.op in ("group_norm_backward", "layer_norm_backward", "batch_norm_backward_reduce"):
+        if OPS[self.op].flags:
             options["output_mask"] = self.mask
         with grid_of(self.grid):
             return cunorm.plan(self.op, shape=shape, dtype=self.dtype, device="cpu", tile=self.tile, **options)

@@ -123,6 +123,8 @@ def _made(case: Case) -> Any:
     if case.op.startswith("group_norm"):
         formatted = "NHWC" if case.last else "NCHW"
         return problems.group_arrays(case.shape, case.groups, case.dtype, data_format=formatted)
+    if case.op.startswith("instance_norm"):
+        return problems.instance_arrays(case.shape, case.dtype, data_format="NHWC" if case.last else "NCHW")
     if case.op.startswith("layer_norm"):
         return problems.layer_arrays(case.shape, case.shape[-1], case.dtype)
     return problems.batch_arrays(case.shape, case.dtype)
