@@ -107,7 +107,7 @@ class OpSpec:
     Attributes
     ----------
     name : str
-        Name of its public function and of its kernels.
+        Name of its public function, and of its kernels unless its strategies name another op's.
     family : str
         Common name of a forward op and its gradients: ``"group_norm"``.
     sizes : mapping of str to str

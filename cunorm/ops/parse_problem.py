@@ -72,7 +72,7 @@ def plan_options(
     op : str
         Name of the op's function.
     shape : str
-        N,C,HxW,GROUP for GroupNorm; ROWS,LENGTH for LayerNorm; N,C,HxW for BatchNorm; WORLD,C for
+        N,C,HxW,GROUP for GroupNorm; N,C,HxW for InstanceNorm and BatchNorm; ROWS,LENGTH for LayerNorm; WORLD,C for
         batch_norm_gather_stats. HxW may be a product of sides, such as 64x64.
     dtype : str
         Dtype of x.
