@@ -5,9 +5,9 @@ xhat is (x - mean) * rstd.
 
 - GroupNorm: x has N samples, C channels and H*W positions. A slice is a group of C/G neighbouring channels of a sample,
   L = (C/G)*H*W. gamma and beta have one element per channel.
+- InstanceNorm: GroupNorm with one channel per group. A slice is a channel of one sample, L = H*W.
 - LayerNorm: x has shape (A1..Ai, R1..Rj). A slice is a row, L = R1*..*Rj. gamma and beta have one element per element
   of a row.
-- InstanceNorm: GroupNorm with one channel per group. A slice is a channel of one sample, L = H*W.
 - BatchNorm: x has shape (N, C, *) and 2 to 8 dimensions. A slice is a channel. It has L = N*H*W elements on one rank,
   and `count` elements on all ranks. rstd is called invstd, and x - mean is called xmu. gamma, beta and every statistic
   have shape (C,).

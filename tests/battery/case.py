@@ -127,16 +127,16 @@ class Case:
         """The plan of the case."""
         options: dict[str, Any] = {}
         shape = self.shape
-        if self.op.startswith("group_norm"):
-            options = {"num_groups": self.groups, "data_format": "NHWC" if self.last else "NCHW"}
-        elif self.op.startswith("instance_norm"):
+        if self.op.startswith("instance_norm"):
             options = {"data_format": "NHWC" if self.last else "NCHW"}
+        elif self.op.startswith("group_norm"):
+            options = {"num_groups": self.groups, "data_format": "NHWC" if self.last else "NCHW"}
         elif self.op.startswith("layer_norm"):
             options = {"normalized_shape": shape[-1]}
         elif self.last:
             shape, options = (shape[0], *shape[2:], shape[1]), {"data_format": "NHWC"}
         if OPS[self.op].flags:
-            options["output_mask"] = self.mask
+            options["output_mask"] = self.mask[: len(OPS[self.op].flags)]
         with grid_of(self.grid):
             return cunorm.plan(self.op, shape=shape, dtype=self.dtype, device="cpu", tile=self.tile, **options)
 

@@ -120,11 +120,11 @@ def _settled(case: Case, made: Any, last: bool = False) -> tuple[Any, np.ndarray
 
 def _made(case: Case) -> Any:
     """The arrays of a case, without the changes of `_moved`."""
-    if case.op.startswith("group_norm"):
-        formatted = "NHWC" if case.last else "NCHW"
-        return problems.group_arrays(case.shape, case.groups, case.dtype, data_format=formatted)
+    formatted = "NHWC" if case.last else "NCHW"
     if case.op.startswith("instance_norm"):
-        return problems.instance_arrays(case.shape, case.dtype, data_format="NHWC" if case.last else "NCHW")
+        return problems.instance_arrays(case.shape, case.dtype, data_format=formatted)
+    if case.op.startswith("group_norm"):
+        return problems.group_arrays(case.shape, case.groups, case.dtype, data_format=formatted)
     if case.op.startswith("layer_norm"):
         return problems.layer_arrays(case.shape, case.shape[-1], case.dtype)
     return problems.batch_arrays(case.shape, case.dtype)
