@@ -1,4 +1,4 @@
-"""The norms of ``train_digits.py``: GroupNorm, LayerNorm and BatchNorm through cunorm's functions.
+"""The norms of ``train_digits.py``: GroupNorm, InstanceNorm, LayerNorm and BatchNorm through cunorm's functions.
 
 Each norm is a layer (`forward`, `evaluate`, `backward`) that also computes its results with the oracle (`oracle`).
 """
@@ -115,6 +115,20 @@ class GroupNorm(SampleNorm):
         return results
 
 
+class InstanceNorm(SampleNorm):
+    """One mean and rstd per sample and channel."""
+
+    title = "InstanceNorm"
+
+    def affine(self, functions: Any, x: Array, gamma: Array, beta: Array) -> Three:
+        results: Three = functions.instance_norm(x, gamma, beta, eps=EPSILON)
+        return results
+
+    def gradients(self, functions: Any, dy: Array, x: Array, mean: Array, rstd: Array, gamma: Array) -> Three:
+        results: Three = functions.instance_norm_backward(dy, x, mean, rstd, gamma)
+        return results
+
+
 class LayerNorm(SampleNorm):
     """One mean and rstd per sample: `normalized_shape` is its three dimensions.
 
@@ -222,4 +236,9 @@ class BatchNorm(Norm):
         }
 
 
-NORMS: dict[str, type[Norm]] = {"group": GroupNorm, "layer": LayerNorm, "batch": BatchNorm}
+NORMS: dict[str, type[Norm]] = {
+    "group": GroupNorm,
+    "instance": InstanceNorm,
+    "layer": LayerNorm,
+    "batch": BatchNorm,
+}

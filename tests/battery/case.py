@@ -72,8 +72,8 @@ class Case:
     gamma, beta : str or None
         Dtype of gamma and beta; "same" is the dtype of x, None means absent.
     last : bool
-        Channels are innermost in memory. For GroupNorm, data_format is NHWC and `shape` is in this order too. For
-        BatchNorm, x has channels-last strides.
+        Channels are innermost in memory. For GroupNorm and InstanceNorm, data_format is NHWC and `shape` is in this
+        order too. For BatchNorm, x has channels-last strides.
     mask : tuple of bool
     shifts : mapping
         Elements between the start of an allocation and its array, by the array's name; out is y or dx.
@@ -133,7 +133,9 @@ class Case:
         """The plan of the case."""
         options: dict[str, Any] = {}
         shape = self.shape
-        if self.op.startswith("group_norm"):
+        if self.op.startswith("instance_norm"):
+            options = {"data_format": "NHWC" if self.last else "NCHW"}
+        elif self.op.startswith("group_norm"):
             options = {"num_groups": self.groups, "data_format": "NHWC" if self.last else "NCHW"}
         elif "normalized_shape" in OPS[self.op].takes:
             options = {"normalized_shape": shape[-1]}

@@ -120,8 +120,10 @@ def _settled(case: Case, made: Any, last: bool = False) -> tuple[Any, np.ndarray
 
 def _made(case: Case) -> Any:
     """The arrays of a case, without the changes of `_moved`."""
+    formatted = "NHWC" if case.last else "NCHW"
+    if case.op.startswith("instance_norm"):
+        return problems.instance_arrays(case.shape, case.dtype, data_format=formatted)
     if case.op.startswith("group_norm"):
-        formatted = "NHWC" if case.last else "NCHW"
         return problems.group_arrays(case.shape, case.groups, case.dtype, data_format=formatted)
     if "normalized_shape" in OPS[case.op].takes:
         of_rows = problems.rms_arrays if case.op.startswith("rms_norm") else problems.layer_arrays

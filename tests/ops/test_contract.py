@@ -25,6 +25,7 @@ from cunorm.ops.registry import OPS
 from tests.conftest import Executor
 from tests.ops.batch_norm import contract as batch
 from tests.ops.group_norm import contract as group
+from tests.ops.instance_norm import contract as instance
 from tests.ops.layer_norm import contract as layer
 from tests.ops.rms_norm import contract as rms
 from tests.support.contract import (
@@ -56,7 +57,7 @@ from tests.support.problems import (
     wanted,
 )
 
-CONTRACTS = [*group.CONTRACTS, *layer.CONTRACTS, *rms.CONTRACTS, *batch.CONTRACTS]
+CONTRACTS = [*group.CONTRACTS, *instance.CONTRACTS, *layer.CONTRACTS, *rms.CONTRACTS, *batch.CONTRACTS]
 #: batch_norm_gather_stats has no x. test_batch_norm_gather_calls.py tests its valid calls.
 WORKING = [one for one in CONTRACTS if one.strided]
 MASKED = [one for one in WORKING if OPS[one.op].flags]

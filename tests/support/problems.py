@@ -277,6 +277,45 @@ def _saved(dtype: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 @dataclass
+class InstanceArrays(Arrays):
+    """Arrays of InstanceNorm. Statistics are rounded as a forward call would store them."""
+
+    family = "instance_norm"
+
+    dy: Any
+    x: Any
+    mean: Any
+    rstd: Any
+    gamma: Any
+    beta: Any
+    data_format: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"data_format": self.data_format}
+
+    @property
+    def sizes(self) -> tuple[str, int, int, int, int]:
+        N, C = self.saved
+        return self.data_format, N, C, self.x.size // max(1, N * C), C or 1
+
+    @property
+    def saved(self) -> tuple[int, ...]:
+        return len(self.x), self.x.shape[1 if self.data_format == "NCHW" else -1]
+
+    def settle(self) -> None:
+        self.mean, self.rstd = _saved(self.dtype, reference.instance_norm(self.x, data_format=self.data_format)[1:])
+
+
+def instance_arrays(shape: tuple[int, ...] = (2, 8, 3, 3), dtype: str = "float32", **facts: Any) -> InstanceArrays:
+    """Random arrays of that shape: those of `group_arrays`, with their own statistics."""
+    made = vars(group_arrays(shape, 1, dtype, **facts))
+    found = InstanceArrays(**{name: value for name, value in made.items() if name not in ("groups", "activation")})
+    found.settle()
+    return found
+
+
+@dataclass
 class LayerArrays(Arrays):
     """Arrays of LayerNorm. Statistics are those of x, rounded as a forward call would store them."""
 

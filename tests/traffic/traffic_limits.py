@@ -34,7 +34,8 @@ class Row:
     op, strategy, label : str
         The label names the problem class.
     sizes : tuple of int
-        N, C, HxW, groups; rows and length for LayerNorm; ranks and C for batch_norm_gather_stats.
+        N, C, HxW, groups; N, C, HxW for InstanceNorm and BatchNorm; rows and length for LayerNorm; ranks and C for
+        batch_norm_gather_stats.
     tile : mapping
         Fields of the tile other than the strategy.
     tensors : float
@@ -168,6 +169,33 @@ def _group(op: str) -> Iterator[Row]:
     )
 
 
+def _instance(op: str) -> Iterator[Row]:
+    """Problems with one channel per group, with tiles of GroupNorm's rows."""
+    backward = op.endswith("backward")
+    warp = {"threads": 64, "lanes": 8, "packs_per_thread": 2, "samples_per_team": 1}
+    slab = {"threads": 64, "groups": 8, "stages": 2, "load": "cp_async"}
+    block, of_one = slab | {"packs_per_thread": 1}, {"samples": 1} if backward else {}
+    held = {"threads": 64, "groups": 1, "stages": 1, "load": "registers", "packs_per_thread": 4}
+    yield Row(op, "warp", "planes of 4^3", (8, 40, 64), warp)
+    yield Row(op, "block", "slabs of planes of 4^3", (8, 16, 64), block)
+    yield Row(op, "block", "in registers", (4, 16, 512), held)
+    yield Row(op, "block", "channels last", (4, 64, 64), block, layout="NHWC")
+    half: dict[str, Any] = {"fetched": 2.0, "wide": 0.5, "why": NARROW}  # rows of 16 bytes, half a sector
+    yield Row(op, "block", "channels last, half sectors", (4, 64, 64), block | {"groups": 4}, layout="NHWC", **half)
+    cluster = slab | {"cluster": 2, **of_one}
+    yield Row(op, "cluster", "aligned planes", (4, 16, 1024), cluster | {"groups": 1, "load": "bulk"})
+    yield Row(op, "cluster", "channels last", (4, 64, 196), cluster, layout="NHWC")
+    if backward:
+        yield Row(op, "cluster", "both samples, channels last", (2, 64, 196), cluster | {"samples": 2}, layout="NHWC")
+    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1}
+    yield from _twice(
+        Row(op, "grid", "aligned planes", (4, 16, 1024), grid),
+        Row(op, "grid", "channels last", (4, 64, 196), grid | {"groups": 16, "chunk": 64}, layout="NHWC"),
+        Row(op, "split", "aligned planes", (4, 16, 1024), {"threads": 64, "chunk": 1024}),
+        Row(op, "split", "channels last", (4, 64, 196), {"threads": 64, "chunk": 1024}, layout="NHWC"),
+    )
+
+
 def _layer(op: str) -> Iterator[Row]:
     backward = op.endswith("backward")
     held = {"stages": 1} if backward else {}
@@ -280,6 +308,7 @@ def _gather() -> Iterator[Row]:
 
 ROWS: tuple[Row, ...] = (
     *_both_types(row for op in ("group_norm", "group_norm_backward") for row in _group(op)),
+    *_both_types(row for op in ("instance_norm", "instance_norm_backward") for row in _instance(op)),
     *_both_types(row for op in ("layer_norm", "layer_norm_backward") for row in _layer(op)),
     *(row for op in ("layer_norm", "layer_norm_backward") for row in _added(op)),
     *_both_types(row for op in ("rms_norm", "rms_norm_backward") for row in _rms(op)),
