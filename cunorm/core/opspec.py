@@ -188,6 +188,11 @@ class OpSpec:
         return tuple(name for name in self.results if name not in missing)
 
     @lazy
+    def one_channel_per_group(self) -> bool:
+        """Whether every problem of the op has one group per channel."""
+        return self.channelwise or self.group_per_channel
+
+    @lazy
     def is_backward(self) -> bool:
         """Whether the op computes a gradient, or a part of one."""
         return "dy" in self.inputs

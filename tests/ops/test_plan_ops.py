@@ -15,6 +15,7 @@ from cunorm.ops.registry import OPS
 from tests.conftest import Executor
 from tests.ops.batch_norm.test_batch_norm import tile_of as batch_tile
 from tests.ops.layer_norm.test_layer_norm import tile_of as layer_tile
+from tests.ops.rms_norm.test_rms_norm import tile_of as rms_tile
 from tests.support.problems import (
     BATCH_OPS,
     SENTINEL,
@@ -26,6 +27,7 @@ from tests.support.problems import (
     instance_arrays,
     laid_out,
     layer_arrays,
+    rms_arrays,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 STATS, ELEMT, REDUCE, INPUT = BATCH_OPS
 GATHER = "batch_norm_gather_stats"
 LAYER, LAYER_BACKWARD = "layer_norm", "layer_norm_backward"
+RMS, RMS_BACKWARD = "rms_norm", "rms_norm_backward"
 KINDS = {STATS: "stats", ELEMT: "elemt", REDUCE: "reduce", INPUT: "input"}
 #: Options of cunorm.plan that are specific to each op.
 TAKEN = {
@@ -41,8 +44,10 @@ TAKEN = {
     "group_norm_backward": {"num_groups", "gamma_dtype", "beta_dtype", "output_mask", "data_format", "activation"},
     "instance_norm": {"gamma_dtype", "beta_dtype", "data_format"},
     "instance_norm_backward": {"gamma_dtype", "output_mask", "data_format"},
-    LAYER: {"normalized_shape", "gamma_dtype", "beta_dtype"},
-    LAYER_BACKWARD: {"normalized_shape", "gamma_dtype", "output_mask"},
+    LAYER: {"normalized_shape", "gamma_dtype", "beta_dtype", "residual"},
+    LAYER_BACKWARD: {"normalized_shape", "gamma_dtype", "output_mask", "dh"},
+    RMS: {"normalized_shape", "gamma_dtype", "residual"},
+    RMS_BACKWARD: {"normalized_shape", "gamma_dtype", "output_mask", "dh"},
     STATS: {"data_format"},
     GATHER: set(),
     ELEMT: {"gamma_dtype", "beta_dtype", "data_format"},
@@ -57,6 +62,8 @@ OTHERWISE = {
     "output_mask": (True, False, True),
     "data_format": "NHWC",
     "activation": "silu",
+    "residual": True,
+    "dh": True,
 }
 NEW = [op for op in OPS if not op.startswith("group")]
 
@@ -66,6 +73,8 @@ def tile_for(op: str, channels_last: bool = False) -> cunorm.Tile:
         return TILES["block"]
     if op.startswith("layer"):
         return cunorm.Tile.of(layer_tile("block", "backward" if op == LAYER_BACKWARD else "forward"))
+    if op.startswith("rms"):
+        return cunorm.Tile.of(rms_tile("block", "backward" if op == RMS_BACKWARD else "forward"))
     if op == GATHER:
         return cunorm.Tile("column", threads=64)
     return cunorm.Tile.of(batch_tile(KINDS[op], "column" if channels_last else "block"))
@@ -77,6 +86,8 @@ def options_for(op: str) -> dict[str, Any]:
     own: dict[str, Any] = {"num_groups": 2} if "num_groups" in TAKEN[op] else {}
     if "normalized_shape" in TAKEN[op]:
         own = {"normalized_shape": (3, 3)}
+    if op.startswith("rms"):  # with the tensor that it adds; LayerNorm is tested without one
+        own |= dict.fromkeys(OPS[op].extras, True)
     return {"shape": shape, "dtype": "float32", "device": "cpu", "tile": tile_for(op), **own}
 
 
@@ -94,6 +105,9 @@ def arguments_of(op: str) -> tuple[list[Any], dict[str, Any]]:
         return [a.x, a.gamma, a.beta] if op == LAYER else [a.dy, a.x, a.mean, a.rstd, a.gamma], {
             "normalized_shape": (3, 3)
         }
+    if op.startswith("rms"):
+        r = rms_arrays((4, 8, 3, 3)).with_extras()
+        return [getattr(r, name) for name in OPS[op].inputs], {"normalized_shape": (3, 3)}
     b = batch_arrays()
     if op == GATHER:
         return [np.stack([b.mean] * 3), np.stack([b.invstd] * 3), np.array([4, 0, 9])], {}
@@ -149,7 +163,7 @@ def test_explain_of_a_plan_without_launches(op: str) -> None:
     assert (made.launches, made.workspace_nbytes, made.strategy) == ((), 0, None)
     assert "none: there are no elements" in made.explain()
     if "output_mask" in TAKEN[op]:
-        made = cunorm.plan(op, **options_for(op), output_mask=(False, False, False))
+        made = cunorm.plan(op, **options_for(op), output_mask=(False,) * len(OPS[op].flags))
         assert made.launches == ()
         assert "none: no output is wanted" in made.explain()
 
@@ -347,11 +361,16 @@ def on_gpu(driver: Driver, op: str, device: int = 0) -> tuple[dict[str, Any], di
     """Fake GPU arrays of a call: inputs by name, results by name, the options of the function, and a workspace."""
     given, options = arguments_of(op)
     inputs = {
-        name: driver.array(array.shape, array.dtype, device) for name, array in zip(OPS[op].inputs, given, strict=True)
+        name: driver.array(array.shape, array.dtype, device) for name, array in zip(OPS[op].inputs, given, strict=False)
     }
-    shapes = {"y": (4, 8, 3, 3), "dx": (4, 8, 3, 3)}
-    small = {LAYER: (4, 8, 1, 1), LAYER_BACKWARD: (3, 3), "instance_norm": (4, 8)}.get(op, (8,))
-    results = {name: driver.array(shapes.get(name, small), np.float32, device) for name in OPS[op].results}
+    shapes = dict.fromkeys(("y", "dx", "h"), (4, 8, 3, 3))
+    small = {
+        **dict.fromkeys((LAYER, RMS), (4, 8, 1, 1)),
+        **dict.fromkeys((LAYER_BACKWARD, RMS_BACKWARD), (3, 3)),
+        "instance_norm": (4, 8),
+    }.get(op, (8,))
+    names = OPS[op].results_with(inputs)
+    results = {name: driver.array(shapes.get(name, small), np.float32, device) for name in names}
     return inputs, results, options, driver.array((4096,), np.uint8, device)
 
 
@@ -369,13 +388,15 @@ def test_arguments_reach_the_kernels_in_order(op: str, driver: Driver) -> None:
     from tests.support.fake_gpu import expected
 
     inputs, results, options, workspace = on_gpu(driver, op, 1)
-    numbers = {"eps": 1e-5, "momentum": 0.1, "count": float(options.get("count", 0))}
+    numbers = {name: number.default for name, number in OPS[op].numbers.items()}
+    numbers |= {name: float(value) for name, value in options.items() if name == "count"}
+    absent = dict.fromkeys(OPS[op].arrays, 0)
     for _ in range(2):  # the second call is found in the cache
         driver.launches.clear()
         send(op, inputs, results, options, workspace)
         plan = cunorm.plan(op, **{**options_for(op), "device": 1})
         pointers = {name: a.data.ptr for name, a in {**inputs, **results, "workspace": workspace}.items()}
-        assert [launch["args"] for launch in driver.launches] == expected(plan, {**pointers, **numbers})
+        assert [launch["args"] for launch in driver.launches] == expected(plan, {**absent, **pointers, **numbers})
         for launch, planned in zip(driver.launches, plan.launches, strict=True):
             assert all(type(value) in (int, float) for value in launch["args"])
             assert (launch["entry"], launch["device"]) == (planned.entry, 1)

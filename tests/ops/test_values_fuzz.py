@@ -31,12 +31,14 @@ from tests.ops.group_norm.test_group_norm import TILES as GROUP_TILES
 from tests.ops.group_norm.test_group_norm import tile_of as group_tile
 from tests.ops.layer_norm.test_layer_norm import TILES as LAYER_TILES
 from tests.ops.layer_norm.test_layer_norm import tile_of as layer_tile
+from tests.ops.rms_norm.test_rms_norm import TILES as RMS_TILES
+from tests.ops.rms_norm.test_rms_norm import tile_of as rms_tile
 from tests.support.problems import LAYOUTS, laid_out
 
 #: 1, primes, other odd numbers, powers of two and their neighbours.
 SIZES = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 33, 64, 65, 127, 128, 131)
 MOST_ELEMENTS = 1 << 14
-TENSORS = ("x", "dy", "y", "dx")
+TENSORS = ("x", "dy", "y", "dx", "residual", "h", "dh")
 #: Memory layouts of a tensor: those of LAYOUTS, or a start some elements after the start of an allocation.
 PLACES = ("contiguous", "contiguous", "channels last", *LAYOUTS, *(f"{count} in" for count in (1, 3, 8, 15)))
 #: Widths whose values are subnormal or zero, for float64 in the float32 in which slices are drawn.
@@ -64,20 +66,31 @@ class Example:
     out: bool
     seed: int
     kinds: tuple[str, ...]
+    added: bool
 
     @property
     def problem(self) -> Problem:
         """The problem for the logical shapes of the arrays, independent of their memory layout."""
         N, groups, channels, HxW = self.sizes
         C, op = groups * channels, OPS[self.op]
-        shape = (N, C) if op.name in ("layer_norm", "layer_norm_backward", "batch_norm_gather_stats") else (N, C, HxW)
+        flat = "normalized_shape" in op.takes or op.name == "batch_norm_gather_stats"
+        shape = (N, C) if flat else (N, C, HxW)
         if self.data_format == "NHWC":
             shape = (N, HxW, C)
         asked = Request(
-            shape, self.dtype, groups, C, self.gamma, self.beta, self.mask, self.data_format, self.activation
+            shape,
+            self.dtype,
+            groups,
+            C,
+            self.gamma,
+            self.beta,
+            self.mask[: len(op.flags)],
+            self.data_format,
+            self.activation,
+            **dict.fromkeys(op.extras, self.added),
         )
         made, _ = op.request(asked)
-        if "mean" in op.inputs:
+        if "mean" in op.inputs or "rstd" in op.inputs:
             made = replace(made, stats_dtype=self.statistics)
         if op.name == "batch_norm_backward_reduce":  # its sums have the dtypes of the statistics and gamma
             sums = (*[self.statistics] * 2, *[self.gamma or self.statistics] * 2)
@@ -110,6 +123,7 @@ def examples(draw: Any, op: str, dtypes: tuple[str, ...], mixed: bool) -> Exampl
         out=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
         kinds=tuple(draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))),
+        added=draw(st.booleans()) if OPS[op].extras else False,
     )
 
 
@@ -125,7 +139,7 @@ def values_of(example: Example, problem: Problem) -> Inputs:
 
 def shape_of(problem: Problem, name: str) -> tuple[int, ...]:
     """Shape of an array as the call takes it."""
-    rows = problem.op.startswith("layer_norm")
+    rows = "normalized_shape" in OPS[problem.op].takes
     if name in (*TENSORS, "means", "invstds"):
         flat = rows or name in ("means", "invstds")
         N, C, HxW = problem.N, problem.C, problem.HxW
@@ -154,6 +168,8 @@ def tiles(op: str) -> list[dict[str, Any]]:
         return [group_tile(name) for name in GROUP_TILES]
     if op.startswith("layer_norm"):
         return [layer_tile(name, "backward" if "backward" in op else "forward") for name in LAYER_TILES]
+    if op.startswith("rms_norm"):
+        return [rms_tile(name, "backward" if "backward" in op else "forward") for name in RMS_TILES]
     if op == "batch_norm_gather_stats":
         return [GATHER]
     return [*(REDUCING if op in ("batch_norm_stats", "batch_norm_backward_reduce") else STREAMING).values()]
@@ -163,7 +179,7 @@ def options_of(example: Example, problem: Problem, given: dict[str, Any]) -> dic
     """The arguments of a call other than the input arrays of its op."""
     spec, numbers = problem.spec, problem.numbers
     known = {"num_groups": problem.group, "normalized_shape": problem.C, "data_format": problem.layout}
-    known |= {"activation": problem.activation, "output_mask": example.mask, **numbers}
+    known |= {"activation": problem.activation, "output_mask": example.mask[: len(spec.flags)], **numbers}
     known |= dict(zip(spec.flags, example.mask, strict=False)) | {name: given[name] for name in spec.updated}
     return {name: known[name] for name in inspect.signature(getattr(cunorm, problem.op)).parameters if name in known}
 
@@ -174,7 +190,7 @@ def results_of(example: Example, problem: Problem, values: Inputs) -> dict[str, 
     given = {name: placed(example, name, array.reshape(shape_of(problem, name))) for name, array in values.items()}
     options = options_of(example, problem, given)
     running = ("running_mean", "running_var")
-    names = [name for name in op.results if name not in running]
+    names = [name for name in op.results_with(problem.extras) if name not in running]
     if example.out:
         made = [
             placed(example, name, np.full(shape_of(problem, name), np.nan, DTYPES[problem.dtype_of(name)]))

@@ -64,11 +64,16 @@ def right() -> dict[str, Action]:
     """Name of every op -> a valid call of it."""
     a, b, c = group_arrays(), batch_arrays(), layer_arrays()
     gathered = np.zeros((2, 8), np.float32), np.ones((2, 8), np.float32), [3, 4]
+    every = np.ones(b.x.shape[:2], np.float32)
     made: dict[str, Action] = {
         "group_norm": lambda _: cunorm.group_norm(a.x, 2, a.gamma, a.beta),
         "group_norm_backward": lambda _: cunorm.group_norm_backward(a.dy, a.x, a.mean, a.rstd, a.gamma, num_groups=2),
+        "instance_norm": lambda _: cunorm.instance_norm(b.x, b.gamma, b.beta),
+        "instance_norm_backward": lambda _: cunorm.instance_norm_backward(b.dy, b.x, every, every, b.gamma),
         "layer_norm": lambda _: cunorm.layer_norm(c.x, (3, 3), c.gamma, c.beta),
         "layer_norm_backward": lambda _: cunorm.layer_norm_backward(c.dy, c.x, (3, 3), c.mean, c.rstd, c.gamma),
+        "rms_norm": lambda _: cunorm.rms_norm(c.x, (3, 3), c.gamma, residual=c.dy),
+        "rms_norm_backward": lambda _: cunorm.rms_norm_backward(c.dy, c.x, (3, 3), c.rstd, c.gamma, dh=c.x),
         "batch_norm_gather_stats": lambda _: cunorm.batch_norm_gather_stats(*gathered, tile=GATHER),
     }
     for op in BATCH_OPS:
@@ -85,9 +90,13 @@ def refused() -> dict[str, Action]:
         "group_norm": lambda _: cunorm.group_norm(a.x, 2, short),
         "group_norm: tile": lambda _: cunorm.group_norm(a.x, 2, tile={"strategy": "warp"}),
         "group_norm_backward": lambda _: cunorm.group_norm_backward(a.dy, a.x, short, a.rstd, num_groups=2),
+        "instance_norm": lambda _: cunorm.instance_norm(b.x, short),
+        "instance_norm_backward": lambda _: cunorm.instance_norm_backward(b.dy, b.x, short, short),
         "layer_norm": lambda _: cunorm.layer_norm(c.x, (3, 4)),
         "layer_norm: out": lambda _: cunorm.layer_norm(c.x, (3, 3), out=(short, None, None)),
         "layer_norm_backward": lambda _: cunorm.layer_norm_backward(c.dy, c.x, (3, 3), c.mean, short),
+        "rms_norm": lambda _: cunorm.rms_norm(c.x, (3, 3), residual=short),
+        "rms_norm_backward": lambda _: cunorm.rms_norm_backward(c.dy, c.x, (3, 3), short),
         "batch_norm_stats": lambda _: cunorm.batch_norm_stats(b.x.astype(np.int32)),
         "batch_norm_gather_stats": lambda _: cunorm.batch_norm_gather_stats(short, short, [1]),
         "batch_norm_elemt": lambda _: cunorm.batch_norm_elemt(b.x, short, b.invstd),

@@ -36,6 +36,8 @@ LINES: dict[str, dict[str, Any]] = {
     "instance_norm_backward": {**FLOAT, **SIZES, "layout": "NHWC", "outputs": "dx"},
     "layer_norm": {**FLOAT, "rows": 4, "length": 16, "outputs": "y,mean,rstd"},
     "layer_norm_backward": {**FLOAT, "rows": 4, "length": 16, "outputs": "dx"},
+    "rms_norm": {**FLOAT, "rows": 4, "length": 16, "outputs": "y,rstd,h", "extras": "residual"},
+    "rms_norm_backward": {**FLOAT, "rows": 4, "length": 16, "outputs": "dx,dgamma", "extras": "dh"},
     "batch_norm_stats": {**FLOAT, **SIZES, "outputs": "mean,invstd"},
     "batch_norm_gather_stats": {
         **FLOAT, "world": 2, "C": 8, "outputs": "mean,invstd,running_mean,running_var",
@@ -54,7 +56,7 @@ VALUES = (
 
 
 def asked(path: Path) -> argparse.Namespace:
-    names = ("op", "shape", "workload", "dtype", "layout", "outputs")
+    names = ("op", "shape", "workload", "dtype", "layout", "outputs", "extras")
     return argparse.Namespace(**dict.fromkeys(names), from_trace=str(path))
 
 
@@ -98,6 +100,11 @@ def recorded(dtype: str, other: str) -> Iterator[Any]:
     yield cunorm.instance_norm_backward(a.dy, a.x, each, each, a.gamma, output_mask=(True, False, True))
     yield cunorm.layer_norm(c.x, (3, 3), c.gamma, c.beta)
     yield cunorm.layer_norm_backward(c.dy, c.x, (3, 3), c.mean, c.rstd, c.gamma, output_mask=(False, True, True))
+    yield cunorm.layer_norm(c.x, (3, 3), residual=c.dy)
+    for mask in ((True, False), (False, True)):
+        yield cunorm.rms_norm_backward(c.dy, c.x, (3, 3), c.rstd, c.gamma, dh=c.x, output_mask=mask)
+    yield cunorm.rms_norm(c.x, (3, 3), c.gamma, residual=c.dy)
+    yield cunorm.rms_norm(c.x, (3, 3))
     for op in BATCH_OPS:
         yield getattr(cunorm, op)(**b.given(op))
     outs = tuple(np.empty(8, DTYPES[other]) for _ in range(4))
@@ -137,16 +144,18 @@ def test_every_problem_of_the_workloads_is_legal() -> None:
 def test_every_field_with_every_bad_value(op: str, tmp_path: Path) -> None:
     line = {"op": op, **LINES[op]}
     assert refusal(tmp_path / "t", json.dumps(line) + "\n") is None
-    names = [*line, "gamma_dtype", "beta_dtype", "stats_dtype", "types", "activation"]
+    names = [*line, "gamma_dtype", "beta_dtype", "stats_dtype", "types", "activation", "extras"]
     for name, value in itertools.product(names, VALUES):
         text = json.dumps(line | {name: value}) + "\n"
         legal = (name, value) == ("layout", "NHWC") or (name == "calls" and type(value) is int and 0 < value < 2**65)
         legal |= (name, value) == ("types", {}) and "types" not in line
+        # Without dh, the line is a legal one of a call without dh. Without the residual, there would be no h.
+        legal |= name == "extras" and value in ("", ",") and "h" not in line["outputs"].split(",")
         assert (refusal(tmp_path / "t", text) is None) == legal, (name, value)
     for name in line:
         left = {other: value for other, value in line.items() if other != name}
         said = refusal(tmp_path / "t", json.dumps(left) + "\n")
-        assert said is not None or name in ("layout", "gamma_dtype"), name
+        assert said is not None or name in ("layout", "gamma_dtype") or (name, op) == ("extras", "rms_norm_backward")
 
 
 BOTH = {"op": "group_norm", **LINES["group_norm"]}
@@ -174,7 +183,10 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "no calls": (made(calls=0), "calls is 0, expected a whole number from 1 up"),
     "calls of text": (made(calls=ESCAPE), "calls is \\x1b[2J"),
-    "an unknown op": (made(op="group_norm", **{"op ": 1}).replace("group_norm", "rms_norm"), "op is 'rms_norm', which"),
+    "an unknown op": (
+        made(op="group_norm", **{"op ": 1}).replace("group_norm", "unit_norm"),
+        "op is 'unit_norm', which",
+    ),
     "half an op": (
         made().replace("group_norm", "group_norm_half"),
         "which this version does not know; expected one of group_norm, ",

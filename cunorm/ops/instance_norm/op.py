@@ -126,7 +126,7 @@ INSTANCE_NORM = Op(
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
-    in_place=("y", "x"),
+    in_place={"y": "x"},
     options=("gamma_dtype", "beta_dtype", "data_format"),
 )
 INSTANCE_NORM_BACKWARD = Op(
@@ -144,6 +144,6 @@ INSTANCE_NORM_BACKWARD = Op(
     strategies=BACKWARD,
     check=_check_backward,
     request=_request_backward,
-    in_place=("dx", "dy"),
+    in_place={"dx": "dy"},
     options=("gamma_dtype", "data_format"),
 )

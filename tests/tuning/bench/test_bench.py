@@ -415,7 +415,7 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("given", "sentence"), [
     (["--peers", "tensorflow"], "--peers: 'tensorflow', expected some of torch, torch.compile, liger, quack, apex"),
-    (["--op", "rms_norm"], "--op: 'rms_norm', expected some of group_norm"),
+    (["--op", "unit_norm"], "--op: 'unit_norm', expected some of group_norm"),
     (["--op", "batch_norm_stats", "--workload", "llm"], "--op: no problem of batch_norm_stats is selected"),
     (["--workload", "huge"], "--workload: 'huge', expected one of sd15-unet"),
     (["--rounds", "0"], "--rounds: 0, expected at least 1"),
@@ -428,7 +428,7 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
     (["--shape", "6,40"], "OP: missing, expected the name of a function before --shape"),
     (["--dtype", "int8"], "--dtype: 'int8', expected float16"),
     (["layer_norm", "--shape", "6,40", "--dtype", "int8"], "--dtype: 'int8', expected float16"),
-    (["rms_norm", "--shape", "6,40"], "op: 'rms_norm', expected one of group_norm"),
+    (["unit_norm", "--shape", "6,40"], "op: 'unit_norm', expected one of group_norm"),
 ], ids=lambda value: "" if isinstance(value, str) else " ".join(value))  # fmt: skip
 def test_wrong_arguments(given: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", *given]) == 2
