@@ -18,6 +18,7 @@ COLOURS = {
     "torch.compile": "#e6550d",
     "liger": "#74c476",
     "quack": "#9e9ac8",
+    "flashinfer": "#fa9fb5",
     "apex": "#969696",
 }
 ROW_INCHES, WIDTH_INCHES, HEAD_INCHES = 0.19, 10.0, 1.6
