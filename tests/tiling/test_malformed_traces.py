@@ -52,7 +52,7 @@ VALUES = (
 
 
 def asked(path: Path) -> argparse.Namespace:
-    names = ("op", "shape", "workload", "dtype", "layout", "outputs")
+    names = ("op", "shape", "workload", "dtype", "layout", "outputs", "extras")
     return argparse.Namespace(**dict.fromkeys(names), from_trace=str(path))
 
 
@@ -168,7 +168,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "no calls": (made(calls=0), "calls is 0, expected a whole number from 1 up"),
     "calls of text": (made(calls=ESCAPE), "calls is \\x1b[2J"),
-    "an unknown op": (made(op="group_norm", **{"op ": 1}).replace("group_norm", "rms_norm"), "op is 'rms_norm', which"),
+    "an unknown op": (made(op="group_norm", **{"op ": 1}).replace("group_norm", "max_norm"), "op is 'max_norm', which"),
     "half an op": (
         made().replace("group_norm", "group_norm_half"),
         "which this version does not know; expected one of group_norm, ",

@@ -30,7 +30,8 @@ def _short(problem: Mapping[str, Any]) -> str:
     spec = spec_of(problem["op"])
     sizes = ", ".join(f"{name} {problem[field]}" for name, field in spec.sizes.items())
     layout = f" {problem['layout']}" if len(spec.layouts) > 1 else ""
-    return f"{problem['op']}\n{sizes}{layout} {problem['dtype']}"
+    added = "".join(f" with {name}" for name in problem.get("extras", ()))  # older results have no such field
+    return f"{problem['op']}{added}\n{sizes}{layout} {problem['dtype']}"
 
 
 def _us(seconds: float) -> str:
