@@ -484,6 +484,10 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
     (["--shape", "6,40"], "OP: missing, expected the name of a function before --shape"),
     (["--dtype", "int8"], "--dtype: 'int8', expected float16"),
     (["layer_norm", "--shape", "6,40", "--dtype", "int8"], "--dtype: 'int8', expected float16"),
+    (["layer_norm", "--shape", "6,40", "--with", "dh"], "--with: 'dh', expected residual"),
+    (["rms_norm_backward", "--shape", "6,40", "--with", "residual"], "--with: 'residual', expected dh"),
+    (["batch_norm_stats", "--shape", "2,3,4", "--with", "dh"], "--with: 'dh', expected no --with, because"),
+    (["rms_norm", "--with", "residual"], "--with: only valid with --shape"),
     (["max_norm", "--shape", "6,40"], "op: 'max_norm', expected one of group_norm"),
 ], ids=lambda value: "" if isinstance(value, str) else " ".join(value))  # fmt: skip
 def test_wrong_arguments(given: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
