@@ -30,7 +30,13 @@ from cunorm.executors.choose import executor
 from cunorm.ops.parse_problem import plan_options
 from cunorm.ops.registry import OPS, gpu_present
 
-SHAPES = {"group_norm": "2,320,16x16,32", "layer_norm": "512,320", "batch_norm": "2,320,16x16"}
+SHAPES = {
+    "group_norm": "2,320,16x16,32",
+    "instance_norm": "2,320,16x16",
+    "layer_norm": "512,320",
+    "rms_norm": "512,320",
+    "batch_norm": "2,320,16x16",
+}
 DTYPE = "float32"
 BATCH = 100  # calls per sample; a call has at most 4 launches, and the queue holds 1000
 TARGET_US = 10.0

@@ -1,6 +1,6 @@
 """Draw docs/overview.svg, the picture of the README: elements that share statistics, and bytes that calls move.
 
-The upper half is a drawing of the three norms. The lower half shows the counts of
+The upper half is a drawing of the norms. The lower half shows the counts of
 ``benchmarks/results/byte_floor.json``.
 
 Run ``python benchmarks/overview.py``.
@@ -22,6 +22,7 @@ LAST_BIN = 2.1
 #: Norm -> caption, and whether the element of sample n and channel c is one of those that share one mean and one rstd.
 NORMS: dict[str, tuple[str, Callable[[int, int], bool]]] = {
     "GroupNorm": ("one sample, the channels of a group", lambda n, c: n == 0 and c < GROUP),
+    "InstanceNorm": ("one channel of one sample", lambda n, c: (n, c) == (0, 0)),
     "LayerNorm": ("one row", lambda n, c: n == 0),
     "BatchNorm": ("one channel, all samples", lambda n, c: c == 0),
 }
@@ -43,7 +44,7 @@ def _draw_norm(axis: Any, name: str, shares: Callable[[int, int], bool], caption
             colour = SHARED if shares(n, c) else OTHER
             axis.add_patch(_rectangle((c + 0.04, SAMPLES - 1 - n + 0.04), 0.92, 0.92, colour))
     axis.set(xlim=(0, CHANNELS), ylim=(0, SAMPLES))
-    axis.set_title(f"{name}: {caption}", fontsize=9)
+    axis.set_title(f"{name}:\n{caption}", fontsize=9)
     axis.set_xlabel("elements of a row" if name == "LayerNorm" else "C: channels", fontsize=8)
     axis.set_ylabel("rows" if name == "LayerNorm" else "N: samples", fontsize=8)
     axis.set_xticks([])
@@ -88,8 +89,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     mpl.rcParams["svg.hashsalt"] = "cunorm"  # makes the file reproducible
-    figure = plt.figure(figsize=(10, 5.6), layout="constrained")
-    grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.25))
+    figure = plt.figure(figsize=(10, 6.0), layout="constrained")
+    grid = figure.add_gridspec(2, len(NORMS), height_ratios=(1, 1.25))
     for place, (name, (caption, shares)) in enumerate(NORMS.items()):
         _draw_norm(figure.add_subplot(grid[0, place]), name, shares, caption)
     _draw_bytes(figure.add_subplot(grid[1, :]), document)

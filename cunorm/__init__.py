@@ -20,6 +20,7 @@ from .ops.batch_norm.api import (
     batch_norm_stats,
 )
 from .ops.group_norm.api import group_norm, group_norm_backward
+from .ops.instance_norm.api import instance_norm, instance_norm_backward
 from .ops.layer_norm.api import layer_norm, layer_norm_backward
 from .ops.registry import plan
 from .ops.rms_norm.api import rms_norm, rms_norm_backward
@@ -44,6 +45,8 @@ __all__ = [
     "batch_norm_stats",
     "group_norm",
     "group_norm_backward",
+    "instance_norm",
+    "instance_norm_backward",
     "layer_norm",
     "layer_norm_backward",
     "plan",

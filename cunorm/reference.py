@@ -5,6 +5,7 @@ xhat is (x - mean) * rstd.
 
 - GroupNorm: x has N samples, C channels and H*W positions. A slice is a group of C/G neighbouring channels of a sample,
   L = (C/G)*H*W. gamma and beta have one element per channel.
+- InstanceNorm: GroupNorm with one channel per group. A slice is a channel of one sample, L = H*W.
 - LayerNorm: x has shape (A1..Ai, R1..Rj). A slice is a row, L = R1*..*Rj. gamma and beta have one element per element
   of a row.
 - RMSNorm: as LayerNorm, but without mean and beta. xhat is x * rstd, and gamma may have an offset.
@@ -29,6 +30,8 @@ __all__ = [
     "batch_norm_stats",
     "group_norm",
     "group_norm_backward",
+    "instance_norm",
+    "instance_norm_backward",
     "layer_norm",
     "layer_norm_backward",
     "rms_norm",
@@ -192,6 +195,68 @@ def silu_gradient(z: Array, dy: Array) -> Float64:
     s = _sigmoid(values)
     found: Float64 = np.asarray(dy, np.float64) * (s * (1 + values * (1 - s)))
     return found
+
+
+@_quiet
+def instance_norm(
+    x: Array, gamma: Maybe = None, beta: Maybe = None, *, eps: float = 1e-5, data_format: str = "NCHW"
+) -> tuple[Float64, Float64, Float64]:
+    r"""Instance normalisation (Ulyanov, Vedaldi and Lempitsky, 2016): a slice is a channel of a sample, L = H*W.
+
+    .. math::
+        mean_{n,c} = \frac{1}{L} \sum_{hw} x, \quad
+        rstd_{n,c} = \left(\frac{1}{L} \sum_{hw} (x - mean)^2 + eps\right)^{-1/2}, \quad
+        y = (x - mean) \cdot rstd \cdot \gamma_c + \beta_c
+
+    The shapes of `x`, `gamma` and `beta` are those of `group_norm`. `mean` and `rstd` have shape (N, C).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> y, mean, rstd = reference.instance_norm(np.arange(8.0).reshape(1, 4, 2))
+    >>> mean
+    array([[0.5, 2.5, 4.5, 6.5]])
+    """
+    values = _slices(x, data_format)
+    mean, rstd = _moments(values, eps)
+    column = (values.shape[1], 1)
+    y = (values - mean) * rstd * _given(gamma, column, "gamma", 1.0) + _given(beta, column, "beta", 0.0)
+    return _like(y, x, data_format), mean[:, :, 0], rstd[:, :, 0]
+
+
+@_quiet
+def instance_norm_backward(
+    dy: Array, x: Array, mean: Array, rstd: Array, gamma: Maybe = None, *, data_format: str = "NCHW"
+) -> tuple[Float64, Float64, Float64]:
+    r"""Gradients of instance normalisation, from the statistics that the forward returned.
+
+    .. math::
+        d\beta_c = \sum_{n, hw} dy, \quad
+        d\gamma_c = \sum_{n, hw} dy \cdot \hat{x}, \quad
+        dx = rstd \cdot \gamma_c
+             \left(dy - \frac{1}{L} \sum_{hw} dy - \frac{\hat{x}}{L} \sum_{hw} dy \cdot \hat{x}\right)
+
+    `mean` and `rstd` have N*C elements. The shapes of the other arguments and of the results are those of
+    `group_norm_backward`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x = np.arange(8.0).reshape(1, 4, 2)
+    >>> y, mean, rstd = reference.instance_norm(x)
+    >>> dx, dgamma, dbeta = reference.instance_norm_backward(np.ones_like(x), x, mean, rstd)
+    >>> dbeta
+    array([2., 2., 2., 2.])
+    """
+    values, grads = _slices(x, data_format), _slices(_shaped_as(dy, x), data_format)
+    slices = (*values.shape[:2], 1)
+    scale = _given(rstd, slices, "rstd")
+    xhat = (values - _given(mean, slices, "mean")) * scale
+    through = grads - _mean(grads) - xhat * _mean(grads * xhat)
+    dx = scale * _given(gamma, (values.shape[1], 1), "gamma", 1.0) * through
+    return _like(dx, x, data_format), _by_channel(grads * xhat).sum(axis=1), _by_channel(grads).sum(axis=1)
 
 
 def layer_norm(

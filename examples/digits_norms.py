@@ -1,4 +1,4 @@
-"""The norms of ``train_digits.py``: GroupNorm, LayerNorm, RMSNorm and BatchNorm through cunorm's functions.
+"""The norms of ``train_digits.py``: GroupNorm, InstanceNorm, LayerNorm, RMSNorm and BatchNorm, through cunorm.
 
 Each norm is a layer (`forward`, `evaluate`, `backward`) that also computes its results with the oracle (`oracle`).
 """
@@ -112,6 +112,20 @@ class GroupNorm(SampleNorm):
 
     def gradients(self, functions: Any, dy: Array, x: Array, mean: Array, rstd: Array, gamma: Array) -> Three:
         results: Three = functions.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=self.sample[0] // GROUP)
+        return results
+
+
+class InstanceNorm(SampleNorm):
+    """One mean and rstd per sample and channel."""
+
+    title = "InstanceNorm"
+
+    def affine(self, functions: Any, x: Array, gamma: Array, beta: Array) -> Three:
+        results: Three = functions.instance_norm(x, gamma, beta, eps=EPSILON)
+        return results
+
+    def gradients(self, functions: Any, dy: Array, x: Array, mean: Array, rstd: Array, gamma: Array) -> Three:
+        results: Three = functions.instance_norm_backward(dy, x, mean, rstd, gamma)
         return results
 
 
@@ -262,4 +276,10 @@ class BatchNorm(Norm):
         }
 
 
-NORMS: dict[str, type[Norm]] = {"group": GroupNorm, "layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
+NORMS: dict[str, type[Norm]] = {
+    "group": GroupNorm,
+    "instance": InstanceNorm,
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+    "batch": BatchNorm,
+}

@@ -33,10 +33,14 @@ ROOMS = [
     {"core"},
     {"reference"},
 ]
-#: The folders of ops from the top down: an op may import common, and the registry may import the ops.
-OPS_ROOMS = [{"parse_problem"}, {"registry"}, {"batch_norm", "group_norm", "layer_norm", "rms_norm"}, {"common"}]
+#: The folders of ops, and of their kernels.
+OPS = {path.name for path in (PACKAGE / "ops").iterdir() if path.is_dir()} - {"common", "__pycache__"}
+OP_KERNELS = {path.name for path in KERNELS.iterdir()} - {"common", "partition"}
+#: The folders of ops from the top down: an op may import common, and the registry may import the ops. InstanceNorm
+#: launches GroupNorm's kernels.
+OPS_ROOMS = [{"parse_problem"}, {"registry"}, {"instance_norm"}, OPS - {"instance_norm"}, {"common"}]
 #: The folders of the kernels from the top down. A file may include files of its own folder and of lower lines.
-KERNEL_ROOMS = [{"batch_norm", "group_norm", "layer_norm", "rms_norm"}, {"partition"}, {"common"}]
+KERNEL_ROOMS = [OP_KERNELS, {"partition"}, {"common"}]
 DEPENDENCIES = ("numpy", "ml_dtypes", "platformdirs", "filelock")
 #: Third-party modules that a file may import at its top, although cunorm can be imported without them.
 HEAVY = {"executors/gpu.py": "cupy"}
@@ -125,6 +129,7 @@ def test_imports_run_downwards(path: str) -> None:
         ("core/arrays.py", "import cunorm"),
         ("ops/group_norm/slab.py", "from cunorm.ops.layer_norm.grid import LayerGrid"),
         ("ops/common/register_rows.py", "from cunorm.ops.registry import OPS"),
+        ("ops/group_norm/op.py", "from cunorm.ops.instance_norm.strategies import FORWARD"),
         ("core/arrays.py", "import cupy"),
         ("runtime/plans.py", "def late():\n    import cupy.cuda"),
         ("runtime/plans.py", "def late():\n    from .call import Call\n    from cunorm.ops.registry import OPS"),

@@ -24,15 +24,16 @@ norms = importlib.import_module("digits_norms")
 checks = importlib.import_module("digits_checks")
 train_digits = importlib.import_module("train_digits")
 
-EACH = pytest.mark.parametrize("norm", ["group", "layer", "rms", "batch"])
+EACH = pytest.mark.parametrize("norm", ["group", "instance", "layer", "rms", "batch"])
 #: One norm by default; the other norms are long tests.
 ONE = pytest.mark.parametrize(
-    "norm", ["batch", *(pytest.param(norm, marks=pytest.mark.long) for norm in ("group", "layer", "rms"))]
+    "norm", ["batch", *(pytest.param(norm, marks=pytest.mark.long) for norm in ("group", "instance", "layer", "rms"))]
 )
 SAMPLE = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
 #: For each norm, its functions and their results. batch_norm_gather_stats updates the running statistics in place.
 RESULTS: dict[str, dict[str, tuple[str, ...]]] = {
     "group": dict(zip(("group_norm", "group_norm_backward"), SAMPLE, strict=True)),
+    "instance": dict(zip(("instance_norm", "instance_norm_backward"), SAMPLE, strict=True)),
     "layer": dict(zip(("layer_norm", "layer_norm_backward"), SAMPLE, strict=True)),
     "rms": {"rms_norm": ("y", "rstd"), "rms_norm_backward": ("dx", "dgamma")},
     "batch": {
@@ -43,8 +44,6 @@ RESULTS: dict[str, dict[str, tuple[str, ...]]] = {
         "batch_norm_backward_elemt": ("dx",),
     },
 }
-#: For each norm, the function that an evaluation calls.
-EVALUATES = {"group": "group_norm", "layer": "layer_norm", "rms": "rms_norm", "batch": "batch_norm_elemt"}
 #: Largest share of the loss that is left after 12 steps, if not 0.5. A network without mean and beta starts slower.
 LEFT = {"rms": 0.65}
 #: (norm, tensor, factor by which the tensor is multiplied): a small error, a zero result, and for one norm others.
@@ -197,7 +196,7 @@ def test_training_learns_and_agrees_with_the_oracle(norm: str) -> None:
     assert result.accuracies[-1] > 0.6
     assert result.library.checks == tensors(norm) * 3 * 3  # three layers; steps 0, 5 and 10
     assert 0 < result.library.worst < 1
-    evaluates = EVALUATES[norm]
+    evaluates = {"batch": "batch_norm_elemt"}.get(norm, f"{norm}_norm")
     # The network has 3 norms. There are 12 steps, and 4 batches of test images after each of 3 epochs.
     assert result.library.calls == {name: 3 * 12 + 3 * 3 * 4 * (name == evaluates) for name in RESULTS[norm]}
 
@@ -326,7 +325,7 @@ def test_command_line(
     arguments = ["--device", "cpu", "--norm", norm, "--epochs", "2", "--plot", str(plot)]
     assert train_digits.main(arguments) == 1  # four steps do not reach 95 %
     printed = capsys.readouterr().out
-    evaluates = EVALUATES[norm]
+    evaluates = {"batch": "batch_norm_elemt"}.get(norm, f"{norm}_norm")
     assert calls == {name: 3 * 4 + 3 * 4 * (name == evaluates) for name in calls}
     said = ", ".join(f"{count} {name}" for name, count in calls.items())
     assert f"cunorm launches {sum(calls.values())} ({said})" in " ".join(printed.split())
@@ -360,7 +359,7 @@ def test_a_failed_check_is_a_failed_run(
         (["--epochs", "0"], "--epochs: 0"),
         (["--plot", "no/such/folder/loss.png"], "--plot: no folder"),
         (["--dtype", "int8"], "--dtype"),
-        (["--norm", "instance"], "argument --norm: invalid choice: 'instance'"),
+        (["--norm", "weight"], "argument --norm: invalid choice: 'weight'"),
     ],
 )
 def test_bad_command_line_arguments_exit_with_code_2(
@@ -389,7 +388,7 @@ def test_demo_passes_its_norm_to_the_example(tmp_path: Path, monkeypatch: pytest
         given = [] if norm is None else ["--norm", norm]
         path = tmp_path / f"{norm}.png"
         cli.main(["demo", *given, "--device", "cpu", "--epochs", "1", "--plot", str(path)])
-    titles = {"group": "GroupNorm", "layer": "LayerNorm", "rms": "RMSNorm", "batch": "BatchNorm", None: "GroupNorm"}
+    titles = {norm: f"{norm.title()}Norm" for norm in RESULTS} | {"rms": "RMSNorm", None: "GroupNorm"}
     assert seen == [(title, tmp_path / f"{norm}.png") for norm, title in titles.items()]
 
 

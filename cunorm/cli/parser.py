@@ -15,7 +15,9 @@ def add_problem(command: argparse.ArgumentParser) -> None:
     """Add the arguments that describe one problem."""
     command.add_argument("op", metavar="OP", nargs="?", help="name of a function, for instance group_norm_backward")
     command.add_argument(
-        "--shape", metavar="N,C,HxW,GROUP", help="sizes; LayerNorm and RMSNorm expect ROWS,LENGTH, BatchNorm N,C,HxW"
+        "--shape",
+        metavar="N,C,HxW,GROUP",
+        help="sizes; LayerNorm and RMSNorm expect ROWS,LENGTH; InstanceNorm, BatchNorm N,C,HxW",
     )
     command.add_argument("--dtype", help="dtype of x: float16, bfloat16, float32 (default) or float64")
     command.add_argument("--layout", metavar="NCHW|NHWC", help="memory order of x")

@@ -107,7 +107,7 @@ class OpSpec:
     Attributes
     ----------
     name : str
-        Name of its public function and of its kernels.
+        Name of its public function, and of its kernels unless its strategies name another op's.
     family : str
         Common name of a forward op and its gradients: ``"group_norm"``.
     sizes : mapping of str to str
@@ -140,6 +140,9 @@ class OpSpec:
     channelwise : bool
         Whether statistics are computed per channel over all samples; a problem then has one group per channel.
         Otherwise they are computed per group of one sample.
+    group_per_channel : bool
+        Whether a problem has one group per channel although statistics are computed per sample. Its sizes name no
+        groups.
     holds_parameters : bool
         Whether threads keep gamma and beta in registers in the dtype of the arrays: wide ones take more registers.
     """
@@ -160,6 +163,7 @@ class OpSpec:
     updated: tuple[str, ...] = ()
     kernels: Mapping[str, str] = field(default_factory=dict)
     channelwise: bool = False
+    group_per_channel: bool = False
     holds_parameters: bool = False
 
     @lazy

@@ -269,6 +269,8 @@ class Strategy:
         ``(tile, elements per pack)`` -> N, C, HxW and group of a problem that the tile accepts.
     in_place : bool
         Whether the op's result may be the same array as its input.
+    kernels_of : str or None
+        The op whose kernels it launches, if they are not of its own op. They are compiled for that op in the gate.
     """
 
     name: str
@@ -278,6 +280,7 @@ class Strategy:
     of: Callable[[Problem, Tile], Tiling]
     example: Callable[[Tile, int], tuple[int, int, int, int]]
     in_place: bool = True
+    kernels_of: str | None = None
 
     def refuses(self, problem: Problem, tile: Tile, device: Device) -> str | None:
         """See `Tiling.refuses`; also the error message for a tile whose fields are not those of this strategy."""

@@ -179,10 +179,13 @@ def accepted(case: GateCase, architecture: str) -> tuple[tuple[Problem, Tile], .
 
 @functools.cache
 def cases() -> tuple[GateCase, ...]:
-    """Every combination of op, strategy, dtype and layout that has a legal tile."""
+    """Every combination of op, strategy, dtype and layout that has a legal tile.
+
+    Strategies with the kernels of another op are left out: they would be compiled twice.
+    """
     found = []
     for op in OPS.values():
-        for strategy in op.strategies:
+        for strategy in (name for name, one in op.strategies.items() if one.kernels_of is None):
             found += [GateCase(op.name, strategy, dtype, layout) for dtype in ITEMSIZE for layout in op.layouts]
     return tuple(case for case in found if accepted(case, "sm_90"))
 

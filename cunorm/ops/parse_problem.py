@@ -87,8 +87,8 @@ def plan_options(
     op : str
         Name of the op's function.
     shape : str
-        N,C,HxW,GROUP for GroupNorm; ROWS,LENGTH for LayerNorm and RMSNorm; N,C,HxW for BatchNorm; WORLD,C for
-        batch_norm_gather_stats. HxW may be a product of sides, such as 64x64.
+        N,C,HxW,GROUP for GroupNorm; N,C,HxW for InstanceNorm and BatchNorm; ROWS,LENGTH for LayerNorm and RMSNorm;
+        WORLD,C for batch_norm_gather_stats. HxW may be a product of sides, such as 64x64.
     dtype : str
         Dtype of x.
     layout : {"NCHW", "NHWC"}, optional

@@ -20,6 +20,7 @@ from cunorm.ops.batch_norm.op import (
     BATCH_NORM_STATS,
 )
 from cunorm.ops.group_norm.op import GROUP_NORM, GROUP_NORM_BACKWARD
+from cunorm.ops.instance_norm.op import INSTANCE_NORM, INSTANCE_NORM_BACKWARD
 from cunorm.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BACKWARD
 from cunorm.ops.rms_norm.op import RMS_NORM, RMS_NORM_BACKWARD
 from cunorm.runtime.checks import place_for
@@ -32,6 +33,8 @@ OPS: dict[str, Op] = cast(dict[str, Op], opspec.OPS)
 for op in (
     GROUP_NORM,
     GROUP_NORM_BACKWARD,
+    INSTANCE_NORM,
+    INSTANCE_NORM_BACKWARD,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     RMS_NORM,

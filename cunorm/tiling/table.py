@@ -153,7 +153,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _columns(spec: OpSpec) -> tuple[str | None, ...]:
     """The names of the fields that contain N, C, HxW and group in an entry of the op; None: the size is 1."""
     names = {attribute: name for name, attribute in spec.sizes.items()}
-    if spec.channelwise:
+    if spec.channelwise or spec.group_per_channel:
         names["group"] = names["C"]
     return tuple(names.get(attribute) for attribute in ("N", "C", "HxW", "group"))
 
@@ -205,7 +205,7 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
             raise ValueError(f"{name} is {shown(value, 40)}, expected a whole number from 1 to 2^60")
         found[attribute] = value
-    if OPS[op].channelwise:
+    if OPS[op].channelwise or OPS[op].group_per_channel:
         found["group"] = found["C"]
     if found["C"] % found["group"]:
         raise ValueError(f"group is {found['group']}, expected a divisor of C, which is {found['C']}")

@@ -426,8 +426,8 @@ private:
                 const acc_t gradient = is_identity || inside(i)
                                            ? activation_grad(widen(pack_dy.get(i)), value, weight.of(i), offset.of(i))
                                            : acc_t(0);
-                const bool counts = from.x != nullptr && (!Norm::has_mean || inside(i));
-                const acc_t xhat = counts ? (value - mean_of_row) * rstd_of_row : acc_t(0);
+                const bool there = !Norm::has_mean || inside(i);
+                const acc_t xhat = from.x != nullptr && there ? (value - mean_of_row) * rstd_of_row : acc_t(0);
                 of_pack = with_product(of_pack, Norm::weight(weight.of(i), gamma_offset) * gradient, xhat);
                 keep(k, i, gradient, xhat);
             }

@@ -48,7 +48,7 @@ struct GammaGradient {
     __device__ __forceinline__ void store_channel(long long row, long long channel, Single sums) const {
         if (workspace != nullptr) {
             store(workspace, row * C + channel, sums);
-        } else if (dgamma != nullptr) {
+        } else {
             store(dgamma, channel, narrow<gamma_t>(sums.second));
         }
     }

@@ -14,6 +14,7 @@ import numpy as np
 import cunorm
 from cunorm.jit import sources
 from cunorm.ops.common import limits
+from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Plan
 from tests.battery.run_case import RUNS, InPlace, OnGpu
@@ -71,8 +72,8 @@ class Case:
     gamma, beta : str or None
         Dtype of gamma and beta; "same" is the dtype of x, None means absent.
     last : bool
-        Channels are innermost in memory. For GroupNorm, data_format is NHWC and `shape` is in this order too. For
-        BatchNorm, x has channels-last strides.
+        Channels are innermost in memory. For GroupNorm and InstanceNorm, data_format is NHWC and `shape` is in this
+        order too. For BatchNorm, x has channels-last strides.
     mask : tuple of bool
     shifts : mapping
         Elements between the start of an allocation and its array, by the array's name; out is y or dx.
@@ -92,7 +93,11 @@ class Case:
     outlier : tuple of int, optional
         Index of an element of x that is far from all others.
     in_place : bool
-        The result overwrites x, or dy in a backward call.
+        The result overwrites x, or dy in a backward call, and h the residual.
+    extra : bool
+        The call passes the optional tensor of its op: a residual in a forward, dh in a backward.
+    gamma_offset : float
+        Of RMSNorm.
     """
 
     op: str
@@ -114,6 +119,8 @@ class Case:
     flat: bool = False
     outlier: tuple[int, ...] | None = None
     in_place: bool = False
+    extra: bool = False
+    gamma_offset: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.op}-{self.strategy}: {self.label}"
@@ -126,16 +133,25 @@ class Case:
         """The plan of the case."""
         options: dict[str, Any] = {}
         shape = self.shape
-        if self.op.startswith("group_norm"):
+        if self.op.startswith("instance_norm"):
+            options = {"data_format": "NHWC" if self.last else "NCHW"}
+        elif self.op.startswith("group_norm"):
             options = {"num_groups": self.groups, "data_format": "NHWC" if self.last else "NCHW"}
-        elif self.op.startswith("layer_norm"):
+        elif "normalized_shape" in OPS[self.op].takes:
             options = {"normalized_shape": shape[-1]}
         elif self.last:
             shape, options = (shape[0], *shape[2:], shape[1]), {"data_format": "NHWC"}
-        if self.op in ("group_norm_backward", "layer_norm_backward", "batch_norm_backward_reduce"):
-            options["output_mask"] = self.mask
+        if OPS[self.op].flags:
+            options["output_mask"] = self.mask[: len(OPS[self.op].flags)]
+        if self.extra:
+            options |= dict.fromkeys(OPS[self.op].extras, True)
         with grid_of(self.grid):
             return cunorm.plan(self.op, shape=shape, dtype=self.dtype, device="cpu", tile=self.tile, **options)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of the results, if the mask selects all of them."""
+        return OPS[self.op].results_with(OPS[self.op].extras if self.extra else ())
 
     @property
     def kernels(self) -> frozenset[str]:
@@ -178,8 +194,8 @@ class Case:
 
 Named = dict[str, dict[str, Any]]
 
-ALL_OFF = {"x": 1, "dy": 2, "out": 3, "gamma": 1, "beta": 2}
-SAME_OFF = {"x": 3, "dy": 3, "out": 3}
+ALL_OFF = {"x": 1, "dy": 2, "out": 3, "gamma": 1, "beta": 2, "residual": 2, "h": 1, "dh": 3}
+SAME_OFF = dict.fromkeys(("x", "dy", "out", "residual", "h", "dh"), 3)
 MIXED = {"dtype": "bfloat16", "gamma": "float32", "beta": "float32"}
 NO_PARAMETERS = {"gamma": None, "beta": None}
 #: An additional term of 0 * infinity turns an infinite sum into NaN.

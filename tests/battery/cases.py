@@ -10,13 +10,21 @@ from __future__ import annotations
 from tests.battery.batch_norm import batch_norm_cases, gather_cases
 from tests.battery.case import Case
 from tests.battery.group_norm import group_norm_cases
+from tests.battery.instance_norm import instance_norm_cases
 from tests.battery.layer_norm import layer_norm_cases
+from tests.battery.rms_norm import added_cases, rms_norm_cases
 
 CASES: tuple[Case, ...] = (
     *group_norm_cases("group_norm"),
     *group_norm_cases("group_norm_backward"),
+    *instance_norm_cases("instance_norm"),
+    *instance_norm_cases("instance_norm_backward"),
     *layer_norm_cases("layer_norm"),
     *layer_norm_cases("layer_norm_backward"),
+    *added_cases("layer_norm"),
+    *added_cases("layer_norm_backward"),
+    *rms_norm_cases("rms_norm"),
+    *rms_norm_cases("rms_norm_backward"),
     *gather_cases(),
     *(
         case

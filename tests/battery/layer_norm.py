@@ -106,6 +106,7 @@ LAYER_SPLIT: Named = {
     "more strips than threads": {"shape": (1, 8600)},
     "two blocks for long rows": {"shape": (9, 300), "grid": 2},
     "one block for rows of many strips": {"shape": (3, 4400), "grid": 1},
+    "many columns, whose sums are folded by parts": {"shape": (9, 8200)},
 }
 #: Problems for `grid`. slabs: number of slabs. smem_kib: KiB of shared memory in which a block keeps rows.
 LAYER_GRID: Named = {
@@ -138,11 +139,12 @@ LAYER_GRID: Named = {
 }
 
 
-def _made(op: str, strategy: str, named: Named, **tile: int) -> Iterator[Case]:
+def made(op: str, strategy: str, named: Named, *, extra: bool = False, **tile: int) -> Iterator[Case]:
+    """Cases with that tile, whose fields a problem may replace."""
     for label, facts in named.items():
         own = dict(facts)
         fields = tile | {name: own.pop(name) for name in tile if name in own}
-        yield Case(op, label, {"strategy": strategy, **fields}, **own)
+        yield Case(op, label, {"strategy": strategy, **fields}, extra=extra, **own)
 
 
 def _grid_cases(op: str) -> Iterator[Case]:
@@ -150,22 +152,20 @@ def _grid_cases(op: str) -> Iterator[Case]:
     if op.endswith("backward"):
         grid["slabs of an infinite mean"] = {"shape": (5, 300), **INFINITE}
         grid["slabs, dx alone"] = grid["slabs, the last one short"] | MASKS["dx alone"]
-    yield from _made(op, "grid", grid, threads=128, lanes=32, packs_per_thread=1, slabs=3, smem_kib=64)
+    yield from made(op, "grid", grid, threads=128, lanes=32, packs_per_thread=1, slabs=3, smem_kib=64)
     wide = {f"teams of two warps: {label}": grid[label] for label in OF_WIDE_TEAMS}
     wide["teams of two warps: rows that are not kept, misaligned"] = {"shape": (131, 101), "shifts": SAME_OFF}
-    yield from _made(op, "grid", wide, threads=256, lanes=64, packs_per_thread=2, slabs=2, smem_kib=136)
+    yield from made(op, "grid", wide, threads=256, lanes=64, packs_per_thread=2, slabs=2, smem_kib=136)
 
 
 def _staged_cases(op: str, **rows: int) -> Iterator[Case]:
     staged = LAYER_STAGED | masked(LAYER_STAGED, "staged: misaligned alike", "staged: two blocks for all")
     in_memory = {f"sums in memory, {label}": staged[label] for label in OF_STAGED_SUMS}
     of_teams = {f"teams, {label}": facts for label, facts in staged.items() if "constant" not in label}
-    yield from _made(op, "warp", staged, threads=64, lanes=8, packs_per_thread=2, stages=2, **rows)
-    yield from _made(op, "warp", in_memory, threads=64, lanes=4, packs_per_thread=16, stages=3, **rows)
-    yield from _made(
-        op, "block", staged, threads=64, packs_per_thread=1, cluster=1, stages=3, teams_per_block=1, **rows
-    )
-    yield from _made(
+    yield from made(op, "warp", staged, threads=64, lanes=8, packs_per_thread=2, stages=2, **rows)
+    yield from made(op, "warp", in_memory, threads=64, lanes=4, packs_per_thread=16, stages=3, **rows)
+    yield from made(op, "block", staged, threads=64, packs_per_thread=1, cluster=1, stages=3, teams_per_block=1, **rows)
+    yield from made(
         op, "block", of_teams, threads=128, packs_per_thread=1, cluster=1, stages=2, teams_per_block=2, **rows
     )
 
@@ -174,7 +174,7 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
     backward = op.endswith("backward")
     rows = {"rows_per_team": 4}
 
-    made = functools.partial(_made, op)
+    made_here = functools.partial(made, op)
     warp, block, split, cluster = dict(LAYER), LAYER | LAYER_LONG, LAYER | LAYER_SPLIT, dict(LAYER_CLUSTER)
     held = {"stages": 1} if backward else {}
     one = {"cluster": 1, **held} if backward else {}
@@ -201,25 +201,27 @@ def layer_norm_cases(op: str) -> Iterator[Case]:
             named["an infinite mean"] = {"shape": (5, length), **INFINITE}
         in_memory = {label: facts for label, facts in warp.items() if "dtype" not in facts}
         in_memory["as many elements as the team holds"] = {"shape": (9, 256), "shifts": SAME_OFF}
-        yield from made("warp", in_memory, threads=64, lanes=4, packs_per_thread=16, stages=1, **rows)
+        yield from made_here("warp", in_memory, threads=64, lanes=4, packs_per_thread=16, stages=1, **rows)
         merged = {label: block[label] for label in OF_MERGED}
         merged["one cluster for many rows of sums"] = {"shape": (70, 7), "rows_per_team": 1, "grid": 4}
         merged["one row of results of a cluster"] = {"shape": (9, 6), "rows_per_team": 100}
-        yield from made("block", merged, threads=64, packs_per_thread=2, cluster=4, stages=1, **alone, **rows)
+        yield from made_here("block", merged, threads=64, packs_per_thread=2, cluster=4, stages=1, **alone, **rows)
         from_memory = {"merged from memory": block["every alignment"]}
-        yield from made("block", from_memory, threads=64, packs_per_thread=6, cluster=2, stages=1, **alone, **rows)
+        yield from made_here("block", from_memory, threads=64, packs_per_thread=6, cluster=2, stages=1, **alone, **rows)
         yield from _staged_cases(op, **rows)
         merged = {f"merged teams: {label}": block[label] for label in ("every alignment", "16 bits", "in place")}
-        yield from made("block", merged, threads=128, packs_per_thread=2, cluster=2, stages=1, **pair, **rows)
-    yield from made("warp", warp, threads=64, lanes=8, packs_per_thread=2, **held, **rows)
-    yield from made("block", block, threads=64, packs_per_thread=2, **one, **alone, **rows)
+        yield from made_here("block", merged, threads=128, packs_per_thread=2, cluster=2, stages=1, **pair, **rows)
+    yield from made_here("warp", warp, threads=64, lanes=8, packs_per_thread=2, **held, **rows)
+    yield from made_here("block", block, threads=64, packs_per_thread=2, **one, **alone, **rows)
     many = {label: block[label] for label in OF_MANY_PACKS}
-    yield from made("block", many, threads=64, packs_per_thread=6, **one, **alone, **rows)
-    yield from made("block", teams, threads=128, packs_per_thread=2, **one, **pair, **rows)
+    yield from made_here("block", many, threads=64, packs_per_thread=6, **one, **alone, **rows)
+    yield from made_here("block", teams, threads=128, packs_per_thread=2, **one, **pair, **rows)
     four = {f"four teams: {label}": block[label] for label in OF_MANY_PACKS}
-    yield from made("block", four, threads=256, packs_per_thread=2 if backward else 4, teams_per_block=4, **one, **rows)
-    yield from made("cluster", cluster, threads=64, packs_per_thread=1, cluster=2, **alone, **rows)
-    yield from made("cluster", cluster_teams, threads=128, packs_per_thread=1, cluster=2, **pair, **rows)
+    yield from made_here(
+        "block", four, threads=256, packs_per_thread=2 if backward else 4, teams_per_block=4, **one, **rows
+    )
+    yield from made_here("cluster", cluster, threads=64, packs_per_thread=1, cluster=2, **alone, **rows)
+    yield from made_here("cluster", cluster_teams, threads=128, packs_per_thread=1, cluster=2, **pair, **rows)
     yield from _grid_cases(op)
-    yield from made("cluster", LAST_SLICES, threads=64, packs_per_thread=6, cluster=4, **alone, **rows)
-    yield from made("split", split, threads=64, packs_per_thread=1, **rows, **({} if backward else {"chunk": 64}))
+    yield from made_here("cluster", LAST_SLICES, threads=64, packs_per_thread=6, cluster=4, **alone, **rows)
+    yield from made_here("split", split, threads=64, packs_per_thread=1, **rows, **({} if backward else {"chunk": 64}))

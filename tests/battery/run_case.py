@@ -120,25 +120,38 @@ def _settled(case: Case, made: Any, last: bool = False) -> tuple[Any, np.ndarray
 
 def _made(case: Case) -> Any:
     """The arrays of a case, without the changes of `_moved`."""
+    formatted = "NHWC" if case.last else "NCHW"
+    if case.op.startswith("instance_norm"):
+        return problems.instance_arrays(case.shape, case.dtype, data_format=formatted)
     if case.op.startswith("group_norm"):
-        formatted = "NHWC" if case.last else "NCHW"
         return problems.group_arrays(case.shape, case.groups, case.dtype, data_format=formatted)
-    if case.op.startswith("layer_norm"):
-        return problems.layer_arrays(case.shape, case.shape[-1], case.dtype)
+    if "normalized_shape" in OPS[case.op].takes:
+        of_rows = problems.rms_arrays if case.op.startswith("rms_norm") else problems.layer_arrays
+        made = of_rows(case.shape, case.shape[-1], case.dtype)
+        return made.with_extras() if case.extra else made
     return problems.batch_arrays(case.shape, case.dtype)
 
 
 def _run(case: Case, place: OnGpu | InPlace, workspace: Any, **options: Any) -> list[np.ndarray | None]:
     made = _moved(case, _made(case))
+    if case.gamma_offset:
+        made = replace(made, gamma_offset=case.gamma_offset)
     made.settle()
     given, first = _settled(case, made, case.last and case.op.startswith("batch_norm"))
     backward = "dy" in OPS[case.op].inputs
     flags = problems.flagged(case.op, case.mask) if OPS[case.op].flags else {}
     outs: list[Any] = []
-    for index, name in enumerate(OPS[case.op].results):
+    for index, name in enumerate(case.results):
         shape, dtype = made.result(case.op, name)
-        outs.append(first if name in ("y", "dx") else emptied(shape, DTYPES[case.sums[index]] if case.sums else dtype))
-    outs = [out if flag else None for out, flag in zip(outs, problems.wanted(case.op, flags), strict=True)]
+        if name == "h":
+            outs.append(given.residual if case.in_place else emptied(shape, dtype, case.at("h")))
+        else:
+            kept = DTYPES[case.sums[index]] if case.sums else dtype
+            outs.append(first if name in ("y", "dx") else emptied(shape, kept))
+    outs = [
+        out if flag else None
+        for out, flag in zip(outs, problems.wanted(case.op, made.given(case.op) | flags), strict=True)
+    ]
     # A gradient needs beta only with an activation.
     arguments = {name: value for name, value in given.given(case.op).items() if name != "beta" or not backward}
     there = tuple(map(place.put, outs))

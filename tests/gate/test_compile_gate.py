@@ -13,13 +13,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cunorm.core.errors import CompileError
-from cunorm.core.problem import ITEMSIZE
+from cunorm.core.problem import ITEMSIZE, LAYOUTS
 from cunorm.core.strategy import Tile
 from cunorm.gate import gate, kernel_report
 from cunorm.gate.gate import Build, BuildResult, GateCase
@@ -34,6 +35,8 @@ NVRTCS = nvrtc.ends()
 #: One compiler thread per worker of pytest-xdist, because the other workers use the other cores.
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else None
 CASES = gate.cases()
+#: The pairs of op and strategy that have kernels of their own.
+OWN = [(op.name, name) for op in OPS.values() for name, one in op.strategies.items() if one.kernels_of is None]
 OLD, NEW = Nvrtc("12.8.1", "/nowhere"), Nvrtc("13.5.1", "/elsewhere")
 needs_nvrtc = pytest.mark.skipif(not NVRTCS, reason=f"needs NVRTC {nvrtc.supported()}: see `cunorm doctor --kernels`")
 
@@ -165,7 +168,25 @@ def test_both_ends_of_the_supported_versions_are_installed() -> None:
 def test_every_strategy_has_cases() -> None:
     """`gate.cases` drops a case without a legal tile. A strategy without any case would not be checked."""
     found = {(case.op, case.strategy, case.dtype) for case in CASES}
-    assert found == {(op.name, name, dtype) for op in OPS.values() for name in op.strategies for dtype in ITEMSIZE}
+    assert found == {(*one, dtype) for one in OWN for dtype in ITEMSIZE}
+
+
+def test_a_strategy_with_the_kernels_of_another_op_has_tiles_that_are_compiled_for_that_op() -> None:
+    """Each text of its tiles is also one of the other op's, whose gate compiles it."""
+    others = [(op.name, name, one) for op in OPS.values() for name, one in op.strategies.items() if one.kernels_of]
+    assert {op for op, *_ in others} == {"instance_norm", "instance_norm_backward"}
+    for op, name, strategy in others:
+        for layout in LAYOUTS:
+            mine, its = (GateCase(each, name, "bfloat16", layout) for each in (op, str(strategy.kernels_of)))
+            found = gate.accepted(mine, "sm_90")
+            assert bool(found) == bool(gate.accepted(its, "sm_90"))
+            for problem, tile in found[:: max(1, len(found) // 4)]:
+                same = replace(problem, op=its.op)
+                assert its.solver.refuses(same, tile, gate.device_of("sm_90")) is None
+                for launch in strategy.launches(problem, tile):
+                    text = sources.kernel_text(launch, problem, strategy, tile)
+                    assert text == sources.kernel_text(launch, same, its.solver, tile)
+                    assert launch.kernel in {launch.kernel for launch in its.solver.launches(same, tile)}
 
 
 def test_the_choice_compiles_every_strategy_for_every_pair() -> None:
@@ -177,14 +198,13 @@ def test_the_choice_compiles_every_strategy_for_every_pair() -> None:
     """
     chosen = gate.builds([OLD, NEW])
     pairs = {(architecture, version) for architecture in ARCHITECTURES for version in (OLD, NEW)}
-    for op in OPS.values():
-        for name in op.strategies:
-            of_it = [build for build in chosen if (build.case.op, build.case.strategy) == (op.name, name)]
-            own = [case for case in CASES if (case.op, case.strategy) == (op.name, name)]
-            assert {build.kind for build in of_it if build.case.dtype not in RARE} == set(TEXTS)
-            able = {one for one in pairs if any(gate.accepted(case, one[0]) for case in own)}
-            assert {(build.architecture, build.nvrtc) for build in of_it} == able
-            assert able == pairs or name == "cluster"
+    for op, name in OWN:
+        of_it = [build for build in chosen if (build.case.op, build.case.strategy) == (op, name)]
+        own = [case for case in CASES if (case.op, case.strategy) == (op, name)]
+        assert {build.kind for build in of_it if build.case.dtype not in RARE} == set(TEXTS)
+        able = {one for one in pairs if any(gate.accepted(case, one[0]) for case in own)}
+        assert {(build.architecture, build.nvrtc) for build in of_it} == able
+        assert able == pairs or name == "cluster"
     others = 0
     met: dict[tuple[Any, ...], set[tuple[str, Nvrtc]]] = {}
     for case in CASES:
@@ -513,7 +533,7 @@ def test_the_report_lists_every_op_and_strategy(versions: list[Nvrtc]) -> None:
     assert document["ok"] and document["faults"] == []
     assert json.loads(json.dumps(document))["schema"] == "cunorm-kernels/1"
     listed = {(op, row["dtype"]) for row in document["kernels"] for op in row["ops"]}
-    wanted = {f"{op.name} {name}" for op in OPS.values() for name in op.strategies}
+    wanted = {f"{op} {name}" for op, name in OWN}
     assert listed == {(op, dtype) for op in wanted for dtype in ITEMSIZE}
     lines = kernel_report.report(results, names, "choice").splitlines()
     assert max(len(line) for line in lines if not line.startswith("  pip ")) <= 120

@@ -217,25 +217,25 @@ SURVIVORS: dict[Key, str] = {
      "for (long long first = static_cast<long long>(blockIdx.x / blocks) * team.count; first < N * groups;",
      "guard", 0): EMPTY_ROUND,
     ("group_norm/forward_registers.cuh", "if (team.rank() == 0 && team.lane() == 0) {", "owner", 0): SAME_STATISTICS,
-    ("layer_norm/layer_norm_backward_split.cu",
+    ("partition/backward_strips.cuh",
      "for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {",
      "guard", 0): (
         "Speed only: the warps of an item past the last have no strip, and so no rows and no columns."
     ),
-    ("layer_norm/layer_norm_backward_split.cu",
+    ("partition/backward_strips.cuh",
      "x == nullptr ? acc_t(0) : (acc_t(widen(held_x[k].get(i))) - mean_of_row) * rstd_of_row;",
      "guard", 0): NO_X,
-    ("layer_norm/layer_norm_backward_split.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 0): (
+    ("partition/backward_strips.cuh", "if (threadIdx.x % warp_size == 0) {", "owner", 0): (
         "Speed only: every lane of the warp has the same sums and stores them to the same address."
     ),
-    ("layer_norm/layer_norm_backward_split.cu",
-     "for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {",
+    ("partition/backward_strips.cuh",
+     "for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= cut.bands) {",
      "guard", 1): (
         "Speed only: a strip without elements loads a row's sums and statistics, in bounds, and neither loads nor "
         "stores elements."
     ),
-    ("layer_norm/layer_norm_split.cu",
-     "for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= bands) {",
+    ("partition/forward_strips.cuh",
+     "for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= cut.bands) {",
      "guard", 1): (
         "Speed only: a strip without elements loads a row's statistics, in bounds, and neither loads nor stores "
         "elements."
@@ -257,7 +257,7 @@ SURVIVORS: dict[Key, str] = {
     ("partition/backward_rows.cuh",
      "for (long long first = 0; first < rows; first += teams) {", "guard", 0): EMPTY_ROUND,
     ("partition/backward_rows.cuh",
-     "const acc_t xhat = x != nullptr && inside(i) ? (value - mean_of_row) * rstd_of_row : acc_t(0);",
+     "const acc_t xhat = from.x != nullptr && there ? (value - mean_of_row) * rstd_of_row : acc_t(0);",
      "guard", 0): NO_X,
     ("partition/backward_rows.cuh",
      "const int least = merged > 1, shared_rows = kept_t::rows_for(kinds) > least ? kept_t::rows_for(kinds) : least;",
@@ -315,24 +315,24 @@ SURVIVORS: dict[Key, str] = {
      "guard", 0): (
         "Speed only: `j < end` below leaves nothing to do."
     ),
-    ("layer_norm/strips.cuh",
+    ("partition/strips.cuh",
      "__device__ __forceinline__ bool may_shift() const { return bands >= rows || bands * length % pack_size == 0; }",
      "guard", 0): ALWAYS_SHIFTS_BANDS,
-    ("layer_norm/strips.cuh",
+    ("partition/strips.cuh",
      "__device__ __forceinline__ bool may_shift() const { return bands >= rows || bands * length % pack_size == 0; }",
      "guard", 1): ALWAYS_SHIFTS_BANDS,
-    ("layer_norm/strips.cuh", "band = live ? own / cut.strips : 0;", "guard", 0): (
+    ("partition/strips.cuh", "band = live ? own / cut.strips : 0;", "guard", 0): (
         "A warp without a strip has length 0: its band only enters addresses that are not used."
     ),
-    ("layer_norm/strips.cuh", "strip = live ? own - band * cut.strips : 0;", "guard", 0): (
+    ("partition/strips.cuh", "strip = live ? own - band * cut.strips : 0;", "guard", 0): (
         "A warp without a strip has length 0: its strip only enters addresses that are not used."
     ),
-    ("layer_norm/strips.cuh",
+    ("partition/strips.cuh",
      "length = live && left > 0 ? static_cast<int>(left < Strips::span - ahead ? left : Strips::span - ahead) : 0;",
      "guard", 2): (
         "A negative length means no element, as 0 does."
     ),
-    ("layer_norm/strips.cuh",
+    ("partition/strips.cuh",
      "length = live && left > 0 ? static_cast<int>(left < Strips::span - ahead ? left : Strips::span - ahead) : 0;",
      "guard", 4): (
         "A lane's packs end at the end of the strip, whatever the strip's length. Rows of more elements than an int "

@@ -25,7 +25,9 @@ from cunorm.ops.registry import OPS
 from tests.conftest import Executor
 from tests.ops.batch_norm import contract as batch
 from tests.ops.group_norm import contract as group
+from tests.ops.instance_norm import contract as instance
 from tests.ops.layer_norm import contract as layer
+from tests.ops.rms_norm import contract as rms
 from tests.support.contract import (
     EITHER,
     Arguments,
@@ -55,7 +57,7 @@ from tests.support.problems import (
     wanted,
 )
 
-CONTRACTS = [*group.CONTRACTS, *layer.CONTRACTS, *batch.CONTRACTS]
+CONTRACTS = [*group.CONTRACTS, *instance.CONTRACTS, *layer.CONTRACTS, *rms.CONTRACTS, *batch.CONTRACTS]
 #: batch_norm_gather_stats has no x. test_batch_norm_gather_calls.py tests its valid calls.
 WORKING = [one for one in CONTRACTS if one.strided]
 MASKED = [one for one in WORKING if OPS[one.op].flags]
@@ -64,7 +66,6 @@ STREAMING = [one for one in WORKING if one.names[0] in ("y", "dx")]
 TENSORS = ("x", "dy")
 SMALL = ("mean", "rstd", "invstd", "gamma", "beta", "sum_dy", "sum_dy_xmu")
 STATISTICS = ("mean", "rstd", "invstd")
-MASKS = list(itertools.product((True, False), repeat=3))
 CPU = Executor("cpu")
 
 
@@ -97,7 +98,7 @@ def test_the_right_arguments_are_right(one: Contract) -> None:
     found = invoke(one.op, given)
     assert all(came is array for came, array in zip(flat(found), flat(given["out"]), strict=True))
     one.check(found)
-    assert (one.workspace_nbytes > 64) == one.needed  # the cases of wrong workspaces rely on it
+    assert (one.workspace_nbytes >= 64) == one.needed  # the cases of wrong workspaces rely on it
     assert given["workspace"].nbytes == (one.workspace_nbytes or 64)
 
 
@@ -124,7 +125,7 @@ def test_wrong_arguments(one: Contract, case: Any, state: str, monkeypatch: pyte
 def test_an_output_that_becomes_read_only_is_refused(one: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
     given = one.right()
     arrays = [*flat(given["out"]), *(given[name] for name in OPS[one.op].updated)]
-    for label, array in zip(OPS[one.op].labels, arrays, strict=True):
+    for label, array in zip(OPS[one.op].labels, arrays, strict=False):  # without a residual there is no h
         invoke(one.op, given)
         array.fill(SENTINEL)
         array.flags.writeable = False
@@ -269,16 +270,21 @@ def test_strided_outputs(one: Contract, layout: str, executor: Executor) -> None
     for made, lies in itertools.product(one.strided[:1], (False, True)):
         a = made()
         x = laid_out(xp, a.x, layout) if lies else executor.put(a.x)
-        shapes = [a.result(one.op, name)[0] for name in one.names]
+        small = [name for name in one.names if name not in OPS[one.op].tensors]
         bases, out = [], []
-        if one in STREAMING:
-            base, view = LAYOUTS[layout](xp, shapes.pop(0), a.x.dtype)
-            bases, out = [base], [view]
-        if shapes:
-            bases.append(xp.full((*(2 * size for size in shapes[0]), len(shapes)), SENTINEL, np.float32))
-        for index, shape in enumerate(shapes):
-            steps = tuple(slice(None, None, -2 if index % 2 else 2) for _ in shape)
-            out.append(bases[-1][(*steps, index)])
+        if small:
+            shape = a.result(one.op, small[0])[0]
+            bases.append(xp.full((*(2 * size for size in shape), len(small)), SENTINEL, np.float32))
+        for name in one.names:
+            shape = a.result(one.op, name)[0]
+            if name in small:
+                index = small.index(name)
+                steps = tuple(slice(None, None, -2 if index % 2 else 2) for _ in shape)
+                out.append(bases[0][(*steps, index)])
+            else:
+                base, view = LAYOUTS[layout](xp, shape, a.x.dtype)
+                bases.append(base)
+                out.append(view)
         for base in bases:
             base.fill(SENTINEL)
         given = tuple(out) if len(out) > 1 else out[0]
@@ -417,7 +423,7 @@ def test_subclasses_of_numpy_arrays(one: Contract, dtype: str, tmp_path: Any) ->
 def test_in_place(
     one: Contract, strategy: str | None, layout: str | None, changes: Arguments, executor: Executor
 ) -> None:
-    a, (_, name) = one.made(), OPS[one.op].in_place or ("", "")
+    a, name = one.made(), OPS[one.op].in_place[one.names[0]]
     assert one.names[0] in ("y", "dx")
 
     def lie(values: np.ndarray) -> Any:
@@ -436,7 +442,7 @@ def test_in_place(
 @of(STREAMING)
 def test_outputs_between_the_elements_of_inputs(one: Contract, executor: Executor) -> None:
     """Two halves of one concatenated tensor share a span of addresses and no element."""
-    a, (_, name) = one.made(), OPS[one.op].in_place or ("", "")
+    a, name = one.made(), OPS[one.op].in_place[one.names[0]]
     N, C, *spatial = a.x.shape
     buffer = executor.xp.full((N, 2 * C, *spatial), SENTINEL, np.float32)
     buffer[:, :C] = executor.put(getattr(a, name))
@@ -461,9 +467,14 @@ def test_inputs_may_be_one_array(one: Contract, executor: Executor) -> None:
     [(one, strategy) for one in MASKED for strategy in one.masked],
     ids=named,
 )
-@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("given", [True, False])
-def test_masks(one: Contract, strategy: str | None, mask: tuple[bool, ...], given: bool, executor: Executor) -> None:
+def test_masks(one: Contract, strategy: str | None, given: bool, executor: Executor) -> None:
+    for mask in one.masks:
+        check_mask(one, strategy, mask, given, executor)
+
+
+def check_mask(one: Contract, strategy: str | None, mask: tuple[bool, ...], given: bool, executor: Executor) -> None:
+    """Call the op with that mask, in every form that is accepted."""
     a = one.made()
     out = one.out(a, executor.xp) if given else None
     if mask == (False, False, True):  # x is not read for dbeta alone
@@ -484,15 +495,16 @@ def test_masks(one: Contract, strategy: str | None, mask: tuple[bool, ...], give
 def test_masked_off_outputs_may_be_any_array(one: Contract, executor: Executor) -> None:
     a, xp = one.made(), executor.xp
     mask = flagged(one.op, (False, True, True))
-    x, mean = executor.put(a.x), executor.put(a.mean)  # type: ignore[attr-defined]
+    saved = next(name for name in STATISTICS if name in OPS[one.op].inputs)
+    x, mean = executor.put(a.x), executor.put(getattr(a, saved))
     for others in ((x, mean), (xp.zeros((2, 3), np.int32), x)):
         out = tuple(
             array if flag else others[index]
             for index, (array, flag) in enumerate(zip(one.out(a, xp), wanted(one.op, mask), strict=True))
         )
-        a.checked(one.op, executor, x=x, mean=mean, **mask, out=out, tile=one.tile(a.x, None))
+        a.checked(one.op, executor, **{"x": x, saved: mean}, **mask, out=out, tile=one.tile(a.x, None))
     assert np.array_equal(executor.get(x), a.x)
-    assert np.array_equal(executor.get(mean), a.mean)  # type: ignore[attr-defined]
+    assert np.array_equal(executor.get(mean), getattr(a, saved))
 
 
 @pytest.mark.parametrize(
@@ -507,11 +519,11 @@ def test_empty_arrays(one: Contract, index: int, dtype: str, given: bool, execut
     with np.errstate(all="ignore"):
         a, xp = one.empty[index](dtype), executor.xp
     assert a.x.size == 0
-    for mask in MASKS if one in MASKED else [(True,) * 3]:
+    for mask in one.masks:
         flags = flagged(one.op, mask) if one in MASKED else {}
         out = one.out(a, xp) if given else None
         found = tupled(a.call(one.op, executor, **flags, out=out))
-        assert [came is not None for came in found] == wanted(one.op, flags)
+        assert [came is not None for came in found] == wanted(one.op, a.given(one.op) | flags)
         arrays = tupled(out) if given else (None,) * len(found)
         for name, came, array in zip(one.names, found, arrays, strict=True):
             shape, usual = a.result(one.op, name)
@@ -621,7 +633,7 @@ def test_workspace_of_any_content(one: Contract, case: Any, executor: Executor) 
         return [executor.get(array).tobytes() for array in tupled(found)]
 
     alone = call(None)
-    dirty = executor.xp.full(needed + 32, 0xFF, np.uint8)
+    dirty = executor.xp.full(-(-needed // 8) * 8 + 32, 0xFF, np.uint8)  # also as whole int64
     for workspace in (dirty, dirty, dirty[16:], dirty[:needed], dirty.view(np.int64)):
         assert call(workspace) == alone
     dirty.fill(0xFF)
@@ -645,7 +657,7 @@ def test_the_cache_distinguishes_calls_that_differ_in_one_argument(one: Contract
                 replace(a, gamma=gamma, beta=beta).checked(one.op, executor, **tensors, tile=fitting)
         for eps in (1e-5, 0.0, 1, np.float32(0.5)) if "eps" in taken(one.op) else ():
             checked(eps=eps, tile=tile)
-        for mask in MASKS if one in MASKED else ():
+        for mask in one.masks if one in MASKED else ():
             checked(**flagged(one.op, mask), tile=tile)
         for chosen in (tile, one.right_tile):
             checked(tile=chosen)

@@ -23,6 +23,7 @@ from tests.support.problems import (
     fake_cupy,
     forget_calls,
     group_arrays,
+    instance_arrays,
     laid_out,
     layer_arrays,
 )
@@ -38,6 +39,8 @@ KINDS = {STATS: "stats", ELEMT: "elemt", REDUCE: "reduce", INPUT: "input"}
 TAKEN = {
     "group_norm": {"num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation"},
     "group_norm_backward": {"num_groups", "gamma_dtype", "beta_dtype", "output_mask", "data_format", "activation"},
+    "instance_norm": {"gamma_dtype", "beta_dtype", "data_format"},
+    "instance_norm_backward": {"gamma_dtype", "output_mask", "data_format"},
     LAYER: {"normalized_shape", "gamma_dtype", "beta_dtype"},
     LAYER_BACKWARD: {"normalized_shape", "gamma_dtype", "output_mask"},
     STATS: {"data_format"},
@@ -59,7 +62,7 @@ NEW = [op for op in OPS if not op.startswith("group")]
 
 
 def tile_for(op: str, channels_last: bool = False) -> cunorm.Tile:
-    if op.startswith("group"):
+    if op.startswith(("group", "instance")):
         return TILES["block"]
     if op.startswith("layer"):
         return cunorm.Tile.of(layer_tile("block", "backward" if op == LAYER_BACKWARD else "forward"))
@@ -83,6 +86,9 @@ def arguments_of(op: str) -> tuple[list[Any], dict[str, Any]]:
         g = group_arrays()
         given = [g.x, g.gamma, g.beta] if op == "group_norm" else [g.dy, g.x, g.mean, g.rstd, g.gamma]
         return given, {"num_groups": 2}
+    if op.startswith("instance"):
+        i = instance_arrays((4, 8, 3, 3))
+        return [i.x, i.gamma, i.beta] if op == "instance_norm" else [i.dy, i.x, i.mean, i.rstd, i.gamma], {}
     if op.startswith("layer"):
         a = layer_arrays((4, 8, 3, 3))
         return [a.x, a.gamma, a.beta] if op == LAYER else [a.dy, a.x, a.mean, a.rstd, a.gamma], {
@@ -344,7 +350,7 @@ def on_gpu(driver: Driver, op: str, device: int = 0) -> tuple[dict[str, Any], di
         name: driver.array(array.shape, array.dtype, device) for name, array in zip(OPS[op].inputs, given, strict=True)
     }
     shapes = {"y": (4, 8, 3, 3), "dx": (4, 8, 3, 3)}
-    small = {LAYER: (4, 8, 1, 1), LAYER_BACKWARD: (3, 3)}.get(op, (8,))
+    small = {LAYER: (4, 8, 1, 1), LAYER_BACKWARD: (3, 3), "instance_norm": (4, 8)}.get(op, (8,))
     results = {name: driver.array(shapes.get(name, small), np.float32, device) for name in OPS[op].results}
     return inputs, results, options, driver.array((4096,), np.uint8, device)
 

@@ -94,7 +94,7 @@ def examples(draw: Any, op: str, dtypes: tuple[str, ...], mixed: bool) -> Exampl
         left //= sizes[-1]
     others = [dtype, accumulator(dtype)] if mixed else [dtype]
     parameter = st.sampled_from([None, *others])
-    group = op.startswith("group_norm")
+    group, layouts = op.startswith("group_norm"), len(OPS[op].layouts) > 1 and not op.startswith("batch_norm")
     return Example(
         op=op,
         sizes=tuple(sizes),
@@ -102,7 +102,7 @@ def examples(draw: Any, op: str, dtypes: tuple[str, ...], mixed: bool) -> Exampl
         gamma=draw(parameter),
         beta=draw(parameter),
         statistics=draw(st.sampled_from([accumulator(dtype), dtype] if mixed else [accumulator(dtype)])),
-        data_format=draw(st.sampled_from(["NCHW", "NHWC"])) if group else "NCHW",
+        data_format=draw(st.sampled_from(["NCHW", "NHWC"])) if layouts else "NCHW",
         activation=draw(st.sampled_from([None, "silu"])) if group and mixed else None,
         mask=draw(st.tuples(*[st.booleans()] * 3).filter(any)) if mixed else (True, True, True),
         strategy=draw(st.integers(0, 5)),
@@ -150,7 +150,7 @@ def placed(example: Example, name: str, values: np.ndarray) -> np.ndarray:
 
 def tiles(op: str) -> list[dict[str, Any]]:
     """The tiles of the kernel tests, so that few kernels are built."""
-    if op.startswith("group_norm"):
+    if op.startswith(("group_norm", "instance_norm")):
         return [group_tile(name) for name in GROUP_TILES]
     if op.startswith("layer_norm"):
         return [layer_tile(name, "backward" if "backward" in op else "forward") for name in LAYER_TILES]

@@ -14,15 +14,17 @@ import pytest
 from cunorm.core.errors import UnsupportedTile
 from cunorm.jit import sources
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc
+from cunorm.ops.registry import OPS
 from tests.battery import cases as battery
 from tests.battery.case import Case
-from tests.battery.test_battery import STRATEGIES
 from tests.kernels.kernel_checks import CHECKS
 from tests.ptx.route import MISSING, PAIRS, through_ptx
 from tests.support.paths import KERNELS
 
 pytestmark = pytest.mark.skipif(not PAIRS, reason=MISSING)
 Pair = tuple[str, Nvrtc]
+#: Strategies with kernels of their own. The kernels of the others run in the cases of another op.
+STRATEGIES = [(name, key) for name, op in OPS.items() for key, one in op.strategies.items() if one.kernels_of is None]
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,14 @@ class Contract:
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the results in `out`."""
-        return tuple(name for name in OPS[self.op].results if name not in OPS[self.op].updated)
+        a = self.made()
+        given = [name for name in OPS[self.op].extras if getattr(a, name) is not None]
+        return tuple(name for name in OPS[self.op].results_with(given) if name not in OPS[self.op].updated)
+
+    @functools.cached_property
+    def masks(self) -> list[tuple[bool, ...]]:
+        """All masks of the op's flags; one without flags if it has no mask."""
+        return list(itertools.product((True, False), repeat=len(OPS[self.op].flags)))
 
     def out(self, a: Arrays, xp: Any = np) -> Any:
         """Arrays for all results, full of SENTINEL."""
@@ -162,8 +169,8 @@ class Contract:
             **vars(a),
             **a.options,
             **dict.fromkeys(FLAGS, True),
-            "output_mask": (True, True, True),
-            "eps": 1e-5,
+            "output_mask": (True,) * len(OPS[self.op].flags),
+            "eps": OPS[self.op].numbers["eps"].default if "eps" in OPS[self.op].numbers else 0.0,
             "momentum": 0.25,
             "activation": None,
             "out": self.out(a),

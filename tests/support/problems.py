@@ -8,7 +8,7 @@ import math
 import mmap
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,8 +43,6 @@ def forget_calls() -> None:
 
 # ---- arrays of a problem --------------------------------------------------------------------------------------------
 
-#: Default values of the numbers of a call.
-DEFAULTS = {"eps": 1e-5, "momentum": 0.1}
 #: The flags of batch_norm_backward_reduce. Other gradients have an output_mask instead.
 FLAGS = ("input_g", "gamma_g", "beta_g")
 
@@ -120,13 +118,13 @@ class Arrays:
 
     def result(self, op: str, name: str) -> tuple[tuple[int, ...], Any]:
         """Shape and dtype of a result that the op allocates."""
-        if name in ("y", "dx"):
+        if name in ("y", "dx", "h"):
             return self.x.shape, self.x.dtype
         if "dy" not in OPS[op].inputs:
             return self.saved, DTYPES[accumulator(self.dtype)]
         gamma = getattr(self, "gamma", None)
-        whose = gamma if gamma is not None and name in ("dgamma", "dbeta") else self.mean  # type: ignore[attr-defined]
-        return self.parameters, whose.dtype
+        saved = getattr(self, "mean" if "mean" in OPS[op].inputs else "rstd")
+        return self.parameters, (gamma if gamma is not None and name in ("dgamma", "dbeta") else saved).dtype
 
     def call(self, op: str, executor: Any, **changes: Any) -> Any:
         """Call an op with these arrays on the executor. `changes` replaces or adds arguments.
@@ -143,6 +141,7 @@ class Arrays:
     def check(self, op: str, results: Any, **numbers: float) -> None:
         """Compare the results of an op on these arrays with its oracle. Results that are None are skipped."""
         spec, (layout, N, C, HxW, group) = OPS[op], self.sizes
+        extras = tuple(name for name in spec.extras if getattr(self, name) is not None)
         problem = Problem(
             op=op,
             dtype=self.dtype,
@@ -150,8 +149,9 @@ class Arrays:
             beta_dtype=None,
             stats_dtype=accumulator(self.dtype),
             **memory(layout, N, C, HxW, group),
-            outputs=tuple(spec.results),
+            outputs=spec.results_with(extras),
             activation=self.options.get("activation"),
+            extras=extras,
         )
         arrays = {name: getattr(self, name) for name in (*spec.inputs, *spec.updated)}
         given = {
@@ -159,9 +159,9 @@ class Arrays:
             for name, value in arrays.items()
             if value is not None
         }
-        numbers = {name: self.options.get(name, DEFAULTS.get(name, math.nan)) for name in spec.numbers} | numbers
+        numbers = {name: self.options.get(name, number.default) for name, number in spec.numbers.items()} | numbers
         exact = {one.name: one for one in spec.oracle(problem, given, numbers)}
-        for name, came in zip(spec.results, tupled(results), strict=True):
+        for name, came in zip(problem.outputs, tupled(results), strict=True):
             if came is not None:
                 one, shape = exact[name], self.result(op, name)[0]
                 assert came.shape == shape, f"{name}: shape {came.shape}, expected {shape}"
@@ -180,9 +180,9 @@ class Arrays:
         """Compare the results of such a call with the oracle, and check which results exist and their dtypes."""
         results = tuple(map(executor.get, tupled(found)))
         self.check(op, results, **{name: float(changes[name]) for name in OPS[op].numbers if name in changes})
-        assert [came is not None for came in results] == wanted(op, changes)
+        assert [came is not None for came in results] == wanted(op, self.given(op) | changes)
         if changes.get("out") is None:
-            for name, came in zip(OPS[op].results, results, strict=True):
+            for name, came in zip(OPS[op].results, results, strict=False):
                 assert came is None or came.dtype == self.result(op, name)[1], f"{name}: {came.dtype}"
 
     def check_forward(self, *results: Any, **numbers: float) -> None:
@@ -196,17 +196,21 @@ class Arrays:
 
 def flagged(op: str, mask: Sequence[Any]) -> dict[str, Any]:
     """The arguments of a gradient that select its results."""
-    return {"output_mask": tuple(mask)} if "output_mask" in taken(op) else dict(zip(FLAGS, mask, strict=True))
+    return (
+        {"output_mask": tuple(mask)[: len(OPS[op].flags)]}
+        if "output_mask" in taken(op)
+        else dict(zip(FLAGS, mask, strict=True))
+    )
 
 
 def wanted(op: str, given: dict[str, Any]) -> list[bool]:
     """Whether a call with these arguments returns each result or None."""
     if "output_mask" in taken(op):
-        return [bool(flag) for flag in given.get("output_mask", (True,) * 3)]
+        return [bool(flag) for flag in given.get("output_mask", (True,) * len(OPS[op].flags))]
     if "input_g" in taken(op):
         inputs, gamma, beta = (bool(given.get(flag, True)) for flag in FLAGS)
         return [inputs, inputs, gamma, beta]
-    return [True] * len(OPS[op].results)
+    return [True] * len(OPS[op].results_with([name for name in OPS[op].extras if given.get(name) is not None]))
 
 
 @dataclass
@@ -273,8 +277,47 @@ def _saved(dtype: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 @dataclass
+class InstanceArrays(Arrays):
+    """Arrays of InstanceNorm. Statistics are rounded as a forward call would store them."""
+
+    family = "instance_norm"
+
+    dy: Any
+    x: Any
+    mean: Any
+    rstd: Any
+    gamma: Any
+    beta: Any
+    data_format: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"data_format": self.data_format}
+
+    @property
+    def sizes(self) -> tuple[str, int, int, int, int]:
+        N, C = self.saved
+        return self.data_format, N, C, self.x.size // max(1, N * C), C or 1
+
+    @property
+    def saved(self) -> tuple[int, ...]:
+        return len(self.x), self.x.shape[1 if self.data_format == "NCHW" else -1]
+
+    def settle(self) -> None:
+        self.mean, self.rstd = _saved(self.dtype, reference.instance_norm(self.x, data_format=self.data_format)[1:])
+
+
+def instance_arrays(shape: tuple[int, ...] = (2, 8, 3, 3), dtype: str = "float32", **facts: Any) -> InstanceArrays:
+    """Random arrays of that shape: those of `group_arrays`, with their own statistics."""
+    made = vars(group_arrays(shape, 1, dtype, **facts))
+    found = InstanceArrays(**{name: value for name, value in made.items() if name not in ("groups", "activation")})
+    found.settle()
+    return found
+
+
+@dataclass
 class LayerArrays(Arrays):
-    """Arrays of LayerNorm. Statistics are rounded as a forward call would store them."""
+    """Arrays of LayerNorm. Statistics are those of x, rounded as a forward call would store them."""
 
     family = "layer_norm"
 
@@ -285,6 +328,8 @@ class LayerArrays(Arrays):
     rstd: Any
     gamma: Any
     beta: Any
+    residual: Any = None
+    dh: Any = None
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -311,6 +356,12 @@ class LayerArrays(Arrays):
     def settle(self) -> None:
         self.mean, self.rstd = _saved(self.dtype, reference.layer_norm(self.x, self.row)[1:])
 
+    def with_extras(self) -> Any:
+        """The same arrays with a residual and dh."""
+        random = np.random.default_rng(self.x.size + 1)
+        residual, dh = (random.standard_normal(self.x.shape).astype(self.x.dtype) for _ in range(2))
+        return replace(self, residual=residual, dh=dh)
+
 
 def layer_arrays(
     shape: tuple[int, ...] = (2, 8, 3, 3),
@@ -329,6 +380,31 @@ def layer_arrays(
     if gamma_dtype is not None:
         given = DTYPES[dtype if gamma_dtype == "same" else gamma_dtype]
         made.gamma, made.beta = (random.standard_normal(made.row).astype(given) for _ in range(2))
+    made.settle()
+    return made
+
+
+@dataclass
+class RmsArrays(LayerArrays):
+    """Arrays of RMSNorm: those of LayerNorm without mean and beta."""
+
+    family = "rms_norm"
+
+    gamma_offset: float = 0.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {**super().options, "gamma_offset": self.gamma_offset}
+
+    def settle(self) -> None:
+        (self.rstd,) = _saved(self.dtype, reference.rms_norm(self.x, self.row)[1:])
+        self.mean = self.rstd  # no op of the family takes it
+
+
+def rms_arrays(shape: tuple[int, ...] = (2, 8, 3, 3), normalized_shape: Any = (3, 3), *args: Any, **named: Any) -> Any:
+    """Random arrays, as `layer_arrays` makes them."""
+    of_layer = layer_arrays(shape, normalized_shape, *args, **named)
+    made = RmsArrays(**vars(of_layer))
     made.settle()
     return made
 

@@ -32,6 +32,8 @@ SUMS = dict.fromkeys(("sum_dy", "sum_dy_xmu", "dgamma", "dbeta"), "float32")
 LINES: dict[str, dict[str, Any]] = {
     "group_norm": {**FLOAT, **SIZES, "group": 2, "outputs": "y,mean,rstd"},
     "group_norm_backward": {**FLOAT, **SIZES, "group": 2, "outputs": "dx,dgamma,dbeta", "gamma_dtype": "float32"},
+    "instance_norm": {**FLOAT, **SIZES, "outputs": "y,mean,rstd"},
+    "instance_norm_backward": {**FLOAT, **SIZES, "layout": "NHWC", "outputs": "dx"},
     "layer_norm": {**FLOAT, "rows": 4, "length": 16, "outputs": "y,mean,rstd"},
     "layer_norm_backward": {**FLOAT, "rows": 4, "length": 16, "outputs": "dx"},
     "batch_norm_stats": {**FLOAT, **SIZES, "outputs": "mean,invstd"},
@@ -90,6 +92,10 @@ def recorded(dtype: str, other: str) -> Iterator[Any]:
             yield cunorm.group_norm_backward(a.dy, a.x, *saved, parameters[0], output_mask=mask, **gradients)
     yield cunorm.group_norm(np.moveaxis(a.x, 1, -1), 2, data_format="NHWC")
     yield cunorm.group_norm(np.ascontiguousarray(np.moveaxis(a.x, 1, -1)), 2, data_format="NHWC")
+    yield cunorm.instance_norm(a.x, a.gamma, a.beta)
+    yield cunorm.instance_norm(np.moveaxis(a.x, 1, -1), data_format="NHWC")
+    each = np.ones((2, 8), DTYPES[other])
+    yield cunorm.instance_norm_backward(a.dy, a.x, each, each, a.gamma, output_mask=(True, False, True))
     yield cunorm.layer_norm(c.x, (3, 3), c.gamma, c.beta)
     yield cunorm.layer_norm_backward(c.dy, c.x, (3, 3), c.mean, c.rstd, c.gamma, output_mask=(False, True, True))
     for op in BATCH_OPS:
@@ -168,7 +174,10 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "no calls": (made(calls=0), "calls is 0, expected a whole number from 1 up"),
     "calls of text": (made(calls=ESCAPE), "calls is \\x1b[2J"),
-    "an unknown op": (made(op="group_norm", **{"op ": 1}).replace("group_norm", "max_norm"), "op is 'max_norm', which"),
+    "an unknown op": (
+        made(op="group_norm", **{"op ": 1}).replace("group_norm", "unit_norm"),
+        "op is 'unit_norm', which",
+    ),
     "half an op": (
         made().replace("group_norm", "group_norm_half"),
         "which this version does not know; expected one of group_norm, ",

@@ -164,7 +164,7 @@ def test_an_unreadable_entry_is_kept_and_reported(name: str, tmp_path: Path) -> 
 
 def test_an_entry_of_an_unknown_op_is_kept_without_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    raw = {"op": "max_norm", "rows": 7, "anything": {"a": [1]}}
+    raw = {"op": "unit_norm", "rows": 7, "anything": {"a": [1]}}
     path.write_text(json.dumps({"schema": table.SCHEMA, "device": table.device_facts(H200), "entries": [raw]}))
     assert (table.read(path).faults, table.read(path).kept) == ([], [raw])
     write(path, entry())

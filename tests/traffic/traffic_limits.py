@@ -34,7 +34,8 @@ class Row:
     op, strategy, label : str
         The label names the problem class.
     sizes : tuple of int
-        N, C, HxW, groups; rows and length for LayerNorm; ranks and C for batch_norm_gather_stats.
+        N, C, HxW, groups; N, C, HxW for InstanceNorm and BatchNorm; rows and length for LayerNorm; ranks and C for
+        batch_norm_gather_stats.
     tile : mapping
         Fields of the tile other than the strategy.
     tensors : float
@@ -47,6 +48,8 @@ class Row:
     why : str
         Reason for limits that are looser than the rule.
     layout, dtype : str
+    added : bool
+        The call passes the optional tensor of its op.
     long : bool
     """
 
@@ -61,6 +64,7 @@ class Row:
     why: str = ""
     layout: str = "NCHW"
     dtype: str = "float32"
+    added: bool = False
     long: bool = field(default=False)
 
     def __str__(self) -> str:
@@ -77,10 +81,12 @@ class Row:
         if "data_format" in op.takes:
             options["data_format"] = self.layout
         if "output_mask" in op.takes:
-            options["output_mask"] = mask
+            options["output_mask"] = mask[: len(op.flags)]
         for name in ("gamma", "beta"):
             if f"{name}_dtype" in op.takes and not (name == "beta" and "backward" in self.op):
                 options[f"{name}_dtype"] = "float32"  # as in the battery
+        if self.added:
+            options |= dict.fromkeys(op.extras, True)
         _, *inner = self.sizes[:3] if "data_format" in op.takes else self.sizes[:2]
         shape = (N, *(inner if self.layout == "NCHW" else inner[::-1]))
         tile = {"strategy": self.strategy, **self.tile}
@@ -163,6 +169,33 @@ def _group(op: str) -> Iterator[Row]:
     )
 
 
+def _instance(op: str) -> Iterator[Row]:
+    """Problems with one channel per group, with tiles of GroupNorm's rows."""
+    backward = op.endswith("backward")
+    warp = {"threads": 64, "lanes": 8, "packs_per_thread": 2, "samples_per_team": 1}
+    slab = {"threads": 64, "groups": 8, "stages": 2, "load": "cp_async"}
+    block, of_one = slab | {"packs_per_thread": 1}, {"samples": 1} if backward else {}
+    held = {"threads": 64, "groups": 1, "stages": 1, "load": "registers", "packs_per_thread": 4}
+    yield Row(op, "warp", "planes of 4^3", (8, 40, 64), warp)
+    yield Row(op, "block", "slabs of planes of 4^3", (8, 16, 64), block)
+    yield Row(op, "block", "in registers", (4, 16, 512), held)
+    yield Row(op, "block", "channels last", (4, 64, 64), block, layout="NHWC")
+    half: dict[str, Any] = {"fetched": 2.0, "wide": 0.5, "why": NARROW}  # rows of 16 bytes, half a sector
+    yield Row(op, "block", "channels last, half sectors", (4, 64, 64), block | {"groups": 4}, layout="NHWC", **half)
+    cluster = slab | {"cluster": 2, **of_one}
+    yield Row(op, "cluster", "aligned planes", (4, 16, 1024), cluster | {"groups": 1, "load": "bulk"})
+    yield Row(op, "cluster", "channels last", (4, 64, 196), cluster, layout="NHWC")
+    if backward:
+        yield Row(op, "cluster", "both samples, channels last", (2, 64, 196), cluster | {"samples": 2}, layout="NHWC")
+    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1}
+    yield from _twice(
+        Row(op, "grid", "aligned planes", (4, 16, 1024), grid),
+        Row(op, "grid", "channels last", (4, 64, 196), grid | {"groups": 16, "chunk": 64}, layout="NHWC"),
+        Row(op, "split", "aligned planes", (4, 16, 1024), {"threads": 64, "chunk": 1024}),
+        Row(op, "split", "channels last", (4, 64, 196), {"threads": 64, "chunk": 1024}, layout="NHWC"),
+    )
+
+
 def _layer(op: str) -> Iterator[Row]:
     backward = op.endswith("backward")
     held = {"stages": 1} if backward else {}
@@ -208,6 +241,42 @@ def _layer(op: str) -> Iterator[Row]:
     )
 
 
+def _rms(op: str) -> Iterator[Row]:
+    backward = op.endswith("backward")
+    held, merged = ({"stages": 1}, {"cluster": 1}) if backward else ({}, {})
+    warp = {"threads": 64, "lanes": 8, "packs_per_thread": 2, "rows_per_team": 4, **held}
+    block = {"threads": 64, "packs_per_thread": 2, "rows_per_team": 4, "teams_per_block": 1, **merged, **held}
+    cluster = {"threads": 64, "packs_per_thread": 2, "rows_per_team": 4, "cluster": 2, "teams_per_block": 1}
+    split = {"threads": 64, "packs_per_thread": 1, "rows_per_team": 4}
+    yield Row(op, "warp", "aligned", (64, 64), warp)
+    yield Row(op, "warp", "odd rows", (64, 63), warp, fetched=EDGE, wide=0.83, why=SHORT)
+    yield Row(op, "block", "aligned", (32, 512), block)
+    yield Row(op, "block", "odd rows", (32, 335), block, fetched=EDGE)
+    yield Row(op, "cluster", "aligned", (32, 640), cluster)
+    yield from _twice(
+        Row(op, "split", "aligned", (8, 2048), split), Row(op, "split", "odd rows", (8, 2047), split, fetched=EDGE)
+    )
+    yield from _added(op)
+
+
+def _added(op: str) -> Iterator[Row]:
+    """Rows of an op that adds a tensor: a residual in a forward, which also stores the sum h, or dh in a backward."""
+    backward = op.endswith("backward")
+    held, merged = ({"stages": 1}, {"cluster": 1}) if backward else ({}, {})
+    warp = {"threads": 64, "lanes": 8, "packs_per_thread": 3, "rows_per_team": 4, **held}
+    block = {"threads": 128, "packs_per_thread": 1, "rows_per_team": 4, "teams_per_block": 2, **merged, **held}
+    cluster = {"threads": 64, "packs_per_thread": 1, "rows_per_team": 4, "cluster": 2, "teams_per_block": 1}
+    split = {"threads": 64, "packs_per_thread": 1, "rows_per_team": 4}
+    split |= {"chunk": 1024} if op == "layer_norm" else {}
+    yield Row(op, "warp", "a tensor is added", (64, 96), warp, added=True)
+    yield Row(op, "block", "a tensor is added", (32, 256), block, added=True)
+    yield Row(op, "cluster", "a tensor is added", (32, 384), cluster, added=True)
+    yield from _twice(Row(op, "split", "a tensor is added", (8, 2048), split, added=True))
+    if backward:
+        of_two = {"threads": 64, "packs_per_thread": 2, "stages": 2, "rows_per_team": 4}
+        yield Row(op, "warp", "a tensor is added, staged", (64, 64), of_two | {"lanes": 8}, added=True)
+
+
 def _batch(kind: str) -> Iterator[Row]:
     op, reducing = f"batch_norm_{kind}", kind in ("stats", "backward_reduce")
     block = {"threads": 64, "channels": 8, "samples_per_block": 8} if reducing else {"threads": 64, "chunk": 2048}
@@ -239,7 +308,10 @@ def _gather() -> Iterator[Row]:
 
 ROWS: tuple[Row, ...] = (
     *_both_types(row for op in ("group_norm", "group_norm_backward") for row in _group(op)),
+    *_both_types(row for op in ("instance_norm", "instance_norm_backward") for row in _instance(op)),
     *_both_types(row for op in ("layer_norm", "layer_norm_backward") for row in _layer(op)),
+    *(row for op in ("layer_norm", "layer_norm_backward") for row in _added(op)),
+    *_both_types(row for op in ("rms_norm", "rms_norm_backward") for row in _rms(op)),
     *_both_types(row for kind in ("stats", "elemt", "backward_reduce", "backward_elemt") for row in _batch(kind)),
     *_gather(),
 )

@@ -355,7 +355,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "two sources": (("tune", "--shape", "1,2", "--workload", "llm"), 2, "received --shape and --workload, expected"),
     "no op": (("tune", "--shape", "2,8,9,2"), 2, "OP: missing"),
     "an unknown op": (("tune", "groupnorm", "--shape", "2,8,9,2"), 2, "op: 'groupnorm', expected"),
-    "an unknown op of a workload": (("tune", "max_norm", "--workload", "llm"), 2, "op: 'max_norm', expected one of"),
+    "an unknown op of a workload": (("tune", "unit_norm", "--workload", "llm"), 2, "op: 'unit_norm', expected one of"),
     "a short shape": (("tune", OP, "--shape", "2,8,9"), 2, "--shape: '2,8,9' has 3 numbers"),
     "a shape of words": (("tune", OP, "--shape", "a,b,c,d"), 2, "--shape: N is 'a'"),
     "a negative shape": (("tune", OP, "--shape", "-2,8,9,2"), 2, "--shape: N is '-2'"),
@@ -404,7 +404,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a loop of links": ((*TUNE, "--table", "loop"), 2, "loop"),
     "a pipe for a table": ((*TUNE, "--table", "pipe"), 2, "pipe: not a regular file"),
     "a pipe for a trace": (("tune", "--from-trace", "pipe"), 2, "pipe: not a regular file"),
-    "a trace of another op": (("tune", "--from-trace", "other.trace"), 2, "line 1: op is 'max_norm', which"),
+    "a trace of another op": (("tune", "--from-trace", "other.trace"), 2, "line 1: op is 'unit_norm', which"),
     "a trace of other results": (("tune", "--from-trace", "foo.trace"), 2, "outputs 'foo', expected some of"),
     "merge: into a device": (("merge", "h200.json", "-o", "/dev/null"), 2, "/dev/null: not a regular file"),
     "merge: into something else": (("merge", "h200.json", "-o", "corrupt"), 2, "corrupt: not JSON"),
@@ -434,7 +434,7 @@ def test_a_wrong_argument_is_one_line_on_stderr(
     (tmp_path / "linked.json.lock").symlink_to(tmp_path / "corrupt")
     os.mkfifo(tmp_path / "pipe")
     sizes = {"dtype": "float32", "N": 2, "C": 8, "HxW": 9, "group": 2, "rows": 2, "length": 3, "calls": 1}
-    for stem, op, outputs in (("other", "max_norm", "y"), ("foo", "group_norm", "foo")):
+    for stem, op, outputs in (("other", "unit_norm", "y"), ("foo", "group_norm", "foo")):
         (tmp_path / f"{stem}.trace").write_text(json.dumps({"op": op, "outputs": outputs, **sizes}) + "\n")
     for device in ("A100", "H200"):
         table.update(f"{device.lower()}.json", KNOWN[device], {}, [])

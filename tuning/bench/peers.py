@@ -10,9 +10,9 @@ not return the saved statistics: Liger and Apex store rstd for their gradients, 
 RMSNorm's sources: Liger's LigerRMSNormFunction and LigerFusedAddRMSNormFunction, as of 0.8; QuACK's rmsnorm_fwd and
 rmsnorm_bwd; FlashInfer's flashinfer.norm; Apex's fused_rms_norm_affine.
 
-Sources: torch.nn.functional and torch's batch_norm_* functions; Liger's LigerLayerNormFunction and
-LigerGroupNormFunction; QuACK's quack.rmsnorm, as of 0.6; Apex's apex.normalization and
-apex.contrib.group_norm.
+Sources: torch.nn.functional, whose instance_norm is what torch.nn.InstanceNorm3d calls, and torch's batch_norm_*
+functions; Liger's LigerLayerNormFunction and LigerGroupNormFunction; QuACK's quack.rmsnorm, as of 0.6; Apex's
+apex.normalization and apex.contrib.group_norm.
 """
 
 from __future__ import annotations
@@ -220,6 +220,12 @@ def _torch_group(problem: Problem) -> Forward:
     return lambda x, gamma, beta: behind(F.group_norm(x, problem.group, gamma, beta, EPS))
 
 
+def _torch_instance(problem: Problem) -> Forward:
+    """The function of torch.nn.InstanceNorm3d, on (N, C, HxW, 1, 1). A channels-last x is channels_last_3d then."""
+    F = importlib.import_module("torch.nn.functional")
+    return lambda x, gamma, beta: F.instance_norm(x.unsqueeze(-1), None, None, gamma, beta, eps=EPS).squeeze(-1)
+
+
 def _through_autograd(forward: Callable[[Problem], Forward]) -> Prepare:
     return lambda problem, tensors: _prepared(problem, tensors, _with_residual(problem, forward(problem)))
 
@@ -265,6 +271,7 @@ def _on_gpu(prepare: Prepare) -> Prepare:
 #: torch's forwards whose gradients are computed through autograd, by family.
 _FORWARDS: dict[str, Callable[[Problem], Forward]] = {
     "group_norm": _torch_group,
+    "instance_norm": _torch_instance,
     "layer_norm": _torch_layer,
     "rms_norm": _torch_rms,
 }

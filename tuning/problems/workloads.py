@@ -4,6 +4,8 @@ The shapes come from the models' published configurations:
 
 - GroupNorm: Stable Diffusion 1.5 and SDXL UNets (channels 320, 640, 1280; 32 groups), their VAE decoders (128, 256,
   512), ResNet-50 with GroupNorm (Wu and He, 2018), nnU-Net's instance norms (G = C), small multi-layer perceptrons.
+- InstanceNorm: the encoder of nnU-Net (Isensee et al., 2021) in three dimensions: patches of 128^3, two per batch. The
+  channels double while the side halves, up to 320 channels.
 - LayerNorm: hidden sizes of language models (GPT-2 768 to 1600, GPT-3 12288, Llama 4096 to 8192), heads of 64 and 128,
   ConvNeXt and Swin (96 to 1024).
 - RMSNorm: hidden sizes of language models (Qwen 3 0.6B 1024, Gemma 2B 2048, Llama 2 7B and Mistral 7B 4096, Llama 2 13B
@@ -59,6 +61,11 @@ GROUP_NORM: dict[str, tuple[tuple[int, int, int, int], ...]] = {
     "quick": (_square(2, 320, 64, 32), _square(8, 640, 16, 32), (1024, 512, 1, 8)),
 }
 
+
+#: Workload name -> (samples, channels, positions).
+INSTANCE_NORM: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "nnunet-in": tuple((2, C, size**3) for C, size in ((32, 128), (64, 64), (128, 32), (256, 16), (320, 8), (320, 4))),
+}
 
 #: Workload name -> (rows, length).
 LAYER_NORM: dict[str, tuple[tuple[int, int], ...]] = {
@@ -122,11 +129,12 @@ BATCH_NORM: dict[str, tuple[tuple[int, int, int], ...]] = {
 }
 
 #: The names of all workloads.
-WORKLOADS: tuple[str, ...] = tuple(dict.fromkeys((*GROUP_NORM, *LAYER_NORM, *RMS_NORM, *BATCH_NORM)))
+WORKLOADS: tuple[str, ...] = tuple(dict.fromkeys((*GROUP_NORM, *INSTANCE_NORM, *LAYER_NORM, *RMS_NORM, *BATCH_NORM)))
 
 #: Workload shapes, in the order of `OpSpec.sizes`, and the ops that the layers of these workloads call.
 _CALLED: tuple[tuple[Mapping[str, Sequence[Any]], tuple[str, ...]], ...] = (
     (GROUP_NORM, ("group_norm", "group_norm_backward")),
+    (INSTANCE_NORM, ("instance_norm", "instance_norm_backward")),
     (LAYER_NORM, ("layer_norm", "layer_norm_backward")),
     (RMS_NORM, ("rms_norm", "rms_norm_backward")),
     (

@@ -192,8 +192,9 @@ def _cut(problem: Problem, axis: str, most: int) -> Iterator[Problem]:
 def _cuts(problem: Problem, most: int) -> Iterator[Problem]:
     """Yield problems of at most `most` elements with one or more axes cut, in every order of the axes."""
     # Only whole groups of channels are removed. If all channels are one group (a row of LayerNorm), none are removed.
-    sizes, whole_rows = problem.spec.sizes.values(), not problem.spec.channelwise
-    axes = ("N",) if whole_rows and "group" not in sizes else ("N", "group", "HxW")
+    spec, sizes = problem.spec, problem.spec.sizes.values()
+    grouped = spec.channelwise or spec.group_per_channel or "group" in sizes
+    axes = ("N", "group", "HxW") if grouped else ("N",)
     for order in itertools.permutations(axes):
         kept = [problem]
         for axis in order:

@@ -105,7 +105,7 @@ class _Slabs(OneSweep):
         if (sentence := refuses_threads(tile)) is not None:
             return sentence
         if self.problem.group % tile.groups:
-            return f"groups is {tile.groups}, expected a divisor of num_groups, {self.problem.group}"
+            return f"groups is {tile.groups}, expected a divisor of the number of groups, {self.problem.group}"
         if tile.stages > MOST_STAGES:
             return f"stages is {tile.stages}, expected at most {MOST_STAGES}"
         if load_of(tile) == BULK:

@@ -123,7 +123,7 @@ class GroupGrid(Tiling):
         if problem.HxW == 1:
             return "HxW is 1, expected more: a warp would process one element"
         if problem.group % tile.groups:
-            return f"groups is {tile.groups}, expected a divisor of num_groups, {problem.group}"
+            return f"groups is {tile.groups}, expected a divisor of the number of groups, {problem.group}"
         if (sentence := self._refuses_slab() or refuses_shared(self.shared, device)) is not None:
             return sentence
         if 2 * self.tiles * self.slabs + tile.prefetch_tiles > MOST_TICKETS:

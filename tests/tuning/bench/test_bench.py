@@ -471,7 +471,7 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "sentence"), [
     (["--peers", "tensorflow"],
      "--peers: 'tensorflow', expected some of torch, torch.compile, liger, quack, flashinfer, apex"),
-    (["--op", "max_norm"], "--op: 'max_norm', expected some of group_norm"),
+    (["--op", "unit_norm"], "--op: 'unit_norm', expected some of group_norm"),
     (["--op", "batch_norm_stats", "--workload", "llm"], "--op: no problem of batch_norm_stats is selected"),
     (["--workload", "huge"], "--workload: 'huge', expected one of sd15-unet"),
     (["--rounds", "0"], "--rounds: 0, expected at least 1"),
@@ -488,7 +488,7 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
     (["rms_norm_backward", "--shape", "6,40", "--with", "residual"], "--with: 'residual', expected dh"),
     (["batch_norm_stats", "--shape", "2,3,4", "--with", "dh"], "--with: 'dh', expected no --with, because"),
     (["rms_norm", "--with", "residual"], "--with: only valid with --shape"),
-    (["max_norm", "--shape", "6,40"], "op: 'max_norm', expected one of group_norm"),
+    (["unit_norm", "--shape", "6,40"], "op: 'unit_norm', expected one of group_norm"),
 ], ids=lambda value: "" if isinstance(value, str) else " ".join(value))  # fmt: skip
 def test_wrong_arguments(given: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", *given]) == 2

@@ -48,6 +48,8 @@ GROUP = replace(LAYER, op="group_norm", N=2, C=12, HxW=15, group=3)
 GROUP_BACKWARD = replace(GROUP, op="group_norm_backward", beta_dtype=None, outputs=GRADIENTS)
 RMS = replace(LAYER, op="rms_norm", beta_dtype=None, outputs=("y", "rstd"))
 RMS_BACKWARD = replace(RMS, op="rms_norm_backward", outputs=("dx", "dgamma"))
+INSTANCE = replace(GROUP, op="instance_norm", group=12)
+INSTANCE_BACKWARD = replace(GROUP_BACKWARD, op="instance_norm_backward", group=12)
 STATS = replace(LAYER, op="batch_norm_stats", gamma_dtype=None, beta_dtype=None, outputs=("mean", "invstd"), group=40)
 
 
@@ -79,6 +81,8 @@ def half(problem: Problem) -> Problem:
     ("liger", replace(GROUP, layout="NHWC"), "copies channels-last data to another layout first"),
     ("liger", replace(GROUP, activation="silu"), "no fused silu"),
     ("quack", GROUP, "no group_norm"),
+    ("liger", INSTANCE, "no instance_norm"),
+    ("apex", INSTANCE_BACKWARD, "no instance_norm_backward"),
     ("quack", replace(LAYER, dtype="bfloat16", gamma_dtype="bfloat16"), "offers gamma and beta in float32 only"),
     ("liger", replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",)), "requires gamma"),
     ("apex", STATS, "no batch_norm_stats"),
@@ -235,7 +239,9 @@ def assert_right(peer: Peer, problem: Problem, given: Inputs, came: Mapping[str,
                   replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu"), replace(GROUP, layout="NHWC"),
                   replace(GROUP_BACKWARD, layout="NHWC"), replace(GROUP_BACKWARD, outputs=("dx", "dbeta")),
                   replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",)), added(LAYER), added(LAYER_BACKWARD),
-                  *RMS_PROBLEMS, added(replace(RMS_BACKWARD, outputs=("dx",)))),
+                  *RMS_PROBLEMS, added(replace(RMS_BACKWARD, outputs=("dx",))), INSTANCE, INSTANCE_BACKWARD,
+                  replace(INSTANCE, layout="NHWC"), replace(INSTANCE_BACKWARD, layout="NHWC"),
+                  replace(INSTANCE_BACKWARD, outputs=("dx", "dgamma"))),
         "liger": (LAYER, LAYER_BACKWARD, GROUP, GROUP_BACKWARD, *RMS_PROBLEMS),
         "quack": (LAYER, replace(LAYER, beta_dtype=None), LAYER_BACKWARD, *RMS_PROBLEMS),
         "flashinfer": (half(RMS), half(added(RMS)), replace(LAYER, dtype="bfloat16")),
@@ -279,6 +285,24 @@ def test_the_inputs_that_a_peer_overwrites_are_its_own(monkeypatch: pytest.Monke
     call()
     for name in given:
         assert np.array_equal(sets.bytes_of(0)[name], before[name]), name
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_torchs_instance_norm_gets_a_volume_in_the_layout_of_the_problem(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    F, problem, seen = torch.nn.functional, replace(INSTANCE, layout=layout), []
+    real = F.instance_norm
+    monkeypatch.setattr(F, "instance_norm", lambda x, *given, **named: seen.append(x) or real(x, *given, **named))
+    peer, given = PEERS["torch"], inputs_of(problem, 0, hostile=False)
+    flat = Sets(problem, given, "cpu", 1).bytes_of(0)
+    assert_right(peer, problem, given, peer.prepare(problem, peer.arrays(problem, flat))())
+    (x,) = seen
+    assert x.shape == (2, 12, 15, 1, 1)
+    assert x.is_contiguous(memory_format=torch.channels_last_3d if layout == "NHWC" else torch.contiguous_format)
+    assert x.stride()[:3] == ((180, 1, 12) if layout == "NHWC" else (180, 15, 1))
+    assert x.data_ptr() == flat["x"].__array_interface__["data"][0]  # no copy
 
 
 def test_apex_without_kernels_for_a_problem_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,8 +506,9 @@ def test_torch_compiles_once_for_all_sets_of_a_problem(monkeypatch: pytest.Monke
     compiled: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda forward, dynamic: compiled.append(forward) or forward)
     peer = PEERS["torch.compile"]
-    silu = replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu")
-    for problem in (LAYER_BACKWARD, silu, RMS_BACKWARD, added(RMS_BACKWARD)):
+    activated = replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu")
+    of_rows = LAYER_BACKWARD, RMS_BACKWARD, added(RMS_BACKWARD)
+    for problem in (*of_rows, activated, replace(INSTANCE_BACKWARD, layout="NHWC")):
         before, given = len(compiled), inputs_of(problem, 0, hostile=False)
         sets = Sets(problem, given, "cpu", 3)
         calls = [peer.prepare(problem, peer.arrays(problem, sets.bytes_of(index))) for index in range(3)]
