@@ -77,8 +77,9 @@ HEAD = """# Bytes over the floor
 
 The bytes that the default tile moves for each shape of the named workloads, on an {device} in {dtype}. They are counted
 on the CPU executor; nothing here is timed. The byte floor of a problem is the fewest bytes that it has to move: dy, x
-and dx of a backward, x and y of a forward. `python benchmarks/byte_floor.py` writes this page. A test compares the page
-with the stored counts, and the counted tiles with the present choice of the cost model.
+and dx of a backward, x and y of a forward; with a residual also the residual and h, and with dh also dh.
+`python benchmarks/byte_floor.py` writes this page. A test compares the page with the stored counts, and the counted
+tiles with the present choice of the cost model.
 
 {counted} of the suite's {shapes} shapes have been counted.
 
@@ -123,9 +124,9 @@ def planned(problem: Problem) -> Plan:
 
 
 def key_of(name: str, problem: Problem) -> str:
-    """Return the readable name of a row: workload, op, layout and sizes."""
+    """Return the readable name of a row: workload, op, layout, sizes and what the op adds."""
     layout = f" {problem.layout}" if len(problem.spec.layouts) > 1 else ""
-    return f"{name}: {problem.op}{layout} {problem.sizes_text}"
+    return f"{name}: {problem.op}{layout} {problem.sizes_text}{problem.extras_text}"
 
 
 def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:

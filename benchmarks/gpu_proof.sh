@@ -22,7 +22,7 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 parts="1 2" minutes=9 dry="" into=""
 # The most important workloads come first, because the time may not suffice for all.
-workloads="quick llm sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet mlp odd segmentation-bn bn1d video-vae"
+workloads="quick llm llm-rms sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet mlp odd segmentation-bn bn1d video-vae"
 usage() {
   echo "usage: bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads \"NAME ...\"] [--results DIR] [--dry-run]; $1" >&2
   exit 2
@@ -158,7 +158,7 @@ print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
     fi
     step "tune $workload" python -m cunorm tune --workload "$workload" --dtype $dtype --seconds 2 --table "$table" --resume
     CUNORM_TILING_TABLE=$table step "bench $workload" python -m cunorm bench --workload "$workload" --dtype $dtype \
-      --peers torch,liger,quack,apex --json "$results/bench-$device-$workload-$date.json"
+      --peers torch,liger,quack,flashinfer,apex --json "$results/bench-$device-$workload-$date.json"
   done
   deadline=$until
   if [ -n "$dry" ]; then

@@ -34,6 +34,7 @@ SHAPES = {
     "group_norm": "2,320,16x16,32",
     "instance_norm": "2,320,16x16",
     "layer_norm": "512,320",
+    "rms_norm": "512,320",
     "batch_norm": "2,320,16x16",
 }
 DTYPE = "float32"

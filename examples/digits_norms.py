@@ -1,4 +1,4 @@
-"""The norms of ``train_digits.py``: GroupNorm, InstanceNorm, LayerNorm and BatchNorm through cunorm's functions.
+"""The norms of ``train_digits.py``: GroupNorm, InstanceNorm, LayerNorm, RMSNorm and BatchNorm, through cunorm.
 
 Each norm is a layer (`forward`, `evaluate`, `backward`) that also computes its results with the oracle (`oracle`).
 """
@@ -150,6 +150,46 @@ class LayerNorm(SampleNorm):
         return results
 
 
+class RMSNorm(Norm):
+    """One rstd per sample, and no mean and no beta. The shapes are those of `LayerNorm`."""
+
+    title = "RMSNorm"
+
+    def __init__(self, xp: Any, library: CheckedLibrary, dtype: Any, number: int, sample: tuple[int, int, int]) -> None:
+        super().__init__(xp, library, dtype, number, sample)
+        self.parameters = (self.gamma,)  # no function reads beta
+
+    def affine_shape(self) -> tuple[int, ...]:
+        return self.sample
+
+    def forward(self, x: Array) -> Array:
+        self.x = x
+        self.saved = self.library.rms_norm(x, self.sample, self.gamma.value, eps=EPSILON)
+        return self.saved[0]
+
+    def backward(self, dy: Array) -> Array:
+        y, rstd = self.saved
+        dy = self.xp.ascontiguousarray(dy)
+        dx, dgamma = self.library.rms_norm_backward(dy, self.x, self.sample, rstd, self.gamma.value)
+        self.check(dy=dy, y=y, rstd=rstd, dx=dx, dgamma=dgamma)
+        self.gamma.grad = dgamma
+        return dx
+
+    def oracle(self, t: dict[str, Numbers]) -> Oracle:
+        y, rstd = reference.rms_norm(t["x"], self.sample, t["gamma"], eps=EPSILON)
+        dx, dgamma = reference.rms_norm_backward(t["dy"], t["x"], self.sample, t["rstd"], t["gamma"])
+        # The magnitudes of the terms.
+        scale, upstream, inverse = np.abs(t["gamma"]), np.abs(t["dy"]), rstd.reshape(-1, 1, 1, 1)
+        xhat, dxhat = np.abs(t["x"]) * inverse, scale * upstream
+        through = xhat * (dxhat * xhat).mean(axis=(1, 2, 3), keepdims=True)
+        return {
+            "y": (y, scale * xhat),
+            "rstd": (rstd, rstd),
+            "dx": (dx, inverse * (dxhat + through)),
+            "dgamma": (dgamma, (upstream * xhat).sum(axis=0)),
+        }
+
+
 class BatchNorm(Norm):
     """One mean and invstd per channel of the batch, with the functions for synchronised training, on a single rank.
 
@@ -240,5 +280,6 @@ NORMS: dict[str, type[Norm]] = {
     "group": GroupNorm,
     "instance": InstanceNorm,
     "layer": LayerNorm,
+    "rms": RMSNorm,
     "batch": BatchNorm,
 }

@@ -1,9 +1,9 @@
 """Train a small convolutional network with normalisation layers on real handwritten digits.
 
 The data are the digits that scikit-learn contains: 1,797 real 8x8 images, 1,437 for training and 360 for testing. The
-layers are GroupNorm, or with ``--norm`` InstanceNorm, LayerNorm or BatchNorm. ``cunorm`` computes all their forwards
-and gradients. Every 20 steps the results are compared with the float64 oracle. Everything else (convolutions, pooling,
-the loss, Adam) is plain array code for NumPy and CuPy arrays.
+layers are GroupNorm, or with ``--norm`` InstanceNorm, LayerNorm, RMSNorm or BatchNorm. ``cunorm`` computes all their
+forwards and gradients. Every 20 steps the results are compared with the float64 oracle. Everything else (convolutions,
+pooling, the loss, Adam) is plain array code for NumPy and CuPy arrays.
 
 Run it with ``python examples/train_digits.py``; ``--help`` lists the options. At the end it prints the test accuracy
 and writes a plot of the loss.

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import cunorm
 import cunorm.reference
 from cunorm.cli.parser import parser
 from cunorm.core import settings
-from cunorm.ops.registry import OPS
+from cunorm.core.devices import known
+from cunorm.ops.parse_problem import plan_options
+from cunorm.ops.registry import OPS, problem_of
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,12 +41,29 @@ def test_the_readme_is_short() -> None:
     assert README.count("\n") <= MOST_LINES
 
 
+def assert_gradients_of_the_layer(names: dict[str, Any]) -> None:
+    """Compare the gradients of the page of RMSNorm with finite differences of the float64 oracle."""
+    asked = {name: names[name].astype(np.float64) for name in ("branch", "stream", "gamma", "weight")}
+
+    def loss(given: dict[str, Any]) -> float:
+        y, _, h = cunorm.reference.rms_norm(given["branch"], 32, given["gamma"], residual=given["stream"])
+        return float((names["dout"] * (y @ given["weight"])).sum() + (names["dstream"] * h).sum())
+
+    found = {"branch": "dx", "stream": "dx", "gamma": "dgamma", "weight": "dweight"}
+    for name, gradient in found.items():
+        step = 1e-5 * np.random.default_rng(1).normal(size=asked[name].shape)
+        change = loss(asked | {name: asked[name] + step}) - loss(asked | {name: asked[name] - step})
+        assert change == pytest.approx(2 * float((names[gradient] * step).sum()), rel=1e-3), name
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_the_examples_of_the_docs_run(page: Path) -> None:
     found = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, object] = {}
     for text in found:
         exec(text, names)
+    if page.name == "rms-norm.md":
+        assert_gradients_of_the_layer(names)
     if page.name == "batch-norm.md":
         exact = cunorm.reference.batch_norm_stats(names["x"])  # type: ignore[arg-type]
         assert np.allclose(names["running_mean"], 0.1 * exact[0], atol=1e-6)  # type: ignore[arg-type]
@@ -74,6 +94,28 @@ def test_the_examples_of_the_ascend_page_give_the_documented_numbers(capsys: pyt
     exact = cunorm.reference.group_norm_backward(*given, num_groups=2)
     for name, want in zip(("grad_input", "grad_gamma", "grad_beta"), exact, strict=True):
         assert np.allclose(names[name], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_the_longest_rows_of_the_pages_are_those_that_the_strategies_take(op: str) -> None:
+    """A tile takes a row of the stated length, and none takes a row that is longer by 16 bytes."""
+    page, device = (ROOT / "docs" / f"{op.replace('_', '-')}.md").read_text(encoding="utf-8"), known("H200")
+    stated = re.findall(r"^\| `(\w+)` \| ([\d,]+ / .*?) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+    assert [row[0] for row in stated] == ["warp", "block", "cluster"]
+    columns = [(op, None), (f"{op}_backward", None), (f"{op}_backward", "dh")]
+    checked = 0
+    for strategy, *cells in stated:
+        for cell, (name, extras) in zip(cells, columns, strict=True):
+            tiles = [tile for tile in OPS[name].strategies[strategy].tiles() if tile.as_dict().get("cluster", 1) <= 8]
+            for length, dtype in zip(cell.split(" / "), ("bfloat16", "float32", "float64"), strict=True):
+                longest = int(length.replace(",", ""))
+                problem = problem_of(name, **plan_options(name, f"64,{longest}", dtype, extras=extras))
+                longer = replace(problem, C=longest + problem.pack)
+                refuses = OPS[name].strategies[strategy].refuses
+                assert any(refuses(problem, tile, device) is None for tile in tiles), problem.describe()
+                assert all(refuses(longer, tile, device) is not None for tile in tiles), longer.describe()
+                checked += 1
+    assert checked == 27
 
 
 def test_the_table_of_the_ascend_page_is_complete() -> None:

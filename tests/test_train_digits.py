@@ -24,10 +24,10 @@ norms = importlib.import_module("digits_norms")
 checks = importlib.import_module("digits_checks")
 train_digits = importlib.import_module("train_digits")
 
-EACH = pytest.mark.parametrize("norm", ["group", "instance", "layer", "batch"])
+EACH = pytest.mark.parametrize("norm", ["group", "instance", "layer", "rms", "batch"])
 #: One norm by default; the other norms are long tests.
 ONE = pytest.mark.parametrize(
-    "norm", ["batch", *(pytest.param(norm, marks=pytest.mark.long) for norm in ("group", "instance", "layer"))]
+    "norm", ["batch", *(pytest.param(norm, marks=pytest.mark.long) for norm in ("group", "instance", "layer", "rms"))]
 )
 SAMPLE = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
 #: For each norm, its functions and their results. batch_norm_gather_stats updates the running statistics in place.
@@ -35,6 +35,7 @@ RESULTS: dict[str, dict[str, tuple[str, ...]]] = {
     "group": dict(zip(("group_norm", "group_norm_backward"), SAMPLE, strict=True)),
     "instance": dict(zip(("instance_norm", "instance_norm_backward"), SAMPLE, strict=True)),
     "layer": dict(zip(("layer_norm", "layer_norm_backward"), SAMPLE, strict=True)),
+    "rms": {"rms_norm": ("y", "rstd"), "rms_norm_backward": ("dx", "dgamma")},
     "batch": {
         "batch_norm_stats": ("local_mean", "local_invstd"),
         "batch_norm_gather_stats": ("mean", "invstd", "running_mean", "running_var"),
@@ -43,6 +44,8 @@ RESULTS: dict[str, dict[str, tuple[str, ...]]] = {
         "batch_norm_backward_elemt": ("dx",),
     },
 }
+#: Largest share of the loss that is left after 12 steps, if not 0.5. A network without mean and beta starts slower.
+LEFT = {"rms": 0.65}
 #: (norm, tensor, factor by which the tensor is multiplied): a small error, a zero result, and for one norm others.
 SPOILED = [
     (norm, tensor, factor)
@@ -189,7 +192,7 @@ def test_training_learns_and_agrees_with_the_oracle(norm: str) -> None:
     result = train_digits.run(norm, epochs=3, images=256, check_every=5)
     losses = result.losses
     assert len(losses) == 3 * 4
-    assert np.mean(losses[-4:]) < 0.5 * np.mean(losses[:4])
+    assert np.mean(losses[-4:]) < LEFT.get(norm, 0.5) * np.mean(losses[:4])
     assert result.accuracies[-1] > 0.6
     assert result.library.checks == tensors(norm) * 3 * 3  # three layers; steps 0, 5 and 10
     assert 0 < result.library.worst < 1
@@ -296,7 +299,7 @@ def test_the_accuracy_is_that_of_an_evaluation(norm: str) -> None:
 def test_training_on_a_gpu_learns(norm: str) -> None:
     cupy, _ = train_digits.find_device("gpu")
     result = train_digits.run(norm, xp=cupy, epochs=3, images=256)
-    assert np.mean(result.losses[-4:]) < 0.5 * np.mean(result.losses[:4])
+    assert np.mean(result.losses[-4:]) < LEFT.get(norm, 0.5) * np.mean(result.losses[:4])
 
 
 # The command line.
@@ -385,7 +388,7 @@ def test_demo_passes_its_norm_to_the_example(tmp_path: Path, monkeypatch: pytest
         given = [] if norm is None else ["--norm", norm]
         path = tmp_path / f"{norm}.png"
         cli.main(["demo", *given, "--device", "cpu", "--epochs", "1", "--plot", str(path)])
-    titles = {norm: f"{norm.title()}Norm" for norm in RESULTS} | {None: "GroupNorm"}
+    titles = {norm: f"{norm.title()}Norm" for norm in RESULTS} | {"rms": "RMSNorm", None: "GroupNorm"}
     assert seen == [(title, tmp_path / f"{norm}.png") for norm, title in titles.items()]
 
 

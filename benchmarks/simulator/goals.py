@@ -60,10 +60,10 @@ class Goal:
 
 
 def key_of(problem: Problem) -> str:
-    """The name of a row: op, layout, sizes and activation."""
+    """The name of a row: op, layout, sizes, activation and what the op adds."""
     layout = f" {problem.layout}" if len(problem.spec.layouts) > 1 else ""
     activation = f" {problem.activation}" if problem.activation else ""
-    return f"{problem.op}{layout} {problem.sizes_text}{activation}"
+    return f"{problem.op}{layout} {problem.sizes_text}{activation}{problem.extras_text}"
 
 
 GOALS: tuple[Goal, ...] = (

@@ -156,7 +156,7 @@ def _tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench = commands.add_parser(
         "bench",
-        help="time cunorm beside PyTorch, Liger, QuACK and Apex, on the same arrays in one run",
+        help="time cunorm beside PyTorch, Liger, QuACK, FlashInfer and Apex, on the same arrays in one run",
         description=(
             "Runs cunorm, with its default tile and with the tile of the table, and every installed peer, on the\n"
             "same arrays in one run, in interleaved order, with a cold L2 cache. It prints the time of the kernels,\n"
@@ -181,7 +181,7 @@ def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     bench.add_argument(
         "--peers",
         metavar="NAME,...",
-        help="peers to run: torch,torch.compile,liger,quack,apex; default all; '' for none",
+        help="peers to run: torch,torch.compile,liger,quack,flashinfer,apex; default all; '' for none",
     )
     bench.add_argument("--rounds", type=int, metavar="N", help="samples per contender; default 21, with --rehearse 1")
     bench.add_argument("--json", metavar="FILE", help="write the results, with device and software versions, as JSON")

@@ -201,6 +201,11 @@ class Problem:
         return " ".join(f"{name}={getattr(self, field)}" for name, field in self.spec.sizes.items())
 
     @property
+    def extras_text(self) -> str:
+        """The `extras` behind the sizes: `` with residual``, or nothing."""
+        return "".join(f" with {name}" for name in self.extras)
+
+    @property
     def parameters(self) -> list[tuple[str, str]]:
         """The user-facing names and the dtypes of the arrays that are not tensors."""
         named = [("gamma", self.gamma_dtype), ("beta", self.beta_dtype), ("statistics", self.stats_dtype)]
@@ -212,7 +217,7 @@ class Problem:
         others = ", ".join(f"{name} {dtype}" for name, dtype in self.parameters if dtype != self.dtype)
         layout = f"{self.layout} " if len(self.spec.layouts) > 1 else ""
         behind = f" activation={self.activation}" if self.activation is not None else ""
-        behind += "".join(f" with {name}" for name in self.extras)
+        behind += self.extras_text
         kept = ", ".join(self.outputs) or "nothing"
         wide = f" ({others})" if others else ""
         return f"{self.op} {self.dtype} {layout}{self.sizes_text}{behind}{wide} -> {kept}"

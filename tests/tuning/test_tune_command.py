@@ -161,6 +161,7 @@ def test_every_listed_workload_has_problems() -> None:
     promised = ("sd15-unet", "sdxl-unet", "vae", "resnet50-gn", "nnunet", "llm", "convnext", "resnet50-bn", "quick")
     assert set(promised) <= set(found)
     assert {op.rsplit("_", 1)[0] for op in found["quick"]} >= {"group_norm", "layer_norm", "batch_norm"}
+    assert {"rms_norm", "rms_norm_backward"} <= found["quick"] & found["llm-rms"]
 
 
 def test_tune_from_a_trace(capsys: Any, tmp_path: Path) -> None:

@@ -87,13 +87,18 @@ def _own(name: str, tile: Tile | None, place: Target, problem: Problem, sets: Se
 
 def _peer(name: str, problem: Problem, sets: Sets, clock: BenchClock) -> _Entrant:
     peer = PEERS[name]
+
+    def prepared_on(index: int) -> Callable[[], Mapping[str, Any]]:
+        return peer.prepare(problem, peer.arrays(problem, sets.bytes_of(index)))
+
     with clock.beside():
-        calls = [peer.prepare(problem, peer.arrays(problem, sets.bytes_of(index))) for index in range(len(sets))]
+        calls = [prepared_on(index) for index in range(len(sets))]
     return _Entrant(
         Contender(name, sentence=f"{peer.distribution} {peer.version}"),
         run=lambda index: calls[index](),
         call=calls[0],
-        results=lambda: {key: peer.flat(problem, key, tensor) for key, tensor in calls[0]().items()},
+        # The results of a first run: some peers overwrite their inputs.
+        results=lambda: {key: peer.flat(problem, key, tensor) for key, tensor in prepared_on(0)().items()},
         by_torch=True,
     )
 

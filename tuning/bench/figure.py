@@ -18,6 +18,7 @@ COLOURS = {
     "torch.compile": "#e6550d",
     "liger": "#74c476",
     "quack": "#9e9ac8",
+    "flashinfer": "#fa9fb5",
     "apex": "#969696",
 }
 ROW_INCHES, WIDTH_INCHES, HEAD_INCHES = 0.19, 10.0, 1.6
@@ -29,7 +30,8 @@ def _short(problem: Mapping[str, Any]) -> str:
     spec = spec_of(problem["op"])
     sizes = ", ".join(f"{name} {problem[field]}" for name, field in spec.sizes.items())
     layout = f" {problem['layout']}" if len(spec.layouts) > 1 else ""
-    return f"{problem['op']}\n{sizes}{layout} {problem['dtype']}"
+    added = "".join(f" with {name}" for name in problem.get("extras", ()))  # older results have no such field
+    return f"{problem['op']}{added}\n{sizes}{layout} {problem['dtype']}"
 
 
 def _us(seconds: float) -> str:

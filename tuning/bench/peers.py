@@ -3,6 +3,13 @@
 A peer is called only if it computes the same outputs as cunorm in the same precision. Otherwise `NotOffered` says what
 the peer lacks. Most peers compute gradients through autograd, as their users do; the forward has run before, untimed.
 
+A norm with a residual returns y and h = x + residual, and its gradient gets dy and dh. torch adds in a separate kernel,
+or in the same kernel if it is compiled. The other peers are called only if their norm has a fused addition. A peer need
+not return the saved statistics: Liger and Apex store rstd for their gradients, QuACK returns it, FlashInfer has none.
+
+RMSNorm's sources: Liger's LigerRMSNormFunction and LigerFusedAddRMSNormFunction, as of 0.8; QuACK's rmsnorm_fwd and
+rmsnorm_bwd; FlashInfer's flashinfer.norm; Apex's fused_rms_norm_affine.
+
 Sources: torch.nn.functional, whose instance_norm is what torch.nn.InstanceNorm3d calls, and torch's batch_norm_*
 functions; Liger's LigerLayerNormFunction and LigerGroupNormFunction; QuACK's quack.rmsnorm, as of 0.6; Apex's
 apex.normalization and apex.contrib.group_norm.
@@ -111,8 +118,25 @@ class Peer:
 
 # ---- forwards and gradients -----------------------------------------------------------------------------------------
 
-#: (x, gamma, beta) -> y.
-Forward = Callable[[Any, Any, Any], Any]
+#: (x, gamma, beta) -> y; of a problem with a residual or dh, (x, gamma, beta, residual) -> y, h.
+Forward = Callable[..., Any]
+
+
+def _epsilon(problem: Problem) -> float:
+    """The epsilon of a problem's statistics: a forward's argument, or that of the rstd that a gradient gets."""
+    return problem.numbers.get("eps", EPS)
+
+
+def _with_residual(problem: Problem, forward: Forward) -> Forward:
+    """A forward that adds a residual first, if the problem has one or is the gradient of a norm with one."""
+    if not problem.extras:
+        return forward
+
+    def added(x: Any, gamma: Any, beta: Any, residual: Any) -> Any:
+        h = x + residual
+        return forward(h, gamma, beta), h
+
+    return added
 
 
 def _prepared(problem: Problem, tensors: Mapping[str, Any], forward: Forward) -> Callable[[], Results]:
@@ -122,10 +146,12 @@ def _prepared(problem: Problem, tensors: Mapping[str, Any], forward: Forward) ->
     gamma: Any
     x, gamma, beta = (tensors.get(name) for name in ("x", "gamma", "beta"))
     if not problem.is_backward:
+        given = (x, gamma, beta, *(tensors[name] for name in problem.extras))
 
         def run() -> Results:
             with torch.no_grad():
-                return {"y": forward(x, gamma, beta)}
+                made = forward(*given)
+            return dict(zip(("y", "h"), made, strict=True)) if problem.extras else {"y": made}
 
         return run
     if beta is None and gamma is not None:
@@ -135,11 +161,13 @@ def _prepared(problem: Problem, tensors: Mapping[str, Any], forward: Forward) ->
         name: None if one is None else one.detach().requires_grad_(name in problem.outputs)
         for name, one in wanted.items()
     }
-    y = forward(*leaves.values())
+    # The gradient's x is h. As the forward's x it becomes the same h, if the residual is zero.
+    made = forward(*leaves.values(), *(torch.zeros_like(x) for _ in problem.extras))
+    results, upstream = (made if problem.extras else [made]), [tensors[name] for name in ("dy", *problem.extras)]
     asked = [name for name in leaves if name in problem.outputs]
 
     def gradients() -> Results:
-        found = torch.autograd.grad(y, [leaves[name] for name in asked], tensors["dy"], retain_graph=True)
+        found = torch.autograd.grad(results, [leaves[name] for name in asked], upstream, retain_graph=True)
         return dict(zip(asked, found, strict=True))
 
     return gradients
@@ -165,12 +193,23 @@ def _plain(problem: Problem) -> None:
         raise NotOffered("requires gamma")
 
 
+def _unfused(problem: Problem) -> None:
+    """Raise NotOffered for libraries that add neither a residual nor dh in the norm's kernel."""
+    if problem.extras:
+        raise NotOffered(f"no fused {problem.extras[0]}")
+
+
 # ---- torch ----------------------------------------------------------------------------------------------------------
 
 
 def _torch_layer(problem: Problem) -> Forward:
     F = importlib.import_module("torch.nn.functional")
     return lambda x, gamma, beta: F.layer_norm(x, (problem.C,), gamma, beta, EPS)
+
+
+def _torch_rms(problem: Problem) -> Forward:
+    F, eps = importlib.import_module("torch.nn.functional"), _epsilon(problem)
+    return lambda x, gamma, beta: F.rms_norm(x, (problem.C,), gamma, eps)
 
 
 def _torch_group(problem: Problem) -> Forward:
@@ -188,7 +227,7 @@ def _torch_instance(problem: Problem) -> Forward:
 
 
 def _through_autograd(forward: Callable[[Problem], Forward]) -> Prepare:
-    return lambda problem, tensors: _prepared(problem, tensors, forward(problem))
+    return lambda problem, tensors: _prepared(problem, tensors, _with_residual(problem, forward(problem)))
 
 
 def _stats(problem: Problem, of: Mapping[str, Any]) -> Callable[[], Results]:
@@ -234,6 +273,7 @@ _FORWARDS: dict[str, Callable[[Problem], Forward]] = {
     "group_norm": _torch_group,
     "instance_norm": _torch_instance,
     "layer_norm": _torch_layer,
+    "rms_norm": _torch_rms,
 }
 _TORCH: dict[str, Prepare] = {
     **{family: _through_autograd(forward) for family, forward in _FORWARDS.items()},
@@ -250,7 +290,7 @@ def _torch(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results
 
 @functools.lru_cache(maxsize=1)  # all sets of a problem use the same compiled forward
 def _compiled_forward(problem: Problem) -> Forward:
-    torch, forward = importlib.import_module("torch"), _FORWARDS[problem.spec.family](problem)
+    torch, forward = importlib.import_module("torch"), _with_residual(problem, _FORWARDS[problem.spec.family](problem))
     torch._dynamo.reset()  # compile for these sizes, not a general graph for the sizes of earlier problems too
     # Gradients are computed repeatedly from the buffers that one forward has saved, so they must not be overwritten.
     setattr(importlib.import_module("torch._functorch.config"), "donated_buffer", False)  # noqa: B010
@@ -267,6 +307,8 @@ def _compiled(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Resu
 
 
 def _liger_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    _plain(problem)
+    _unfused(problem)
     function = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
     return _prepared(problem, tensors, lambda x, gamma, beta: function.apply(x, gamma, beta, EPS))
 
@@ -274,6 +316,7 @@ def _liger_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], R
 def _liger_group(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if problem.layout != "NCHW":
         raise NotOffered("copies channels-last data to another layout first")
+    _plain(problem)
     function = importlib.import_module("liger_kernel.ops.group_norm").LigerGroupNormFunction
     flat = {name: one.flatten(2) if name in problem.spec.tensors else one for name, one in tensors.items()}
     return _prepared(
@@ -281,13 +324,31 @@ def _liger_group(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], R
     )
 
 
-def _liger(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
-    prepare = _of(problem, {"layer_norm": _liger_layer, "group_norm": _liger_group})
+#: Liger's offset of gamma; its casting mode that computes everything in float32 and rounds once, as cunorm does (the
+#: default "llama" rounds the normalised x too); not in place. Its default writes dx over dy, which the next run reads.
+_LIGER_OPTIONS = (0.0, "gemma", False)
+
+
+def _liger_rms(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    eps = _epsilon(problem)
+    if not problem.extras:
+        function = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
+        return _prepared(problem, tensors, lambda x, gamma, beta: function.apply(x, gamma, eps, *_LIGER_OPTIONS))
     _plain(problem)
-    return prepare(problem, tensors)
+    fused = importlib.import_module("liger_kernel.ops.fused_add_rms_norm").LigerFusedAddRMSNormFunction
+    return _prepared(
+        problem, tensors, lambda x, gamma, beta, residual: fused.apply(x, residual, gamma, eps, *_LIGER_OPTIONS)
+    )
+
+
+def _liger(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    offered = {"layer_norm": _liger_layer, "group_norm": _liger_group, "rms_norm": _liger_rms}
+    return _of(problem, offered)(problem, tensors)
 
 
 def _quack_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    _plain(problem)
+    _unfused(problem)
     if {problem.gamma_dtype, problem.beta_dtype} - {"float32", None}:
         raise NotOffered("offers gamma and beta in float32 only")
     quack, (x, gamma) = importlib.import_module("quack.rmsnorm"), (tensors["x"], tensors["gamma"])
@@ -302,17 +363,74 @@ def _quack_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], R
     return gradients
 
 
+def _quack_rms(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    quack, eps = importlib.import_module("quack.rmsnorm"), _epsilon(problem)
+    x, gamma, residual, dh = (tensors.get(name) for name in ("x", "gamma", "residual", "dh"))
+
+    def forward() -> Results:
+        y, h, rstd = quack.rmsnorm_fwd(x, gamma, residual=residual, eps=eps, store_rstd=True)
+        return {"y": y, "rstd": rstd, **({"h": h} if problem.extras else {})}
+
+    if not problem.is_backward:
+        return forward
+    dy, rstd = tensors["dy"], tensors["rstd"].view(-1)
+
+    def gradients() -> Results:
+        dx, dgamma, *_ = quack.rmsnorm_bwd(x, gamma, dy, rstd, dh)
+        return {name: one for name, one in (("dx", dx), ("dgamma", dgamma)) if name in problem.outputs}
+
+    return gradients
+
+
 def _quack(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
-    prepare = _of(problem, {"layer_norm": _quack_layer})
-    _plain(problem)
-    return prepare(problem, tensors)
+    return _of(problem, {"layer_norm": _quack_layer, "rms_norm": _quack_rms})(problem, tensors)
+
+
+def _flashinfer_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    _unfused(problem)
+    if (problem.dtype, problem.gamma_dtype, problem.beta_dtype) != ("bfloat16", "float32", "float32"):
+        raise NotOffered("offers LayerNorm only for x in bfloat16 with gamma and beta in float32")
+    norm, given = importlib.import_module("flashinfer.norm"), [tensors[name] for name in ("x", "gamma", "beta")]
+    return lambda: {"y": norm.layernorm(*given, EPS)}
+
+
+def _flashinfer_rms(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    if problem.dtype not in ("float16", "bfloat16") or problem.gamma_dtype != problem.dtype:
+        raise NotOffered("offers x and gamma in the same 16-bit dtype only")  # it reads any gamma in the dtype of x
+    norm, eps, x, gamma = importlib.import_module("flashinfer.norm"), _epsilon(problem), tensors["x"], tensors["gamma"]
+    if not problem.extras:
+        return lambda: {"y": norm.rmsnorm(x, gamma, eps)}
+    y, h = x.clone(), tensors["residual"].clone()
+
+    def run() -> Results:
+        """Overwrite x by y and the residual by h. The next run starts from these, which takes no longer."""
+        norm.fused_add_rmsnorm(y, h, gamma, eps)
+        return {"y": y, "h": h}
+
+    return run
+
+
+def _flashinfer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    if problem.is_backward:
+        raise NotOffered(f"no {problem.op}")
+    return _of(problem, {"layer_norm": _flashinfer_layer, "rms_norm": _flashinfer_rms})(problem, tensors)
 
 
 def _apex_layer(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if problem.gamma_dtype is None:
         raise NotOffered("requires gamma for this kernel")
+    _unfused(problem)
     affine = importlib.import_module("apex.normalization.fused_layer_norm").fused_layer_norm_affine
     return _prepared(problem, tensors, lambda x, gamma, beta: affine(x, gamma, beta, (problem.C,), EPS))
+
+
+def _apex_rms(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
+    if problem.gamma_dtype is None:
+        raise NotOffered("requires gamma for this kernel")
+    _unfused(problem)
+    affine = importlib.import_module("apex.normalization.fused_layer_norm").fused_rms_norm_affine
+    eps = _epsilon(problem)
+    return _prepared(problem, tensors, lambda x, gamma, beta: affine(x, gamma, (problem.C,), eps))
 
 
 def _apex_group(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
@@ -330,7 +448,8 @@ def _apex_group(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Re
 
 
 def _apex(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
-    return _of(problem, {"layer_norm": _apex_layer, "group_norm": _apex_group})(problem, tensors)
+    offered = {"layer_norm": _apex_layer, "group_norm": _apex_group, "rms_norm": _apex_rms}
+    return _of(problem, offered)(problem, tensors)
 
 
 #: The peers by the name that ``--peers`` takes.
@@ -341,6 +460,7 @@ PEERS: dict[str, Peer] = {
         Peer("torch.compile", "torch", "torch", _compiled, "pip install torch"),
         Peer("liger", "liger_kernel", "liger-kernel", _liger, "pip install liger-kernel"),
         Peer("quack", "quack", "quack-kernels", _quack, "pip install quack-kernels"),
+        Peer("flashinfer", "flashinfer", "flashinfer-python", _flashinfer, "pip install flashinfer-python"),
         Peer("apex", "apex", "apex", _apex, "build it: https://github.com/NVIDIA/apex"),
     )
 }

@@ -8,6 +8,9 @@ The shapes come from the models' published configurations:
   channels double while the side halves, up to 320 channels.
 - LayerNorm: hidden sizes of language models (GPT-2 768 to 1600, GPT-3 12288, Llama 4096 to 8192), heads of 64 and 128,
   ConvNeXt and Swin (96 to 1024).
+- RMSNorm: hidden sizes of language models (Qwen 3 0.6B 1024, Gemma 2B 2048, Llama 2 7B and Mistral 7B 4096, Llama 2 13B
+  and Qwen 2.5 14B 5120, Llama 3 70B and Qwen 2.5 72B 8192, Llama 3 405B 16384), without and with the residual that most
+  of these norms add; heads of 64 and 128 (queries and keys, as in Qwen 3).
 - BatchNorm: ResNet-50 (He et al., 2016), MobileNets.
 """
 
@@ -88,6 +91,27 @@ LAYER_NORM: dict[str, tuple[tuple[int, int], ...]] = {
     "odd": ((4005, 4005), (267, 513), (67, 123479), (1024, 33333), (1, 1000), (65536, 1)),
 }
 
+#: Most elements of a tensor in `_HIDDEN`. It excludes 65536 rows of more than 4096. With a residual or dh, a call has
+#: four tensors: 2 GiB in bfloat16. A GPU of 80 GB then has room for the results that each peer of a bench keeps, and a
+#: host for the float64 oracles of several problems.
+_MOST = 1 << 28
+#: (rows, length) of the hidden states of language models: a batch of tokens at their hidden sizes.
+_HIDDEN = tuple(
+    (rows, length)
+    for rows in (512, 4096, 16384, 65536)
+    for length in (1024, 2048, 4096, 5120, 8192, 16384)
+    if rows * length <= _MOST
+)
+
+#: Workload name -> (rows, length). The rows of lengths 64 and 128 are heads of queries and keys.
+RMS_NORM: dict[str, tuple[tuple[int, int], ...]] = {
+    "llm-rms": (*_HIDDEN, (131072, 128), (589824, 64)),
+    "quick": ((16384, 128),),
+}
+
+#: Workload name -> (rows, length) of the norms that get a residual.
+RMS_NORM_WITH_RESIDUAL: dict[str, tuple[tuple[int, int], ...]] = {"llm-rms": _HIDDEN, "quick": ((2048, 4096),)}
+
 #: Workload name -> (samples, channels, positions).
 BATCH_NORM: dict[str, tuple[tuple[int, int, int], ...]] = {
     "resnet50-bn": tuple(
@@ -105,25 +129,33 @@ BATCH_NORM: dict[str, tuple[tuple[int, int, int], ...]] = {
 }
 
 #: The names of all workloads.
-WORKLOADS: tuple[str, ...] = tuple(dict.fromkeys((*GROUP_NORM, *INSTANCE_NORM, *LAYER_NORM, *BATCH_NORM)))
+WORKLOADS: tuple[str, ...] = tuple(dict.fromkeys((*GROUP_NORM, *INSTANCE_NORM, *LAYER_NORM, *RMS_NORM, *BATCH_NORM)))
 
 #: Workload shapes, in the order of `OpSpec.sizes`, and the ops that the layers of these workloads call.
 _CALLED: tuple[tuple[Mapping[str, Sequence[Any]], tuple[str, ...]], ...] = (
     (GROUP_NORM, ("group_norm", "group_norm_backward")),
     (INSTANCE_NORM, ("instance_norm", "instance_norm_backward")),
     (LAYER_NORM, ("layer_norm", "layer_norm_backward")),
+    (RMS_NORM, ("rms_norm", "rms_norm_backward")),
     (
         BATCH_NORM,
         ("batch_norm_stats", "batch_norm_elemt", "batch_norm_backward_reduce", "batch_norm_backward_elemt"),
     ),
 )
 
+#: The same for layers that pass the optional tensors of `OpSpec.extras`: residual to a forward, dh to a backward.
+_CALLED_WITH_EXTRAS: tuple[tuple[Mapping[str, Sequence[Any]], tuple[str, ...]], ...] = (
+    (RMS_NORM_WITH_RESIDUAL, ("rms_norm", "rms_norm_backward")),
+)
+
 
 def problems(dtype: str = "bfloat16") -> Iterator[tuple[str, Problem]]:
     """Yield (workload name, problem) for all workloads: forward and backward, in each layout of the op."""
-    for shapes_of, ops in _CALLED:
+    tables = [(*called, False) for called in _CALLED] + [(*called, True) for called in _CALLED_WITH_EXTRAS]
+    for shapes_of, ops, extended in tables:
         for name, shapes in shapes_of.items():
             for shape, layout in itertools.product(shapes, OPS[ops[0]].layouts):
                 typed = ",".join(map(str, shape))
                 for op in ops:
-                    yield name, problem_of(op, **plan_options(op, typed, dtype, layout))
+                    extras = ",".join(OPS[op].extras) if extended else None
+                    yield name, problem_of(op, **plan_options(op, typed, dtype, layout, extras=extras))

@@ -95,6 +95,17 @@ def other_dtype(problem: Problem, arrays: Mapping[str, Any]) -> Callable[[], Map
     return lambda: {"y": made()["y"].astype(np.float64)}
 
 
+def in_place(problem: Problem, arrays: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+    own = dict(arrays, x=arrays["x"].copy())
+    made = right(problem, own)
+
+    def run() -> Mapping[str, Any]:
+        own["x"][:] = made()["y"].reshape(-1)
+        return {"y": own["x"]}
+
+    return run
+
+
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def planted(**makers: Any) -> None:
@@ -212,10 +223,51 @@ def test_a_formula_with_a_term_left_out_is_wrong(op: str, dtype: str) -> None:
         assert wanted[name].off(values.astype(DTYPES[dtype])) > 1.5 * WRONG[dtype], name
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("op", ["rms_norm", "rms_norm_backward"])
+def test_an_rms_norm_with_a_term_left_out_is_wrong(op: str, dtype: str) -> None:
+    """The error exceeds 1.5 times the limit, as it does for the other ops."""
+    backward = op.endswith("backward")
+    problem = Problem(
+        op=op,
+        dtype=dtype,
+        gamma_dtype=dtype,
+        beta_dtype=None,
+        stats_dtype="float32",
+        **laid_out("NCHW", 64, 4096, 1, 1),
+        outputs=("dx", "dgamma") if backward else ("y", "rstd", "h"),
+        extras=("dh",) if backward else ("residual",),
+    )
+    given = inputs_of(problem, 0, hostile=False)
+    each = {name: values.astype(np.float64) for name, values in given.items()}
+    x, gamma = (each[name].reshape(-1, 4096) for name in ("x", "gamma"))
+    if backward:
+        dy, dh, rstd = (each[name].reshape(64, -1) for name in ("dy", "dh", "rstd"))
+        xhat = x * rstd
+        part = gamma * dy - xhat * (gamma * dy * xhat).mean(1, keepdims=True)
+        left_out = [("dx", rstd * part), ("dx", rstd * gamma * dy + dh), ("dx", part + dh), ("dx", rstd * part - dh),
+                    ("dgamma", (dy * x).sum(0)), ("dgamma", (dy * xhat)[16:].sum(0))]  # fmt: skip
+    else:
+        h = x + each["residual"].reshape(64, -1)
+        rstd = 1 / np.sqrt((h**2).mean(1, keepdims=True))
+        centred = (h - h.mean(1, keepdims=True)) / h.std(1, keepdims=True)
+        left_out = [("y", h * gamma), ("y", h * rstd), ("y", centred * gamma), ("y", x * rstd * gamma), ("h", x)]
+    wanted = {one.name: one for one in expected(problem, given)}
+    for name, values in left_out:
+        assert wanted[name].off(values.astype(DTYPES[dtype])) > 1.5 * WRONG[dtype], name
+
+
 def test_a_missing_result_is_wrong(plant: Callable[..., None]) -> None:
     plant(empty=lambda problem, arrays: lambda: {})
     found = by_name(bench_problem(PROBLEM, PLACE, Planted(), ["empty"], rounds=1))
     assert (found["empty"].state, found["empty"].sentence) == ("wrong", "y was not returned")
+
+
+def test_a_peer_that_overwrites_its_inputs_is_judged_by_its_first_run(plant: Callable[..., None]) -> None:
+    """A later run starts from the results of the one before."""
+    plant(inside=in_place)
+    found = by_name(bench_problem(PROBLEM, PLACE, Planted(), ["inside"], rounds=3))
+    assert found["inside"].state == "timed" and (found["inside"].error or 0) < 1e-5
 
 
 def test_results_that_another_contender_wrote_are_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,10 +334,13 @@ def test_times_from_before_the_loss_of_the_device_are_kept(plant: Callable[..., 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_every_op_runs_and_has_right_results(op: str, layout: str) -> None:
     """The bench runs the launches on every set of arrays, and the public call."""
-    shape = "6,40" if op.startswith("layer") else "2,12,15,3" if op.startswith("group") else "3,12,15"
+    rows = len(OPS[op].layouts) == 1
+    shape = "6,40" if rows else "2,12,15,3" if op.startswith("group") else "3,12,15"
     given = ["bench", op, "--shape", shape, "--dtype", "bfloat16", "--rehearse", "--peers", "", "--rounds", "1"]
-    if not op.startswith("layer"):
+    if not rows:
         given += ["--layout", layout]
+    elif layout == "NHWC":
+        given += ["--with", *OPS[op].extras]  # rows have one layout
     assert cli.main(given) == 0
 
 
@@ -414,7 +469,8 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "sentence"), [
-    (["--peers", "tensorflow"], "--peers: 'tensorflow', expected some of torch, torch.compile, liger, quack, apex"),
+    (["--peers", "tensorflow"],
+     "--peers: 'tensorflow', expected some of torch, torch.compile, liger, quack, flashinfer, apex"),
     (["--op", "unit_norm"], "--op: 'unit_norm', expected some of group_norm"),
     (["--op", "batch_norm_stats", "--workload", "llm"], "--op: no problem of batch_norm_stats is selected"),
     (["--workload", "huge"], "--workload: 'huge', expected one of sd15-unet"),
@@ -428,6 +484,10 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
     (["--shape", "6,40"], "OP: missing, expected the name of a function before --shape"),
     (["--dtype", "int8"], "--dtype: 'int8', expected float16"),
     (["layer_norm", "--shape", "6,40", "--dtype", "int8"], "--dtype: 'int8', expected float16"),
+    (["layer_norm", "--shape", "6,40", "--with", "dh"], "--with: 'dh', expected residual"),
+    (["rms_norm_backward", "--shape", "6,40", "--with", "residual"], "--with: 'residual', expected dh"),
+    (["batch_norm_stats", "--shape", "2,3,4", "--with", "dh"], "--with: 'dh', expected no --with, because"),
+    (["rms_norm", "--with", "residual"], "--with: only valid with --shape"),
     (["unit_norm", "--shape", "6,40"], "op: 'unit_norm', expected one of group_norm"),
 ], ids=lambda value: "" if isinstance(value, str) else " ".join(value))  # fmt: skip
 def test_wrong_arguments(given: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """The bench's peers and its GPU clock.
 
 A peer computes the same outputs in the same precision as cunorm, or names the feature that it lacks. Stand-ins on top
-of torch replace Liger, QuACK and Apex. A fake torch replaces torch in the tests of the clock.
+of torch replace Liger, QuACK, FlashInfer and Apex. A fake torch replaces torch in the tests of the clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cunorm.tuning.bench.arrays import Sets
 from cunorm.tuning.bench.bench import WRONG
 from cunorm.tuning.bench.clock import CYCLES, MOST_HELD, GpuClock
 from cunorm.tuning.bench.peers import PEERS, NotOffered, Peer
-from cunorm.tuning.verify.inputs import Inputs, inputs_of
+from cunorm.tuning.verify.inputs import EPS, Inputs, inputs_of
 from cunorm.tuning.verify.oracle import expected
 
 from cunorm.core.arrays import DTYPES
@@ -46,9 +46,34 @@ LAYER = Problem(
 LAYER_BACKWARD = replace(LAYER, op="layer_norm_backward", beta_dtype=None, outputs=GRADIENTS)
 GROUP = replace(LAYER, op="group_norm", N=2, C=12, HxW=15, group=3)
 GROUP_BACKWARD = replace(GROUP, op="group_norm_backward", beta_dtype=None, outputs=GRADIENTS)
+RMS = replace(LAYER, op="rms_norm", beta_dtype=None, outputs=("y", "rstd"))
+RMS_BACKWARD = replace(RMS, op="rms_norm_backward", outputs=("dx", "dgamma"))
 INSTANCE = replace(GROUP, op="instance_norm", group=12)
 INSTANCE_BACKWARD = replace(GROUP_BACKWARD, op="instance_norm_backward", group=12)
 STATS = replace(LAYER, op="batch_norm_stats", gamma_dtype=None, beta_dtype=None, outputs=("mean", "invstd"), group=40)
+
+
+def added(problem: Problem) -> Problem:
+    """The problem with a residual or, if it is a gradient, with dh."""
+    if problem.is_backward:
+        return replace(problem, extras=("dh",))
+    return replace(problem, extras=("residual",), outputs=(*problem.outputs, "h"))
+
+
+#: RMSNorm and its gradient, without and with an addition, and without gamma.
+RMS_PROBLEMS = (RMS, RMS_BACKWARD, added(RMS), added(RMS_BACKWARD), replace(RMS, gamma_dtype=None),
+                replace(RMS_BACKWARD, gamma_dtype=None, outputs=("dx",)))  # fmt: skip
+
+
+def problem_id(problem: Problem) -> str:
+    """What distinguishes the problems of a peer, for the names of tests."""
+    absent = [] if problem.gamma_dtype else ["without gamma"]
+    return "-".join([problem.op, problem.layout, str(problem.activation), *problem.extras, *absent])
+
+
+def half(problem: Problem) -> Problem:
+    """The problem in bfloat16."""
+    return replace(problem, dtype="bfloat16", gamma_dtype="bfloat16")
 
 
 @pytest.mark.parametrize(("name", "problem", "sentence"), [
@@ -62,6 +87,19 @@ STATS = replace(LAYER, op="batch_norm_stats", gamma_dtype=None, beta_dtype=None,
     ("liger", replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",)), "requires gamma"),
     ("apex", STATS, "no batch_norm_stats"),
     ("apex", GROUP, "offers GroupNorm only for channels-last data and with gamma"),
+    ("liger", added(LAYER), "no fused residual"),
+    ("liger", replace(added(RMS), gamma_dtype=None), "requires gamma"),
+    ("quack", added(LAYER_BACKWARD), "no fused dh"),
+    ("quack", GROUP_BACKWARD, "no group_norm_backward"),
+    ("apex", added(LAYER_BACKWARD), "no fused dh"),
+    ("apex", added(RMS), "no fused residual"),
+    ("apex", replace(RMS, gamma_dtype=None), "requires gamma for this kernel"),
+    ("flashinfer", GROUP, "no group_norm"),
+    ("flashinfer", RMS_BACKWARD, "no rms_norm_backward"),
+    ("flashinfer", RMS, "offers x and gamma in the same 16-bit dtype only"),
+    ("flashinfer", replace(half(RMS), gamma_dtype="float32"), "offers x and gamma in the same 16-bit dtype only"),
+    ("flashinfer", LAYER, "offers LayerNorm only for x in bfloat16 with gamma and beta in float32"),
+    ("flashinfer", added(LAYER), "no fused residual"),
 ])  # fmt: skip
 def test_a_peer_names_the_feature_that_it_lacks(name: str, problem: Problem, sentence: str) -> None:
     with pytest.raises(NotOffered, match=sentence):
@@ -75,8 +113,64 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
     monkeypatch.setitem(sys.modules, name, made)
 
 
+def rms_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the RMSNorms of Liger, QuACK, FlashInfer and Apex."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rms = torch.nn.functional.rms_norm
+
+    class Rms:
+        @staticmethod
+        def apply(x: Any, weight: Any, eps: float, offset: float, casting_mode: str, in_place: bool) -> Any:
+            assert (offset, casting_mode, in_place) == (0.0, "gemma", False)
+            return rms(x, x.shape[-1:], weight, eps)
+
+    class FusedAddRms:
+        @staticmethod
+        def apply(x: Any, r: Any, weight: Any, eps: float, offset: float, casting_mode: str, in_place: bool) -> Any:
+            h = x + r
+            return Rms.apply(h, weight, eps, offset, casting_mode, in_place), h
+
+    module(monkeypatch, "liger_kernel.ops.rms_norm", LigerRMSNormFunction=Rms)
+    module(monkeypatch, "liger_kernel.ops.fused_add_rms_norm", LigerFusedAddRMSNormFunction=FusedAddRms)
+
+    def rmsnorm_fwd(x: Any, weight: Any, residual: Any, eps: float, store_rstd: bool) -> Any:
+        assert store_rstd
+        h = x if residual is None else x + residual
+        rstd = (h.float().square().mean(1) + eps).rsqrt()
+        return rms(h, h.shape[-1:], weight, eps), h, rstd
+
+    def rmsnorm_bwd(x: Any, weight: Any, dout: Any, rstd: Any, dresidual_out: Any = None) -> Any:
+        assert rstd.ndim == 1
+        xhat = x.float() * rstd[:, None]
+        scaled = dout.float() * (1.0 if weight is None else weight.float())
+        dx = (scaled - xhat * (scaled * xhat).mean(1, keepdim=True)) * rstd[:, None]
+        dx = dx if dresidual_out is None else dx + dresidual_out.float()
+        return dx.to(x.dtype), None if weight is None else (dout.float() * xhat).sum(0).to(weight.dtype), None, None
+
+    quack = sys.modules["quack.rmsnorm"]
+    monkeypatch.setattr(quack, "rmsnorm_fwd", rmsnorm_fwd, raising=False)
+    monkeypatch.setattr(quack, "rmsnorm_bwd", rmsnorm_bwd, raising=False)
+
+    def fused_add_rmsnorm(x: Any, residual: Any, weight: Any, eps: float) -> None:
+        residual += x
+        x.copy_(rms(residual, residual.shape[-1:], weight, eps))
+
+    module(
+        monkeypatch,
+        "flashinfer.norm",
+        rmsnorm=lambda x, weight, eps: rms(x, x.shape[-1:], weight, eps),
+        fused_add_rmsnorm=fused_add_rmsnorm,
+        layernorm=lambda x, gamma, beta, eps: torch.nn.functional.layer_norm(
+            x.float(), gamma.shape, gamma, beta, eps
+        ).to(x.dtype),
+    )
+    apex = sys.modules["apex.normalization.fused_layer_norm"]
+    affine = lambda x, weight, shape, eps: rms(x, shape, weight, eps)  # noqa: E731
+    monkeypatch.setattr(apex, "fused_rms_norm_affine", affine, raising=False)
+
+
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace Liger, QuACK and Apex by functions that take the same arguments and compute with torch."""
+    """Replace Liger, QuACK, FlashInfer and Apex by functions that take the same arguments and compute with torch."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     F = torch.nn.functional
 
@@ -125,12 +219,13 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     module(monkeypatch, "apex.normalization.fused_layer_norm", fused_layer_norm_affine=affine)
     module(monkeypatch, "apex.contrib.group_norm", GroupNorm=GroupNorm)
+    rms_stand_ins(monkeypatch)
 
 
 def assert_right(peer: Peer, problem: Problem, given: Inputs, came: Mapping[str, Any]) -> None:
     """Assert that all compared results were returned, with at most a quarter of the error that the bench accepts."""
     wanted = {one.name: one for one in expected(problem, given)}
-    assert set(came) == set(problem.outputs) - {"mean", "rstd"}
+    assert set(problem.outputs) - {"mean", "rstd"} <= set(came) <= set(problem.outputs)
     for result, tensor in came.items():
         dtype = problem.dtype_of(result)
         values = np.asarray(peer.flat(problem, result, tensor)).view(DTYPES[dtype])
@@ -143,16 +238,19 @@ def assert_right(peer: Peer, problem: Problem, given: Inputs, came: Mapping[str,
         "torch": (LAYER, LAYER_BACKWARD, GROUP, GROUP_BACKWARD, replace(GROUP, activation="silu"),
                   replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu"), replace(GROUP, layout="NHWC"),
                   replace(GROUP_BACKWARD, layout="NHWC"), replace(GROUP_BACKWARD, outputs=("dx", "dbeta")),
-                  replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",)), INSTANCE, INSTANCE_BACKWARD,
+                  replace(LAYER_BACKWARD, gamma_dtype=None, outputs=("dx",)), added(LAYER), added(LAYER_BACKWARD),
+                  *RMS_PROBLEMS, added(replace(RMS_BACKWARD, outputs=("dx",))), INSTANCE, INSTANCE_BACKWARD,
                   replace(INSTANCE, layout="NHWC"), replace(INSTANCE_BACKWARD, layout="NHWC"),
                   replace(INSTANCE_BACKWARD, outputs=("dx", "dgamma"))),
-        "liger": (LAYER, LAYER_BACKWARD, GROUP, GROUP_BACKWARD),
-        "quack": (LAYER, replace(LAYER, beta_dtype=None), LAYER_BACKWARD),
-        "apex": (LAYER, LAYER_BACKWARD, replace(GROUP, layout="NHWC"), replace(GROUP_BACKWARD, layout="NHWC"),
+        "liger": (LAYER, LAYER_BACKWARD, GROUP, GROUP_BACKWARD, *RMS_PROBLEMS),
+        "quack": (LAYER, replace(LAYER, beta_dtype=None), LAYER_BACKWARD, *RMS_PROBLEMS),
+        "flashinfer": (half(RMS), half(added(RMS)), replace(LAYER, dtype="bfloat16")),
+        "apex": (RMS, RMS_BACKWARD,
+                 LAYER, LAYER_BACKWARD, replace(GROUP, layout="NHWC"), replace(GROUP_BACKWARD, layout="NHWC"),
                  replace(GROUP, layout="NHWC", activation="silu")),
     }.items()
     for problem in problems
-], ids=lambda value: value if isinstance(value, str) else f"{value.op}-{value.layout}-{value.activation}")  # fmt: skip
+], ids=lambda value: value if isinstance(value, str) else problem_id(value))  # fmt: skip
 def test_a_peer_computes_right_results_from_the_same_arrays(
     name: str, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +258,33 @@ def test_a_peer_computes_right_results_from_the_same_arrays(
     given = inputs_of(problem, 0, hostile=False)
     peer, flat = PEERS[name], Sets(problem, given, "cpu", 1).bytes_of(0)
     assert_right(peer, problem, given, peer.prepare(problem, peer.arrays(problem, flat))())
+
+
+@pytest.mark.parametrize("problem", [RMS, RMS_BACKWARD], ids=problem_id)
+def test_the_epsilon_is_that_of_the_problem(problem: Problem) -> None:
+    """A forward has the default of RMSNorm, and the rstd of a gradient that of `EPS`. Small elements show which."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    given = inputs_of(problem, 0, hostile=False)
+    given["x"] *= np.float32(1e-3)
+    if problem.is_backward:
+        mean_square = np.square(given["x"].reshape(problem.N, -1).astype(np.float64)).mean(1)
+        given["rstd"] = (1 / np.sqrt(mean_square + EPS)).astype(np.float32).reshape(given["rstd"].shape)
+    peer, flat = PEERS["torch"], Sets(problem, given, "cpu", 1).bytes_of(0)
+    assert_right(peer, problem, given, peer.prepare(problem, peer.arrays(problem, flat))())
+
+
+def test_the_inputs_that_a_peer_overwrites_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer writes y over x, and h over the residual. The other contenders read the same arrays."""
+    stand_ins(monkeypatch)
+    problem = half(added(RMS))
+    given = inputs_of(problem, 0, hostile=False)
+    peer, sets = PEERS["flashinfer"], Sets(problem, given, "cpu", 1)
+    before = {name: array.copy() for name, array in sets.bytes_of(0).items()}
+    call = peer.prepare(problem, peer.arrays(problem, sets.bytes_of(0)))
+    call()
+    call()
+    for name in given:
+        assert np.array_equal(sets.bytes_of(0)[name], before[name]), name
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -382,7 +507,8 @@ def test_torch_compiles_once_for_all_sets_of_a_problem(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda forward, dynamic: compiled.append(forward) or forward)
     peer = PEERS["torch.compile"]
     activated = replace(GROUP_BACKWARD, beta_dtype="float32", activation="silu")
-    for problem in (LAYER_BACKWARD, activated, replace(INSTANCE_BACKWARD, layout="NHWC")):
+    of_rows = LAYER_BACKWARD, RMS_BACKWARD, added(RMS_BACKWARD)
+    for problem in (*of_rows, activated, replace(INSTANCE_BACKWARD, layout="NHWC")):
         before, given = len(compiled), inputs_of(problem, 0, hostile=False)
         sets = Sets(problem, given, "cpu", 3)
         calls = [peer.prepare(problem, peer.arrays(problem, sets.bytes_of(index))) for index in range(3)]
