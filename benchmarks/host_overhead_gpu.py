@@ -50,7 +50,7 @@ def contenders(op: str, kind: str) -> dict[str, Callable[[], Any]]:
     sets = Sets(problem, inputs_of(problem, 0, hostile=False), kind, 1)
     arrays, numbers = sets.arrays(0), problem.numbers
     workspace = xp.empty(plan.workspace_nbytes, xp.uint8) if plan.workspace_nbytes else None
-    out = tuple(arrays.get(name) for name in OPS[op].results)
+    out = tuple(arrays.get(name) for name in OPS[op].results_with(problem.extras))
     given = [arrays.get(name) for name in OPS[op].inputs]
     given += [numbers[name] for name, number in OPS[op].numbers.items() if number.default is None]
     addresses = {name: pointer(array) for name, array in sets.bytes_of(0).items()}

@@ -100,7 +100,7 @@ def public_call(
         Whether ``out=`` is passed. Without it the call allocates its results, as the calls of peers do.
     """
     spec = problem.spec
-    out = tuple(arrays.get(name) for name in spec.results)
+    out = tuple(arrays.get(name) for name in spec.results_with(problem.extras))
     given: dict[str, Any] = {
         **{"num_groups": problem.group, "normalized_shape": problem.C, "data_format": problem.layout},
         **{"activation": problem.activation, "tile": tile, "workspace": workspace},
