@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cunorm.tuning.bench import bench, command, figure
 from cunorm.tuning.bench import result as report
+from cunorm.tuning.bench.arrays import Sets, public_call
 from cunorm.tuning.bench.bench import WRONG, bench_problem
 from cunorm.tuning.bench.clock import RehearsalClock
 from cunorm.tuning.bench.peers import PEERS, NotOffered, Peer
@@ -342,6 +343,18 @@ def test_every_op_runs_and_has_right_results(op: str, layout: str) -> None:
     elif layout == "NHWC":
         given += ["--with", *OPS[op].extras]  # rows have one layout
     assert cli.main(given) == 0
+
+
+@pytest.mark.parametrize("extras", [(), ("residual",)])
+def test_a_call_writes_into_the_arrays_of_a_set(extras: tuple[str, ...]) -> None:
+    """``out=`` has an array for h only if there is a residual."""
+    outputs = ("y", "rstd", "h") if extras else ("y", "rstd")
+    problem = replace(PROBLEM, op="rms_norm", beta_dtype=None, outputs=outputs, extras=extras)
+    sets = Sets(problem, inputs_of(problem, 0, hostile=False), "cpu", 1)
+    arrays = sets.arrays(0)
+    came = public_call(problem, arrays, None)()
+    assert len(came) == len(outputs)
+    assert all(np.shares_memory(one, arrays[name]) for name, one in zip(outputs, came, strict=True))
 
 
 # ---- order and statistics -------------------------------------------------------------------------------------------
