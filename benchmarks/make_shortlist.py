@@ -49,7 +49,7 @@ def suite(op: str, dtype: str) -> tuple[Problem, ...]:
 
 def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
     """Yield problems with random sizes, dtypes, layouts, outputs and devices; sizes are log-uniform."""
-    draw = random.Random(f"{op} {seed}")
+    draw, added, spec = random.Random(f"{op} {seed}"), random.Random(f"{op} {seed} added"), OPS[op]
     like = {dtype: suite(op, dtype)[0] for dtype in ITEMSIZE}
 
     def size(least: int, most: int) -> int:
@@ -57,7 +57,7 @@ def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
 
     while number:
         layout = draw.choice(("NCHW", "NHWC"))
-        if op.startswith("layer_norm"):
+        if "normalized_shape" in spec.takes:
             few = draw.random() < 0.5  # long rows, for which the best strategy varies
             rows, length = (size(1, 600), size(1 << 11, 1 << 18)) if few else (size(1, 1 << 18), size(2, 1 << 17))
             sizes = laid_out("NCHW", rows, length, 1, 1)
@@ -71,12 +71,22 @@ def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
             continue
         number -= 1
         made = replace(like[draw.choice([*ITEMSIZE])], **sizes)
-        if made.outputs == ("dx", "dgamma", "dbeta"):
-            made = replace(made, outputs=draw.choice((made.outputs, made.outputs, ("dx",), ("dgamma", "dbeta"))))
+        if made.outputs[0] == "dx" and len(made.outputs) > 1:
+            made = replace(made, outputs=draw.choice((made.outputs, made.outputs, ("dx",), made.outputs[1:])))
+        if spec.extras and added.random() < 0.25:
+            made = with_extras(made)
         if op.startswith("group_norm") and draw.random() < 0.25:
             beta = made.beta_dtype or made.gamma_dtype
             made = replace(made, activation="silu", beta_dtype=beta)
         yield made.canonical(), draw.choice([*KNOWN])
+
+
+def with_extras(problem: Problem) -> Problem:
+    """The same problem with the optional tensors of its op. dh does not matter without dx."""
+    extras = tuple(problem.spec.extras)
+    if problem.is_backward:
+        return replace(problem, extras=extras) if "dx" in problem.outputs else problem
+    return replace(problem, extras=extras, outputs=problem.spec.results_with(extras))
 
 
 def cases(op: str, number: int, seed: int = 0) -> list[Case]:

@@ -51,19 +51,20 @@ def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> 
         beta_dtype=dtype if beta else None,
         stats_dtype=sums,
         **laid_out(layout, *spec.strategies[strategy].example(tile, 16 // ITEMSIZE[dtype])),
-        outputs=tuple(spec.results),
+        outputs=spec.results_with(()),
         others=others,
     )
 
 
 def demanding(problem: Problem) -> Problem:
-    """Return the problem with wide parameters, and with an activation if its op has one: both take more registers."""
+    """Return the problem with wide parameters, an activation and all optional tensors: each takes more registers."""
     spec, sums = problem.spec, accumulator(problem.dtype)
     if not spec.holds_parameters:
         return problem
-    activation = next(iter(spec.activations), None)
+    activation, extras = next(iter(spec.activations), None), tuple(spec.extras)
     beta = sums if problem.beta_dtype or activation else None
-    return replace(problem, activation=activation, gamma_dtype=sums, beta_dtype=beta)
+    wide = replace(problem, activation=activation, gamma_dtype=sums, beta_dtype=beta)
+    return replace(wide, extras=extras, outputs=spec.results_with(extras))
 
 
 #: Maximum of registers per block: all registers of a multiprocessor, from compute capability 5.0 on (CUDA C++
@@ -236,7 +237,8 @@ def _most(case: GateCase) -> int:
 def _demanding(case: GateCase, architecture: str, problem: Problem, tile: Tile) -> Problem:
     """Return the problem that takes the most registers, of the problems that are legal for the tile."""
     made = demanding(problem)
-    asked = (made, replace(made, activation=None), problem)
+    bare = replace(made, extras=(), outputs=problem.outputs)
+    asked = (made, replace(made, activation=None), bare, replace(bare, activation=None), problem)
     return next(one for one in asked if case.solver.refuses(one, tile, device_of(architecture)) is None)
 
 

@@ -110,7 +110,7 @@ __device__ __forceinline__ bool rows_may_shift(long long rows, long long teams, 
 }
 
 // A row of x, and of the residual if there is one. Its loads may still be in flight.
-template <int lanes, int blocks>
+template <typename Norm, int lanes, int blocks>
 struct RowOfX {
     static constexpr bool joins = bool(Tile::addend);
     Pack<data_t> x[Tile::packs_per_thread], residual[joins ? Tile::packs_per_thread : 1];
@@ -121,9 +121,13 @@ struct RowOfX {
         run.load_from(tensor, x);
         if constexpr (joins) {
             run.load_from(addend, residual);
-            centre_residual = run.centre(addend);
         }
-        centre = run.centre(tensor);
+        if constexpr (Norm::has_mean) {
+            if constexpr (joins) {
+                centre_residual = run.centre(addend);
+            }
+            centre = run.centre(tensor);
+        }
     }
     // Replaces x by h = x + residual.
     __device__ __forceinline__ void join() {
@@ -132,7 +136,9 @@ struct RowOfX {
             for (int k = 0; k < Tile::packs_per_thread; ++k) {
                 x[k] = joined(x[k], residual[k]);
             }
-            centre = joined(centre, centre_residual);
+            if constexpr (Norm::has_mean) {
+                centre = joined(centre, centre_residual);
+            }
         }
     }
 };
@@ -170,7 +176,7 @@ struct NormalisedRows {
         for (long long item = first_item; item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
             Run<lanes, blocks> run(x, own, length, own < rows, rows_may_shift(rows, teams, length));
-            RowOfX<lanes, blocks> held, next;
+            RowOfX<Norm, lanes, blocks> held, next;
             held.load_from(x, residual, run);
             if (teams_share<lanes, blocks, grouped> && item == first_item) {  // while the first row is on its way
                 copy_parameter(gamma, first_row, shared_gamma);
@@ -213,7 +219,7 @@ private:
     template <int lanes, int blocks>
     __device__ __forceinline__ Statistics statistics_of(Team<lanes, blocks, typename Norm::sums_t>& team,
                                                         const Run<lanes, blocks>& run,
-                                                        RowOfX<lanes, blocks>& held) const {
+                                                        RowOfX<Norm, lanes, blocks>& held) const {
         if constexpr (Norm::has_mean) {
             return run_statistics(team, run, held.centre, held.x, length, eps);
         } else {

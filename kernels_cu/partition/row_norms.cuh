@@ -37,6 +37,21 @@ __device__ __forceinline__ Single with_product(Single sums, acc_t term, acc_t fa
     return Single{multiply_add(term, factor, sums.second)};
 }
 
+// lanes_sum with a constant number of lanes. The compiler unrolls the loop of a pair. Of some single sums it would make a
+// loop at run time.
+template <int lanes>
+__device__ __forceinline__ Pair sum_of_lanes(Pair value) {
+    return lanes_sum(value, lanes);
+}
+template <int lanes>
+__device__ __forceinline__ Single sum_of_lanes(Single value) {
+    if constexpr (lanes > 1) {
+        return sum_of_lanes<lanes / 2>(value + shuffle_xor(value, lanes / 2));
+    } else {
+        return value;
+    }
+}
+
 // The destination of dgamma of a channel: a row of the workspace [rows, C], which a second kernel sums, or the result
 // itself if there is only one row (`workspace` is null). See ParameterGradients.
 struct GammaGradient {

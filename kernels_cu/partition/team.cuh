@@ -70,7 +70,7 @@ struct Team {
     }
     __device__ __forceinline__ Sums sum(Sums value) {
         if (!of_block) {
-            return lanes_sum(value, lanes);
+            return sum_of_lanes<lanes>(value);
         }
         slot = 1 - slot;
         value = block_sum<warps>(value, scratch + slot * block_warps);

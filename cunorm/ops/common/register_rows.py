@@ -11,7 +11,7 @@ from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import Tiling, ceil_div, refuses_threads
 
-from .limits import SECTOR_PACKS, WARP, round_up
+from .limits import RESIDENT_REGISTERS, SECTOR_PACKS, WARP, round_up
 
 ACCESS_BYTES = 16
 REGISTERS, MOST_THREADS = 65536, 1536  # of a multiprocessor, on every architecture of the compile gate
@@ -43,6 +43,8 @@ class WarpRows(Tiling):
     #: Most packs per lane, of all tensors, for which a lane loads its next row ahead; most bytes of a parameter, and
     #: most bytes of column sums, that a lane keeps in registers.
     most_ahead, most_resident, most_sums = 8, 128, 256
+    #: Most registers of a thread.
+    most_registers = 255
 
     @lazy
     def lanes(self) -> int:
@@ -139,8 +141,9 @@ class WarpRows(Tiling):
 
     @lazy
     def sums_in_registers(self) -> bool:
-        """Whether the sums of a lane's columns stay in registers, in addition to its packs of dy and x."""
-        return self.tile.packs_per_thread * self.problem.pack * self.problem.row_sums <= self.most_sums
+        """Whether the sums of a lane's columns stay in registers, in addition to its packs of the tensors."""
+        few = self.tile.packs_per_thread * self.problem.pack * self.problem.row_sums <= self.most_sums
+        return few and self._registers(sums_in_registers=True) <= self.most_registers
 
     @lazy
     def constants(self) -> dict[str, int]:
@@ -164,7 +167,11 @@ class WarpRows(Tiling):
 
     @lazy
     def registers(self) -> int:
-        """Registers that a thread needs without spilling; the compile gate proves the number.
+        """Registers that a thread needs without spilling; the compile gate proves the number."""
+        return self._registers(self.problem.is_backward and self.sums_in_registers)
+
+    def _registers(self, sums_in_registers: bool) -> int:
+        """The registers of a thread.
 
         They hold the packs of the tensors in the stored dtype (twice if a row is loaded ahead), and the parameters and
         the sums that stay from row to row.
@@ -183,17 +190,16 @@ class WarpRows(Tiling):
             base = 32 if self.shares_parameters else 48
             many = 0 if packs <= 8 else 1 if problem.pack >= 8 else 2  # registers per pack for the places of many packs
             return base + passing + packs * (of_pack + many)
-        if self.sums_in_registers:
+        if sums_in_registers:
             of_pack += problem.pack * problem.row_sums // 4
         # Additional registers, in pairs, for the sums of several warps.
         pairs = 12 if problem.dtype == "float64" and not self.of_warp else 0
-        current = self._staging_registers if self.staged else 0
+        current = self._staging_registers(sums_in_registers) if self.staged else 0
         return 32 + pairs + passing + current + 2 * widened + packs * of_pack
 
-    @lazy
-    def _staging_registers(self) -> int:
+    def _staging_registers(self, sums_in_registers: bool) -> int:
         """Registers for staged rows: the packs in use, and addresses, also of sums in shared memory."""
-        of_sums = 0 if self.sums_in_registers else 16
+        of_sums = 0 if sums_in_registers else 16
         return self._tensors * ACCESS_BYTES // 4 + 4 * self.tile.packs_per_thread + of_sums
 
     @lazy
@@ -276,6 +282,7 @@ class BlockRows(WarpRows):
 
     of_warp = False
     most_ahead, most_resident, most_sums = 4, 64, 128
+    most_registers = RESIDENT_REGISTERS
 
     @lazy
     def lanes(self) -> int:

@@ -61,7 +61,7 @@ def rms_norm(
     y : array
         Shape and dtype of x.
     rstd : array of shape (A1..Ai, 1..1)
-        Dtype float32 (float64 for float64 x). NaN if the mean square is not finite in that dtype.
+        Dtype float32 (float64 for float64 x). NaN if the sum of squares is not finite in that dtype.
     h : array
         Only with a residual: x + residual, rounded once to the dtype of x. rstd and y are those of the rounded h.
 
