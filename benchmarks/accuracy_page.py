@@ -20,7 +20,12 @@ LENGTHS = {10**3: 64, 10**5: 16, 10**6: 8}
 #: the exact value once if that is larger.
 GOAL = 4.0
 STATISTICS = ("mean", "rstd", "invstd")
-ACTIVE = [op for op in OPS if op != "batch_norm_gather_stats"]  # it computes in float64
+#: All ops but batch_norm_gather_stats, which computes in float64, and ops with the kernels of another op.
+ACTIVE = [
+    name
+    for name, op in OPS.items()
+    if name != "batch_norm_gather_stats" and all(one.kernels_of is None for one in op.strategies.values())
+]
 
 
 def beside_numpy(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, float]]:

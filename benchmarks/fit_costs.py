@@ -55,7 +55,7 @@ DTYPE = "bfloat16"
 #: Tiles of a problem that ``--five`` simulates, and within which the default should be near the best.
 FIVE = 5
 #: Of the problems that ``--spread`` draws: the share in float32, and the share of GroupNorm's with an activation.
-WIDE, ACTIVATED = 0.2, 0.1
+WIDE, ACTIVATED, ADDED = 0.2, 0.1, 0.1
 #: Of the tiles that ``--spread`` simulates: largest ratio of their predicted time to the least; how many.
 OTHER_STRATEGIES, NEAR, OTHERS, DRAWN = 2.0, 1.5, 3, 4
 #: Fewest samples from which a kernel's instructions for a kind of problem are fitted.
@@ -117,9 +117,10 @@ def samples() -> dict[tuple[Problem, Tile, str], Sample]:
 # ---- sample ---------------------------------------------------------------------------------------------------------
 
 
-def workload_problems(largest: int, number: int | None, seed: int) -> list[Problem]:
-    """The workloads' problems with at most `largest` elements, in an order in which ops alternate."""
+def workload_problems(largest: int, number: int | None, seed: int, ops: Sequence[str] = ()) -> list[Problem]:
+    """The workloads' problems with at most `largest` elements, in an order in which ops alternate; no ops: all."""
     every = [one for one in dict.fromkeys(one for _, one in problems(DTYPE)) if one.N * one.C * one.HxW <= largest]
+    every = [one for one in every if not ops or one.op in ops]
     random.Random(seed).shuffle(every)
     met: dict[str, int] = defaultdict(int)
 
@@ -131,13 +132,15 @@ def workload_problems(largest: int, number: int | None, seed: int) -> list[Probl
 
 
 def varied(problem: Problem, draw: random.Random) -> Problem:
-    """The problem, sometimes in float32 or with an activation."""
+    """The problem, sometimes in float32, with an activation, or with the tensors that its op may add."""
     chance = draw.random()
     if chance < WIDE:
         alike = (one for _, one in problems("float32") if key_of(one) == key_of(problem))
         return next(alike)
     if chance < WIDE + ACTIVATED and problem.op.startswith("group_norm"):
         return replace(problem, activation="silu", beta_dtype=problem.beta_dtype or problem.gamma_dtype)
+    if chance < WIDE + ADDED and problem.spec.extras:
+        return problem.with_extras()
     return problem
 
 
@@ -183,7 +186,9 @@ def sample(asked: argparse.Namespace) -> None:
     """Simulate tiles on all cores and append each problem's samples as soon as they are known."""
     known = frozenset(samples())
     how = "spread" if asked.spread else "five" if asked.five else "default"
-    jobs = [(one, how, asked.seed, known) for one in workload_problems(asked.largest, asked.problems, asked.seed)]
+    jobs = [
+        (one, how, asked.seed, known) for one in workload_problems(asked.largest, asked.problems, asked.seed, asked.op)
+    ]
     with multiprocessing.get_context("spawn").Pool(settings.cpu_cores()) as pool, SAMPLES.open("a") as out:
         for lines in tqdm(pool.imap_unordered(_sampled, jobs), total=len(jobs), unit="problem"):
             out.writelines(f"{line}\n" for line in lines)
@@ -361,6 +366,7 @@ def parser() -> argparse.ArgumentParser:
     how = one.add_mutually_exclusive_group()
     how.add_argument("--spread", action="store_true", help="simulate tiles of different predicted times, for the fit")
     how.add_argument("--five", action="store_true", help="simulate the five tiles that the model ranks first")
+    one.add_argument("--op", action="append", default=[], metavar="OP", help="an op to sample; default: all")
     one.add_argument("--problems", type=int, metavar="N", help="problems to take; default: all of the workloads")
     one.add_argument("--largest", type=int, default=LARGEST, metavar="N", help="most elements of a problem")
     one.add_argument("--seed", type=int, default=0, metavar="N", help="which problems and tiles are drawn")

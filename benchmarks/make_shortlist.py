@@ -74,19 +74,11 @@ def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
         if made.outputs[0] == "dx" and len(made.outputs) > 1:
             made = replace(made, outputs=draw.choice((made.outputs, made.outputs, ("dx",), made.outputs[1:])))
         if spec.extras and added.random() < 0.25:
-            made = with_extras(made)
+            made = made.with_extras()
         if op.startswith("group_norm") and draw.random() < 0.25:
             beta = made.beta_dtype or made.gamma_dtype
             made = replace(made, activation="silu", beta_dtype=beta)
         yield made.canonical(), draw.choice([*KNOWN])
-
-
-def with_extras(problem: Problem) -> Problem:
-    """The same problem with the optional tensors of its op. dh does not matter without dx."""
-    extras = tuple(problem.spec.extras)
-    if problem.is_backward:
-        return replace(problem, extras=extras) if "dx" in problem.outputs else problem
-    return replace(problem, extras=extras, outputs=problem.spec.results_with(extras))
 
 
 def cases(op: str, number: int, seed: int = 0) -> list[Case]:

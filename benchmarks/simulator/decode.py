@@ -185,6 +185,7 @@ FORMS: dict[str, Form] = {
     "BRA": Form("BRA", "pred? target", "CONTROL"),
     "BRA.U": Form("BRA", "pred? target", "CONTROL"),
     "BRA.DIV": Form("BRA_DIV", "int target", "CONTROL"),
+    "BRA.CONV": Form("BRA_CONV", "int target", "CONTROL"),
     "BRA.U.ANY": Form("BRA_ANY", "target", "CONTROL"),
     "BRX": Form("BRX", "int mode0", "CONTROL"),
     "BRXU": Form("BRX", "int mode0", "CONTROL"),
@@ -278,7 +279,8 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "BAR", "WARPSYNC", "CLUSTER_ARRIVE", "CLUSTER_WAIT", "MEMBAR", "FENCE", "INVALIDATE", "LDGDEPBAR", "DEPBAR",
     ),
     "branch": (
-        "NOP", "OUTSIDE", "YIELD", "BRA", "BRA_DIV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK",
+        "NOP", "OUTSIDE", "YIELD", "BRA", "BRA_DIV", "BRA_CONV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY",
+        "BSYNC", "BREAK",
     ),
 }  # fmt: skip
 _CLASS_OF = {operation: name for name, operations in CLASSES.items() for operation in operations}

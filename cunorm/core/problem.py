@@ -47,7 +47,7 @@ class Problem:
         ``"NCHW"`` or ``"NHWC"``: the order in memory, which may differ from the order of the shape.
     N, C, HxW, group : int
         Samples, channels, positions per channel, groups. For LayerNorm, N is the number of rows, C the length of a
-        row, and HxW and group are 1. For BatchNorm, group is C.
+        row, and HxW and group are 1. For BatchNorm and InstanceNorm, group is C.
     outputs : tuple of str
         The requested results, in result order.
     others : tuple of (str, str)
@@ -79,6 +79,14 @@ class Problem:
         if self.layout == "NHWC" and (self.HxW == 1 or self.C == 1):
             return replace(self, layout="NCHW")
         return self
+
+    def with_extras(self) -> Problem:
+        """The same problem with all optional tensors of its op. Without dx there is no dh."""
+        if self.is_backward and "dx" not in self.outputs:
+            return self
+        extras = tuple(self.spec.extras)
+        outputs = self.outputs if self.is_backward else self.spec.results_with(extras)
+        return replace(self, extras=extras, outputs=outputs)
 
     @property
     def spec(self) -> OpSpec:

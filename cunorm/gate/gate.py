@@ -61,10 +61,9 @@ def demanding(problem: Problem) -> Problem:
     spec, sums = problem.spec, accumulator(problem.dtype)
     if not spec.holds_parameters:
         return problem
-    activation, extras = next(iter(spec.activations), None), tuple(spec.extras)
+    activation = next(iter(spec.activations), None)
     beta = sums if problem.beta_dtype or activation else None
-    wide = replace(problem, activation=activation, gamma_dtype=sums, beta_dtype=beta)
-    return replace(wide, extras=extras, outputs=spec.results_with(extras))
+    return replace(problem, activation=activation, gamma_dtype=sums, beta_dtype=beta).with_extras()
 
 
 #: Maximum of registers per block: all registers of a multiprocessor, from compute capability 5.0 on (CUDA C++

@@ -34,16 +34,19 @@ class Kind(NamedTuple):
         Whether an activation is fused.
     uneven : bool
         See `Launch.uneven`.
+    added : bool
+        Whether a residual or dh is added.
     """
 
     itemsize: int
     activated: bool
     uneven: bool
+    added: bool = False
 
     @property
     def text(self) -> str:
         """The kind's key in ``costs.json``: ``2``, ``4 activated uneven``."""
-        return f"{self.itemsize}{' activated' * self.activated}{' uneven' * self.uneven}"
+        return f"{self.itemsize}{' activated' * self.activated}{' added' * self.added}{' uneven' * self.uneven}"
 
 
 class Cost(NamedTuple):
@@ -81,7 +84,7 @@ def kernel_of(problem: Problem, launch: Launch) -> str:
 def kind_of(problem: Problem, launch: Launch) -> Kind:
     """The kind of problem that a launch solves."""
     uneven = problem.uneven if launch.uneven is None else launch.uneven
-    return Kind(problem.itemsize, problem.activation is not None, uneven)
+    return Kind(problem.itemsize, problem.activation is not None, uneven, bool(problem.extras))
 
 
 @functools.cache
@@ -93,8 +96,13 @@ def _document() -> dict[str, dict[str, Any]]:
 def alike(kind: Kind) -> list[Kind]:
     """The kind, and those that stand for it if it was never counted, the most similar first."""
     sizes = sorted((2, 4), key=lambda size: abs(size - kind.itemsize))
-    facts = [(kind.activated, kind.uneven), (kind.activated, not kind.uneven)]
-    facts += [(not kind.activated, kind.uneven), (not kind.activated, not kind.uneven)]
+    same = (True, False)
+    facts = [
+        (kind.activated == activated, kind.uneven == uneven, kind.added == added)
+        for added in same
+        for activated in same
+        for uneven in same
+    ]
     return [Kind(size, *fact) for size in sizes for fact in facts]
 
 

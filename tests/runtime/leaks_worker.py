@@ -20,7 +20,7 @@ import cunorm
 from cunorm.ops.registry import OPS
 from cunorm.runtime import checked_call, plans
 from tests.ops.batch_norm.test_batch_norm import GATHER
-from tests.support.problems import BATCH_OPS, batch_arrays, group_arrays, layer_arrays
+from tests.support.problems import BATCH_OPS, batch_arrays, group_arrays, instance_arrays, layer_arrays
 
 #: Maximum number of cached signatures and plans. A few hundred new ones fill the caches, which are then emptied.
 KEPT = 64
@@ -62,14 +62,13 @@ def held() -> str:
 
 def right() -> dict[str, Action]:
     """Name of every op -> a valid call of it."""
-    a, b, c = group_arrays(), batch_arrays(), layer_arrays()
+    a, b, c, i = group_arrays(), batch_arrays(), layer_arrays(), instance_arrays()
     gathered = np.zeros((2, 8), np.float32), np.ones((2, 8), np.float32), [3, 4]
-    every = np.ones(b.x.shape[:2], np.float32)
     made: dict[str, Action] = {
         "group_norm": lambda _: cunorm.group_norm(a.x, 2, a.gamma, a.beta),
         "group_norm_backward": lambda _: cunorm.group_norm_backward(a.dy, a.x, a.mean, a.rstd, a.gamma, num_groups=2),
-        "instance_norm": lambda _: cunorm.instance_norm(b.x, b.gamma, b.beta),
-        "instance_norm_backward": lambda _: cunorm.instance_norm_backward(b.dy, b.x, every, every, b.gamma),
+        "instance_norm": lambda _: cunorm.instance_norm(i.x, i.gamma, i.beta),
+        "instance_norm_backward": lambda _: cunorm.instance_norm_backward(i.dy, i.x, i.mean, i.rstd, i.gamma),
         "layer_norm": lambda _: cunorm.layer_norm(c.x, (3, 3), c.gamma, c.beta),
         "layer_norm_backward": lambda _: cunorm.layer_norm_backward(c.dy, c.x, (3, 3), c.mean, c.rstd, c.gamma),
         "rms_norm": lambda _: cunorm.rms_norm(c.x, (3, 3), c.gamma, residual=c.dy),

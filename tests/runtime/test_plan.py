@@ -33,6 +33,8 @@ MASKED = (False, True, True)
 TENSORS = {
     "group_norm": 2,
     "group_norm_backward": 3,
+    "instance_norm": 2,
+    "instance_norm_backward": 3,
     "layer_norm": 2,
     "layer_norm_backward": 3,
     "rms_norm": 2,
@@ -166,7 +168,7 @@ def test_upper_bound_of_the_workspace(device: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "errors"),
     [
-        ("op", "instance_norm", ValueError),
+        ("op", "weight_norm", ValueError),
         ("op", None, (TypeError, ValueError)),
         ("op", ["group_norm"], (TypeError, ValueError)),
         ("shape", 5, TypeError),

@@ -137,6 +137,9 @@ struct Machine : Accesses {
             case OP_BRA_DIV:
                 warp.branch(mask && scalar(warp, code.source[0], 0) != all ? all : 0, code.target);
                 return true;
+            case OP_BRA_CONV:  // the opposite of BRA.DIV: if the threads of the mask are all here
+                warp.branch(mask && scalar(warp, code.source[0], 0) == all ? all : 0, code.target);
+                return true;
             case OP_CALL:
                 warp.branch(mask, code.target);
                 return true;
