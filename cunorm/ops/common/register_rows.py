@@ -14,7 +14,8 @@ from cunorm.core.strategy import Tiling, ceil_div, refuses_threads
 from .limits import RESIDENT_REGISTERS, SECTOR_PACKS, WARP, round_up
 
 ACCESS_BYTES = 16
-REGISTERS, MOST_THREADS = 65536, 1536  # of a multiprocessor, on every architecture of the compile gate
+# Of a multiprocessor, on every architecture of the compile gate.
+REGISTERS, MOST_THREADS, PARTITIONS = 65536, 1536, 4
 SIDE_BY_SIDE = 64  # bytes per DRAM transfer
 PACKS_IN_FLIGHT = 4  # per stream in the cost model
 MOST_STAGES = 4  # that are legal; the search space has fewer
@@ -161,9 +162,14 @@ class WarpRows(Tiling):
 
     @lazy
     def resident_blocks(self) -> int:
-        """Blocks per multiprocessor in the launch bounds: as many as the registers of their threads allow."""
+        """Blocks per multiprocessor in the launch bounds: as many as the registers of their threads allow.
+
+        The warps of a multiprocessor are spread over its partitions, which have their own registers. With 9 blocks of
+        two warps a partition has up to 5 warps, and the compiler allows as many registers as for 10 blocks.
+        """
         threads = self.tile.threads
-        return max(1, min(REGISTERS // (round_up(self.registers, 8) * threads), MOST_THREADS // threads))
+        warps = REGISTERS // PARTITIONS // (round_up(self.registers, 8) * WARP) * PARTITIONS
+        return max(1, min(warps * WARP // threads, MOST_THREADS // threads))
 
     @lazy
     def registers(self) -> int:
@@ -186,16 +192,24 @@ class WarpRows(Tiling):
                 of_pack += of_parameter
             else:
                 passing += 2 * of_parameter
+        added = self._added_registers(sums_in_registers) if problem.extras else 0
         if not problem.is_backward:
             base = 32 if self.shares_parameters else 48
             many = 0 if packs <= 8 else 1 if problem.pack >= 8 else 2  # registers per pack for the places of many packs
-            return base + passing + packs * (of_pack + many)
+            return base + added + passing + packs * (of_pack + many)
         if sums_in_registers:
             of_pack += problem.pack * problem.row_sums // 4
         # Additional registers, in pairs, for the sums of several warps.
         pairs = 12 if problem.dtype == "float64" and not self.of_warp else 0
         current = self._staging_registers(sums_in_registers) if self.staged else 0
-        return 32 + pairs + passing + current + 2 * widened + packs * of_pack
+        return 32 + added + pairs + passing + current + 2 * widened + packs * of_pack
+
+    def _added_registers(self, sums_in_registers: bool) -> int:
+        """Registers for the places of a residual and of h, or of dh."""
+        of_slice, packs = 4 * (self.slices > 1), self.tile.packs_per_thread
+        if self.problem.is_backward:
+            return of_slice + 8 * (self.slices > 1 and not sums_in_registers)
+        return of_slice + 8 * self.shares_parameters + 4 * (packs >= 8) + 3 * packs * (packs > 8)
 
     def _staging_registers(self, sums_in_registers: bool) -> int:
         """Registers for staged rows: the packs in use, and addresses, also of sums in shared memory."""
