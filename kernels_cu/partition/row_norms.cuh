@@ -37,8 +37,8 @@ __device__ __forceinline__ Single with_product(Single sums, acc_t term, acc_t fa
     return Single{multiply_add(term, factor, sums.second)};
 }
 
-// lanes_sum with a constant number of lanes. The compiler unrolls the loop of a pair. Of some single sums it would make a
-// loop at run time.
+// lanes_sum with a constant number of lanes. Its loop becomes a loop at run time for some single sums. For a pair, the
+// compiler unrolls it unless there are two lanes.
 template <int lanes>
 __device__ __forceinline__ Pair sum_of_lanes(Pair value) {
     return lanes_sum(value, lanes);
