@@ -53,8 +53,7 @@ Values = np.ndarray[Any, Any]
 def problem_of(op: str, layout: str, dtype: str, length: int, slices: int) -> Problem:
     """Return a problem with `slices` slices of `length` elements; parameters have the dtype of the statistics."""
     sums = accumulator(dtype)
-    forward, gradients = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
-    if op.startswith("layer_norm"):
+    if "normalized_shape" in OPS[op].takes:
         sizes: tuple[Any, ...] = ("NCHW", slices, length, 1, 1)
     elif op.startswith("group_norm"):
         sizes = (layout, slices // GROUPS, GROUPS * CHANNELS, length // CHANNELS, GROUPS)
@@ -101,11 +100,16 @@ def problem_of(op: str, layout: str, dtype: str, length: int, slices: int) -> Pr
             beta_dtype=None,
             stats_dtype=sums,
             **laid_out(*sizes),
-            outputs=gradients,
+            outputs=tuple(OPS[op].results),
         ).canonical()
-    outputs = ("y",) if op == "batch_norm_elemt" else forward
     return Problem(
-        op=op, dtype=dtype, gamma_dtype=sums, beta_dtype=sums, stats_dtype=sums, **laid_out(*sizes), outputs=outputs
+        op=op,
+        dtype=dtype,
+        gamma_dtype=sums,
+        beta_dtype=sums if "beta" in OPS[op].inputs else None,
+        stats_dtype=sums,
+        **laid_out(*sizes),
+        outputs=OPS[op].results_with(()),
     ).canonical()
 
 
@@ -186,7 +190,7 @@ def works(only: str = "") -> Iterator[Work]:
     """Yield all work items, those with the longest slices first."""
     for length, op in itertools.product(sorted(LENGTHS, reverse=True), ACTIVE):
         if op.startswith(only):
-            for layout in ("NCHW",) if op.startswith("layer_norm") else ("NCHW", "NHWC"):
+            for layout in OPS[op].layouts:
                 for dtype, kind in itertools.product(DTYPES_SHOWN, KINDS_SHOWN):
                     yield Work(op, layout, dtype, kind, length)
 

@@ -62,6 +62,13 @@ def numpy_results(problem: Problem, given: Inputs) -> dict[str, Values]:
             return {"mean": mean[:, 0], "invstd": rstd[:, 0]}
         y = (x - mean) * rstd * gamma + one["beta"]
         return {"y": _in_memory(problem, y), "mean": mean[:, 0], "rstd": rstd[:, 0]}
+    if op == "rms_norm":
+        rstd = 1 / np.sqrt((x**2).mean(axis=1, keepdims=True) + np.float32(problem.numbers["eps"]))
+        return {"y": _in_memory(problem, x * rstd * gamma), "rstd": rstd[:, 0]}
+    if op == "rms_norm_backward":
+        dy, xhat = one["dy"], x * one["rstd"]
+        dx = one["rstd"] * (dy * gamma - xhat * (dy * gamma * xhat).mean(axis=1, keepdims=True))
+        return {"dx": _in_memory(problem, dx), "dgamma": _by_channel(problem, dy * xhat)}
     mean, rstd = one["mean"], one["invstd" if op.startswith("batch_norm") else "rstd"]
     if op == "batch_norm_elemt":
         return {"y": _in_memory(problem, (x - mean) * rstd * gamma + one["beta"])}
