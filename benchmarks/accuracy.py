@@ -222,8 +222,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if same else 1
     if not asked.page:
         kept = [row for row in document["rows"] if not row["op"].startswith(asked.only)]
-        torch = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
-        rows = sorted(kept + measure(asked.only), key=lambda row: ACTIVE.index(row["op"]))
+        new = measure(asked.only)
+        with_torch = any(row["contender"] == "torch" for row in new)
+        torch = importlib.metadata.version("torch") if with_torch else document.get("torch")
+        rows = sorted(kept + new, key=lambda row: ACTIVE.index(row["op"]))
         document = {"device": DEVICE, "torch": torch, "numpy": np.__version__, "rows": rows}
         lines = ",\n".join(json.dumps(row) for row in rows)
         facts = json.dumps({key: value for key, value in document.items() if key != "rows"})
