@@ -21,9 +21,9 @@ LAST_BIN = 2.1
 
 #: Norm -> caption, and whether the element of sample n and channel c is one of those that share one mean and one rstd.
 NORMS: dict[str, tuple[str, Callable[[int, int], bool]]] = {
-    "GroupNorm": ("one sample, the channels of a group", lambda n, c: n == 0 and c < GROUP),
+    "GroupNorm": ("one group of a sample", lambda n, c: n == 0 and c < GROUP),
     "InstanceNorm": ("one channel of one sample", lambda n, c: (n, c) == (0, 0)),
-    "LayerNorm": ("one row", lambda n, c: n == 0),
+    "LayerNorm": ("one row; RMSNorm: no mean", lambda n, c: n == 0),
     "BatchNorm": ("one channel, all samples", lambda n, c: c == 0),
 }
 
