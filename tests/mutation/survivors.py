@@ -234,6 +234,18 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: a strip without elements loads a row's sums and statistics, in bounds, and neither loads nor "
         "stores elements."
     ),
+    ("partition/add_residual.cu",
+     "for (long long at = (static_cast<long long>(blockIdx.x) * Tile::threads + threadIdx.x) * pack_size; at < count;",
+     "guard", 0): "Speed only: a pack past the end has no elements.",
+    ("partition/add_residual.cu",
+     "const int length = count - at < pack_size ? static_cast<int>(count - at) : pack_size;",
+     "guard", 0): (
+        "Equally correct for fewer than 2^31 elements: a pack is whole in any longer range. Larger arrays are too "
+        "large for this battery."
+    ),
+    ("rms_norm/rms_norm_split.cu", "for (long long item = blockIdx.x; item < cut.items(); item += gridDim.x) {",
+     "guard", 0): "Speed only: the warps of an item past the last have no strip, and so no rows.",
+    ("rms_norm/rms_norm_split.cu", "if (threadIdx.x % warp_size == 0) {", "owner", 0): SAME_IN_THE_WARP,
     ("partition/forward_strips.cuh",
      "for (long long row = strip.last_row(cut); row >= 0 && strip.length > 0; row -= cut.bands) {",
      "guard", 1): (
