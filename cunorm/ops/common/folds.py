@@ -92,15 +92,11 @@ def fold_launches(
 def parameter_launches(problem: Problem, rows: int, start: int = 0) -> tuple[Launch, ...]:
     """Launches that sum the rows of the workspace, from sums ``start`` on, into dgamma and dbeta.
 
-    An op without one of the two passes null in its place.
+    Without a mean there are single sums, of dgamma alone.
     """
-    if not problem.has_mean:
-        return fold_launches(
-            problem, "gamma_sums", rows, problem.row_sums, by_name("workspace"), by_name("dgamma"), start
-        )
-    given, names = by_name("workspace"), ("dgamma", "dbeta")
-    results = by_name(**{name: name in problem.spec.results for name in names})
-    return fold_launches(problem, "parameter_sums", rows, problem.row_sums, given, results, start)
+    kernel = "parameter_sums" if problem.has_mean else "gamma_sums"
+    results = by_name(*(name for name in ("dgamma", "dbeta") if name in problem.spec.results))
+    return fold_launches(problem, kernel, rows, problem.row_sums, by_name("workspace"), results, start)
 
 
 def parameter_workspace(problem: Problem, rows: int) -> int:
