@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,9 @@ from cunorm.runtime.op import Checked, Op, Request
 
 from .strategies import BACKWARD, FORWARD
 
+#: The results of a forward.
+OUTPUTS = ("y", "mean", "rstd")
+
 
 def _sizes(
     shape: tuple[int, ...], num_groups: object, data_format: object, activation: object
@@ -42,103 +46,117 @@ def _sizes(
     return N, C, HxW, groups
 
 
-def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
-    x, gamma, beta = arrays
-    num_groups, data_format, activation = options
-    dtype = dtype_name("x", x)
-    N, C, HxW, groups = _sizes(x.shape, num_groups, data_format, activation)
-    gamma_dtype, beta_dtype = parameter("gamma", gamma, (C,), dtype), parameter("beta", beta, (C,), dtype)
-    sums = accumulator(dtype)
-    layout = direct_layout(x, data_format)
-    axes = memory_order(x.ndim, data_format, layout)
-    results = (
-        OutputSpec("y", x.shape, x.dtype, axes),
-        vector("mean", (N, groups), sums, NAN),
-        vector("rstd", (N, groups), sums, NAN),
-    )
-    sizes = (layout, N, C, HxW, groups)
-    outputs = ("y", "mean", "rstd")
-    problem = Problem(
-        op="group_norm",
+def group_problem(
+    op: str,
+    dtype: str,
+    parameters: tuple[str | None, str | None],
+    stats_dtype: str,
+    layout: str,
+    sizes: tuple[int, int, int, int],
+    outputs: tuple[str, ...],
+    activation: str | None = None,
+) -> Problem:
+    """Problem with N, C, HxW and groups in ``sizes``. ``parameters`` are the dtypes of gamma and beta."""
+    return Problem(
+        op=op,
         dtype=dtype,
-        gamma_dtype=gamma_dtype,
-        beta_dtype=beta_dtype,
-        stats_dtype=sums,
-        **laid_out(*sizes),
+        gamma_dtype=parameters[0],
+        beta_dtype=parameters[1],
+        stats_dtype=stats_dtype,
+        **laid_out(layout, *sizes),
         outputs=outputs,
         activation=activation,
     )
+
+
+def checked_forward(
+    op: str,
+    dtype: str,
+    arrays: tuple[Any, ...],
+    data_format: str,
+    sizes: tuple[int, int, int, int],
+    saved: tuple[int, int],
+    activation: str | None = None,
+) -> Checked:
+    """Check gamma and beta of a forward. ``saved`` is the shape of the statistics."""
+    x, gamma, beta = arrays
+    shape = (sizes[1],)
+    parameters = parameter("gamma", gamma, shape, dtype), parameter("beta", beta, shape, dtype)
+    sums, layout = accumulator(dtype), direct_layout(x, data_format)
+    axes = memory_order(x.ndim, data_format, layout)
+    results = (
+        OutputSpec("y", x.shape, x.dtype, axes),
+        vector("mean", saved, sums, NAN),
+        vector("rstd", saved, sums, NAN),
+    )
+    problem = group_problem(op, dtype, parameters, sums, layout, sizes, OUTPUTS, activation)
     return Checked(problem, (axes, (0,), (0,)), results)
 
 
-def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
-    dy, x, mean, rstd, gamma, beta = arrays
-    num_groups, output_mask, data_format, activation = options
-    wanted = mask("output_mask", output_mask, GRADIENTS)
-    dtype = dtype_name("x", x)
-    N, C, HxW, groups = _sizes(x.shape, num_groups, data_format, activation)
+def checked_backward(
+    op: str,
+    dtype: str,
+    arrays: tuple[Any, ...],
+    wanted: Sequence[bool],
+    data_format: str,
+    sizes: tuple[int, int, int, int],
+    saved: tuple[int, int],
+) -> Checked:
+    """Check dy, the statistics and gamma of a backward without an activation."""
+    dy, x, mean, rstd, gamma = arrays
+    shape = (sizes[1],)
     like("dy", dy, x)
-    expected = f"({N}, {groups}), or any shape of {N * groups} elements"
-    stats_dtype = statistics(("mean", mean), ("rstd", rstd), dtype, N * groups, expected)
-    gamma_dtype = parameter("gamma", gamma, (C,), dtype)
-    beta_dtype = parameter("beta", beta, (C,), dtype)  # checked but not read without an activation
+    count = math.prod(saved)
+    stats_dtype = statistics(("mean", mean), ("rstd", rstd), dtype, count, f"{saved}, or any shape of {count} elements")
+    gamma_dtype = parameter("gamma", gamma, shape, dtype)
     layout = direct_layout(x, data_format)
     axes = memory_order(x.ndim, data_format, layout)
-    results = gradients(x, axes, (C,), gamma_dtype or stats_dtype, wanted)
-    outputs = chosen(GRADIENTS, wanted)
-    sizes = (layout, N, C, HxW, groups)
-    problem = Problem(
-        op="group_norm_backward",
-        dtype=dtype,
-        gamma_dtype=gamma_dtype,
-        beta_dtype=None,
-        stats_dtype=stats_dtype,
-        **laid_out(*sizes),
-        outputs=outputs,
-    )
+    results = gradients(x, axes, shape, gamma_dtype or stats_dtype, wanted)
+    problem = group_problem(op, dtype, (gamma_dtype, None), stats_dtype, layout, sizes, chosen(GRADIENTS, wanted))
+    return Checked(problem, (axes, axes, tuple(range(mean.ndim)), tuple(range(rstd.ndim)), (0,)), results)
+
+
+def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
+    num_groups, data_format, activation = options
+    dtype = dtype_name("x", arrays[0])
+    sizes = _sizes(arrays[0].shape, num_groups, data_format, activation)
+    return checked_forward("group_norm", dtype, arrays, data_format, sizes, (sizes[0], sizes[3]), activation)
+
+
+def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
+    *five, beta = arrays
+    num_groups, output_mask, data_format, activation = options
+    wanted = mask("output_mask", output_mask, GRADIENTS)
+    dtype = dtype_name("x", arrays[1])
+    sizes = _sizes(arrays[1].shape, num_groups, data_format, activation)
+    made = checked_backward("group_norm_backward", dtype, tuple(five), wanted, data_format, sizes, (sizes[0], sizes[3]))
+    beta_dtype = parameter("beta", beta, (sizes[1],), dtype)  # checked but not read without an activation
+    problem = made.problem
     if activation is not None:
         problem = replace(problem, beta_dtype=beta_dtype, activation=activation)
-    return Checked(problem, (axes, axes, tuple(range(mean.ndim)), tuple(range(rstd.ndim)), (0,), (0,)), results)
+    return Checked(problem, (*made.orders, (0,)), made.results)
+
+
+def parameters_asked(asked: Request) -> tuple[str | None, str | None]:
+    """The dtypes of gamma and beta of a request."""
+    gamma, beta = (parameter_named(name, getattr(asked, name), asked.dtype) for name in ("gamma_dtype", "beta_dtype"))
+    return gamma, beta
 
 
 def _request_forward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     sizes = _sizes(asked.shape, asked.num_groups, asked.data_format, asked.activation)
-    gamma, beta = (parameter_named(name, getattr(asked, name), asked.dtype) for name in ("gamma_dtype", "beta_dtype"))
-    sums = accumulator(asked.dtype)
-    outputs = ("y", "mean", "rstd")
-    facts = laid_out(asked.data_format, *sizes)
-    problem = Problem(
-        op="group_norm",
-        dtype=asked.dtype,
-        gamma_dtype=gamma,
-        beta_dtype=beta,
-        stats_dtype=sums,
-        **facts,
-        outputs=outputs,
-        activation=asked.activation,
-    )
-    return problem, (asked.num_groups, asked.data_format, asked.activation)
+    facts = (parameters_asked(asked), accumulator(asked.dtype), asked.data_format, sizes, OUTPUTS, asked.activation)
+    return group_problem("group_norm", asked.dtype, *facts), (asked.num_groups, asked.data_format, asked.activation)
 
 
 def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     sizes = _sizes(asked.shape, asked.num_groups, asked.data_format, asked.activation)
-    gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
-    beta = parameter_named("beta_dtype", asked.beta_dtype, asked.dtype)
-    wanted = mask("output_mask", asked.output_mask, GRADIENTS)
-    outputs = chosen(GRADIENTS, wanted)
-    sums = accumulator(asked.dtype)
-    facts = laid_out(asked.data_format, *sizes)
-    problem = Problem(
-        op="group_norm_backward",
-        dtype=asked.dtype,
-        gamma_dtype=gamma,
-        beta_dtype=beta if asked.activation else None,
-        stats_dtype=sums,
-        **facts,
-        outputs=outputs,
-        activation=asked.activation,
-    )
-    return problem, (asked.num_groups, asked.output_mask, asked.data_format, asked.activation)
+    gamma, beta = parameters_asked(asked)
+    outputs = chosen(GRADIENTS, mask("output_mask", asked.output_mask, GRADIENTS))
+    parameters = (gamma, beta if asked.activation else None)
+    facts = (parameters, accumulator(asked.dtype), asked.data_format, sizes, outputs, asked.activation)
+    options = (asked.num_groups, asked.output_mask, asked.data_format, asked.activation)
+    return group_problem("group_norm_backward", asked.dtype, *facts), options
 
 
 def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
