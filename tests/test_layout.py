@@ -24,7 +24,8 @@ KERNELS = ROOT / "kernels_cu"
 ROOMS = [
     {"__main__"},
     {"cli"},
-    {"ascend", "gate"},
+    {"torch"},
+    {"ascend", "distributed", "gate"},
     {"ops"},
     {"traffic"},
     {"runtime"},
@@ -44,6 +45,8 @@ KERNEL_ROOMS = [OP_KERNELS, {"partition"}, {"common"}]
 DEPENDENCIES = ("numpy", "ml_dtypes", "platformdirs", "filelock")
 #: Third-party modules that a file may import at its top, although cunorm can be imported without them.
 HEAVY = {"executors/gpu.py": "cupy"}
+#: Folders for users of a framework: the only ones whose files may import it at their top.
+FACES = {"torch": "torch"}
 
 
 def rank(rooms: list[set[str]], name: str) -> int:
@@ -84,7 +87,7 @@ def faults(text: str, path: str) -> list[str]:
     _, *own = module_of(path)
     for name, top in imports(text, path):
         first, *rest = name.split(".")
-        late = own[:1] == ["cli"] and not top
+        late = own[:1] in (["cli"], ["distributed"]) and not top
         if own == ["reference"]:
             right = first == "numpy" or first in sys.stdlib_module_names
         elif first == "cunorm" and rest:
@@ -102,6 +105,8 @@ def faults(text: str, path: str) -> list[str]:
             right = own[0] == "cli" and not top
         elif first in ("cupy", "optuna"):
             right = first == "cupy" and (late or HEAVY.get(path) == first)
+        elif first in FACES:
+            right = late or FACES.get(own[0] if own else "") == first
         else:
             right = late or first in DEPENDENCIES or first in sys.stdlib_module_names
         if not right:
@@ -134,6 +139,8 @@ def test_imports_run_downwards(path: str) -> None:
         ("runtime/plans.py", "def late():\n    import cupy.cuda"),
         ("runtime/plans.py", "def late():\n    from .call import Call\n    from cunorm.ops.registry import OPS"),
         ("cli/main.py", "import cupy"),
+        ("core/arrays.py", "import torch"),
+        ("distributed/engines.py", "import mpi4py"),
         ("cli/main.py", "def late():\n    import optuna"),
         ("cli/main.py", "from cunorm.tuning import workloads"),
         ("runtime/plans.py", "from cunorm.tuning import workloads"),
