@@ -6,7 +6,7 @@ An op is known as soon as its spec is in `OPS`. Packages that `ops` builds on fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .locks import lazy
@@ -133,6 +133,9 @@ class OpSpec:
         The flags of its output mask, and the results that each flag selects; empty: it always returns all results.
     types : mapping of str to tuple of str
         The names in `Problem.others`, and the allowed dtypes of each.
+    optional_types : tuple of str
+        The names in ``types`` that `Problem.others` contains only if the dtype differs from its default, see
+        `OpSpec.default_type`. So a problem with the default keeps the key that it had before the op had the type.
     updated : tuple of str
         Results that are passed as arguments of that name instead of in ``out``; kernels read their old contents.
     kernels : mapping of str to str
@@ -160,6 +163,7 @@ class OpSpec:
     activations: tuple[str, ...] = ()
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optional_types: tuple[str, ...] = ()
     updated: tuple[str, ...] = ()
     kernels: Mapping[str, str] = field(default_factory=dict)
     channelwise: bool = False
@@ -186,6 +190,19 @@ class OpSpec:
         """The results of a call that passes the optional tensors ``extras``, if its mask selects all of them."""
         missing = [name for extra, names in self.extras.items() if extra not in extras for name in names]
         return tuple(name for name in self.results if name not in missing)
+
+    @lazy
+    def required_types(self) -> tuple[str, ...]:
+        """The names that `Problem.others` always contains."""
+        return tuple(name for name in self.types if name not in self.optional_types)
+
+    def default_type(self, problem: Problem, name: str) -> str | None:
+        """The dtype that a type of `optional_types` has in a problem whose `others` do not contain it.
+
+        It is the dtype of the array whose `ArraySpec.dtype` begins with the name; None if there is no such array then.
+        """
+        bare = replace(problem, others=tuple(one for one in problem.others if one[0] != name))
+        return next((array.dtype_of(bare) for array in self.arrays.values() if array.dtype[0] == name), None)
 
     @lazy
     def one_channel_per_group(self) -> bool:

@@ -69,12 +69,20 @@ def fault_of(problem: Problem) -> str | None:
     if outputs != problem.outputs or not outputs:
         came, expected = shown(",".join(problem.outputs)), ",".join(op.results)
         return f"{problem.op}: outputs '{came}', expected some of {expected}, in that order"
-    named = tuple(name for name, _ in problem.others)
-    if named != tuple(op.types):
-        words = [",".join(name.removesuffix("_t") for name in names) or "none" for names in (named, op.types)]
-        return f"{problem.op}: types: {shown(words[0])}, expected {words[1]}"
-    sentence = _array_fault(op, problem) or _request_fault(op, problem)
+    sentence = _types_fault(op, problem) or _array_fault(op, problem) or _request_fault(op, problem)
     return None if sentence is None else f"{problem.op}: {sentence}"
+
+
+def _types_fault(op: Op, problem: Problem) -> str | None:
+    """Return the error message for names of `Problem.others` that are not those of the op, or None."""
+    named = tuple(name for name, _ in problem.others)
+    if named == tuple(name for name in op.types if name in named or name in op.required_types):
+        return None
+    came, expected, optional = (
+        ",".join(name.removesuffix("_t") for name in names) for names in (named, op.required_types, op.optional_types)
+    )
+    behind = f"; optional: {optional}" if optional else ""
+    return f"types: {shown(came or 'none')}, expected {expected or 'none'}{behind}"
 
 
 def _array_fault(op: Op, problem: Problem) -> str | None:
@@ -88,6 +96,8 @@ def _array_fault(op: Op, problem: Problem) -> str | None:
         allowed = op.types[name]
         if dtype not in allowed:
             return f"types: {name.removesuffix('_t')} {dtype!r}, expected {' or '.join(allowed)}"
+        if name in op.optional_types and dtype == op.default_type(problem, name):
+            return f"types: {name.removesuffix('_t')} {dtype!r}, expected none, because that is its default"
     return None
 
 
