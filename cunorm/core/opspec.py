@@ -74,6 +74,22 @@ class Number:
         return self.default
 
 
+class Measure(NamedTuple):
+    """A number that a call reads off one of its arrays and passes to kernels.
+
+    Attributes
+    ----------
+    array : str
+        Name of the input.
+    is_stride : bool
+        Whether it is the number of elements from one row to the next. Kernels then read the array with any distance
+        between its rows. Otherwise it is the number of elements; 0 for an absent array.
+    """
+
+    array: str
+    is_stride: bool
+
+
 class Exact(NamedTuple):
     """The exact values of a result.
 
@@ -127,6 +143,8 @@ class OpSpec:
         `Problem.extras` contains those that are passed.
     numbers : mapping of str to Number
         Scalar arguments of a call that are passed to kernels.
+    measures : mapping of str to Measure
+        Numbers that a call reads off its arrays, by the names that launches use.
     activations : tuple of str
         Activations that may follow it in the same kernel (fused).
     flags : mapping of str to tuple of str
@@ -160,6 +178,7 @@ class OpSpec:
     optional: tuple[str, ...] = ()
     extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     numbers: Mapping[str, Number] = field(default_factory=dict)
+    measures: Mapping[str, Measure] = field(default_factory=dict)
     activations: tuple[str, ...] = ()
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -174,6 +193,11 @@ class OpSpec:
     def arrays(self) -> Mapping[str, ArraySpec]:
         """Inputs and results by name."""
         return {**self.inputs, **self.results}
+
+    @lazy
+    def strided(self) -> Mapping[str, str]:
+        """The inputs that kernels read with any distance between their rows, and the measure of that distance."""
+        return {of.array: name for name, of in self.measures.items() if of.is_stride}
 
     @lazy
     def tensors(self) -> frozenset[str]:

@@ -24,7 +24,7 @@ from cunorm.ops.instance_norm.op import INSTANCE_NORM, INSTANCE_NORM_BACKWARD
 from cunorm.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BACKWARD
 from cunorm.ops.rms_norm.op import RMS_NORM, RMS_NORM_BACKWARD
 from cunorm.runtime.checks import place_for
-from cunorm.runtime.op import Op, Request, plan_of
+from cunorm.runtime.op import Op, Request, plan_of, requested
 from cunorm.runtime.plans import Plan, Target
 from cunorm.tiling.table import shown
 
@@ -57,6 +57,7 @@ UNASKED: dict[str, Any] = {
     "activation": None,
     "residual": False,
     "dh": False,
+    "dtypes": None,
 }
 
 
@@ -174,6 +175,7 @@ def plan(
     activation: str | None = None,
     residual: bool = False,
     dh: bool = False,
+    dtypes: Mapping[str, object] | None = None,
     device: int | str | None = None,
     tile: Tile | Mapping[str, object] | None = None,
 ) -> Plan:
@@ -205,6 +207,11 @@ def plan(
         Activation that is fused into GroupNorm.
     residual, dh : bool
         Whether a call of a LayerNorm or RMSNorm passes a residual, or its gradient passes dh.
+    dtypes : mapping of str to dtype, optional
+        Dtypes of other arrays, by name: of statistics that are inputs (``{"mean": "bfloat16"}``), of sums, of running
+        statistics and of counts. Only `Plan.launch` needs them, because it sees no arrays. By default, statistics and
+        sums have the dtype of the accumulator, and counts are int64; a batch_norm_backward_elemt without counts takes a
+        number.
     device : None, "cpu", int or str, optional
         None selects the current GPU if there is one, otherwise the CPU executor. An int is a GPU number, as CuPy
         counts GPUs. The name of a known device (``"A100"``) plans for the CPU executor with the limits of that device.
@@ -249,6 +256,7 @@ def plan(
         "activation": activation,
         "residual": residual,
         "dh": dh,
+        "dtypes": dtypes,
     }
     made, request = _asked(op, shape, dtype, asked)
     planned = plan_of(made, request, place_named(device), None if tile is None else Tile.of(tile))
@@ -264,7 +272,7 @@ def problem_of(op: str, *, shape: Sequence[int], dtype: object, **options: Any) 
         See `plan`.
     """
     made, request = _asked(op, shape, dtype, UNASKED | options)
-    return made.request(request)[0].canonical()
+    return requested(made, request)[0].canonical()
 
 
 def _asked(op: object, shape: object, dtype: object, options: Mapping[str, Any]) -> tuple[Op, Request]:
@@ -273,7 +281,7 @@ def _asked(op: object, shape: object, dtype: object, options: Mapping[str, Any])
     if made is None:
         raise ValueError(f"op: {op!r}, expected one of {', '.join(OPS)}")
     for name, value in options.items():
-        if name not in made.takes and value != UNASKED[name]:
+        if name not in (*made.takes, "dtypes") and value != UNASKED[name]:
             raise ValueError(f"{name}: {value!r}, expected {UNASKED[name]!r} for {op}, which does not take one")
         if name in ("num_groups", "normalized_shape") and name in made.takes and value is None:
             raise TypeError(f"{name}: None, expected {'an int' if name == 'num_groups' else 'a shape'} for {op}")
