@@ -301,8 +301,8 @@ def _compiled_forward(problem: Problem) -> Forward:
     return torch.compile(forward, dynamic=False)  # type: ignore[no-any-return]
 
 
-#: The first version of PyTorch whose CUDA kernels of GroupNorm read channels-last tensors in place (pull request 191945;
-#: libtorch_cuda of 2.14.1 does not contain its kernels).
+#: The first version of PyTorch whose CUDA kernels of GroupNorm read channels-last tensors in place: those of pull
+#: request 191945, which libtorch_cuda of 2.14.1 does not contain.
 READS_CHANNELS_LAST = (2, 15)
 
 
