@@ -57,6 +57,7 @@ UNASKED: dict[str, Any] = {
     "activation": None,
     "residual": False,
     "dh": False,
+    "y_dtype": None,
 }
 
 
@@ -118,6 +119,7 @@ def _request_fault(op: Op, problem: Problem) -> str | None:
         activation=problem.activation,
         residual="residual" in problem.extras,
         dh="dh" in problem.extras,
+        y_dtype=dict(problem.others).get("y_t"),
     )
     try:
         made, _ = op.request(asked)
@@ -174,6 +176,7 @@ def plan(
     activation: str | None = None,
     residual: bool = False,
     dh: bool = False,
+    y_dtype: object = None,
     device: int | str | None = None,
     tile: Tile | Mapping[str, object] | None = None,
 ) -> Plan:
@@ -205,6 +208,8 @@ def plan(
         Activation that is fused into GroupNorm.
     residual, dh : bool
         Whether a call of a LayerNorm or RMSNorm passes a residual, or its gradient passes dh.
+    y_dtype : str or dtype, optional
+        Dtype of y of a forward: x's dtype, or float32 for 16-bit x. None means x's dtype.
     device : None, "cpu", int or str, optional
         None selects the current GPU if there is one, otherwise the CPU executor. An int is a GPU number, as CuPy
         counts GPUs. The name of a known device (``"A100"``) plans for the CPU executor with the limits of that device.
@@ -249,6 +254,7 @@ def plan(
         "activation": activation,
         "residual": residual,
         "dh": dh,
+        "y_dtype": y_dtype,
     }
     made, request = _asked(op, shape, dtype, asked)
     planned = plan_of(made, request, place_named(device), None if tile is None else Tile.of(tile))

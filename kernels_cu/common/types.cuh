@@ -1,9 +1,9 @@
 // Storage types, their conversions, 16-byte packs, and the functions that access global and shared memory.
 //
-// The host writes above this file: the typedefs data_t (x, dy, dx, y), parameter types (gamma, beta and their
-// gradients), stat_t (mean, rstd), layout_t and activation_t, and `struct Tile` with the compile-time constants. No
-// CUDA header is included: each of the 16-bit conversions is one instruction, and headers would take longer to compile
-// than the kernels.
+// The host writes above this file: the typedefs data_t (x, dy, dx), y_t (y: data_t, or float for 16-bit data),
+// parameter types (gamma, beta and their gradients), stat_t (mean, rstd), layout_t and activation_t, and `struct Tile`
+// with the compile-time constants. No CUDA header is included: each of the 16-bit conversions is one instruction, and
+// headers would take longer to compile than the kernels.
 //
 // Every access to global memory goes through a function of this file or of async.cuh. On the CPU these functions report
 // each access to the executor, which checks it. A raw dereference would escape the check, and a test forbids it.
@@ -231,6 +231,44 @@ __device__ __forceinline__ Pack<T> narrow_pack(const acc_t (&values)[Pack<T>::si
     return pack;
 }
 
+// The outputs for the elements of a pack of data_t, in packs of a type that is data_t or wider: y may be wider than x.
+template <typename T>
+struct Outputs {
+    static constexpr int size = Pack<T>::size, count = pack_size / size;
+    static_assert(size * count == pack_size, "outputs are of x's dtype, or wider");
+    Pack<T> part[count];
+
+    __device__ __forceinline__ void set(int i, T item) { part[i / size].set(i % size, item); }
+    // See Pack::rotate.
+    __device__ __forceinline__ void rotate() {
+        T first[count];
+#pragma unroll
+        for (int p = 0; p < count; ++p) {
+            first[p] = part[p].get(0);
+            part[p].rotate();
+        }
+#pragma unroll
+        for (int p = 0; p < count && count > 1; ++p) {
+            part[p].set(size - 1, first[(p + 1) % count]);
+        }
+    }
+};
+
+// Values as outputs, each rounded as narrow() rounds it.
+template <typename T>
+__device__ __forceinline__ Outputs<T> narrow_outputs(const acc_t (&values)[pack_size]) {
+    Outputs<T> out;
+    if constexpr (Outputs<T>::count == 1) {
+        out.part[0] = narrow_pack<T>(values);
+    } else {
+#pragma unroll
+        for (int i = 0; i < pack_size; ++i) {
+            out.set(i, narrow<T>(values[i]));
+        }
+    }
+    return out;
+}
+
 // Tells the compiler a fact that it cannot derive.
 __device__ __forceinline__ void assume(bool fact) {
 #ifndef CUNORM_CPU
@@ -374,6 +412,28 @@ __device__ __forceinline__ void store_pack(T* array, long long row, int first, i
 template <typename T>
 __device__ __forceinline__ void store_pack(T* array, int first, int length, const Pack<T>& pack) {
     store_pack(array, 0, first, length, pack);
+}
+
+// The same for outputs, whose element i is array[row + first + i].
+template <typename T>
+__device__ __forceinline__ void store_outputs(T* array, long long row, int first, int length, const Outputs<T>& out) {
+#pragma unroll
+    for (int p = 0; p < out.count; ++p) {
+        store_pack(array, row, first + p * out.size, length, out.part[p]);
+    }
+}
+template <typename T>
+__device__ __forceinline__ void store_outputs(T* array, int first, int length, const Outputs<T>& out) {
+    store_outputs(array, 0, first, length, out);
+}
+
+// Outputs that all exist, at a multiple of 16 bytes.
+template <typename T>
+__device__ __forceinline__ void store_whole(T* address, const Outputs<T>& out) {
+#pragma unroll
+    for (int p = 0; p < out.count; ++p) {
+        store_whole(address + p * out.size, out.part[p]);
+    }
 }
 
 // ---- access to shared memory --------------------------------------------------------------------------------------

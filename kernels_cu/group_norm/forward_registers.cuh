@@ -4,12 +4,12 @@
 #include "common/parameters.cuh"
 #include "partition/team.cuh"
 
-constexpr bool stores_last = are_few_packs(Tile::packs_per_thread);
+constexpr bool stores_last = are_few_packs(Tile::packs_per_thread * Outputs<y_t>::count);
 
 // Every byte of x is read once, before the team writes y. So y may be the same array as x.
 // `blocks` is the number of blocks of a team's cluster, 1 if there is no cluster.
 template <int lanes, int blocks = 1>
-__device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y,
+__device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y,
                                                  acc_t* mean, acc_t* rstd, long long N, long long C, long long HxW,
                                                  long long groups, acc_t eps) {
     const int channels = static_cast<int>(C / groups);
@@ -45,10 +45,11 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
                 [](acc_t value) { return activation_t::apply(value); });
             continue;
         }
+        Outputs<y_t> kept[stores_last ? Tile::packs_per_thread : 1];
         ChannelWalk walk(run.from + run.first(0), static_cast<int>(HxW));
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            const Pack<data_t> out = outputs_in_channels(
+            const Outputs<y_t> out = outputs_in_channels<y_t>(
                 PackSpan{run.start, run.first(k), run.length}, walk, static_cast<int>(HxW),
                 [&](int channel, bool there) {
                     return affine_of(own_gamma, own_beta, channel, found.mean, found.rstd, there);
@@ -58,15 +59,15 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
                 },
                 held[k]);
             if (stores_last) {
-                held[k] = out;
+                kept[stores_last ? k : 0] = out;
             } else {
-                store_pack_of(y, run.start, run.first(k), run.length, out, run.is_plain(y));
+                store_outputs_of(y, run.start, run.first(k), run.length, out, run.is_plain(y));
             }
             stride.advance(walk, static_cast<int>(HxW));
         }
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread && stores_last; ++k) {
-            store_pack_of(y, run.start, run.first(k), run.length, held[k], run.is_plain(y));
+            store_outputs_of(y, run.start, run.first(k), run.length, kept[stores_last ? k : 0], run.is_plain(y));
         }
     }
     team.leave();
