@@ -105,7 +105,7 @@ __device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (
                 if (plain) {
                     store_whole(to + where.row + where.first, out);
                 } else {
-                    store_outputs(to + where.row, where.first, where.length, out);
+                    store_pack(to + where.row, where.first, where.length, out);
                 }
             }
             stride.advance(walk, run.HxW);

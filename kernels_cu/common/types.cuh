@@ -231,42 +231,46 @@ __device__ __forceinline__ Pack<T> narrow_pack(const acc_t (&values)[Pack<T>::si
     return pack;
 }
 
-// The outputs for the elements of a pack of data_t, in packs of a type that is data_t or wider: y may be wider than x.
+// Two packs of a type twice as wide as data_t, for the elements of one pack of data_t. The functions on packs that
+// outputs need take them too.
 template <typename T>
-struct Outputs {
-    static constexpr int size = Pack<T>::size, count = pack_size / size;
-    static_assert(size * count == pack_size, "outputs are of x's dtype, or wider");
-    Pack<T> part[count];
+struct TwoPacks {
+    static constexpr int size = Pack<T>::size;
+    Pack<T> half[2];
 
-    __device__ __forceinline__ void set(int i, T item) { part[i / size].set(i % size, item); }
+    __device__ __forceinline__ void set(int i, T item) { half[i / size].set(i % size, item); }
     // See Pack::rotate.
     __device__ __forceinline__ void rotate() {
-        T first[count];
-#pragma unroll
-        for (int p = 0; p < count; ++p) {
-            first[p] = part[p].get(0);
-            part[p].rotate();
-        }
-#pragma unroll
-        for (int p = 0; p < count && count > 1; ++p) {
-            part[p].set(size - 1, first[(p + 1) % count]);
-        }
+        const T first = half[0].get(0), middle = half[1].get(0);
+        half[0].rotate();
+        half[1].rotate();
+        half[0].set(size - 1, middle);
+        half[1].set(size - 1, first);
     }
 };
 
-// Values as outputs, each rounded as narrow() rounds it.
+template <typename T, bool wide>
+struct OutputType {
+    typedef Pack<T> type;
+};
 template <typename T>
-__device__ __forceinline__ Outputs<T> narrow_outputs(const acc_t (&values)[pack_size]) {
-    Outputs<T> out;
-    if constexpr (Outputs<T>::count == 1) {
-        out.part[0] = narrow_pack<T>(values);
-    } else {
+struct OutputType<T, true> {
+    typedef TwoPacks<T> type;
+};
+// The outputs of type T for the elements of a pack of data_t. y may be wider than x.
+template <typename T>
+constexpr bool is_wide = (sizeof(T) > sizeof(data_t));
+template <typename T>
+using Outputs = typename OutputType<T, is_wide<T>>::type;
+
+template <typename T>
+__device__ __forceinline__ TwoPacks<T> narrow_pack(const acc_t (&values)[2 * Pack<T>::size]) {
+    TwoPacks<T> packs;
 #pragma unroll
-        for (int i = 0; i < pack_size; ++i) {
-            out.set(i, narrow<T>(values[i]));
-        }
+    for (int i = 0; i < 2 * packs.size; ++i) {
+        packs.set(i, narrow<T>(values[i]));
     }
-    return out;
+    return packs;
 }
 
 // Tells the compiler a fact that it cannot derive.
@@ -414,26 +418,19 @@ __device__ __forceinline__ void store_pack(T* array, int first, int length, cons
     store_pack(array, 0, first, length, pack);
 }
 
-// The same for outputs, whose element i is array[row + first + i].
 template <typename T>
-__device__ __forceinline__ void store_outputs(T* array, long long row, int first, int length, const Outputs<T>& out) {
-#pragma unroll
-    for (int p = 0; p < out.count; ++p) {
-        store_pack(array, row, first + p * out.size, length, out.part[p]);
-    }
+__device__ __forceinline__ void store_pack(T* array, long long row, int first, int length, const TwoPacks<T>& packs) {
+    store_pack(array, row, first, length, packs.half[0]);
+    store_pack(array, row, first + packs.size, length, packs.half[1]);
 }
 template <typename T>
-__device__ __forceinline__ void store_outputs(T* array, int first, int length, const Outputs<T>& out) {
-    store_outputs(array, 0, first, length, out);
+__device__ __forceinline__ void store_pack(T* array, int first, int length, const TwoPacks<T>& packs) {
+    store_pack(array, 0, first, length, packs);
 }
-
-// Outputs that all exist, at a multiple of 16 bytes.
 template <typename T>
-__device__ __forceinline__ void store_whole(T* address, const Outputs<T>& out) {
-#pragma unroll
-    for (int p = 0; p < out.count; ++p) {
-        store_whole(address + p * out.size, out.part[p]);
-    }
+__device__ __forceinline__ void store_whole(T* address, const TwoPacks<T>& packs) {
+    store_whole(address, packs.half[0]);
+    store_whole(address + packs.size, packs.half[1]);
 }
 
 // ---- access to shared memory --------------------------------------------------------------------------------------

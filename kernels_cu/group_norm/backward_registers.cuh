@@ -272,8 +272,7 @@ private:
                 return input_gradient(gradient, value, of_channel);
             };
             const Pack<data_t> out = outputs_in_channels<data_t>(PackSpan{run.start, run.first(k), run.length}, walk,
-                                                                 HxW, of, element, held_dy[k], held_x[k], kept[k])
-                                         .part[0];
+                                                                 HxW, of, element, held_dy[k], held_x[k], kept[k]);
             if (stores_last) {
                 held_x[k] = out;
             } else {

@@ -4,7 +4,16 @@
 #include "common/parameters.cuh"
 #include "partition/team.cuh"
 
-constexpr bool stores_last = are_few_packs(Tile::packs_per_thread * Outputs<y_t>::count);
+constexpr bool stores_last = are_few_packs(Tile::packs_per_thread * (is_wide<y_t> ? 2 : 1));
+
+template <bool second, typename A, typename B>
+__device__ __forceinline__ auto& first_or_second(A& a, B& b) {
+    if constexpr (second) {
+        return b;
+    } else {
+        return a;
+    }
+}
 
 // Every byte of x is read once, before the team writes y. So y may be the same array as x.
 // `blocks` is the number of blocks of a team's cluster, 1 if there is no cluster.
@@ -45,7 +54,8 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
                 [](acc_t value) { return activation_t::apply(value); });
             continue;
         }
-        Outputs<y_t> kept[stores_last ? Tile::packs_per_thread : 1];
+        Outputs<y_t> apart[stores_last && is_wide<y_t> ? Tile::packs_per_thread : 1];
+        auto& kept = first_or_second<is_wide<y_t>>(held, apart);
         ChannelWalk walk(run.from + run.first(0), static_cast<int>(HxW));
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
@@ -58,16 +68,16 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
                     return activation_t::apply(normalised(widen(held[k].get(i)), affine));
                 },
                 held[k]);
-            if (stores_last) {
-                kept[stores_last ? k : 0] = out;
+            if constexpr (stores_last) {
+                kept[k] = out;
             } else {
-                store_outputs_of(y, run.start, run.first(k), run.length, out, run.is_plain(y));
+                store_pack_of(y, run.start, run.first(k), run.length, out, run.is_plain(y));
             }
             stride.advance(walk, static_cast<int>(HxW));
         }
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread && stores_last; ++k) {
-            store_outputs_of(y, run.start, run.first(k), run.length, kept[stores_last ? k : 0], run.is_plain(y));
+            store_pack_of(y, run.start, run.first(k), run.length, kept[k], run.is_plain(y));
         }
     }
     team.leave();

@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                         const Affine affine = {of.first, of.second * scale.held[k].of(i), bias.held[k].of(i)};
                         out.set(i, narrow<y_t>(normalised(widen(held[0][k].get(i)), affine)));
                     }
-                    store_outputs(y + slab.start(row), slab.first(k), slab.columns, out);
+                    store_pack(y + slab.start(row), slab.first(k), slab.columns, out);
                 }
             });
         });

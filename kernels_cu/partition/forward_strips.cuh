@@ -37,7 +37,7 @@ struct AppliedStrips {
                         const Affine affine = {mean_of_row, rstd_of_row * weight, offset_of[k].of(i)};
                         out.set(i, narrow<y_t>(normalised(widen(held[k].get(i)), affine)));
                     }
-                    store_outputs(y + at, strip.first(k), strip.length, out);
+                    store_pack(y + at, strip.first(k), strip.length, out);
                 }
             }
         }

@@ -160,7 +160,7 @@ __device__ __forceinline__ Outputs<T> outputs_in_channels(const PackSpan& where,
         acc_t values[pack_size] = {};
         each_in_channels(
             where, from, HxW, of, [&](int i, const auto& known) { values[i] = element(i, known); }, packs...);
-        return narrow_outputs<T>(values);
+        return narrow_pack<T>(values);
     }
     Outputs<T> out = {};
     each_in_channels(

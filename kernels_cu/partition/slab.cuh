@@ -133,7 +133,7 @@ struct Slab<ChannelsFirst> {
             const Outputs<T> out = outputs_in_channels<T>(
                 where, walk, HxW, [&](int channel, bool there) { return of(there ? channel : 0); },
                 [&](int i, const auto& known) { return element(packs, i, known); }, packs);
-            store_outputs(to, where.row, where.first, where.length, out);
+            store_pack(to, where.row, where.first, where.length, out);
             stride.advance(walk, HxW);
         }
     }
@@ -267,7 +267,7 @@ struct Slab<ChannelsLast> {
                 for (int i = 0; i < pack_size; ++i) {
                     values[i] = element(packs, i, known[i]);
                 }
-                store_outputs(to, start + row * pitch, column * pack_size, channels, narrow_outputs<T>(values));
+                store_pack(to, start + row * pitch, column * pack_size, channels, narrow_pack<T>(values));
             }
         });
     }

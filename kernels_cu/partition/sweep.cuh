@@ -263,7 +263,7 @@ struct WholeSpan {
 
 template <typename T>
 __device__ __forceinline__ void store_at(T* to, const PackSpan& where, const Outputs<T>& out) {
-    store_outputs(to + where.row, where.first, where.length, out);
+    store_pack(to + where.row, where.first, where.length, out);
 }
 template <typename T>
 __device__ __forceinline__ void store_at(T* to, const WholeSpan& where, const Outputs<T>& out) {
@@ -383,7 +383,7 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
                 }
                 results[i] = element(sweep_t::slot(i), values);
             }
-            store_at(to, batch.spans[k], narrow_outputs<T>(results));
+            store_at(to, batch.spans[k], narrow_pack<T>(results));
         }
     });
 }

@@ -33,12 +33,10 @@ __device__ __forceinline__ void store_pack_of(T* array, long long row, int first
 }
 
 template <typename T>
-__device__ __forceinline__ void store_outputs_of(T* array, long long row, int first, int length, const Outputs<T>& out,
-                                                 bool plain) {
-#pragma unroll
-    for (int p = 0; p < out.count; ++p) {
-        store_pack_of(array, row, first + p * out.size, length, out.part[p], plain);
-    }
+__device__ __forceinline__ void store_pack_of(T* array, long long row, int first, int length, const TwoPacks<T>& packs,
+                                              bool plain) {
+    store_pack_of(array, row, first, length, packs.half[0], plain);
+    store_pack_of(array, row, first + packs.size, length, packs.half[1], plain);
 }
 
 // Sums over a team, returned to all its lanes. Teams within a warp sum by shuffles, and the whole warp calls. Teams of
@@ -306,6 +304,6 @@ __device__ __forceinline__ void write_run(T* y, const Run<lanes, blocks>& run,
             const Affine affine = {found.mean, found.rstd * scale.of(i), offset.of(i)};
             out[i] = activation(normalised(widen(held[k].get(i)), affine));
         }
-        store_outputs_of(y, run.start, run.first(k), run.columns, narrow_outputs<T>(out), plain);
+        store_pack_of(y, run.start, run.first(k), run.columns, narrow_pack<T>(out), plain);
     }
 }
