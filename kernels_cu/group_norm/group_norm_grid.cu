@@ -19,7 +19,7 @@
 #include "partition/work_queue.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-    group_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
+    group_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, acc_t* mean, acc_t* rstd,
                     Pair* workspace, long long N, long long C, long long HxW, long long groups, long long chunk,
                     long long chunks, long long slab_channels, long long tiles, long long slabs,
                     long long prefetch_tiles, long long words, double eps) {

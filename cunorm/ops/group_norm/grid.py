@@ -87,9 +87,8 @@ class GroupGrid(Tiling):
         ahead are the first of their slab and therefore its last outputs. If they are more than 1 in 20, the outputs of
         the slab before them count as well.
         """
-        slab = self.problem.nbytes // self.slabs
-        read = self.problem.read * slab
-        both = read + slab
+        read = self.problem.read * self.problem.nbytes // self.slabs
+        both = read + self.problem.written // self.slabs
         held = self._blocks(device.multiprocessors) * ceil_div(both, self.tiles)
         ahead = self.tile.prefetch_tiles * ceil_div(read, self.tiles)
         found = 0.95 * both + 0.25 * held + max(0.0, 0.75 * held - 0.5 * read) + 2.5 * ahead
@@ -242,7 +241,7 @@ class GroupGrid(Tiling):
             self.tile.threads,
             self._arguments,
             shared_bytes=self.shared,
-            traffic=read + problem.nbytes,
+            traffic=read + problem.written,
             cached=read + self.parts_moved,
             packs=self.sweep.processed,
             rounds=self.sweep.rounds * tiles,
