@@ -316,7 +316,7 @@ def test_an_optional_type_is_named_only_if_it_differs(monkeypatch: pytest.Monkey
         "line 1: batch_norm_backward_elemt: types: sum 'float32', expected none, because that is its default"
     )
     assert refusal(path, made(op.name, types={"sums": "float64"})) == (
-        "line 1: batch_norm_backward_elemt: types: sums, expected none; optional: sum"
+        "line 1: batch_norm_backward_elemt: types: sums, expected none; optional: sum,count"
     )
     tile = op.strategies["block"].space
     first = Tile("block", **{name: values[0] for name, values in tile.items()})
