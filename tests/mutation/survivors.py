@@ -285,6 +285,8 @@ SURVIVORS: dict[Key, str] = {
     ("partition/backward_rows.cuh",
      "__syncwarp();  // else the compiler loads all packs' column sums at once and runs out of registers",
      "barrier", 0): "Affects the use of registers only: each lane adds to its own sums.",
+    ("partition/forward_rows.cuh", "if (length % pack_size == 0) {  // a constant if the length is",
+     "guard", 0): ALWAYS_SHIFTS,
     ("partition/forward_rows.cuh", "return teams >= rows || teams * length % pack_size == 0;",
      "guard", 0): ALWAYS_SHIFTS,
     ("partition/forward_rows.cuh", "return teams >= rows || teams * length % pack_size == 0;",
