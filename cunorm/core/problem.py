@@ -144,6 +144,11 @@ class Problem:
         return sum(self.nbytes_of(name) for name in self.outputs if name in self.spec.tensors)
 
     @lazy
+    def wide_y(self) -> bool:
+        """Whether y is wider than x."""
+        return "y_t" in dict(self.others)
+
+    @lazy
     def pack(self) -> int:
         """Elements of x per pack of 16 bytes."""
         return 16 // self.itemsize
