@@ -117,13 +117,12 @@ class Norm:
     def _takes_sizes(self, shape: Sequence[int], sizes: Sequence[int]) -> bool:
         if self.rows:
             return 0 < len(sizes) <= len(shape) and list(shape[-len(sizes) :]) == list(sizes) and 0 not in sizes
-        positions = math.prod(shape[2:])
+        channels, positions = shape[1], math.prod(shape[2:])
         if not sizes:
-            return shape[1] > 0 and positions != 1
-        groups = sizes[0]
-        return (
-            groups > 0 and shape[1] > 0 and shape[1] % groups == 0 and shape[0] * (shape[1] // groups) * positions != 1
-        )
+            return channels > 0 and positions != 1
+        if sizes[0] <= 0 or channels == 0 or channels % sizes[0] != 0:
+            return False
+        return shape[0] * (channels // sizes[0]) * positions != 1
 
 
 def _group(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
