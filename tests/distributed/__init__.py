@@ -1,0 +1,1 @@
+"""Tests of BatchNorm over several processes."""
