@@ -282,7 +282,7 @@ class _Packet:
         """The packets of all processes, shape (world, words)."""
         xp, C = namespace(self.kind), self.C
         packet = xp.empty(self.head + 2 * C * self.wide.itemsize // 8, np.int64)
-        packet[0] = x.size // C if C else 0
+        xp.copyto(packet[:1], x.size // C if C else 0)
         if self.head > 1:
             packet[1] = self._kind_of_x()
         statistics = packet[self.head :].view(self.wide)
