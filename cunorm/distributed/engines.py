@@ -17,9 +17,9 @@ from cunorm.core.arrays import Array, integer, said
 class Engine(Protocol):
     """The functions that a group of processes needs for synchronised BatchNorm.
 
-    Any object with these three attributes is an engine. Arrays are C-contiguous NumPy or CuPy arrays of dtype int64
-    (`all_gather`), float32 or float64 (`all_reduce`). Each function is collective: all ranks call it, in the same order
-    and with the same sizes. An array of CuPy is read and written in the order of CuPy's current stream of its GPU.
+    Any object with these three attributes is an engine. Arrays are C-contiguous NumPy or CuPy arrays of dtype int64,
+    float32 or float64. Each function is collective: all ranks call it, in the same order and with the same sizes. A
+    CuPy array is read and written in the order of CuPy's current stream of its GPU.
 
     Attributes
     ----------
@@ -50,14 +50,14 @@ class Engine(Protocol):
         """Number of processes."""
 
     def all_gather(self, send: Array, receive: Array) -> None:
-        """Copy the array of rank r to ``receive[r]``, for all ranks.
+        r"""Copy the array of rank r to ``receive[r]``, for all ranks.
 
         Parameters
         ----------
-        send : array of shape (n,)
-            Dtype int64.
-        receive : array of shape (size, n)
-            Dtype int64.
+        send : array
+            Any shape. `sync_batch_norm` passes int64.
+        receive : array
+            Shape (size, \*send.shape), dtype of send.
         """
 
     def all_reduce(self, buffer: Array) -> None:
@@ -65,8 +65,8 @@ class Engine(Protocol):
 
         Parameters
         ----------
-        buffer : array of shape (2, C)
-            Dtype float32 or float64.
+        buffer : array
+            Any shape. `sync_batch_norm_backward` passes float32 or float64.
         """
 
 
@@ -149,7 +149,7 @@ class TorchEngine:
     def all_gather(self, send: Array, receive: Array) -> None:
         """Gather with ``torch.distributed.all_gather_single``, or its old name ``all_gather_into_tensor``."""
         with _torch_on_stream_of(send):
-            self._gather(_tensor(receive.reshape(-1)), _tensor(send), group=self._group)
+            self._gather(_tensor(receive.reshape(-1)), _tensor(send.reshape(-1)), group=self._group)
 
     def all_reduce(self, buffer: Array) -> None:
         """Sum with ``torch.distributed.all_reduce``."""
