@@ -470,7 +470,8 @@ def batch_norm_gather_stats(
     """Mean and invstd of all ranks together, then the new running mean and variance (None if the old one is None).
 
     `means` and `invstds` have shape (world, C), and `counts` has shape (world,). A rank with count 0 is ignored,
-    whatever its mean and invstd are. With w_r = count_r / total and var_r = max(invstd_r^-2 - eps, 0), the results are
+    whatever its mean and invstd are. If all are 0, the statistics are NaN, and the running statistics keep their
+    values. With w_r = count_r / total and var_r = max(invstd_r^-2 - eps, 0), the results are
     mean = sum w_r * mean_r, var = sum w_r * (var_r + (mean_r - mean)^2), invstd = 1 / sqrt(var + eps), and
     running = (1 - momentum) * running + momentum * new. For running_var, new is the unbiased var * total / (total - 1),
     or var if the total is at most 1.
@@ -487,11 +488,15 @@ def batch_norm_gather_stats(
     """
     mean_r, invstd_r, amounts = (np.asarray(each).astype(np.float64) for each in (means, invstds, counts))
     total = amounts.sum()
-    if amounts.ndim != 1 or not (total > 0 and (amounts >= 0).all()):
-        raise ValueError(f"counts: {amounts}, expected (world,), nothing negative and a positive total")
+    if amounts.ndim != 1 or not (amounts >= 0).all():
+        raise ValueError(f"counts: {amounts}, expected (world,) and nothing negative")
     for name, each in (("means", mean_r), ("invstds", invstd_r)):
         if each.ndim != 2 or each.shape != (amounts.size, mean_r.shape[1]):
             raise ValueError(f"{name}: shape {each.shape}, expected (world, C) with world = {amounts.size}")
+    if total == 0:
+        kept = (None if old is None else np.asarray(old).astype(np.float64) for old in (running_mean, running_var))
+        nothing = np.full(mean_r.shape[1], np.nan)
+        return nothing, nothing.copy(), next(kept), next(kept)
     mean_r, invstd_r, w = (each[amounts > 0] for each in (mean_r, invstd_r, amounts[:, None] / total))
     mean = (w * mean_r).sum(axis=0)
     mean = np.where(np.isfinite(mean), mean + (w * (mean_r - mean)).sum(axis=0), mean)  # see _moments
@@ -552,11 +557,11 @@ def batch_norm_backward_reduce(
 
 @_quiet
 def batch_norm_backward_elemt(
-    dy: Array, x: Array, mean: Array, invstd: Array, gamma: Maybe, sum_dy: Array, sum_dy_xmu: Array, count: float
+    dy: Array, x: Array, mean: Array, invstd: Array, gamma: Maybe, sum_dy: Array, sum_dy_xmu: Array, count: Array
 ) -> Float64:
     """dx = (dy - sum_dy / count - (x - mean) * invstd^2 * sum_dy_xmu / count) * invstd * gamma.
 
-    `sum_dy`, `sum_dy_xmu` and `count` are the totals of all ranks.
+    `sum_dy` and `sum_dy_xmu` are the totals of all ranks, and `count` is the total or each rank's count.
 
     Examples
     --------
@@ -572,7 +577,8 @@ def batch_norm_backward_elemt(
     values, grads = _slices(x), _slices(_shaped_as(dy, x))
     column = (values.shape[1], 1)
     scale = _given(invstd, column, "invstd")
-    a, b = (_given(s, column, n) / np.float64(count) for s, n in ((sum_dy, "sum_dy"), (sum_dy_xmu, "sum_dy_xmu")))
+    total = np.asarray(count).astype(np.float64).sum()
+    a, b = (_given(s, column, n) / total for s, n in ((sum_dy, "sum_dy"), (sum_dy_xmu, "sum_dy_xmu")))
     dx = (grads - a - (values - _given(mean, column, "mean")) * scale**2 * b) * scale
     return _like(dx * _given(gamma, column, "gamma", 1.0), x)
 

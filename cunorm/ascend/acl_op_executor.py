@@ -25,9 +25,10 @@ from cunorm.core.arrays import (
 )
 from cunorm.core.locks import lazy
 from cunorm.executors.choose import capturing, executor
-from cunorm.runtime.checked_call import CAPTURED, WORKSPACE_ALIGNMENT
+from cunorm.runtime.checked_call import CAPTURED
 from cunorm.runtime.checks import OutputSpec, is_direct
 from cunorm.runtime.plans import Plan
+from cunorm.runtime.raw_call import WORKSPACE_ALIGNMENT
 
 #: The properties of an array that must not change between the two phases.
 _FACTS = ("address", "shape", "strides", "dtype", "writeable")

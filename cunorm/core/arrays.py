@@ -110,11 +110,11 @@ def dtype_name(name: str, array: Array, allowed: Sequence[str] = tuple(DTYPES), 
 def dtype_named(name: str, value: object, allowed: Sequence[str] = tuple(DTYPES)) -> str:
     """The name of a dtype, from its name or its dtype object (TypeError)."""
     try:
-        known = value is not None  # numpy.dtype(None) is float64
-        found = value if value in DTYPES else NAMES.get(np.dtype(value)) if known else None  # type: ignore[call-overload]
+        dtype = DTYPES[value] if isinstance(value, str) and value in DTYPES else np.dtype(value)  # type: ignore[call-overload]
+        found = "" if value is None else NAMES.get(dtype, str(dtype))  # numpy.dtype(None) is float64
     except TypeError:
-        found = None
-    if not isinstance(found, str) or found not in allowed:
+        found = ""
+    if found not in allowed:
         raise TypeError(f"{name}: {value!r}, expected {' or '.join(dict.fromkeys(allowed))}")
     return found
 
@@ -323,6 +323,22 @@ def extent(array: Array) -> tuple[int, int]:
         return 0, 0
     reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
     return -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + array.dtype.itemsize
+
+
+def row_stride(array: Array) -> int | None:
+    """Number of elements from one row of an array, of 0 to 2 dimensions, to the next.
+
+    None if kernels cannot read it with such a stride: the elements of a row are not adjacent, or the stride is negative
+    or not a multiple of the element size.
+    """
+    itemsize = array.dtype.itemsize
+    row = array.shape[-1] if array.ndim == 2 else 1
+    if row > 1 and array.strides[-1] != itemsize:
+        return None
+    if array.ndim == 0 or array.shape[0] <= 1:
+        return row
+    stride, rest = divmod(array.strides[0], itemsize)
+    return None if rest or stride < 0 else stride
 
 
 def plain(array: Array) -> Array:

@@ -6,7 +6,7 @@ An op is known as soon as its spec is in `OPS`. Packages that `ops` builds on fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .locks import lazy
@@ -74,6 +74,22 @@ class Number:
         return self.default
 
 
+class Measure(NamedTuple):
+    """A number that a call reads off one of its arrays and passes to kernels.
+
+    Attributes
+    ----------
+    array : str
+        Name of the input.
+    is_stride : bool
+        Whether it is the number of elements from one row to the next. Kernels then read the array with any distance
+        between its rows. Otherwise it is the number of elements; 0 for an absent array.
+    """
+
+    array: str
+    is_stride: bool
+
+
 class Exact(NamedTuple):
     """The exact values of a result.
 
@@ -127,12 +143,17 @@ class OpSpec:
         `Problem.extras` contains those that are passed.
     numbers : mapping of str to Number
         Scalar arguments of a call that are passed to kernels.
+    measures : mapping of str to Measure
+        Numbers that a call reads off its arrays, by the names that launches use.
     activations : tuple of str
         Activations that may follow it in the same kernel (fused).
     flags : mapping of str to tuple of str
         The flags of its output mask, and the results that each flag selects; empty: it always returns all results.
     types : mapping of str to tuple of str
         The names in `Problem.others`, and the allowed dtypes of each.
+    optional_types : tuple of str
+        The names in ``types`` that `Problem.others` contains only if the dtype differs from its default, see
+        `OpSpec.default_type`. So a problem with the default keeps the key that it had before the op had the type.
     updated : tuple of str
         Results that are passed as arguments of that name instead of in ``out``; kernels read their old contents.
     kernels : mapping of str to str
@@ -157,9 +178,11 @@ class OpSpec:
     optional: tuple[str, ...] = ()
     extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     numbers: Mapping[str, Number] = field(default_factory=dict)
+    measures: Mapping[str, Measure] = field(default_factory=dict)
     activations: tuple[str, ...] = ()
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optional_types: tuple[str, ...] = ()
     updated: tuple[str, ...] = ()
     kernels: Mapping[str, str] = field(default_factory=dict)
     channelwise: bool = False
@@ -170,6 +193,11 @@ class OpSpec:
     def arrays(self) -> Mapping[str, ArraySpec]:
         """Inputs and results by name."""
         return {**self.inputs, **self.results}
+
+    @lazy
+    def strided(self) -> Mapping[str, str]:
+        """The inputs that kernels read with any distance between their rows, and the measure of that distance."""
+        return {of.array: name for name, of in self.measures.items() if of.is_stride}
 
     @lazy
     def tensors(self) -> frozenset[str]:
@@ -186,6 +214,19 @@ class OpSpec:
         """The results of a call that passes the optional tensors ``extras``, if its mask selects all of them."""
         missing = [name for extra, names in self.extras.items() if extra not in extras for name in names]
         return tuple(name for name in self.results if name not in missing)
+
+    @lazy
+    def required_types(self) -> tuple[str, ...]:
+        """The names that `Problem.others` always contains."""
+        return tuple(name for name in self.types if name not in self.optional_types)
+
+    def default_type(self, problem: Problem, name: str) -> str | None:
+        """The dtype that a type of `optional_types` has in a problem whose `others` do not contain it.
+
+        It is the dtype of the array whose `ArraySpec.dtype` begins with the name; None if there is no such array then.
+        """
+        bare = replace(problem, others=tuple(one for one in problem.others if one[0] != name))
+        return next((array.dtype_of(bare) for array in self.arrays.values() if array.dtype[0] == name), None)
 
     @lazy
     def one_channel_per_group(self) -> bool:

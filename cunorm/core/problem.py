@@ -200,8 +200,15 @@ class Problem:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The scalar arguments that the tests and the tuner pass."""
-        return {name: number.of(self) for name, number in self.spec.numbers.items()}
+        """The numbers in a call of the tests and of the tuner, by their names in launches. Arrays are contiguous."""
+        found = {name: number.of(self) for name, number in self.spec.numbers.items()}
+        return found | {name: self._measured(name) for name in self.spec.measures}
+
+    def _measured(self, name: str) -> int:
+        """A measure of a contiguous array."""
+        array, is_stride = self.spec.measures[name]
+        shape = self.spec.arrays[array].shape_of(self)
+        return math.prod(shape[1:] if is_stride else shape) if self.has(array) else 0
 
     @property
     def sizes_text(self) -> str:

@@ -294,6 +294,34 @@ def on(ordinal: int) -> AbstractContextManager[Any]:
     return nullcontext() if runtime.getDevice() == ordinal else cupy.cuda.Device(ordinal)
 
 
+class _Foreign:
+    """A stream of another library, as CUDA's stream protocol describes it."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+@functools.lru_cache(maxsize=256)
+def stream_at(address: int, ordinal: int) -> Any:
+    """The CuPy stream for the address of a ``cudaStream_t`` of another library, which keeps the stream alive.
+
+    0 is the default stream.
+    """
+    if address == 0:
+        return cupy.cuda.Stream.null
+    with cupy.cuda.Device(ordinal):
+        return cupy.cuda.Stream.from_external(_Foreign(address))
+
+
+def fill(address: int, byte: int, nbytes: int, ordinal: int) -> None:
+    """Set bytes of a GPU's memory, on CuPy's current stream."""
+    with on(ordinal):
+        runtime.memsetAsync(address, byte, nbytes, cupy.cuda.get_current_stream().ptr)
+
+
 @contextmanager
 def on_stream(ordinal: int, stream: Any) -> Iterator[None]:
     """Make a GPU the current one, and a CuPy stream current on it. With None, the GPU's current stream stays current.

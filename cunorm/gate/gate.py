@@ -43,7 +43,7 @@ def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> 
     spec, sums = OPS[op], accumulator(dtype)
     # Gradients without an activation do not read beta. Counts are int64 if the op allows int64.
     gamma, beta = ("gamma" in spec.inputs, "beta" in spec.inputs and not spec.is_backward)
-    others = tuple((name, "int64" if "int64" in allowed else sums) for name, allowed in spec.types.items())
+    others = tuple((name, "int64" if "int64" in spec.types[name] else sums) for name in spec.required_types)
     return Problem(
         op=op,
         dtype=dtype,

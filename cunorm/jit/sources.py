@@ -168,6 +168,7 @@ def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) 
         "beta_t": problem.beta_dtype or sums,
         "stat_t": problem.stats_dtype,
         "activation_t": problem.activation or "identity",
+        "count_t": "int64",
         **dict(problem.others),
     }
     known = strategy.constants if launch.takes_tile else ()

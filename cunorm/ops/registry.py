@@ -24,7 +24,7 @@ from cunorm.ops.instance_norm.op import INSTANCE_NORM, INSTANCE_NORM_BACKWARD
 from cunorm.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BACKWARD
 from cunorm.ops.rms_norm.op import RMS_NORM, RMS_NORM_BACKWARD
 from cunorm.runtime.checks import place_for
-from cunorm.runtime.op import Op, Request, plan_of
+from cunorm.runtime.op import Op, Request, plan_of, requested
 from cunorm.runtime.plans import Plan, Target
 from cunorm.tiling.table import shown
 
@@ -57,6 +57,7 @@ UNASKED: dict[str, Any] = {
     "activation": None,
     "residual": False,
     "dh": False,
+    "dtypes": None,
 }
 
 
@@ -69,12 +70,20 @@ def fault_of(problem: Problem) -> str | None:
     if outputs != problem.outputs or not outputs:
         came, expected = shown(",".join(problem.outputs)), ",".join(op.results)
         return f"{problem.op}: outputs '{came}', expected some of {expected}, in that order"
-    named = tuple(name for name, _ in problem.others)
-    if named != tuple(op.types):
-        words = [",".join(name.removesuffix("_t") for name in names) or "none" for names in (named, op.types)]
-        return f"{problem.op}: types: {shown(words[0])}, expected {words[1]}"
-    sentence = _array_fault(op, problem) or _request_fault(op, problem)
+    sentence = _types_fault(op, problem) or _array_fault(op, problem) or _request_fault(op, problem)
     return None if sentence is None else f"{problem.op}: {sentence}"
+
+
+def _types_fault(op: Op, problem: Problem) -> str | None:
+    """Return the error message for names of `Problem.others` that are not those of the op, or None."""
+    named = tuple(name for name, _ in problem.others)
+    if named == tuple(name for name in op.types if name in named or name in op.required_types):
+        return None
+    came, expected, optional = (
+        ",".join(name.removesuffix("_t") for name in names) for names in (named, op.required_types, op.optional_types)
+    )
+    behind = f"; optional: {optional}" if optional else ""
+    return f"types: {shown(came or 'none')}, expected {expected or 'none'}{behind}"
 
 
 def _array_fault(op: Op, problem: Problem) -> str | None:
@@ -88,6 +97,8 @@ def _array_fault(op: Op, problem: Problem) -> str | None:
         allowed = op.types[name]
         if dtype not in allowed:
             return f"types: {name.removesuffix('_t')} {dtype!r}, expected {' or '.join(allowed)}"
+        if name in op.optional_types and dtype == op.default_type(problem, name):
+            return f"types: {name.removesuffix('_t')} {dtype!r}, expected none, because that is its default"
     return None
 
 
@@ -164,6 +175,7 @@ def plan(
     activation: str | None = None,
     residual: bool = False,
     dh: bool = False,
+    dtypes: Mapping[str, object] | None = None,
     device: int | str | None = None,
     tile: Tile | Mapping[str, object] | None = None,
 ) -> Plan:
@@ -195,6 +207,11 @@ def plan(
         Activation that is fused into GroupNorm.
     residual, dh : bool
         Whether a call of a LayerNorm or RMSNorm passes a residual, or its gradient passes dh.
+    dtypes : mapping of str to dtype, optional
+        Dtypes of other arrays, by name: of statistics that are inputs (``{"mean": "bfloat16"}``), of sums, of running
+        statistics and of counts. Only `Plan.launch` needs them, because it sees no arrays. By default, statistics and
+        sums have the dtype of the accumulator, and counts are int64; a batch_norm_backward_elemt without counts takes a
+        number.
     device : None, "cpu", int or str, optional
         None selects the current GPU if there is one, otherwise the CPU executor. An int is a GPU number, as CuPy
         counts GPUs. The name of a known device (``"A100"``) plans for the CPU executor with the limits of that device.
@@ -239,6 +256,7 @@ def plan(
         "activation": activation,
         "residual": residual,
         "dh": dh,
+        "dtypes": dtypes,
     }
     made, request = _asked(op, shape, dtype, asked)
     planned = plan_of(made, request, place_named(device), None if tile is None else Tile.of(tile))
@@ -254,7 +272,7 @@ def problem_of(op: str, *, shape: Sequence[int], dtype: object, **options: Any) 
         See `plan`.
     """
     made, request = _asked(op, shape, dtype, UNASKED | options)
-    return made.request(request)[0].canonical()
+    return requested(made, request)[0].canonical()
 
 
 def _asked(op: object, shape: object, dtype: object, options: Mapping[str, Any]) -> tuple[Op, Request]:
@@ -263,7 +281,7 @@ def _asked(op: object, shape: object, dtype: object, options: Mapping[str, Any])
     if made is None:
         raise ValueError(f"op: {op!r}, expected one of {', '.join(OPS)}")
     for name, value in options.items():
-        if name not in made.takes and value != UNASKED[name]:
+        if name not in (*made.takes, "dtypes") and value != UNASKED[name]:
             raise ValueError(f"{name}: {value!r}, expected {UNASKED[name]!r} for {op}, which does not take one")
         if name in ("num_groups", "normalized_shape") and name in made.takes and value is None:
             raise TypeError(f"{name}: None, expected {'an int' if name == 'num_groups' else 'a shape'} for {op}")

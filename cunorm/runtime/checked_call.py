@@ -13,19 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from cunorm.core.arrays import Array, addresses, extent, kind_of, namespace, overlap, place_of, pointer, same_elements
+from cunorm.core.arrays import (
+    Array,
+    addresses,
+    extent,
+    kind_of,
+    namespace,
+    overlap,
+    place_of,
+    pointer,
+    row_stride,
+    same_elements,
+)
 from cunorm.executors.choose import capturing, on
 from cunorm.tiling import problem_trace
 
 from .checks import OutputSpec, dense_copy, is_direct
 from .plans import Plan
+from .raw_call import WORKSPACE_ALIGNMENT
 
 #: Maximum number of cached signatures per op.
 KEPT_CALLS = 4096
 #: Maximum number of addresses of arrays that a checked call keeps: layers of one shape share a call.
 KEPT_ADDRESSES = 32
-#: Alignment of a workspace, bytes: kernels access it in packs.
-WORKSPACE_ALIGNMENT = 16
 MISALIGNED = (
     f"workspace: its address is not a multiple of {WORKSPACE_ALIGNMENT}; pass a whole array, not a slice of one"
 )
@@ -51,6 +61,32 @@ def signature(kind: str, arrays: Sequence[Array | None]) -> tuple[Any, ...]:
             ]
         )
     return tuple([None if a is None else (a.__class__, a.shape, a.strides, a.dtype, a.flags.num) for a in arrays])
+
+
+def has_direct_rows(array: Array) -> bool:
+    """Whether kernels that know the distance between an array's rows can read it without a copy."""
+    return row_stride(array) is not None and pointer(array) % array.dtype.itemsize == 0
+
+
+def measured(plan: Plan, arrays: Mapping[str, Array | None]) -> tuple[int, ...]:
+    """The numbers that a call reads off its arrays. An array that the call copies has adjacent rows."""
+    found = []
+    for name, is_stride in plan.problem.spec.measures.values():
+        array = arrays[name]
+        if array is None:
+            found.append(0)
+        elif is_stride:
+            stride = row_stride(array) if has_direct_rows(array) else None
+            rows = array.shape[0] if array.ndim else 1
+            found.append(array.size // max(1, rows) if stride is None else stride)
+        else:
+            found.append(array.size)
+    return tuple(found)
+
+
+def spanned(array: Array | None) -> int:
+    """Bytes from the first element of an array to its end; 0 for an absent array."""
+    return 0 if array is None else extent(array)[1]
 
 
 class Call:
@@ -83,12 +119,14 @@ class Call:
         self.results = tuple(results)
         self.names = tuple(name for name, _, _ in inputs)
         self.in_place = in_place
+        strided = plan.problem.spec.strided
         #: Inputs that the kernels cannot read without a copy: (index, axes). Each call copies them once.
         self.copied = tuple(
             (index, axes)
-            for index, (_, array, axes) in enumerate(inputs)
-            if array is not None and not is_direct(array, axes)
+            for index, (name, array, axes) in enumerate(inputs)
+            if array is not None and not (has_direct_rows(array) if name in strided else is_direct(array, axes))
         )
+        self.measured = measured(plan, {name: array for name, array, _ in inputs})
         given: Sequence[Array | None] = out if out is not None else [None] * len(self.results)
         wanted = [(index, result, given[index]) for index, result in enumerate(self.results) if result is not None]
         self.extents = [extent(array) if array is not None else None for _, array, _ in inputs]
@@ -107,7 +145,7 @@ class Call:
         #: tests for overlaps and launches.
         self.direct = bool(plan.launches) and not (self.allocated or self.copied or self.staged or unused)
         #: Bytes at each address of a direct call.
-        self.sizes = [0 if a is None else a.nbytes for a in (*(a for _, a, _ in inputs), *given, workspace)]
+        self.sizes = [spanned(a) for a in (*(a for _, a, _ in inputs), *given, workspace)]
         #: Bytes that kernels may access at each address.
         self.touched = (*self.sizes[:-1], self.needs)
         #: The places of a result and of the input that it may be, for each such result.
@@ -135,7 +173,9 @@ class Call:
         if self.needs and workspace is None:
             workspace = self._new_workspace()
             values, assumed = values[:-1] + addresses(self.kind, (workspace,)), None
-        self.plan.run((*values, *numbers) if numbers else values, self.touched, assumed)
+        if numbers or self.measured:
+            values = (*values, *numbers, *self.measured)  # type: ignore[arg-type]
+        self.plan.run(values, self.touched, assumed)
         return out
 
     def _check_addresses(
@@ -188,8 +228,8 @@ class Call:
                 read[index] = dense_copy(inputs[index], axes, xp)
             sizes: list[int] = []
             if self.kind == "cpu":  # the CPU executor checks bounds with them
-                sizes = [0 if array is None else array.nbytes for array in (*read, *written)] + [self.needs]
-            self.plan.run((*addresses(self.kind, (*read, *written, workspace)), *numbers), sizes)
+                sizes = [spanned(array) for array in (*read, *written)] + [self.needs]
+            self.plan.run((*addresses(self.kind, (*read, *written, workspace)), *numbers, *self.measured), sizes)
             for index in self.staged:
                 found[index][...] = written[index]  # type: ignore[index]
         return tuple(found)

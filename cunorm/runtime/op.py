@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from cunorm.core import settings
-from cunorm.core.arrays import Array, kind_of, place_of, same_place
+from cunorm.core.arrays import Array, dtype_named, kind_of, place_of, same_place
 from cunorm.core.locks import lazy
 from cunorm.core.opspec import OpSpec
-from cunorm.core.problem import Problem
+from cunorm.core.problem import Problem, accumulator
 from cunorm.core.strategy import Strategy, Tile
 from cunorm.tiling import problem_trace
 
@@ -59,6 +59,7 @@ class Request:
     activation: Any
     residual: Any = False
     dh: Any = False
+    dtypes: Any = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -99,7 +100,7 @@ class Op(OpSpec):
     @lazy
     def names(self) -> tuple[str, ...]:
         """The names that a launch may use, in the order of the values of `Plan.run`."""
-        return (*self.inputs, *self.results, "workspace", *self.numbers)
+        return (*self.inputs, *self.results, "workspace", *self.numbers, *self.measures)
 
     @lazy
     def labels(self) -> tuple[str, ...]:
@@ -277,9 +278,49 @@ def _plan(op: Op, problem: Problem, leader: tuple[str, Any], tile: Any, plan: Pl
     return plan if expected == plan.problem else plan_for(expected, op.strategies, op.names, plan.place, plan.tile)
 
 
+def requested(op: Op, request: Request) -> tuple[Problem, tuple[Any, ...]]:
+    """The problem of a request, and the options of its calls.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong value in the request.
+    """
+    problem, options = op.request(request)
+    return with_dtypes(op, problem, {} if request.dtypes is None else request.dtypes), options
+
+
+def with_dtypes(op: Op, problem: Problem, dtypes: object) -> Problem:
+    """A problem with the dtypes of its statistics, sums and counts replaced by those that ``dtypes`` names.
+
+    Raises
+    ------
+    TypeError
+        For a dtype that the array may not have.
+    ValueError
+        For an array that the op does not have, or whose dtype follows from those of other arrays.
+    """
+    if not isinstance(dtypes, Mapping):
+        raise TypeError(f"dtypes: {type(dtypes).__name__}, expected a mapping of arrays to their dtypes")
+    others, stats = dict(problem.others), {accumulator(problem.dtype), problem.dtype}
+    allowed = {name: (spec.dtype[0], op.types.get(spec.dtype[0], ())) for name, spec in op.arrays.items()}
+    settable = [name for name, (key, of) in allowed.items() if of or (key == "stats_dtype" and name in op.inputs)]
+    for name, value in dtypes.items():
+        if name not in settable:
+            raise ValueError(f"dtypes: {name!r}, expected {' or '.join(settable) or 'no name'} for {op.name}")
+        key, of = allowed[name]
+        if key == "stats_dtype":
+            problem = replace(problem, stats_dtype=dtype_named(f"dtypes[{name!r}]", value, tuple(sorted(stats))))
+        else:
+            others[key] = dtype_named(f"dtypes[{name!r}]", value, of)
+            if key in op.optional_types and others[key] == op.default_type(problem, key):
+                del others[key]
+    return replace(problem, others=tuple((key, others[key]) for key in op.types if key in others))
+
+
 def plan_of(op: Op, request: Request, place: Target, tile: Tile | None) -> Plan:
     """The plan of a request, ready to be called with arrays."""
-    problem, options = op.request(request)
+    problem, options = requested(op, request)
     made = plan_for(problem, op.strategies, op.names, place, tile)
     if op.caller is None:
         return replace(made, caller=functools.partial(call_planned, op, options))

@@ -15,8 +15,9 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile
 from cunorm.executors.choose import executor
 from cunorm.jit import sources
-from cunorm.tiling import choose_tile, costmodel
+from cunorm.tiling import choose_tile, costmodel, problem_trace
 
+from .raw_call import RawCall
 from .specialised import Specialised, Step, are_assumed
 
 #: Maximum number of cached plans. An application has few problems, a fuzzer has many.
@@ -48,6 +49,8 @@ class Plan:
     launches : tuple of Launch
     workspace_nbytes : int
         Bytes of workspace that a call needs; 0 for none.
+    names : tuple of str
+        The order of the values of `launch`: inputs, results, ``"workspace"``, and numbers such as ``"eps"``.
 
     Examples
     --------
@@ -211,6 +214,60 @@ class Plan:
             executor("cpu").run(steps, everything, self.names, sizes, device=self.place.device)
             return
         executor("gpu").run(steps, everything, self.place.ordinal)
+
+    def launch(self, pointers: Sequence[int | float], *, stream: Any = None) -> None:
+        """Run the plan on memory of another library: the shortest way to the kernels.
+
+        Nothing is allocated or copied, and nobody waits. Only the number of values, the absent arrays and the alignment
+        of the workspace are checked: wrong addresses end a process on a GPU. Results of a problem without elements are
+        filled. `cunorm.trace` records the call.
+
+        Parameters
+        ----------
+        pointers : sequence of int or float
+            The address of each array in the order of `names`: the op's inputs, its results, the workspace. An absent
+            array has 0. Then the numbers that `names` ends with. Arrays are dense in the plan's layout, have the plan's
+            dtypes and do not overlap, except results that a call may write in place.
+        stream : cupy.cuda.Stream or int, optional
+            Stream of the launches, or the address of a ``cudaStream_t``, such as ``cuda_stream`` of a PyTorch stream.
+            None: CuPy's current stream. The memory must stay alive until the stream has passed the launches.
+
+        Raises
+        ------
+        ValueError
+            For a wrong number of values, an address that is missing or that the plan has no array for, or a misaligned
+            workspace; or if the stream is on another device.
+        TypeError
+            If ``stream`` is not a stream.
+        CompileError
+            See `compile`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import cunorm
+        >>> x, y, mean, rstd = np.ones((2, 4), np.float32), *(np.empty(n, np.float32) for n in ((2, 4), 2, 2))
+        >>> plan = cunorm.plan("layer_norm", shape=(2, 4), dtype="float32", normalized_shape=4, device="cpu")
+        >>> plan.names
+        ('x', 'residual', 'gamma', 'beta', 'y', 'mean', 'rstd', 'h', 'workspace', 'eps')
+        >>> x_at, y_at, mean_at, rstd_at = (array.ctypes.data for array in (x, y, mean, rstd))
+        >>> plan.launch((x_at, 0, 0, 0, y_at, mean_at, rstd_at, 0, 0, 1e-5))
+        >>> mean
+        array([1., 1.], dtype=float32)
+        """
+        call = self._raw_call
+        call.check(pointers)
+        if problem_trace.active() and self.launches:
+            problem_trace.record(self.problem)
+        with call.on(stream):
+            if self.launches:
+                self.run(pointers, call.sizes(pointers))
+            else:
+                call.fill(pointers)
+
+    @lazy
+    def _raw_call(self) -> RawCall:
+        return RawCall(self)
 
     def __call__(self, *arrays: Array, out: Any = None, workspace: Array | None = None, **options: Any) -> Any:
         """Run the op on these arrays, as its public function does. They must match the plan's problem."""

@@ -1,7 +1,8 @@
 // BatchNorm input gradient, strategy `column`, for channels-last tensors and for HxW = 1. The sums are inputs.
 //
 //   dy, x, dx: rows of C channels, several of them a wide row (joined_rows.cuh).
-//   mean, invstd, gamma, sum_dy, sum_dy_xmu: (C). gamma may be null. count: elements per channel in the whole batch.
+//   mean, invstd, gamma, sum_dy, sum_dy_xmu: (C). gamma may be null.
+//   counts: (ranks) elements per channel of each rank, counts_stride apart; or null, then `count` is their total.
 //   Grid: one item per chunk of wide rows and range of columns, then the items of the rows left over. The blocks take
 //   the items in turn. A block writes dx of its items.
 //
@@ -16,9 +17,11 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(768))
                                      const gamma_t* gamma, const sum_t* sum_dy, const sum_t* sum_dy_xmu, data_t* dx,
                                      long long N, long long columns, long long HxW, long long chunk, long long chunks,
                                      long long C, long long left, long long most_columns, long long sweeps,
-                                     long long items, double count) {
+                                     long long items, double count,
+                                     const count_t* counts, long long ranks, long long counts_stride) {
     const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left, sweeps, items};
-    const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, acc_t(1) / acc_t(count)};
+    const acc_t inverse = acc_t(1) / acc_t(total_count(counts, ranks, counts_stride, count));
+    const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, inverse};
     for (long long i = blockIdx.x; i < batch.items; i += gridDim.x) {
         const long long item = batch.items - 1 - i;
         if (item >= batch.sweeps) {

@@ -1,16 +1,14 @@
 // BatchNorm statistics of several ranks merged into one, strategy `column`: one thread per channel.
 //
-//   means, invstds: (world, C), the statistics of each rank. counts: (world), each rank's elements per channel.
+//   means, invstds: (world, C), the statistics of each rank. counts: (world), each rank's elements per channel. A row of
+//   each starts its own stride after the row before: they may be columns of one gathered buffer.
 //   mean, invstd: (C). running_mean, running_var: (C) or null, read and written.
 //   eps: the value with which the ranks computed invstds. momentum: the weight of the new statistics in the running
 //   statistics.
 //
 // Chan's formula in float64, rank after rank. A rank with a count that is not above 0 is ignored, whatever its
 // statistics are. If all ranks are ignored, mean and invstd are NaN and the running statistics do not change.
-#include "common/types.cuh"
-
-__device__ __forceinline__ double widen(int value) { return value; }
-__device__ __forceinline__ double widen(long long value) { return static_cast<double>(value); }
+#include "batch_norm/counts.cuh"
 
 // Rounds float64 to float32 on the way to 16 bits. If the conversion is inexact, the last bit of the result is set
 // (round to odd). The second rounding then sees on which side of a midpoint the value is, so that the two roundings are
@@ -54,15 +52,16 @@ __device__ __forceinline__ void follow(T* running, long long channel, double fou
 extern "C" __global__ void __launch_bounds__(Tile::threads)
     batch_norm_gather_stats_column(const data_t* means, const data_t* invstds, const count_t* counts, acc_t* mean,
                                    acc_t* invstd, running_mean_t* running_mean, running_var_t* running_var,
-                                   long long world, long long C, double eps, double momentum) {
+                                   long long world, long long C, double eps, double momentum, long long means_stride,
+                                   long long invstds_stride, long long counts_stride) {
     for (long long channel = static_cast<long long>(blockIdx.x) * Tile::threads + threadIdx.x; channel < C;
          channel += static_cast<long long>(gridDim.x) * Tile::threads) {
         double total = 0.0, centre = 0.0, m2 = 0.0;
 #pragma unroll 3
         for (long long rank = 0; rank < world; ++rank) {
-            const double count = widen(load(counts, rank));
-            const double of_rank = widen(load(means, rank * C + channel));
-            const double reciprocal = widen(load(invstds, rank * C + channel));
+            const double count = as_double(load(counts, rank * counts_stride));
+            const double of_rank = widen(load(means, rank * means_stride + channel));
+            const double reciprocal = widen(load(invstds, rank * invstds_stride + channel));
             if (count > 0.0) {
                 const double variance = 1.0 / (reciprocal * reciprocal) - eps;
                 const double share = count / (total + count), delta = of_rank - centre;

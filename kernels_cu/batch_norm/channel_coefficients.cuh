@@ -5,6 +5,7 @@
 //
 // dy is not multiplied by `scale` alone, as in LinearGradient (norm.cuh): if invstd is infinite, the terms of dx would
 // be infinities of both signs, and dx NaN.
+#include "batch_norm/counts.cuh"
 #include "batch_norm/unjoined.cuh"
 
 struct alignas(16) ChannelGradient {  // one access to shared memory for float, two for double

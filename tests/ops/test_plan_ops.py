@@ -21,7 +21,6 @@ from tests.support.problems import (
     SENTINEL,
     TILES,
     batch_arrays,
-    fake_cupy,
     forget_calls,
     group_arrays,
     instance_arrays,
@@ -269,7 +268,7 @@ def test_numbers_in_the_call_of_a_plan(executor: Executor) -> None:
             )
     with pytest.raises(TypeError, match="count"):
         made(*there)
-    for wrong in (0, True, "3", None, float("inf")):
+    for wrong in (-1, True, "3", None, float("inf")):
         with pytest.raises((TypeError, ValueError), match=r"^count"):
             made(*there, count=wrong)
 
@@ -294,7 +293,7 @@ def test_a_gather_plan_takes_running_statistics_and_momentum(executor: Executor)
     for name, value in (
         ("momentum", 2),
         ("momentum", True),
-        ("counts", [0, 0, 0]),
+        ("counts", [0, -1, 0]),
         ("running_var", [1.0]),
         ("out", []),
     ):
@@ -395,6 +394,7 @@ def test_arguments_reach_the_kernels_in_order(op: str, driver: Driver) -> None:
         driver.launches.clear()
         send(op, inputs, results, options, workspace)
         plan = cunorm.plan(op, **{**options_for(op), "device": 1})
+        numbers |= {name: plan.problem.numbers[name] for name in OPS[op].measures}
         pointers = {name: a.data.ptr for name, a in {**inputs, **results, "workspace": workspace}.items()}
         assert [launch["args"] for launch in driver.launches] == expected(plan, {**absent, **pointers, **numbers})
         for launch, planned in zip(driver.launches, plan.launches, strict=True):
@@ -466,8 +466,8 @@ def test_host_counts_are_checked_and_sent(device: int, driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    *[("counts", value) for value in ([4, -1, 9], [0, 0, 0], [4, 9], ["4", 0, 9], [True, 0, 9], [4, float("nan"), 9])],
-    *[("counts", np.array(value)) for value in ([0.0, 0.0, 0.0], [[4], [0], [9]], [4 + 0j, 0, 9], [True, False, True])],
+    *[("counts", value) for value in ([4, -1, 9], [4, 9], ["4", 0, 9], [True, 0, 9], [4, float("nan"), 9])],
+    *[("counts", np.array(value)) for value in ([0.0, -1.0, 0.0], [[4], [0], [9]], [4 + 0j, 0, 9], [True] * 3)],
     *[("momentum", value) for value in (2, -1, None, "x", True)],
     *[("eps", value) for value in (-1, None, "x")],
     *[("invstds", value) for value in (None, [1.0], np.ones((3, 8), np.float32))],
@@ -517,8 +517,21 @@ def test_without_ranks_running_statistics_do_not_change(driver: Driver) -> None:
     assert np.isnan([value for _, value in filled]).all()
 
 
-def test_count_on_a_gpu_is_refused_and_not_read(driver: Driver) -> None:
-    """Reading it would require waiting for the GPU."""
+@pytest.mark.parametrize("count", [(), (1,), (3,)])
+def test_counts_on_a_gpu_are_passed_to_the_kernel_and_not_read(count: tuple[int, ...], driver: Driver) -> None:
+    """Reading them would require waiting for the GPU."""
     inputs, results, _, workspace = on_gpu(driver, INPUT)
-    with pytest.raises(TypeError, match=r"^count: ndarray, expected a number"):
-        send(INPUT, inputs, results, {"count": fake_cupy((), np.float64)}, workspace)
+    counts = driver.array(count, np.int64)
+    send(INPUT, inputs, results, {"count": counts}, workspace)
+    (launch,) = driver.launches
+    assert launch["args"][-4:] == (0.0, counts.data.ptr, *(count or (1,)), 1)
+    assert driver.synchronised == driver.sent == driver.allocated == []
+
+
+def test_counts_in_host_memory_are_added_for_a_gpu(driver: Driver) -> None:
+    inputs, results, _, workspace = on_gpu(driver, INPUT)
+    for counts in ([30, 6], np.array([30, 6]), np.array(36.0)):
+        driver.launches.clear()
+        send(INPUT, inputs, results, {"count": counts}, workspace)
+        assert driver.launches[0]["args"][-4:] == (36.0, 0, 0, 0)
+    assert driver.synchronised == driver.sent == driver.allocated == []

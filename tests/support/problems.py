@@ -427,7 +427,8 @@ class BatchArrays(Arrays):
     beta: Any
     sum_dy: Any
     sum_dy_xmu: Any
-    count: float
+    count: Any
+    counts: Any = None  # an input of the kernels only: calls pass it as count
 
     @property
     def options(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from cunorm import TraceError
 from cunorm.cli.main import main
 from cunorm.core.arrays import DTYPES
 from cunorm.core.problem import accumulator
+from cunorm.core.strategy import Tile
+from cunorm.gate.gate import problem_for
 from cunorm.ops.registry import OPS, fault_of
 from cunorm.runtime.plans import Plan
 from cunorm.tiling import problem_trace
@@ -275,3 +278,25 @@ def test_damaged_bytes_give_an_error_or_legal_problems(count: int, tmp_path: Pat
             data[start:end] = random.bytes(1) if random.random() < 0.5 else bytes([random.choice([*b'0-"{}[],:e.'])])
         refused += refusal(tmp_path / "t", made().encode() + b"\n" + bytes(data) + b"\n") is not None
     assert count / 2 < refused <= count
+
+
+def test_an_optional_type_is_named_only_if_it_differs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A line without it is read. A line that names the default is another key of the same problem, so an error."""
+    op = OPS["batch_norm_backward_elemt"]
+    sums = {name: replace(op.inputs[name], dtype=("sum_t", "stats_dtype")) for name in ("sum_dy", "sum_dy_xmu")}
+    of = replace(op, inputs=op.inputs | sums, optional_types=("sum_t",))
+    monkeypatch.setitem(OPS, op.name, of)
+    path = tmp_path / "t"
+    lines = [made(op.name, types={}), made(op.name, types={"sum": "float64"})]
+    assert [refusal(path, line) for line in lines] == [None, None]
+    found = [one.others for one in problem_trace.read(path, fault_of)]
+    assert found == [(("sum_t", "float64"),)]
+    assert refusal(path, made(op.name, types={"sum": "float32"})) == (
+        "line 1: batch_norm_backward_elemt: types: sum 'float32', expected none, because that is its default"
+    )
+    assert refusal(path, made(op.name, types={"sums": "float64"})) == (
+        "line 1: batch_norm_backward_elemt: types: sums, expected none; optional: sum"
+    )
+    tile = op.strategies["block"].space
+    first = Tile("block", **{name: values[0] for name, values in tile.items()})
+    assert problem_for(op.name, "block", "bfloat16", "NCHW", first).others == ()

@@ -189,6 +189,7 @@ MAKERS: dict[str, Callable[[_Draw, tuple[int, ...]], Values]] = {
     "means": _Draw.means,
     "invstds": lambda draw, shape: 0.1 + draw.random.random(shape),
     "counts": _Draw.counts,
+    "total": lambda draw, shape: np.full(shape, draw.problem.N * draw.problem.HxW),
     "running": lambda draw, shape: draw.random.random(shape),
 }
 

@@ -60,6 +60,11 @@ def loaded() -> int:
     return 0
 
 
+def fill(address: int, byte: int, nbytes: int, ordinal: int) -> None:
+    """Set bytes of memory."""
+    ctypes.memset(address, byte, nbytes)
+
+
 def synchronise(ordinal: int = 0) -> None:
     """Do nothing: a launch returns when the kernel has finished."""
 

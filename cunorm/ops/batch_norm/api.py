@@ -14,7 +14,7 @@ from .op import (
     BATCH_NORM_ELEMT,
     BATCH_NORM_GATHER_STATS,
     BATCH_NORM_STATS,
-    element_count,
+    batch_count,
     momentum_number,
     rank_counts,
     with_running,
@@ -108,12 +108,13 @@ def batch_norm_gather_stats(
     Parameters
     ----------
     means, invstds : cupy.ndarray or numpy.ndarray of shape (world, C)
-        One row per rank, as `batch_norm_stats` returned it.
+        One row per rank, as `batch_norm_stats` returned it. The rows may be any distance apart: columns of one
+        gathered buffer, such as ``gathered[:, :C]``, are read in place, and so are strided counts.
     counts : array of shape (world,), or sequence of numbers
         Elements per channel on each rank. Dtype int32, int64, float32 or float64. With CuPy means, counts may also be a
         sequence or a NumPy array. The values of a sequence or a NumPy array are checked. The values of a CuPy array are
-        not checked, because this would wait for the GPU. If they sum to 0, the statistics are NaN, and the running
-        statistics do not change.
+        not checked, because this would wait for the GPU. If all counts are 0, the statistics are NaN, and the running
+        statistics do not change: no rank has any samples.
     eps : float
         eps of the `batch_norm_stats` calls.
     running_mean, running_var : array of shape (C,), optional
@@ -131,7 +132,7 @@ def batch_norm_gather_stats(
     Raises
     ------
     ValueError
-        See `batch_norm_stats`. Counts in host memory that sum to 0 are an error too.
+        See `batch_norm_stats`. Also for counts in host memory that are negative or not finite.
     TypeError, UnsupportedTile, CompileError
         See `batch_norm_stats`.
 
@@ -292,7 +293,7 @@ def batch_norm_backward_elemt(
     gamma: Array | None,
     sum_dy: Array,
     sum_dy_xmu: Array,
-    count: float,
+    count: float | Array | Sequence[float],
     *,
     out: Array | None = None,
     tile: Tile | Mapping[str, object] | None = None,
@@ -306,7 +307,7 @@ def batch_norm_backward_elemt(
              - (x - \mathrm{mean}_c)\,\mathrm{invstd}_c^2\,\frac{\mathrm{sum\_dy\_xmu}_c}{M}\right)
              \mathrm{invstd}_c\,\gamma_c
 
-    Here M is ``count`` (Ioffe and Szegedy, 2015).
+    Here M is ``count``, or the sum of the counts (Ioffe and Szegedy, 2015).
 
     Parameters
     ----------
@@ -316,8 +317,12 @@ def batch_norm_backward_elemt(
         Scale of the forward, in the dtype of x or of the statistics. None means ones.
     sum_dy, sum_dy_xmu : array of shape (C,)
         Sums over all ranks. Both have the same supported dtype.
-    count : int or float
-        Elements per channel on all ranks together; more than 0.
+    count : int, float, array of shape (world,), or sequence of numbers
+        Elements per channel on all ranks together, or on each rank. The kernel adds the counts of an array on the
+        device of x, so that the host need not know them: pass the counts of `batch_norm_gather_stats`. They may be
+        strided, and have the dtypes that it takes. A number, a sequence and a NumPy array must be finite and not
+        negative. The values of a CuPy array are not checked, because this would wait for the GPU. If the total is 0, no
+        rank has any samples, and dx is empty; the dx of samples that are there nevertheless is not finite.
     out : array, optional
         Array for dx. It may be dy itself.
     tile, workspace
@@ -347,7 +352,8 @@ def batch_norm_backward_elemt(
            [ 0.102, -0.102]], dtype=float32)
     """
     given = None if out is None else (out,)
-    arrays = (dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu)
-    numbers = (element_count(count),)
+    counts, total = batch_count(count, x)
+    arrays = (dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu, counts)
+    numbers = (total,)
     (dx,) = perform(BATCH_NORM_BACKWARD_ELEMT, arrays, (), given, tile, workspace, numbers)
     return dx

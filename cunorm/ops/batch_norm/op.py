@@ -22,7 +22,7 @@ from cunorm.core.arrays import (
     same_place,
     shape_of,
 )
-from cunorm.core.opspec import ArraySpec, Exact, Number
+from cunorm.core.opspec import ArraySpec, Exact, Measure, Number
 from cunorm.core.problem import ITEMSIZE, LAYOUTS, Problem, accumulator, laid_out
 from cunorm.executors.choose import executor
 from cunorm.ops.common.array_specs import BETA, DY, GAMMA, MEAN, RSTD, TENSOR, X
@@ -45,16 +45,34 @@ from cunorm.runtime.plans import Plan
 from .strategies import BACKWARD_ELEMT, BACKWARD_REDUCE, ELEMT, GATHER_STATS, STATS, SUMS
 
 FLAGS = ("input_g", "gamma_g", "beta_g")
+#: Dtypes that counts may have.
+COUNTS = ("int32", "int64", "float32", "float64")
 
 
 def element_count(value: object) -> float:
-    """Return count as a float, which must be finite and more than 0."""
-    if (value.__class__ is int or value.__class__ is float) and 0 < value <= LARGEST_SIZE:
+    """Return count as a float, which must be finite and not negative."""
+    if (value.__class__ is int or value.__class__ is float) and 0 <= value <= LARGEST_SIZE:
         return float(value)  # fast path, taken in every call
     found = number("count", value)
-    if not 0 < found < float("inf"):
-        raise ValueError(f"count: {found}, expected a finite number of more than 0")
+    if not 0 <= found < float("inf"):
+        raise ValueError(f"count: {found}, expected a finite number of at least 0")
     return found
+
+
+def batch_count(count: Any, x: Array) -> tuple[Array | None, float]:
+    """Return the counts of the ranks as an array for the kernel, or None and their total.
+
+    Counts in host memory must be finite and not negative. Counts in GPU memory are not checked, because this would wait
+    for the GPU.
+    """
+    if count.__class__ is int or count.__class__ is float:
+        return None, element_count(count)  # fast path, taken in every call
+    counts = sequence_counts("count", count)
+    if isinstance(counts, np.ndarray):
+        check_counts("count", counts)
+        return (counts, 0.0) if isinstance(x, np.ndarray) else (None, element_count(counts.sum()))
+    is_array = hasattr(counts, "ndim") and not isinstance(counts, np.generic)
+    return (counts, 0.0) if is_array else (None, element_count(counts))
 
 
 def _tensor(x: Array) -> tuple[str, str, tuple[int, ...], tuple[int, int, int]]:
@@ -201,7 +219,7 @@ def _request_reduce(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
 
 
 def _check_backward_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Checked:
-    dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu = arrays
+    dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu, counts = arrays
     dtype, layout, axes, (N, C, HxW) = _tensor(x)
     like("dy", dy, x)
     stats_dtype = _saved(mean, invstd, dtype, C)
@@ -210,6 +228,11 @@ def _check_backward_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: objec
     one_dtype(("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu))
     for name, array in (("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu)):
         shape_of(name, array, (C,), ", one element per channel")
+    others = [("sum_t", sum_dtype)]
+    if counts is not None:
+        if counts.ndim > 1:
+            raise ValueError(f"count: shape {counts.shape}, expected a number or an array of shape (world,)")
+        others.append(("count_t", count_dtype("count", counts)))
     problem = _problem(
         "batch_norm_backward_elemt",
         (layout, N, C, HxW, max(1, C)),
@@ -217,10 +240,11 @@ def _check_backward_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: objec
         gamma_dtype=gamma_dtype,
         stats_dtype=stats_dtype,
         outputs=("dx",),
-        others=(("sum_t", sum_dtype),),
+        others=tuple(others),
     )
     result = OutputSpec("dx", x.shape, x.dtype, axes)
-    return Checked(problem, (axes, axes, *[(0,)] * 5), (result,))
+    ranks = tuple(range(counts.ndim)) if counts is not None else ()
+    return Checked(problem, (axes, axes, *[(0,)] * 5, ranks), (result,))
 
 
 def _request_backward_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
@@ -238,6 +262,28 @@ def _request_backward_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
         outputs=("dx",),
         others=others,
     ), ()
+
+
+def _call_backward_elemt(  # noqa: PLR0913  # the public function's arguments
+    options: tuple[Any, ...],
+    plan: Plan,
+    dy: Array,
+    x: Array,
+    mean: Array,
+    invstd: Array,
+    gamma: Array | None,
+    sum_dy: Array,
+    sum_dy_xmu: Array,
+    count: Any,
+    *,
+    out: Any = None,
+    workspace: Array | None = None,
+) -> Any:
+    """Call a plan of batch_norm_backward_elemt."""
+    counts, total = batch_count(count, x)
+    arrays = (dy, x, mean, invstd, gamma, sum_dy, sum_dy_xmu, counts)
+    op = BATCH_NORM_BACKWARD_ELEMT
+    return call_planned(op, options, plan, arrays, out, workspace, {"count": total})
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -309,12 +355,15 @@ BATCH_NORM_BACKWARD_ELEMT = Op(
     inputs={
         **{"dy": DY, "x": X, "mean": _MEAN, "invstd": _INVSTD, "gamma": GAMMA},
         **{name: ArraySpec(("C",), ("sum_t",), values="sum") for name in SUMS[:2]},
+        "counts": ArraySpec((), ("count_t",), values="total"),
     },
     results={"dx": TENSOR},
-    optional=("gamma",),
+    optional=("gamma", "counts"),
     numbers={"count": Number(None, element_count, lambda problem: float(problem.N * problem.HxW))},
+    measures={"ranks": Measure("counts", False), "counts_stride": Measure("counts", True)},
     layouts=LAYOUTS,
-    types={"sum_t": tuple(ITEMSIZE)},
+    types={"sum_t": tuple(ITEMSIZE), "count_t": COUNTS},
+    optional_types=("count_t",),
     channelwise=True,
     oracle=_oracle,
     strategies=BACKWARD_ELEMT,
@@ -322,12 +371,37 @@ BATCH_NORM_BACKWARD_ELEMT = Op(
     request=_request_backward_elemt,
     in_place={"dx": "dy"},
     options=("gamma_dtype", "data_format"),
+    caller=_call_backward_elemt,
 )
 
 
 RUNNING = ("running_mean", "running_var")
-#: Dtypes that counts may have.
-COUNTS = ("int32", "int64", "float32", "float64")
+
+
+def sequence_counts(name: str, counts: Any) -> Any:
+    """Return a list or a tuple of counts as an array of int64 or float64; anything else as it is."""
+    if not isinstance(counts, (list, tuple)):
+        return counts
+    if not all(isinstance(c, (int, float, np.integer, np.floating)) and not isinstance(c, bool) for c in counts):
+        raise TypeError(f"{name}: {counts!r}, expected numbers")
+    whole = all(isinstance(count, (int, np.integer)) for count in counts)
+    try:
+        return np.array(counts, np.int64 if whole else np.float64)
+    except OverflowError:
+        raise ValueError(f"{name}: {counts!r}, expected numbers that fit 64 bits") from None
+
+
+def check_counts(name: str, counts: Array) -> None:
+    """Check counts in host memory, which must be finite and not negative (ValueError)."""
+    if counts.dtype.kind in "iuf" and not np.all(np.isfinite(counts) & (counts >= 0)):
+        raise ValueError(f"{name}: {counts}, expected finite numbers of at least 0")
+
+
+def count_dtype(name: str, counts: Array) -> str:
+    """Return the name of the counts' dtype (TypeError)."""
+    if str(counts.dtype) not in COUNTS:
+        raise TypeError(f"{name}: dtype {counts.dtype}, expected {' or '.join(COUNTS)}")
+    return str(counts.dtype)
 
 
 def momentum_number(value: object) -> float:
@@ -341,17 +415,10 @@ def momentum_number(value: object) -> float:
 def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
     """Return the counts as an array on the device of the means.
 
-    Counts in host memory must be finite, not negative and not all 0. Counts in GPU memory are not checked, because this
-    would wait for the GPU.
+    Counts in host memory must be finite and not negative. Counts in GPU memory are not checked, because this would wait
+    for the GPU.
     """
-    if isinstance(counts, (list, tuple)):
-        if not all(isinstance(c, (int, float, np.integer, np.floating)) and not isinstance(c, bool) for c in counts):
-            raise TypeError(f"counts: {counts!r}, expected numbers")
-        whole = all(isinstance(count, (int, np.integer)) for count in counts)
-        try:
-            counts = np.array(counts, np.int64 if whole else np.float64)
-        except OverflowError:
-            raise ValueError(f"counts: {counts!r}, expected numbers that fit 64 bits") from None
+    counts = sequence_counts("counts", counts)
     if not isinstance(counts, np.ndarray):
         return counts
     kind_of("counts", counts)
@@ -361,11 +428,7 @@ def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
         written = zip(BATCH_NORM_GATHER_STATS.labels, out or (), strict=False)
         same_place([("means", means), ("invstds", invstds), *written])
         _check_gather((means, invstds, counts), (), out)
-    if counts.dtype.kind in "iuf":
-        if not np.all(np.isfinite(counts) & (counts >= 0)):
-            raise ValueError(f"counts: {counts}, expected finite numbers of at least 0")
-        if not np.any(counts > 0):
-            raise ValueError(f"counts: {counts}, expected at least one count of more than 0")
+    check_counts("counts", counts)
     if not on_gpu:
         return counts
     ordinal = int(means.data.device_id)
@@ -393,11 +456,9 @@ def _check_gather(arrays: tuple[Any, ...], _: tuple[Any, ...], out: Any) -> Chec
     like_means = ", the shape of means"
     one_dtype(("means", means), ("invstds", invstds))
     shape_of("invstds", invstds, means.shape, like_means)
-    if str(counts.dtype) not in COUNTS:
-        raise TypeError(f"counts: dtype {counts.dtype}, expected {' or '.join(COUNTS)}")
-    shape_of("counts", counts, (world,), ", one count per rank")
     sums = accumulator(dtype)
-    others = [("count_t", str(counts.dtype))]
+    others = [("count_t", count_dtype("counts", counts))]
+    shape_of("counts", counts, (world,), ", one count per rank")
     kept: list[OutputSpec | None] = []
     for name, array in zip(RUNNING, out[2:] if out is not None else (None, None), strict=True):
         found = sums if array is None else dtype_name(name, array)
@@ -462,6 +523,7 @@ BATCH_NORM_GATHER_STATS = Op(
         **{name: ArraySpec(("C",), (f"{name}_t",), values="running") for name in RUNNING},
     },
     numbers={"eps": Number(1e-5, epsilon), "momentum": Number(0.1, momentum_number)},
+    measures={f"{name}_stride": Measure(name, True) for name in ("means", "invstds", "counts")},
     layouts=LAYOUTS[:1],
     types={"count_t": COUNTS, **{f"{name}_t": tuple(ITEMSIZE) for name in RUNNING}},
     channelwise=True,

@@ -129,9 +129,10 @@ def _reduce(problem: Problem, given: Mapping[str, Any], _: Mapping[str, float]) 
 
 
 def _input(problem: Problem, arrays: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterator[Exact]:
-    channels, found = _channels(problem, arrays)
+    channels, found = _channels(problem, {name: values for name, values in arrays.items() if name != "counts"})
     dy, x, mean, invstd = (found[name] for name in ("dy", "x", "mean", "invstd"))
-    given = (found.get("gamma"), found["sum_dy"], found["sum_dy_xmu"], numbers["count"])
+    total = float(np.sum(arrays["counts"])) if problem.has("counts") else numbers["count"]
+    given = (found.get("gamma"), found["sum_dy"], found["sum_dy_xmu"], total)
     exact = reference.batch_norm_backward_elemt(dy, x, mean, invstd, *given)
     bound = batch_input(dy, x, mean, invstd, *given, problem.dtype)
     return _of_tensor(problem, channels, exact, bound)

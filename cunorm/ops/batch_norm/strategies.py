@@ -304,7 +304,7 @@ class _Streaming(_Viewed):
         """Launch of the kernel, whose arguments include ``sizes``."""
         problem, spec, entry = self.problem, self.problem.spec, f"{self.problem.op}_{self.tile.strategy}"
         facts |= {"traffic": len(spec.tensors) * problem.nbytes, "registers": RESIDENT_REGISTERS}
-        arguments = {**by_name(*spec.arrays, *spec.numbers), **sizes}
+        arguments = {**by_name(*spec.arrays, *spec.numbers, *spec.measures), **sizes}
         return (Launch(entry, entry, grid, self.tile.threads, arguments, layout=self.view.layout, **facts),)
 
 
@@ -372,7 +372,7 @@ class _Gather(Tiling):
                 entry,
                 blocks_for(ceil_div(problem.C, self.tile.threads)),
                 self.tile.threads,
-                {**by_name(*spec.arrays, *spec.numbers), "world": problem.N, "C": problem.C},
+                {**by_name(*spec.arrays, *spec.numbers, *spec.measures), "world": problem.N, "C": problem.C},
                 traffic=2 * problem.nbytes,
                 phases=1 + problem.N // 3,  # a thread loads three ranks at a time
                 layout="NCHW",  # the kernel does not depend on the layout

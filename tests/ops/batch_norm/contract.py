@@ -136,7 +136,6 @@ COUNTS: list[Wrong] = [
         "counts", ValueError, minus=[4, -1, 9], minus_array=lambda _: np.array([4, -1, 9]), nan=[4, float("nan"), 9]
     ),
     *wrong("counts", ValueError, inf=[4, float("inf"), 9], nan_array=lambda _: np.array([4, np.nan, 9])),
-    *wrong("counts", ValueError, zeros=[0, 0, 0], zero_floats=(0.0, -0.0, 0.0), zero_array=lambda _: np.zeros(3, "i4")),
     *wrong(
         "counts", ValueError, short=[4, 9], long=[4, 0, 9, 1], empty=(), huge=[2**70, 0, 1], larger=[0.5, 10**400, 1]
     ),
@@ -220,11 +219,18 @@ WRONG: dict[str, list[Wrong]] = {
         *of_channels("sum_dy"),
         *of_channels("sum_dy_xmu"),
         *wrong("sum_dy_xmu", TypeError, float64=lambda a: a["sum_dy_xmu"].astype(np.float64)),
-        *wrong("count", ValueError, zero=0, minus=-1, nan=float("nan"), inf=float("inf"), huge=10**400, small=-1e-9),
-        *wrong(
-            "count", TypeError, flag=True, text="3", none=None, list=[3], complex=3j, numpy_flag=np.True_, bytes=b"3"
-        ),
-        *wrong("count", TypeError, array=lambda _: np.array([36.0]), point=lambda _: np.array(36.0)),
+        *wrong("count", ValueError, minus=-1, nan=float("nan"), inf=float("inf"), huge=10**400, small=-1e-9),
+        *wrong("count", ValueError, minus_list=[4, -1], nan_tuple=(4, float("nan")), huge_list=[2**70, 1]),
+        *wrong("count", ValueError, minus_array=lambda _: np.array([4, -1]), inf_array=lambda _: np.array([np.inf])),
+        *wrong("count", ValueError, square=lambda _: np.ones((2, 2), int), column=lambda _: np.ones((3, 1))),
+        *wrong("count", TypeError, flag=True, text="3", none=None, complex=3j, numpy_flag=np.True_, bytes=b"3"),
+        *wrong("count", TypeError, texts=["3"], flags=[True], nested=[[3]], set={3}, hole=[3, None]),
+        *[
+            case
+            for dtype in ("bool", "uint8", "int16", "float16", "longdouble", "complex64", "object", ">i8", "U1")
+            for case in wrong("count", TypeError, **{f"of {dtype}": lambda _, dtype=dtype: np.array([3]).astype(dtype)})
+        ],
+        *wrong("count", TypeError, masked=lambda _: np.ma.masked_array([4, 9], [False, True])),
         *result_cases(RESULTS[INPUT], tile_of(INPUT), needed=False),
         *gradient_overlap_cases(),
         *workspace_on("sum_dy"),

@@ -487,7 +487,7 @@ def test_no_elements_at_all(executor: Executor) -> None:
     arrays += [np.zeros(3, np.float32) for _ in range(2)] + [np.full(3, 5, np.float32) for _ in range(2)]
     there = [executor.put(a) for a in arrays]
     addresses = [a.ctypes.data if executor.name == "cpu" else a.data.ptr for a in there]
-    plan.run((*addresses, 0, 1e-5, 0.1))
+    plan.launch((*addresses, 0, 1e-5, 0.1, 3, 3, 1))
     mean, invstd, *running = map(executor.get, there[3:])
     assert np.all(np.isnan(mean)) and np.all(np.isnan(invstd))
     assert all(np.all(a == 5) for a in running)
