@@ -1,0 +1,5 @@
+"""PyTorch face."""
+
+from . import functional
+
+__all__ = ["functional"]

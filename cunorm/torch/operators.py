@@ -1,0 +1,118 @@
+"""The operators ``torch.ops.cunorm.*``: a forward and a backward of each norm, for what traces, transforms or compiles.
+
+They have no formula for autograd. That is above them, in `cunorm.torch.differentiation`: a formula registered with an
+operator does not work under `torch.func`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .launches import accumulator
+from .norms import NORMS, Norm, Optional, Options, call_of
+
+_LIBRARY = torch.library.Library("cunorm", "FRAGMENT")
+_FORWARD = "(Tensor x, Tensor? gamma, Tensor? beta, SymInt[] sizes, float eps, str? activation) -> ({})"
+_BACKWARD = (
+    "(Tensor dy, Tensor x, Tensor? gamma, Tensor? beta, Tensor[] stats, SymInt[] sizes, str? activation, bool[] mask)"
+    " -> ({})"
+)
+
+Operator = Callable[..., Any]
+
+
+def _forward(norm: Norm) -> Operator:
+    def compute(
+        x: Tensor, gamma: Optional, beta: Optional, sizes: Sequence[int], eps: float, activation: str | None
+    ) -> tuple[Tensor, ...]:
+        x, gamma, beta = norm.dense(x), _contiguous(gamma), _contiguous(beta)
+        call = call_of(Options(norm.name, tuple(sizes), eps, activation), x, gamma, beta)
+        _expect(call.ready, norm.name, x, gamma, beta)
+        return tuple(call.forward(x, gamma, beta))
+
+    return compute
+
+
+def _forward_fake(norm: Norm) -> Operator:
+    def describe(
+        x: Tensor, gamma: Optional, beta: Optional, sizes: Sequence[int], eps: float, activation: str | None
+    ) -> tuple[Tensor, ...]:
+        shape = norm.stats_shape(x.shape, sizes)
+        stats = [torch.empty(shape, dtype=accumulator(x.dtype), device=x.device) for _ in norm.stats]
+        return torch.empty_like(norm.dense(x)), *stats
+
+    return describe
+
+
+def _backward(norm: Norm) -> Operator:
+    def compute(
+        dy: Tensor,
+        x: Tensor,
+        gamma: Optional,
+        beta: Optional,
+        stats: Sequence[Tensor],
+        sizes: Sequence[int],
+        activation: str | None,
+        mask: Sequence[bool],
+    ) -> tuple[Tensor, ...]:
+        x, gamma, beta = norm.dense(x), _contiguous(gamma), _contiguous(beta)
+        call = call_of(Options(norm.name, tuple(sizes), 0.0, activation), x, gamma, beta)
+        _expect(call.ready, norm.backward, x, gamma, beta)
+        found = call.backward(dy, x, gamma, beta, [one.contiguous() for one in stats], tuple(mask))
+        return tuple(x.new_empty(0) if one is None else one for one in found)
+
+    return compute
+
+
+def _backward_fake(norm: Norm) -> Operator:
+    def describe(
+        dy: Tensor,
+        x: Tensor,
+        gamma: Optional,
+        beta: Optional,
+        stats: Sequence[Tensor],
+        sizes: Sequence[int],
+        activation: str | None,
+        mask: Sequence[bool],
+    ) -> tuple[Tensor, ...]:
+        wide, shape = accumulator(x.dtype), norm.parameter_shape(x.shape, sizes)
+        dgamma = wide if gamma is None else gamma.dtype
+        dtypes = (dgamma, dgamma if beta is None else beta.dtype)
+        parameters = [
+            x.new_empty(shape, dtype=dtype) if wanted else x.new_empty(0)
+            for dtype, wanted in zip(dtypes, mask[1:], strict=False)
+        ]
+        return torch.empty_like(norm.dense(x)) if mask[0] else x.new_empty(0), *parameters
+
+    return describe
+
+
+def _contiguous(parameter: Optional) -> Optional:
+    return None if parameter is None else parameter.contiguous()
+
+
+def _expect(ready: bool, name: str, x: Tensor, gamma: Optional, beta: Optional) -> None:
+    if not ready:
+        came = [f"{one.dtype} {tuple(one.shape)} on {one.device}" for one in (x, gamma, beta) if one is not None]
+        raise ValueError(f"cunorm::{name}: no kernel for {', '.join(came)}; use the functions of cunorm.torch")
+
+
+def _define(norm: Norm) -> tuple[Operator, Operator]:
+    """Define the two operators of a norm, and return them."""
+    for name, schema, results, compute, describe in (
+        (norm.name, _FORWARD, 1 + len(norm.stats), _forward(norm), _forward_fake(norm)),
+        (norm.backward, _BACKWARD, len(norm.gradients), _backward(norm), _backward_fake(norm)),
+    ):
+        _LIBRARY.define(name + schema.format(", ".join(["Tensor"] * results)), tags=(torch.Tag.pt2_compliant_tag,))
+        for key in ("CPU", "CUDA"):
+            _LIBRARY.impl(name, compute, key)
+        torch.library.register_fake(f"cunorm::{name}", describe, lib=_LIBRARY)
+    return getattr(torch.ops.cunorm, norm.name).default, getattr(torch.ops.cunorm, norm.backward).default
+
+
+#: Name of a norm -> its forward and its backward operator.
+OPERATORS = {name: _define(norm) for name, norm in NORMS.items()}
