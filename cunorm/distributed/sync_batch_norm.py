@@ -134,9 +134,6 @@ def sync_batch_norm(
         packet = _Packet(kind, dtype_name("x", x), x.shape[1])
         received = packet.exchange(x, engine, world, eps)
         counts, means, invstds = packet.parts(received)
-        if kind == "cpu" and not counts.any():  # TEMPORARY until an empty batch is no error
-            nan = np.full(x.shape[1], np.nan, means.dtype)
-            return np.empty_like(x), SavedStatistics(nan, nan, counts)
         mean, invstd = batch_norm_gather_stats(
             means,
             invstds,
@@ -229,9 +226,7 @@ def sync_batch_norm_backward(
             dy, x, mean, invstd, gamma, gamma_g=wanted[1], beta_g=wanted[2], out=out
         )
         engine.all_reduce(sums)
-        dx = batch_norm_backward_elemt(
-            dy, x, mean, invstd, gamma, sums[0], sums[1], int(counts.sum()) or 1
-        )  # TEMPORARY
+        dx = batch_norm_backward_elemt(dy, x, mean, invstd, gamma, sums[0], sums[1], counts)
     return dx, dgamma, dbeta
 
 
