@@ -14,6 +14,12 @@ from .differentiation import normalise
 from .norms import Options
 
 
+def check_activation(activation: str | None) -> None:
+    """Raise the error for an unknown activation."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"activation: {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
+
+
 def group_norm(
     x: Tensor,
     num_groups: int,
@@ -65,8 +71,7 @@ def group_norm(
             group_norm, (x, weight, bias), x, num_groups, weight=weight, bias=bias, eps=eps, activation=activation
         )
         return y
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"activation: {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
+    check_activation(activation)
     return normalise(Options("group_norm", (num_groups,), eps, activation), x, weight, bias)
 
 
