@@ -1,1 +1,0 @@
-"""Tests of BatchNorm over several processes."""

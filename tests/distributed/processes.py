@@ -108,9 +108,13 @@ def _ended(started: list[subprocess.Popen[str]], limit: float) -> list[Ended]:
 
 
 def ranks(library: str, world: int, *arguments: str, module: str = "tests.distributed.rank") -> list[Ended]:
-    """Run ``python -m module library arguments`` in as many processes; skip the test if the library is missing."""
+    """Run ``python -m module library arguments`` in as many processes; skip the test if the library is missing.
+
+    A warning of cunorm's or of the tests is an error, as in the tests of this process.
+    """
     if (reason := missing(library)) is not None:
         pytest.skip(reason)
+    python, program = [sys.executable, "-u", "-W", "error"], ["-m", module, library, *arguments]
     if library == "mpi":
-        return mpi([sys.executable, "-m", "mpi4py", "-m", module, library, *arguments], world)
-    return gloo([sys.executable, "-m", module, library, *arguments], world)
+        return mpi([*python, "-m", "mpi4py", *program], world)
+    return gloo([*python, *program], world)
