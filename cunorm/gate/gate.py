@@ -39,16 +39,20 @@ from cunorm.ops.registry import OPS
 
 
 def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> Problem:
-    """Return a problem that is legal for the tile, if the strategy supports the layout."""
+    """Return a problem that is legal for the tile, if the strategy supports the layout.
+
+    It has the narrowest parameters: with float32 x, kernels take parts of their packs. `demanding` has the widest.
+    """
     spec, sums = OPS[op], accumulator(dtype)
     # Gradients without an activation do not read beta. Counts are int64 if the op allows int64.
     gamma, beta = ("gamma" in spec.inputs, "beta" in spec.inputs and not spec.is_backward)
+    narrow = "bfloat16" if dtype == "float32" and spec.holds_parameters else dtype
     others = tuple((name, "int64" if "int64" in spec.types[name] else sums) for name in spec.required_types)
     return Problem(
         op=op,
         dtype=dtype,
-        gamma_dtype=dtype if gamma else None,
-        beta_dtype=dtype if beta else None,
+        gamma_dtype=narrow if gamma else None,
+        beta_dtype=narrow if beta else None,
         stats_dtype=sums,
         **laid_out(layout, *spec.strategies[strategy].example(tile, 16 // ITEMSIZE[dtype])),
         outputs=spec.results_with(()),

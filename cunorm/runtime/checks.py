@@ -151,23 +151,29 @@ def like(name: str, array: Array, x: Array) -> None:
     shape_of(name, array, x.shape, ", the shape of x")
 
 
+def parameter_dtypes(dtype: str) -> tuple[str, ...]:
+    """The dtypes that gamma and beta may have: x's, the accumulator's, and for float32 x also those of 16 bits."""
+    narrow = ("float16", "bfloat16") if dtype == "float32" else ()
+    return tuple(dict.fromkeys((dtype, accumulator(dtype), *narrow)))
+
+
 def parameter(
     name: str, array: Array | None, shape: tuple[int, ...], dtype: str, why: str = ", one element per channel"
 ) -> str | None:
     """The dtype of gamma or beta, None if absent.
 
-    It must be x's dtype or the accumulator's (TypeError), and the shape must be ``shape`` (ValueError).
+    It must be one of `parameter_dtypes` (TypeError), and the shape must be ``shape`` (ValueError).
     """
     if array is None:
         return None
-    found = dtype_name(name, array, (dtype, accumulator(dtype)), f" for {dtype} x")
+    found = dtype_name(name, array, parameter_dtypes(dtype), f" for {dtype} x")
     shape_of(name, array, shape, why)
     return found
 
 
 def parameter_named(name: str, given: object, dtype: str) -> str | None:
     """The dtype of gamma or beta from its name or dtype object (TypeError); None if absent."""
-    return None if given is None else dtype_named(name, given, (dtype, accumulator(dtype)))
+    return None if given is None else dtype_named(name, given, parameter_dtypes(dtype))
 
 
 def statistics(first: tuple[str, Array], second: tuple[str, Array], dtype: str, size: int, expected: str) -> str:

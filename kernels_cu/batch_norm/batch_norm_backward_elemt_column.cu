@@ -17,8 +17,8 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(768))
                                      const gamma_t* gamma, const sum_t* sum_dy, const sum_t* sum_dy_xmu, data_t* dx,
                                      long long N, long long columns, long long HxW, long long chunk, long long chunks,
                                      long long C, long long left, long long most_columns, long long sweeps,
-                                     long long items, double count,
-                                     const count_t* counts, long long ranks, long long counts_stride) {
+                                     long long items, double count, const count_t* counts, long long ranks,
+                                     long long counts_stride) {
     const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left, sweeps, items};
     const acc_t inverse = acc_t(1) / acc_t(total_count(counts, ranks, counts_stride, count));
     const ChannelCoefficients channels = {mean, invstd, gamma, sum_dy, sum_dy_xmu, inverse};

@@ -21,21 +21,21 @@ __device__ __forceinline__ Affine affine_of(const G* gamma, const B* beta, long 
     return Affine{mean, rstd * parameter(gamma, channel, acc_t(1), there), parameter(beta, channel, acc_t(0), there)};
 }
 
-// The parameters of a pack's elements. They stay in registers in their storage type, at their own width.
+// The parameters of a pack's elements. They stay in registers in their storage type, at their own width: several packs
+// of a wider type than x, or a part of a pack of a narrower one.
 template <typename T>
 struct ParameterPack {
     static constexpr int size = Pack<T>::size < pack_size ? Pack<T>::size : pack_size;
-    static_assert(size == Pack<T>::size, "parameters are of x's dtype, or wider");
-    Pack<T> part[pack_size / size];
+    Pack<T, size> part[pack_size / size];
 
     // Loads the elements [first, first + pack_size) of array[0, length), or `absent` if the array is null. Elements
-    // outside [0, length) read as zero. Each 16 bytes are one access if the address is a multiple of 16 bytes.
+    // outside [0, length) read as zero. Each part is one access if the address is a multiple of its bytes.
     __device__ __forceinline__ void load_from(const T* array, int first, int length, acc_t absent) {
 #pragma unroll
         for (int at = 0; at < pack_size; at += size) {
-            Pack<T>& here = part[at / size];
+            Pack<T, size>& here = part[at / size];
             if (array != nullptr) {
-                here = load_pack(array, first + at, length);
+                here = load_pack<size>(array, 0, first + at, length);
                 continue;
             }
 #pragma unroll
@@ -45,10 +45,11 @@ struct ParameterPack {
         }
     }
     // Same as above, from packs in shared memory.
-    __device__ __forceinline__ void load_from(const Pack<T>* packs, int first, int length) {
+    __device__ __forceinline__ void load_from(const Pack<T>* whole_packs, int first, int length) {
+        const auto* const packs = reinterpret_cast<const Pack<T, size>*>(whole_packs);
 #pragma unroll
         for (int at = 0; at < pack_size; at += size) {
-            Pack<T>& here = part[at / size];
+            Pack<T, size>& here = part[at / size];
             const int from = first + at;
             if (from >= 0 && from < length && from % size == 0) {
                 here = packs[from / size];

@@ -136,11 +136,12 @@ __device__ __forceinline__ double narrow<double>(acc_t value) {
 
 constexpr int access_bytes = 16;  // the widest load or store on every architecture of the compile gate
 
-// 16 bytes of consecutive elements, stored as words. A compiler that sees 16-bit elements splits them where they are
-// loaded. It then waits for every load before the next one, and holds each element in a register of its own.
-template <typename T>
-struct alignas(access_bytes) Pack {
-    static constexpr int size = access_bytes / sizeof(T), words = access_bytes / sizeof(unsigned);
+// Consecutive elements, 16 bytes unless `count` is less, stored as words. A compiler that sees 16-bit elements splits
+// them where they are loaded. It then waits for every load before the next one, and holds each element in a register of
+// its own.
+template <typename T, int count = access_bytes / sizeof(T)>
+struct alignas(count * sizeof(T)) Pack {
+    static constexpr int size = count, words = count * sizeof(T) / sizeof(unsigned);
     union {
         T items[size];  // so that a pack may alias elements of an array
         unsigned word[words];
@@ -247,13 +248,17 @@ __device__ __forceinline__ void make_opaque(int& value) {
 #endif
 }
 
-template <typename T, int count>
-__device__ __forceinline__ void make_opaque(Pack<T> (&packs)[count]) {
+template <typename T, int size, int count>
+__device__ __forceinline__ void make_opaque(Pack<T, size> (&packs)[count]) {
 #ifndef CUNORM_CPU
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-        unsigned (&word)[Pack<T>::words] = packs[k].word;
-        asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));
+        unsigned (&word)[Pack<T, size>::words] = packs[k].word;
+        if constexpr (Pack<T, size>::words == 4) {
+            asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));
+        } else {
+            asm volatile("" : "+r"(word[0]), "+r"(word[1]));
+        }
     }
 #endif
 }
@@ -278,10 +283,14 @@ __device__ __forceinline__ void store(T* array, long long index, T value) {
     array[index] = value;
 }
 
+template <int count, typename T>
+__device__ __forceinline__ Pack<T, count> load_whole(const T* address) {
+    CUNORM_TOUCH(address, count * sizeof(T), false);
+    return *reinterpret_cast<const Pack<T, count>*>(address);
+}
 template <typename T>
 __device__ __forceinline__ Pack<T> load_whole(const T* address) {
-    CUNORM_TOUCH(address, access_bytes, false);
-    return *reinterpret_cast<const Pack<T>*>(address);
+    return load_whole<Pack<T>::size>(address);
 }
 
 // In PTX, because the compiler splits the store of a struct that it has just assembled into four stores.
@@ -328,26 +337,30 @@ __device__ __forceinline__ bool within(int index, int length) {
     return static_cast<unsigned>(index) < static_cast<unsigned>(length);
 }
 
-// The elements [first, first + size) of the `length` elements that start at array[row]: one 16-byte access if all of them
-// exist and the address is a multiple of 16 bytes, no access if none exists, single elements otherwise. Elements outside
-// [0, length) read as zero.
-template <typename T>
-__device__ __forceinline__ Pack<T> load_pack(const T* array, long long row, int first, int length) {
-    const bool whole = first >= 0 && first + Pack<T>::size <= length;
-    if (whole && misalignment(array, row + first) == 0) {
-        return load_whole(array + row + first);
+// The elements [first, first + size) of the `length` elements that start at array[row], where size is that of a pack, or
+// `count`: one access if all of them exist and the address is a multiple of their bytes, no access if none exists,
+// single elements otherwise. Elements outside [0, length) read as zero.
+template <int count, typename T>
+__device__ __forceinline__ Pack<T, count> load_pack(const T* array, long long row, int first, int length) {
+    const bool whole = first >= 0 && first + count <= length;
+    if (whole && misalignment(array, row + first) % count == 0) {
+        return load_whole<count>(array + row + first);
     }
-    Pack<T> pack = {};
-    if (first >= length || first + Pack<T>::size <= 0) {
+    Pack<T, count> pack = {};
+    if (first >= length || first + count <= 0) {
         return pack;
     }
 #pragma unroll
-    for (int i = 0; i < Pack<T>::size; ++i) {
+    for (int i = 0; i < count; ++i) {
         if (within(first + i, length)) {
             pack.set(i, load(array, row + first + i));
         }
     }
     return pack;
+}
+template <typename T>
+__device__ __forceinline__ Pack<T> load_pack(const T* array, long long row, int first, int length) {
+    return load_pack<Pack<T>::size>(array, row, first, length);
 }
 template <typename T>
 __device__ __forceinline__ Pack<T> load_pack(const T* array, int first, int length) {

@@ -187,7 +187,8 @@ struct SlabParameter {
 
     __device__ __forceinline__ SlabParameter(const T* array_, const RowSlabs& cut, acc_t absent_, int& offset)
         : array(array_),
-          shared(shared_array<Pack<T>>(offset, array_ == nullptr ? 0 : static_cast<int>(cut.columns) / Pack<T>::size)),
+          shared(shared_array<Pack<T>>(offset,
+                                       array_ == nullptr ? 0 : ceil_div(static_cast<int>(cut.columns), Pack<T>::size))),
           absent(absent_) {}
     // The whole block calls. A barrier must follow before keep().
     __device__ __forceinline__ void share(const TeamSlab& slab) const {

@@ -377,6 +377,12 @@ SURVIVORS: dict[Key, str] = {
      "cluster_fence();  // only by the thread that publishes: the others need not wait for their stores",
      "barrier", 0): "The CPU executor treats every arrival at a cluster barrier as a release.",
     ("partition/team.cuh",
+     "assume(lane >= 0 && lane < lanes);  // the compiler drops the remainder if lanes is the size of the block",
+     "guard", 0): "Speed only: a remainder of a thread's index is never negative; the compiler is told so.",
+    ("partition/team.cuh",
+     "assume(lane >= 0 && lane < lanes);  // the compiler drops the remainder if lanes is the size of the block",
+     "guard", 1): "Speed only: a remainder is less than its divisor; the compiler is told so.",
+    ("partition/team.cuh",
      "if (shift + columns < pack_size) {", "guard", 0): "Speed only: sums may be relative to any element of the run.",
     ("partition/team.cuh",
      "ahead = may_shift && past + whole <= blocks * capacity ? past : 0;", "guard", 0): (

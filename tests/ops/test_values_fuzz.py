@@ -25,6 +25,7 @@ from cunorm import UnsupportedTile
 from cunorm.core.arrays import DTYPES
 from cunorm.core.problem import ITEMSIZE, Problem, accumulator
 from cunorm.ops.registry import OPS
+from cunorm.runtime.checks import parameter_dtypes
 from cunorm.runtime.op import Request
 from tests.ops.batch_norm.test_batch_norm import GATHER, REDUCING, STREAMING
 from tests.ops.group_norm.test_group_norm import TILES as GROUP_TILES
@@ -105,7 +106,7 @@ def examples(draw: Any, op: str, dtypes: tuple[str, ...], mixed: bool) -> Exampl
     for _ in range(4):
         sizes.append(draw(st.sampled_from([size for size in SIZES if size <= left])))
         left //= sizes[-1]
-    others = [dtype, accumulator(dtype)] if mixed else [dtype]
+    others = [*parameter_dtypes(dtype)] if mixed else [dtype]
     parameter = st.sampled_from([None, *others])
     group, layouts = op.startswith("group_norm"), len(OPS[op].layouts) > 1 and not op.startswith("batch_norm")
     return Example(

@@ -313,7 +313,7 @@ def parameter_cases(name: str) -> list[Wrong]:
     return [
         *array_cases(name),
         *wrong(name, TypeError, float64=lambda a: a[name].astype(np.float64)),
-        *wrong(name, TypeError, float16=lambda a: a[name].astype(np.float16)),
+        *wrong(name, TypeError, int16=lambda a: a[name].astype(np.int16)),
         *wrong(name, ValueError, short=lambda a: a[name][:-1], long=lambda a: np.concatenate([a[name], a[name][:1]])),
         *wrong(name, ValueError, column=lambda a: a[name][..., None], row=lambda a: a[name][None]),
         *wrong(name, ValueError, point=lambda _: np.ones((), np.float32), empty=lambda a: a[name][:0]),

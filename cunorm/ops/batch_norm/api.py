@@ -177,7 +177,8 @@ def batch_norm_elemt(
     mean, invstd : array of shape (C,)
         Statistics. Dtype float32 (float64 for float64 x) or the dtype of x.
     gamma, beta : array of shape (C,), optional
-        Scale and offset, in the dtype of x or of the statistics. An absent gamma is 1, and an absent beta is 0.
+        Scale and offset, in the dtype of x or of the statistics, or in 16 bits for float32 x. An absent gamma is 1, and
+        an absent beta is 0.
     out : array, optional
         Array for y. It may be x itself.
     tile, workspace
@@ -242,8 +243,8 @@ def batch_norm_backward_reduce(
     mean, invstd : array of shape (C,)
         Statistics of the whole batch. Dtype float32 (float64 for float64 x) or the dtype of x.
     gamma : array of shape (C,), optional
-        Scale of the forward, in the dtype of x or of the statistics. Its values are not read. Its dtype is the dtype of
-        dgamma and dbeta.
+        Scale of the forward, in the dtype of x or of the statistics, or in 16 bits for float32 x. Its values are not
+        read. Its dtype is the dtype of dgamma and dbeta.
     input_g, gamma_g, beta_g : bool
         input_g selects sum_dy and sum_dy_xmu, gamma_g selects dgamma, and beta_g selects dbeta. The other results are
         returned as None.
@@ -314,7 +315,7 @@ def batch_norm_backward_elemt(
     dy, x, mean, invstd
         See `batch_norm_backward_reduce`.
     gamma : array of shape (C,) or None
-        Scale of the forward, in the dtype of x or of the statistics. None means ones.
+        Scale of the forward, in the dtype of x or of the statistics, or in 16 bits for float32 x. None means ones.
     sum_dy, sum_dy_xmu : array of shape (C,)
         Sums over all ranks. Both have the same supported dtype.
     count : int, float, array of shape (world,), or sequence of numbers

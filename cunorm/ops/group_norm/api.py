@@ -40,7 +40,8 @@ def group_norm(
     num_groups : int
         Number of groups, a divisor of C.
     gamma, beta : array of shape (C,), optional
-        Scale and offset, in the dtype of x or of the statistics. An absent gamma is 1, and an absent beta is 0.
+        Scale and offset, in the dtype of x or of the statistics, or in 16 bits for float32 x. An absent gamma is 1, and
+        an absent beta is 0.
     eps : float
         Number that is added to the variance; not negative.
     data_format : {"NCHW", "NHWC"}
@@ -131,7 +132,7 @@ def group_norm_backward(
         Statistics that `group_norm` returned. Shape (N, num_groups), or any shape with the same number of elements.
         Dtype float32 (float64 for float64 x) or the dtype of x.
     gamma : array of shape (C,), optional
-        Scale of the forward, in the dtype of x or of the statistics.
+        Scale of the forward, in the dtype of x or of the statistics, or in 16 bits for float32 x.
     num_groups : int
         Number of groups, a divisor of C.
     beta : array of shape (C,), optional

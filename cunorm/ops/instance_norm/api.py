@@ -36,7 +36,8 @@ def instance_norm(
         Shape (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``; rank 2 to 8. Dtype float16, bfloat16, float32 or
         float64. An array with contiguous or channels-last strides is read in place. Any other array is copied once.
     gamma, beta : array of shape (C,), optional
-        Scale and offset, in the dtype of x or of the statistics. An absent gamma is 1, and an absent beta is 0.
+        Scale and offset, in the dtype of x or of the statistics, or in 16 bits for float32 x. An absent gamma is 1, and
+        an absent beta is 0.
     eps : float
         Number that is added to the variance; not negative.
     data_format : {"NCHW", "NHWC"}
@@ -119,7 +120,7 @@ def instance_norm_backward(
         Statistics that `instance_norm` returned. Shape (N, C), or any shape with the same number of elements. Dtype
         float32 (float64 for float64 x) or the dtype of x.
     gamma : array of shape (C,), optional
-        Scale of the forward, in the dtype of x or of the statistics.
+        Scale of the forward, in the dtype of x or of the statistics, or in 16 bits for float32 x.
     output_mask : sequence of 3 bools
         Which of dx, dgamma and dbeta are wanted. The others are not computed and are returned as None.
     data_format : {"NCHW", "NHWC"}

@@ -39,7 +39,8 @@ def layer_norm(
     normalized_shape : int or sequence of int
         Last sizes of x, (R1..Rj), which make up a row.
     gamma, beta : array of shape normalized_shape, optional
-        Scale and offset, in the dtype of x or of the statistics. An absent gamma is 1, and an absent beta is 0.
+        Scale and offset, in the dtype of x or of the statistics, or in 16 bits for float32 x. An absent gamma is 1, and
+        an absent beta is 0.
     eps : float
         Number that is added to the variance; not negative.
     residual : array, optional
@@ -132,7 +133,7 @@ def layer_norm_backward(
         Statistics that `layer_norm` returned. Shape (A1..Ai, 1..1), or any shape with one element per row. Dtype
         float32 (float64 for float64 x) or the dtype of x.
     gamma : array of shape normalized_shape, optional
-        Scale of the forward, in the dtype of x or of the statistics.
+        Scale of the forward, in the dtype of x or of the statistics, or in 16 bits for float32 x.
     dh : array, optional
         Shape and dtype of x. If the forward had a residual, x is its h, and dh is the gradient that reaches h past the
         norm. It is added to dx in the same pass; dx is then the gradient of x and of the residual alike.

@@ -42,7 +42,8 @@ def rms_norm(
     normalized_shape : int or sequence of int
         Last sizes of x, (R1..Rj), which make up a row.
     gamma : array of shape normalized_shape, optional
-        Scale, in the dtype of x or of the statistics. Without it the scale is 1, whatever ``gamma_offset``.
+        Scale, in the dtype of x or of the statistics, or in 16 bits for float32 x. Without it the scale is 1, whatever
+        ``gamma_offset``.
     eps : float
         Number that is added to the mean square; not negative.
     residual : array, optional
@@ -138,7 +139,7 @@ def rms_norm_backward(
         Statistics that `rms_norm` returned. Shape (A1..Ai, 1..1), or any shape with one element per row. Dtype float32
         (float64 for float64 x) or the dtype of x.
     gamma : array of shape normalized_shape, optional
-        Scale of the forward, in the dtype of x or of the statistics.
+        Scale of the forward, in the dtype of x or of the statistics, or in 16 bits for float32 x.
     dh : array, optional
         Shape and dtype of x: the gradient that reaches h past the norm. It is added to dx in the same pass; dx is then
         the gradient of x and of the residual alike.
