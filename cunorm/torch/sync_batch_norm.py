@@ -117,24 +117,23 @@ class SyncBatchNorm(_BatchNorm):
         """Normalise the input; in training, with the statistics of all processes."""
         self._check_input_dim(input)
         keeps = self.training and self.track_running_stats
+        running: Any = (self.running_mean, self.running_var) if keeps else (None, None)
+        batches: Any = self.num_batches_tracked
         if keeps:
-            self.num_batches_tracked.add_(1)
+            batches.add_(1)
         if not self.training and self.running_mean is not None:
             return functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
         x, parameters = _dense(input), [_parameter(one, input.dtype) for one in (self.weight, self.bias)]
         group = self._group()
-        if not keeps:
-            return _Sync.apply(x, *parameters, None, None, 0.0, self.eps, group)  # type: ignore[no-any-return]
-        if self.momentum is not None:
-            running = self.running_mean, self.running_var
-            return _Sync.apply(x, *parameters, *running, self.momentum, self.eps, group)  # type: ignore[no-any-return]
+        if self.momentum is not None or not keeps:
+            return _normalised(x, *parameters, *running, self.momentum or 0.0, self.eps, group)
         # The average's momentum is on the device: move there by it, from the old statistics to the batch's.
-        found = self.running_mean.clone(), self.running_var.clone()
-        y: Tensor = _Sync.apply(x, *parameters, *found, 1.0, self.eps, group)
-        for kept, new in zip((self.running_mean, self.running_var), found, strict=True):
-            kept.lerp_(new, self.num_batches_tracked.to(kept.dtype).reciprocal())
+        found = [kept.clone() for kept in running]
+        y = _normalised(x, *parameters, *found, 1.0, self.eps, group)
+        for kept, new in zip(running, found, strict=True):
+            kept.lerp_(new, batches.to(kept.dtype).reciprocal())
         return y
 
     def _group(self) -> Any:
@@ -143,6 +142,12 @@ class SyncBatchNorm(_BatchNorm):
             return None
         group = dist.group.WORLD if self.process_group is None else self.process_group
         return group if dist.get_world_size(group) > 1 else None
+
+
+def _normalised(*arguments: Any) -> Tensor:
+    """Call `_Sync`."""
+    y: Tensor = _Sync.apply(*arguments)
+    return y
 
 
 def _dense(x: Tensor) -> Tensor:
