@@ -2,7 +2,8 @@
 
 There are two ways. In plain eager an `autograd.Function` launches the kernels directly, which costs little. Whenever
 something watches (a compiler, a transform, a dispatch mode, a fake tensor), Functions with ``setup_context`` and vmap
-rules call the operators of `cunorm.torch.operators`.
+rules call the operators of `cunorm.torch.operators`. The operators also have autograd formulas of their own, for
+exported programs, which contain nothing else; these formulas alone would not work under `torch.func`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .launches import accumulator, takes_parameter
 from .norms import NORMS, Call, Norm, Optional, Options, by_torch, call_of, composite
-from .operators import OPERATORS
+from .operators import LIBRARY, OPERATORS
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -30,6 +31,7 @@ def _plain(tensor: Optional) -> bool:
         and (tensor.is_cpu or tensor.is_cuda)
         and not tensor.is_neg()
         and not tensor._is_zerotensor()
+        and torch._C._has_storage(tensor)
     )
 
 
@@ -38,7 +40,7 @@ def _unwatched() -> bool:
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._are_functorch_transforms_active()
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
     )
@@ -62,7 +64,12 @@ def normalise(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> T
     dense = NORMS[options.name].dense(x), _parameter(gamma, x.dtype), _parameter(beta, x.dtype)
     if any(new is not old for new, old in zip(dense, (x, gamma, beta), strict=True)):
         return normalise(options, *dense)
-    results: tuple[Tensor, ...] = _Forward.apply(x, gamma, beta, options._replace(eps=float(options.eps)))
+    options = options._replace(eps=float(options.eps))
+    if torch.compiler.is_exporting():  # of a Function, the program would keep the values alone, without gradients
+        name, *others = options
+        results: tuple[Tensor, ...] = OPERATORS[name][0](x, gamma, beta, *others)
+    else:
+        results = _Forward.apply(x, gamma, beta, options)
     return results[0]
 
 
@@ -79,12 +86,13 @@ def _left_to_torch(options: Options, x: Tensor, gamma: Optional, beta: Optional)
     """Whether torch's own function takes the call.
 
     Besides calls that cunorm does not take, these are: subclasses that implement torch's operators themselves, such as
-    DTensor, and do not know cunorm's; forward-mode differentiation; and `torch.jit.trace`, whose file should run
-    without cunorm.
+    DTensor, and do not know cunorm's; forward-mode differentiation; `torch.jit.trace`, whose file should run without
+    cunorm; and transforms of `torch.func` inside a compiled function, where torch ignores vmap rules.
     """
-    if not torch.compiler.is_compiling() and (
-        torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0
-    ):
+    if torch.compiler.is_compiling():
+        if torch._C._are_functorch_transforms_active():
+            return True
+    elif torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0:
         return True
     if any(one is not None and is_traceable_wrapper_subclass(one) for one in (x, gamma, beta)):
         return True
@@ -188,8 +196,8 @@ class _Gradient(Function):
         mask: tuple[bool, ...],
     ) -> tuple[Tensor, ...]:
         backward = OPERATORS[options.name][1]
-        stats = [rstd] if mean is None else [mean, rstd]
-        results: tuple[Tensor, ...] = backward(dy, x, gamma, beta, stats, options.sizes, options.activation, mask)
+        given = (options.sizes, options.eps, options.activation, mask)
+        results: tuple[Tensor, ...] = backward(dy, x, gamma, beta, mean, rstd, *given)
         return results
 
     @staticmethod
@@ -290,3 +298,28 @@ def _over(compute: Callable[..., Any], in_dims: Sequence[int | None]) -> Callabl
         return torch.vmap(lambda *given: compute(*_absent_as_none(given, present)), dims)(*given)
 
     return call
+
+
+def _register(norm: Norm) -> None:
+    """Give the operators of a norm the formulas of `_Forward` and `_Gradient`."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _Forward.setup_context(ctx, (*inputs[:3], Options(norm.name, *inputs[3:])), output)
+
+    def backward(ctx: Any, *upstream: Optional) -> tuple[Optional, ...]:
+        return *_Forward.backward(ctx, *upstream)[:3], None, None, None
+
+    def setup_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _Gradient.setup_context(ctx, (*inputs[:6], Options(norm.name, *inputs[6:9]), inputs[9]), output)
+
+    def backward_gradient(ctx: Any, *upstream: Optional) -> tuple[Optional, ...]:
+        return *_Gradient.backward(ctx, *upstream)[:6], None, None, None, None
+
+    torch.library.register_autograd(f"cunorm::{norm.name}", backward, setup_context=setup, lib=LIBRARY)
+    torch.library.register_autograd(
+        f"cunorm::{norm.backward}", backward_gradient, setup_context=setup_gradient, lib=LIBRARY
+    )
+
+
+for _norm in NORMS.values():
+    _register(_norm)

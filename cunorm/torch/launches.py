@@ -6,19 +6,14 @@ the operators of `cunorm.torch.operators`.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import math
 import operator
 from collections.abc import Sequence
-from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch import Tensor
 
-from cunorm.ops.registry import OPS, plan
+from cunorm.ops.registry import plan
 from cunorm.runtime.plans import Plan
 
 #: The dtypes that kernels read and write, with cunorm's names.
@@ -101,34 +96,9 @@ class Launch:
             device = "cpu" if self._ordinal is None else torch.device("cuda", self._ordinal)
             workspace = torch.empty(self._needs, dtype=torch.uint8, device=device)
         values = self._pick((*pointers, 0 if workspace is None else workspace.data_ptr(), *numbers, 0))
-        if self._ordinal is None:
-            _run_on_cpu(self.plan, values)
-        else:
-            # The current stream belongs to the thread, and gradients run in threads of their own.
-            self.plan.launch(values, stream=torch.cuda.current_stream(self._ordinal).cuda_stream)
-
-
-def _run_on_cpu(plan: Plan, values: Sequence[int | float]) -> None:
-    """Stand-in for `Plan.launch` on the CPU executor."""
-    spec = OPS[plan.problem.op]
-    arrays = {**spec.inputs, **spec.results}
-    sizes = []
-    for name, value in zip(plan.names, values, strict=True):
-        if name in arrays:
-            dtype = arrays[name].dtype_of(plan.problem) or plan.problem.stats_dtype
-            size = (
-                math.prod(arrays[name].shape_of(plan.problem))
-                * np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).itemsize
-            )
-            sizes.append(size if value else 0)
-            if not plan.launches and value and name in spec.results and size:
-                kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-                bytes_: Any = (ctypes.c_char * size).from_address(int(value))
-                np.frombuffer(bytes_, kind)[:] = np.nan if name in ("mean", "rstd") else 0
-        elif name == "workspace":
-            sizes.append(plan.workspace_nbytes)
-    if plan.launches:
-        plan.run(values, sizes)
+        # The current stream belongs to the thread, and gradients run in threads of their own.
+        stream = None if self._ordinal is None else torch.cuda.current_stream(self._ordinal).cuda_stream
+        self.plan.launch(values, stream=stream)
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -1,7 +1,6 @@
 """The operators ``torch.ops.cunorm.*``: a forward and a backward of each norm, for what traces, transforms or compiles.
 
-They have no formula for autograd. That is above them, in `cunorm.torch.differentiation`: a formula registered with an
-operator does not work under `torch.func`.
+What differentiates them is in `cunorm.torch.differentiation`.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from torch import Tensor
 from .launches import accumulator
 from .norms import NORMS, Norm, Optional, Options, call_of
 
-_LIBRARY = torch.library.Library("cunorm", "FRAGMENT")
+LIBRARY = torch.library.Library("cunorm", "FRAGMENT")
 _FORWARD = "(Tensor x, Tensor? gamma, Tensor? beta, SymInt[] sizes, float eps, str? activation) -> ({})"
 _BACKWARD = (
-    "(Tensor dy, Tensor x, Tensor? gamma, Tensor? beta, Tensor[] stats, SymInt[] sizes, str? activation, bool[] mask)"
-    " -> ({})"
+    "(Tensor dy, Tensor x, Tensor? gamma, Tensor? beta, Tensor? mean, Tensor rstd, SymInt[] sizes, float eps,"
+    " str? activation, bool[] mask) -> ({})"
 )
 
 Operator = Callable[..., Any]
@@ -54,15 +53,18 @@ def _backward(norm: Norm) -> Operator:
         x: Tensor,
         gamma: Optional,
         beta: Optional,
-        stats: Sequence[Tensor],
+        mean: Optional,
+        rstd: Tensor,
         sizes: Sequence[int],
+        eps: float,
         activation: str | None,
         mask: Sequence[bool],
     ) -> tuple[Tensor, ...]:
         x, gamma, beta = norm.dense(x), _contiguous(gamma), _contiguous(beta)
-        call = call_of(Options(norm.name, tuple(sizes), 0.0, activation), x, gamma, beta)
+        call = call_of(Options(norm.name, tuple(sizes), eps, activation), x, gamma, beta)
         _expect(call.ready, norm.backward, x, gamma, beta)
-        found = call.backward(dy, x, gamma, beta, [one.contiguous() for one in stats], tuple(mask))
+        stats = [one.contiguous() for one in (mean, rstd) if one is not None]
+        found = call.backward(dy, x, gamma, beta, stats, tuple(mask))
         return tuple(x.new_empty(0) if one is None else one for one in found)
 
     return compute
@@ -74,8 +76,10 @@ def _backward_fake(norm: Norm) -> Operator:
         x: Tensor,
         gamma: Optional,
         beta: Optional,
-        stats: Sequence[Tensor],
+        mean: Optional,
+        rstd: Tensor,
         sizes: Sequence[int],
+        eps: float,
         activation: str | None,
         mask: Sequence[bool],
     ) -> tuple[Tensor, ...]:
@@ -107,10 +111,10 @@ def _define(norm: Norm) -> tuple[Operator, Operator]:
         (norm.name, _FORWARD, 1 + len(norm.stats), _forward(norm), _forward_fake(norm)),
         (norm.backward, _BACKWARD, len(norm.gradients), _backward(norm), _backward_fake(norm)),
     ):
-        _LIBRARY.define(name + schema.format(", ".join(["Tensor"] * results)), tags=(torch.Tag.pt2_compliant_tag,))
+        LIBRARY.define(name + schema.format(", ".join(["Tensor"] * results)), tags=(torch.Tag.pt2_compliant_tag,))
         for key in ("CPU", "CUDA"):
-            _LIBRARY.impl(name, compute, key)
-        torch.library.register_fake(f"cunorm::{name}", describe, lib=_LIBRARY)
+            LIBRARY.impl(name, compute, key)
+        torch.library.register_fake(f"cunorm::{name}", describe, lib=LIBRARY)
     return getattr(torch.ops.cunorm, norm.name).default, getattr(torch.ops.cunorm, norm.backward).default
 
 

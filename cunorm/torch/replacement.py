@@ -214,7 +214,8 @@ def replace(model: nn.Module, *, fuse_silu: bool = False) -> Replaced:
     counts: Counter[str] = Counter()
     left: dict[str, str] = {}
     for name, module in model.named_modules():
-        rule: _Rule | None = _rule_of(type(module))
+        kind: Any = type(module)
+        rule = _rule_of(kind)
         reason = _reason(module, rule)
         if reason is not None:
             left[name] = reason
