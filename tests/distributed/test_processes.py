@@ -12,8 +12,9 @@ from tests.distributed.processes import ranks
 LIBRARIES = pytest.mark.parametrize("library", ["gloo", "mpi"])
 
 
-@LIBRARIES
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("library", "world"), [("gloo", 2), pytest.param("gloo", 3, marks=pytest.mark.long), ("mpi", 2), ("mpi", 3)]
+)
 def test_the_ranks_have_the_results_of_the_whole_batch(library: str, world: int) -> None:
     ended = ranks(library, world, "other_dtype", "equal", "same_parameters")
     text = "\n".join(one.printed for one in ended)

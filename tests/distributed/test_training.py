@@ -52,7 +52,7 @@ def alone() -> float:
     return 100 * float(train_digits.run("batch", epochs=1).accuracies[-1])
 
 
-@ENGINES
+@pytest.mark.parametrize("engine", [pytest.param("gloo", marks=pytest.mark.long), "mpi"])
 def test_two_processes_reach_the_accuracy_of_one(engine: str, alone: float, tmp_path: Path) -> None:
     if (reason := missing(engine)) is not None:
         pytest.skip(reason)
@@ -73,7 +73,7 @@ def test_the_full_training_reaches_97_percent(engine: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(("norm", "world"), [("batch", 2), ("batch", 3), ("layer", 2)])
 def test_the_losses_are_those_of_one_process(norm: str, world: int) -> None:
     """In float64 with 70 images: the second batch has 6, so some ranks have more than others."""
-    options: dict[str, Any] = {"dtype": "float64", "epochs": 2, "images": 70, "check_every": 1}
+    options: dict[str, Any] = {"dtype": "float64", "epochs": 1, "images": 70, "check_every": 1}
     whole = train_digits.run(norm, **options)
     found: list[Any] = [None] * world
 

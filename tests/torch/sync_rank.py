@@ -127,39 +127,50 @@ def equal(rank: int, world: int) -> None:
 def compiled(rank: int, world: int) -> None:
     """With fullgraph, so that a graph break is an error."""
     first, second = SIZES[world][:2]
-    for case in (
-        Case(first, compiled=True),
-        Case(second, compiled=True, channels_last=True),
-        Case(first, torch.bfloat16, compiled=True),
-        Case(first, compiled=True, options={"momentum": None}, steps=2),
-        Case(first, compiled=True, options={"affine": False, "track_running_stats": False}),
-    ):
-        torch._dynamo.reset()
-        case.check(rank)
+    _compiled(rank, Case(first, compiled=True), Case(second, torch.bfloat16, channels_last=True, compiled=True))
     print(f"rank {rank} of {world}: compiled cases agree")
 
 
-def parallel(rank: int, world: int) -> None:
-    """`DistributedDataParallel` has the gradients and buffers of the whole batch, also compiled."""
-    for compile_it in (False, True):
-        torch.manual_seed(0)
-        layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)
-        net = nn.Sequential(*layers).double()
-        whole, x = copy.deepcopy(net), torch.randn(4 * world, 3, 8, 8).double()
-        model: Any = DistributedDataParallel(SyncBatchNorm.convert(net))
-        if compile_it:
-            torch._dynamo.reset()
-            model = torch.compile(model, backend="aot_eager")
-            warnings.simplefilter("ignore")  # the compiler looks at attributes that warn
-        whole(x).square().mean().backward()
-        model(x[rank * 4 : rank * 4 + 4]).square().mean().backward()
-        for (name, want), one in zip(whole.named_parameters(), net.parameters(), strict=True):
-            torch.testing.assert_close(
-                one.grad, want.grad, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
-            )
-        for want, one in zip(whole.buffers(), net.buffers(), strict=True):
-            torch.testing.assert_close(one, want, rtol=1e-9, atol=1e-12)
+def compiled_options(rank: int, world: int) -> None:
+    """With fullgraph and the module's options."""
+    first = SIZES[world][0]
+    _compiled(
+        rank,
+        Case(first, compiled=True, options={"momentum": None}, steps=2),
+        Case(first, compiled=True, options={"affine": False, "track_running_stats": False}),
+    )
+    print(f"rank {rank} of {world}: compiled options agree")
+
+
+def _compiled(rank: int, *cases: Case) -> None:
+    for case in cases:
+        torch._dynamo.reset()
+        case.check(rank)
+
+
+def parallel(rank: int, world: int, compile_it: bool = False) -> None:
+    """`DistributedDataParallel` has the gradients and buffers of the whole batch."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)
+    net = nn.Sequential(*layers).double()
+    whole, x = copy.deepcopy(net), torch.randn(4 * world, 3, 8, 8).double()
+    model: Any = DistributedDataParallel(SyncBatchNorm.convert(net))
+    if compile_it:
+        warnings.simplefilter("ignore")  # the compiler looks at attributes that warn
+        model = torch.compile(model, backend="aot_eager")
+    whole(x).square().mean().backward()
+    model(x[rank * 4 : rank * 4 + 4]).square().mean().backward()
+    for (name, want), one in zip(whole.named_parameters(), net.named_parameters(), strict=True):
+        assert one[0] == name
+        torch.testing.assert_close(one[1].grad, want.grad, rtol=1e-9, atol=1e-12)
+    for want, one in zip(whole.buffers(), net.buffers(), strict=True):
+        torch.testing.assert_close(one, want, rtol=1e-9, atol=1e-12)
     print(f"rank {rank} of {world}: DDP agrees")
+
+
+def parallel_compiled(rank: int, world: int) -> None:
+    """The same, compiled."""
+    parallel(rank, world, compile_it=True)
 
 
 class Seen(TorchDispatchMode):
@@ -242,7 +253,11 @@ def other_channels(rank: int, world: int) -> None:
 
 
 CASES = {
-    one.__name__: one for one in (equal, compiled, parallel, exchanges, subgroup, dies, other_dtype, other_channels)
+    one.__name__: one
+    for one in (
+        *(equal, compiled, compiled_options, parallel, parallel_compiled, exchanges, subgroup),
+        *(dies, other_dtype, other_channels),
+    )
 }
 
 

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'cunorm[torch]'")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from cunorm.torch import SyncBatchNorm  # noqa: E402
-from cunorm.torch.sync_operators import OPERATORS  # noqa: E402
-from tests.distributed.processes import ranks  # noqa: E402
+from cunorm.torch import SyncBatchNorm
+from cunorm.torch.sync_operators import OPERATORS
+from tests.distributed.processes import ranks
 
 MODULE = "tests.torch.sync_rank"
 C = 5
@@ -30,9 +30,18 @@ def sample(dtype=torch.float32, shape=(4, C, 3, 2)):
 @pytest.mark.parametrize(
     ("world", "cases", "says"),
     [
-        (2, ("other_dtype", "equal", "exchanges"), ("35 cases agree", "one exchange each way")),
+        (
+            2,
+            ("other_dtype", "equal", "exchanges", "parallel", "compiled"),
+            ("35 cases agree", "one exchange each way", "DDP agrees", "compiled cases agree"),
+        ),
         (3, ("equal", "subgroup"), ("17 cases agree", "groups are kept")),
-        (2, ("compiled", "parallel"), ("compiled cases agree", "DDP agrees")),
+        pytest.param(
+            2,
+            ("compiled_options", "parallel_compiled"),
+            ("compiled options agree", "DDP agrees"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_ranks_have_the_results_of_the_whole_batch(world, cases, says):
