@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .launches import accumulator, takes_parameter
+from .launches import PARAMETERS, accumulator
 from .norms import NORMS, Call, Norm, Optional, Options, by_torch, call_of, composite
 from .operators import LIBRARY, OPERATORS
 
@@ -77,7 +77,7 @@ def _parameter(parameter: Optional, dtype: torch.dtype) -> Optional:
     """Gamma or beta as kernels read it beside x of a dtype."""
     if parameter is None:
         return None
-    if not takes_parameter(parameter.dtype, dtype):
+    if parameter.dtype not in PARAMETERS[dtype]:
         parameter = parameter.to(accumulator(dtype))
     return parameter.contiguous()
 

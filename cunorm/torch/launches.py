@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cunorm.ops.registry import plan
+from cunorm.runtime.checks import parameter_dtypes
 from cunorm.runtime.plans import Plan
 
 #: The dtypes that kernels read and write, with cunorm's names.
@@ -22,6 +23,11 @@ NAMES = {
     torch.bfloat16: "bfloat16",
     torch.float32: "float32",
     torch.float64: "float64",
+}
+#: The dtypes that gamma and beta may have, by the dtype of x.
+PARAMETERS = {
+    dtype: tuple(one for one, named in NAMES.items() if named in parameter_dtypes(name))
+    for dtype, name in NAMES.items()
 }
 #: The types of device with an executor.
 DEVICES = ("cpu", "cuda")
@@ -32,11 +38,6 @@ KEPT = 4096
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the statistics and of the arithmetic for tensors of a dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def takes_parameter(parameter: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether kernels read gamma or beta in a dtype beside x in another: the dtype of x or of its statistics."""
-    return parameter in (dtype, accumulator(dtype))
 
 
 def data_format(x: Tensor) -> str | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .launches import DEVICES, KEPT, NAMES, Launch, accumulator, data_format, laid_like, launch_of, takes_parameter
+from .launches import DEVICES, KEPT, NAMES, PARAMETERS, Launch, accumulator, data_format, laid_like, launch_of
 
 Optional = Tensor | None
 MOST_AXES = 8
@@ -194,7 +194,7 @@ class Call:
             norm.takes(options, x, gamma, beta)
             and x.device.type in DEVICES
             and norm.format_of(x) is not None
-            and all(one.is_contiguous() and takes_parameter(one.dtype, x.dtype) for one in given)
+            and all(one.is_contiguous() and one.dtype in PARAMETERS[x.dtype] for one in given)
         )
         if not self.ready:
             return

@@ -238,11 +238,11 @@ def _reason(module: nn.Module, rule: _Rule | None) -> str | None:
             return f"{kind.__name__}: its forward was replaced"
         refused = rule.refuses(module)
         return None if refused is None else f"{kind.__name__}: {refused}"
-    if isinstance(module, _OURS) or kind.__module__.startswith("torch.nn.utils."):
+    if isinstance(module, _OURS):
         return None
     if isinstance(module, (_NormBase, nn.LocalResponseNorm)) and kind.__module__.startswith("torch."):
         return f"{kind.__name__} is no norm of cunorm.torch"
-    leaf = next(module.children(), None) is None
+    leaf = next(module.children(), None) is None and not kind.__module__.startswith("torch.nn.utils.")  # weight_norm
     if isinstance(module, _NORMS) or (leaf and "norm" in kind.__name__.lower()):
         return f"{kind.__module__}.{kind.__qualname__} is an unknown class, whose forward may compute something else"
     return None

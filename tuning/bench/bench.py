@@ -87,6 +87,7 @@ def _own(name: str, tile: Tile | None, place: Target, problem: Problem, sets: Se
 
 def _peer(name: str, problem: Problem, sets: Sets, clock: BenchClock) -> _Entrant:
     peer = PEERS[name]
+    note = peer.note(problem, peer.version)
 
     def prepared_on(index: int) -> Callable[[], Mapping[str, Any]]:
         return peer.prepare(problem, peer.arrays(problem, sets.bytes_of(index)))
@@ -94,7 +95,7 @@ def _peer(name: str, problem: Problem, sets: Sets, clock: BenchClock) -> _Entran
     with clock.beside():
         calls = [prepared_on(index) for index in range(len(sets))]
     return _Entrant(
-        Contender(name, sentence=f"{peer.distribution} {peer.version}"),
+        Contender(name, sentence=", ".join(filter(None, [f"{peer.distribution} {peer.version}", note]))),
         run=lambda index: calls[index](),
         call=calls[0],
         # The results of a first run: some peers overwrite their inputs.

@@ -21,6 +21,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,8 @@ class Peer:
         the library does not offer the operator.
     install : str
         The command that installs the library, or how to build it.
+    note : callable
+        (problem, version of the library) -> what a reader of its time should know, or "".
     arrays, flat : callable
         Convert the bytes of a set to the library's arrays, and a result of the library to bytes in the memory order of
         the problem's layout.
@@ -96,6 +99,7 @@ class Peer:
     distribution: str
     prepare: Callable[[Problem, Mapping[str, Any]], Callable[[], Results]]
     install: str
+    note: Callable[[Problem, str], str] = lambda problem, version: ""
     arrays: Callable[[Problem, Mapping[str, Any]], Mapping[str, Any]] = torch_arrays
     flat: Callable[[Problem, str, Any], Any] = torch_flat
 
@@ -297,6 +301,21 @@ def _compiled_forward(problem: Problem) -> Forward:
     return torch.compile(forward, dynamic=False)  # type: ignore[no-any-return]
 
 
+#: The first version of PyTorch whose CUDA kernels of GroupNorm read channels-last tensors in place: those of pull
+#: request 191945, which libtorch_cuda of 2.14.1 does not contain.
+READS_CHANNELS_LAST = (2, 15)
+
+
+def torch_note(problem: Problem, version: str) -> str:
+    """Whether PyTorch's eager GroupNorm or InstanceNorm copies the tensors of a problem to another layout first."""
+    if problem.layout == "NCHW" or problem.spec.channelwise:
+        return ""
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if problem.spec.family == "group_norm" and found >= READS_CHANNELS_LAST:
+        return ""
+    return "copies channels-last tensors to channels-first"
+
+
 def _compiled(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
     if problem.spec.family not in _FORWARDS:
         raise NotOffered(f"nothing to compile in {problem.op}: torch offers it as a single operator")
@@ -456,7 +475,7 @@ def _apex(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
-        Peer("torch", "torch", "torch", _torch, "pip install torch"),
+        Peer("torch", "torch", "torch", _torch, "pip install torch", torch_note),
         Peer("torch.compile", "torch", "torch", _compiled, "pip install torch"),
         Peer("liger", "liger_kernel", "liger-kernel", _liger, "pip install liger-kernel"),
         Peer("quack", "quack", "quack-kernels", _quack, "pip install quack-kernels"),

@@ -21,13 +21,14 @@ import pytest
 from cunorm.tuning.bench.arrays import Sets
 from cunorm.tuning.bench.bench import WRONG
 from cunorm.tuning.bench.clock import CYCLES, MOST_HELD, GpuClock
-from cunorm.tuning.bench.peers import PEERS, NotOffered, Peer
+from cunorm.tuning.bench.peers import PEERS, NotOffered, Peer, torch_note
 from cunorm.tuning.verify.inputs import EPS, Inputs, inputs_of
 from cunorm.tuning.verify.oracle import expected
 
 from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
+from cunorm.ops.registry import problem_of
 
 FORWARD, GRADIENTS = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
 LAYER = Problem(
@@ -540,3 +541,23 @@ def test_cunorms_launches_are_timed_by_the_clock_of_the_tuner() -> None:
     clock._own = Own()  # type: ignore[assignment]
     how, sample = clock.kernels(print, 5, by_torch=False)
     assert (how, sample(), asked) == ("graph", 7e-6, [(None, print, 5)])
+
+
+@pytest.mark.parametrize(
+    ("op", "layout", "version", "copies"),
+    [
+        ("group_norm", "NHWC", "2.11.0", True),
+        ("group_norm_backward", "NHWC", "2.14.1+cu130", True),
+        ("group_norm", "NHWC", "2.15.0a0", False),
+        ("group_norm", "NHWC", "unknown", True),
+        ("group_norm", "NCHW", "2.11.0", False),
+        ("instance_norm", "NHWC", "2.15.0", True),
+        ("batch_norm_stats", "NHWC", "2.11.0", False),
+    ],
+)
+def test_the_note_on_layouts_that_torch_copies(op: str, layout: str, version: str, copies: bool) -> None:
+    options = {"num_groups": 2} if op.startswith("group") else {}
+    shape = (2, 8, 3, 4) if layout == "NCHW" else (2, 3, 4, 8)
+    found = problem_of(op, shape=shape, dtype="float32", data_format=layout, **options)
+    assert (torch_note(found, version) != "") == copies
+    assert "copies channels-last" not in PEERS["liger"].note(found, version)
