@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .launches import accumulator, data_format, takes_parameter
+from .launches import NAMES, PARAMETERS, accumulator, data_format
 from .sync_operators import OPERATORS
 
 # all_gather_tensor is the name in PyTorch before 2.14, which later versions warn of.
@@ -49,8 +49,10 @@ class SyncBatchNorm(_BatchNorm):
 
     Raises
     ------
+    TypeError
+        For an input of another dtype than float16, bfloat16, float32 and float64.
     ValueError
-        In training: for a wrong number of dimensions or channels; on the CPU also if another process has another number
+        For a wrong number of dimensions or channels. In training on the CPU also if another process has another number
         of channels or another dtype.
 
     Examples
@@ -112,6 +114,8 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(
                 f"input: shape {tuple(input.shape)}, expected (N, {self.num_features}, ...) with 2 to 8 dimensions"
             )
+        if input.dtype not in NAMES:
+            raise TypeError(f"input: dtype {input.dtype}, expected {' or '.join(map(str, NAMES))}")
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the input; in training, with the statistics of all processes."""
@@ -159,7 +163,7 @@ def _parameter(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Gamma or beta as kernels read it beside x of a dtype."""
     if parameter is None:
         return None
-    if not takes_parameter(parameter.dtype, dtype):
+    if parameter.dtype not in PARAMETERS[dtype]:
         parameter = parameter.to(accumulator(dtype))
     return parameter.contiguous()
 
@@ -185,7 +189,7 @@ class _Sync(Function):
         packets = packets.view(1 if group is None else dist.get_world_size(group), -1)
         mean, invstd, counts = OPERATORS.batch_norm_merge(packets, x, running_mean, running_var, momentum, eps)
         ctx.save_for_backward(x, mean, invstd, gamma, counts)
-        ctx.group, ctx.beta_dtype = group, None if beta is None else beta.dtype
+        ctx.group = group
         y: Tensor = OPERATORS.batch_norm_elemt(x, mean, invstd, gamma, beta)
         return y
 
@@ -200,7 +204,4 @@ class _Sync(Function):
             if ctx.group is not None:
                 sums = collectives.wait_tensor(collectives.all_reduce(sums, "sum", ctx.group))
             dx = OPERATORS.batch_norm_input_gradient(dy, x, mean, invstd, gamma, sums, counts)
-        return (
-            *(dx, dgamma if wanted[1] else None, dbeta.to(ctx.beta_dtype) if wanted[2] else None),
-            *[None] * 5,
-        )
+        return dx, dgamma if wanted[1] else None, dbeta if wanted[2] else None, *[None] * 5

@@ -163,6 +163,37 @@ def test_wrong_shapes(shape):
     assert module.num_batches_tracked == 0
 
 
+def test_a_wrong_dtype():
+    with pytest.raises(TypeError, match=r"^input: dtype torch\.int64, expected torch\.float16 or "):
+        SyncBatchNorm(C)(torch.ones(2, C, dtype=torch.int64))
+
+
+def test_strided_running_statistics_are_updated():
+    packets = OPERATORS.batch_norm_packet(sample(), 1e-5).view(1, -1)
+    dense, spread = torch.zeros(2, C), torch.zeros(2, C, 2)
+    for running in (dense, spread[..., 0]):
+        OPERATORS.batch_norm_merge(packets, sample(), *running, 0.1, 1e-5)
+    assert dense.all() and torch.equal(spread[..., 0], dense) and not spread[..., 1].any()
+
+
+@pytest.mark.parametrize("parameter", [torch.float64, torch.bfloat16])
+def test_parameters_of_another_dtype(parameter):
+    """float64 parameters with a float32 input are rounded first; those of 16 bits are read as they are."""
+    torch.manual_seed(0)
+    mine = SyncBatchNorm(C).to(parameter)
+    torch.nn.init.uniform_(mine.weight, 0.5, 2)
+    want = nn.BatchNorm2d(C)
+    want.load_state_dict(mine.state_dict())
+    x, y = (sample().requires_grad_() for _ in range(2))
+    found, exact = mine(x), want(y)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, exact)
+    found.square().sum().backward(), exact.square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, atol=1e-5, rtol=0)
+    assert mine.weight.grad.dtype == mine.bias.grad.dtype == parameter
+    torch.testing.assert_close(mine.weight.grad, want.weight.grad.to(parameter), rtol=1e-2, atol=1e-4)
+
+
 def test_a_second_derivative_is_an_error():
     x = sample().requires_grad_()
     (dx,) = torch.autograd.grad(SyncBatchNorm(C)(x).square().sum(), x, create_graph=True)
