@@ -18,6 +18,13 @@ from tests.support.paths import ROOT, environment
 
 #: Seconds until the processes of a test are killed.
 LIMIT = 100
+#: Open MPI runs as root, as in a container, and starts more ranks than there are cores. Other MPIs ignore this.
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # version 4
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # version 5
+}
 
 
 @dataclass
@@ -80,7 +87,7 @@ def mpi(command: list[str], world: int, limit: float = LIMIT) -> list[Ended]:
     assert launcher is not None
     started = subprocess.Popen(
         [launcher, "-n", str(world), *command],
-        env=environment(OMP_NUM_THREADS="1"),
+        env=environment(OMP_NUM_THREADS="1", **OPEN_MPI),
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.distributed.processes import missing
+from tests.distributed.processes import OPEN_MPI, missing
 from tests.distributed.threads import Threads
 from tests.support.paths import ROOT, environment
 
@@ -35,7 +35,7 @@ def accuracy_of(tmp_path: Path, *arguments: str) -> float:
     plot = tmp_path / "loss.png"
     done = subprocess.run(
         [*command, "--plot", str(plot), *arguments],
-        **{"cwd": ROOT, "env": environment(), "timeout": LIMIT, "check": False, "text": True},
+        **{"cwd": ROOT, "env": environment(**OPEN_MPI), "timeout": LIMIT, "check": False, "text": True},
         **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
     )
     found = re.search(r"accuracy +([\d.]+)%", done.stdout)

@@ -210,6 +210,9 @@ def exchanges(rank: int, world: int) -> None:
     with Seen() as backward:
         y.sum().backward()
     assert not any("all_reduce" in name for name in backward.names), "no dx needs no exchange"
+    with Seen() as evaluation:
+        SyncBatchNorm(C, track_running_stats=False).eval()(x.detach())
+    assert not any("all_gather" in name for name in evaluation.names), "evaluation is this process's"
     print(f"rank {rank} of {world}: one exchange each way")
 
 
