@@ -220,6 +220,12 @@ class OpSpec:
         """The names that `Problem.others` always contains."""
         return tuple(name for name in self.types if name not in self.optional_types)
 
+    @lazy
+    def tensor_types(self) -> tuple[str, ...]:
+        """The names in `types` that are dtypes of tensors: they change the bytes that a call moves."""
+        of_tensors = {name for array in self.arrays.values() if array.tensor for name in array.dtype}
+        return tuple(name for name in self.types if name in of_tensors)
+
     def default_type(self, problem: Problem, name: str) -> str | None:
         """The dtype that a type of `optional_types` has in a problem whose `others` do not contain it.
 

@@ -38,7 +38,7 @@ class Problem:
     op : str
         Name of the op.
     dtype : str
-        dtype of x, dy, dx and y.
+        dtype of x, dy and dx; also of y, unless `others` contains ``"y_t"``.
     gamma_dtype, beta_dtype : str or None
         None if the array is absent. In a backward, dgamma and dbeta also have gamma's dtype.
     stats_dtype : str
@@ -140,8 +140,13 @@ class Problem:
 
     @lazy
     def written(self) -> int:
-        """Number of tensors that are written."""
-        return sum(name in self.spec.tensors for name in self.outputs)
+        """Bytes of the tensors that are written."""
+        return sum(self.nbytes_of(name) for name in self.outputs if name in self.spec.tensors)
+
+    @lazy
+    def wide_y(self) -> bool:
+        """Whether y is wider than x."""
+        return "y_t" in dict(self.others)
 
     @lazy
     def pack(self) -> int:
@@ -162,6 +167,10 @@ class Problem:
     def nbytes(self) -> int:
         """Bytes of x."""
         return self.N * self.C * self.HxW * self.itemsize
+
+    def nbytes_of(self, name: str) -> int:
+        """Bytes of an array of the problem."""
+        return self.elements_of(name) * ITEMSIZE[self.dtype_of(name)]
 
     @lazy
     def uneven(self) -> bool:

@@ -70,6 +70,13 @@ def demanding(problem: Problem) -> Problem:
     return replace(problem, activation=activation, gamma_dtype=sums, beta_dtype=beta).with_extras()
 
 
+def with_wide_y(problem: Problem) -> Problem:
+    """Return the problem with y in float32, if x has 16 bits and the op is a forward."""
+    if "y_t" not in problem.spec.optional_types or problem.itemsize > 2:
+        return problem
+    return replace(problem, others=(*problem.others, ("y_t", accumulator(problem.dtype))))
+
+
 #: Maximum of registers per block: all registers of a multiprocessor, from compute capability 5.0 on (CUDA C++
 #: programming guide, table "technical specifications per compute capability"). Threads get registers in units of eight.
 LAUNCHABLE_REGISTERS = 65536
@@ -237,11 +244,13 @@ def _most(case: GateCase) -> int:
     return QUICK_PAIRS // list(ITEMSIZE.values()).count(ITEMSIZE[case.dtype])
 
 
-def _demanding(case: GateCase, architecture: str, problem: Problem, tile: Tile) -> Problem:
+def _demanding(case: GateCase, architecture: str, problem: Problem, tile: Tile, wide_y: bool = False) -> Problem:
     """Return the problem that takes the most registers, of the problems that are legal for the tile."""
     made = demanding(problem)
     bare = replace(made, extras=(), outputs=problem.outputs)
-    asked = (made, replace(made, activation=None), bare, replace(bare, activation=None), problem)
+    asked = [made, replace(made, activation=None), bare, replace(bare, activation=None), problem]
+    if wide_y:
+        asked = [*map(with_wide_y, asked), *asked]
     return next(one for one in asked if case.solver.refuses(one, tile, device_of(architecture)) is None)
 
 
@@ -254,9 +263,12 @@ def _choice(
         several = {"spread": spread, "all": accepted}[tiles]
         for pair in ring:
             for problem, tile in several(case, pair[0]):
-                posed = dict.fromkeys((problem, _demanding(case, pair[0], problem, tile)))
+                hard = (_demanding(case, pair[0], problem, tile, wide_y) for wide_y in (False, True))
+                posed = dict.fromkeys((problem, *hard))
                 yield from ((*pair, each, tile, text) for each in posed for text in TEXTS)
         return
+    # Of the dtypes with 16 bits, one has y in float32 and the other has y in its own dtype.
+    wide_y = case.dtype == "bfloat16"
     # Cases are counted per op and strategy, so that the dtypes of a strategy together cover every pair.
     before = [each for each in cases() if (each.op, each.strategy) == (case.op, case.strategy)]
     del before[before.index(case) :]
@@ -270,13 +282,13 @@ def _choice(
         # The first case gets the least demanding tile. The following cases get the tiles before it in turn.
         other = ranked[-1 - len(before) % max(1, len(ranked) - 1)]
         problem, tile = other if step == at else ranked[0]
-        made = problem if step == at else _demanding(case, architecture, problem, tile)
+        made = problem if step == at else _demanding(case, architecture, problem, tile, wide_y)
         met.add(_kernel(case, problem, tile))
         yield architecture, nvrtc, made, tile, TEXTS[step % len(TEXTS)]
     architecture, nvrtc = ring[len(before) % len(ring)]
     others = {_kernel(case, *pair): pair for pair in reversed(spread(case, architecture))}  # the first of each
     for problem, tile in (pair for kernel, pair in others.items() if kernel not in met):
-        yield architecture, nvrtc, _demanding(case, architecture, problem, tile), tile, TEXTS[0]
+        yield architecture, nvrtc, _demanding(case, architecture, problem, tile, wide_y), tile, TEXTS[0]
 
 
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: GateCase | None = None) -> list[Build]:

@@ -164,6 +164,7 @@ def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) 
     sums = accumulator(problem.dtype)
     types = {
         "data_t": problem.dtype,
+        "y_t": problem.dtype,
         "gamma_t": problem.gamma_dtype or (problem.stats_dtype if problem.is_backward else sums),
         "beta_t": problem.beta_dtype or sums,
         "stat_t": problem.stats_dtype,

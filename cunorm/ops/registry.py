@@ -57,6 +57,7 @@ UNASKED: dict[str, Any] = {
     "activation": None,
     "residual": False,
     "dh": False,
+    "y_dtype": None,
     "dtypes": None,
 }
 
@@ -119,6 +120,7 @@ def _request_fault(op: Op, problem: Problem) -> str | None:
         activation=problem.activation,
         residual="residual" in problem.extras,
         dh="dh" in problem.extras,
+        y_dtype=dict(problem.others).get("y_t"),
     )
     try:
         made, _ = op.request(asked)
@@ -175,6 +177,7 @@ def plan(
     activation: str | None = None,
     residual: bool = False,
     dh: bool = False,
+    y_dtype: object = None,
     dtypes: Mapping[str, object] | None = None,
     device: int | str | None = None,
     tile: Tile | Mapping[str, object] | None = None,
@@ -207,6 +210,8 @@ def plan(
         Activation that is fused into GroupNorm.
     residual, dh : bool
         Whether a call of a LayerNorm or RMSNorm passes a residual, or its gradient passes dh.
+    y_dtype : str or dtype, optional
+        Dtype of y of a forward: x's dtype, or float32 for 16-bit x. None means x's dtype.
     dtypes : mapping of str to dtype, optional
         Dtypes of other arrays, by name: of statistics that are inputs (``{"mean": "bfloat16"}``), of sums, of running
         statistics and of counts. Only `Plan.launch` needs them, because it sees no arrays. By default, statistics and
@@ -256,6 +261,7 @@ def plan(
         "activation": activation,
         "residual": residual,
         "dh": dh,
+        "y_dtype": y_dtype,
         "dtypes": dtypes,
     }
     made, request = _asked(op, shape, dtype, asked)

@@ -176,6 +176,20 @@ def parameter_named(name: str, given: object, dtype: str) -> str | None:
     return None if given is None else dtype_named(name, given, parameter_dtypes(dtype))
 
 
+def y_types(given: object, dtype: str) -> tuple[tuple[str, str], ...]:
+    """`Problem.others` of a forward for its argument y_dtype (TypeError). It is empty if y has x's dtype."""
+    if given is None:
+        return ()
+    allowed = (dtype, accumulator(dtype)) if DTYPES[dtype].itemsize == 2 else (dtype,)
+    found = dtype_named("y_dtype", given, allowed)
+    return () if found == dtype else (("y_t", found),)
+
+
+def y_of(x: Array, axes: tuple[int, ...], types: tuple[tuple[str, str], ...]) -> OutputSpec:
+    """The output y in the memory order ``axes`` of x. ``types`` are those of `y_types`."""
+    return OutputSpec("y", x.shape, DTYPES[dict(types)["y_t"]] if types else x.dtype, axes)
+
+
 def statistics(first: tuple[str, Array], second: tuple[str, Array], dtype: str, size: int, expected: str) -> str:
     """The common dtype of mean and rstd.
 

@@ -59,6 +59,7 @@ class Request:
     activation: Any
     residual: Any = False
     dh: Any = False
+    y_dtype: Any = None
     dtypes: Any = None
 
 
@@ -74,7 +75,7 @@ class Op(OpSpec):
     request : callable
         Request -> (problem, options), for arrays that are contiguous in the request's format.
     in_place : mapping of str to str
-        Results, and for each the input that may be the same array.
+        Results, and for each the input that may be the same array if it has the same dtype.
     options : tuple of str
         The fields of a request that this op uses, without the output mask, which follows from `OpSpec.flags`.
     caller : callable or None
@@ -251,10 +252,15 @@ def _checked(
     check_out(out, results, tuple(op.results))
     plan = _plan(op, checked.problem, leader, tile, plan)
     inputs = [(name, array, order) for (name, array), order in zip(given, checked.orders, strict=True)]
-    made = Call(plan, inputs, results, out, op.in_place, workspace)
+    made = Call(plan, inputs, results, out, _same_type(op, checked.problem), workspace)
     if problem_trace.active() and plan.launches:
         problem_trace.record(plan.problem)
     return made
+
+
+def _same_type(op: Op, problem: Problem) -> dict[str, str]:
+    """`Op.in_place` of a problem, without the results whose elements are wider than those of the input."""
+    return {to: of for to, of in op.in_place.items() if problem.dtype_of(to) == problem.dtype_of(of)}
 
 
 def _plan(op: Op, problem: Problem, leader: tuple[str, Any], tile: Any, plan: Plan | None) -> Plan:

@@ -214,8 +214,8 @@ def evaluated(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
 def least_seconds(problem: Problem, launches: Iterable[Launch], device: Device) -> float:
     """Lower bound of all tiles' predicted times: each tensor of the launches once at the bandwidth, in one launch."""
     named = {value for launch in launches for value in launch.arguments.values()}
-    tensors = sum(problem.has(name) for name in problem.spec.tensors if name in named)
-    return LAUNCH_SECONDS + tensors * problem.nbytes / (ACHIEVABLE * device.bandwidth)
+    moved = sum(problem.nbytes_of(name) for name in problem.spec.tensors if name in named and problem.has(name))
+    return LAUNCH_SECONDS + moved / (ACHIEVABLE * device.bandwidth)
 
 
 def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> Iterator[Choice]:

@@ -40,7 +40,7 @@ from cunorm.jit.sources import TEXTS, Text
 from . import table_file
 
 #: The part of a problem without its sizes and the dtypes of parameters and statistics.
-Kind = tuple[str, str, str, tuple[str, ...], str | None, tuple[str, ...]]
+Kind = tuple[str, str, str, tuple[str, ...], str | None, tuple[str, ...], tuple[tuple[str, str], ...]]
 #: N, C, HxW and group.
 Sizes = tuple[int, int, int, int]
 
@@ -140,7 +140,8 @@ def is_unknown(raw: Any) -> bool:
 
 def place_of(problem: Problem) -> tuple[Kind, Sizes]:
     """The look-up key of a problem's entries: everything except the dtypes of parameters and statistics."""
-    kind = (problem.op, problem.dtype, problem.layout, problem.outputs, problem.activation, problem.extras)
+    tensors = tuple(one for one in problem.others if one[0] in problem.spec.tensor_types)
+    kind = (problem.op, problem.dtype, problem.layout, problem.outputs, problem.activation, problem.extras, tensors)
     return kind, (problem.N, problem.C, problem.HxW, problem.group)
 
 
@@ -178,7 +179,11 @@ def raw_place(raw: Any) -> tuple[Kind, Sizes]:
         raise ValueError
     if layout == LAYOUTS[1] and (HxW == 1 or C == 1):  # see Problem.canonical
         layout = LAYOUTS[0]
-    return (op, dtype, layout, _names(raw["outputs"]), activation, _names(extras)), (N, C, HxW, group)
+    types = raw.get("types", {})
+    tensors = [(name, types[name[:-2]]) for name in OPS[op].tensor_types if name[:-2] in types]
+    if any(type(named) is not str for _, named in tensors):
+        raise TypeError
+    return (op, dtype, layout, _names(raw["outputs"]), activation, _names(extras), tuple(tensors)), (N, C, HxW, group)
 
 
 # ---- reading and writing an entry -----------------------------------------------------------------------------------

@@ -17,13 +17,13 @@ from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .launches import PARAMETERS, accumulator
-from .norms import NORMS, Call, Norm, Optional, Options, by_torch, call_of, composite
+from .norms import NORMS, Call, MaybeTensor, Norm, Options, by_torch, call_of, composite
 from .operators import LIBRARY, OPERATORS
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _plain(tensor: Optional) -> bool:
+def _plain(tensor: MaybeTensor) -> bool:
     """Whether a tensor is what its address, strides and dtype say, which a lazily negated view, for one, is not."""
     return tensor is None or (
         type(tensor) in _PLAIN
@@ -46,7 +46,7 @@ def _unwatched() -> bool:
     )
 
 
-def normalise(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> Tensor:
+def normalise(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
     """Compute a norm, differentiably. What cunorm does not take, torch's own function computes or refuses."""
     if _unwatched() and _plain(x) and _plain(gamma) and _plain(beta):
         call = call_of(options, x, gamma, beta)
@@ -73,7 +73,7 @@ def normalise(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> T
     return results[0]
 
 
-def _parameter(parameter: Optional, dtype: torch.dtype) -> Optional:
+def _parameter(parameter: MaybeTensor, dtype: torch.dtype) -> MaybeTensor:
     """Gamma or beta as kernels read it beside x of a dtype."""
     if parameter is None:
         return None
@@ -82,7 +82,7 @@ def _parameter(parameter: Optional, dtype: torch.dtype) -> Optional:
     return parameter.contiguous()
 
 
-def _left_to_torch(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> bool:
+def _left_to_torch(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> bool:
     """Whether torch's own function takes the call.
 
     Besides calls that cunorm does not take, these are: subclasses that implement torch's operators themselves, such as
@@ -103,14 +103,14 @@ class _Eager(Function):
     """A norm in plain eager: it launches at once."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, x: Tensor, gamma: Optional, beta: Optional) -> Tensor:
+    def forward(ctx: Any, call: Call, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
         y, *stats = call.forward(x, gamma, beta)
         ctx.save_for_backward(x, gamma, beta, *stats)
         ctx.call = call
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Optional, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[MaybeTensor, ...]:
         x, gamma, beta, *stats = ctx.saved_tensors
         call: Call = ctx.call
         mask = ctx.needs_input_grad[1 : 1 + len(call.norm.gradients)]
@@ -126,12 +126,12 @@ class _Eager(Function):
 def _gradient(
     dy: Tensor,
     x: Tensor,
-    gamma: Optional,
-    beta: Optional,
+    gamma: MaybeTensor,
+    beta: MaybeTensor,
     options: Options,
     mask: Sequence[bool],
     stats: Sequence[Tensor],
-) -> list[Optional]:
+) -> list[MaybeTensor]:
     mean, rstd = (None, *stats)[-2:]  # torch.compile counts the parameters, so no *stats
     found = _Gradient.apply(dy, x, gamma, beta, mean, rstd, options, tuple(mask))
     return [one if wanted else None for one, wanted in zip(found, mask, strict=True)]
@@ -141,7 +141,7 @@ class _Forward(Function):
     """A norm for everything that transforms it. Returns y and the statistics."""
 
     @staticmethod
-    def forward(x: Tensor, gamma: Optional, beta: Optional, options: Options) -> tuple[Tensor, ...]:
+    def forward(x: Tensor, gamma: MaybeTensor, beta: MaybeTensor, options: Options) -> tuple[Tensor, ...]:
         forward = OPERATORS[options.name][0]
         results: tuple[Tensor, ...] = forward(x, gamma, beta, options.sizes, options.eps, options.activation)
         return results
@@ -155,7 +155,7 @@ class _Forward(Function):
         ctx.save_for_backward(x, gamma, beta, *stats)
 
     @staticmethod
-    def backward(ctx: Any, dy: Optional, *_: Optional) -> tuple[Optional, ...]:
+    def backward(ctx: Any, dy: MaybeTensor, *_: MaybeTensor) -> tuple[MaybeTensor, ...]:
         if dy is None:
             return (None,) * 4
         x, gamma, beta, *stats = ctx.saved_tensors
@@ -165,7 +165,7 @@ class _Forward(Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], x: Tensor, gamma: Optional, beta: Optional, options: Options
+        info: Any, in_dims: tuple[Any, ...], x: Tensor, gamma: MaybeTensor, beta: MaybeTensor, options: Options
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         """Samples are independent, so a batch of x is folded into them. Batched parameters are left to torch's vmap."""
         norm, size = NORMS[options.name], info.batch_size
@@ -188,9 +188,9 @@ class _Gradient(Function):
     def forward(
         dy: Tensor,
         x: Tensor,
-        gamma: Optional,
-        beta: Optional,
-        mean: Optional,
+        gamma: MaybeTensor,
+        beta: MaybeTensor,
+        mean: MaybeTensor,
         rstd: Tensor,
         options: Options,
         mask: tuple[bool, ...],
@@ -207,7 +207,7 @@ class _Gradient(Function):
         ctx.save_for_backward(dy, x, gamma, beta)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Optional) -> tuple[Optional, ...]:
+    def backward(ctx: Any, *upstream: MaybeTensor) -> tuple[MaybeTensor, ...]:
         tensors = ctx.saved_tensors
         present = [one is not None for one in tensors]
 
@@ -231,9 +231,9 @@ class _Gradient(Function):
         in_dims: tuple[Any, ...],
         dy: Tensor,
         x: Tensor,
-        gamma: Optional,
-        beta: Optional,
-        mean: Optional,
+        gamma: MaybeTensor,
+        beta: MaybeTensor,
+        mean: MaybeTensor,
         rstd: Tensor,
         options: Options,
         mask: tuple[bool, ...],
@@ -261,7 +261,7 @@ class _Gradient(Function):
         return tuple(next(found) if wanted else x.new_empty(0) for wanted in mask), out_dims
 
 
-def _pulled(options: Options, dy: Tensor, x: Tensor, gamma: Optional, beta: Optional) -> list[Optional]:
+def _pulled(options: Options, dy: Tensor, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> list[MaybeTensor]:
     """The gradients of x, gamma and beta by torch's operators; None for an absent parameter."""
     present = [one is not None for one in (x, gamma, beta)]
 
@@ -291,7 +291,7 @@ def _folded(norm: Norm, x: Tensor, options: Options) -> Tensor:
 def _over(compute: Callable[..., Any], in_dims: Sequence[int | None]) -> Callable[..., Any]:
     """`torch.vmap` of a function, some of whose arguments are None."""
 
-    def call(*arguments: Optional) -> Any:
+    def call(*arguments: MaybeTensor) -> Any:
         present = [one is not None for one in arguments]
         dims = tuple(dim for dim, is_there in zip(in_dims, present, strict=True) if is_there)
         given = [one for one in arguments if one is not None]
@@ -306,13 +306,13 @@ def _register(norm: Norm) -> None:
     def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _Forward.setup_context(ctx, (*inputs[:3], Options(norm.name, *inputs[3:])), output)
 
-    def backward(ctx: Any, *upstream: Optional) -> tuple[Optional, ...]:
+    def backward(ctx: Any, *upstream: MaybeTensor) -> tuple[MaybeTensor, ...]:
         return *_Forward.backward(ctx, *upstream)[:3], None, None, None
 
     def setup_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _Gradient.setup_context(ctx, (*inputs[:6], Options(norm.name, *inputs[6:9]), inputs[9]), output)
 
-    def backward_gradient(ctx: Any, *upstream: Optional) -> tuple[Optional, ...]:
+    def backward_gradient(ctx: Any, *upstream: MaybeTensor) -> tuple[MaybeTensor, ...]:
         return *_Gradient.backward(ctx, *upstream)[:6], None, None, None, None
 
     torch.library.register_autograd(f"cunorm::{norm.name}", backward, setup_context=setup, lib=LIBRARY)

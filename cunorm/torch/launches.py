@@ -29,8 +29,8 @@ PARAMETERS = {
     dtype: tuple(one for one, named in NAMES.items() if named in parameter_dtypes(name))
     for dtype, name in NAMES.items()
 }
-#: The types of device with an executor.
-DEVICES = ("cpu", "cuda")
+#: The types of device with an executor. AMD's GPUs are named "cuda", too.
+DEVICES = ("cpu",) if torch.version.hip else ("cpu", "cuda")
 #: Maximum number of cached launches. A model has few problems; one that pads nothing may have many.
 KEPT = 4096
 

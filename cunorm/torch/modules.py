@@ -58,7 +58,7 @@ class GroupNorm(nn.GroupNorm):
 
     def extra_repr(self) -> str:
         """The arguments in the module's representation."""
-        return super().extra_repr() + ("" if self.activation is None else f", activation={self.activation!r}")
+        return f"{super().extra_repr()}" + ("" if self.activation is None else f", activation={self.activation!r}")
 
 
 class LayerNorm(nn.LayerNorm):

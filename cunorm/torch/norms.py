@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from .launches import DEVICES, KEPT, NAMES, PARAMETERS, Launch, accumulator, data_format, laid_like, launch_of
 
-Optional = Tensor | None
+MaybeTensor: TypeAlias = Tensor | None
 MOST_AXES = 8
 
 
@@ -61,7 +61,7 @@ class Norm:
     """
 
     name: str
-    torchs: Callable[[Options, Tensor, Optional, Optional], Tensor]
+    torchs: Callable[[Options, Tensor, MaybeTensor, MaybeTensor], Tensor]
     rows: bool
     stats: tuple[str, ...] = ("mean", "rstd")
     gradients: tuple[str, ...] = ("dx", "dgamma", "dbeta")
@@ -92,7 +92,7 @@ class Norm:
         """Return x itself if kernels read its layout, otherwise a contiguous copy."""
         return x if self.format_of(x) is not None else x.contiguous()
 
-    def takes(self, options: Options, x: Tensor, gamma: Optional, beta: Optional) -> bool:
+    def takes(self, options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> bool:
         """Whether cunorm computes a call. Other calls are left to torch's function, which computes them or raises.
 
         Torch raises where all groups together have one value, so these are left to it.
@@ -117,28 +117,27 @@ class Norm:
     def _takes_sizes(self, shape: Sequence[int], sizes: Sequence[int]) -> bool:
         if self.rows:
             return 0 < len(sizes) <= len(shape) and list(shape[-len(sizes) :]) == list(sizes) and 0 not in sizes
-        positions = math.prod(shape[2:])
+        channels, positions = shape[1], math.prod(shape[2:])
         if not sizes:
-            return shape[1] > 0 and positions != 1
-        groups = sizes[0]
-        return (
-            groups > 0 and shape[1] > 0 and shape[1] % groups == 0 and shape[0] * (shape[1] // groups) * positions != 1
-        )
+            return channels > 0 and positions != 1
+        if sizes[0] <= 0 or channels == 0 or channels % sizes[0] != 0:
+            return False
+        return shape[0] * (channels // sizes[0]) * positions != 1
 
 
-def _group(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> Tensor:
+def _group(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
     return functional.group_norm(x, options.sizes[0], gamma, beta, options.eps)
 
 
-def _instance(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> Tensor:
+def _instance(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
     return functional.instance_norm(x, weight=gamma, bias=beta, eps=options.eps)
 
 
-def _layer(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> Tensor:
+def _layer(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
     return functional.layer_norm(x, options.sizes, gamma, beta, options.eps)
 
 
-def _rms(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> Tensor:
+def _rms(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
     return functional.rms_norm(x, options.sizes, gamma, options.eps)
 
 
@@ -153,13 +152,13 @@ NORMS = {
 }
 
 
-def by_torch(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> Tensor:
+def by_torch(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
     """The norm and its activation by torch's own functions."""
     y = NORMS[options.name].torchs(options, x, gamma, beta)
     return y if options.activation is None else functional.silu(y)
 
 
-def composite(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> Tensor:
+def composite(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
     """What the kernels compute, by torch's functions: in the precision of the statistics, rounded once."""
     wide = accumulator(x.dtype)
     gamma, beta = (None if one is None else one.to(wide) for one in (gamma, beta))
@@ -186,7 +185,7 @@ class Call:
         methods work.
     """
 
-    def __init__(self, options: Options, x: Tensor, gamma: Optional, beta: Optional) -> None:
+    def __init__(self, options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> None:
         norm, sizes = NORMS[options.name], options.sizes
         self.options, self.norm, self.stride = options, norm, x.stride()
         given = [one for one in (gamma, beta) if one is not None]
@@ -216,7 +215,7 @@ class Call:
         self._gamma_dtype = self._wide if gamma is None else gamma.dtype
         self._beta_dtype = self._gamma_dtype if beta is None else beta.dtype
 
-    def forward(self, x: Tensor, gamma: Optional, beta: Optional) -> list[Tensor]:
+    def forward(self, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> list[Tensor]:
         """Compute y and the statistics."""
         stats = [torch.empty(self._stats, dtype=self._wide, device=x.device) for _ in self.norm.stats]
         results = [torch.empty_like(x), *stats]
@@ -224,8 +223,14 @@ class Call:
         return results
 
     def backward(
-        self, dy: Tensor, x: Tensor, gamma: Optional, beta: Optional, stats: Sequence[Tensor], mask: tuple[bool, ...]
-    ) -> list[Optional]:
+        self,
+        dy: Tensor,
+        x: Tensor,
+        gamma: MaybeTensor,
+        beta: MaybeTensor,
+        stats: Sequence[Tensor],
+        mask: tuple[bool, ...],
+    ) -> list[MaybeTensor]:
         """Compute the wanted gradients of x, gamma and beta; the others are None."""
         launch = self._backward.get(mask)
         if launch is None:
@@ -250,7 +255,7 @@ class Call:
 _calls: dict[tuple[object, ...], Call] = {}
 
 
-def call_of(options: Options, x: Tensor, gamma: Optional, beta: Optional) -> Call:
+def call_of(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Call:
     """The `Call` for these tensors, made once. They have memory: none is a fake or a meta tensor."""
     key = (
         options,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .launches import accumulator
-from .norms import NORMS, Norm, Optional, Options, call_of
+from .norms import NORMS, MaybeTensor, Norm, Options, call_of
 
 LIBRARY = torch.library.Library("cunorm", "FRAGMENT")
 _FORWARD = "(Tensor x, Tensor? gamma, Tensor? beta, SymInt[] sizes, float eps, str? activation) -> ({})"
@@ -26,7 +26,7 @@ Operator = Callable[..., Any]
 
 def _forward(norm: Norm) -> Operator:
     def compute(
-        x: Tensor, gamma: Optional, beta: Optional, sizes: Sequence[int], eps: float, activation: str | None
+        x: Tensor, gamma: MaybeTensor, beta: MaybeTensor, sizes: Sequence[int], eps: float, activation: str | None
     ) -> tuple[Tensor, ...]:
         x, gamma, beta = norm.dense(x), _contiguous(gamma), _contiguous(beta)
         call = call_of(Options(norm.name, tuple(sizes), eps, activation), x, gamma, beta)
@@ -38,7 +38,7 @@ def _forward(norm: Norm) -> Operator:
 
 def _forward_fake(norm: Norm) -> Operator:
     def describe(
-        x: Tensor, gamma: Optional, beta: Optional, sizes: Sequence[int], eps: float, activation: str | None
+        x: Tensor, gamma: MaybeTensor, beta: MaybeTensor, sizes: Sequence[int], eps: float, activation: str | None
     ) -> tuple[Tensor, ...]:
         shape = norm.stats_shape(x.shape, sizes)
         stats = [torch.empty(shape, dtype=accumulator(x.dtype), device=x.device) for _ in norm.stats]
@@ -51,9 +51,9 @@ def _backward(norm: Norm) -> Operator:
     def compute(
         dy: Tensor,
         x: Tensor,
-        gamma: Optional,
-        beta: Optional,
-        mean: Optional,
+        gamma: MaybeTensor,
+        beta: MaybeTensor,
+        mean: MaybeTensor,
         rstd: Tensor,
         sizes: Sequence[int],
         eps: float,
@@ -74,9 +74,9 @@ def _backward_fake(norm: Norm) -> Operator:
     def describe(
         dy: Tensor,
         x: Tensor,
-        gamma: Optional,
-        beta: Optional,
-        mean: Optional,
+        gamma: MaybeTensor,
+        beta: MaybeTensor,
+        mean: MaybeTensor,
         rstd: Tensor,
         sizes: Sequence[int],
         eps: float,
@@ -95,11 +95,11 @@ def _backward_fake(norm: Norm) -> Operator:
     return describe
 
 
-def _contiguous(parameter: Optional) -> Optional:
+def _contiguous(parameter: MaybeTensor) -> MaybeTensor:
     return None if parameter is None else parameter.contiguous()
 
 
-def _expect(ready: bool, name: str, x: Tensor, gamma: Optional, beta: Optional) -> None:
+def _expect(ready: bool, name: str, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> None:
     if not ready:
         came = [f"{one.dtype} {tuple(one.shape)} on {one.device}" for one in (x, gamma, beta) if one is not None]
         raise ValueError(f"cunorm::{name}: no kernel for {', '.join(came)}; use the functions of cunorm.torch")

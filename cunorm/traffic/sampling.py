@@ -25,20 +25,20 @@ ALIGNMENT = 512  # of CUDA's allocators, bytes
 PERIOD = 65521  # number of random values, then repeated: a prime, so that neighbouring slices differ
 
 
-def tensors_moved(problem: Problem) -> int:
-    """Number of tensors of x's size that the op has to read or write at least once.
+def tensors_moved(problem: Problem) -> list[str]:
+    """The tensors that the op has to read or write at least once.
 
     They are the compulsory misses of Hill and Smith, "Evaluating associativity in CPU caches", IEEE Trans. Computers
     38, 1989: no cache avoids them. All tensors of the problem count, except x if it is not read (`Problem.reads_x`).
     """
     if not problem.outputs:
-        return 0
-    return sum(problem.has(name) and (name != "x" or problem.reads_x) for name in problem.spec.tensors)
+        return []
+    return [name for name in problem.spec.tensors if problem.has(name) and (name != "x" or problem.reads_x)]
 
 
 def floor_bytes(problem: Problem) -> int:
     """The byte floor: the fewest bytes of tensors that the problem has to move, without parameters and statistics."""
-    return tensors_moved(problem) * problem.nbytes
+    return sum(map(problem.nbytes_of, tensors_moved(problem)))
 
 
 # ---- arrays ---------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def sample_of(problem: Problem, strategy: Strategy, tile: Tile, device: Device) 
         If the problem is too large to be counted and has no sample.
     """
     turns = any(launch.waits for launch in strategy.launches(problem, tile))
-    elements = tensors_moved(problem) * problem.N * problem.C * problem.HxW
+    elements = len(tensors_moved(problem)) * problem.N * problem.C * problem.HxW
     if elements <= (LARGEST if turns else WHOLE):
         return None
     kept = None if turns else _best_sample(problem, strategy, tile, device, WHOLE)
@@ -200,7 +200,7 @@ def _best_sample(
     problem: Problem, strategy: Strategy, tile: Tile, device: Device, largest: int, teams: int = 0
 ) -> Sample | None:
     """See `sample_of`; a sample of at most ``largest`` elements and at least ``teams`` teams."""
-    tensors, kept, most = tensors_moved(problem), None, 0
+    tensors, kept, most = len(tensors_moved(problem)), None, 0
     for sample in _samples(problem, tile):
         few, many = (smaller(problem, sample.axis, size) for size in (sample.few, sample.many))
         if teams and few.N * few.group < teams * tile.as_dict().get("groups", 1):

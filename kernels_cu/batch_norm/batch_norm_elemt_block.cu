@@ -13,7 +13,7 @@
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
     batch_norm_elemt_block(const data_t* x, const stat_t* mean, const stat_t* invstd, const gamma_t* gamma,
-                           const beta_t* beta, data_t* y, long long elements, long long C, long long HxW,
+                           const beta_t* beta, y_t* y, long long elements, long long C, long long HxW,
                            long long chunk) {
     const ChannelAffine channels = {mean, invstd, gamma, beta};
     const long long runs = (elements + chunk - 1) / chunk;

@@ -13,9 +13,9 @@
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(768))
     batch_norm_elemt_column(const data_t* x, const stat_t* mean, const stat_t* invstd, const gamma_t* gamma,
-                            const beta_t* beta, data_t* y, long long N, long long columns, long long HxW,
-                            long long chunk, long long chunks, long long C, long long left, long long most_columns,
-                            long long sweeps, long long items) {
+                            const beta_t* beta, y_t* y, long long N, long long columns, long long HxW, long long chunk,
+                            long long chunks, long long C, long long left, long long most_columns, long long sweeps,
+                            long long items) {
     const Batch batch = {{N, columns, HxW, chunk, chunks, 0, most_columns}, C, left, sweeps, items};
     const ChannelAffine channels = {mean, invstd, gamma, beta};
     for (long long i = blockIdx.x; i < batch.items; i += gridDim.x) {
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(768))
         if (item >= batch.sweeps) {
             left_over(batch, item, [&](long long at, long long channel) {
                 const acc_t value = widen(load(x, batch.swept() + at));
-                store(y, batch.swept() + at, narrow<data_t>(normalised(value, channels.of(channel))));
+                store(y, batch.swept() + at, narrow<y_t>(normalised(value, channels.of(channel))));
             });
             continue;
         }

@@ -38,12 +38,12 @@ __device__ __forceinline__ void stage_channels(const FlatRun& run, long long C, 
     __syncthreads();
 }
 
-// The pack of element(values, known[plane]) for the elements of a pack, where values[t] is the element of tensor t.
-template <typename T, typename Element>
-__device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const PackSpan& where, const ChannelWalk& walk,
-                                                  T* known, Element element, Pack<data_t> (&held)[1]) {
+// The outputs element(values, known[plane]) for the elements of a pack, where values[t] is the element of tensor t.
+template <typename Y, typename T, typename Element>
+__device__ __forceinline__ Outputs<Y> output_of(const FlatRun& run, const PackSpan& where, const ChannelWalk& walk,
+                                                T* known, Element element, Pack<data_t> (&held)[1]) {
     const PackSpan in_planes = {where.row, run.before + where.first, run.before + where.length};
-    return outputs_in_channels(
+    return outputs_in_channels<Y>(
         in_planes, walk, run.HxW, [&](int plane, bool there) { return known[there ? plane : 0]; },
         [&](int i, const T& k) {
             const acc_t values[1] = {widen(held[0].get(i))};
@@ -52,11 +52,11 @@ __device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const Pack
         held[0]);
 }
 
-template <typename T, typename Element>
-__device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const PackSpan& where, const ChannelWalk& walk,
-                                                  T* known, Element element, Pack<data_t> (&held)[2]) {
+template <typename Y, typename T, typename Element>
+__device__ __forceinline__ Outputs<Y> output_of(const FlatRun& run, const PackSpan& where, const ChannelWalk& walk,
+                                                T* known, Element element, Pack<data_t> (&held)[2]) {
     const PackSpan in_planes = {where.row, run.before + where.first, run.before + where.length};
-    return outputs_in_channels(
+    return outputs_in_channels<Y>(
         in_planes, walk, run.HxW, [&](int plane, bool there) { return known[there ? plane : 0]; },
         [&](int i, const T& k) {
             const acc_t values[2] = {widen(held[0].get(i)), widen(held[1].get(i))};
@@ -69,8 +69,8 @@ __device__ __forceinline__ Pack<data_t> output_of(const FlatRun& run, const Pack
 // `plane` is the index of its plane in the run. A thread loads several packs before it uses the first. The packs of all
 // threads are loaded and stored without a test of each if all of them are whole, at 16-byte boundaries. The whole block
 // calls.
-template <int tensors, typename T, typename Element>
-__device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (&from)[tensors], data_t* to, T* known,
+template <int tensors, typename Y, typename T, typename Element>
+__device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (&from)[tensors], Y* to, T* known,
                                        Element element) {
     bool aligned = misalignment(to, run.start - run.shift) == 0;
 #pragma unroll
@@ -101,7 +101,7 @@ __device__ __forceinline__ void stream(const FlatRun& run, const data_t* const (
             const int j = first + k * Tile::threads + threadIdx.x;
             const PackSpan where = run.span_of(j);
             if (plain || j < packs) {
-                const Pack<data_t> out = output_of(run, where, walk, known, element, held[k]);
+                const Outputs<Y> out = output_of<Y>(run, where, walk, known, element, held[k]);
                 if (plain) {
                     store_whole(to + where.row + where.first, out);
                 } else {

@@ -23,8 +23,8 @@ __device__ __forceinline__ float reciprocal(float value) {
 __device__ __forceinline__ double reciprocal(double value) { return 1.0 / value; }
 
 // 1 / (1 + exp(-z)). The approximations of the GPU have relative errors of some |z| units of float. They are multiplied
-// by the slope of the sigmoid, which falls faster than |z| grows. For results of 16 bits that is accurate enough, and
-// takes a third of the instructions.
+// by the slope of the sigmoid, which falls faster than |z| grows. For 16-bit data that is accurate enough, and takes
+// a third of the instructions: z * sigmoid(z) is off by at most 5 float units of |z|, little for y in float32 too.
 __device__ __forceinline__ acc_t sigmoid(acc_t z) {
 #ifndef CUNORM_CPU
     if constexpr (sizeof(data_t) < sizeof(float)) {

@@ -1,9 +1,9 @@
 // Storage types, their conversions, 16-byte packs, and the functions that access global and shared memory.
 //
-// The host writes above this file: the typedefs data_t (x, dy, dx, y), parameter types (gamma, beta and their
-// gradients), stat_t (mean, rstd), layout_t and activation_t, and `struct Tile` with the compile-time constants. No
-// CUDA header is included: each of the 16-bit conversions is one instruction, and headers would take longer to compile
-// than the kernels.
+// The host writes above this file: the typedefs data_t (x, dy, dx), y_t (y: data_t, or float for 16-bit data),
+// parameter types (gamma, beta and their gradients), stat_t (mean, rstd), layout_t and activation_t, and `struct Tile`
+// with the compile-time constants. No CUDA header is included: each of the 16-bit conversions is one instruction, and
+// headers would take longer to compile than the kernels.
 //
 // Every access to global memory goes through a function of this file or of async.cuh. On the CPU these functions report
 // each access to the executor, which checks it. A raw dereference would escape the check, and a test forbids it.
@@ -232,6 +232,48 @@ __device__ __forceinline__ Pack<T> narrow_pack(const acc_t (&values)[Pack<T>::si
     return pack;
 }
 
+// Two packs of a type twice as wide as data_t, for the elements of one pack of data_t. The functions on packs that
+// outputs need take them too.
+template <typename T>
+struct TwoPacks {
+    static constexpr int size = Pack<T>::size;
+    Pack<T> half[2];
+
+    __device__ __forceinline__ void set(int i, T item) { half[i / size].set(i % size, item); }
+    // See Pack::rotate.
+    __device__ __forceinline__ void rotate() {
+        const T first = half[0].get(0), middle = half[1].get(0);
+        half[0].rotate();
+        half[1].rotate();
+        half[0].set(size - 1, middle);
+        half[1].set(size - 1, first);
+    }
+};
+
+template <typename T, bool wide>
+struct OutputType {
+    typedef Pack<T> type;
+};
+template <typename T>
+struct OutputType<T, true> {
+    typedef TwoPacks<T> type;
+};
+// The outputs of type T for the elements of a pack of data_t. y may be wider than x.
+template <typename T>
+constexpr bool is_wide = (sizeof(T) > sizeof(data_t));
+template <typename T>
+using Outputs = typename OutputType<T, is_wide<T>>::type;
+
+template <typename T>
+__device__ __forceinline__ TwoPacks<T> narrow_pack(const acc_t (&values)[2 * Pack<T>::size]) {
+    TwoPacks<T> packs;
+#pragma unroll
+    for (int i = 0; i < 2 * packs.size; ++i) {
+        packs.set(i, narrow<T>(values[i]));
+    }
+    return packs;
+}
+
 // Tells the compiler a fact that it cannot derive.
 __device__ __forceinline__ void assume(bool fact) {
 #ifndef CUNORM_CPU
@@ -387,6 +429,21 @@ __device__ __forceinline__ void store_pack(T* array, long long row, int first, i
 template <typename T>
 __device__ __forceinline__ void store_pack(T* array, int first, int length, const Pack<T>& pack) {
     store_pack(array, 0, first, length, pack);
+}
+
+template <typename T>
+__device__ __forceinline__ void store_pack(T* array, long long row, int first, int length, const TwoPacks<T>& packs) {
+    store_pack(array, row, first, length, packs.half[0]);
+    store_pack(array, row, first + packs.size, length, packs.half[1]);
+}
+template <typename T>
+__device__ __forceinline__ void store_pack(T* array, int first, int length, const TwoPacks<T>& packs) {
+    store_pack(array, 0, first, length, packs);
+}
+template <typename T>
+__device__ __forceinline__ void store_whole(T* address, const TwoPacks<T>& packs) {
+    store_whole(address, packs.half[0]);
+    store_whole(address + packs.size, packs.half[1]);
 }
 
 // ---- access to shared memory --------------------------------------------------------------------------------------

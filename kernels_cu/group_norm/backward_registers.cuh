@@ -271,8 +271,8 @@ private:
                 of_channel.scale = of.scale;
                 return input_gradient(gradient, value, of_channel);
             };
-            const Pack<data_t> out = outputs_in_channels(PackSpan{run.start, run.first(k), run.length}, walk, HxW, of,
-                                                         element, held_dy[k], held_x[k], kept[k]);
+            const Pack<data_t> out = outputs_in_channels<data_t>(PackSpan{run.start, run.first(k), run.length}, walk,
+                                                                 HxW, of, element, held_dy[k], held_x[k], kept[k]);
             if (stores_last) {
                 held_x[k] = out;
             } else {

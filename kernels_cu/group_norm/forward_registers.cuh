@@ -4,12 +4,21 @@
 #include "common/parameters.cuh"
 #include "partition/team.cuh"
 
-constexpr bool stores_last = are_few_packs(Tile::packs_per_thread);
+constexpr bool stores_last = are_few_packs(Tile::packs_per_thread * (is_wide<y_t> ? 2 : 1));
+
+template <bool second, typename A, typename B>
+__device__ __forceinline__ auto& first_or_second(A& a, B& b) {
+    if constexpr (second) {
+        return b;
+    } else {
+        return a;
+    }
+}
 
 // Every byte of x is read once, before the team writes y. So y may be the same array as x.
 // `blocks` is the number of blocks of a team's cluster, 1 if there is no cluster.
 template <int lanes, int blocks = 1>
-__device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y,
+__device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y,
                                                  acc_t* mean, acc_t* rstd, long long N, long long C, long long HxW,
                                                  long long groups, acc_t eps) {
     const int channels = static_cast<int>(C / groups);
@@ -45,10 +54,12 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
                 [](acc_t value) { return activation_t::apply(value); });
             continue;
         }
+        Outputs<y_t> apart[stores_last && is_wide<y_t> ? Tile::packs_per_thread : 1];
+        auto& kept = first_or_second<is_wide<y_t>>(held, apart);
         ChannelWalk walk(run.from + run.first(0), static_cast<int>(HxW));
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            const Pack<data_t> out = outputs_in_channels(
+            const Outputs<y_t> out = outputs_in_channels<y_t>(
                 PackSpan{run.start, run.first(k), run.length}, walk, static_cast<int>(HxW),
                 [&](int channel, bool there) {
                     return affine_of(own_gamma, own_beta, channel, found.mean, found.rstd, there);
@@ -57,8 +68,8 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
                     return activation_t::apply(normalised(widen(held[k].get(i)), affine));
                 },
                 held[k]);
-            if (stores_last) {
-                held[k] = out;
+            if constexpr (stores_last) {
+                kept[k] = out;
             } else {
                 store_pack_of(y, run.start, run.first(k), run.length, out, run.is_plain(y));
             }
@@ -66,7 +77,7 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         }
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread && stores_last; ++k) {
-            store_pack_of(y, run.start, run.first(k), run.length, held[k], run.is_plain(y));
+            store_pack_of(y, run.start, run.first(k), run.length, kept[k], run.is_plain(y));
         }
     }
     team.leave();

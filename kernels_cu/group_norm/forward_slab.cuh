@@ -32,7 +32,7 @@ struct GroupSlabs {
     const data_t* x;
     const gamma_t* gamma;
     const beta_t* beta;
-    data_t* y;
+    y_t* y;
     acc_t* mean;
     acc_t* rstd;
     long long N, C, HxW, groups, slab_groups;

@@ -15,7 +15,7 @@ struct GroupMoments {
     __device__ __forceinline__ long long group_channels() const { return cut.C / groups; }
 
     // Writes y of the sweep's elements.
-    __device__ __forceinline__ void apply(const sweep_t& sweep, const acc_t* mean, const acc_t* rstd, data_t* y) const {
+    __device__ __forceinline__ void apply(const sweep_t& sweep, const acc_t* mean, const acc_t* rstd, y_t* y) const {
         Affine of[sweep_t::slots] = {};
         const auto of_group = [&](long long group) {
             const long long at = sweep.n * groups + group;

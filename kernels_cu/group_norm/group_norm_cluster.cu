@@ -13,7 +13,7 @@
 #include "group_norm/forward_slab.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))
-    group_norm_cluster(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
+    group_norm_cluster(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, acc_t* mean, acc_t* rstd,
                        long long N, long long C, long long HxW, long long groups, long long slab_groups,
                        long long piece_packs, double eps) {
     const GroupSlabs slabs = {x, gamma, beta, y, mean, rstd, N, C, HxW, groups, slab_groups, piece_packs, acc_t(eps)};

@@ -13,7 +13,7 @@
 #include "group_norm/forward_registers.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))
-    group_norm_cluster_registers(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean,
+    group_norm_cluster_registers(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, acc_t* mean,
                                  acc_t* rstd, long long N, long long C, long long HxW, long long groups, double eps) {
     normalise_groups<Tile::threads, Tile::cluster>(x, gamma, beta, y, mean, rstd, N, C, HxW, groups, acc_t(eps));
 }

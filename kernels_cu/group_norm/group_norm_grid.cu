@@ -18,8 +18,11 @@
 #include "group_norm/forward_sweep.cuh"
 #include "partition/work_queue.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-    group_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
+// Fewer threads have more registers each, for the activation of eight channels and two packs of y.
+constexpr int resident_threads = is_wide<y_t> && !is_identity && sweep_t::slots > 1 ? 384 : 512;
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(resident_threads))
+    group_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, acc_t* mean, acc_t* rstd,
                     Pair* workspace, long long N, long long C, long long HxW, long long groups, long long chunk,
                     long long chunks, long long slab_channels, long long tiles, long long slabs,
                     long long prefetch_tiles, long long words, double eps) {

@@ -13,7 +13,7 @@
 #include "group_norm/forward_sweep.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-    group_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, const acc_t* mean,
+    group_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, const acc_t* mean,
                            const acc_t* rstd, long long N, long long C, long long HxW, long long groups,
                            long long chunk, long long chunks, long long items) {
     const GroupMoments of = {x, gamma, beta, {N, C, HxW, chunk, chunks}, groups};

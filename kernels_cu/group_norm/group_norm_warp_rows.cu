@@ -13,7 +13,7 @@
 #include "partition/forward_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))
-    group_norm_warp_rows(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
+    group_norm_warp_rows(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, acc_t* mean, acc_t* rstd,
                          long long N, long long C, long long HxW, long long groups, long long teams, double eps) {
     const NormalisedRows<WithMean> normalised = {
         x,     nullptr, gamma,      beta,    y, nullptr, mean, rstd, N * groups, static_cast<int>(C / groups * HxW),

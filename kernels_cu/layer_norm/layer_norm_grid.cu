@@ -67,7 +67,7 @@ __device__ __forceinline__ Statistics row_statistics(const Moments (&parts)[lane
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
-    layer_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
+    layer_norm_grid(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, acc_t* mean, acc_t* rstd,
                     Pair* workspace, long long rows, long long length, long long columns, long long slabs,
                     long long kept, long long words, double eps) {
     const RowSlabs cut = {rows, length, columns, static_cast<int>(slabs)};
@@ -130,11 +130,11 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
                 const Pair of = statistics[row];
 #pragma unroll
                 for (int k = 0; k < Tile::packs_per_thread; ++k) {
-                    Pack<data_t> out = {};
+                    Outputs<y_t> out = {};
 #pragma unroll
                     for (int i = 0; i < pack_size; ++i) {
                         const Affine affine = {of.first, of.second * scale.held[k].of(i), bias.held[k].of(i)};
-                        out.set(i, narrow<data_t>(normalised(widen(held[0][k].get(i)), affine)));
+                        out.set(i, narrow<y_t>(normalised(widen(held[0][k].get(i)), affine)));
                     }
                     store_pack(y + slab.start(row), slab.first(k), slab.columns, out);
                 }

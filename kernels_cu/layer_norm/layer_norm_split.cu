@@ -13,7 +13,7 @@
 #include "partition/forward_strips.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-    layer_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, const acc_t* mean,
+    layer_norm_split_apply(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, const acc_t* mean,
                            const acc_t* rstd, long long rows, long long length, long long bands, long long strips) {
     const AppliedStrips<WithMean> applied = {x, gamma, beta, y, mean, rstd, {rows, length, bands, strips}, acc_t(0)};
     applied.run();

@@ -12,7 +12,7 @@
 #include "partition/forward_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, Tile::resident_blocks)
-    layer_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, data_t* y, acc_t* mean, acc_t* rstd,
+    layer_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, acc_t* mean, acc_t* rstd,
                     long long rows, long long length, long long teams, double eps, const data_t* residual, data_t* h) {
     const NormalisedRows<WithMean> normalised = {
         x, residual, gamma, beta, y, h, mean, rstd, rows, static_cast<int>(length), teams, 1, acc_t(eps), acc_t(0)};

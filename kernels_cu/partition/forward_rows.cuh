@@ -151,7 +151,7 @@ struct NormalisedRows {
     const data_t* residual;  // null unless Tile::addend
     const gamma_t* gamma;
     const beta_t* beta;  // null without a mean
-    data_t* y;
+    y_t* y;
     data_t* h;    // null unless Tile::addend
     acc_t* mean;  // null without a mean
     acc_t* rstd;

@@ -9,7 +9,7 @@ struct AppliedStrips {
     const data_t* x;
     const gamma_t* gamma;
     const beta_t* beta;  // null without a mean
-    data_t* y;
+    y_t* y;
     const acc_t* mean;  // null without a mean
     const acc_t* rstd;
     Strips cut;
@@ -30,12 +30,12 @@ struct AppliedStrips {
                 const acc_t mean_of_row = Norm::has_mean ? load(mean, row) : acc_t(0), rstd_of_row = load(rstd, row);
 #pragma unroll
                 for (int k = 0; k < Tile::packs_per_thread; ++k) {
-                    Pack<data_t> out = {};
+                    Outputs<y_t> out = {};
 #pragma unroll
                     for (int i = 0; i < pack_size; ++i) {
                         const acc_t weight = Norm::weight(scale[k].of(i), gamma_offset);
                         const Affine affine = {mean_of_row, rstd_of_row * weight, offset_of[k].of(i)};
-                        out.set(i, narrow<data_t>(normalised(widen(held[k].get(i)), affine)));
+                        out.set(i, narrow<y_t>(normalised(widen(held[k].get(i)), affine)));
                     }
                     store_pack(y + at, strip.first(k), strip.length, out);
                 }

@@ -151,21 +151,21 @@ __device__ __forceinline__ void each_in_channels(const PackSpan& where, const Ch
         [](int, const auto&, Pair) {}, packs...);
 }
 
-// The pack of element(i, of(channel)) for the elements of a pack, with `i` and the value of of() as in
+// The outputs element(i, of(channel)) for the elements of a pack, with `i` and the value of of() as in
 // sums_in_channels.
-template <typename Of, typename Element, typename... Packs>
-__device__ __forceinline__ Pack<data_t> outputs_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW,
-                                                            Of of, Element element, Packs&... packs) {
+template <typename T, typename Of, typename Element, typename... Packs>
+__device__ __forceinline__ Outputs<T> outputs_in_channels(const PackSpan& where, const ChannelWalk& from, int HxW,
+                                                          Of of, Element element, Packs&... packs) {
     if (HxW >= pack_size) {
         acc_t values[pack_size] = {};
         each_in_channels(
             where, from, HxW, of, [&](int i, const auto& known) { values[i] = element(i, known); }, packs...);
-        return narrow_pack<data_t>(values);
+        return narrow_pack<T>(values);
     }
-    Pack<data_t> out = {};
+    Outputs<T> out = {};
     each_in_channels(
-        where, from, HxW, of, [&](int i, const auto& known) { out.set(i, narrow<data_t>(element(i, known))); },
-        packs..., out);
+        where, from, HxW, of, [&](int i, const auto& known) { out.set(i, narrow<T>(element(i, known))); }, packs...,
+        out);
     return out;
 }
 

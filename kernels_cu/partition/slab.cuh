@@ -123,14 +123,14 @@ struct Slab<ChannelsFirst> {
 
     // Stores element(held(j), i, of(channel)) in `to` for the elements of the piece's packs. of() is called once per
     // channel of a pack, not once per element.
-    template <typename Held, typename Of, typename Element>
-    __device__ __forceinline__ void write(data_t* to, Held held, Of of, Element element) const {
+    template <typename T, typename Held, typename Of, typename Element>
+    __device__ __forceinline__ void write(T* to, Held held, Of of, Element element) const {
         const ChannelStride stride(Tile::threads * pack_size, HxW);
         ChannelWalk walk(span_of(threadIdx.x).first, HxW);
         for (int j = threadIdx.x; j < count; j += Tile::threads) {
             const PackSpan where = span_of(j);
             auto packs = held(j);
-            const Pack<data_t> out = outputs_in_channels(
+            const Outputs<T> out = outputs_in_channels<T>(
                 where, walk, HxW, [&](int channel, bool there) { return of(there ? channel : 0); },
                 [&](int i, const auto& known) { return element(packs, i, known); }, packs);
             store_pack(to, where.row, where.first, where.length, out);
@@ -257,8 +257,8 @@ struct Slab<ChannelsLast> {
         }
     }
 
-    template <typename Held, typename Of, typename Element>
-    __device__ __forceinline__ void write(data_t* to, Held held, Of of, Element element) const {
+    template <typename T, typename Held, typename Of, typename Element>
+    __device__ __forceinline__ void write(T* to, Held held, Of of, Element element) const {
         each_column(of, [&](int, int column, int part, int parts, const auto& known) {
             for (int row = part; part < parts && row < rows; row += parts) {
                 const auto packs = held(row * row_packs + column);
@@ -267,7 +267,7 @@ struct Slab<ChannelsLast> {
                 for (int i = 0; i < pack_size; ++i) {
                     values[i] = element(packs, i, known[i]);
                 }
-                store_pack(to, start + row * pitch, column * pack_size, channels, narrow_pack<data_t>(values));
+                store_pack(to, start + row * pitch, column * pack_size, channels, narrow_pack<T>(values));
             }
         });
     }

@@ -261,16 +261,18 @@ struct WholeSpan {
     __device__ __forceinline__ bool whole() const { return true; }
 };
 
-__device__ __forceinline__ void store_at(data_t* to, const PackSpan& where, const Pack<data_t>& pack) {
-    store_pack(to + where.row, where.first, where.length, pack);
+template <typename T>
+__device__ __forceinline__ void store_at(T* to, const PackSpan& where, const Outputs<T>& out) {
+    store_pack(to + where.row, where.first, where.length, out);
 }
-__device__ __forceinline__ void store_at(data_t* to, const WholeSpan& where, const Pack<data_t>& pack) {
-    store_whole(to + where.row, pack);
+template <typename T>
+__device__ __forceinline__ void store_at(T* to, const WholeSpan& where, const Outputs<T>& out) {
+    store_whole(to + where.row, out);
 }
 
 // Whether the whole packs of a path are at 16-byte boundaries of every tensor. A null tensor does not count.
-template <int tensors, typename Path>
-__device__ __forceinline__ bool sweeps_aligned(const Path& sweep, const data_t* const (&tensor)[tensors]) {
+template <int tensors, typename Path, typename T>
+__device__ __forceinline__ bool sweeps_aligned(const Path& sweep, const T* const (&tensor)[tensors]) {
     const PackSpan where = sweep.span_of(0);
     bool aligned = sweep.stride() % pack_size == 0;
 #pragma unroll
@@ -360,10 +362,10 @@ __device__ __forceinline__ void sweep_packs(const Path& sweep, const data_t* con
 
 // Stores element(slot, values) in `to` for the elements of the thread's packs, where values[t] is the element of tensor
 // t. The thread that has read an element stores it afterwards: `to` may be one of the tensors.
-template <int tensors, typename Element>
-__device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* const (&from)[tensors], data_t* to,
+template <int tensors, typename T, typename Element>
+__device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* const (&from)[tensors], T* to,
                                             Element element) {
-    const data_t* const written[1] = {to};
+    const T* const written[1] = {to};
     const bool aligned = sweeps_aligned(sweep, from) && sweeps_aligned(sweep, written);
     sweep_packs(sweep, from, aligned, [&](const auto& batch) {
 #pragma unroll
@@ -381,7 +383,7 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
                 }
                 results[i] = element(sweep_t::slot(i), values);
             }
-            store_at(to, batch.spans[k], narrow_pack<data_t>(results));
+            store_at(to, batch.spans[k], narrow_pack<T>(results));
         }
     });
 }

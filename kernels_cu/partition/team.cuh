@@ -32,6 +32,13 @@ __device__ __forceinline__ void store_pack_of(T* array, long long row, int first
     }
 }
 
+template <typename T>
+__device__ __forceinline__ void store_pack_of(T* array, long long row, int first, int length, const TwoPacks<T>& packs,
+                                              bool plain) {
+    store_pack_of(array, row, first, length, packs.half[0], plain);
+    store_pack_of(array, row, first + packs.size, length, packs.half[1], plain);
+}
+
 // Sums over a team, returned to all its lanes. Teams within a warp sum by shuffles, and the whole warp calls. Teams of
 // several warps sum through shared memory, and the whole block calls. Two rows of block_warps sums alternate: the
 // barrier of one row separates two uses of the other, so that a sum costs one barrier. The blocks of a cluster read
@@ -276,8 +283,8 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks, Single>
 // LayerNorm, or a group with HxW = 1. scale_of(k) and offset_of(k) return the packs of parameters of the k-th pack's
 // elements. The parameters of the next pack are loaded before the current pack is stored, because the compiler moves no
 // load across a store.
-template <int lanes, int blocks, typename ScaleOf, typename OffsetOf, typename Activation>
-__device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& run,
+template <int lanes, int blocks, typename T, typename ScaleOf, typename OffsetOf, typename Activation>
+__device__ __forceinline__ void write_run(T* y, const Run<lanes, blocks>& run,
                                           const Pack<data_t> (&held)[Tile::packs_per_thread], const Statistics& found,
                                           ScaleOf scale_of, OffsetOf offset_of, Activation activation) {
     const bool plain = run.is_plain(y);
@@ -297,6 +304,6 @@ __device__ __forceinline__ void write_run(data_t* y, const Run<lanes, blocks>& r
             const Affine affine = {found.mean, found.rstd * scale.of(i), offset.of(i)};
             out[i] = activation(normalised(widen(held[k].get(i)), affine));
         }
-        store_pack_of(y, run.start, run.first(k), run.columns, narrow_pack<data_t>(out), plain);
+        store_pack_of(y, run.start, run.first(k), run.columns, narrow_pack<T>(out), plain);
     }
 }

@@ -14,7 +14,7 @@
 #include "partition/forward_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, Tile::resident_blocks)
-    rms_norm_block(const data_t* x, const gamma_t* gamma, const data_t* residual, data_t* y, acc_t* rstd, data_t* h,
+    rms_norm_block(const data_t* x, const gamma_t* gamma, const data_t* residual, y_t* y, acc_t* rstd, data_t* h,
                    long long rows, long long length, long long teams, double eps, double gamma_offset) {
     const NormalisedRows<WithoutMean> normalised = {
         x,          residual,           gamma, nullptr, y, h, nullptr, rstd, rows, static_cast<int>(length), teams, 1,

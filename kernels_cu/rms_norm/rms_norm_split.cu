@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
-    rms_norm_split_apply(const data_t* x, const gamma_t* gamma, data_t* y, const acc_t* rstd, long long rows,
+    rms_norm_split_apply(const data_t* x, const gamma_t* gamma, y_t* y, const acc_t* rstd, long long rows,
                          long long length, long long bands, long long strips, double gamma_offset) {
     const AppliedStrips<WithoutMean> applied = {
         x, gamma, nullptr, y, nullptr, rstd, {rows, length, bands, strips}, acc_t(gamma_offset)};

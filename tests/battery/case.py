@@ -98,6 +98,8 @@ class Case:
         The call passes the optional tensor of its op: a residual in a forward, dh in a backward.
     gamma_offset : float
         Of RMSNorm.
+    y_dtype : str, optional
+        Argument of a forward.
     """
 
     op: str
@@ -121,6 +123,7 @@ class Case:
     in_place: bool = False
     extra: bool = False
     gamma_offset: float = 0.0
+    y_dtype: str | None = None
 
     def __str__(self) -> str:
         return f"{self.op}-{self.strategy}: {self.label}"
@@ -145,6 +148,8 @@ class Case:
             options["output_mask"] = self.mask[: len(OPS[self.op].flags)]
         if self.extra:
             options |= dict.fromkeys(OPS[self.op].extras, True)
+        if self.y_dtype is not None:
+            options["y_dtype"] = self.y_dtype
         with grid_of(self.grid):
             return cunorm.plan(self.op, shape=shape, dtype=self.dtype, device="cpu", tile=self.tile, **options)
 

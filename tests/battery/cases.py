@@ -13,6 +13,7 @@ from tests.battery.group_norm import group_norm_cases
 from tests.battery.instance_norm import instance_norm_cases
 from tests.battery.layer_norm import layer_norm_cases
 from tests.battery.rms_norm import added_cases, rms_norm_cases
+from tests.battery.wide_y import wide_cases
 
 CASES: tuple[Case, ...] = (
     *group_norm_cases("group_norm"),
@@ -25,6 +26,7 @@ CASES: tuple[Case, ...] = (
     *added_cases("layer_norm_backward"),
     *rms_norm_cases("rms_norm"),
     *rms_norm_cases("rms_norm_backward"),
+    *wide_cases(),
     *gather_cases(),
     *(
         case

@@ -115,7 +115,8 @@ def _settled(case: Case, made: Any, last: bool = False) -> tuple[Any, np.ndarray
     copies = {name: placed(getattr(made, name), case.at(name), last and name in ("x", "dy")) for name in names}
     if case.in_place:
         return replace(made, **copies), copies["dy" if "backward" in case.op else "x"]
-    return replace(made, **copies), emptied(made.x.shape, made.x.dtype, case.at("out"), last)
+    dtype = made.x.dtype if case.y_dtype is None else DTYPES[case.y_dtype]
+    return replace(made, **copies), emptied(made.x.shape, dtype, case.at("out"), last)
 
 
 def _made(case: Case) -> Any:
@@ -140,6 +141,8 @@ def _run(case: Case, place: OnGpu | InPlace, workspace: Any, **options: Any) -> 
     given, first = _settled(case, made, case.last and case.op.startswith("batch_norm"))
     backward = "dy" in OPS[case.op].inputs
     flags = problems.flagged(case.op, case.mask) if OPS[case.op].flags else {}
+    if case.y_dtype is not None:
+        flags["y_dtype"] = case.y_dtype
     outs: list[Any] = []
     for index, name in enumerate(case.results):
         shape, dtype = made.result(case.op, name)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from cunorm.core.arrays import DTYPES
 from cunorm.ops.registry import OPS
 from tests.battery import cases as battery
 from tests.battery.case import ORDERS, forget, kernel_files
@@ -36,6 +40,24 @@ def test_results_are_correct_and_bitwise_equal_in_every_order(
                 raise AssertionError(f"{case}, {order}: {error}") from None
             seen.add(tuple(b"" if a is None else a.tobytes() for a in results))
         assert len(seen) == 1, f"{case}: {len(seen)} different results in {len(orders)} orders of threads"
+
+
+FORWARDS = [(op, strategy) for op, strategy in STRATEGIES if "y_t" in OPS[op].types]
+
+
+@pytest.mark.parametrize(("op", "strategy"), FORWARDS, ids=[f"{op}-{strategy}" for op, strategy in FORWARDS])
+def test_y_in_float32_rounds_to_y_bit_for_bit(op: str, strategy: str) -> None:
+    """The other results are the same too: only the type in which y is stored differs."""
+    found = [case for case in battery.cases(op, strategy) if case.y_dtype is not None]
+    assert found, f"cases.py has no case with y in float32 for strategy {strategy} of {op}"
+    finer = 0
+    for case in found:
+        (y, *rest), (rounded, *others) = case.run(), replace(case, y_dtype=None).run()
+        assert y is not None and rounded is not None and y.dtype == np.float32 and rounded.dtype == DTYPES[case.dtype]
+        assert y.astype(rounded.dtype).tobytes() == rounded.tobytes(), case
+        assert [one is None or one.tobytes() for one in rest] == [one is None or one.tobytes() for one in others], case
+        finer += np.count_nonzero(y != rounded.astype(np.float32))
+    assert finer, "no element of y has more digits than x's dtype"
 
 
 def test_every_kernel_file_is_reached() -> None:

@@ -285,6 +285,8 @@ SURVIVORS: dict[Key, str] = {
     ("partition/backward_rows.cuh",
      "__syncwarp();  // else the compiler loads all packs' column sums at once and runs out of registers",
      "barrier", 0): "Affects the use of registers only: each lane adds to its own sums.",
+    ("partition/forward_rows.cuh", "if (length % pack_size == 0) {  // a constant if the length is",
+     "guard", 0): ALWAYS_SHIFTS,
     ("partition/forward_rows.cuh", "return teams >= rows || teams * length % pack_size == 0;",
      "guard", 0): ALWAYS_SHIFTS,
     ("partition/forward_rows.cuh", "return teams >= rows || teams * length % pack_size == 0;",
@@ -397,8 +399,8 @@ SURVIVORS: dict[Key, str] = {
         "return tiles + prefetch_tiles < tiles * slabs ? tiles + prefetch_tiles : tiles * slabs;", "guard", 1): (
         "Speed only: tickets past the last sums are no-ops, and the host's count of tickets includes them."
     ),
+    ("common/types.cuh", "const bool whole = first >= 0 && first + count <= length;", "guard", 0): BY_ELEMENT,
     ("common/types.cuh", "const bool whole = first >= 0 && first + Pack<T>::size <= length;", "guard", 0): BY_ELEMENT,
-    ("common/types.cuh", "const bool whole = first >= 0 && first + Pack<T>::size <= length;", "guard", 2): BY_ELEMENT,
     ("kernels/cluster_exchange.cu", "cluster_fence();", "barrier", 0): RELEASING_ARRIVAL,
     ("kernels/ticket_wait.cu", "if (thread == 0) {", "owner", 2): (
         "Speed only: every thread publishes the same word after the barrier."

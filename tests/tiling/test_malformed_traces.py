@@ -110,6 +110,12 @@ def recorded(dtype: str, other: str) -> Iterator[Any]:
     yield cunorm.rms_norm(c.x, (3, 3))
     for op in BATCH_OPS:
         yield getattr(cunorm, op)(**b.given(op))
+    wide = {"y_dtype": accumulator(dtype)}
+    yield cunorm.group_norm(a.x, 2, a.gamma, activation="silu", **wide)
+    yield cunorm.instance_norm(a.x, **wide)
+    yield cunorm.layer_norm(c.x, (3, 3), residual=c.dy, **wide)
+    yield cunorm.rms_norm(c.x, (3, 3), c.gamma, **wide)
+    yield cunorm.batch_norm_elemt(**b.given("batch_norm_elemt"), **wide)
     outs = tuple(np.empty(8, DTYPES[other]) for _ in range(4))
     yield cunorm.batch_norm_backward_reduce(**b.given("batch_norm_backward_reduce"), out=outs)
     yield cunorm.batch_norm_backward_reduce(**b.given("batch_norm_backward_reduce"), input_g=False, beta_g=False)
@@ -196,7 +202,10 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "int8": (made(dtype="int8"), "dtype is 'int8', expected one of float16"),
     "complex": (made(dtype="complex64"), "dtype is 'complex64', expected one of float16"),
-    "gamma of float16": (made(gamma_dtype="float16"), "group_norm: gamma_dtype: 'float16', expected float32"),
+    "gamma of float16": (
+        made(dtype="bfloat16", gamma_dtype="float16"),
+        "group_norm: gamma_dtype: 'float16', expected bfloat16 or float32",
+    ),
     "beta of float64": (made(beta_dtype="float64"), "group_norm: beta_dtype: 'float64', expected float32"),
     "gamma that the op has not": (
         made("batch_norm_stats", gamma_dtype="float32"),
@@ -215,7 +224,19 @@ BROKEN: dict[str, tuple[str, str]] = {
         made("batch_norm_gather_stats", types={**LINES["batch_norm_gather_stats"]["types"], "count": "bfloat16"}),
         "types: count 'bfloat16', expected int32 or int64 or",
     ),
-    "types that the op has not": (made(types={"x": "float32"}), "group_norm: types: x, expected none"),
+    "types that the op has not": (made(types={"x": "float32"}), "group_norm: types: x, expected none; optional: y"),
+    "y of float16": (
+        made(dtype="bfloat16", types={"y": "float16"}),
+        "group_norm: types: y 'float16', expected float32",
+    ),
+    "y of its default dtype": (
+        made(types={"y": "float32"}),
+        "group_norm: types: y 'float32', expected none, because that is its default",
+    ),
+    "y of float32 from float64": (
+        made(dtype="float64", types={"y": "float32"}),
+        "group_norm: y_dtype: 'float32', expected float64",
+    ),
     "types that are missing": (made("batch_norm_backward_elemt", types={}), "types: none, expected sum"),
     "one result": (made(outputs="y"), "outputs ('y',), expected ('y', 'mean', 'rstd')"),
     "one sum of two": (
@@ -284,7 +305,7 @@ def test_an_optional_type_is_named_only_if_it_differs(monkeypatch: pytest.Monkey
     """A line without it is read. A line that names the default is another key of the same problem, so an error."""
     op = OPS["batch_norm_backward_elemt"]
     sums = {name: replace(op.inputs[name], dtype=("sum_t", "stats_dtype")) for name in ("sum_dy", "sum_dy_xmu")}
-    of = replace(op, inputs=op.inputs | sums, optional_types=("sum_t",))
+    of = replace(op, inputs=op.inputs | sums, optional_types=("sum_t", "count_t"))
     monkeypatch.setitem(OPS, op.name, of)
     path = tmp_path / "t"
     lines = [made(op.name, types={}), made(op.name, types={"sum": "float64"})]
@@ -295,7 +316,7 @@ def test_an_optional_type_is_named_only_if_it_differs(monkeypatch: pytest.Monkey
         "line 1: batch_norm_backward_elemt: types: sum 'float32', expected none, because that is its default"
     )
     assert refusal(path, made(op.name, types={"sums": "float64"})) == (
-        "line 1: batch_norm_backward_elemt: types: sums, expected none; optional: sum"
+        "line 1: batch_norm_backward_elemt: types: sums, expected none; optional: sum,count"
     )
     tile = op.strategies["block"].space
     first = Tile("block", **{name: values[0] for name, values in tile.items()})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.nn import functional as F
 
+import cunorm
 from cunorm.torch import differentiation, functional
 from cunorm.torch.norms import Call
 from tests.torch.cases import CASES, CHANNELS, GROUPS, SHAPE, Case, close, exact, random, tensors
@@ -103,6 +106,9 @@ def test_parameters_of_other_dtypes(dtype: torch.dtype, parameter: torch.dtype) 
 @pytest.mark.parametrize("case", CHANNELS, ids=str)
 def test_channels_last_is_kept_and_not_copied(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "contiguous", lambda self: pytest.fail("a dense tensor was copied"))
+    copied: list[Any] = []
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *given: (copied.append(self), copy(self, *given))[1])
     for shape, layout in ((SHAPE, torch.channels_last), ((2, 8, 3, 5, 1), torch.channels_last_3d)):
         x, *parameters = tensors(case, shape=shape)
         plain = run(case, (x, *parameters), random(shape))
@@ -112,6 +118,8 @@ def test_channels_last_is_kept_and_not_copied(case: Case, monkeypatch: pytest.Mo
         for dy in (random(shape), random(shape).to(memory_format=layout)):
             found = torch.autograd.grad(y, (laid, *parameters), dy, retain_graph=True)
             assert found[0].stride() == laid.stride()
+            assert len(copied) == (dy.stride() != laid.stride())
+            copied.clear()
             close((y, *found), plain)
 
 
@@ -152,11 +160,12 @@ def test_a_lazily_negated_gradient() -> None:
     """The imaginary part of a conjugate is a view whose sign is only a flag."""
     case = CASES[0]
     given = tensors(case)
-    dy = torch.complex(random(SHAPE), random(SHAPE, seed=2)).conj().imag
-    assert dy.is_neg()
-    close(run(case, given, dy), exact(case, given, dy))
-    x = dy.detach()
-    close(case.mine(x), F.group_norm(x.double(), GROUPS))
+    part = torch.complex(random(SHAPE), random(SHAPE, seed=2)).conj().imag
+    for dy in (part, torch._neg_view(random(SHAPE, seed=2))):
+        assert dy.is_neg()
+        close(run(case, given, dy), exact(case, given, dy))
+        x = dy.detach()
+        close(case.mine(x), F.group_norm(x.double(), GROUPS))
 
 
 @ALL
@@ -291,6 +300,15 @@ def test_the_calls_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     for n in range(8):
         functional.layer_norm(random((n, 5)), (5,))
         assert len(norms._calls) <= 3
+
+
+def test_calls_are_traced(tmp_path: Path) -> None:
+    """`cunorm.trace` records what a model runs, for the tuner."""
+    given = tensors(CASES[1])
+    with cunorm.trace(tmp_path / "trace.jsonl"):
+        CASES[1].mine(*given).sum().backward()
+    lines = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert [(one["op"], one["calls"]) for one in lines] == [("group_norm", 1), ("group_norm_backward", 1)]
 
 
 def test_plain_tensors_only_take_the_short_way() -> None:

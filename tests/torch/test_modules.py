@@ -145,6 +145,21 @@ def test_training_with_ddp(tmp_path: Path) -> None:
         destroy_process_group()
 
 
+def test_distributed_tensors(tmp_path: Path) -> None:
+    """DTensor knows how torch's operators split, and gets them."""
+    from torch.distributed import destroy_process_group, init_process_group
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+
+    init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        x = distribute_tensor(random(SHAPE), init_device_mesh("cpu", (1,)), [Shard(0)])
+        y = ct.LayerNorm((3, 5), elementwise_affine=False)(x)
+        assert isinstance(y, DTensor)
+        close(y.to_local(), nn.LayerNorm((3, 5))(random(SHAPE)))
+    finally:
+        destroy_process_group()
+
+
 def test_a_module_on_half_precision_parameters() -> None:
     module, other = disturbed(ct.LayerNorm((3, 5)).bfloat16()), disturbed(nn.LayerNorm((3, 5)).bfloat16())
     compare(module, other, SHAPE, torch.bfloat16)

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -62,12 +63,25 @@ def test_operators_have_formulas_for_autograd() -> None:
     name, sizes, eps, activation = CASES[1].options
     forward, _ = OPERATORS[name]
     torch.library.opcheck(forward, (x, gamma, beta, sizes, eps, activation))
+    assert [one.requires_grad for one in forward(x, gamma, beta, sizes, eps, activation)] == [True, False, False]
 
     def y(x: Any, gamma: Any, beta: Any) -> Any:
         return forward(x, gamma, beta, sizes, eps, activation)[0]
 
     assert torch.autograd.gradcheck(y, (x, gamma, beta), fast_mode=True)
     assert torch.autograd.gradgradcheck(y, (x, gamma, beta), fast_mode=True)
+
+
+def test_the_gradient_of_beta_has_the_dtype_of_beta() -> None:
+    """The kernel returns it in the dtype of gamma."""
+    x, gamma, beta = (one.detach() for one in tensors(CASES[0]))
+    name, sizes, eps, activation = CASES[0].options
+    forward, backward = OPERATORS[name]
+    beta = beta.bfloat16()
+    _, mean, rstd = forward(x, gamma, beta, sizes, eps, activation)
+    given = (random(SHAPE), x, gamma, beta, mean, rstd, sizes, eps, activation, [True] * 3)
+    assert [one.dtype for one in backward(*given)] == [torch.float32, torch.float32, torch.bfloat16]
+    torch.library.opcheck(backward, given, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_an_operator_says_what_it_does_not_take() -> None:
@@ -128,6 +142,14 @@ def test_func_grad_and_hessian_products(case: Case) -> None:
 
 
 @ALL
+def test_a_norm_of_constants_inside_a_transform(case: Case) -> None:
+    """Its tensors are no part of the transform, but require gradients outside."""
+    given = tensors(case)
+    found = torch.func.grad(lambda scale: (scale * case.mine(*given)).sum())(torch.tensor(2.0))
+    close(found, case.theirs(*given).sum(), factor=100)
+
+
+@ALL
 def test_per_sample_gradients(case: Case) -> None:
     x, *parameters = (one.detach() for one in tensors(case, shape=(3, *SHAPE)))
     argnums = tuple(range(1 + len(parameters)))
@@ -181,6 +203,18 @@ def test_forward_mode(case: Case) -> None:
     given = tuple(one.detach() for one in tensors(case))
     tangents = tuple(torch.ones_like(one) for one in given)
     close(torch.func.jvp(case.mine, given, tangents), torch.func.jvp(case.theirs, given, tangents), factor=5)
+
+
+@ALL
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+def test_dual_tensors(case: Case) -> None:
+    given = tensors(case)
+    tangents = []
+    for f in (case.mine, case.theirs):
+        with forward_ad.dual_level():
+            y = f(*(forward_ad.make_dual(one, torch.ones_like(one)) for one in given))
+            tangents.append(forward_ad.unpack_dual(y).tangent)
+    close(*tangents, factor=5)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
@@ -265,6 +299,8 @@ def test_fake_tensors(case: Case) -> None:
             y = case.mine(x, *parameters)
             found = torch.autograd.grad(y, (x, *parameters), torch.empty(SHAPE))
         real = case.mine(tensors(case)[0].detach().to(memory_format=layout), *tensors(case)[1:])
+        outside = case.mine(x, *parameters)
+        assert isinstance(outside, FakeTensor) and outside.stride() == y.stride()
         assert isinstance(y, FakeTensor) and y.stride() == real.stride() and y.dtype == real.dtype
         assert [one.shape for one in found] == [x.shape, *(one.shape for one in parameters)]
 

@@ -22,6 +22,9 @@ SPLIT_BACKWARD, SPLIT_FORWARD = 5 / 3, 3 / 2
 EFFICIENT = 0.95
 
 SHORT = "runs of few packs begin or end in the middle of a sector"
+#: Of 10 bytes of sectors per element, x has 2, and y, whose 4 bytes are in two accesses, has 8. Ragged ends add some.
+HALVES, RAGGED_HALVES = 0.6, 0.55
+IN_HALVES = "a lane stores its pack of x as two packs of y, each in half of the sectors that a warp stores to at a time"
 NARROW = "a block's part of a row is narrow, and neighbouring blocks fetch the sectors that it shares"
 
 
@@ -50,6 +53,8 @@ class Row:
     layout, dtype : str
     added : bool
         The call passes the optional tensor of its op.
+    wide_y : bool
+        y is in float32.
     long : bool
     """
 
@@ -65,6 +70,7 @@ class Row:
     layout: str = "NCHW"
     dtype: str = "float32"
     added: bool = False
+    wide_y: bool = False
     long: bool = field(default=False)
 
     def __str__(self) -> str:
@@ -87,6 +93,8 @@ class Row:
                 options[f"{name}_dtype"] = "float32"  # as in the battery
         if self.added:
             options |= dict.fromkeys(op.extras, True)
+        if self.wide_y:
+            options["y_dtype"] = "float32"
         _, *inner = self.sizes[:3] if "data_format" in op.takes else self.sizes[:2]
         shape = (N, *(inner if self.layout == "NCHW" else inner[::-1]))
         tile = {"strategy": self.strategy, **self.tile}
@@ -299,6 +307,64 @@ def _batch(kind: str) -> Iterator[Row]:
     yield Row(op, "column", "several waves", (65536, 64, 1), column | {"chunk": 128}, long=True)
 
 
+def _wide() -> Iterator[Row]:
+    """The forwards with y in float32. x is read once, or twice by a strategy that reads it twice."""
+    block: dict[str, Any] = {"threads": 64, "groups": 1, "stages": 2, "load": "cp_async", "packs_per_thread": 1}
+    held = {"threads": 64, "groups": 1, "stages": 1, "load": "registers"}
+    rows = {"threads": 64, "packs_per_thread": 1, "rows_per_team": 4}
+    one = {"teams_per_block": 1}
+    for op in ("group_norm", "instance_norm"):
+        groups = 4 if op == "group_norm" else 16
+        warp = {"threads": 64, "lanes": 8, "packs_per_thread": 2, "samples_per_team": 1}
+        slabs = block | {"groups": 1 if op == "group_norm" else 16}
+        yield Row(op, "warp", "wide y", (16, 16, 128 * groups // 16, groups), warp)
+        yield Row(op, "block", "wide y", (4, 16, 1024, groups), slabs | {"groups": 1})
+        yield Row(op, "block", "wide y, odd planes", (8, 16, 217, groups), block, fetched=EDGE, wide=RAGGED_HALVES)
+        yield Row(op, "block", "wide y, channels last", (4, 64, 49, 4), slabs, layout="NHWC")
+        yield Row(op, "block", "wide y, in registers", (4, 16, 64, groups), held | {"packs_per_thread": 2})
+        yield Row(op, "cluster", "wide y", (4, 16, 1024, groups), held | {"load": "bulk", "cluster": 2})
+        grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1}
+        split = {"threads": 64, "chunk": 1024}
+        yield from _read_twice(
+            Row(op, "grid", "wide y", (4, 16, 1024, groups), grid),
+            Row(op, "split", "wide y", (4, 16, 1024, groups), split),
+        )
+    for op in ("layer_norm", "rms_norm"):
+        yield Row(op, "warp", "wide y", (64, 128), {**rows, "lanes": 8, "packs_per_thread": 2})
+        yield Row(
+            op,
+            "warp",
+            "wide y, odd rows",
+            (64, 127),
+            {**rows, "lanes": 8, "packs_per_thread": 2},
+            fetched=EDGE,
+            wide=RAGGED_HALVES,
+        )
+        yield Row(op, "block", "wide y", (32, 512), rows | one)
+        yield Row(op, "cluster", "wide y", (32, 640), rows | one | {"cluster": 2})
+        chunk = {"chunk": 1024} if op == "layer_norm" else {}
+        yield from _read_twice(Row(op, "split", "wide y", (8, 2048), rows | chunk))
+    grid = {"threads": 128, "lanes": 32, "packs_per_thread": 1, "slabs": 3, "smem_kib": 64}
+    yield Row("layer_norm", "grid", "wide y", (32, 384), grid)
+    yield Row("batch_norm_elemt", "block", "wide y", (8, 32, 1024), {"threads": 64, "chunk": 2048})
+    yield Row(
+        "batch_norm_elemt",
+        "block",
+        "wide y, odd planes",
+        (8, 32, 49),
+        {"threads": 64, "chunk": 2048},
+        fetched=EDGE,
+        wide=RAGGED_HALVES,
+    )
+    yield Row("batch_norm_elemt", "column", "wide y", (4096, 64, 1), {"threads": 64, "columns": 8, "chunk": 1024})
+
+
+def _read_twice(*rows: Row) -> Iterator[Row]:
+    """Set the limits of a strategy that reads x, 2 of 6 bytes, twice."""
+    for row in rows:
+        yield replace(row, tensors=8 / 6, fetched=8 / 6 * ONCE)
+
+
 def _gather() -> Iterator[Row]:
     tile = {"threads": 64}
     yield Row("batch_norm_gather_stats", "column", "aligned", (8, 256), tile)
@@ -313,5 +379,6 @@ ROWS: tuple[Row, ...] = (
     *(row for op in ("layer_norm", "layer_norm_backward") for row in _added(op)),
     *_both_types(row for op in ("rms_norm", "rms_norm_backward") for row in _rms(op)),
     *_both_types(row for kind in ("stats", "elemt", "backward_reduce", "backward_elemt") for row in _batch(kind)),
+    *(replace(row, dtype="bfloat16", wide_y=True, wide=min(row.wide, HALVES), why=IN_HALVES) for row in _wide()),
     *_gather(),
 )

@@ -104,6 +104,7 @@ def public_call(
     given: dict[str, Any] = {
         **{"num_groups": problem.group, "normalized_shape": problem.C, "data_format": problem.layout},
         **{"activation": problem.activation, "tile": tile, "workspace": workspace},
+        "y_dtype": dict(problem.others).get("y_t"),
         **{name: one.of(problem) for name, one in spec.numbers.items() if one.default is None},
         **{flag: results[0] in problem.outputs for flag, results in spec.flags.items()},
         **{name: arrays.get(name) for name in (*spec.inputs, *spec.updated)},

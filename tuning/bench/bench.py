@@ -90,6 +90,8 @@ def _peer(name: str, problem: Problem, sets: Sets, clock: BenchClock) -> _Entran
     note = peer.note(problem, peer.version)
 
     def prepared_on(index: int) -> Callable[[], Mapping[str, Any]]:
+        if "y_t" in dict(problem.others):
+            raise NotOffered("returns y in the dtype of x")
         return peer.prepare(problem, peer.arrays(problem, sets.bytes_of(index)))
 
     with clock.beside():

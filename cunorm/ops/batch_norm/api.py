@@ -162,6 +162,7 @@ def batch_norm_elemt(
     gamma: Array | None = None,
     beta: Array | None = None,
     *,
+    y_dtype: object = None,
     out: Array | None = None,
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
@@ -179,15 +180,17 @@ def batch_norm_elemt(
     gamma, beta : array of shape (C,), optional
         Scale and offset, in the dtype of x or of the statistics, or in 16 bits for float32 x. An absent gamma is 1, and
         an absent beta is 0.
+    y_dtype : str or dtype, optional
+        Dtype of y: that of x, which None means too, or float32 for 16-bit x. y is then not rounded.
     out : array, optional
-        Array for y. It may be x itself.
+        Array for y. It may be x itself if it has x's dtype.
     tile, workspace
         See `batch_norm_stats`.
 
     Returns
     -------
     y : array
-        Shape and dtype of x.
+        Shape of x. Dtype of x, or ``y_dtype``.
 
     Raises
     ------
@@ -206,7 +209,7 @@ def batch_norm_elemt(
            [ 2.225,  2.225]], dtype=float32)
     """
     given = None if out is None else (out,)
-    (y,) = perform(BATCH_NORM_ELEMT, (x, mean, invstd, gamma, beta), (), given, tile, workspace)
+    (y,) = perform(BATCH_NORM_ELEMT, (x, mean, invstd, gamma, beta), (y_dtype,), given, tile, workspace)
     return y
 
 

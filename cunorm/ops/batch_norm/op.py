@@ -25,7 +25,7 @@ from cunorm.core.arrays import (
 from cunorm.core.opspec import ArraySpec, Exact, Measure, Number
 from cunorm.core.problem import ITEMSIZE, LAYOUTS, Problem, accumulator, laid_out
 from cunorm.executors.choose import executor
-from cunorm.ops.common.array_specs import BETA, DY, GAMMA, MEAN, RSTD, TENSOR, X
+from cunorm.ops.common.array_specs import BETA, DY, GAMMA, MEAN, RSTD, TENSOR, Y_TYPES, X, Y
 from cunorm.runtime.checks import (
     NAN,
     OutputSpec,
@@ -38,6 +38,8 @@ from cunorm.runtime.checks import (
     split_axes,
     statistics,
     vector,
+    y_of,
+    y_types,
 )
 from cunorm.runtime.op import Checked, Op, Request, call_planned
 from cunorm.runtime.plans import Plan
@@ -119,12 +121,12 @@ def _request_stats(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
 # ---- elemt ----------------------------------------------------------------------------------------------------------
 
 
-def _check_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Checked:
+def _check_elemt(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
     x, mean, invstd, gamma, beta = arrays
     dtype, layout, axes, (N, C, HxW) = _tensor(x)
     stats_dtype = _saved(mean, invstd, dtype, C)
     gamma_dtype, beta_dtype = parameter("gamma", gamma, (C,), dtype), parameter("beta", beta, (C,), dtype)
-    sizes = (layout, N, C, HxW, max(1, C))
+    sizes, types = (layout, N, C, HxW, max(1, C)), y_types(options[0], dtype)
     problem = _problem(
         "batch_norm_elemt",
         sizes,
@@ -133,8 +135,9 @@ def _check_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Che
         beta_dtype=beta_dtype,
         stats_dtype=stats_dtype,
         outputs=("y",),
+        others=types,
     )
-    return Checked(problem, (axes, *[(0,)] * 4), (OutputSpec("y", x.shape, x.dtype, axes),))
+    return Checked(problem, (axes, *[(0,)] * 4), (y_of(x, axes, types),))
 
 
 def _request_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
@@ -142,7 +145,7 @@ def _request_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     gamma, beta = (parameter_named(name, getattr(asked, name), asked.dtype) for name in ("gamma_dtype", "beta_dtype"))
     sizes = (asked.data_format, N, C, HxW, max(1, C))
     sums = accumulator(asked.dtype)
-    return _problem(
+    problem = _problem(
         "batch_norm_elemt",
         sizes,
         dtype=asked.dtype,
@@ -150,7 +153,9 @@ def _request_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
         beta_dtype=beta,
         stats_dtype=sums,
         outputs=("y",),
-    ), ()
+        others=y_types(asked.y_dtype, asked.dtype),
+    )
+    return problem, (asked.y_dtype,)
 
 
 # ---- backward_reduce ------------------------------------------------------------------------------------------------
@@ -320,16 +325,18 @@ BATCH_NORM_ELEMT = Op(
     family=_FAMILY,
     sizes=_SIZES,
     inputs={"x": X, "mean": _MEAN, "invstd": _INVSTD, "gamma": GAMMA, "beta": BETA},
-    results={"y": TENSOR},
+    results={"y": Y},
     optional=("gamma", "beta"),
     layouts=LAYOUTS,
+    types=Y_TYPES,
+    optional_types=tuple(Y_TYPES),
     channelwise=True,
     oracle=_oracle,
     strategies=ELEMT,
     check=_check_elemt,
     request=_request_elemt,
     in_place={"y": "x"},
-    options=("gamma_dtype", "beta_dtype", "data_format"),
+    options=("gamma_dtype", "beta_dtype", "data_format", "y_dtype"),
 )
 BATCH_NORM_BACKWARD_REDUCE = Op(
     name="batch_norm_backward_reduce",

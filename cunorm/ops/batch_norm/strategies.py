@@ -303,7 +303,7 @@ class _Streaming(_Viewed):
     def streaming(self, grid: int, sizes: Mapping[str, int], **facts: Any) -> tuple[Launch, ...]:
         """Launch of the kernel, whose arguments include ``sizes``."""
         problem, spec, entry = self.problem, self.problem.spec, f"{self.problem.op}_{self.tile.strategy}"
-        facts |= {"traffic": len(spec.tensors) * problem.nbytes, "registers": RESIDENT_REGISTERS}
+        facts |= {"traffic": sum(map(problem.nbytes_of, spec.tensors)), "registers": RESIDENT_REGISTERS}
         arguments = {**by_name(*spec.arrays, *spec.numbers, *spec.measures), **sizes}
         return (Launch(entry, entry, grid, self.tile.threads, arguments, layout=self.view.layout, **facts),)
 

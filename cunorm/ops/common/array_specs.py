@@ -9,6 +9,9 @@ from cunorm.core.opspec import ArraySpec
 
 #: A tensor in the problem's layout, such as y and dx.
 TENSOR = ArraySpec(("N", "C", "HxW"), ("dtype",), tensor=True)
+#: The result of a forward, in x's dtype or, from 16-bit x, in float32.
+Y = replace(TENSOR, dtype=("y_t", "dtype"))
+Y_TYPES: Mapping[str, tuple[str, ...]] = {"y_t": ("float32",)}
 X, DY = replace(TENSOR, values="slices"), replace(TENSOR, values="gradient")
 #: Parameters: one element per channel, in the dtype that the caller passes.
 GAMMA = ArraySpec(("C",), ("gamma_dtype",), values="gamma")
@@ -19,7 +22,7 @@ PARAMETER_GRADIENT = ArraySpec(("C",), ("gamma_dtype", "stats_dtype"))
 MEAN = ArraySpec(("N", "group"), ("stats_dtype",), values="mean")
 RSTD = replace(MEAN, values="rstd")
 #: Arrays of a forward and of its gradients, for ops with statistics per sample and group.
-FORWARD_RESULTS: Mapping[str, ArraySpec] = {"y": TENSOR, "mean": MEAN, "rstd": RSTD}
+FORWARD_RESULTS: Mapping[str, ArraySpec] = {"y": Y, "mean": MEAN, "rstd": RSTD}
 GRADIENT_INPUTS: Mapping[str, ArraySpec] = {"dy": DY, "x": X, "mean": MEAN, "rstd": RSTD, "gamma": GAMMA}
 GRADIENT_RESULTS: Mapping[str, ArraySpec] = {"dx": TENSOR, "dgamma": PARAMETER_GRADIENT, "dbeta": PARAMETER_GRADIENT}
 #: The tensor that a forward adds to x, their sum h, and the gradient that reaches h past the norm.

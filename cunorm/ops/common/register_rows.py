@@ -19,6 +19,10 @@ REGISTERS, MOST_THREADS, PARTITIONS = 65536, 1536, 4
 SIDE_BY_SIDE = 64  # bytes per DRAM transfer
 PACKS_IN_FLIGHT = 4  # per stream in the cost model
 MOST_STAGES = 4  # that are legal; the search space has fewer
+#: Registers for the second half of the outputs of a pack, if y is wider than x.
+WIDE_Y_REGISTERS = 16
+#: Most packs per thread then: with more, the compiler spills the places of the outputs, however many registers it has.
+MOST_WIDE_PACKS = 8
 #: Memory latencies that an exchange between the blocks of a cluster takes in the cost model. On the simulated clock of
 #: an H200, LayerNorm of 2048 rows of 32768 takes 106 us with 4 blocks per row, and 77 us with one.
 EXCHANGE = 0.8
@@ -195,6 +199,7 @@ class WarpRows(Tiling):
         added = self._added_registers(sums_in_registers) if problem.extras else 0
         if not problem.is_backward:
             base = 32 if self.shares_parameters else 48
+            base += WIDE_Y_REGISTERS * problem.wide_y
             many = 0 if packs <= 8 else 1 if problem.pack >= 8 else 2  # registers per pack for the places of many packs
             return base + added + passing + packs * (of_pack + many)
         if sums_in_registers:
@@ -269,6 +274,9 @@ class WarpRows(Tiling):
 
     def refuses_capacity(self) -> str | None:
         """Return the error message if a row does not fit into the registers of its team, or None."""
+        if self.problem.wide_y and self.tile.packs_per_thread > MOST_WIDE_PACKS:
+            expected = f"expected at most {MOST_WIDE_PACKS}, because y is wider than x"
+            return f"packs_per_thread is {self.tile.packs_per_thread}, {expected}"
         threads = self.lanes * self.slices
         capacity = threads * self.tile.packs_per_thread * self.problem.pack
         if capacity < self.problem.C:

@@ -137,7 +137,7 @@ class RowsWarp(WarpRows):
         """Launch of the kernel, which reads every byte once, and the launches that fold the parameter sums."""
         problem, entry = self.problem, f"{self.problem.op}_{self.tile.strategy}"
         blocks, cluster = self.teams // self.teams_of_block * self.slices, self.slices * self.merged
-        traffic = (problem.read + problem.written) * problem.nbytes
+        traffic = problem.read * problem.nbytes + problem.written
         # All blocks load their parameters from the same few places of the L2 cache. That is no faster than loading
         # distinct bytes from DRAM.
         traffic += self._parameters_read

@@ -20,6 +20,7 @@ def group_norm(
     eps: float = 1e-5,
     data_format: str = "NCHW",
     activation: str | None = None,
+    y_dtype: object = None,
     out: tuple[Array | None, Array | None, Array | None] | None = None,
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
@@ -49,8 +50,10 @@ def group_norm(
     activation : {None, "silu"}
         Activation that is applied to y in the same pass. "silu" replaces y with y / (1 + exp(-y)) (Elfwing, Uchibe
         and Doya, 2018).
+    y_dtype : str or dtype, optional
+        Dtype of y: that of x, which None means too, or float32 for 16-bit x. y is then not rounded.
     out : tuple of (y, mean, rstd), optional
-        Arrays for the results. A result whose entry is None is allocated. y may be x itself.
+        Arrays for the results. A result whose entry is None is allocated. y may be x itself if it has x's dtype.
     tile : Tile or mapping, optional
         Strategy and tile fields that replace the automatic choice.
     workspace : array, optional
@@ -59,7 +62,7 @@ def group_norm(
     Returns
     -------
     y : array
-        Shape and dtype of x.
+        Shape of x. Dtype of x, or ``y_dtype``.
     mean, rstd : array of shape (N, num_groups)
         Dtype float32 (float64 for float64 x). NaN for groups without elements.
 
@@ -89,7 +92,7 @@ def group_norm(
            [-1.342, -0.447],
            [ 0.447,  1.342]], dtype=float32)
     """
-    options = (num_groups, data_format, activation)
+    options = (num_groups, data_format, activation, y_dtype)
     key = (*options, num_groups.__class__)
     results: tuple[Array, Array, Array] = perform(
         GROUP_NORM, (x, gamma, beta), options, out, tile, workspace, (epsilon(eps),), key

@@ -11,7 +11,7 @@ import math
 
 from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
-from cunorm.core.problem import Problem
+from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import Launch, Tile, Tiling, ceil_div, refuses_threads
 from cunorm.ops.common.limits import (
     RESIDENT_REGISTERS,
@@ -68,19 +68,19 @@ class _Slabs(OneSweep):
         channels, problem = self.tile.groups * self.problem.group_channels, self.problem
         return Slab(problem.layout, channels, problem.HxW, problem.pack, self.tile.threads, self.pieces)
 
-    @lazy
-    def tensor_bytes(self) -> int:
-        """Bytes of the 32-byte sectors that are loaded to read x once.
+    def tensor_bytes(self, name: str) -> int:
+        """Bytes of the 32-byte sectors that are accessed to read or write a tensor once.
 
         Rows of few channels share sectors with neighbouring slabs. In a sector, rows begin at each multiple of `step`
         equally often.
         """
-        problem = self.problem
+        problem, nbytes = self.problem, self.problem.nbytes_of(name)
         if problem.layout == "NCHW" or self.tile.groups == problem.group:
-            return problem.nbytes
-        row = self.slab.channels * problem.itemsize
-        step = math.gcd(row, problem.C * problem.itemsize, SECTOR_BYTES)
-        return problem.nbytes * (row + SECTOR_BYTES - step) // row
+            return nbytes
+        itemsize = ITEMSIZE[problem.dtype_of(name)]
+        row = self.slab.channels * itemsize
+        step = math.gcd(row, problem.C * itemsize, SECTOR_BYTES)
+        return nbytes * (row + SECTOR_BYTES - step) // row
 
     @lazy
     def shared(self) -> int:

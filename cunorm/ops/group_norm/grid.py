@@ -6,7 +6,15 @@ from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
 from cunorm.ops.common.folds import LINE_WORDS, WORD, clear_launch, parameter_launches, parameter_workspace, words_at
-from cunorm.ops.common.limits import WARP, blocks_for, bound_registers, refuses_shared, round_up
+from cunorm.ops.common.limits import (
+    ACTIVATED_REGISTERS,
+    WARP,
+    blocks_for,
+    bound_registers,
+    refuses_registers,
+    refuses_shared,
+    round_up,
+)
 from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
 
 #: Of tiles with equal predictions the cost model selects the first. Two blocks of 256 threads per multiprocessor wait
@@ -68,6 +76,15 @@ class GroupGrid(Tiling):
         alone = problem.is_backward and problem.layout == "NCHW" and problem.activation is None
         return alone and problem.dtype != "float64"
 
+    @lazy
+    def registers(self) -> int:
+        """Registers per thread that the launch bounds of the kernel allow: resident_threads in group_norm_grid.cu."""
+        problem = self.problem
+        if self.lean:
+            return LEAN_REGISTERS
+        wide = problem.wide_y and problem.activation is not None and problem.layout == "NHWC"
+        return ACTIVATED_REGISTERS if wide else bound_registers(problem, problem.layout)
+
     def _blocks(self, multiprocessors: int) -> int:
         """Blocks that are resident on ``multiprocessors`` multiprocessors."""
         return max(1, multiprocessors * (LEAN_THREADS if self.lean else RESIDENT_THREADS) // self.tile.threads)
@@ -87,9 +104,8 @@ class GroupGrid(Tiling):
         ahead are the first of their slab and therefore its last outputs. If they are more than 1 in 20, the outputs of
         the slab before them count as well.
         """
-        slab = self.problem.nbytes // self.slabs
-        read = self.problem.read * slab
-        both = read + slab
+        read = self.problem.read * self.problem.nbytes // self.slabs
+        both = read + self.problem.written // self.slabs
         held = self._blocks(device.multiprocessors) * ceil_div(both, self.tiles)
         ahead = self.tile.prefetch_tiles * ceil_div(read, self.tiles)
         found = 0.95 * both + 0.25 * held + max(0.0, 0.75 * held - 0.5 * read) + 2.5 * ahead
@@ -116,7 +132,8 @@ class GroupGrid(Tiling):
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
         problem, tile = self.problem, self.tile
-        if (sentence := refuses_sweep(self.sweep, problem, tile, device)) is not None:
+        sentence = refuses_sweep(self.sweep, problem, tile, device) or refuses_registers(self.registers, tile, device)
+        if sentence is not None:
             return sentence
         if problem.is_backward and "dx" not in problem.outputs:
             return "expected output dx: without dx no data is read twice, and split reads it once"
@@ -242,12 +259,12 @@ class GroupGrid(Tiling):
             self.tile.threads,
             self._arguments,
             shared_bytes=self.shared,
-            traffic=read + problem.nbytes,
+            traffic=read + problem.written,
             cached=read + self.parts_moved,
             packs=self.sweep.processed,
             rounds=self.sweep.rounds * tiles,
             items=tiles,
-            registers=LEAN_REGISTERS if self.lean else bound_registers(problem, problem.layout),
+            registers=self.registers,
             phases=self.phases,
             streams=self.problem.read,
             tickets=self.words_at * self.problem.pair,

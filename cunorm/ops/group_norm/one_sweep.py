@@ -45,10 +45,9 @@ class OneSweep(Tiling):
         """Bytes of the partial rows of dgamma and dbeta."""
         return parameter_workspace(self.problem, self.partial_rows)
 
-    @lazy
-    def tensor_bytes(self) -> int:
+    def tensor_bytes(self, name: str) -> int:
         """Bytes that are moved to read or write a tensor once."""
-        return self.problem.nbytes
+        return self.problem.nbytes_of(name)
 
     @lazy
     def parameters_read(self) -> int:
@@ -71,7 +70,8 @@ class OneSweep(Tiling):
         problem, rows = self.problem, self.partial_rows
         entry = f"{problem.op}_{self.tile.strategy}{self.variant}"
         shape = {"N": problem.N, "C": problem.C, "HxW": problem.HxW, "groups": problem.group, **sizes}
-        traffic = (self.problem.read + ("y" in problem.outputs or "dx" in problem.outputs)) * self.tensor_bytes
+        written = (name for name in ("y", "dx") if name in problem.outputs)
+        traffic = problem.read * self.tensor_bytes("x") + sum(map(self.tensor_bytes, written))
         traffic += rows * problem.C * self.problem.pair * problem.wants_parameters + self.parameters_read
         facts.setdefault("streams", self.problem.read)
         main = Launch(entry, entry, grid, self.tile.threads, {**self._given, **shape}, traffic=traffic, **facts)

@@ -10,11 +10,19 @@ from typing import Any
 from cunorm.core.arrays import choice, dtype_name, epsilon, integer, mask
 from cunorm.core.opspec import Exact, Number
 from cunorm.core.problem import ACTIVATIONS, LAYOUTS, Problem, accumulator, laid_out
-from cunorm.ops.common.array_specs import BETA, FLAGS, FORWARD_RESULTS, GAMMA, GRADIENT_INPUTS, GRADIENT_RESULTS, X
+from cunorm.ops.common.array_specs import (
+    BETA,
+    FLAGS,
+    FORWARD_RESULTS,
+    GAMMA,
+    GRADIENT_INPUTS,
+    GRADIENT_RESULTS,
+    Y_TYPES,
+    X,
+)
 from cunorm.runtime.checks import (
     GRADIENTS,
     NAN,
-    OutputSpec,
     chosen,
     direct_layout,
     gradients,
@@ -25,6 +33,8 @@ from cunorm.runtime.checks import (
     split_axes,
     statistics,
     vector,
+    y_of,
+    y_types,
 )
 from cunorm.runtime.op import Checked, Op, Request
 
@@ -54,7 +64,7 @@ def group_problem(
     layout: str,
     sizes: tuple[int, int, int, int],
     outputs: tuple[str, ...],
-    activation: str | None = None,
+    **facts: Any,
 ) -> Problem:
     """Problem with N, C, HxW and groups in ``sizes``. ``parameters`` are the dtypes of gamma and beta."""
     return Problem(
@@ -65,7 +75,7 @@ def group_problem(
         stats_dtype=stats_dtype,
         **laid_out(layout, *sizes),
         outputs=outputs,
-        activation=activation,
+        **facts,
     )
 
 
@@ -76,20 +86,22 @@ def checked_forward(
     data_format: str,
     sizes: tuple[int, int, int, int],
     saved: tuple[int, int],
+    y_dtype: object,
     activation: str | None = None,
 ) -> Checked:
-    """Check gamma and beta of a forward. ``saved`` is the shape of the statistics."""
+    """Check gamma, beta and y_dtype of a forward. ``saved`` is the shape of the statistics."""
     x, gamma, beta = arrays
     shape = (sizes[1],)
     parameters = parameter("gamma", gamma, shape, dtype), parameter("beta", beta, shape, dtype)
     sums, layout = accumulator(dtype), direct_layout(x, data_format)
     axes = memory_order(x.ndim, data_format, layout)
+    types = y_types(y_dtype, dtype)
     results = (
-        OutputSpec("y", x.shape, x.dtype, axes),
+        y_of(x, axes, types),
         vector("mean", saved, sums, NAN),
         vector("rstd", saved, sums, NAN),
     )
-    problem = group_problem(op, dtype, parameters, sums, layout, sizes, OUTPUTS, activation)
+    problem = group_problem(op, dtype, parameters, sums, layout, sizes, OUTPUTS, others=types, activation=activation)
     return Checked(problem, (axes, (0,), (0,)), results)
 
 
@@ -117,10 +129,10 @@ def checked_backward(
 
 
 def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
-    num_groups, data_format, activation = options
+    num_groups, data_format, activation, y_dtype = options
     dtype = dtype_name("x", arrays[0])
     sizes = _sizes(arrays[0].shape, num_groups, data_format, activation)
-    return checked_forward("group_norm", dtype, arrays, data_format, sizes, (sizes[0], sizes[3]), activation)
+    return checked_forward("group_norm", dtype, arrays, data_format, sizes, (sizes[0], sizes[3]), y_dtype, activation)
 
 
 def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
@@ -145,8 +157,10 @@ def parameters_asked(asked: Request) -> tuple[str | None, str | None]:
 
 def _request_forward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     sizes = _sizes(asked.shape, asked.num_groups, asked.data_format, asked.activation)
-    facts = (parameters_asked(asked), accumulator(asked.dtype), asked.data_format, sizes, OUTPUTS, asked.activation)
-    return group_problem("group_norm", asked.dtype, *facts), (asked.num_groups, asked.data_format, asked.activation)
+    types = y_types(asked.y_dtype, asked.dtype)
+    facts = (parameters_asked(asked), accumulator(asked.dtype), asked.data_format, sizes, OUTPUTS)
+    options = (asked.num_groups, asked.data_format, asked.activation, asked.y_dtype)
+    return group_problem("group_norm", asked.dtype, *facts, others=types, activation=asked.activation), options
 
 
 def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
@@ -154,9 +168,9 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     gamma, beta = parameters_asked(asked)
     outputs = chosen(GRADIENTS, mask("output_mask", asked.output_mask, GRADIENTS))
     parameters = (gamma, beta if asked.activation else None)
-    facts = (parameters, accumulator(asked.dtype), asked.data_format, sizes, outputs, asked.activation)
+    facts = (parameters, accumulator(asked.dtype), asked.data_format, sizes, outputs)
     options = (asked.num_groups, asked.output_mask, asked.data_format, asked.activation)
-    return group_problem("group_norm_backward", asked.dtype, *facts), options
+    return group_problem("group_norm_backward", asked.dtype, *facts, activation=asked.activation), options
 
 
 def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
@@ -178,13 +192,15 @@ GROUP_NORM = Op(
     numbers={"eps": Number(1e-5, epsilon)},
     layouts=LAYOUTS,
     activations=ACTIVATIONS,
+    types=Y_TYPES,
+    optional_types=tuple(Y_TYPES),
     holds_parameters=True,
     oracle=_oracle,
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
     in_place={"y": "x"},
-    options=("num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation"),
+    options=("num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation", "y_dtype"),
 )
 GROUP_NORM_BACKWARD = Op(
     name="group_norm_backward",

@@ -86,7 +86,9 @@ class GroupSplit(Tiling):
         arguments = {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **self._shape}
         return (
             *moments_launches(problem, self.sweep, problem.group),
-            self._launch("apply", arguments, 2 * problem.nbytes, reread=problem.nbytes, packs=self.sweep.processed),
+            self._launch(
+                "apply", arguments, problem.nbytes + problem.written, reread=problem.nbytes, packs=self.sweep.processed
+            ),
         )
 
     def _backward(self) -> tuple[Launch, ...]:

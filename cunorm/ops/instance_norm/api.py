@@ -18,6 +18,7 @@ def instance_norm(
     *,
     eps: float = 1e-5,
     data_format: str = "NCHW",
+    y_dtype: object = None,
     out: tuple[Array | None, Array | None, Array | None] | None = None,
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
@@ -42,8 +43,10 @@ def instance_norm(
         Number that is added to the variance; not negative.
     data_format : {"NCHW", "NHWC"}
         Position of the channel axis: second or last.
+    y_dtype : str or dtype, optional
+        Dtype of y: that of x, which None means too, or float32 for 16-bit x. y is then not rounded.
     out : tuple of (y, mean, rstd), optional
-        Arrays for the results. A result whose entry is None is allocated. y may be x itself.
+        Arrays for the results. A result whose entry is None is allocated. y may be x itself if it has x's dtype.
     tile : Tile or mapping, optional
         Strategy and tile fields that replace the automatic choice.
     workspace : array, optional
@@ -52,7 +55,7 @@ def instance_norm(
     Returns
     -------
     y : array
-        Shape and dtype of x.
+        Shape of x. Dtype of x, or ``y_dtype``.
     mean, rstd : array of shape (N, C)
         Dtype float32 (float64 for float64 x). NaN for channels without positions. A channel whose elements are all
         equal has rstd = 1 / sqrt(eps), also one with a single position.
@@ -82,7 +85,7 @@ def instance_norm(
            [-1.225,  0.   ,  1.225]], dtype=float32)
     """
     results: tuple[Array, Array, Array] = perform(
-        INSTANCE_NORM, (x, gamma, beta), (data_format,), out, tile, workspace, (epsilon(eps),)
+        INSTANCE_NORM, (x, gamma, beta), (data_format, y_dtype), out, tile, workspace, (epsilon(eps),)
     )
     return results
 

@@ -8,9 +8,18 @@ from typing import Any
 from cunorm.core.arrays import dtype_name, epsilon, mask
 from cunorm.core.opspec import Exact, Number
 from cunorm.core.problem import LAYOUTS, Problem, accumulator
-from cunorm.ops.common.array_specs import BETA, FLAGS, FORWARD_RESULTS, GAMMA, GRADIENT_INPUTS, GRADIENT_RESULTS, X
+from cunorm.ops.common.array_specs import (
+    BETA,
+    FLAGS,
+    FORWARD_RESULTS,
+    GAMMA,
+    GRADIENT_INPUTS,
+    GRADIENT_RESULTS,
+    Y_TYPES,
+    X,
+)
 from cunorm.ops.group_norm.op import OUTPUTS, checked_backward, checked_forward, group_problem, parameters_asked
-from cunorm.runtime.checks import GRADIENTS, chosen, parameter_named, split_axes
+from cunorm.runtime.checks import GRADIENTS, chosen, parameter_named, split_axes, y_types
 from cunorm.runtime.op import Checked, Op, Request
 
 from .strategies import BACKWARD, FORWARD
@@ -23,9 +32,10 @@ def _sizes(shape: tuple[int, ...], data_format: object) -> tuple[tuple[int, int,
 
 
 def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
-    (data_format,) = options
+    data_format, y_dtype = options
     dtype = dtype_name("x", arrays[0])
-    return checked_forward("instance_norm", dtype, arrays, data_format, *_sizes(arrays[0].shape, data_format))
+    sizes, saved = _sizes(arrays[0].shape, data_format)
+    return checked_forward("instance_norm", dtype, arrays, data_format, sizes, saved, y_dtype)
 
 
 def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
@@ -39,7 +49,8 @@ def _check_backward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object
 def _request_forward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     sizes, _ = _sizes(asked.shape, asked.data_format)
     facts = (parameters_asked(asked), accumulator(asked.dtype), asked.data_format, sizes, OUTPUTS)
-    return group_problem("instance_norm", asked.dtype, *facts), (asked.data_format,)
+    made = group_problem("instance_norm", asked.dtype, *facts, others=y_types(asked.y_dtype, asked.dtype))
+    return made, (asked.data_format, asked.y_dtype)
 
 
 def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
@@ -68,6 +79,8 @@ INSTANCE_NORM = Op(
     optional=("gamma", "beta"),
     numbers={"eps": Number(1e-5, epsilon)},
     layouts=LAYOUTS,
+    types=Y_TYPES,
+    optional_types=tuple(Y_TYPES),
     group_per_channel=True,
     holds_parameters=True,
     oracle=_oracle,
@@ -75,7 +88,7 @@ INSTANCE_NORM = Op(
     check=_check_forward,
     request=_request_forward,
     in_place={"y": "x"},
-    options=("gamma_dtype", "beta_dtype", "data_format"),
+    options=("gamma_dtype", "beta_dtype", "data_format", "y_dtype"),
 )
 INSTANCE_NORM_BACKWARD = Op(
     name="instance_norm_backward",

@@ -19,6 +19,7 @@ def layer_norm(
     *,
     eps: float = 1e-5,
     residual: Array | None = None,
+    y_dtype: object = None,
     out: tuple[Array | None, ...] | None = None,
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
@@ -45,8 +46,11 @@ def layer_norm(
         Number that is added to the variance; not negative.
     residual : array, optional
         Shape and dtype of x. It is added to x in the same pass.
+    y_dtype : str or dtype, optional
+        Dtype of y: that of x, which None means too, or float32 for 16-bit x. y is then not rounded.
     out : tuple of (y, mean, rstd), or (y, mean, rstd, h) with a residual, optional
-        Arrays for the results. A result whose entry is None is allocated. y may be x itself, and h the residual itself.
+        Arrays for the results. A result whose entry is None is allocated. y may be x itself if it has
+        x's dtype, and h the residual itself.
     tile : Tile or mapping, optional
         Strategy and tile fields that replace the automatic choice.
     workspace : array, optional
@@ -55,7 +59,7 @@ def layer_norm(
     Returns
     -------
     y : array
-        Shape and dtype of x.
+        Shape of x. Dtype of x, or ``y_dtype``.
     mean, rstd : array of shape (A1..Ai, 1..1)
         Dtype float32 (float64 for float64 x).
     h : array
@@ -88,12 +92,12 @@ def layer_norm(
     results: tuple[Array, ...] = perform(
         LAYER_NORM,
         (x, gamma, beta, residual),
-        (normalized_shape,),
+        (normalized_shape, y_dtype),
         out,
         tile,
         workspace,
         (epsilon(eps),),
-        typed(normalized_shape),
+        (typed(normalized_shape), y_dtype),
     )
     return results
 

@@ -96,8 +96,9 @@ class LayerGrid(Tiling):
         """
         if self.again == 0:
             return 0
-        rows_behind = max(0, self.problem.N - max(0, self.kept) * self.teams)
-        return (self.problem.read + 1) * rows_behind * self.problem.C * self.problem.itemsize
+        problem = self.problem
+        rows_behind = max(0, problem.N - max(0, self.kept) * self.teams)
+        return (problem.read * problem.nbytes + problem.written) // problem.N * rows_behind
 
     @lazy
     def given(self) -> tuple[str | None, ...]:
@@ -238,7 +239,7 @@ class LayerGrid(Tiling):
             tile.threads,
             self._arguments,
             shared_bytes=self.shared,
-            traffic=(self.problem.read + 1) * problem.nbytes + parameters,
+            traffic=problem.read * problem.nbytes + problem.written + parameters,
             cached=self.problem.read * self.again + self.workspace_traffic,
             registers=self.registers,
             phases=PHASES + (self.again > 0),

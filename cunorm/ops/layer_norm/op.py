@@ -18,6 +18,7 @@ from cunorm.ops.common.array_specs import (
     GRADIENT_INPUTS,
     GRADIENT_RESULTS,
     RESIDUAL,
+    Y_TYPES,
     H,
     X,
     of_rows,
@@ -42,6 +43,8 @@ from cunorm.runtime.checks import (
     parameter_named,
     statistics,
     vector,
+    y_of,
+    y_types,
 )
 from cunorm.runtime.op import Checked, Op, Request
 
@@ -51,15 +54,16 @@ from .strategies import BACKWARD, FORWARD
 def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
     x, gamma, beta, residual = arrays
     dtype = dtype_name("x", x)
-    outer, row = row_sizes(x.shape, options[0])
+    normalized_shape, y_dtype = options
+    outer, row = row_sizes(x.shape, normalized_shape)
     gamma_dtype, beta_dtype = (
         parameter(name, array, row, dtype, ", normalized_shape") for name, array in (("gamma", gamma), ("beta", beta))
     )
     extras = residual_given(residual, x)
-    sums, axes = accumulator(dtype), axes_of(x)
+    sums, axes, types = accumulator(dtype), axes_of(x), y_types(y_dtype, dtype)
     saved = (*outer, *(1,) * len(row))
     results = (
-        OutputSpec("y", x.shape, x.dtype, axes),
+        y_of(x, axes, types),
         vector("mean", saved, sums, NAN),
         vector("rstd", saved, sums, NAN),
         OutputSpec("h", x.shape, x.dtype, axes) if extras else None,
@@ -73,6 +77,7 @@ def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object)
         beta_dtype=beta_dtype,
         stats_dtype=sums,
         outputs=LAYER_NORM.results_with(extras),
+        others=types,
         extras=extras,
     )
     return Checked(problem, [axes_of(array) for array in arrays], results)
@@ -118,9 +123,10 @@ def _request_forward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
         beta_dtype=beta,
         stats_dtype=accumulator(asked.dtype),
         outputs=LAYER_NORM.results_with(extras),
+        others=y_types(asked.y_dtype, asked.dtype),
         extras=extras,
     )
-    return problem, (asked.normalized_shape,)
+    return problem, (asked.normalized_shape, asked.y_dtype)
 
 
 def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
@@ -161,13 +167,15 @@ LAYER_NORM = Op(
     extras={"residual": ("h",)},
     numbers={"eps": Number(1e-5, epsilon)},
     layouts=LAYOUTS[:1],
+    types=Y_TYPES,
+    optional_types=tuple(Y_TYPES),
     holds_parameters=True,
     oracle=_oracle,
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
     in_place={"y": "x", "h": "residual"},
-    options=("normalized_shape", "gamma_dtype", "beta_dtype", "residual"),
+    options=("normalized_shape", "gamma_dtype", "beta_dtype", "residual", "y_dtype"),
 )
 LAYER_NORM_BACKWARD = Op(
     name="layer_norm_backward",

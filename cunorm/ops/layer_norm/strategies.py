@@ -53,7 +53,7 @@ class LayerSplit(Strips):
             self.grid,
             self.tile.threads,
             {**by_name("x", "gamma", "beta", "y", "mean", "rstd"), **self.shape},
-            traffic=2 * problem.nbytes,
+            traffic=problem.nbytes + problem.nbytes_of("y"),
             reread=problem.nbytes,
             packs=self.processed,
             registers=self.registers,

@@ -22,6 +22,7 @@ def rms_norm(
     eps: float = 1e-6,
     residual: Array | None = None,
     gamma_offset: float = 0.0,
+    y_dtype: object = None,
     out: tuple[Array | None, ...] | None = None,
     tile: Tile | Mapping[str, object] | None = None,
     workspace: Array | None = None,
@@ -50,8 +51,11 @@ def rms_norm(
         Shape and dtype of x. It is added to x in the same pass.
     gamma_offset : float
         Number that is added to gamma in the accumulator's precision. 1 is the (1 + gamma) of Gemma.
+    y_dtype : str or dtype, optional
+        Dtype of y: that of x, which None means too, or float32 for 16-bit x. y is then not rounded.
     out : tuple of (y, rstd), or (y, rstd, h) with a residual, optional
-        Arrays for the results. A result whose entry is None is allocated. y may be x itself, and h the residual itself.
+        Arrays for the results. A result whose entry is None is allocated. y may be x itself if it has
+        x's dtype, and h the residual itself.
     tile : Tile or mapping, optional
         Strategy and tile fields that replace the automatic choice.
     workspace : array, optional
@@ -60,7 +64,7 @@ def rms_norm(
     Returns
     -------
     y : array
-        Shape and dtype of x.
+        Shape of x. Dtype of x, or ``y_dtype``.
     rstd : array of shape (A1..Ai, 1..1)
         Dtype float32 (float64 for float64 x). NaN if the sum of squares is not finite in that dtype.
     h : array
@@ -94,12 +98,12 @@ def rms_norm(
     results: tuple[Array, ...] = perform(
         RMS_NORM,
         (x, gamma, residual),
-        (normalized_shape,),
+        (normalized_shape, y_dtype),
         out,
         tile,
         workspace,
         (epsilon(eps), offset(gamma_offset)),
-        typed(normalized_shape),
+        (typed(normalized_shape), y_dtype),
     )
     return results
 

@@ -9,7 +9,20 @@ from typing import Any
 from cunorm.core.arrays import dtype_name, epsilon, mask, number, sized
 from cunorm.core.opspec import Exact, Number
 from cunorm.core.problem import LAYOUTS, Problem, accumulator
-from cunorm.ops.common.array_specs import DH, DY, GAMMA, PARAMETER_GRADIENT, RESIDUAL, RSTD, TENSOR, H, X, of_rows
+from cunorm.ops.common.array_specs import (
+    DH,
+    DY,
+    GAMMA,
+    PARAMETER_GRADIENT,
+    RESIDUAL,
+    RSTD,
+    TENSOR,
+    Y_TYPES,
+    H,
+    X,
+    Y,
+    of_rows,
+)
 from cunorm.ops.common.row_checks import (
     axes_of,
     dh_asked,
@@ -19,7 +32,7 @@ from cunorm.ops.common.row_checks import (
     row_problem,
     row_sizes,
 )
-from cunorm.runtime.checks import NAN, OutputSpec, chosen, like, parameter, parameter_named, vector
+from cunorm.runtime.checks import NAN, OutputSpec, chosen, like, parameter, parameter_named, vector, y_of, y_types
 from cunorm.runtime.op import Checked, Op, Request
 
 from .strategies import BACKWARD, FORWARD
@@ -39,16 +52,17 @@ def offset(value: object) -> float:
 def _check_forward(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -> Checked:
     x, gamma, residual = arrays
     dtype = dtype_name("x", x)
-    outer, row = row_sizes(x.shape, options[0])
+    normalized_shape, y_dtype = options
+    outer, row = row_sizes(x.shape, normalized_shape)
     gamma_dtype = parameter("gamma", gamma, row, dtype, ", normalized_shape")
     extras = residual_given(residual, x)
-    sums, axes = accumulator(dtype), axes_of(x)
+    sums, axes, types = accumulator(dtype), axes_of(x), y_types(y_dtype, dtype)
     results = (
-        OutputSpec("y", x.shape, x.dtype, axes),
+        y_of(x, axes, types),
         vector("rstd", (*outer, *(1,) * len(row)), sums, NAN),
         OutputSpec("h", x.shape, x.dtype, axes) if extras else None,
     )
-    problem = _forward(outer, row, dtype=dtype, gamma_dtype=gamma_dtype, extras=extras)
+    problem = _forward(outer, row, dtype=dtype, gamma_dtype=gamma_dtype, others=types, extras=extras)
     return Checked(problem, [axes_of(array) for array in arrays], results)
 
 
@@ -84,8 +98,9 @@ def _backward(outer: tuple[int, ...], row: tuple[int, ...], **facts: Any) -> Pro
 def _request_forward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     outer, row = row_sizes(asked.shape, asked.normalized_shape)
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
-    problem = _forward(outer, row, dtype=asked.dtype, gamma_dtype=gamma, extras=residual_asked(asked.residual))
-    return problem, (asked.normalized_shape,)
+    facts = {"dtype": asked.dtype, "gamma_dtype": gamma, "extras": residual_asked(asked.residual)}
+    problem = _forward(outer, row, others=y_types(asked.y_dtype, asked.dtype), **facts)
+    return problem, (asked.normalized_shape, asked.y_dtype)
 
 
 def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
@@ -114,18 +129,20 @@ RMS_NORM = Op(
     family=_FAMILY,
     sizes=_SIZES,
     inputs=of_rows({"x": X, "gamma": GAMMA, **RESIDUAL}),
-    results=of_rows({"y": TENSOR, "rstd": RSTD, **H}),
+    results=of_rows({"y": Y, "rstd": RSTD, **H}),
     optional=("gamma", "residual"),
     extras={"residual": ("h",)},
     numbers={"eps": Number(1e-6, epsilon), "gamma_offset": _GAMMA_OFFSET},
     layouts=LAYOUTS[:1],
+    types=Y_TYPES,
+    optional_types=tuple(Y_TYPES),
     holds_parameters=True,
     oracle=_oracle,
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
     in_place={"y": "x", "h": "residual"},
-    options=("normalized_shape", "gamma_dtype", "residual"),
+    options=("normalized_shape", "gamma_dtype", "residual", "y_dtype"),
 )
 RMS_NORM_BACKWARD = Op(
     name="rms_norm_backward",

@@ -65,7 +65,7 @@ class RmsSplit(Strips):
             self.grid,
             threads,
             {**by_name("x", "gamma", "y", "rstd"), **numbers_of(problem), **self.shape},
-            traffic=2 * problem.nbytes,
+            traffic=problem.nbytes + problem.nbytes_of("y"),
             reread=problem.nbytes,
             **facts,
         )
