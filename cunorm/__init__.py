@@ -9,7 +9,7 @@ from pathlib import Path
 if not (Path(__path__[0]) / "kernels_cu").is_dir():
     __path__.append(str(Path(__path__[0]).parent))
 
-from . import ascend
+from . import ascend, distributed
 from .core.errors import CacheWarning, CompileError, KernelFault, TableError, TableWarning, TraceError, UnsupportedTile
 from .core.strategy import Tile
 from .ops.batch_norm.api import (
@@ -43,6 +43,7 @@ __all__ = [
     "batch_norm_elemt",
     "batch_norm_gather_stats",
     "batch_norm_stats",
+    "distributed",
     "group_norm",
     "group_norm_backward",
     "instance_norm",

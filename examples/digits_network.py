@@ -165,18 +165,22 @@ class Network:
             images = layer.evaluate(images)
         return images
 
-    def loss_and_gradients(self, images: Array, labels: Array) -> float:
-        """Return the mean cross-entropy of a batch, and store the gradients in the parameters."""
+    def loss_and_gradients(self, images: Array, labels: Array, total: int | None = None) -> float:
+        """Return the mean cross-entropy of a batch, and store the gradients in the parameters.
+
+        With `total`, the images are a part of a batch of that many, and the results are this part's share.
+        """
+        total = total or len(labels)
         scores = images
         for layer in self.layers:
             scores = layer.forward(scores)
         scores = scores - scores.max(axis=1, keepdims=True)
         log_odds = scores - self.xp.log(self.xp.exp(scores).sum(axis=1, keepdims=True))
         wanted = (labels[:, None] == self.xp.arange(10)[None, :]).astype(scores.dtype)
-        gradient = (self.xp.exp(log_odds) - wanted) / len(labels)
+        gradient = (self.xp.exp(log_odds) - wanted) / total
         for layer in reversed(self.layers):
             gradient = layer.backward(gradient)
-        return float(-(wanted * log_odds).sum() / len(labels))
+        return float(-(wanted * log_odds).sum() / total)
 
     def accuracy(self, images: Array, labels: Array, batch: int = 64) -> float:
         """Return the share of correctly classified images. Images are processed in batches to limit memory."""

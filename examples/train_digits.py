@@ -6,7 +6,7 @@ forwards and gradients. Every 20 steps the results are compared with the float64
 pooling, the loss, Adam) is plain array code for NumPy and CuPy arrays.
 
 Run it with ``python examples/train_digits.py``; ``--help`` lists the options. At the end it prints the test accuracy
-and writes a plot of the loss.
+and writes a plot of the loss. With ``--processes 2`` two processes train together, each on half of every batch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ if __package__:
     from .digits_checks import CheckedLibrary, GradientMismatch
     from .digits_network import Network
     from .digits_norms import NORMS
+    from .digits_parallel import ENGINES, FUNCTIONS, Group, SyncBatchNorm, joined, start, usable_engine
 else:  # run as a script
     from digits_checks import CheckedLibrary, GradientMismatch
     from digits_network import Network
     from digits_norms import NORMS
+    from digits_parallel import ENGINES, FUNCTIONS, Group, SyncBatchNorm, joined, start, usable_engine
 
 TRAINING_IMAGES = 1437
 BATCH = 64
@@ -65,7 +67,7 @@ def split_digits() -> tuple[Any, Any, Any, Any]:
     return (train - mean) / deviation, labels[:TRAINING_IMAGES], (test - mean) / deviation, labels[TRAINING_IMAGES:]
 
 
-def run(
+def run(  # noqa: PLR0913  # a keyword for each choice
     norm: str = "group",
     functions: Any = cunorm,
     *,
@@ -75,6 +77,7 @@ def run(
     seed: int = 0,
     images: int | None = None,
     check_every: int = CHECK_EVERY,
+    group: Group | None = None,
 ) -> Result:
     """Train on the digits with one kind of norm, on arrays of `xp`.
 
@@ -94,6 +97,9 @@ def run(
         Maximum number of training images, and of test images. None: all.
     check_every : int
         Steps between two comparisons with the oracle; the first step is always compared.
+    group : Group, optional
+        The processes that train together, all of which call this function. BatchNorm then calls functions of
+        ``cunorm.distributed``, which `functions` must have.
 
     Raises
     ------
@@ -102,25 +108,33 @@ def run(
     """
     train, labels, test, test_labels = (part[:images] for part in split_digits())
     on_device = [xp.asarray(train, dtype), xp.asarray(labels), xp.asarray(test, dtype), xp.asarray(test_labels)]
+    group = group or Group()
     library, kind = CheckedLibrary(functions), NORMS[norm]
+    if norm == "batch" and group.size > 1:
+        kind = functools.partial(SyncBatchNorm, group)
     network = Network(xp, functools.partial(kind, xp, library, xp.dtype(dtype)), xp.dtype(dtype), seed)
     rng = np.random.default_rng(seed)
-    result = Result(kind.title, library)
+    result = Result(NORMS[norm].title, library)
     steps = epochs * math.ceil(len(labels) / BATCH)
     start = time.perf_counter()
-    with tqdm(total=steps, unit="step", disable=None) as bar:
+    with tqdm(total=steps, unit="step", disable=True if group.rank else None) as bar:
         for epoch in range(1, epochs + 1):
             order = xp.asarray(rng.permutation(len(labels)))
             for first in range(0, len(labels), BATCH):
                 rows = order[first : first + BATCH]
                 step = len(result.losses)
                 library.checking = step % check_every == 0
-                result.losses.append(network.loss_and_gradients(on_device[0][rows], on_device[1][rows]))
+                part = group.part(rows)
+                loss = network.loss_and_gradients(on_device[0][part], on_device[1][part], len(rows))
+                group.sum_gradients(network.parameters)
+                result.losses.extend(group.total(loss))
                 rate = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
                 for parameter in network.parameters:
                     parameter.step(xp, rate, step + 1)
                 bar.update()
-            result.accuracies.append(network.accuracy(*on_device[2:]))
+            tested = [group.part(array) for array in on_device[2:]]
+            (right,) = group.total(round(network.accuracy(*tested) * len(tested[1])))
+            result.accuracies.append(right / len(test))
             bar.set_description(f"epoch {epoch}/{epochs}, test accuracy {result.accuracies[-1]:.1%}")
     result.seconds = time.perf_counter() - start
     return result
@@ -172,8 +186,8 @@ def find_device(wanted: str) -> tuple[Any, str]:
     return cupy, name
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return 0 if the network reaches the required accuracy and every check passes, else 1."""
+def parser_of_options() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--norm", choices=tuple(NORMS), default="group", help="the norm of all three layers")
     parser.add_argument(
@@ -183,21 +197,41 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the images")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="dtype of all arrays")
     parser.add_argument("--plot", type=Path, default=Path("digits_loss.png"), metavar="FILE.png", help="loss plot")
-    options = parser.parse_args(argv)
-    if options.epochs < 1:
-        parser.error(f"--epochs: {options.epochs}, expected at least 1")
-    if not options.plot.absolute().parent.is_dir():
-        parser.error(f"--plot: no folder {options.plot.absolute().parent}")
+    parser.add_argument("--processes", type=int, default=1, help="processes that train together, on the CPU")
+    parser.add_argument(
+        "--engine", choices=tuple(ENGINES), help="how they exchange data; default: one that is installed"
+    )
+    # The arguments that tell a process of several how to join the others.
+    parser.add_argument("--meet", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    return parser
+
+
+def train(options: argparse.Namespace, xp: Any, executor: str, group: Group) -> int:
+    """Train and, on the first process, write the plot and print the results; return the exit code."""
+    functions = cunorm if group.size == 1 else FUNCTIONS
     try:
-        xp, executor = find_device(options.device)
-    except LookupError as problem:
-        parser.error(f"--device: {problem}")
-    try:
-        result = run(options.norm, xp=xp, dtype=options.dtype, epochs=options.epochs, seed=options.seed)
+        result = run(
+            options.norm,
+            functions,
+            xp=xp,
+            dtype=options.dtype,
+            epochs=options.epochs,
+            seed=options.seed,
+            group=group,
+        )
     except GradientMismatch as mismatch:
         print(f"gradient check failed: {mismatch}", file=sys.stderr)
         return 1
-    plot(result, options.plot, executor)
+    accuracy = result.accuracies[-1]
+    if group.rank == 0:
+        plot(result, options.plot, executor)
+        report(result, options, executor)
+    return 0 if accuracy >= REQUIRED_ACCURACY else 1
+
+
+def report(result: Result, options: argparse.Namespace, executor: str) -> None:
+    """Print the results of a training run."""
     library, accuracy = result.library, result.accuracies[-1]
     by_name = ", ".join(f"{count}\N{NO-BREAK SPACE}{name}" for name, count in library.calls.items())
     lines = textwrap.fill(f"{library.calls.total()} ({by_name})", 100, subsequent_indent=" " * 17)
@@ -209,7 +243,34 @@ def main(argv: list[str] | None = None) -> int:
     print(f"executor         {executor}")
     print(f"gradient checks  {checks}")
     print(f"plot             {options.plot}")
-    return 0 if accuracy >= REQUIRED_ACCURACY else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return 0 if the network reaches the required accuracy and every check passes, else 1."""
+    parser = parser_of_options()
+    options = parser.parse_args(argv)
+    for name, number in (("--epochs", options.epochs), ("--processes", options.processes)):
+        if number < 1:
+            parser.error(f"{name}: {number}, expected at least 1")
+    if not options.plot.absolute().parent.is_dir():
+        parser.error(f"--plot: no folder {options.plot.absolute().parent}")
+    several = options.processes > 1
+    if several and options.device == "gpu":
+        parser.error("--device: gpu, expected cpu with several --processes")
+    try:
+        xp, executor = find_device("cpu" if several else options.device)
+    except LookupError as problem:
+        parser.error(f"--device: {problem}")
+    if not several:
+        return train(options, xp, executor, Group())
+    try:
+        engine = usable_engine(options.engine)
+        if options.meet is None:
+            return start(engine, options.processes, sys.argv[1:] if argv is None else argv)
+    except LookupError as problem:
+        parser.error(f"--engine: {problem}")
+    with joined(engine, options.meet, options.rank, options.processes) as group:
+        return train(options, xp, f"{executor}; {group.size} processes of {engine}", group)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from . import functional
 from .modules import GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, LayerNorm, RMSNorm
 from .replacement import Replaced, replace
+from .sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "GroupNorm",
@@ -12,6 +13,7 @@ __all__ = [
     "LayerNorm",
     "RMSNorm",
     "Replaced",
+    "SyncBatchNorm",
     "functional",
     "replace",
 ]
