@@ -254,6 +254,12 @@ def _demanding(case: GateCase, architecture: str, problem: Problem, tile: Tile, 
     return next(one for one in asked if case.solver.refuses(one, tile, device_of(architecture)) is None)
 
 
+def _demanding_both(case: GateCase, architecture: str, problem: Problem, tile: Tile) -> tuple[Problem, ...]:
+    """Return `_demanding` with y in x's dtype and, if that is another problem, in float32."""
+    found = (_demanding(case, architecture, problem, tile, wide_y) for wide_y in (False, True))
+    return tuple(dict.fromkeys(found))
+
+
 def _choice(
     case: GateCase, ring: Sequence[tuple[str, Nvrtc]], tiles: str
 ) -> Iterator[tuple[str, Nvrtc, Problem, Tile, Text]]:
@@ -263,12 +269,9 @@ def _choice(
         several = {"spread": spread, "all": accepted}[tiles]
         for pair in ring:
             for problem, tile in several(case, pair[0]):
-                hard = (_demanding(case, pair[0], problem, tile, wide_y) for wide_y in (False, True))
-                posed = dict.fromkeys((problem, *hard))
+                posed = dict.fromkeys((problem, *_demanding_both(case, pair[0], problem, tile)))
                 yield from ((*pair, each, tile, text) for each in posed for text in TEXTS)
         return
-    # Of the dtypes with 16 bits, one has y in float32 and the other has y in its own dtype.
-    wide_y = case.dtype == "bfloat16"
     # Cases are counted per op and strategy, so that the dtypes of a strategy together cover every pair.
     before = [each for each in cases() if (each.op, each.strategy) == (case.op, case.strategy)]
     del before[before.index(case) :]
@@ -282,13 +285,14 @@ def _choice(
         # The first case gets the least demanding tile. The following cases get the tiles before it in turn.
         other = ranked[-1 - len(before) % max(1, len(ranked) - 1)]
         problem, tile = other if step == at else ranked[0]
-        made = problem if step == at else _demanding(case, architecture, problem, tile, wide_y)
+        hard = (problem,) if step == at else _demanding_both(case, architecture, problem, tile)
         met.add(_kernel(case, problem, tile))
-        yield architecture, nvrtc, made, tile, TEXTS[step % len(TEXTS)]
+        yield from ((architecture, nvrtc, made, tile, TEXTS[step % len(TEXTS)]) for made in hard)
     architecture, nvrtc = ring[len(before) % len(ring)]
     others = {_kernel(case, *pair): pair for pair in reversed(spread(case, architecture))}  # the first of each
     for problem, tile in (pair for kernel, pair in others.items() if kernel not in met):
-        yield architecture, nvrtc, _demanding(case, architecture, problem, tile, wide_y), tile, TEXTS[0]
+        hard = _demanding_both(case, architecture, problem, tile)
+        yield from ((architecture, nvrtc, made, tile, TEXTS[0]) for made in hard)
 
 
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: GateCase | None = None) -> list[Build]:

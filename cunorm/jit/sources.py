@@ -24,7 +24,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 _STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _C_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 _C_TYPES |= {"int32": "int", "int64": "long long"}
-_C_TYPES |= {"identity": "Identity", "silu": "Silu"}
+_C_TYPES |= {"identity": "Identity", "silu": "Silu", "generic": "Generic", "specialised": "Specialised"}
 #: The texts of a kernel: one for all sizes, or one with the sizes of a problem as constants.
 Text = Literal["generic", "specialised"]
 TEXTS: tuple[Text, ...] = get_args(Text)
@@ -132,6 +132,7 @@ def _head(types: Mapping[str, str], layout: str, constants: Mapping[str, int | t
     return "\n".join(
         [
             "struct float16; struct bfloat16; struct ChannelsFirst; struct ChannelsLast; struct Identity; struct Silu;",
+            "struct Generic; struct Specialised;",
             *(f"typedef {_C_TYPES[dtype]} {name};" for name, dtype in types.items()),
             f"typedef {_LAYOUTS[layout]} layout_t;",
             f"struct Tile {{ {fields} }};",
@@ -160,7 +161,7 @@ def _head_of(
     return _head(mentioned, layout, dict(constants))
 
 
-def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> str:
+def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile, text: Text) -> str:
     sums = accumulator(problem.dtype)
     types = {
         "data_t": problem.dtype,
@@ -170,6 +171,7 @@ def _head_for(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) 
         "stat_t": problem.stats_dtype,
         "activation_t": problem.activation or "identity",
         "count_t": "int64",
+        "text_t": text,
         **dict(problem.others),
     }
     known = strategy.constants if launch.takes_tile else ()
@@ -192,7 +194,7 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
     body = _expand(launch.kernel)
     if text == "specialised":
         body = _specialise(body, launch, fixed_arguments(launch, problem, strategy, tile))
-    return _head_for(launch, problem, strategy, tile) + body
+    return _head_for(launch, problem, strategy, tile, text) + body
 
 
 def fixed_arguments(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile) -> dict[str, int]:
@@ -248,5 +250,5 @@ def kernel_digest(problem: Problem, strategy: Strategy, tile: Tile) -> str:
     Comments and file names do not affect it.
     """
     launches = strategy.launches(problem, tile)
-    codes = (_head_for(launch, problem, strategy, tile) + _code(launch.kernel) for launch in launches)
+    codes = (_head_for(launch, problem, strategy, tile, "generic") + _code(launch.kernel) for launch in launches)
     return hashlib.sha256("\n".join(codes).encode()).hexdigest()[:16]

@@ -180,8 +180,7 @@ def y_types(given: object, dtype: str) -> tuple[tuple[str, str], ...]:
     """`Problem.others` of a forward for its argument y_dtype (TypeError). It is empty if y has x's dtype."""
     if given is None:
         return ()
-    allowed = (dtype, accumulator(dtype)) if DTYPES[dtype].itemsize == 2 else (dtype,)
-    found = dtype_named("y_dtype", given, allowed)
+    found = dtype_named("y_dtype", given, (dtype, accumulator(dtype)))
     return () if found == dtype else (("y_t", found),)
 
 

@@ -1,9 +1,9 @@
 // Storage types, their conversions, 16-byte packs, and the functions that access global and shared memory.
 //
 // The host writes above this file: the typedefs data_t (x, dy, dx), y_t (y: data_t, or float for 16-bit data),
-// parameter types (gamma, beta and their gradients), stat_t (mean, rstd), layout_t and activation_t, and `struct Tile`
-// with the compile-time constants. No CUDA header is included: each of the 16-bit conversions is one instruction, and
-// headers would take longer to compile than the kernels.
+// parameter types (gamma, beta and their gradients), stat_t (mean, rstd), layout_t, activation_t and text_t (Generic or
+// Specialised), and `struct Tile` with the compile-time constants. No CUDA header is included: each of the 16-bit
+// conversions is one instruction, and headers would take longer to compile than the kernels.
 //
 // Every access to global memory goes through a function of this file or of async.cuh. On the CPU these functions report
 // each access to the executor, which checks it. A raw dereference would escape the check, and a test forbids it.

@@ -21,8 +21,13 @@
 
 // Resident threads per multiprocessor that the launch bound requires. Blocks wait at barriers and for the ticket counter,
 // so more of them keep a multiprocessor busy, if a thread needs few registers: one channel, 32-bit sums, no activation.
-constexpr int grid_threads =
-    is_identity && sweep_t::slots == 1 && sizeof(acc_t) == sizeof(float) ? 768 : gradient_threads;
+// The generic text keeps its sizes in registers, and would spill.
+template <typename Text>
+constexpr bool is_specialised = false;
+template <>
+constexpr bool is_specialised<Specialised> = true;
+constexpr bool is_lean = is_identity && sweep_t::slots == 1 && sizeof(acc_t) == sizeof(float) && is_specialised<text_t>;
+constexpr int grid_threads = is_lean ? 768 : gradient_threads;
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(grid_threads))
     group_norm_backward_grid(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,

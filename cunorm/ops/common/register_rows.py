@@ -191,7 +191,8 @@ class WarpRows(Tiling):
         of_pack = 0 if self.staged else self._tensors * words * (2 if self.reads_ahead else 1)
         passing = 0  # parameters that do not stay: those of the current pack and of the next one
         for dtype in self.given:  # an absent parameter is held as constants
-            of_parameter = problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
+            # Elements of a narrower dtype than x take as many registers as its own: they are unpacked.
+            of_parameter = problem.pack * max(problem.itemsize, ITEMSIZE[dtype or problem.stats_dtype]) // 4
             if self.resident(dtype or problem.stats_dtype):
                 of_pack += of_parameter
             else:

@@ -32,8 +32,8 @@ MOST_TICKETS = 2**32 - 2**22
 #: Resident threads per multiprocessor, and multiprocessors of the largest device or more. They bound the grid. A block
 #: that finds no ticket ends at once.
 RESIDENT_THREADS, MULTIPROCESSORS = 512, 192
-#: Resident threads, and the registers per thread that they leave, of a backward kernel with one channel per thread,
-#: 32-bit sums and no activation: grid_threads in group_norm_backward_grid.cu.
+#: Resident threads, and the registers per thread that they leave, of a specialised backward kernel with one channel per
+#: thread, 32-bit sums and no activation: grid_threads in group_norm_backward_grid.cu.
 LEAN_THREADS, LEAN_REGISTERS = 768, 80
 #: Latencies of memory that a block waits for the sums of a slab before each output, if no tiles are prefetched.
 #: Estimated with the simulator: 2.5 to 4 us for tiles of 1024 and 2048 elements per warp. A launch does not depend on
