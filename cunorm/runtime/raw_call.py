@@ -42,6 +42,7 @@ class RawCall:
         self._given = tuple(needs.values())
         self._named = tuple(needs)
         self._pick = operator.itemgetter(*(self._at[name] for name in needs)) if needs else lambda _: ()
+        self._constant: list[int] | None = None
         self._strided = spec.strided
         self._counted = {of.array: name for name, of in spec.measures.items() if not of.is_stride}
 
@@ -67,6 +68,14 @@ class RawCall:
         """Bytes at each address, with which the CPU executor checks bounds. Nothing is checked on a GPU."""
         if self._plan.place.kind != "cpu":
             return []
+        if self._constant is not None:
+            return self._constant
+        found = self._sizes(pointers)
+        if not (self._plan.problem.spec.measures or self._plan.problem.spec.updated):
+            self._constant = found  # which arrays are absent has been checked
+        return found
+
+    def _sizes(self, pointers: Sequence[int | float]) -> list[int]:
         names = self._plan.problem.spec.arrays
         found = [self._nbytes(name, pointers) if name in names else 0 for name in self._plan.names]
         found[self._at["workspace"]] = self._plan.workspace_nbytes

@@ -21,6 +21,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -301,19 +302,16 @@ def _compiled_forward(problem: Problem) -> Forward:
     return torch.compile(forward, dynamic=False)  # type: ignore[no-any-return]
 
 
-#: The first version of PyTorch whose CUDA kernels of GroupNorm read channels-last tensors in place: those of pull
-#: request 191945, which libtorch_cuda of 2.14.1 does not contain.
-READS_CHANNELS_LAST = (2, 15)
+#: The norms whose channels-last tensors PyTorch copies to channels-first on a GPU, and the first version that reads them
+#: in place: for GroupNorm by pull request 191945, whose kernels libtorch_cuda of 2.14.1 does not contain.
+COPIED_BEFORE = {"group_norm": (2, 15), "instance_norm": (math.inf,)}
 
 
 def torch_note(problem: Problem, version: str) -> str:
     """Whether PyTorch's eager GroupNorm or InstanceNorm copies the tensors of a problem to another layout first."""
-    if problem.layout == "NCHW" or problem.spec.channelwise:
-        return ""
+    reads_since = COPIED_BEFORE.get(problem.spec.family, ())
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if problem.spec.family == "group_norm" and found >= READS_CHANNELS_LAST:
-        return ""
-    return "copies channels-last tensors to channels-first"
+    return "copies channels-last tensors to channels-first" if problem.layout == "NHWC" and found < reads_since else ""
 
 
 def _compiled(problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Results]:
