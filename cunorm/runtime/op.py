@@ -311,6 +311,7 @@ def with_dtypes(op: Op, problem: Problem, dtypes: object) -> Problem:
     others, stats = dict(problem.others), {accumulator(problem.dtype), problem.dtype}
     allowed = {name: (spec.dtype[0], op.types.get(spec.dtype[0], ())) for name, spec in op.arrays.items()}
     settable = [name for name, (key, of) in allowed.items() if of or (key == "stats_dtype" and name in op.inputs)]
+    settable = [name for name in settable if name not in op.tensors]  # those have options of their own
     for name, value in dtypes.items():
         if name not in settable:
             raise ValueError(f"dtypes: {name!r}, expected {' or '.join(settable) or 'no name'} for {op.name}")

@@ -302,8 +302,8 @@ def _compiled_forward(problem: Problem) -> Forward:
     return torch.compile(forward, dynamic=False)  # type: ignore[no-any-return]
 
 
-#: The norms whose channels-last tensors PyTorch copies to channels-first on a GPU, and the first version that reads them
-#: in place: for GroupNorm by pull request 191945, whose kernels libtorch_cuda of 2.14.1 does not contain.
+#: The norms whose channels-last tensors PyTorch copies to channels-first on a GPU, and the first version that reads
+#: them in place: for GroupNorm by pull request 191945, whose kernels libtorch_cuda of 2.14.1 does not contain.
 COPIED_BEFORE = {"group_norm": (2, 15), "instance_norm": (math.inf,)}
 
 
