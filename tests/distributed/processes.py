@@ -17,7 +17,7 @@ import pytest
 from tests.support.paths import ROOT, environment
 
 #: Seconds until the processes of a test are killed.
-LIMIT = 100
+LIMIT = 300
 #: Open MPI runs as root, as in a container, and starts more ranks than there are cores. Other MPIs ignore this.
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

@@ -35,7 +35,7 @@ SLOW_GLOO = pytest.mark.parametrize("library", [pytest.param("gloo", marks=pytes
 def assert_the_others_end(library: str, function: str, world: int) -> None:
     began = time.monotonic()
     ended = ranks(library, world, f"dies_in_{function}")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 100  # less than the patience of gloo
     assert all(one.code != 0 for one in ended), ended
     if library == "gloo":
         for one in ended[:-1]:

@@ -26,7 +26,7 @@ train_digits = importlib.import_module("train_digits")
 
 ENGINES = pytest.mark.parametrize("engine", ["gloo", "mpi"])
 #: Seconds until a training run is killed.
-LIMIT = 280
+LIMIT = 400
 
 
 def accuracy_of(tmp_path: Path, *arguments: str) -> float:

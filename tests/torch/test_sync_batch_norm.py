@@ -60,7 +60,7 @@ def test_the_ranks_have_the_results_of_the_whole_batch(world, cases, says):
 def test_a_rank_that_dies_ends_the_others():
     began = time.monotonic()
     *others, last = ranks("gloo", 3, "dies", module=MODULE)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 100  # less than the patience of gloo
     assert last.code != 0
     for one in others:
         assert one.code != 0
