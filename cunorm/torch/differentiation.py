@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .launches import PARAMETERS, accumulator
+from .launches import as_parameter
 from .norms import NORMS, Call, MaybeTensor, Norm, Options, by_torch, call_of, composite
 from .operators import LIBRARY, OPERATORS
 
@@ -61,7 +61,7 @@ def normalise(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor
             return call.forward(x, gamma, beta)[0]
     if _left_to_torch(options, x, gamma, beta):
         return by_torch(options, x, gamma, beta)
-    dense = NORMS[options.name].dense(x), _parameter(gamma, x.dtype), _parameter(beta, x.dtype)
+    dense = NORMS[options.name].dense(x), as_parameter(gamma, x.dtype), as_parameter(beta, x.dtype)
     if any(new is not old for new, old in zip(dense, (x, gamma, beta), strict=True)):
         return normalise(options, *dense)
     options = options._replace(eps=float(options.eps))
@@ -71,15 +71,6 @@ def normalise(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor
     else:
         results = _Forward.apply(x, gamma, beta, options)
     return results[0]
-
-
-def _parameter(parameter: MaybeTensor, dtype: torch.dtype) -> MaybeTensor:
-    """Gamma or beta as kernels read it beside x of a dtype."""
-    if parameter is None:
-        return None
-    if parameter.dtype not in PARAMETERS[dtype]:
-        parameter = parameter.to(accumulator(dtype))
-    return parameter.contiguous()
 
 
 def _left_to_torch(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> bool:

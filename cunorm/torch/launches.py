@@ -49,6 +49,15 @@ def data_format(x: Tensor) -> str | None:
     return None
 
 
+def as_parameter(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Gamma or beta as kernels read it beside x of a dtype; a copy only if that differs."""
+    if parameter is None:
+        return None
+    if parameter.dtype not in PARAMETERS[dtype]:
+        parameter = parameter.to(accumulator(dtype))
+    return parameter.contiguous()
+
+
 def laid_like(dy: Tensor, x: Tensor) -> Tensor:
     """Return dy with the memory layout of x, which is dense, and its dtype; a copy only if they differ.
 
@@ -127,9 +136,13 @@ def launch_of(
     arrays, numbers : tuple of str
         See `Launch`.
     options : tuple of (name, value)
-        Options of `cunorm.plan`. Dtypes may be those of torch.
+        Options of `cunorm.plan`. Dtypes may be those of torch. ``dtypes`` is a tuple of pairs, which can be a key.
     """
-    named = {name: NAMES.get(value, value) if isinstance(value, torch.dtype) else value for name, value in options}
+    named: dict[str, object] = {
+        name: NAMES.get(value, value) if isinstance(value, torch.dtype) else value for name, value in options
+    }
+    if "dtypes" in named:
+        named["dtypes"] = {array: NAMES.get(one, one) for array, one in named["dtypes"]}  # type: ignore[attr-defined]
     if named.get("data_format") == "NHWC":
         shape = (shape[0], *shape[2:], shape[1])
     place = "cpu" if device.type == "cpu" else device.index

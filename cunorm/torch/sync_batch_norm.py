@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .launches import NAMES, PARAMETERS, accumulator, data_format
+from .launches import NAMES, as_parameter, data_format
 from .sync_operators import OPERATORS
 
 # all_gather_tensor is the name in PyTorch before 2.14, which later versions warn of.
@@ -45,7 +44,8 @@ class SyncBatchNorm(_BatchNorm):
     process_group : torch.distributed.ProcessGroup, optional
         None: the default group.
     device, dtype : optional
-        See `torch.nn.SyncBatchNorm`. The parameters and running statistics may be float32 for 16-bit inputs.
+    bias : bool
+        Of PyTorch 2.14 and later. See `torch.nn.SyncBatchNorm`. The parameters and running statistics may be float32 for 16-bit inputs.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class SyncBatchNorm(_BatchNorm):
             [ 1., -1.]])
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
     >>> SyncBatchNorm.convert(model)[1]
-    SyncBatchNorm(8, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)
+    SyncBatchNorm(8, eps=1e-05, momentum=0.1, affine=True..., track_running_stats=True)
     """
 
     # Of the class, so that a module whose class was replaced has one.
@@ -80,8 +80,9 @@ class SyncBatchNorm(_BatchNorm):
         process_group: Any = None,
         device: Any = None,
         dtype: Any = None,
+        **others: Any,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **others)
         self.process_group = process_group
 
     @classmethod
@@ -129,7 +130,7 @@ class SyncBatchNorm(_BatchNorm):
             return functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
-        x, parameters = _dense(input), [_parameter(one, input.dtype) for one in (self.weight, self.bias)]
+        x, parameters = _dense(input), [as_parameter(one, input.dtype) for one in (self.weight, self.bias)]
         group = self._group()
         if self.momentum is not None or not keeps:
             return _normalised(x, *parameters, *running, self.momentum or 0.0, self.eps, group)
@@ -157,15 +158,6 @@ def _normalised(*arguments: Any) -> Tensor:
 def _dense(x: Tensor) -> Tensor:
     """Return x itself if kernels read its layout, otherwise a contiguous copy."""
     return x if data_format(x) is not None else x.contiguous()
-
-
-def _parameter(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Gamma or beta as kernels read it beside x of a dtype."""
-    if parameter is None:
-        return None
-    if parameter.dtype not in PARAMETERS[dtype]:
-        parameter = parameter.to(accumulator(dtype))
-    return parameter.contiguous()
 
 
 class _Sync(Function):

@@ -25,13 +25,6 @@ _WORD = 8
 _SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 
 
-class _Dtypes(dict[str, str]):
-    """Dtypes for `cunorm.plan`, in a form that a cache of launches can have as a key. It does not change."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
-
-
 def _options(x: Tensor, **dtypes: Any) -> tuple[tuple[str, object], ...]:
     """The options of a plan for x: its layout, and dtypes of parameters."""
     form = data_format(x)
@@ -93,7 +86,7 @@ def merge(
     mean, invstd = numbers.new_empty(C), numbers.new_empty(C)
     running = [None if one is None else one.contiguous() for one in (running_mean, running_var)]
     names = ("running_mean", "running_var")
-    dtypes = _Dtypes({name: NAMES[one.dtype] for name, one in zip(names, running, strict=True) if one is not None})
+    dtypes = tuple((name, one.dtype) for name, one in zip(names, running, strict=True) if one is not None)
     launch = launch_of(
         "batch_norm_gather_stats",
         (world, C),
@@ -180,7 +173,7 @@ def input_gradient(
         *_of(x),
         ("dy", "x", "mean", "invstd", "gamma", *_SUMS[:2], "counts", "dx"),
         ("ranks", "counts_stride"),
-        (*_options(x, gamma_dtype=_dtype(gamma)), ("dtypes", _Dtypes(counts="int64"))),
+        (*_options(x, gamma_dtype=_dtype(gamma)), ("dtypes", (("counts", "int64"),))),
     )
     launch((laid_like(dy, x), x, mean, invstd, gamma, *sums, counts, dx), (counts.numel(), 1))
     return dx
