@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,12 +139,12 @@ def launch_of(
     options : tuple of (name, value)
         Options of `cunorm.plan`. Dtypes may be those of torch. ``dtypes`` is a tuple of pairs, which can be a key.
     """
-    named: dict[str, object] = {
+    named: dict[str, Any] = {
         name: NAMES.get(value, value) if isinstance(value, torch.dtype) else value for name, value in options
     }
     if "dtypes" in named:
-        named["dtypes"] = {array: NAMES.get(one, one) for array, one in named["dtypes"]}  # type: ignore[attr-defined]
+        named["dtypes"] = {array: NAMES.get(one, one) for array, one in named["dtypes"]}
     if named.get("data_format") == "NHWC":
         shape = (shape[0], *shape[2:], shape[1])
     place = "cpu" if device.type == "cpu" else device.index
-    return Launch(plan(op, shape=tuple(shape), dtype=NAMES[dtype], device=place, **named), arrays, numbers)  # type: ignore[arg-type]
+    return Launch(plan(op, shape=tuple(shape), dtype=NAMES[dtype], device=place, **named), arrays, numbers)

@@ -45,7 +45,8 @@ class SyncBatchNorm(_BatchNorm):
         None: the default group.
     device, dtype : optional
     bias : bool
-        Of PyTorch 2.14 and later. See `torch.nn.SyncBatchNorm`. The parameters and running statistics may be float32 for 16-bit inputs.
+        Of PyTorch 2.14 and later. See `torch.nn.SyncBatchNorm`. The parameters and running statistics may be
+        float32 for 16-bit inputs.
 
     Raises
     ------
