@@ -80,6 +80,9 @@ def batch_norm_cases(op: str) -> Iterator[Case]:
         rows = BATCH_ROWS | {"no parameters": {"shape": (5, 6), **NO_PARAMETERS}}
         rows |= {"in place": {"shape": (37, 20), "in_place": True}}
         runs = BATCH_RUNS | {"in place": {"shape": (3, 5, 37), "in_place": True}}
+        if op == "batch_norm_backward_elemt":
+            rows |= {"counts of ranks": {"shape": (17, 5), "ranks": 5}}
+            runs |= {"counts of more ranks than a warp has lanes": {"shape": (3, 5, 37), "ranks": 70}}
         yield from made("block", runs, threads=64, chunk=64)
         yield from made("column", rows, threads=64, columns=64, chunk=2)
         return
@@ -103,5 +106,6 @@ def gather_cases() -> Iterator[Case]:
         "a running mean alone": {"shape": (3, 70), "sums": ("float32",)},
         "one block for all": {"shape": (3, 150), "grid": 1, "shifts": {"x": 1}},
         "float64": {"shape": (3, 9), "dtype": "float64", "sums": ("float64", "float64")},
+        "columns of one buffer": {"shape": (5, 71), "packed": True, "sums": ("float32", "float32")},
     }.items():
         yield Case("batch_norm_gather_stats", label, tile, **facts)

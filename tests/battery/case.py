@@ -98,6 +98,10 @@ class Case:
         The call passes the optional tensor of its op: a residual in a forward, dh in a backward.
     gamma_offset : float
         Of RMSNorm.
+    ranks : int
+        batch_norm_backward_elemt gets the counts of so many ranks as a strided array; 0: a number.
+    packed : bool
+        The inputs of batch_norm_gather_stats are columns of one buffer.
     y_dtype : str, optional
         Argument of a forward.
     """
@@ -123,6 +127,8 @@ class Case:
     in_place: bool = False
     extra: bool = False
     gamma_offset: float = 0.0
+    ranks: int = 0
+    packed: bool = False
     y_dtype: str | None = None
 
     def __str__(self) -> str:

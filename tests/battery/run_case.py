@@ -157,6 +157,8 @@ def _run(case: Case, place: OnGpu | InPlace, workspace: Any, **options: Any) -> 
     ]
     # A gradient needs beta only with an activation.
     arguments = {name: value for name, value in given.given(case.op).items() if name != "beta" or not backward}
+    if case.ranks:
+        arguments["count"] = _counts(made.count, case.ranks)
     there = tuple(map(place.put, outs))
     getattr(cunorm, case.op)(
         **{name: place.put(value) for name, value in arguments.items()},
@@ -168,6 +170,24 @@ def _run(case: Case, place: OnGpu | InPlace, workspace: Any, **options: Any) -> 
     place.get()
     made.check(case.op, tuple(outs))
     return outs
+
+
+def _counts(total: int, ranks: int) -> np.ndarray:
+    """The counts of ranks, whose sum is the total, in a column of an array. The elements between them are -1."""
+    whole = np.full((ranks, 3), -1)
+    whole[:, 0] = np.diff(np.linspace(0, total, ranks + 1).astype(int))
+    return whole[:, 0]
+
+
+def _packed(means: np.ndarray, invstds: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """The same arrays as columns of one buffer, each row of which ends in a count of 8 bytes."""
+    world, C = means.shape
+    words = 8 // means.itemsize
+    whole = np.full((world, (2 * C + 1 + words) // words * words + words), np.nan, means.dtype)
+    whole[:, :C], whole[:, C : 2 * C] = means, invstds
+    kept = whole[:, -words:].view(np.int64)[:, 0]
+    kept[...] = counts
+    return [whole[:, :C], whole[:, C : 2 * C], kept]
 
 
 def _gather(case: Case, place: OnGpu | InPlace, workspace: Any, **options: Any) -> list[np.ndarray | None]:
@@ -184,7 +204,8 @@ def _gather(case: Case, place: OnGpu | InPlace, workspace: Any, **options: Any) 
     kept = dict(zip(("running_mean", "running_var"), (a.astype(np.float64) for a in running), strict=False))
     exact = reference.batch_norm_gather_stats(means, invstds, counts, **kept)
     named = dict(zip(("running_mean", "running_var"), running, strict=False))
-    given = map(place.put, (means, invstds, counts))
+    arrays = _packed(means, invstds, counts) if case.packed else [means, invstds, counts]
+    given = map(place.put, arrays)
     there = {name: place.put(array) for name, array in named.items()}
     out = tuple(map(place.put, outs))
     cunorm.batch_norm_gather_stats(*given, out=out, workspace=place.put(workspace), **there, **options)
