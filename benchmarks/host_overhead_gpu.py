@@ -10,6 +10,7 @@ the workspace from CuPy's pool. With --rehearse, each contender runs once on the
 from __future__ import annotations
 
 import argparse
+import inspect
 import datetime
 import json
 import sys
@@ -51,7 +52,8 @@ def contenders(op: str, kind: str) -> dict[str, Callable[[], Any]]:
     arrays, numbers = sets.arrays(0), problem.numbers
     workspace = xp.empty(plan.workspace_nbytes, xp.uint8) if plan.workspace_nbytes else None
     out = tuple(arrays.get(name) for name in OPS[op].results_with(problem.extras))
-    given = [arrays.get(name) for name in OPS[op].inputs]
+    taken = inspect.signature(getattr(cunorm, op)).parameters  # counts are passed as a number
+    given = [arrays.get(name) for name in OPS[op].inputs if name in taken]
     given += [numbers[name] for name, number in OPS[op].numbers.items() if number.default is None]
     addresses = {name: pointer(array) for name, array in sets.bytes_of(0).items()}
     addresses["workspace"] = pointer(workspace) if workspace is not None else 0
