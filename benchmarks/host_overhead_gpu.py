@@ -10,8 +10,8 @@ the workspace from CuPy's pool. With --rehearse, each contender runs once on the
 from __future__ import annotations
 
 import argparse
-import inspect
 import datetime
+import inspect
 import json
 import sys
 import time
