@@ -176,7 +176,8 @@ def _torch_on_stream_of(array: Array) -> AbstractContextManager[Any]:
     pointer, cuda = cupy.cuda.get_current_stream(ordinal).ptr, torch.cuda
     # ExternalStream(0) would be a new stream, not the default one, which is 0 for both libraries.
     stream: Any = cuda.ExternalStream(pointer, ordinal) if pointer > 1 else cuda.default_stream(ordinal)  # type: ignore[no-untyped-call,unused-ignore]
-    return cuda.stream(stream)
+    current: AbstractContextManager[Any] = cuda.stream(stream)
+    return current
 
 
 class NcclEngine:

@@ -187,7 +187,7 @@ class _Sync(Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, invstd, gamma, counts = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]

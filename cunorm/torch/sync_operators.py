@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from .launches import NAMES, accumulator, data_format, laid_like, launch_of
+from .norms import MaybeTensor
 
 _LIBRARY = torch.library.Library("cunorm", "FRAGMENT")
-Optional = Tensor | None
-
 _DTYPES = tuple(NAMES)
 #: Bytes of a word of a packet.
 _WORD = 8
@@ -40,14 +39,15 @@ def _head(x: Tensor) -> int:
 
 def _words(x: Tensor) -> int:
     """The words of a packet."""
-    return _head(x) + 2 * x.shape[1] * accumulator(x.dtype).itemsize // _WORD
+    words: int = _head(x) + 2 * x.shape[1] * accumulator(x.dtype).itemsize // _WORD
+    return words
 
 
 def _of(x: Tensor) -> tuple[tuple[int, ...], torch.dtype, torch.device]:
     return tuple(x.shape), x.dtype, x.device
 
 
-def _dtype(parameter: Optional) -> torch.dtype | None:
+def _dtype(parameter: MaybeTensor) -> torch.dtype | None:
     return None if parameter is None else parameter.dtype
 
 
@@ -69,11 +69,12 @@ def _packet_fake(x: Tensor, eps: float) -> Tensor:
 
 
 def _kind(x: Tensor) -> int:
-    return x.shape[1] * len(_DTYPES) + _DTYPES.index(x.dtype)
+    kind: int = x.shape[1] * len(_DTYPES) + _DTYPES.index(x.dtype)
+    return kind
 
 
 def merge(
-    packets: Tensor, x: Tensor, running_mean: Optional, running_var: Optional, momentum: float, eps: float
+    packets: Tensor, x: Tensor, running_mean: MaybeTensor, running_var: MaybeTensor, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and invstd (C,) of the whole batch, and the counts (world,) of the processes, from packets (world, words).
 
@@ -100,7 +101,7 @@ def merge(
     launch((numbers[:, :C], numbers[:, C:], packets, mean, invstd, *running), (eps, momentum, *strides))
     for theirs, ours in zip((running_mean, running_var), running, strict=True):
         if theirs is not None and theirs is not ours:
-            theirs.copy_(ours)  # type: ignore[arg-type]
+            theirs.copy_(ours)  # type: ignore[arg-type,unused-ignore]
     return mean, invstd, packets[:, 0].clone()
 
 
@@ -116,13 +117,13 @@ def _compare(kinds: Sequence[int], x: Tensor) -> None:
 
 
 def _merge_fake(
-    packets: Tensor, x: Tensor, running_mean: Optional, running_var: Optional, momentum: float, eps: float
+    packets: Tensor, x: Tensor, running_mean: MaybeTensor, running_var: MaybeTensor, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     C, wide = x.shape[1], accumulator(x.dtype)
     return x.new_empty(C, dtype=wide), x.new_empty(C, dtype=wide), packets.new_empty(packets.shape[0])
 
 
-def elemt(x: Tensor, mean: Tensor, invstd: Tensor, gamma: Optional, beta: Optional) -> Tensor:
+def elemt(x: Tensor, mean: Tensor, invstd: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
     """The normalised x."""
     y = torch.empty_like(x)
     options = _options(x, gamma_dtype=_dtype(gamma), beta_dtype=_dtype(beta))
@@ -131,12 +132,12 @@ def elemt(x: Tensor, mean: Tensor, invstd: Tensor, gamma: Optional, beta: Option
     return y
 
 
-def _elemt_fake(x: Tensor, mean: Tensor, invstd: Tensor, gamma: Optional, beta: Optional) -> Tensor:
+def _elemt_fake(x: Tensor, mean: Tensor, invstd: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> Tensor:
     return torch.empty_like(x)
 
 
 def reduce(
-    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: Optional, mask: Sequence[bool]
+    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: MaybeTensor, mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sums (2, C), dgamma and dbeta of this process; an output that the mask omits is empty."""
     sums, dgamma, dbeta = _reduce_fake(dy, x, mean, invstd, gamma, mask)
@@ -155,7 +156,7 @@ def reduce(
 
 
 def _reduce_fake(
-    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: Optional, mask: Sequence[bool]
+    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: MaybeTensor, mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     C, dtype = x.shape[1], mean.dtype if gamma is None else gamma.dtype
     sums = mean.new_empty((2, C if mask[0] else 0))
@@ -164,7 +165,7 @@ def _reduce_fake(
 
 
 def input_gradient(
-    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: Optional, sums: Tensor, counts: Tensor
+    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: MaybeTensor, sums: Tensor, counts: Tensor
 ) -> Tensor:
     """The gradient of x from the sums over all processes."""
     dx = torch.empty_like(x)
@@ -180,7 +181,7 @@ def input_gradient(
 
 
 def _input_gradient_fake(
-    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: Optional, sums: Tensor, counts: Tensor
+    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: MaybeTensor, sums: Tensor, counts: Tensor
 ) -> Tensor:
     return torch.empty_like(x)
 
