@@ -258,7 +258,11 @@ LAYER_WRONG = [
     ({"mean": np.ones((3, 1, 1), int)}, TypeError, "mean: dtype int64, expected float32 or float64, no narrower"),
     ({"gamma": None}, TypeError, "gamma: NoneType, expected a cupy.ndarray or a numpy.ndarray"),
     ({"variance": 1.0}, TypeError, "variance: float, expected a cupy.ndarray or a numpy.ndarray"),
-    ({"gamma": np.ones((4, 5), np.float16)}, TypeError, "gamma: dtype float16, expected float32 for float32 x"),
+    (
+        {"gamma": np.ones((4, 5))},
+        TypeError,
+        "gamma: dtype float64, expected float32 or float16 or bfloat16 for float32 x",
+    ),
     ({"dy": np.ones((3, 4, 5))}, TypeError, "dy: dtype float64, expected float32, the dtype of x"),
     ({"x": np.ones((3, 4, 5), int)}, TypeError, "x: dtype int64, expected"),
     ({"gamma": np.ones((3, 5), np.float32)}, ValueError, r"gamma: shape \(3, 5\), expected the last sizes of x"),

@@ -22,6 +22,7 @@ import pytest
 import cunorm
 from cunorm.core.arrays import DTYPES
 from cunorm.ops.registry import OPS
+from cunorm.runtime.checks import parameter_dtypes
 from tests.conftest import Executor
 from tests.ops.batch_norm import contract as batch
 from tests.ops.group_norm import contract as group
@@ -546,7 +547,8 @@ def test_dtypes_of_results(one: Contract, executor: Executor) -> None:
         kinds = [[*DTYPES]] * bool(statistics) + [[None, *DTYPES]] * len(parameters)
         for types in itertools.product(*kinds):
             given = dict(zip([*statistics[:1], *parameters], types, strict=True))
-            wrong = [name for name, dtype in given.items() if dtype not in (None, sums, x_type)]
+            allowed = {name: parameter_dtypes(x_type) if name in parameters else (sums, x_type) for name in given}
+            wrong = [name for name, dtype in given.items() if dtype is not None and dtype not in allowed[name]]
             b = replace(a)  # type: ignore[type-var]
             for name, dtype in given.items():
                 old = getattr(a, name)
@@ -560,9 +562,10 @@ def test_dtypes_of_results(one: Contract, executor: Executor) -> None:
             accepted += 1
             found = tupled(b.call(one.op, executor))
             assert [r.dtype for r in found] == [b.result(one.op, name)[1] for name in one.names]
-    # Parameters are absent or have x's dtype. If that has 16 bits, float32 is accepted too. The same applies to
-    # statistics, which are never absent.
-    assert accepted == 2 * 2 ** len(parameters) + 2 * 2 ** bool(statistics) * 3 ** len(parameters)
+    # Parameters are absent or have x's dtype. If that has 16 bits, float32 is accepted too, and if it is float32, both
+    # dtypes of 16 bits. Statistics are never absent, and have x's dtype or, if that has 16 bits, float32.
+    several = len(parameters)
+    assert accepted == 2**several + 4**several + 2 * 2 ** bool(statistics) * 3**several
 
 
 GAMMA = [one for one in WORKING if names_of(one, ("gamma",))]

@@ -39,17 +39,17 @@ RMS, RMS_BACKWARD = "rms_norm", "rms_norm_backward"
 KINDS = {STATS: "stats", ELEMT: "elemt", REDUCE: "reduce", INPUT: "input"}
 #: Options of cunorm.plan that are specific to each op.
 TAKEN = {
-    "group_norm": {"num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation"},
+    "group_norm": {"num_groups", "gamma_dtype", "beta_dtype", "data_format", "activation", "y_dtype"},
     "group_norm_backward": {"num_groups", "gamma_dtype", "beta_dtype", "output_mask", "data_format", "activation"},
-    "instance_norm": {"gamma_dtype", "beta_dtype", "data_format"},
+    "instance_norm": {"gamma_dtype", "beta_dtype", "data_format", "y_dtype"},
     "instance_norm_backward": {"gamma_dtype", "output_mask", "data_format"},
-    LAYER: {"normalized_shape", "gamma_dtype", "beta_dtype", "residual"},
+    LAYER: {"normalized_shape", "gamma_dtype", "beta_dtype", "residual", "y_dtype"},
     LAYER_BACKWARD: {"normalized_shape", "gamma_dtype", "output_mask", "dh"},
-    RMS: {"normalized_shape", "gamma_dtype", "residual"},
+    RMS: {"normalized_shape", "gamma_dtype", "residual", "y_dtype"},
     RMS_BACKWARD: {"normalized_shape", "gamma_dtype", "output_mask", "dh"},
     STATS: {"data_format"},
     GATHER: set(),
-    ELEMT: {"gamma_dtype", "beta_dtype", "data_format"},
+    ELEMT: {"gamma_dtype", "beta_dtype", "data_format", "y_dtype"},
     REDUCE: {"gamma_dtype", "output_mask", "data_format"},
     INPUT: {"gamma_dtype", "data_format"},
 }
@@ -63,6 +63,7 @@ OTHERWISE = {
     "activation": "silu",
     "residual": True,
     "dh": True,
+    "y_dtype": "float32",
 }
 NEW = [op for op in OPS if not op.startswith("group")]
 
@@ -183,12 +184,12 @@ def test_an_option_of_another_op_is_refused_by_name(op: str) -> None:
           for EITHER in ((TypeError, ValueError),)],
         ("layer_norm", "shape", (), ValueError),
         ("layer_norm", "shape", (1,) * 9, ValueError),
-        ("layer_norm", "gamma_dtype", "float16", TypeError),
+        ("layer_norm", "gamma_dtype", "float64", TypeError),
         ("layer_norm", "beta_dtype", "int8", TypeError),
         ("batch_norm_elemt", "beta_dtype", "float64", TypeError),
-        ("batch_norm_backward_reduce", "gamma_dtype", "bfloat16", TypeError),
+        ("batch_norm_backward_reduce", "gamma_dtype", "float64", TypeError),
         ("batch_norm_backward_reduce", "output_mask", (True, True, True, True), ValueError),
-        ("batch_norm_backward_elemt", "gamma_dtype", "float16", TypeError),
+        ("batch_norm_backward_elemt", "gamma_dtype", "float64", TypeError),
         *[(op, "shape", value, ValueError) for op in (STATS, ELEMT, REDUCE, INPUT) for value in ((8,), (1,) * 9)],
         *[(op, "data_format", "NC", ValueError) for op in (STATS, ELEMT, REDUCE, INPUT)],
         *[(GATHER, "shape", value, ValueError) for value in ((8,), (3, 8, 1), (3, 8, 2, 2))],

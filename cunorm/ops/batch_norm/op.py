@@ -71,6 +71,8 @@ def batch_count(count: Any, x: Array) -> tuple[Array | None, float]:
         return None, element_count(count)  # fast path, taken in every call
     counts = sequence_counts("count", count)
     if isinstance(counts, np.ndarray):
+        kind_of("count", counts)
+        count_dtype("count", counts)
         check_counts("count", counts)
         return (counts, 0.0) if isinstance(x, np.ndarray) else (None, element_count(counts.sum()))
     is_array = hasattr(counts, "ndim") and not isinstance(counts, np.generic)
