@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from cunorm.ops.batch_norm.op import RUNNING, momentum_number
 from cunorm.runtime.checks import GRADIENTS, parameter, split_axes, writable
 
 from .engines import Engine
+from .kinds import check_kinds, kind_word
 
 
 class SavedStatistics(NamedTuple):
@@ -279,29 +280,16 @@ class _Packet:
         packet = xp.empty(self.head + 2 * C * self.wide.itemsize // 8, np.int64)
         xp.copyto(packet[:1], x.size // C if C else 0)
         if self.head > 1:
-            packet[1] = self._kind_of_x()
+            packet[1] = kind_word(self.dtype, self.C)
         statistics = packet[self.head :].view(self.wide)
         batch_norm_stats(x, eps=eps, out=(statistics[:C], statistics[C:]))
         received = xp.empty((world, packet.size), np.int64)
         engine.all_gather(packet, received)
         if self.head > 1:
-            self._compare(received[:, 1])
+            check_kinds(received[:, 1].tolist(), "x", self.dtype, self.C)
         return received
 
     def parts(self, received: Array) -> tuple[Array, Array, Array]:
         """The counts (world,), and means and invstds (world, C), as views of the received packets."""
         numbers = received.view(self.wide)[:, self.head * 8 // self.wide.itemsize :]
         return received[:, 0], numbers[:, : self.C], numbers[:, self.C :]
-
-    def _kind_of_x(self) -> int:
-        return self.C * len(DTYPES) + list(DTYPES).index(self.dtype)
-
-    def _compare(self, kinds: Any) -> None:
-        """Check that all processes have the same C and dtype (ValueError)."""
-        for rank, found in enumerate(kinds.tolist()):
-            if found != self._kind_of_x():
-                C, dtype = divmod(found, len(DTYPES))
-                raise ValueError(
-                    f"x: {self.dtype} with {self.C} channels, but process {rank} has {list(DTYPES)[dtype]} with {C}; "
-                    "expected the same dtype and number of channels on all processes"
-                )

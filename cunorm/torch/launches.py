@@ -50,6 +50,11 @@ def data_format(x: Tensor) -> str | None:
     return None
 
 
+def dense(x: Tensor) -> Tensor:
+    """Return an (N, C, ...) tensor itself if kernels read its layout, otherwise a contiguous copy."""
+    return x if data_format(x) is not None else x.contiguous()
+
+
 def as_parameter(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Gamma or beta as kernels read it beside x of a dtype; a copy only if that differs."""
     if parameter is None:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .launches import NAMES, as_parameter, data_format
+from .launches import NAMES, as_parameter, dense
 from .sync_operators import OPERATORS
 
 # all_gather_tensor is the name in PyTorch before 2.14, which later versions warn of.
@@ -131,7 +131,7 @@ class SyncBatchNorm(_BatchNorm):
             return functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
-        x, parameters = _dense(input), [as_parameter(one, input.dtype) for one in (self.weight, self.bias)]
+        x, parameters = dense(input), [as_parameter(one, input.dtype) for one in (self.weight, self.bias)]
         group = self._group()
         if self.momentum is not None or not keeps:
             return _normalised(x, *parameters, *running, self.momentum or 0.0, self.eps, group)
@@ -154,11 +154,6 @@ def _normalised(*arguments: Any) -> Tensor:
     """Call `_Sync`."""
     y: Tensor = _Sync.apply(*arguments)
     return y
-
-
-def _dense(x: Tensor) -> Tensor:
-    """Return x itself if kernels read its layout, otherwise a contiguous copy."""
-    return x if data_format(x) is not None else x.contiguous()
 
 
 class _Sync(Function):

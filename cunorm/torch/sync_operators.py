@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cunorm.distributed.kinds import check_kinds, kind_word
+
 from .launches import NAMES, accumulator, data_format, laid_like, launch_of
 from .norms import MaybeTensor
 
 _LIBRARY = torch.library.Library("cunorm", "FRAGMENT")
-_DTYPES = tuple(NAMES)
 #: Bytes of a word of a packet.
 _WORD = 8
 _SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
@@ -57,7 +58,7 @@ def packet(x: Tensor, eps: float) -> Tensor:
     made = torch.empty(_words(x), dtype=torch.int64, device=x.device)
     made[:1].fill_(x.numel() // C)
     if _head(x) > 1:
-        made[1] = _kind(x)
+        made[1] = kind_word(NAMES[x.dtype], C)
     statistics = made[_head(x) :].view(wide)
     launch = launch_of("batch_norm_stats", *_of(x), ("x", "mean", "invstd"), ("eps",), _options(x))
     launch((x, statistics[:C], statistics[C:]), (eps,))
@@ -66,11 +67,6 @@ def packet(x: Tensor, eps: float) -> Tensor:
 
 def _packet_fake(x: Tensor, eps: float) -> Tensor:
     return x.new_empty(_words(x), dtype=torch.int64)
-
-
-def _kind(x: Tensor) -> int:
-    kind: int = x.shape[1] * len(_DTYPES) + _DTYPES.index(x.dtype)
-    return kind
 
 
 def merge(
@@ -82,7 +78,7 @@ def merge(
     """
     (world, row), C, wide, head = packets.shape, x.shape[1], accumulator(x.dtype), _head(x)
     if head > 1:
-        _compare(packets[:, 1].tolist(), x)
+        check_kinds(packets[:, 1].tolist(), "input", NAMES[x.dtype], C)
     numbers = packets.view(wide)[:, head * _WORD // wide.itemsize :]
     mean, invstd = numbers.new_empty(C), numbers.new_empty(C)
     running = [None if one is None else one.contiguous() for one in (running_mean, running_var)]
@@ -103,17 +99,6 @@ def merge(
         if theirs is not None and theirs is not ours:
             theirs.copy_(ours)  # type: ignore[arg-type,unused-ignore]
     return mean, invstd, packets[:, 0].clone()
-
-
-def _compare(kinds: Sequence[int], x: Tensor) -> None:
-    """Check that all processes have the same C and dtype (ValueError)."""
-    for rank, found in enumerate(kinds):
-        if found != _kind(x):
-            C, dtype = divmod(found, len(_DTYPES))
-            raise ValueError(
-                f"input: {NAMES[x.dtype]} with {x.shape[1]} channels, but process {rank} has {NAMES[_DTYPES[dtype]]} "
-                f"with {C}; expected the same dtype and number of channels on all processes"
-            )
 
 
 def _merge_fake(
