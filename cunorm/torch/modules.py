@@ -23,7 +23,7 @@ class GroupNorm(nn.GroupNorm):
     affine : bool
     device, dtype : optional
     bias : bool
-        See `torch.nn.GroupNorm`.
+        Of PyTorch 2.14, not of 2.11. See `torch.nn.GroupNorm`.
     activation : {None, "silu"}
         Activation that is applied to the result.
 
@@ -133,9 +133,10 @@ class InstanceNorm1d(_ByCunorm, nn.InstanceNorm1d):
     ----------
     num_features : int
     eps, momentum : float
-    affine, track_running_stats, bias : bool
+    affine, track_running_stats : bool
     device, dtype : optional
-        See `torch.nn.InstanceNorm1d`.
+    bias : bool
+        Of PyTorch 2.14, not of 2.11. See `torch.nn.InstanceNorm1d`.
 
     Examples
     --------
@@ -153,9 +154,10 @@ class InstanceNorm2d(_ByCunorm, nn.InstanceNorm2d):
     ----------
     num_features : int
     eps, momentum : float
-    affine, track_running_stats, bias : bool
+    affine, track_running_stats : bool
     device, dtype : optional
-        See `torch.nn.InstanceNorm2d`.
+    bias : bool
+        Of PyTorch 2.14, not of 2.11. See `torch.nn.InstanceNorm2d`.
 
     Examples
     --------
@@ -173,9 +175,10 @@ class InstanceNorm3d(_ByCunorm, nn.InstanceNorm3d):
     ----------
     num_features : int
     eps, momentum : float
-    affine, track_running_stats, bias : bool
+    affine, track_running_stats : bool
     device, dtype : optional
-        See `torch.nn.InstanceNorm3d`.
+    bias : bool
+        Of PyTorch 2.14, not of 2.11. See `torch.nn.InstanceNorm3d`.
 
     Examples
     --------

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import shutil
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +79,14 @@ CASES = [
         Options("rms_norm", (3, 5), 1e-6),
     ),
 ]
+#: Whether Inductor and Triton can compile what they write in C and C++.
+CAN_INDUCE = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
+#: Filters for what torch warns about while it compiles: itself, and, in 2.11 on a machine with a GPU, matrix products.
+COMPILER_WARNINGS = (
+    "ignore::DeprecationWarning:torch.*",
+    "ignore::FutureWarning:torch.*",
+    "ignore:TensorFloat32 tensor cores:UserWarning",
+)
 #: The cases whose norm takes channels, in two memory layouts.
 CHANNELS = CASES[:3]
 
@@ -111,6 +124,18 @@ def close(came: Any, expected: Any, dtype: torch.dtype = torch.float32, factor: 
         came.detach().double(), expected.detach().double(), rtol=tolerance, atol=tolerance * (largest + 1e-30),
         equal_nan=True,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """Operators of torch that wait for the GPU raise. A copy from pageable memory is one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the first use warns that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def exact(case: Case, given: Sequence[Tensor], dy: Tensor) -> tuple[Tensor, ...]:

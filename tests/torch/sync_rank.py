@@ -143,6 +143,7 @@ def compiled_options(rank: int, world: int) -> None:
 
 
 def _compiled(rank: int, *cases: Case) -> None:
+    warnings.filterwarnings("ignore", r"<class 'torch\.autograd\.", DeprecationWarning)  # of torch 2.11's compiler
     for case in cases:
         torch._dynamo.reset()
         case.check(rank)

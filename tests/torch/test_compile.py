@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +12,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn
 
 from cunorm.torch import GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm, functional
-from tests.torch.cases import CASES, SHAPE, Case, close, exact, random, tensors
+from tests.torch.cases import CAN_INDUCE, CASES, COMPILER_WARNINGS, SHAPE, Case, close, exact, random, tensors
 
 ALL = pytest.mark.parametrize("case", CASES, ids=str)
-#: Torch 2.14 warns about itself while it compiles.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*", "ignore::FutureWarning:torch.*")
+pytestmark = pytest.mark.filterwarnings(*COMPILER_WARNINGS)
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +66,7 @@ def test_dynamic_shapes_compile_once() -> None:
     assert len(counts) == 1
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++")
+@pytest.mark.skipif(not CAN_INDUCE, reason="Inductor needs g++ and Python.h")
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_inductor(dynamic: bool) -> None:
     compiled = torch.compile(everything, fullgraph=True, dynamic=dynamic)

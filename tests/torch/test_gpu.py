@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,20 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import cunorm.torch as ct
-from tests.torch.cases import CASES, CHANNELS, SHAPE, TOLERANCES, Case, close, exact, random, tensors
+from tests.torch.cases import (
+    CAN_INDUCE,
+    CASES,
+    CHANNELS,
+    COMPILER_WARNINGS,
+    SHAPE,
+    TOLERANCES,
+    Case,
+    close,
+    exact,
+    no_waiting,
+    random,
+    tensors,
+)
 
 pytestmark = pytest.mark.gpu
 ALL = pytest.mark.parametrize("case", CASES, ids=str)
@@ -20,14 +32,6 @@ ALL = pytest.mark.parametrize("case", CASES, ids=str)
 def _cuda() -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no GPU")
-
-
-@pytest.fixture
-def strict() -> Iterator[None]:
-    """Synchronisations raise."""
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def on_gpu(case: Case, dtype: Any = torch.float32, layout: Any = torch.contiguous_format) -> list[Any]:
@@ -52,10 +56,11 @@ def test_channels_last(case: Case) -> None:
 
 
 @ALL
-def test_nothing_waits(case: Case, strict: None) -> None:
-    given, dy = on_gpu(case), random(SHAPE).pin_memory().to("cuda", non_blocking=True)
+def test_nothing_waits(case: Case) -> None:
+    given, dy = on_gpu(case), random(SHAPE).cuda()
     torch.autograd.grad(case.mine(*given), given, dy)  # compiles
-    torch.autograd.grad(case.mine(*given), given, dy)
+    with no_waiting():
+        torch.autograd.grad(case.mine(*given), given, dy)
 
 
 @ALL
@@ -103,9 +108,11 @@ def test_memory_is_returned(case: Case) -> None:
     """Results and workspaces come from torch's allocator, and nothing keeps them."""
     given, dy = on_gpu(case), random(SHAPE).cuda()
     torch.autograd.grad(case.mine(*given), given, dy)
+    torch.cuda.synchronize()  # meanwhile the thread of the backward frees its last tensor
     before = torch.cuda.memory_allocated()
     for _ in range(5):
         torch.autograd.grad(case.mine(*given), given, dy)
+    torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
 
 
@@ -126,9 +133,28 @@ def test_no_samples_and_mixed_devices() -> None:
         ct.functional.group_norm(random(SHAPE).cuda(), 4, torch.ones(8))
 
 
+@ALL
+def test_autocast_keeps_the_dtype_of_x(case: Case) -> None:
+    x, *parameters = on_gpu(case)
+    low, dy = x.detach().half().requires_grad_(), random(SHAPE, torch.float16).cuda()
+    with torch.autocast("cuda", torch.float16):
+        y = case.mine(low, *parameters)
+    found = torch.autograd.grad(y, (low, *parameters), dy)
+    assert [one.dtype for one in (y, *found)] == [torch.float16] * 2 + [torch.float32] * len(parameters)
+    close((y, *found), exact(case, (low, *parameters), dy), torch.float16)
+
+
+@pytest.mark.skipif(not CAN_INDUCE, reason="Inductor and Triton need g++ and Python.h")
+@pytest.mark.filterwarnings(*COMPILER_WARNINGS)
 def test_a_compiled_model_with_graphs() -> None:
-    model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), ct.GroupNorm(4, 8, activation="silu")).cuda()
+    """In float64, because convolutions of float32 may use TF32. The first calls compile and capture."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), ct.GroupNorm(4, 8, activation="silu")).cuda().double()
     compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    weights = list(model.parameters())
     for seed in range(4):
-        x = random(SHAPE, seed=seed).cuda()
-        close(compiled(x), model(x), factor=100)  # convolutions may use TF32
+        x, dy = (random(SHAPE, torch.float64, seed=seed + more).cuda() for more in (0, 10))
+        results = []
+        for one in (model, compiled):
+            y = one(x)
+            results.append((y, *torch.autograd.grad(y, weights, dy)))
+        close(*results[::-1], torch.float64, factor=100)

@@ -101,6 +101,8 @@ def test_the_activation_of_group_norm() -> None:
 
 def test_one_parameter_alone() -> None:
     for mine, theirs, arguments in ((ct.GroupNorm, nn.GroupNorm, (4, 8)), (ct.LayerNorm, nn.LayerNorm, ((3, 5),))):
+        if "bias" not in inspect.signature(theirs.__init__).parameters:  # GroupNorm of PyTorch 2.11
+            continue
         one, other = mine(*arguments, bias=False), theirs(*arguments, bias=False)
         assert one.bias is None
         compare(disturbed(one), disturbed(other), SHAPE)

@@ -15,6 +15,7 @@ from torch import nn
 from cunorm.torch import SyncBatchNorm
 from cunorm.torch.sync_operators import OPERATORS
 from tests.distributed.processes import ranks
+from tests.torch.cases import COMPILER_WARNINGS, no_waiting
 
 MODULE = "tests.torch.sync_rank"
 C = 5
@@ -223,6 +224,7 @@ def test_the_operators_are_what_compilers_expect(channels_last):
         torch.library.opcheck(operator.default, arguments, test_utils=tests)
 
 
+@pytest.mark.filterwarnings(*COMPILER_WARNINGS)
 def test_dynamic_batches_compile_once():
     torch._dynamo.reset()
     module = SyncBatchNorm(C)
@@ -255,13 +257,9 @@ def test_fakes_describe_a_gpu():
 def test_gpu_equals_the_cpu_and_does_not_wait():
     x = sample()
     want = SyncBatchNorm(C)(x)
-    module = SyncBatchNorm(C).cuda()
-    module(x.cuda())
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        given = x.cuda().requires_grad_()
+    module, given = SyncBatchNorm(C).cuda(), x.cuda().requires_grad_()
+    module(given).backward(given.detach())  # compiles
+    with no_waiting():
         y = module(given)
         y.backward(given.detach())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(y.cpu(), want)

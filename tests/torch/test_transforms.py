@@ -198,7 +198,7 @@ def test_a_batch_of_output_gradients(case: Case) -> None:
 
 
 @ALL
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own formulas
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own formulas
 def test_forward_mode(case: Case) -> None:
     given = tuple(one.detach() for one in tensors(case))
     tangents = tuple(torch.ones_like(one) for one in given)
@@ -206,7 +206,7 @@ def test_forward_mode(case: Case) -> None:
 
 
 @ALL
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_dual_tensors(case: Case) -> None:
     given = tensors(case)
     tangents = []
@@ -217,7 +217,7 @@ def test_dual_tensors(case: Case) -> None:
     close(*tangents, factor=5)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_a_hessian_over_forward_mode() -> None:
     case, x = CASES[4], random((2, 3, 5))
     hessian = torch.func.hessian(lambda x: case.mine(x).pow(3).sum())(x)
@@ -360,7 +360,7 @@ def test_inference_mode() -> None:
 
 
 @ALL
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated", "ignore::torch.jit.TracerWarning")
 def test_a_trace_runs_without_cunorm(case: Case) -> None:
     x, *parameters = (one.detach() for one in tensors(case))
     traced = torch.jit.trace(lambda x: case.mine(x, *parameters), x, check_trace=False)
