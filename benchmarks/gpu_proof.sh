@@ -128,7 +128,7 @@ part_1() {
   # shellcheck disable=SC2086
   beside "tests" python -m pytest -q -n "$workers" --tb=short -p no:cacheprovider -p no:benchmark --gpu -m gpu $patience \
     tests/battery tests/executors tests/kernels tests/ops tests/ascend tests/runtime tests/gate tests/tuning tests/cli \
-    tests/test_train_digits.py
+    tests/torch/test_gpu.py tests/test_train_digits.py
   collect
 }
 

@@ -160,16 +160,17 @@ def filled(problem: Problem, name: str) -> GuardedBuffer:
 
 @dataclass
 class Runner:
-    """A tile's launches on each set of arrays."""
+    """A tile's launches on each set of arrays. `edit` changes the kernels' text."""
 
     plan: Plan
     values: list[list[int | float]]
     workspace: GuardedBuffer
+    edit: Callable[[str], str] = str
 
     def __post_init__(self) -> None:
         gpu = executor("gpu")
         self.steps, constants = self.plan.steps(
-            lambda text, entry: gpu.load(gpu.build(text, entry), entry), "specialised"
+            lambda text, entry: gpu.load(gpu.build(self.edit(text), entry), entry), "specialised"
         )
         self.values = [[*values, *constants] for values in self.values]
 
@@ -201,7 +202,7 @@ class Measured:
         spec = self.problem.spec
         return self.problem.has(name) and (name in spec.inputs or name in spec.updated)
 
-    def runner(self, tile: Tile) -> Runner:
+    def runner(self, tile: Tile, edit: Callable[[str], str] = str) -> Runner:
         """The launches of a tile."""
         op, problem = OPS[self.problem.op], self.problem
         plan = plans.plan_for(problem, op.strategies, op.names, self.place, tile)
@@ -210,7 +211,7 @@ class Measured:
         at = [{name: one.address for name, one in arrays.items()} for arrays in self.sets]
         for one in at:
             one["workspace"] = workspace.address if plan.workspace_nbytes else 0
-        return Runner(plan, [[*(one.get(name, 0) for name in self.names), *tail] for one in at], workspace)
+        return Runner(plan, [[*(one.get(name, 0) for name in self.names), *tail] for one in at], workspace, edit)
 
     def results(self, run: Runner) -> dict[str, Any]:
         """The results of a tile on the first set."""

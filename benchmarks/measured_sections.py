@@ -27,28 +27,28 @@ LONG_ROWS, LONG_ROWS_SHARE = "layer_norm_backward bfloat16 rows=16384 length=409
 FEW_ROWS, FEW_ROWS_FLOORS = "layer_norm_backward bfloat16 rows=1024 length=12288", 1.4
 REDUCE, REDUCE_SHARE = "batch_norm_backward_reduce", 0.92
 PLAN_US = 10.0
-#: What keeps the time of a large backward up, by op, layout and strategy of its tile. Reasons that no profile of that
-#: kernel shows are marked as assumed.
+#: What keeps the time of a large backward up, by op, layout and strategy of its tile. A reason that neither a profile
+#: nor the stage times of that kernel show is marked as assumed.
 TWICE = "no cluster holds a group, so dy and x are read twice: 5/3 of the floor"
-IN_TURN = "assumed: its blocks load, reduce and store one after another, and few are resident"
-FOLDED = "assumed: start-up of two launches; the second one folds the parts"
+IN_TURN = "copies, sums and dx take their times one after another (stage times)"
+FOLDED = "a second launch folds the parts; the first one alone is nearer to the copy"
 REASONS = {
     ("group_norm_backward", "NCHW", "split"): TWICE,
     ("group_norm_backward", "NHWC", "split"): TWICE,
     ("group_norm_backward", "NCHW", "grid"): "assumed: blocks wait for the sums of the others",
     ("group_norm_backward", "NHWC", "grid"): "assumed: blocks wait for the sums of the others",
     ("group_norm_backward", "NCHW", "cluster"): IN_TURN,
-    ("group_norm_backward", "NHWC", "cluster"): f"{IN_TURN}; the rows of a group's channels are short",
+    ("group_norm_backward", "NHWC", "cluster"): f"{IN_TURN}, with an eighth of the warps resident",
     ("group_norm_backward", "NCHW", "block"): IN_TURN,
-    ("group_norm_backward", "NHWC", "block"): f"{IN_TURN}; the rows of a group's channels are short",
+    ("group_norm_backward", "NHWC", "block"): f"assumed: {IN_TURN}",
     ("layer_norm_backward", "NCHW", "block"): "latency of the loads, with a quarter of the warps resident",
-    ("layer_norm_backward", "NCHW", "warp"): "assumed: latency of the loads",
+    ("layer_norm_backward", "NCHW", "warp"): "latency of the loads, with a fifth of the warps resident",
     ("layer_norm_backward", "NCHW", "cluster"): "a barrier of the cluster for every row",
     ("batch_norm_backward_reduce", "NCHW", "block"): FOLDED,
     ("batch_norm_backward_reduce", "NCHW", "split"): FOLDED,
     ("batch_norm_backward_reduce", "NHWC", "column"): FOLDED,
-    ("batch_norm_backward_elemt", "NCHW", "block"): "assumed: start-up of the launch",
-    ("batch_norm_backward_elemt", "NHWC", "column"): "assumed: start-up of the launch",
+    ("batch_norm_backward_elemt", "NCHW", "block"): "latency of the loads, with a quarter of the warps resident",
+    ("batch_norm_backward_elemt", "NHWC", "column"): "latency of the loads, with a third of the warps resident",
 }
 
 
@@ -116,7 +116,8 @@ def goals_section(documents: Sequence[Mapping[str, Any]], host: Mapping[str, Any
         most = max(times["plan - launches"]["median_us"] for times in host["results"].values())
         line(f"a plan's call: {PLAN_US:.0f} us above the bare launches at most", f"{most:.1f} us", most <= PLAN_US)
     lines += [
-        f"\nLarge backwards below {LARGE_SHARE:.0%}. The reasons that are not assumed are in the profiles below.\n",
+        f"\nLarge backwards below {LARGE_SHARE:.0%}. The reasons that are not assumed are in the "
+        "profiles and stage times below.\n",
         "| problem | MB | share of the copy | strategy | what keeps the time up |",
         "|---|---:|---:|---|---|",
     ]
@@ -175,6 +176,29 @@ def model_section(checked: Mapping[str, Any]) -> list[str]:
         if kept:
             lines += [f"\n{title} ({len(kept)} in all):\n", f"| problem | {' | '.join(names)} |", "|---|---:|---:|"]
             lines += [f"| {key} | {one:.1f} | {other:.1f} |" for key, one, other, _ in kept[:MOST]]
+    return [*lines, ""]
+
+
+#: The headings of `stages_section`, and which of a tile's times each column shows. A stage adds the difference between
+#: the whole kernel and the kernel without it.
+STAGES = ("whole", "added by the sums", "added by dx", "without both")
+
+
+def stages_section(document: Mapping[str, Any]) -> list[str]:
+    """What each stage of GroupNorm's backward slabs adds to its time."""
+    lines = [
+        f"## Stages of GroupNorm backward in slabs, {document['device']}, {document['date']}\n",
+        "`python benchmarks/stage_times.py` times the kernel whole and with stages left out. Microseconds, with the "
+        "kernel that adds up the parameter gradients. What is left without sums and dx are the copies to shared memory "
+        "and the launches. Stages that overlap add up to less than the whole.\n",
+        f"| problem | strategy | {' | '.join(STAGES)} | sum of the parts |",
+        f"|---|---|{'---:|' * (len(STAGES) + 1)}",
+    ]
+    for one in document["kernels"]:
+        us = one["us"]
+        parts = (us[""] - us["sums"], us[""] - us["dx"], us["sums+dx"])
+        numbers = " | ".join(f"{value:.1f}" for value in (us[""], *parts, sum(parts)))
+        lines.append(f"| {one['problem']} | {one['tile']['strategy']} | {numbers} |")
     return [*lines, ""]
 
 

@@ -3,9 +3,10 @@ r"""Run the first tile of each problem of a file under Nsight Compute, and keep 
 Example::
 
     python benchmarks/measure_tiles.py draw --workloads llm --out tiles.jsonl
-    ncu --clock-control none --csv --page raw --kernel-name-base function --section SpeedOfLight \
-      --section WarpStateStats --section SchedulerStats --section Occupancy --section LaunchStats \
-      --section MemoryWorkloadAnalysis python benchmarks/profile_tiles.py run tiles.jsonl > report.csv
+    ncu --clock-control none --csv --page raw --kernel-name-base function \
+      --kernel-name 'regex:norm|sums|moments|residual|counters' --section SpeedOfLight --section WarpStateStats \
+      --section SchedulerStats --section Occupancy --section LaunchStats --section MemoryWorkloadAnalysis \
+      python benchmarks/profile_tiles.py run tiles.jsonl > report.csv
     python benchmarks/profile_tiles.py keep tiles.jsonl report.csv --json benchmarks/results/profile-DEVICE-DATE.json
 
 The tiles are those of ``measure_tiles.py draw``, or of its results. Each problem runs twice, because the first run

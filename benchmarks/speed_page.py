@@ -135,6 +135,7 @@ def further(folder: Path, documents: list[dict[str, Any]]) -> list[str]:
     for found, section in (
         (host, measured_sections.host_section),
         (_newest_file(folder, "cost_model.json"), measured_sections.model_section),
+        (_newest_file(folder, "stage_times-*.json"), measured_sections.stages_section),
         (_newest_file(folder, "profile-*.json"), measured_sections.profile_section),
     ):
         if found is not None:

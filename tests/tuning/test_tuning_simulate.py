@@ -24,6 +24,8 @@ from cunorm.tuning.search.space import UNLIKELY
 from cunorm.tuning.search.study import ProblemStudy
 from cunorm.tuning.tuner import Options
 
+pytest.importorskip("elftools", reason="the simulator needs pyelftools, which is not installed")
+
 import cunorm
 from benchmarks.simulator import cubin
 from cunorm import Tile

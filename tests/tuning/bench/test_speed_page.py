@@ -129,6 +129,9 @@ def test_the_page_shows_the_newest_measurements_of_other_kinds(speed: ModuleType
     kernel = {"problem": "p", "kernel": "k", "us": 8.0, "gigabytes_per_s": 900.0, "issue": 0.5, "warps": 0.25}
     profile = {"device": "H", "date": "2026-02-01", "kernels": [{**kernel, "waits": {"barrier": 2.5}}]}
     (tmp_path / "profile-x.json").write_text(json.dumps(profile), encoding="utf-8")
+    us = {"": 30.0, "sums": 28.0, "dx": 20.0, "sums+dx": 17.5}
+    stages = {**profile, "kernels": [{"problem": "p", "tile": {"strategy": "block"}, "us": us}]}
+    (tmp_path / "stage_times-x.json").write_text(json.dumps(stages), encoding="utf-8")
     assert speed.main([]) == 0
     page = (tmp_path / "speed.md").read_text(encoding="utf-8")
     assert "## Host time, new, 2026-02-01" in page and "Host time, old" not in page
@@ -139,6 +142,7 @@ def test_the_page_shows_the_newest_measurements_of_other_kinds(speed: ModuleType
     )
     assert "| b | 10.0 | 20.0 |" in page and "| b | 20.0 | 15.0 |" in page and "| a |" not in page
     assert "| p | k | 8.0 | 900 | 50% | 25% | barrier 2.5 |" in page
+    assert "| p | block | 30.0 | 2.0 | 10.0 | 17.5 | 29.5 |" in page
 
 
 def test_goals_are_compared_with_the_results(speed: ModuleType, tmp_path: Path) -> None:
