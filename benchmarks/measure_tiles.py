@@ -21,11 +21,11 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from cunorm.tuning.measure.clock import GraphClock
@@ -50,6 +50,7 @@ from cunorm.tiling import costmodel, table
 from cunorm.tiling.costmodel import Choice
 from cunorm.traffic.sampling import floor_bytes
 
+Key = TypeVar("Key")
 BEST, OTHERS = 5, 3  # tiles of a problem: the model's best, and the best of other strategies
 NEARLY = 1.6  # of other strategies: largest ratio of the predicted time to the least
 POSSIBLE = 2.0  # of the tiles that --drawn draws: likewise
@@ -186,6 +187,16 @@ def _wide(flat: Any, dtype: str) -> Any:
     return flat.view(DTYPES[dtype]).astype(xp.float64 if dtype == "float64" else xp.float32)
 
 
+def in_rounds(samplers: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
+    """Microseconds of each contender, one of each per round, in random order."""
+    samples: dict[Key, list[float]] = {key: [] for key in samplers}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for key in order.sample([*samplers], len(samplers)):
+            samples[key].append(samplers[key]() * 1e6)
+    return samples
+
+
 class Measured:
     """Measures the tiles of one problem."""
 
@@ -243,12 +254,7 @@ class Measured:
             seconds = costmodel.predict(self.problem, strategy, tile, self.place.device)
             found[index]["predicted_us"] = round(seconds * 1e6, 3)
             found[index]["kernel"] = digest(self.problem, tile)
-        samples: dict[int, list[float]] = {index: [] for index in samplers}
-        order = random.Random(0)
-        for _ in range(rounds):
-            for index in order.sample([*samplers], len(samplers)):
-                samples[index].append(samplers[index]() * 1e6)
-        for index, times in samples.items():
+        for index, times in in_rounds(samplers, rounds).items():
             low, _, high = quantiles(times, n=4, method="inclusive")
             found[index] |= {"us": round(median(times), 3), "q25": round(low, 3), "q75": round(high, 3)}
         return found

@@ -179,8 +179,7 @@ def model_section(checked: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-#: The headings of `stages_section`, and which of a tile's times each column shows. A stage adds the difference between
-#: the whole kernel and the kernel without it.
+#: The headings of `stages_section`. A stage adds the difference between the whole kernel and the kernel without it.
 STAGES = ("whole", "added by the sums", "added by dx", "without both")
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import random
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from cunorm.tuning.measure.clock import GraphClock
 from cunorm.tuning.measure.session import software
 from tqdm import tqdm
 
-from benchmarks.measure_tiles import Measured, raw_of
+from benchmarks.measure_tiles import ROUNDS, Measured, in_rounds, raw_of
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
@@ -31,7 +30,6 @@ from cunorm.ops.registry import problem_of
 from cunorm.runtime.plans import Target
 from cunorm.traffic.sampling import floor_bytes
 
-ROUNDS = 9
 OP = "group_norm_backward"
 #: For each stage: its call in backward_slab.cuh, and what takes its place. The compiler drops a call under a condition
 #: that the sizes, which are constants, make false.
@@ -79,11 +77,7 @@ def times(problem: Problem, tile: Tile, place: Target, clock: GraphClock) -> dic
         run = measured.runner(tile, without(stages))
         measured.results(run)
         samplers["+".join(stages)] = clock.sampler(tile, run, len(measured.sets))
-    taken: dict[str, list[float]] = {name: [] for name in samplers}
-    for _ in range(ROUNDS):
-        for name in random.sample([*samplers], len(samplers)):
-            taken[name].append(samplers[name]() * 1e6)
-    return {name: round(median(found), 2) for name, found in taken.items()}
+    return {name: round(median(found), 2) for name, found in in_rounds(samplers, ROUNDS).items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
