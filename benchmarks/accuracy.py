@@ -1,7 +1,7 @@
 """Measure the errors of every strategy of every op, beside those of NumPy's float32 and of PyTorch on the CPU.
 
 Example: ``python benchmarks/accuracy.py`` runs all problems on all cores (half an hour on two), and writes the results,
-docs/accuracy.md and its picture. ``--page`` writes the page and the picture from the stored results. ``--check``
+docs/speed/accuracy.md and its picture. ``--page`` writes the page and the picture from the stored results. ``--check``
 reports whether the page agrees with the stored results. ``--only group_norm`` runs some of the ops and keeps the
 results of the others.
 
@@ -43,7 +43,7 @@ from cunorm.tiling import costmodel
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
-PAGE, PICTURE = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "accuracy.svg"
+PAGE, PICTURE = ROOT / "docs" / "speed" / "accuracy.md", ROOT / "docs" / "pictures" / "accuracy.svg"
 CHANNELS = 8  # channels per group in GroupNorm, samples in BatchNorm
 GROUPS = 2
 

@@ -1,4 +1,4 @@
-"""Count the bytes that the default tile of each shape of the workloads moves, over the byte floor: docs/byte-floor.md.
+"""Count the bytes that the default tile of each shape of the workloads moves, over the byte floor: docs/speed/byte-floor.md.
 
 Example: ``python benchmarks/byte_floor.py`` counts on all cores (an hour on two) and writes the results and the page.
 ``--page`` only writes the page, from the stored results. ``--only group_norm --workload vae`` counts some of the
@@ -31,7 +31,7 @@ from cunorm.traffic import sampling
 from cunorm.traffic.traffic import measure
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "byte_floor.json", ROOT / "docs" / "byte-floor.md"
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "byte_floor.json", ROOT / "docs" / "speed" / "byte-floor.md"
 DEVICE, DTYPE = "H200", "bfloat16"
 #: Byte floor above which the rest and the number of busy multiprocessors are limited, and the limit of the rest as a
 #: share of the byte floor.
@@ -211,7 +211,7 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
 
 EXCUSE = """\
 These rows exceed a limit, or did once. "Takes longer" is said of a tile that keeps to the limits, on the
-[simulated clock](simulated-speed.md), or, where it says so, on an H100:"""
+[simulated clock](simulated.md), or, where it says so, on an H100:"""
 
 
 def missed(key: str, row: dict[str, Any]) -> list[str]:

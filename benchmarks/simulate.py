@@ -8,7 +8,7 @@ Examples::
     python benchmarks/simulate.py --goals
 
 A time is simulated, never measured. ``--workload`` and ``--goals`` store their results in
-``benchmarks/results/simulated.json`` and write ``docs/simulated-speed.md``, whose first line says how far simulated
+``benchmarks/results/simulated.json`` and write ``docs/speed/simulated.md``, whose first line says how far simulated
 times are from published ones; ``--page`` only writes the page.
 """
 

@@ -1,4 +1,4 @@
-"""Write docs/speed.md and the summary in the README from the newest results in benchmarks/results.
+"""Write docs/speed/measured.md and the summary in the README from the newest results in benchmarks/results.
 
 Example: ``python benchmarks/speed_page.py``; with ``--check`` it only reports whether both agree with the results. No
 number is typed by hand.
@@ -23,7 +23,8 @@ from cunorm.tuning.bench.result import cold, complete, fraction, geometric_mean,
 from benchmarks import measured_sections
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed" / "measured.md"
+PICTURES = ROOT / "docs" / "pictures"
 README, BEGIN, END = ROOT / "README.md", "<!-- begin speed -->\n", "<!-- end speed -->\n"
 HEAD = """# Speed
 
@@ -119,7 +120,7 @@ def draw(documents: list[dict[str, Any]]) -> None:
 
     matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "cunorm"}
     for document in filter(_drawn, documents):
-        figure(document, PAGE.with_name(picture_of(document)))
+        figure(document, PICTURES / picture_of(document))
 
 
 def _newest_file(folder: Path, pattern: str) -> Any:
@@ -157,7 +158,7 @@ def page(documents: list[dict[str, Any]], more: Sequence[str] = ()) -> str:
             lines.append(f"Incomplete, {len(document['results'])} of {document['problems']} problems: {reason}.\n")
         lines += _table(document)
         if _drawn(document):
-            lines.append(f"\n![{document['workload']} on {device['name']}]({picture_of(document)})")
+            lines.append(f"\n![{document['workload']} on {device['name']}](../pictures/{picture_of(document)})")
         lines.append("")
     lines += more
     return "\n".join(lines).rstrip() + "\n"

@@ -24,7 +24,7 @@ from cunorm.ops.registry import OPS, problem_of
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "guide" / "commands.md").read_text(encoding="utf-8")
 MOST_LINES = 150
 
 
@@ -56,7 +56,7 @@ def assert_gradients_of_the_layer(names: dict[str, Any]) -> None:
         assert change == pytest.approx(2 * float((names[gradient] * step).sum()), rel=1e-3), name
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_the_examples_of_the_docs_run(page: Path) -> None:
     found = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, object] = {}
@@ -78,7 +78,7 @@ def test_the_examples_of_the_docs_run(page: Path) -> None:
 def test_the_examples_of_the_ascend_page_give_the_documented_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """The gradients on the page also agree with the oracle."""
     names: dict[str, Any] = {}
-    page = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guide" / "ascend.md").read_text(encoding="utf-8")
     operators, batch, group = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(operators, names)
     rows = names["x"], (3, 3), names["mean"], 1 / np.sqrt(names["variance"] + 1e-5)
@@ -103,7 +103,7 @@ def test_the_examples_of_the_ascend_page_give_the_documented_numbers(capsys: pyt
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_the_longest_rows_of_the_pages_are_those_that_the_strategies_take(op: str) -> None:
     """A tile takes a row of the stated length, and none takes a row that is longer by 16 bytes."""
-    page, device = (ROOT / "docs" / f"{op.replace('_', '-')}.md").read_text(encoding="utf-8"), known("H200")
+    page, device = (ROOT / "docs" / "guide" / f"{op.replace('_', '-')}.md").read_text(encoding="utf-8"), known("H200")
     stated = re.findall(r"^\| `(\w+)` \| ([\d,]+ / .*?) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
     assert [row[0] for row in stated] == ["warp", "block", "cluster"]
     columns = [(op, None), (f"{op}_backward", None), (f"{op}_backward", "dh")]
@@ -124,7 +124,7 @@ def test_the_longest_rows_of_the_pages_are_those_that_the_strategies_take(op: st
 
 def test_the_table_of_the_ascend_page_is_complete() -> None:
     """The table contains every public name of the module, and the functions of cunorm that it names exist."""
-    page = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guide" / "ascend.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \w+ \| `(\w+)` \| (?:`cunorm\.(\w+)` )?\|$", page, re.MULTILINE)
     assert {name for name, _ in rows} | {"strict_limits"} == {*cunorm.ascend.__all__}
     assert "| `strict_limits` |" in page
@@ -139,9 +139,9 @@ def test_the_table_of_the_ascend_page_is_complete() -> None:
 
 
 def test_a_torch_tensor_goes_through_dlpack() -> None:
-    """The code of docs/pytorch.md with NumPy in place of CuPy. Neither direction copies."""
+    """The code of docs/guide/pytorch.md with NumPy in place of CuPy. Neither direction copies."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    assert "cupy.from_dlpack(tensor.detach())" in (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    assert "cupy.from_dlpack(tensor.detach())" in (ROOT / "docs" / "guide" / "pytorch.md").read_text(encoding="utf-8")
     tensor = torch.randn(2, 8, 5)
     x = np.from_dlpack(tensor.detach())
     y = torch.from_dlpack(cunorm.group_norm(x, 4)[0])
@@ -158,7 +158,7 @@ def test_every_function_in_the_table_exists() -> None:
 
 
 def test_the_table_of_commands_is_complete() -> None:
-    """Every subcommand and every script of benchmarks/ has a row, and every row names an existing one."""
+    """Every subcommand and every script of benchmarks/ and docs/drawings/ has a row, and every row names an existing one."""
     rows = re.findall(r"^\| `(.*?)` \|", COMMANDS, re.MULTILINE)
     listed = re.search(r"\{(.*?)\}|COMMAND\n((?:    \w+ .*\n(?: {6,}.*\n)*)+)", parser().format_help())
     assert listed is not None
@@ -168,7 +168,8 @@ def test_the_table_of_commands_is_complete() -> None:
     scripts = {one[1] if one[1] != "-m" else f"{one[2].replace('.', '/')}.py" for one in words}
     runnable = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "benchmarks").rglob("*.*")
+        for folder in ("benchmarks", "docs/drawings")
+        for path in (ROOT / folder).rglob("*.*")
         if path.suffix == ".sh"
         or (path.suffix == ".py" and '__name__ == "__main__"' in path.read_text(encoding="utf-8"))
     }
@@ -184,7 +185,7 @@ def test_the_table_of_variables_is_complete() -> None:
 def test_the_picture_shows_every_counted_problem(tmp_path: Path) -> None:
     """A new picture and the committed one have one marker per problem of the result file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
+        patch.syspath_prepend(ROOT / "docs" / "drawings")
         overview = importlib.import_module("overview")
     document = json.loads(overview.COUNTS.read_text(encoding="utf-8"))
     overview.draw(document, tmp_path / "fresh.svg")
@@ -196,7 +197,7 @@ def test_the_picture_shows_every_counted_problem(tmp_path: Path) -> None:
 
 
 def test_the_target_of_every_link_exists() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 

@@ -12,5 +12,5 @@ From the bottom up:
 - `problems`: a problem on the clock, instructions per element and by source line.
 - `probes`: a copy and a sum, whose times follow from the DRAM's bandwidth.
 - ``peers/``: PyTorch's and Liger's calls on the simulator, published times, calibration and comparison.
-- `simulated_page`: the stored results, docs/simulated-speed.md and its picture.
+- `simulated_page`: the stored results, docs/speed/simulated.md and its picture.
 """

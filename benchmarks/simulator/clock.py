@@ -1,6 +1,6 @@
 """Time launches on the simulated clock: the facts of each GPU, the blocks that are resident, and what a launch took.
 
-The times are simulated, never measured. `docs/simulated-speed.md` says how far they are from published ones.
+The times are simulated, never measured. `docs/speed/simulated.md` says how far they are from published ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stored results of the simulator, and the page that shows them: docs/simulated-speed.md."""
+"""The stored results of the simulator, and the page that shows them: docs/speed/simulated.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "simulated.json"
 CALIBRATION = ROOT / "benchmarks" / "results" / "simulator_calibration.json"
 PEERS = ROOT / "benchmarks" / "results" / "simulated_peers.json"
-PAGE, PICTURE = ROOT / "docs" / "simulated-speed.md", ROOT / "docs" / "simulated-peers.svg"
+PAGE, PICTURE = ROOT / "docs" / "speed" / "simulated.md", ROOT / "docs" / "pictures" / "simulated-peers.svg"
 SCHEMA = "cunorm-simulated/1"
 #: The name under which the results of benchmarks/simulator/goals.py are stored.
 GOALS = "goals"
@@ -117,7 +117,7 @@ def peers_section(peers: Mapping[str, Any]) -> list[str]:
         f"{peers['gpu']}, {versions}. Each library's own machine code and launches, on the same clock. A time is the "
         "sum of the kernels of a call; what the host needs between them is not in it. A ratio above 1 means that "
         "cunorm's call is shorter. `python -m benchmarks.simulator.peers.compare` writes the rows.\n",
-        "![Simulated time of each call over the time of a copy of its bytes](simulated-peers.svg)\n",
+        "![Simulated time of each call over the time of a copy of its bytes](../pictures/simulated-peers.svg)\n",
         f"| problem | floor us | cunorm us | {' | '.join(f'{name} us | {name} / cunorm' for name in names)} |",
         f"|---|---:|---:|{'---:|---:|' * len(names)}",
     ]

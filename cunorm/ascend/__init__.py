@@ -1,7 +1,7 @@
 """The Ascend operators for normalisation gradients, and their two-phase calls, under their documented names.
 
 The module serves code and tests that use these interfaces. cunorm's public functions compute every result.
-``docs/ascend.md`` lists the extensions, the intended differences, and the changes that ported code needs.
+``docs/guide/ascend.md`` lists the extensions, the intended differences, and the changes that ported code needs.
 """
 
 from .acl_op_executor import AclOpExecutor

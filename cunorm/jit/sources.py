@@ -189,7 +189,7 @@ def kernel_text(launch: Launch, problem: Problem, strategy: Strategy, tile: Tile
     ----------
     text : str
         One of `TEXTS`. A specialised text is the generic one with constants in place of parameters; see
-        docs/calls.md.
+        docs/guide/calls.md.
     """
     body = _expand(launch.kernel)
     if text == "specialised":

@@ -14,7 +14,7 @@ from cunorm.distributed import LocalEngine, sync_batch_norm, sync_batch_norm_bac
 from tests.distributed.processes import missing, mpi
 from tests.support.paths import ROOT, environment
 
-PAGE = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guide" / "distributed.md").read_text(encoding="utf-8")
 MPI, GLOO = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
 
 

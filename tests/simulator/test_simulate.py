@@ -116,8 +116,8 @@ def test_the_page_says_at_once_that_nothing_was_measured() -> None:
 
 
 def test_no_simulated_time_stands_among_measured_ones() -> None:
-    """docs/speed.md and the README's section on speed come from the results of `cunorm bench`."""
-    for name in ("docs/speed.md", "README.md"):
+    """docs/speed/measured.md and the README's section on speed come from the results of `cunorm bench`."""
+    for name in ("docs/speed/measured.md", "README.md"):
         text = (simulated_page.ROOT / name).read_text(encoding="utf-8")
         for line in text.splitlines():
             assert "simulated" not in line.lower() or not re.search(r"\d us\b|GB/s", line), line

@@ -53,7 +53,7 @@ def test_shortlisted_tiles_are_in_the_search_spaces(op: str, maker: ModuleType) 
 
 @pytest.mark.parametrize("op", LISTED)
 def test_workloads_get_the_default_of_a_ranking_of_all_tiles(op: str, maker: ModuleType) -> None:
-    """In bfloat16 on an H200 the tiles must be equal, because docs/byte-floor.md reports their traffic."""
+    """In bfloat16 on an H200 the tiles must be equal, because docs/speed/byte-floor.md reports their traffic."""
     for problem in maker.suite(op, maker.DTYPE):
         case = problem, maker.DEVICE
         chosen = costmodel.choose(problem, OPS[op].strategies.values(), known(maker.DEVICE))

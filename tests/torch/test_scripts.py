@@ -31,7 +31,7 @@ def test_the_training_example() -> None:
 
 
 def test_the_example_of_the_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guide" / "pytorch.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(text, {})
     assert f"# {capsys.readouterr().out}".strip() in text

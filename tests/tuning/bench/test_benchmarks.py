@@ -52,7 +52,7 @@ def test_cpu_executor_runs(tmp_path: Path) -> None:
 def test_the_docs_quote_the_kept_speeds_of_the_cpu_executor() -> None:
     """Each row of the page's table matches the result file, and the kept results meet the targets."""
     kept = json.loads((ROOT / "benchmarks" / "results" / "cpu_executor.json").read_text(encoding="utf-8"))["results"]
-    page = (ROOT / "docs" / "cpu-executor.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guide" / "cpu-executor.md").read_text(encoding="utf-8")
     for name, modes in kept["elements"].items():
         asked = ("plain", "checked", "traced")
         rates = [f"{modes[mode]['wall_median']:.1f}" if mode in modes else "" for mode in asked]

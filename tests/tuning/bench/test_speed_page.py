@@ -28,6 +28,7 @@ def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(module, "PAGE", tmp_path / "speed.md")
+    monkeypatch.setattr(module, "PICTURES", tmp_path)
     monkeypatch.setattr(module, "README", tmp_path / "README.md")
     (tmp_path / "README.md").write_text(f"before\n{module.BEGIN}old\n{module.END}after\n", encoding="utf-8")
     return module
@@ -82,7 +83,7 @@ def test_the_newest_complete_result_per_device_and_workload_is_published(speed: 
     assert row.split(" | ")[1:4] == [*own, "48% (140.0; 126.0 to 168.0)"]
     assert row.split(" | ")[5:] == ["wrong", "– |"]
     assert "Did not run: apex." in page  # apex has no column
-    assert "![llm on NVIDIA H200](speed-nvidia-h200-llm.svg)" in page
+    assert "![llm on NVIDIA H200](../pictures/speed-nvidia-h200-llm.svg)" in page
     assert (tmp_path / "speed-nvidia-h200-llm.svg").read_text(encoding="utf-8").startswith("<?xml")
     assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in page
     assert "Incomplete" not in page
@@ -193,7 +194,7 @@ def changed(folder: Path, old: str, new: str) -> Path:
 
 
 def listing() -> list[Path]:
-    return sorted(path for name in ("benchmarks/results", "tuning", "docs") for path in (ROOT / name).iterdir())
+    return sorted(path for name in ("benchmarks/results", "tuning", "docs") for path in (ROOT / name).rglob("*"))
 
 
 @needs_bash

@@ -1,9 +1,9 @@
-"""Draw docs/overview.svg, the picture of the README: elements that share statistics, and bytes that calls move.
+"""Draw docs/pictures/overview.svg, the picture of the README: elements that share statistics, and bytes that calls move.
 
 The upper half is a drawing of the norms. The lower half shows the counts of
 ``benchmarks/results/byte_floor.json``.
 
-Run ``python benchmarks/overview.py``.
+Run ``python docs/drawings/overview.py``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-COUNTS, PICTURE = ROOT / "benchmarks" / "results" / "byte_floor.json", ROOT / "docs" / "overview.svg"
+ROOT = Path(__file__).resolve().parents[2]
+COUNTS, PICTURE = ROOT / "benchmarks" / "results" / "byte_floor.json", ROOT / "docs" / "pictures" / "overview.svg"
 SAMPLES, CHANNELS, GROUP = 4, 6, 3  # rows, columns, and columns per group of the drawing
 SHARED, OTHER = "#76b900", "#e4e7eb"
 LAST_BIN = 2.1
