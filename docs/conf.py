@@ -21,14 +21,13 @@ extensions = [
     "myst_parser",
     "sphinx_design",
     "sphinx_copybutton",
+    "api_links",
     "mathml",
     "pictures",
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 default_role = "py:obj"
-nitpicky = True
-suppress_warnings = ["config.cache"]
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -36,7 +35,6 @@ myst_heading_anchors = 4
 autosummary_generate = True
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
-numpydoc_xref_param_type = True
 
 html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
