@@ -41,6 +41,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "cunorm"
 html_static_path = ["_static"]
 html_css_files = ["cunorm.css"]
+html_domain_indices = False
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

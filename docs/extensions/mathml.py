@@ -8,7 +8,7 @@ from typing import Any
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
-#: What separates two formulas of one block. Each of them is drawn whole; on a narrow screen they stand in several lines.
+#: What separates two formulas of one block. A narrow screen shows them in several lines.
 BETWEEN = re.compile(r",?\s*\\q?quad\s*|\\\\\s*")
 
 
