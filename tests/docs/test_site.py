@@ -5,6 +5,8 @@ The tests need the extras ``docs`` and ``torch``. Those in a browser also need p
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
+from filelock import FileLock
 
 from tests.support.paths import ROOT
 
@@ -70,13 +73,27 @@ class Page(HTMLParser):
             self.resources.append(str(named["href"]))
 
 
+def build(folder: Path) -> None:
+    """Run the README's command, with another folder for the site."""
+    command = re.search(r"`sphinx-build (.*) docs/_build`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert command is not None
+    run = [sys.executable, "-m", "sphinx", *command[1].split(), "-q", "--keep-going", str(folder)]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(ROOT / "docs"), str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    """The built site, which the workers of pytest-xdist share."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        build(folder := tmp_path_factory.mktemp("site"))
+        return folder
+    shared = tmp_path_factory.getbasetemp().parent
+    with FileLock(shared / "site.lock"):
+        if not (shared / "built").exists():
+            build(shared / "site")
+            (shared / "built").touch()
+    return shared / "site"
 
 
 @cache
