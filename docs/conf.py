@@ -28,6 +28,9 @@ extensions = [
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 default_role = "py:obj"
+# Names of cunorm in docstrings are links. Other names in backticks, such as those of arguments, need not be.
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!cunorm\.).*")]
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 4
