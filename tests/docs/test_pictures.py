@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.rooms import PACKAGE
 
 PICTURES = ROOT / "docs" / "pictures"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,7 +29,7 @@ def facts(path: Path) -> str:
 
 
 def drawn(path: Path) -> list[tuple[str, ...]]:
-    """The points of each shape of a picture, once: paper that is drawn is closed with another line than absent paper."""
+    """The points of each shape of a picture, once: drawn paper is closed with another line than absent paper."""
     text = path.read_text(encoding="utf-8").partition("</metadata>")[2]
     shapes = re.findall(r'<path d="([^"]+)"', text)
     places = re.findall(r'<use [^>]*?x="([^"]+)" y="([^"]+)"', text)
@@ -104,3 +106,48 @@ def test_the_readme_shows_the_twin_to_readers_with_a_dark_theme() -> None:
     light = re.findall(r'<img src="docs/pictures/(\S+)\.svg"', readme)
     dark = re.findall(r'<source media="\(prefers-color-scheme: dark\)" srcset="docs/pictures/(\S+)-dark\.svg"', readme)
     assert light == dark != []
+
+
+# ---- the architecture -----------------------------------------------------------------------------------------------
+
+ARCHITECTURE = ROOT / "docs" / "contributing" / "architecture.md"
+
+
+def test_the_picture_of_the_rooms_shows_every_room_and_every_import() -> None:
+    rooms = importlib.import_module("docs.drawings.rooms")
+    told = rooms.facts()
+    assert json.loads(facts(rooms.PICTURE)) == json.loads(json.dumps(told)), "run python docs/drawings/rooms.py"
+    shown = {name for floor in told["rooms"] for name in floor}
+    folders = {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))}
+    assert shown == folders | {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    assert shown | {"tuning", *told["kernels"]} == {*rooms.CONTENTS}
+    assert len(told["imports"]) > 40 and ["runtime", "tiling"] in told["imports"]
+    for path in (rooms.PICTURE, themes.twin(rooms.PICTURE)):
+        groups = re.findall(r'\n( *)<g id="PathCollection_\d+">(.*?)\n\1</g>', path.read_text("utf-8"), re.DOTALL)
+        dots = [group.count("<use ") for _, group in groups]
+        assert dots == [len(told["imports"]), len(told["includes"])]
+
+
+def test_the_steps_of_the_picture_are_those_of_a_recorded_call() -> None:
+    drawing = importlib.import_module("docs.drawings.first_call")
+    assert json.loads(facts(drawing.PICTURE)) == drawing.facts(), "run python docs/drawings/first_call.py"
+    places = drawing.places(drawing.recorded())
+    assert places == sorted(places) and len(set(places)) == len(drawing.STEPS) > 10
+    assert {step.room for step in drawing.STEPS} == {*drawing.ROOMS}
+
+
+def test_steps_in_another_order_are_an_error() -> None:
+    drawing = importlib.import_module("docs.drawings.first_call")
+    calls = [(step.file, step.function) for step in drawing.STEPS]
+    assert drawing.places(calls) == list(range(len(calls)))
+    with pytest.raises(ValueError, match="another order"):
+        drawing.places([calls[1], calls[0], *calls[2:]])
+    with pytest.raises(ValueError, match="not in list"):
+        drawing.places(calls[1:])
+
+
+def test_the_numbered_words_name_the_steps_of_the_picture() -> None:
+    drawing = importlib.import_module("docs.drawings.first_call")
+    numbered = re.findall(r"^(\d+)\. `(\S+)` in `(\S+)`", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
+    wanted = [(str(number), step.function, step.file) for number, step in enumerate(drawing.STEPS, 1)]
+    assert numbered == wanted

@@ -128,7 +128,7 @@ def drawn(found: Mapping[str, Any]) -> Any:
     title = f"{found['device']['name']}, {found['date'][:10]}: a copy moves {bandwidth:.0f} GB/s; L2 cold"
     title = "\n".join([title, *_absent(found, present)])
     ncols = min(len(handles) or 1, 3)
-    place = {"loc": "outside upper left", "alignment": "left", "frameon": False}
+    place: dict[str, Any] = {"loc": "outside upper left", "alignment": "left", "frameon": False}
     drawing.legend(handles=handles, ncols=ncols, fontsize=8, title=title, title_fontsize=8.5, **place)
     return drawing
 
