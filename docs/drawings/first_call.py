@@ -125,7 +125,7 @@ def draw(path: Path) -> None:
     from matplotlib import rcParams
 
     columns = list(ROOMS)
-    figure = plt.figure(figsize=(6.4, 6.6))
+    figure = plt.figure(figsize=(5.8, 6.4))
     axis = figure.add_axes((0.01, 0.01, 0.98, 0.98))
     for place, room in enumerate(columns):
         axis.plot([place, place], [-0.6, len(STEPS) - 0.4], color=rcParams["grid.color"], linewidth=9,
@@ -140,8 +140,8 @@ def draw(path: Path) -> None:
                   color="#10151b", zorder=4)  # fmt: skip
         axis.text(len(columns) - 0.3, row - 0.03, step.function, va="bottom", fontsize=9, fontweight="bold")
         axis.text(len(columns) - 0.3, row + 0.05, step.does, va="top", fontsize=8.5)
-    axis.text(-0.4, -3.0, TITLE, fontsize=10, fontweight="bold")
-    axis.set(xlim=(-0.6, len(columns) + 4.4), ylim=(len(STEPS) - 0.3, -3.5))
+    axis.text(-0.4, -2.7, TITLE, fontsize=9.5, fontweight="bold")
+    axis.set(xlim=(-0.6, len(columns) + 3.5), ylim=(len(STEPS) - 0.3, -3.1))
     axis.axis("off")
     save(figure, path, json.dumps(facts()))
     plt.close(figure)
