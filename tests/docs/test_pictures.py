@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from docs.drawings import first_call, overview, rooms, themes
 from tests.support.paths import ROOT
 from tests.support.rooms import PACKAGE
 
@@ -17,8 +17,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 LIGHT = sorted(path for path in PICTURES.glob("*.svg") if not path.stem.endswith("-dark"))
 #: A text alternative with fewer words names a picture, but does not say what one sees.
 FEWEST_WORDS = 10
-
-themes = pytest.importorskip("docs.drawings.themes")
 
 
 def facts(path: Path) -> str:
@@ -92,7 +90,6 @@ def test_every_picture_is_on_a_page_with_words_that_say_what_one_sees() -> None:
 
 
 def test_the_words_about_the_readme_s_picture_are_true() -> None:
-    overview = pytest.importorskip("docs.drawings.overview")
     document = json.loads(overview.COUNTS.read_text(encoding="utf-8"))
     assert facts(overview.PICTURE) == overview.facts(document)
     said = re.search(r"every median is below ([\d.]+)\.", (ROOT / "README.md").read_text(encoding="utf-8"))
@@ -114,7 +111,6 @@ ARCHITECTURE = ROOT / "docs" / "contributing" / "architecture.md"
 
 
 def test_the_picture_of_the_rooms_shows_every_room_and_every_import() -> None:
-    rooms = importlib.import_module("docs.drawings.rooms")
     told = rooms.facts()
     assert json.loads(facts(rooms.PICTURE)) == json.loads(json.dumps(told)), "run python docs/drawings/rooms.py"
     shown = {name for floor in told["rooms"] for name in floor}
@@ -129,25 +125,22 @@ def test_the_picture_of_the_rooms_shows_every_room_and_every_import() -> None:
 
 
 def test_the_steps_of_the_picture_are_those_of_a_recorded_call() -> None:
-    drawing = importlib.import_module("docs.drawings.first_call")
-    assert json.loads(facts(drawing.PICTURE)) == drawing.facts(), "run python docs/drawings/first_call.py"
-    places = drawing.places(drawing.recorded())
-    assert places == sorted(places) and len(set(places)) == len(drawing.STEPS) > 10
-    assert {step.room for step in drawing.STEPS} == {*drawing.ROOMS}
+    assert json.loads(facts(first_call.PICTURE)) == first_call.facts(), "run python docs/drawings/first_call.py"
+    places = first_call.places(first_call.recorded())
+    assert places == sorted(places) and len(set(places)) == len(first_call.STEPS) > 10
+    assert {step.room for step in first_call.STEPS} == {*first_call.ROOMS}
 
 
 def test_steps_in_another_order_are_an_error() -> None:
-    drawing = importlib.import_module("docs.drawings.first_call")
-    calls = [(step.file, step.function) for step in drawing.STEPS]
-    assert drawing.places(calls) == list(range(len(calls)))
+    calls = [(step.file, step.function) for step in first_call.STEPS]
+    assert first_call.places(calls) == list(range(len(calls)))
     with pytest.raises(ValueError, match="another order"):
-        drawing.places([calls[1], calls[0], *calls[2:]])
+        first_call.places([calls[1], calls[0], *calls[2:]])
     with pytest.raises(ValueError, match="not in list"):
-        drawing.places(calls[1:])
+        first_call.places(calls[1:])
 
 
 def test_the_numbered_words_name_the_steps_of_the_picture() -> None:
-    drawing = importlib.import_module("docs.drawings.first_call")
     numbered = re.findall(r"^(\d+)\. `(\S+)` in `(\S+)`", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
-    wanted = [(str(number), step.function, step.file) for number, step in enumerate(drawing.STEPS, 1)]
+    wanted = [(str(number), step.function, step.file) for number, step in enumerate(first_call.STEPS, 1)]
     assert numbered == wanted
