@@ -202,7 +202,9 @@ def test_the_target_of_every_link_exists() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize(("name", "end"), [("test", "pytest -n auto"), ("torch test", "tests/torch tests/distributed tests/docs")])
+@pytest.mark.parametrize(
+    ("name", "end"), [("test", "pytest -n auto"), ("torch test", "tests/torch tests/distributed tests/docs")]
+)
 def test_ci_takes_its_commands_from_the_readme(name: str, end: str) -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     extract = re.search(r"awk -v mark=.*README\.md", script)
