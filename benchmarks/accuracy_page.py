@@ -48,7 +48,7 @@ page from `benchmarks/results/accuracy.json`.
 
 **{verdict}** {worst}
 
-![Errors of mean and rstd over NumPy's, by kind of data, one point per strategy, tile, dtype and length](../pictures/accuracy.svg)
+![Errors of mean and rstd over NumPy's, by kind of data](../pictures/accuracy.svg)
 
 A point is one strategy, tile, dtype and length. Its height is its largest error over NumPy's on the same data. Lower
 ratios are drawn at {lowest:g}.

@@ -1,6 +1,7 @@
-"""Count the bytes that the default tile of each shape of the workloads moves, over the byte floor: docs/speed/byte-floor.md.
+"""Count the bytes that the default tile of each shape of the workloads moves over the byte floor.
 
-Example: ``python benchmarks/byte_floor.py`` counts on all cores (an hour on two) and writes the results and the page.
+Example: ``python benchmarks/byte_floor.py`` counts on all cores (an hour on two) and writes the results and the page,
+docs/speed/byte-floor.md.
 ``--page`` only writes the page, from the stored results. ``--only group_norm --workload vae`` counts some of the
 problems and keeps the results of the others.
 

@@ -1,4 +1,4 @@
-"""The sections of docs/speed/measured.md about host time, the cost model, and what keeps kernels from the copy's bandwidth."""
+"""The sections of docs/speed/measured.md about goals, host time, the cost model, stages and profiles."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_every_function_in_the_table_exists() -> None:
 
 
 def test_the_table_of_commands_is_complete() -> None:
-    """Every subcommand and every script of benchmarks/ and docs/drawings/ has a row, and every row names an existing one."""
+    """Every subcommand and script (benchmarks/, docs/drawings/) has a row, and every row names an existing one."""
     rows = re.findall(r"^\| `(.*?)` \|", COMMANDS, re.MULTILINE)
     listed = re.search(r"\{(.*?)\}|COMMAND\n((?:    \w+ .*\n(?: {6,}.*\n)*)+)", parser().format_help())
     assert listed is not None

@@ -1,4 +1,4 @@
-"""Draw docs/pictures/overview.svg, the picture of the README: elements that share statistics, and bytes that calls move.
+"""Draw docs/pictures/overview.svg, the README's picture: elements that share statistics, and bytes that calls move.
 
 The upper half is a drawing of the norms. The lower half shows the counts of
 ``benchmarks/results/byte_floor.json``.
