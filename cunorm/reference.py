@@ -1,4 +1,4 @@
-"""The oracle: normalisation forward and backward in float64 NumPy, written for clarity and exactness, not for speed.
+r"""The oracle: normalisation forward and backward in float64 NumPy, written for clarity and exactness, not for speed.
 
 The notation is that of the kernels. A slice is the L elements that share one mean and one rstd. The normalised element
 xhat is (x - mean) * rstd.
@@ -9,7 +9,7 @@ xhat is (x - mean) * rstd.
 - LayerNorm: x has shape (A1..Ai, R1..Rj). A slice is a row, L = R1*..*Rj. gamma and beta have one element per element
   of a row.
 - RMSNorm: as LayerNorm, but without mean and beta. xhat is x * rstd, and gamma may have an offset.
-- BatchNorm: x has shape (N, C, *) and 2 to 8 dimensions. A slice is a channel. It has L = N*H*W elements on one rank,
+- BatchNorm: x has shape (N, C, \*) and 2 to 8 dimensions. A slice is a channel. It has L = N*H*W elements on one rank,
   and `count` elements on all ranks. rstd is called invstd, and x - mean is called xmu. gamma, beta and every statistic
   have shape (C,).
 """
@@ -68,7 +68,7 @@ def group_norm(
     Parameters
     ----------
     x : array_like
-        (N, C, *), or (N, *, C) with ``data_format="NHWC"``; 2 to 8 dimensions, any real dtype.
+        (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``; 2 to 8 dimensions, any real dtype.
     num_groups : int
         G, a divisor of C.
     gamma, beta : array_like, optional
@@ -128,7 +128,7 @@ def group_norm_backward(
     Parameters
     ----------
     dy, x : array_like
-        Gradient of y, and input of the forward. Both have shape (N, C, *), or (N, *, C) with ``data_format="NHWC"``.
+        Gradient of y, and input of the forward. Both have shape (N, C, \*), or (N, \*, C) with ``data_format="NHWC"``.
     mean, rstd : array_like
         N*G elements each. They are used unchanged, even if they were rounded to another dtype.
     gamma, num_groups, data_format, activation

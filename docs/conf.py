@@ -22,14 +22,16 @@ extensions = [
     "sphinx_design",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
+    "api_links",
     "mathml",
     "pictures",
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 default_role = "py:obj"
+# Names of cunorm in docstrings are links. Other names in backticks, such as those of arguments, need not be.
 nitpicky = True
-suppress_warnings = ["config.cache"]
+nitpick_ignore_regex = [("py:.*", r"(?!cunorm\.).*")]
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -37,13 +39,13 @@ myst_heading_anchors = 4
 autosummary_generate = True
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
-numpydoc_xref_param_type = True
 
 #: The scripts that are pages. The other files of the folder are parts of them, or are for a terminal.
 SHOWN = ("first_call", "tune_training_run")
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "examples",
+    "copyfile_regex": r"index\.rst",
     "filename_pattern": "",
     "ignore_pattern": rf"^(?!({'|'.join(SHOWN)})\.py$)",
     "within_subsection_order": "FileNameSortKey",
@@ -63,6 +65,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "cunorm"
 html_static_path = ["_static"]
 html_css_files = ["cunorm.css"]
+html_domain_indices = False
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

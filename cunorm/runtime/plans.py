@@ -83,7 +83,7 @@ class Plan:
     def compile(self) -> Plan:
         """Compile the kernels now rather than in the first calls; return the plan itself.
 
-        Both texts of the kernels are compiled, the specialised one if `cunorm.runtime.specialised` allows it. Several
+        Both texts of the kernels are compiled, the specialised one unless ``CUNORM_SPECIALISE`` is ``never``. Several
         threads compile them only once. A signal handler that interrupts the compilation and calls the plan compiles
         them again.
 
@@ -285,8 +285,10 @@ class Plan:
 
         Raises
         ------
-        CompileError, KernelFault
-            See `cunorm.core.errors`.
+        CompileError
+            If there is no C++ compiler.
+        KernelFault
+            If the CPU executor finds a fault in a kernel.
         ValueError
             If the problem is too large to be counted.
         """

@@ -37,7 +37,7 @@ class Replaced:
     Attributes
     ----------
     counts : dict of str to int
-        Replaced modules: names of classes in `cunorm.torch.modules`, and how many modules have that class now.
+        Replaced modules: names of their new classes, and how many modules have that class now.
     fused : int
         Activations that a norm applies now.
     left : dict of str to str

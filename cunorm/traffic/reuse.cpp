@@ -17,7 +17,7 @@ constexpr uint64_t word_bits = 64, least_times = 1u << 20;
 struct Access {
     uint64_t sector;
     uint32_t block;
-    uint16_t region, bytes;
+    uint8_t warp, phase, region, bytes;
 };
 
 struct Reuse {

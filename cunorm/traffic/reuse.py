@@ -113,8 +113,9 @@ def _library(folder: Path) -> Any:
 def by_ticket(trace: NDArray[Any], sector: int) -> NDArray[Any]:
     """Renumber the trace of blocks that draw tickets, as if the work of each ticket were a block with its number.
 
-    A block draws its next ticket before it begins the work of the previous one. Therefore the accesses between two
-    draws belong to the ticket that was drawn before the first of these draws.
+    A block draws its next ticket in the phase in which it begins the work of the previous one. Therefore the accesses
+    from one of these phases to the next belong to the ticket that was drawn before. Within a phase, other warps and
+    lanes may come before the one that draws.
 
     Parameters
     ----------
@@ -128,7 +129,9 @@ def by_ticket(trace: NDArray[Any], sector: int) -> NDArray[Any]:
     drawn = (trace["sector"] == sector) & (trace["region"] % 2 == 1)
     number = (np.cumsum(drawn) - 1)[order]  # of the ticket that an access draws
     draws = np.flatnonzero(drawn[order])
-    held = np.searchsorted(draws, np.arange(len(found)), side="right") - 2  # the draw before the latest
+    begins = np.append(True, (np.diff(found["block"]) != 0) | (np.diff(found["phase"]) != 0))
+    phase = np.flatnonzero(begins)[np.cumsum(begins) - 1]  # index of the first access of the phase
+    held = np.searchsorted(phase[draws], np.arange(len(found)), side="right") - 2  # the draw before the latest
     first = np.searchsorted(found["block"], found["block"])  # index of the first access of the block
     held = np.maximum(held, np.searchsorted(draws, first))  # accesses before the second draw belong to the first ticket
     found["block"] = number[draws[held]]

@@ -12,7 +12,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch
 from cunorm.core.terminal import columns
 from cunorm.executors.choose import executor
-from cunorm.executors.cpu.checked import Moves
+from cunorm.executors.cpu.checked import Count, Moves
 from cunorm.executors.cpu.guarded_arrays import ROLES, TENSOR
 from cunorm.runtime.plans import Plan
 from cunorm.tiling import costmodel
@@ -172,7 +172,33 @@ class Traffic:
 # ---- counting -------------------------------------------------------------------------------------------------------
 
 
-def _by_tickets(count: Any, launch: Launch) -> Any:
+def record(plan: Plan, order: str | None = None) -> list[Count]:
+    """Run a plan in the checked build, on arrays made for its problem.
+
+    Parameters
+    ----------
+    plan : Plan
+    order : str, optional
+        The order of threads, as in ``CUNORM_CPU_ORDER``.
+
+    Returns
+    -------
+    list of Count
+        One per launch, with a trace.
+    """
+    cpu, numbers = executor("cpu"), plan.problem.numbers
+    names = [name for name in plan.names if name not in numbers]
+    arrays = arrays_of(plan.problem, plan.workspace_nbytes, names, plan.launches)
+    values: list[int | float] = [0 if array is None else array.ctypes.data for array in arrays]
+    values += [numbers[name] for name in plan.names if name in numbers]
+    sizes = [0 if array is None else array.nbytes for array in arrays]
+    steps, constants = plan.steps(functools.partial(cpu.compile, build="checked"))
+    counts: list[Count] = []
+    cpu.run(steps, (*values, *constants), plan.names, sizes, counts, plan.place.device, order)
+    return counts
+
+
+def trace_by_tickets(count: Count, launch: Launch) -> Any:
     """The trace of a launch. If blocks draw tickets, the work of each ticket is a separate block in it.
 
     On a GPU, the blocks that draw the tickets differ from run to run. The order of the tickets does not: when a block
@@ -185,22 +211,14 @@ def _by_tickets(count: Any, launch: Launch) -> Any:
 
 def _counted(plan: Plan) -> tuple[list[LaunchTraffic], Reuse]:
     """Count the launches of a plan, on arrays made for its problem."""
-    cpu, device = executor("cpu"), plan.place.device
-    numbers = plan.problem.numbers
-    names = [name for name in plan.names if name not in numbers]
-    arrays = arrays_of(plan.problem, plan.workspace_nbytes, names, plan.launches)
-    values: list[int | float] = [0 if array is None else array.ctypes.data for array in arrays]
-    values += [numbers[name] for name in plan.names if name in numbers]
-    sizes = [0 if array is None else array.nbytes for array in arrays]
-    steps, constants = plan.steps(functools.partial(cpu.compile, build="checked"))
-    counts: list[Any] = []
+    device = plan.place.device
     # By default each warp runs as far as it can before the next one runs. In random order, the accesses between two
     # reads are those of warps that run concurrently.
     order = "random:0" if any(launch.roams for launch in plan.launches) else None
-    cpu.run(steps, (*values, *constants), plan.names, sizes, counts, device, order)
+    counts = record(plan, order)
     resident = [costmodel.resident_blocks(launch, device) * device.multiprocessors for launch in plan.launches]
     known = counts[0].roles
-    traces = [_by_tickets(count, launch) for count, launch in zip(counts, plan.launches, strict=True)]
+    traces = [trace_by_tickets(count, launch) for count, launch in zip(counts, plan.launches, strict=True)]
     replayed = replay(traces, resident, [role == TENSOR for role in known.values()])
     launches = []
     for count, alive, fetched, asked in zip(counts, resident, replayed.fetched, replayed.asked, strict=True):

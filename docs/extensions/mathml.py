@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+
+#: What separates two formulas of one block. A narrow screen shows them in several lines.
+BETWEEN = re.compile(r",?\s*\\q?quad\s*|\\\\\s*")
 
 
 def _inline(self: Any, node: nodes.Element) -> None:
@@ -14,7 +18,9 @@ def _inline(self: Any, node: nodes.Element) -> None:
 
 
 def _block(self: Any, node: nodes.Element) -> None:
-    self.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    parts = [part.replace("&", "").strip() for part in BETWEEN.split(node.astext())]
+    drawn = "".join(tex2mathml(part, as_block=True) for part in parts if part)
+    self.body.append(f'<div class="formulas">{drawn}</div>')
     raise nodes.SkipNode
 
 

@@ -107,6 +107,9 @@ def test_roles_of_arrays_and_the_trace_of_sectors(kernel: Kernel) -> None:
     assert (found.trace["region"] == 2 * 2 + 1).all()
     assert sorted(set(found.trace["block"].tolist())) == [0, 1]
     assert len(set(found.trace["sector"].tolist())) == len(found.trace)
+    element = (found.trace["sector"].astype(np.int64) - found.starts["array2"] // 32) * 8  # its number is the thread's
+    assert (found.trace["warp"] == element % THREADS // 32).all() and (found.trace["block"] == element // THREADS).all()
+    assert (found.trace["phase"] == 0).all() and (found.trace["bytes"] == 32).all()
 
 
 def test_a_fault_frees_the_trace(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

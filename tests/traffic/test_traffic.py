@@ -13,13 +13,13 @@ import pytest
 import cunorm
 from cunorm.core.devices import KNOWN, known
 from cunorm.core.errors import KernelFault
-from cunorm.executors.cpu.checked import TRACE, Moves
+from cunorm.executors.cpu.checked import SECTOR_BYTES, TRACE, Moves
 from cunorm.executors.cpu.guarded_arrays import PARAMETER, ROLES, TENSOR, WORKSPACE
 from cunorm.ops.group_norm import grid
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Target
 from cunorm.traffic import reuse, sampling, traffic
-from cunorm.traffic.traffic import Traffic
+from cunorm.traffic.traffic import Traffic, record, trace_by_tickets
 from tests.kernels.kernel_checks import compiled, launch
 from tests.support.paths import KERNELS
 from tests.traffic.traffic_limits import EDGE, EFFICIENT, ROWS, SPLIT_BACKWARD, Row
@@ -127,7 +127,7 @@ def _second_reads(op: str, tile: dict[str, Any], shape: tuple[int, ...], groups:
 @pytest.mark.parametrize(
     ("op", "layout", "shape", "slab"),
     [
-        ("group_norm_backward", "NCHW", (1, 32, 65536), 1),
+        ("group_norm_backward", "NCHW", (1, 32, 49152), 1),
         pytest.param("group_norm", "NCHW", (1, 48, 65536), 1, marks=pytest.mark.long),
         ("group_norm_backward", "NHWC", (1, 16384, 128), 8),
     ],
@@ -276,7 +276,7 @@ def stack_distances(traces: list[np.ndarray], resident: list[int], wanted: list[
         while live:
             at = 0
             while at < len(live):
-                sector, _, region, _ = live[at].pop(0)
+                sector, _, _, _, region, _ = live[at].pop(0)
                 if sector in stack:
                     if region % 2 == 0 and wanted[region // 2]:
                         found.append(stack.index(sector))
@@ -325,6 +325,21 @@ def test_distances_of_a_trace_that_is_longer_than_the_time_axis() -> None:
     assert len(found) == len(sectors) - 1_500_000
     assert (found[: len(rounds) - 1000] == 999).all()
     assert (found[-500_000:] == 1_499_999).all()
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending"])
+def test_the_work_of_a_ticket_is_one_tile_whatever_warp_runs_first(order: str) -> None:
+    """After a barrier, the executor may run other warps, and other lanes, before the thread that draws a ticket."""
+    tile = {"strategy": "grid", "threads": 64, "chunk": 64, "groups": 1, "prefetch_tiles": 1}  # 16 sectors
+    plan = cunorm.plan("group_norm", shape=(4, 8, 256), dtype="float32", num_groups=4, device="cpu", tile=tile)
+    main, count = plan.launches[-1], record(plan, order)[-1]
+    found = trace_by_tickets(count, main)
+    sector = found["sector"].astype(np.int64) - count.starts["x"] // SECTOR_BYTES
+    loads = (found["region"] == 2 * list(count.starts).index("x")) & (sector >= 0)
+    assert main.grid == 4 * 4 * 4  # as many blocks as tiles, so most draw twice
+    tickets = {(int(at) // 16, int(ticket)) for at, ticket in zip(sector[loads], found["block"][loads], strict=True)}
+    assert len(tickets) == len({ticket for _, ticket in tickets}) == 2 * main.grid  # sums and outputs
+    assert found["phase"].max() > 1
 
 
 def test_shares_and_distances_of_reuse() -> None:

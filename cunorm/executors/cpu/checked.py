@@ -22,7 +22,8 @@ OTHER_POISON = 0x00
 #: Files whose functions only forward a kernel's accesses, so that a fault is not attributed to them.
 DOORS = re.compile(r"^(common/types\.cuh|common/async\.cuh|cunorm/executors/cpu/include/[\w/]+\.h)$")
 SECTOR_BYTES = 32
-TRACE = np.dtype([("sector", "u8"), ("block", "u4"), ("region", "u2"), ("bytes", "u2")])
+#: struct Trace in counters.h.
+TRACE = np.dtype([("sector", "u8"), ("block", "u4"), *((name, "u1") for name in ("warp", "phase", "region", "bytes"))])
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,10 @@ class Count:
     starts : dict of str to int
         Addresses of the arrays, by name.
     trace : numpy.ndarray
-        One record per request and sector, in the order of the requests within each block: sector, block,
-        2 * array + is_store, and the number of bytes in the sector that the request accesses.
+        One record per request and sector, in the order of the requests within each block: sector, block, warp of the
+        block, phase (the number of barriers that the block has passed, modulo 256), region (2 * array + is_store), and
+        the number of bytes in the sector that the request accesses. Within a phase of a block, the order of the warps
+        is the executor's.
     """
 
     kernel: str

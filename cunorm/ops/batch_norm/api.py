@@ -99,11 +99,11 @@ def batch_norm_gather_stats(
 
     .. math::
 
-        \mathrm{running\_mean} &\leftarrow (1 - m)\,\mathrm{running\_mean} + m\,\mathrm{mean} \\
-        \mathrm{running\_var} &\leftarrow (1 - m)\,\mathrm{running\_var} + m\,\mathrm{var}\,\frac{M}{M - 1}
+        r &\leftarrow (1 - m)\,r + m\,\mathrm{mean} \\
+        v &\leftarrow (1 - m)\,v + m\,\mathrm{var}\,\frac{M}{M - 1}
 
-    Here m is ``momentum``, and M is the sum of the counts. If M is at most 1, the running variance is updated with the
-    biased variance.
+    Here r and v are ``running_mean`` and ``running_var``, m is ``momentum``, and M is the sum of the counts. If M is at
+    most 1, the running variance is updated with the biased variance.
 
     Parameters
     ----------
@@ -307,9 +307,9 @@ def batch_norm_backward_elemt(
 
     .. math::
 
-        dx = \left(dy - \frac{\mathrm{sum\_dy}_c}{M}
-             - (x - \mathrm{mean}_c)\,\mathrm{invstd}_c^2\,\frac{\mathrm{sum\_dy\_xmu}_c}{M}\right)
-             \mathrm{invstd}_c\,\gamma_c
+        a_c = \frac{1}{M}\,\mathrm{sum\_dy}_c, \qquad
+        k_c = \frac{1}{M}\,\mathrm{invstd}_c^2\,\mathrm{sum\_dy\_xmu}_c, \qquad
+        dx = (dy - a_c - (x - \mathrm{mean}_c)\,k_c)\,\mathrm{invstd}_c\,\gamma_c
 
     Here M is ``count``, or the sum of the counts (Ioffe and Szegedy, 2015).
 

@@ -30,7 +30,7 @@ def rms_norm(
     r"""RMSNorm: scale each row of the trailing dimensions to a root mean square of 1.
 
     .. math:: y = (\gamma_i + \mathrm{gamma\_offset}) \, x \, \mathrm{rstd}, \qquad
-              \mathrm{rstd} = 1 / \sqrt{\tfrac{1}{L} \textstyle\sum x^2 + \epsilon}
+              \mathrm{rstd} = 1 / \sqrt{\tfrac{1}{L} \sum x^2 + \epsilon}
 
     The mean square is over a row of L elements (Zhang and Sennrich, 2019). No mean is computed. With a residual,
     h = x + residual replaces x.

@@ -14,7 +14,7 @@ CUNORM_CPU_RUNTIME void begin_block(Worker& worker, Gang& gang, Block& block, un
     block.polling_warps = 0;
     block.pending = 0;
     block.live = unsigned(launch.threads);
-    block.at_barrier = block.counted = 0;
+    block.at_barrier = block.counted = block.phase = 0;
     block.random = uint64_t(launch.seed) * 0xd1342543de82ef95u + index;  // the same for every worker
     block.gang = &gang;
     for (unsigned i = 0; i < warps; ++i) {

@@ -243,6 +243,7 @@ struct Block {
     const char* barrier_file;
     int barrier_line;
     unsigned barrier_thread;
+    unsigned phase;              // barriers so far (checked build)
     unsigned counted, counts[2]; // __syncthreads_count: calls so far, and true predicates of the last two
     uint64_t random;
     Gang* gang;

@@ -21,9 +21,12 @@ struct Moved {
 struct Trace {
     uint64_t sector;
     uint32_t block;
-    uint16_t region;  // its number times two, plus one for a store
-    uint16_t bytes;   // distinct bytes of the sector that the request accesses
+    uint8_t warp;    // of the block
+    uint8_t phase;   // barriers that the block has passed, modulo 256
+    uint8_t region;  // its number times two, plus one for a store
+    uint8_t bytes;   // distinct bytes of the sector that the request accesses
 };
+static_assert(sizeof(Trace) == 16 && 2 * most_regions <= 256, "TRACE in checked.py has this layout");
 
 // _Counters in cunorm/executors/cpu/checked.py.
 struct Counters {
@@ -167,7 +170,8 @@ CUNORM_CPU_RUNTIME void count_banks(const Request& request, Counters& counters) 
     ++counters.shared_requests;
 }
 
-CUNORM_CPU_RUNTIME void count_request(Worker& worker, const Block& block, const Request& request) {
+CUNORM_CPU_RUNTIME void count_request(Worker& worker, const Block& block, const Warp& warp,
+                                       const Request& request) {
     Counters& counters = *worker.launch->counters;
     if (request.shared) {
         count_banks(request, counters);
@@ -186,8 +190,12 @@ CUNORM_CPU_RUNTIME void count_request(Worker& worker, const Block& block, const 
     for (unsigned i = 0; i < count && counters.traced != 0; ++i) {
         make_room(counters.trace, counters.trace_count, counters.trace_capacity);
         counters.trace[counters.trace_count++] =
-            Trace{sectors[i], block.index, uint16_t(request.region * 2u + request.store),
-                  uint16_t(__builtin_popcount(asked[i]))};
+            Trace{sectors[i],
+                  block.index,
+                  uint8_t(&warp - block.warp),
+                  uint8_t(block.phase),
+                  uint8_t(request.region * 2u + request.store),
+                  uint8_t(__builtin_popcount(asked[i]))};
     }
 }
 
@@ -241,7 +249,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void flush(Worker& worker, Block& block, 
         request.mask |= 1u << entry.lane;
     }
     for (uint64_t i = 0; i < recorder.count; ++i) {
-        count_request(worker, block, recorder.requests[i]);
+        count_request(worker, block, warp, recorder.requests[i]);
     }
     log.count = 0;
 }

@@ -84,6 +84,7 @@ CUNORM_CPU_RUNTIME void block_met(Worker& worker, Block& block) {
     for (unsigned i = 0; i < block.warps; ++i) {
         flush(worker, block, block.warp[i]);
     }
+    ++block.phase;
 }
 
 CUNORM_CPU_RUNTIME void warp_ended(Worker& worker, Block& block, Warp& warp) { flush(worker, block, warp); }
