@@ -66,7 +66,8 @@ def prepare(folder: Path, page: Path) -> dict[str, str]:
     for name, script in PROGRAMS.items():
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{script.format(python=shlex.quote(sys.executable))}\n")
         (folder / "bin" / name).chmod(0o755)
-    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for name in ("benchmarks", "tests"):
+        (folder / name).symlink_to(ROOT / name)
     own = [one.text for one in blocks(page) if one.language == "python" and "import cunorm" in one.text]
     (folder / "train.py").write_text(own[0] if own else TRAIN)
     # Tables and studies are the shell's own; compiled kernels are those of all tests.
