@@ -11,6 +11,7 @@ rounded inputs. NumPy sums float32 pairwise (``numpy.mean``, ``numpy.sum``). Few
 """
 
 import argparse
+import functools
 import importlib.metadata
 import importlib.util
 import itertools
@@ -40,6 +41,7 @@ from cunorm.ops.common.tolerance import UNIT, stored
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Target, plan_for
 from cunorm.tiling import costmodel
+from docs.drawings.themes import in_both
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
@@ -231,7 +233,7 @@ def main(argv: list[str] | None = None) -> int:
         facts = json.dumps({key: value for key, value in document.items() if key != "rows"})
         write_whole(RESULTS, f'{facts[:-1]}, "rows": [\n{lines}\n]}}\n')
     write_whole(PAGE, page(document))
-    draw(document, PICTURE)
+    in_both(functools.partial(draw, document), PICTURE)
     return 0
 
 

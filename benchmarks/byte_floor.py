@@ -1,9 +1,8 @@
 """Count the bytes that the default tile of each shape of the workloads moves over the byte floor.
 
 Example: ``python benchmarks/byte_floor.py`` counts on all cores (an hour on two) and writes the results and the page,
-docs/speed/byte-floor.md.
-``--page`` only writes the page, from the stored results. ``--only group_norm --workload vae`` counts some of the
-problems and keeps the results of the others.
+docs/speed/byte-floor.md. ``--page`` only writes the page, from the stored results. ``--only group_norm --workload vae``
+counts some of the problems and keeps the results of the others.
 
 Nothing here is timed. Each problem is planned for an H200 in bfloat16 and counted on the CPU executor. If a problem is
 too large for that, two smaller problems are counted (`cunorm.traffic.traffic`). The tests show that this is exact.

@@ -1,4 +1,4 @@
-"""The sections of docs/speed/measured.md about goals, host time, the cost model, stages and profiles."""
+"""The section of docs/speed/measured.md about goals, and its pages about host time, the cost model and kernels."""
 
 from __future__ import annotations
 
@@ -58,8 +58,12 @@ def _own(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return timed.get(TABLE, timed.get(DEFAULT))
 
 
-def _rows(documents: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, float, float, str]]:
-    """Name, op, layout, floor's bytes, share of the copy and strategy of each problem with a time, once."""
+#: Name, op, layout, floor's bytes, share of the copy and strategy of a problem.
+Row = tuple[str, str, str, float, float, str]
+
+
+def _rows(documents: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield each problem with a time, once."""
     seen = set()
     for document in documents:
         for result in document["results"]:
@@ -115,23 +119,30 @@ def goals_section(documents: Sequence[Mapping[str, Any]], host: Mapping[str, Any
     if host is not None:
         most = max(times["plan - launches"]["median_us"] for times in host["results"].values())
         line(f"a plan's call: {PLAN_US:.0f} us above the bare launches at most", f"{most:.1f} us", most <= PLAN_US)
-    lines += [
-        f"\nLarge backwards below {LARGE_SHARE:.0%}. The reasons that are not assumed are in the "
-        "profiles and stage times below.\n",
-        "| problem | MB | share of the copy | strategy | what keeps the time up |",
-        "|---|---:|---:|---|---|",
-    ]
+    return [*lines, "", *_far_off(large)]
+
+
+def _far_off(large: Sequence[Row]) -> list[str]:
+    """The large backwards that are far from the copy's bandwidth, by what keeps their time up."""
+    by_reason: dict[str, list[str]] = {}
     for name, op, layout, nbytes, share, strategy in large:
         if share < LARGE_SHARE:
-            reason = REASONS.get((op, layout, strategy), "not known")
-            lines.append(f"| {name} | {nbytes / 1e6:.0f} | {share:.0%} | {strategy} | {reason} |")
-    return [*lines, ""]
+            line = f"| {name} | {nbytes / 1e6:.0f} | {share:.0%} | {strategy} |"
+            by_reason.setdefault(REASONS.get((op, layout, strategy), "not known"), []).append(line)
+    lines = [
+        f"## Large backwards below {LARGE_SHARE:.0%}, and what keeps their time up\n",
+        "The reasons that are not assumed are in the [profiles and stage times](measured-kernels.md).\n",
+    ]
+    for reason, rows in by_reason.items():
+        lines += [f"**{reason[0].upper()}{reason[1:]}**\n", "| problem | MB | share of the copy | strategy |"]
+        lines += ["|---|---:|---:|---|", *rows, ""]
+    return lines if by_reason else []
 
 
-def host_section(document: Mapping[str, Any]) -> list[str]:
+def host_page(document: Mapping[str, Any]) -> list[str]:
     """The host's time of a call."""
     lines = [
-        f"## Host time, {document['device']}, {document['date']}\n",
+        f"# Host time, {document['device']}, {document['date']}\n",
         "The time until a call returns, which does not wait for the GPU. `python benchmarks/host_overhead_gpu.py` "
         "measures it with all arrays passed by the caller. Medians in microseconds. The difference is the median "
         "within a round; the goal is 10.\n",
@@ -144,14 +155,14 @@ def host_section(document: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def model_section(checked: Mapping[str, Any]) -> list[str]:
+def model_page(checked: Mapping[str, Any]) -> list[str]:
     """The cost model's predictions beside measured times."""
     ratios = sorted(predicted / measured for predicted, measured in checked["chosen"].values())
     losses = sorted(chosen / fastest for chosen, fastest in checked["chosen_and_fastest"].values())
     agree = sum(abs(ratio - 1) <= AGREES for ratio in ratios)
     near = sum(loss <= NEAR_BEST for loss in losses)
     lines = [
-        f"## The cost model, {checked['device']}\n",
+        f"# The cost model, {checked['device']}\n",
         "The cost model chooses the tile of a problem that no table contains. `python benchmarks/measure_tiles.py` "
         f"measured several tiles of {len(ratios)} problems of the workloads, {checked['dtype']}. `python "
         "benchmarks/fit_costs.py` fits the model to these times, and compares the two. The choice is the tile that the "
@@ -160,7 +171,7 @@ def model_section(checked: Mapping[str, Any]) -> list[str]:
         f"{len(ratios)} problems. Predicted over measured time: {_spread(ratios)}.",
         f"- The choice takes at most {NEAR_BEST - 1:.0%} more than the fastest measured tile for {near} of "
         f"{len(losses)} problems. Choice over fastest: {_spread(losses)}.",
-        "\nPredicted over measured time of all tiles, by strategy:\n",
+        "\n## Predicted over measured time of all tiles, by strategy\n",
         "| strategy | tiles | lower quartile | median | upper quartile |",
         "|---|---:|---:|---:|---:|",
     ]
@@ -174,16 +185,26 @@ def model_section(checked: Mapping[str, Any]) -> list[str]:
     ):
         kept = sorted((row for row in rows if row[-1] > most), key=lambda row: -row[-1])
         if kept:
-            lines += [f"\n{title} ({len(kept)} in all):\n", f"| problem | {' | '.join(names)} |", "|---|---:|---:|"]
+            lines += [f"\n## {title} ({len(kept)} in all)\n", f"| problem | {' | '.join(names)} |", "|---|---:|---:|"]
             lines += [f"| {key} | {one:.1f} | {other:.1f} |" for key, one, other, _ in kept[:MOST]]
     return [*lines, ""]
 
 
-#: The headings of `stages_section`. A stage adds the difference between the whole kernel and the kernel without it.
+#: The headings of `_stages`. A stage adds the difference between the whole kernel and the kernel without it.
 STAGES = ("whole", "added by the sums", "added by dx", "without both")
 
 
-def stages_section(document: Mapping[str, Any]) -> list[str]:
+def kernels_page(profile: Mapping[str, Any] | None, stages: Mapping[str, Any] | None) -> list[str]:
+    """What keeps kernels from the copy's bandwidth."""
+    lines = ["# What keeps kernels from the copy's bandwidth\n"]
+    if stages is not None:
+        lines += _stages(stages)
+    if profile is not None:
+        lines += _profile(profile)
+    return lines
+
+
+def _stages(document: Mapping[str, Any]) -> list[str]:
     """What each stage of GroupNorm's backward slabs adds to its time."""
     lines = [
         f"## Stages of GroupNorm backward in slabs, {document['device']}, {document['date']}\n",
@@ -201,10 +222,10 @@ def stages_section(document: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def profile_section(document: Mapping[str, Any]) -> list[str]:
+def _profile(document: Mapping[str, Any]) -> list[str]:
     """What Nsight Compute says of kernels that are far from the copy's bandwidth."""
     lines = [
-        f"## What keeps kernels from the copy's bandwidth, {document['device']}, {document['date']}\n",
+        f"## Profiles, {document['device']}, {document['date']}\n",
         "Nsight Compute, clocks not locked, caches flushed: `python benchmarks/profile_tiles.py`. *DRAM* is the "
         "bandwidth in GB/s, *issue* the share of the issue slots that are used, *warps* the share of the resident "
         "warps' limit. *Waits* are the cycles that a warp waits per instruction, the longest three: *long_scoreboard* "

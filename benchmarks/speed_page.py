@@ -1,7 +1,8 @@
-"""Write docs/speed/measured.md and the summary in the README from the newest results in benchmarks/results.
+"""Write the measured pages of docs/speed and the table in the README from the newest results in benchmarks/results.
 
-Example: ``python benchmarks/speed_page.py``; with ``--check`` it only reports whether both agree with the results. No
-number is typed by hand.
+Example: ``python benchmarks/speed_page.py``; with ``--check`` it only reports whether all agree with the results. No
+number is typed by hand. The pages are docs/speed/measured.md and measured-*.md, the first part of docs/speed/index.md,
+and their pictures.
 
 A result is a file ``bench-*.json``, written by ``cunorm bench --json``. For each device and workload, the newest
 complete result is used, or the newest incomplete one if none is complete. Results of ``--rehearse`` are rejected: times
@@ -11,41 +12,48 @@ of the CPU executor say nothing about a kernel.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cunorm.tuning.bench.figure import figure
-from cunorm.tuning.bench.result import cold, complete, fraction, geometric_mean, refusal, speedups
+from cunorm.tuning.bench.figure import drawn
+from cunorm.tuning.bench.result import complete, refusal
 
-from benchmarks import measured_sections
+from benchmarks import measured_sections, measured_workload, speed_summary
+from docs.drawings.themes import facts_of, in_both, save, twin
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed" / "measured.md"
-PICTURES = ROOT / "docs" / "pictures"
+RESULTS, PAGES, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed", ROOT / "docs" / "pictures"
 README, BEGIN, END = ROOT / "README.md", "<!-- begin speed -->\n", "<!-- end speed -->\n"
-HEAD = """# Speed
+HEAD = """# Measured on GPUs
 
-What was measured on GPUs. `python benchmarks/speed_page.py` writes this page: first the results of `cunorm bench`, from
-the files `benchmarks/results/bench-*.json`, which also name the tiles that ran; then goals, the host's time, the cost
-model, and profiles.
+`cunorm bench` times cunorm and its peers on the same arrays in one run, in interleaved order, with a cold L2 cache. A
+time is the median over the rounds.
 
-A percentage is a bandwidth as a share of the bandwidth of a copy in the same run. The bandwidth is the byte floor of a
-problem (the fewest bytes that it has to move) over the time of its kernels. The brackets contain that time in
-microseconds: the median, then the quartiles. Peers run on the same arrays in the same run, in interleaved order, with
-a cold L2 cache. "(L2)" marks a problem so small that the L2 cache was not cold. "–" marks a peer without the operator.
+- **Percentage**: a bandwidth as a share of the bandwidth of a copy in the same run. The bandwidth is the byte floor of
+  a problem (the fewest bytes that it has to move) over the time of its kernels.
+- **(L2)**: a problem so small that the L2 cache was not cold.
+- **–**: a peer without the operator. **wrong**: a peer whose result was not exact enough.
+
+`python benchmarks/speed_page.py` writes this page and those below from `benchmarks/results/bench-*.json` and its
+neighbours. The files also contain the quartiles of every time, and the tiles that ran.
 """
-MOST_DRAWN = 40  # problems in a picture
 NONE = """
 **Nothing has been measured on a GPU for this version.** On a machine with a GPU, `bash benchmarks/gpu_proof.sh`
-measures everything that this page shows.
+measures everything that these pages show.
+"""
+HOW = """
+`cunorm bench` timed the kernels of each call on the GPU, with all contenders on the same arrays in one run and a cold
+L2 cache; cunorm ran with the tile that `cunorm tune` had stored for the shape, where there was one
+([how it was measured](measured.md)).
 """
 
 
 class RefusedError(Exception):
-    """A result that must not be published, or a README without the markers."""
+    """A result that must not be published, or a page without the markers."""
 
 
 def newest(folder: Path) -> list[dict[str, Any]]:
@@ -65,175 +73,132 @@ def newest(folder: Path) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found, key=str)]
 
 
-def _cell(document: dict[str, Any], result: dict[str, Any], one: dict[str, Any] | None) -> str:
-    if one is None:
-        return ""
-    share = fraction(document, result, one)
-    if share is None:
-        return "–" if one["state"] == "not offered" else one["state"]
-    kernels = one["kernels"]
-    low, middle, high = (kernels[part] * 1e6 for part in ("q25", "seconds", "q75"))
-    return f"{share:.0%} ({middle:.1f}; {low:.1f} to {high:.1f})"
-
-
-def _table(document: dict[str, Any]) -> Iterator[str]:
-    names = list(dict.fromkeys(one["name"] for result in document["results"] for one in result["contenders"]))
-    ran = {one["name"] for result in document["results"] for one in result["contenders"] if one["state"] != "missing"}
-    if absent := [name for name in names if name not in ran]:
-        yield f"Did not run: {', '.join(absent)}.\n"
-    names = [name for name in names if name in ran]
-    yield f"| problem | {' | '.join(names)} |"
-    yield "|---" * (len(names) + 1) + "|"
-    for result in document["results"]:
-        by_name = {one["name"]: one for one in result["contenders"]}
-        cells = [_cell(document, result, by_name.get(name)) for name in names]
-        yield f"| {result['name']}{'' if cold(document, result) else ' (L2)'} | {' | '.join(cells)} |"
-    yield ""
-    yield from _ratios(document)
-
-
-def _ratios(document: dict[str, Any]) -> Iterator[str]:
-    """Yield one line per peer and op: how many times faster cunorm is."""
-    names = dict.fromkeys(one["name"] for result in document["results"] for one in result["contenders"])
-    for peer in (name for name in names if not name.startswith("cunorm")):
-        for op, ratios in speedups(document, peer).items():
-            yield (
-                f"- {op}: {geometric_mean(ratios):.2f} times {peer} in the geometric mean of {len(ratios)} shapes, "
-                f"{min(ratios):.2f} times at least"
-            )
-
-
-def _drawn(document: dict[str, Any]) -> bool:
-    """Whether a result has a picture: one of more problems is too long to be looked at."""
-    return len(document["results"]) <= MOST_DRAWN
-
-
-def picture_of(document: dict[str, Any]) -> str:
-    """The file name of a result's picture, which is beside the page."""
-    words = ["speed", *document["device"]["name"].split(), document["workload"] or "shapes"]
-    return f"{'-'.join(words).lower()}.svg"
-
-
-def draw(documents: list[dict[str, Any]]) -> None:
-    """Write the pictures, with text as text."""
-    import matplotlib
-
-    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "cunorm"}
-    for document in filter(_drawn, documents):
-        figure(document, PICTURES / picture_of(document))
-
-
 def _newest_file(folder: Path, pattern: str) -> Any:
     """The content of the last file by name, which ends in its date; None if there is none."""
     found = sorted(folder.glob(pattern), key=lambda path: path.name)
     return json.loads(found[-1].read_text(encoding="utf-8")) if found else None
 
 
-def further(folder: Path, documents: list[dict[str, Any]]) -> list[str]:
-    """Return the sections about goals, host time, the cost model and profiles, from the newest file of each kind."""
-    host = _newest_file(folder, "host_overhead_gpu-*.json")
-    lines = measured_sections.goals_section(documents, host) if documents else []
-    for found, section in (
-        (host, measured_sections.host_section),
-        (_newest_file(folder, "cost_model.json"), measured_sections.model_section),
-        (_newest_file(folder, "stage_times-*.json"), measured_sections.stages_section),
-        (_newest_file(folder, "profile-*.json"), measured_sections.profile_section),
-    ):
-        if found is not None:
-            lines += section(found)
-    return lines
-
-
-def page(documents: list[dict[str, Any]], more: Sequence[str] = ()) -> str:
-    """Return the text of the page: the results of the bench, then more sections."""
-    lines = [HEAD if documents else HEAD + NONE]
-    for document in documents:
-        device, software = document["device"], document["software"]
-        lines.append(f"## {device['name']}, {document['workload'] or 'shapes'}, {document['date'][:10]}\n")
-        facts = [f"{name} {value}" for name, value in software.items()]
-        facts += [f"{name} {device[name]}" for name in device if name.startswith(("driver", "clocks", "power"))]
-        lines.append(f"Copy {document['copy_bandwidth'] / 1e9:.0f} GB/s. {', '.join(facts)}.\n")
-        if not complete(document):
-            reason = document["lost"] or "interrupted"
-            lines.append(f"Incomplete, {len(document['results'])} of {document['problems']} problems: {reason}.\n")
-        lines += _table(document)
-        if _drawn(document):
-            lines.append(f"\n![{document['workload']} on {device['name']}](../pictures/{picture_of(document)})")
-        lines.append("")
-    lines += more
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _combined(documents: list[dict[str, Any]], peer: str) -> dict[str, list[float]]:
-    """The speed-ups over a peer by op, of all workloads."""
-    found: dict[str, list[float]] = {}
-    for document in documents:
-        for op, ratios in speedups(document, peer).items():
-            found.setdefault(op, []).extend(ratios)
+def further(folder: Path) -> dict[str, tuple[str, list[str]]]:
+    """Return the pages about host time, the cost model and kernels: name of the file -> link's text, lines."""
+    host, model = _newest_file(folder, "host_overhead_gpu-*.json"), _newest_file(folder, "cost_model.json")
+    stages, profile = _newest_file(folder, "stage_times-*.json"), _newest_file(folder, "profile-*.json")
+    found = {}
+    if host is not None:
+        found["measured-host"] = "the host's time of a call", measured_sections.host_page(host)
+    if model is not None:
+        found["measured-cost-model"] = "the cost model beside measured times", measured_sections.model_page(model)
+    if stages is not None or profile is not None:
+        said = "what keeps kernels from the copy's bandwidth: profiles, and the stages of GroupNorm backward"
+        found["measured-kernels"] = said, measured_sections.kernels_page(profile, stages)
     return found
 
 
-def _ratio(found: list[float] | None) -> str:
-    return f"{geometric_mean(found):.2f} ({min(found):.2f}), {len(found)}" if found else "–"
+def by_workload(documents: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The results of each workload, by the name of its page."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for document in documents:
+        found.setdefault(f"measured-{document['workload'] or 'shapes'}", []).append(document)
+    return found
 
 
-def summary(documents: list[dict[str, Any]]) -> str:
-    """Return the summary for the README: for each device a table of speed-ups, all workloads together."""
-    if not documents:
-        return "Nothing has been measured on a GPU yet.\n"
-    lines = []
-    for device in dict.fromkeys(document["device"]["name"] for document in documents):
-        of_device = [one for one in documents if one["device"]["name"] == device]
-        results = [result for document in of_device for result in document["results"]]
-        names = dict.fromkeys(one["name"] for result in results for one in result["contenders"])
-        ratios = {name: _combined(of_device, name) for name in names if not name.startswith("cunorm")}
-        peers = [name for name, found in ratios.items() if found]
-        workloads = ", ".join(str(one["workload"] or "shapes") for one in of_device)
-        lines += [
-            f"How many times faster cunorm is, on {device}, {of_device[-1]['date'][:10]}; workloads {workloads}. "
-            "Geometric mean (least), number of shapes:\n",
-            f"| op | {' | '.join(peers)} |",
-            "|---" * (len(peers) + 1) + "|",
-        ]
-        ops = dict.fromkeys(op for found in ratios.values() for op in found)
-        for op in ops:
-            lines.append(f"| {op} | {' | '.join(_ratio(ratios[peer].get(op)) for peer in peers)} |")
+def _listed(name: str, documents: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line of the list of workloads for each result."""
+    for one in documents:
+        problems = f"{len(one['results'])}" + ("" if complete(one) else f" of {one['problems']}")
+        norms = dict.fromkeys("_".join(result["problem"]["op"].split("_")[:2]) for result in one["results"])
+        link = f"[{one['workload'] or 'shapes'}]({name}.md)"
+        yield f"| {link} | {', '.join(norms)} | {problems} | {one['device']['name']}, {one['date'][:10]} |"
+
+
+def pages(folder: Path, documents: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the texts of all generated pages by the names of their files."""
+    workloads, more = by_workload(documents), further(folder)
+    lines = [HEAD if documents else HEAD + NONE]
+    if documents:
+        lines += ["| workload | norms | problems | device |", "|---|---|---:|---|"]
+        lines += [line for name, own in workloads.items() for line in _listed(name, own)]
         lines.append("")
+    lines += [f"- [{title[0].upper()}{title[1:]}]({name}.md)" for name, (title, _) in more.items()]
+    lines.append("")
+    if documents:
+        lines += measured_sections.goals_section(documents, _newest_file(folder, "host_overhead_gpu-*.json"))
+    below = [*workloads, *more]
+    if below:
+        lines += ["```{toctree}", ":hidden:", "", *below, "```"]
+    texts = {name: measured_workload.page(own) for name, own in workloads.items()}
+    texts |= {name: "\n".join(text).rstrip() + "\n" for name, (_, text) in more.items()}
+    return {f"{name}.md": text for name, text in {**texts, "measured": "\n".join(lines).rstrip() + "\n"}.items()}
+
+
+def landing(documents: list[dict[str, Any]]) -> str:
+    """Return the generated part of docs/speed/index.md: the picture, the README's table, and what is slower."""
+    if not documents:
+        return speed_summary.summary(documents)
+    picture = f"![{speed_summary.alternative(documents)}](../pictures/speed.svg)\n"
+    lines = [picture, speed_summary.summary(documents), HOW, *speed_summary.slower(documents)]
+    if wrong := list(speed_summary.wrong(documents)):
+        lines += ["Not compared, because a result of the peer was not exact enough:\n", *wrong, ""]
     return "\n".join(lines)
 
 
-def filled(readme: str, documents: list[dict[str, Any]]) -> str:
-    """Return the README with the summary between its two markers."""
-    before, _, rest = readme.partition(BEGIN)
+def filled(page: Path, text: str) -> str:
+    """Return the content of a page with a text between its two markers."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
-        raise RefusedError(f"{README}: expected a line {BEGIN.strip()} and, after it, a line {END.strip()}")
-    return f"{before}{BEGIN}\n{summary(documents)}\n{END}{after}"
+        raise RefusedError(f"{page}: expected a line {BEGIN.strip()} and, after it, a line {END.strip()}")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def _bench(document: dict[str, Any], path: Path) -> None:
+    save(drawn(document), path, measured_workload.facts(document))
+
+
+def pictures(documents: list[dict[str, Any]]) -> dict[Path, tuple[str, Callable[[Path], None]]]:
+    """Return the facts that each picture shows, and the function that draws it."""
+    found: dict[Path, tuple[str, Callable[[Path], None]]] = {}
+    if documents:
+        draw = functools.partial(speed_summary.draw, documents)
+        found[PICTURES / "speed.svg"] = speed_summary.facts(documents), draw
+    for document in filter(measured_workload.has_picture, documents):
+        path = PICTURES / measured_workload.picture_of(document)
+        found[path] = measured_workload.facts(document), functools.partial(_bench, document)
+    return found
+
+
+def _current(path: Path, facts: str) -> bool:
+    """Whether a picture and its dark twin show these facts."""
+    return all(one.is_file() and facts_of(one) == facts for one in (path, twin(path)))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write or check the page and the README; return 0, 1 if the check fails, 2 if a result is rejected."""
+    """Write or check the pages and the README; return 0, 1 if the check fails, 2 if a result is rejected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with code 1 if a page is stale")
     options = parser.parse_args(argv)
     try:
         documents = newest(RESULTS)
-        wanted = {
-            PAGE: page(documents, further(RESULTS, documents)),
-            README: filled(README.read_text(encoding="utf-8"), documents),
-        }
+        index = PAGES / "index.md"
+        wanted = {PAGES / name: text for name, text in pages(RESULTS, documents).items()}
+        wanted[index] = filled(index, landing(documents))
+        wanted[README] = filled(README, speed_summary.summary(documents))
     except RefusedError as error:
         print(error, file=sys.stderr)
         return 2
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    left = [path for path in PAGES.glob("measured*.md") if path not in wanted]
+    shown = {path: draw for path, (facts, draw) in pictures(documents).items() if not _current(path, facts)}
     if options.check:
-        names = " and ".join(path.name for path in stale or wanted)
-        print(f"{names}: stale; run without --check" if stale else f"{names}: agree with the results")
-        return 1 if stale else 0
+        names = ", ".join(path.name for path in [*stale, *left, *shown])
+        print(f"{names}: stale; run without --check" if names else "the pages agree with the results")
+        return 1 if names else 0
+    for path in left:
+        path.unlink()
     for path in stale:
         path.write_text(wanted[path], encoding="utf-8")
-    if PAGE in stale:
-        draw(documents)
+    for path, draw in shown.items():
+        in_both(draw, path)
     return 0
 
 

@@ -15,70 +15,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.rooms import KERNEL_ROOMS, PACKAGE, ROOMS, below, imports, includes, module_of
+from tests.support.rooms import SOURCES as KERNELS
 
-PACKAGE = ROOT / "cunorm"
-KERNELS = ROOT / "kernels_cu"
-
-#: The folders of cunorm from the top down. A folder may import itself and the folders in lower lines.
-#: ``cunorm/__init__.py`` re-exports names, and may import any folder.
-ROOMS = [
-    {"__main__"},
-    {"cli"},
-    {"torch"},
-    {"ascend", "distributed", "gate"},
-    {"ops"},
-    {"traffic"},
-    {"runtime"},
-    {"executors", "tiling"},
-    {"jit"},
-    {"core"},
-    {"reference"},
-]
-#: The folders of ops, and of their kernels.
+#: The folders of ops.
 OPS = {path.name for path in (PACKAGE / "ops").iterdir() if path.is_dir()} - {"common", "__pycache__"}
-OP_KERNELS = {path.name for path in KERNELS.iterdir()} - {"common", "partition"}
 #: The folders of ops from the top down: an op may import common, and the registry may import the ops. InstanceNorm
 #: launches GroupNorm's kernels.
 OPS_ROOMS = [{"parse_problem"}, {"registry"}, {"instance_norm"}, OPS - {"instance_norm"}, {"common"}]
-#: The folders of the kernels from the top down. A file may include files of its own folder and of lower lines.
-KERNEL_ROOMS = [OP_KERNELS, {"partition"}, {"common"}]
 DEPENDENCIES = ("numpy", "ml_dtypes", "platformdirs", "filelock")
 #: Third-party modules that a file may import at its top, although cunorm can be imported without them.
 HEAVY = {"executors/gpu.py": "cupy"}
 #: Folders for users of a framework: the only ones whose files may import it at their top.
 FACES = {"torch": "torch"}
-
-
-def rank(rooms: list[set[str]], name: str) -> int:
-    return next(line for line, names in enumerate(rooms) if name in names)
-
-
-def below(rooms: list[set[str]], importer: str, imported: str) -> bool:
-    """Whether a folder may import another."""
-    return importer == imported or rank(rooms, importer) < rank(rooms, imported)
-
-
-def module_of(path: str) -> list[str]:
-    """The parts of a module's name: ``["cunorm", "ops", "registry"]`` for ``"ops/registry.py"``.
-
-    The file ``__init__.py`` has the name of its folder.
-    """
-    parts = ["cunorm", *path.removesuffix(".py").split("/")]
-    return parts[:-1] if parts[-1] == "__init__" else parts
-
-
-def imports(text: str, path: str) -> Iterator[tuple[str, bool]]:
-    """Yield (full name of an imported module or member, whether the import is at the top level of the file)."""
-    tree = ast.parse(text)
-    package = module_of(path) if path.endswith("__init__.py") else module_of(path)[:-1]
-    for node in ast.walk(tree):
-        top = node in tree.body
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, top) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            source = ".".join([*above, *([node.module] if node.module else [])])
-            yield from ((f"{source}.{alias.name}", top) for alias in node.names)
 
 
 def faults(text: str, path: str) -> list[str]:
@@ -169,7 +118,7 @@ def test_an_init_file_only_re_exports_names(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu*")))
 def test_includes_run_downwards(path: str) -> None:
     room = path.split("/")[0]
-    for included in re.findall(r'^#include "([^"]+)"$', (KERNELS / path).read_text(), re.MULTILINE):
+    for included in includes((KERNELS / path).read_text()):
         assert below(KERNEL_ROOMS, room, included.split("/")[0]), f"{path} includes {included}"
 
 

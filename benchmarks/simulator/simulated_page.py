@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.simulator import goals
+from docs.drawings.themes import in_both, save
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "simulated.json"
@@ -19,6 +21,8 @@ SCHEMA = "cunorm-simulated/1"
 GOALS = "goals"
 #: A share of the DRAM's or of the issue slots' time above which they are what binds a launch.
 BINDS = 0.7
+#: Colour and marker of each library in the picture.
+LIBRARIES = {"cunorm": ("#2a9d4b", "o"), "ATen": ("#a05fb4", "s"), "Liger": ("#e08214", "^")}
 
 HEAD = """# Simulated speed
 
@@ -58,7 +62,7 @@ def illustrate() -> None:
     """Draw the picture of the page from the stored comparison with peers."""
     peers = _json(PEERS)
     if peers is not None:
-        draw(peers, PICTURE)
+        in_both(functools.partial(draw, peers), PICTURE)
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -112,12 +116,17 @@ def peers_section(peers: Mapping[str, Any]) -> list[str]:
         {key.removesuffix("_us") for row in peers["rows"] for key in row if key.endswith("_us")} - {"floor", "cunorm"}
     )
     versions = ", ".join(f"{name} {version}" for name, version in peers["versions"].items())
+    said = []
+    for name in names:
+        ratios = [row[f"{name}_over_cunorm"] for row in peers["rows"] if f"{name}_us" in row]
+        said.append(f"cunorm's point is left of {name}'s in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} rows")
+    verdict = f"the times of calls over a copy's, one row per problem; {'; '.join(said)}"
     lines = [
         "## Beside other libraries\n",
         f"{peers['gpu']}, {versions}. Each library's own machine code and launches, on the same clock. A time is the "
         "sum of the kernels of a call; what the host needs between them is not in it. A ratio above 1 means that "
         "cunorm's call is shorter. `python -m benchmarks.simulator.peers.compare` writes the rows.\n",
-        "![Simulated time of each call over the time of a copy of its bytes](../pictures/simulated-peers.svg)\n",
+        f"![Simulated, not measured: {verdict}](../pictures/simulated-peers.svg)\n",
         f"| problem | floor us | cunorm us | {' | '.join(f'{name} us | {name} / cunorm' for name in names)} |",
         f"|---|---:|---:|{'---:|---:|' * len(names)}",
     ]
@@ -139,16 +148,12 @@ def problem_of(row: Mapping[str, Any]) -> str:
 
 def draw(peers: Mapping[str, Any], path: Path) -> None:
     """Draw the calls of the comparison: simulated time over the time in which a copy moves the problem's bytes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "cunorm"
     import matplotlib.pyplot as plt
+    from matplotlib import rcParams
 
     rows = peers["rows"]
-    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.24 * len(rows)), layout="constrained")
-    libraries = (("cunorm", "#1b7837", "o"), ("ATen", "#762a83", "s"), ("Liger", "#e08214", "^"))
-    for offset, (name, colour, marker) in enumerate(libraries):  # slightly apart, so that none hides another
+    figure, axes = plt.subplots(figsize=(6.4, 1.4 + 0.32 * len(rows)), layout="constrained")
+    for offset, (name, (colour, marker)) in enumerate(LIBRARIES.items()):  # slightly apart, so that none hides another
         found = [
             (row[f"{name}_us"] / row["floor_us"], place + 0.22 * (offset - 1))
             for place, row in enumerate(rows)
@@ -157,17 +162,23 @@ def draw(peers: Mapping[str, Any], path: Path) -> None:
         if found:
             over, at = zip(*found, strict=True)
             axes.scatter(over, at, c=colour, marker=marker, s=28, label=name, zorder=3)
-    axes.set_yticks(range(len(rows)), [problem_of(row) for row in rows], fontsize=7)
-    axes.invert_yaxis()
+    axes.set_yticks(range(len(rows)), [_two_lines(problem_of(row)) for row in rows], fontsize=7.5)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xscale("log")
-    axes.axvline(1, color="0.3", linewidth=1)
+    axes.axvline(1, color=rcParams["text.color"], linewidth=1)
     axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
-    axes.set_xlabel("simulated time over the time of a copy of the bytes (1: the floor; less is better)", fontsize=8)
-    axes.set_title(f"{peers['gpu']}, simulated, not measured", fontsize=9)
-    axes.grid(axis="x", which="both", color="0.9", zorder=0)
-    axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
+    axes.set_xlabel("simulated time over a copy's (1: the floor; less is better)")
+    axes.tick_params(labeltop=True)
+    axes.grid(axis="x")
+    title = f"{peers['gpu']}: simulated, not measured"
+    figure.legend(loc="outside upper left", ncols=len(LIBRARIES), title=title, alignment="left")
+    save(figure, path, f"{len(rows)} calls on the simulated clock, {peers['gpu']}")
     plt.close(figure)
+
+
+def _two_lines(name: str) -> str:
+    """The name of a problem as a label: the op, and below it the sizes."""
+    return "\n".join(name.split(" ", 1))
 
 
 def bound_by(launch: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from docs.drawings.themes import in_both
+from docs.drawings.themes import in_both, save
 
 PICTURE = Path(__file__).resolve().parents[1] / "pictures" / "proofs.svg"
 #: A form of the kernel, what runs it, and what that shows. From the text down to the chip.
@@ -20,6 +20,7 @@ LANES = (
     ("machine code\non a chip", "GPU", "time; caches;\nthe weak memory model"),
 )
 TEXT = "one text\nin CUDA C\n\nkernels_cu/\n\n\nmutation\nremoves a\nbarrier:\na check\nmust fail"
+HEADS = ("becomes", "runs on", "shows, beside results\nthat agree with the oracle")
 COLUMNS = (2.4, 5.2, 8.3)  # left edges of the boxes of a lane
 WIDTH, HEIGHT, STEP = 2.3, 0.8, 1.05
 FILLS = ("#9ecae1", "#a1d99b", "#fdd0a2")
@@ -41,6 +42,11 @@ def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float]) -> N
     axes.annotate("", end, start, arrowprops=style)
 
 
+def facts() -> str:
+    """What the picture shows, as text."""
+    return "; ".join(" -> ".join(" ".join(text.split()) for text in texts) for texts in LANES)
+
+
 def draw(path: Path) -> None:
     """Write the picture in the present theme."""
     from matplotlib.figure import Figure
@@ -57,13 +63,11 @@ def draw(path: Path) -> None:
             _box(axes, (left, low), (WIDTH + 0.3 * (column == 2), HEIGHT), fill, text)
         for left, right in pairwise(COLUMNS):
             _arrow(axes, (left + WIDTH + 0.08, middle), (right - 0.08, middle))
-    for left, head in zip(
-        COLUMNS, ("becomes", "runs on", "shows, beside results\nthat agree with the oracle"), strict=True
-    ):
+    for left, head in zip(COLUMNS, HEADS, strict=True):
         axes.text(left + WIDTH / 2, tall + 0.2, head, ha="center", va="bottom", fontsize=9.5)
     axes.set(xlim=(-0.1, COLUMNS[-1] + WIDTH + 0.4), ylim=(-0.15, tall + 0.75))
     axes.set_axis_off()
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path, facts())
 
 
 if __name__ == "__main__":

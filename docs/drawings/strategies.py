@@ -8,7 +8,6 @@ Run ``python docs/drawings/strategies.py``.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,13 +22,10 @@ from numpy.typing import NDArray
 import cunorm
 from cunorm import Tile
 from cunorm.executors.cpu.checked import SECTOR_BYTES
+from docs.drawings.ownership import NOBODY, Owners, owners_of
+from docs.drawings.themes import in_both, save
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(Path(__file__).resolve().parent))
-from ownership import NOBODY, Owners, owners_of  # noqa: E402  # scripts beside this one
-from themes import in_both  # noqa: E402
-
-PICTURES = ROOT / "docs" / "pictures"
+PICTURES = Path(__file__).resolve().parents[1] / "pictures"
 ELEMENTS = SECTOR_BYTES // 4  # float32 elements of a sector
 TIMES = {1: "once", 2: "twice"}
 
@@ -452,7 +448,7 @@ def draw(strategy: str, path: Path) -> None:
     for (panel, found), height in zip(panels, heights, strict=True):
         page.draw_panel(panel, found, top)
         top += height + GAP
-    page.figure.savefig(path, metadata={"Date": None, "Description": description(strategy)})
+    save(page.figure, path, description(strategy))
     plt.close(page.figure)
     # Indentation is a tenth of the file.
     path.write_text("".join(f"{line.strip()}\n" for line in path.read_text(encoding="utf-8").splitlines()), "utf-8")

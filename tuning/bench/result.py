@@ -182,17 +182,23 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
-def speedups(found: Document, over: str) -> dict[str, list[float]]:
-    """The speed-ups of cunorm over a peer, by op, for all shapes with a time of both.
+def compared(found: Document, over: str) -> Iterator[tuple[Mapping[str, Any], float]]:
+    """Yield each result with a time of cunorm and of a peer, and how many times faster cunorm is.
 
     cunorm's time is that of the table's tile if there is one, else that of the default.
     """
-    by_op: dict[str, list[float]] = {}
     for result in found["results"]:
         times = {one["name"]: one["kernels"]["seconds"] for one in result["contenders"] if one["kernels"] is not None}
         own = times.get(TABLE, times.get(DEFAULT))
         if own is not None and over in times:
-            by_op.setdefault(result["problem"]["op"], []).append(times[over] / own)
+            yield result, times[over] / own
+
+
+def speedups(found: Document, over: str) -> dict[str, list[float]]:
+    """The speed-ups of cunorm over a peer, by op, for all shapes with a time of both, as `compared` gives them."""
+    by_op: dict[str, list[float]] = {}
+    for result, ratio in compared(found, over):
+        by_op.setdefault(result["problem"]["op"], []).append(ratio)
     return by_op
 
 

@@ -21,16 +21,17 @@ from tests.tuning.bench.test_bench import shown
 
 @pytest.fixture
 def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """benchmarks/speed_page.py with results, page and README in a temporary folder."""
+    """benchmarks/speed_page.py with results, pages and README in a temporary folder."""
     spec = importlib.util.spec_from_file_location("speed", ROOT / "benchmarks" / "speed_page.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "RESULTS", tmp_path)
-    monkeypatch.setattr(module, "PAGE", tmp_path / "speed.md")
+    monkeypatch.setattr(module, "PAGES", tmp_path)
     monkeypatch.setattr(module, "PICTURES", tmp_path)
     monkeypatch.setattr(module, "README", tmp_path / "README.md")
-    (tmp_path / "README.md").write_text(f"before\n{module.BEGIN}old\n{module.END}after\n", encoding="utf-8")
+    for page in ("README.md", "index.md"):
+        (tmp_path / page).write_text(f"before\n{module.BEGIN}old\n{module.END}after\n", encoding="utf-8")
     return module
 
 
@@ -46,10 +47,11 @@ def test_the_page_is_what_its_results_generate() -> None:
 
 def test_without_results_the_page_says_so(speed: ModuleType, tmp_path: Path) -> None:
     assert speed.main([]) == 0
-    assert "Nothing has been measured" in (tmp_path / "speed.md").read_text(encoding="utf-8")
-    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert readme.startswith("before\n") and readme.endswith("after\n") and "old" not in readme
-    assert "Nothing has been measured on a GPU yet." in readme
+    assert "Nothing has been measured" in (tmp_path / "measured.md").read_text(encoding="utf-8")
+    for page in ("README.md", "index.md"):
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+        assert "Nothing has been measured on a GPU yet." in text
 
 
 def test_the_readme_contains_the_speedups(speed: ModuleType, tmp_path: Path) -> None:
@@ -71,25 +73,64 @@ def test_the_newest_complete_result_per_device_and_workload_is_published(speed: 
     keep(tmp_path, "part", date="2026-03-01T00:00:00+00:00", workload="llm", copy_bandwidth=3e12, interrupted=True)
     keep(tmp_path, "other", date="2026-01-15T00:00:00+00:00", workload="vision", copy_bandwidth=2e12)
     assert speed.main([]) == 0
-    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
-    assert [line for line in page.splitlines() if line.startswith("## ")] == [
-        "## NVIDIA H200, llm, 2026-02-01",
-        "## NVIDIA H200, vision, 2026-01-15",
-        "## Goals",
-    ]
+    listed = (tmp_path / "measured.md").read_text(encoding="utf-8")
+    assert "| [llm](measured-llm.md) | layer_norm | 3 | NVIDIA H200, 2026-02-01 |" in listed
+    assert "| [vision](measured-vision.md) | layer_norm | 3 | NVIDIA H200, 2026-01-15 |" in listed
+    page = (tmp_path / "measured-llm.md").read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## NVIDIA H200, 2026-02-01"]
     assert "Copy 4000 GB/s" in page and "Copy 1000 GB/s" not in page
-    row = next(line for line in page.splitlines() if "rows=16384" in line)
-    own = ["89% (75.0; 67.5 to 90.0)", "95% (71.0; 63.9 to 85.2)"]
-    assert row.split(" | ")[1:4] == [*own, "48% (140.0; 126.0 to 168.0)"]
-    assert row.split(" | ")[5:] == ["wrong", "– |"]
+    assert "`layer_norm bfloat16 (statistics float32) -> y`" in page
+    assert (
+        "| rows | length | cunorm, default tile | cunorm, table tile | torch | torch.compile | liger | spread |" in page
+    )
+    row = next(line for line in page.splitlines() if line.startswith("| 16384 | 4096 |"))
+    assert row == "| 16384 | 4096 | 75.0, 89% | **71.0**, 95% | 140.0, 48% | 90.0, 75% | wrong | 20.0% |"
+    assert "Without this operator or layout: quack." in page
     assert "Did not run: apex." in page  # apex has no column
-    assert "![llm on NVIDIA H200](../pictures/speed-nvidia-h200-llm.svg)" in page
+    assert "](../pictures/speed-nvidia-h200-llm.svg)" in page
     assert (tmp_path / "speed-nvidia-h200-llm.svg").read_text(encoding="utf-8").startswith("<?xml")
-    assert "- layer_norm: 1.97 times torch in the geometric mean of 3 shapes, 1.97 times at least" in page
+    assert "| layer_norm | 1.97 (1.97), 3 |" in page
     assert "Incomplete" not in page
-    assert speed.main(["--check"]) == 0
-    (tmp_path / "speed.md").write_text(page.replace("89%", "98%"), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [
+    "README.md", "index.md", "measured.md", "measured-llm.md",
+    "speed.svg", "speed-dark.svg", "speed-nvidia-h200-llm.svg",
+])  # fmt: skip
+def test_a_changed_page_or_picture_is_stale(speed: ModuleType, tmp_path: Path, name: str) -> None:
+    keep(tmp_path, "new", workload="llm")
+    assert speed.main([]) == 0 and speed.main(["--check"]) == 0
+    path = tmp_path / name
+    text = path.read_text(encoding="utf-8")
+    changed_text = text.replace("layer_norm", "layer_worm", 1)
+    assert changed_text != text
+    path.write_text(changed_text, encoding="utf-8")
     assert speed.main(["--check"]) == 1
+    assert speed.main([]) == 0
+    assert "layer_worm" not in path.read_text(encoding="utf-8")
+
+
+def test_the_page_of_a_workload_without_results_is_removed(speed: ModuleType, tmp_path: Path) -> None:
+    keep(tmp_path, "new", workload="llm")
+    assert speed.main([]) == 0
+    (tmp_path / "measured-gone.md").write_text("old", encoding="utf-8")
+    assert speed.main(["--check"]) == 1
+    assert speed.main([]) == 0 and speed.main(["--check"]) == 0
+    assert not (tmp_path / "measured-gone.md").exists()
+
+
+def test_shapes_for_which_a_peer_is_faster_are_named(speed: ModuleType, tmp_path: Path) -> None:
+    document = shown() | {"workload": "llm"}
+    for one in document["results"][1]["contenders"]:
+        if one["name"] == "torch":
+            one["kernels"]["seconds"] = 0.5 * 71e-6 * 1.1  # half of the table tile's time
+    (tmp_path / "bench-new.json").write_text(json.dumps(document), encoding="utf-8")
+    assert speed.main([]) == 0
+    index = (tmp_path / "index.md").read_text(encoding="utf-8")
+    assert "**Slower than a peer** in 1 of 6 comparisons." in index
+    assert "| layer_norm | rows=8192 length=8192 | torch | llm | 0.50 |" in index
+    assert "- layer_norm, liger: 3 shapes" in index  # its results are wrong
+    assert "](../pictures/speed.svg)" in index
 
 
 def test_an_incomplete_result_is_published_with_the_reason(speed: ModuleType, tmp_path: Path) -> None:
@@ -97,25 +138,26 @@ def test_an_incomplete_result_is_published_with_the_reason(speed: ModuleType, tm
     keep(tmp_path, "part", workload="llm", interrupted=True, problems=9)
     keep(tmp_path, "lost", workload="vision", lost="apex left the GPU unusable", problems=4)
     assert speed.main([]) == 0
-    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
+    page = (tmp_path / "measured-llm.md").read_text(encoding="utf-8")
     assert "Incomplete, 3 of 9 problems: interrupted." in page
+    page = (tmp_path / "measured-vision.md").read_text(encoding="utf-8")
     assert "Incomplete, 3 of 4 problems: apex left the GPU unusable." in page
 
 
 def test_the_result_of_a_killed_run_is_marked_as_interrupted(speed: ModuleType, tmp_path: Path) -> None:
     keep(tmp_path, "killed", workload="llm", problems=9)
     assert speed.main([]) == 0
-    assert "Incomplete, 3 of 9 problems: interrupted." in (tmp_path / "speed.md").read_text(encoding="utf-8")
+    assert "Incomplete, 3 of 9 problems: interrupted." in (tmp_path / "measured-llm.md").read_text(encoding="utf-8")
 
 
 def test_a_rehearsal_is_not_published(speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(tmp_path, "quick", source="rehearsed")
     assert speed.main([]) == 2
     assert "bench-quick.json: it was rehearsed, not measured on a GPU" in capsys.readouterr().err
-    assert not (tmp_path / "speed.md").exists()
+    assert not (tmp_path / "measured.md").exists()
 
 
-def test_the_page_shows_the_newest_measurements_of_other_kinds(speed: ModuleType, tmp_path: Path) -> None:
+def test_the_pages_show_the_newest_measurements_of_other_kinds(speed: ModuleType, tmp_path: Path) -> None:
     keep(tmp_path, "new", workload="llm")
     times = {name: {"median_us": us} for name, us in (("launches", 7.0), ("plan", 12.0), ("call", 13.0))}
     times["plan - launches"] = {"median_us": 5.25}
@@ -134,8 +176,8 @@ def test_the_page_shows_the_newest_measurements_of_other_kinds(speed: ModuleType
     stages = {**profile, "kernels": [{"problem": "p", "tile": {"strategy": "block"}, "us": us}]}
     (tmp_path / "stage_times-x.json").write_text(json.dumps(stages), encoding="utf-8")
     assert speed.main([]) == 0
-    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
-    assert "## Host time, new, 2026-02-01" in page and "Host time, old" not in page
+    page = "".join((tmp_path / f"measured-{name}.md").read_text() for name in ("host", "cost-model", "kernels"))
+    assert "# Host time, new, 2026-02-01" in page and "Host time, old" not in page
     assert "| layer_norm | 7.0 | 12.0 | 13.0 | 5.2 |" in page
     assert (
         "by at most 25% for 1 of 2 problems" in page
@@ -161,11 +203,12 @@ def test_goals_are_compared_with_the_results(speed: ModuleType, tmp_path: Path) 
                 one["sentence"] = "cluster (threads=64)"
     (tmp_path / "bench-goals.json").write_text(json.dumps(document), encoding="utf-8")
     assert speed.main([]) == 0
-    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
+    page = (tmp_path / "measured.md").read_text(encoding="utf-8")
     assert "| 1 of 2 problems; the others are below | **not met** |" in page
     assert "rows=16384 length=4096: 92% of the copy | 100% | met |" in page
     assert "rows=1024 length=12288: 1.4 floors at most | 2.00 | **not met** |" in page
-    assert "rows=1024 length=12288 | 100 | 50% | cluster | a barrier of the cluster for every row |" in page
+    assert "rows=1024 length=12288 | 100 | 50% | cluster |" in page
+    assert "**A barrier of the cluster for every row**" in page
 
 
 # ---- the script -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,141 @@
+"""The page of one workload: docs/speed/measured-WORKLOAD.md, one table per op and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cunorm.tuning.bench.result import cold, complete, fraction
+
+from benchmarks.speed_summary import ratios_of, table
+from cunorm.core.problem import Problem
+
+MOST_DRAWN = 40  # problems in a picture
+HEAD = """# Workload {workload}
+
+Measured. A cell is the median time of a call's kernels in microseconds, and the share of a copy's bandwidth. The
+shortest time of a row is bold. The spread is the largest distance of a quartile from its median in the row.
+[How it was measured](measured.md). `python benchmarks/speed_page.py` writes this page.
+"""
+
+
+def has_picture(document: Mapping[str, Any]) -> bool:
+    """Whether a result has a picture: one of more problems is too long to be looked at."""
+    return len(document["results"]) <= MOST_DRAWN
+
+
+def picture_of(document: Mapping[str, Any]) -> str:
+    """The file name of a result's picture."""
+    words = ["speed", *document["device"]["name"].split(), document["workload"] or "shapes"]
+    return f"{'-'.join(words).lower()}.svg"
+
+
+def _timed(result: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
+    """The times of the contenders that have one."""
+    return {one["name"]: one["kernels"] for one in result["contenders"] if one["kernels"] is not None}
+
+
+def facts(document: Mapping[str, Any]) -> str:
+    """What the picture shows, as text: each problem with the microseconds of its contenders."""
+    lines = [f"{document['device']['name']}, {document['date']}"]
+    for result in document["results"]:
+        told = (f"{name} {1e6 * kernels['seconds']:.3g}" for name, kernels in _timed(result).items())
+        lines.append(f"{result['name']}: {', '.join(told)}")
+    return "\n".join(lines)
+
+
+def _cell(document: Mapping[str, Any], result: Mapping[str, Any], name: str) -> str:
+    """The time of a contender in microseconds and its share of the copy's bandwidth, or why it has none."""
+    one = next((one for one in result["contenders"] if one["name"] == name), None)
+    share = None if one is None else fraction(document, result, one)
+    if one is None or share is None:
+        return "" if one is None else "–" if one["state"] == "not offered" else one["state"]
+    seconds = one["kernels"]["seconds"]
+    fastest = min(kernels["seconds"] for kernels in _timed(result).values())
+    mark = "**" if seconds == fastest else ""
+    return f"{mark}{1e6 * seconds:.1f}{mark}, {share:.0%}"
+
+
+def _spread(result: Mapping[str, Any]) -> str:
+    """The largest distance of a quartile from its median, over the contenders."""
+    apart = (abs(of[part] / of["seconds"] - 1) for of in _timed(result).values() for part in ("q25", "q75"))
+    return f"{max(apart, default=0):.1%}"
+
+
+def _problem(result: Mapping[str, Any]) -> Problem:
+    fields = dict(result["problem"])
+    lists = {name: tuple(map(_frozen, value)) for name, value in fields.items() if isinstance(value, list)}
+    return Problem(**fields | lists)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _tables(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tables of a result. All problems of a table differ in their sizes only."""
+    groups: dict[tuple[str, str], list[tuple[Problem, Mapping[str, Any]]]] = {}
+    for result in document["results"]:
+        problem = _problem(result)
+        layout = f", {problem.layout}" if len(problem.spec.layouts) > 1 else ""
+        kind = result["name"].replace(f" {problem.sizes_text}", "")
+        groups.setdefault((f"{problem.op}{layout}{problem.extras_text}", kind), []).append((problem, result))
+    for (title, kind), rows in groups.items():
+        yield f"### {title}\n"
+        yield f"`{kind}`\n"
+        yield from _rows(document, rows)
+        yield ""
+
+
+def _rows(document: Mapping[str, Any], rows: Sequence[tuple[Problem, Mapping[str, Any]]]) -> Iterator[str]:
+    """Yield the lines of a table, without a column for a contender that has no cell in it."""
+    names = dict.fromkeys(one["name"] for _, result in rows for one in result["contenders"])
+    columns = {name: [_cell(document, result, name) for _, result in rows] for name in names}
+    kept = {name: cells for name, cells in columns.items() if {*cells} - {"", "–", "missing"}}
+    absent = [name for name, cells in columns.items() if {*cells} == {"–"}]
+    sizes = rows[0][0].spec.sizes
+    titles = [*sizes, *kept, "spread"]
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---:|' * len(titles)}"
+    for place, (problem, result) in enumerate(rows):
+        cells = [str(getattr(problem, field)) for field in sizes.values()]
+        cells[-1] += "" if cold(document, result) else " (L2)"
+        yield f"| {' | '.join([*cells, *(cells[place] for cells in kept.values()), _spread(result)])} |"
+    if absent:
+        yield f"\nWithout this operator or layout: {', '.join(absent)}."
+
+
+def _missing(document: Mapping[str, Any]) -> list[str]:
+    """The names of the contenders that did not run at all."""
+    ones = [one for result in document["results"] for one in result["contenders"]]
+    ran = {one["name"] for one in ones if one["state"] != "missing"}
+    return [name for name in dict.fromkeys(one["name"] for one in ones) if name not in ran]
+
+
+def _section(document: Mapping[str, Any]) -> Iterator[str]:
+    device, software = document["device"], document["software"]
+    yield f"## {device['name']}, {document['date'][:10]}\n"
+    if not complete(document):
+        reason = document["lost"] or "interrupted"
+        yield f"Incomplete, {len(document['results'])} of {document['problems']} problems: {reason}.\n"
+    yield "How many times faster cunorm is: geometric mean (least), number of shapes.\n"
+    yield from table(ratios_of([document]))
+    yield ""
+    if absent := _missing(document):
+        yield f"Did not run: {', '.join(absent)}.\n"
+    yield from _tables(document)
+    if has_picture(document):
+        yield "### In one picture\n"
+        said = f"One group of bars per problem of {document['workload']} on {device['name']}, one bar per contender: "
+        yield f"![{said}the shares of a copy's bandwidth of the tables above](../pictures/{picture_of(document)})\n"
+    yield "### The run\n"
+    facts = [f"{name} {value}" for name, value in software.items()]
+    facts += [f"{name} {device[name]}" for name in device if name.startswith(("driver", "clocks", "power"))]
+    yield f"Copy {document['copy_bandwidth'] / 1e9:.0f} GB/s, {document['rounds']} rounds. {', '.join(facts)}.\n"
+
+
+def page(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of the page of one workload, with one section per device."""
+    workload = documents[0]["workload"] or "shapes"
+    lines = [line for document in documents for line in _section(document)]
+    return "\n".join([HEAD.format(workload=workload), *lines]).rstrip() + "\n"
