@@ -21,6 +21,7 @@ extensions = [
     "myst_parser",
     "sphinx_design",
     "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
     "api_links",
     "mathml",
     "pictures",
@@ -38,6 +39,26 @@ myst_heading_anchors = 4
 autosummary_generate = True
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
+
+#: The scripts that are pages. The other files of the folder are parts of them, or are for a terminal.
+SHOWN = ("first_call", "tune_training_run")
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "examples",
+    "copyfile_regex": r"index\.rst",
+    "filename_pattern": "",
+    "ignore_pattern": rf"^(?!({'|'.join(SHOWN)})\.py$)",
+    "within_subsection_order": "FileNameSortKey",
+    "image_scrapers": (),
+    "reset_modules": (),
+    "abort_on_example_error": True,
+    # A page does not change with the machine that builds it.
+    "show_memory": False,
+    "min_reported_time": float("inf"),
+    "write_computation_times": False,
+    "show_signature": False,
+    "download_all_examples": False,
+}
 
 html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"

@@ -1,10 +1,15 @@
-"""The examples in the docstrings of public functions and classes run and print what they show."""
+"""The examples in docstrings run and print what they show; the scripts that are pages of the site run."""
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +17,7 @@ import pytest
 
 import cunorm
 from cunorm import ascend, reference
+from tests.support.paths import ROOT, environment
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -53,3 +59,66 @@ def test_the_example_of_an_exception_runs() -> None:
 def test_a_wrong_example_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert failures(">>> 1 + 1\n3\n", "wrong") == 1
     assert "Expected" in capsys.readouterr().out
+
+
+# ---- scripts that are pages of the site -----------------------------------------------------------------------------
+
+#: Script -> what it prints, in this order.
+PRINTED = {
+    "first_call": [
+        "True",
+        "chosen by  the cost model",
+        "15,728,640 bytes at least",
+        "1.00 times the fewest bytes: cluster",
+        "1.67 times the fewest bytes: split",
+        "threads is 7, expected a multiple of 32",
+    ],
+    "tune_training_run": [
+        "2 steps, 18 calls",
+        "chosen by  the cost model: no tiling table has an entry",
+        "table      tiles.json: 6 modelled, not measured",
+        "chosen by  the problem's entry in tiles.json: modelled, not measured",
+        "tiles.json: 6 entries",
+    ],
+}
+#: Script -> the modules that it needs besides cunorm's own.
+NEEDS = {"first_call": (), "tune_training_run": ("sklearn", "tqdm", "optuna")}
+
+
+def output(name: str, folder: Path) -> str:
+    """What a script of ``examples`` prints. Its temporary folder is empty afterwards, and so is its working folder."""
+    for needed in NEEDS[name]:
+        pytest.importorskip(needed, reason=f"{needed} is not installed")
+    here, temporary = folder / "here", folder / "temporary"
+    here.mkdir(parents=True)
+    temporary.mkdir()
+    scripts = sorted((ROOT / "examples").glob("[!_]*"))
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / f"{name}.py"],
+        **{"cwd": here, "env": environment(TMPDIR=str(temporary)), "capture_output": True, "text": True},
+    )
+    assert done.returncode == 0, done.stderr
+    assert [*here.iterdir(), *temporary.iterdir()] == []
+    assert sorted((ROOT / "examples").glob("[!_]*")) == scripts
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_script_that_is_a_page_runs(name: str, tmp_path: Path) -> None:
+    printed = output(name, tmp_path)
+    assert "False" not in printed
+    assert re.search(r"\d ?(?:s|ms|seconds)\b", printed) is None  # no time of this machine
+    for words in PRINTED[name]:
+        assert words in printed
+        printed = printed.partition(words)[2]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_script_that_is_a_page_prints_the_same_again(name: str, tmp_path: Path) -> None:
+    assert output(name, tmp_path / "first") == output(name, tmp_path / "second")
+
+
+def test_the_scripts_that_are_pages_are_those_of_the_site() -> None:
+    (shown,) = re.findall(r"^SHOWN = (\(.*\))$", (ROOT / "docs" / "conf.py").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*ast.literal_eval(shown)} == {*PRINTED}

@@ -12,10 +12,10 @@ import pytest
 
 from cunorm.distributed import LocalEngine, sync_batch_norm, sync_batch_norm_backward
 from tests.distributed.processes import missing, mpi
+from tests.docs.pages import runs
 from tests.support.paths import ROOT, environment
 
 PAGE = (ROOT / "docs" / "guide" / "distributed.md").read_text(encoding="utf-8")
-MPI, GLOO = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
 
 
 def program(text: str, tmp_path: Path) -> str:
@@ -30,26 +30,28 @@ def assert_printed(text: str, printed: str) -> None:
     assert printed.count(said) == 2, printed
 
 
-def test_the_program_for_mpi(tmp_path: Path) -> None:
+@runs("docs/guide/distributed.md", "from mpi4py import MPI")
+def test_the_program_for_mpi(text: str, tmp_path: Path) -> None:
     if (reason := missing("mpi")) is not None:
         pytest.skip(reason)
-    (ended,) = mpi([sys.executable, "-m", "mpi4py", program(MPI, tmp_path)], 2)
+    (ended,) = mpi([sys.executable, "-m", "mpi4py", program(text, tmp_path)], 2)
     assert ended.code == 0, ended.printed
-    assert_printed(MPI, ended.printed)
+    assert_printed(text, ended.printed)
 
 
 @pytest.mark.long
-def test_the_program_for_gloo(tmp_path: Path) -> None:
+@runs("docs/guide/distributed.md", 'init_process_group("gloo")')
+def test_the_program_for_gloo(text: str, tmp_path: Path) -> None:
     if (reason := missing("gloo")) is not None:
         pytest.skip(reason)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launcher, program(GLOO, tmp_path)],
+        [*launcher, program(text, tmp_path)],
         **{"env": environment(), "timeout": 100, "check": False, "text": True},
         **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
     )
     assert done.returncode == 0, done.stdout
-    assert_printed(GLOO, done.stdout)
+    assert_printed(text, done.stdout)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -26,7 +26,14 @@ from filelock import FileLock
 
 from tests.support.paths import ROOT
 
-NEEDED = {"sphinx": "docs", "numpydoc": "docs", "myst_parser": "docs", "pydata_sphinx_theme": "docs", "torch": "torch"}
+NEEDED = {
+    "sphinx": "docs",
+    "numpydoc": "docs",
+    "myst_parser": "docs",
+    "pydata_sphinx_theme": "docs",
+    "sphinx_gallery": "docs",
+    "torch": "torch",
+}
 MISSING = {f"cunorm[{extra}]" for module, extra in NEEDED.items() if find_spec(module) is None}
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(sorted(MISSING))}")
 

@@ -30,13 +30,6 @@ def test_the_training_example() -> None:
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 35
 
 
-def test_the_example_of_the_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "guide" / "pytorch.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(text, {})
-    assert f"# {capsys.readouterr().out}".strip() in text
-
-
 def test_the_benchmark_writes_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     benchmark = importlib.import_module("host_overhead_torch")
