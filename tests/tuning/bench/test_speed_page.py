@@ -237,7 +237,11 @@ def changed(folder: Path, old: str, new: str) -> Path:
 
 
 def listing() -> list[Path]:
-    return sorted(path for name in ("benchmarks/results", "tuning", "docs") for path in (ROOT / name).rglob("*"))
+    return sorted(
+        path
+        for name in ("benchmarks/results", "tuning", "docs/speed", "docs/pictures")
+        for path in (ROOT / name).rglob("*")
+    )
 
 
 @needs_bash
