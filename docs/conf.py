@@ -68,11 +68,17 @@ html_css_files = ["cunorm.css"]
 html_domain_indices = False
 html_show_sourcelink = False
 html_copy_source = False
+html_sidebars = {"getting-started": []}
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 6,
     "show_toc_level": 2,
     "navigation_with_keys": False,
+    # Examples have wide outputs.
+    "secondary_sidebar_items": {
+        "examples/*": [],
+        **{name: ["page-toc"] for name in ("getting-started", "guide/*", "speed/*", "reference/*", "contributing/*")},
+    },
     "footer_start": ["copyright"],
     "footer_end": [],
 }

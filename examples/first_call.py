@@ -2,8 +2,8 @@
 ============
 
 This page calls GroupNorm and its gradient, compares both with the formulas, and asks cunorm which kernels run and how
-many bytes they move. It needs no GPU. The same kernels run on NumPy arrays through the CPU executor, which gives exact
-results and says nothing about speed.
+many bytes they move. It needs no GPU. The same kernels run on NumPy arrays through the CPU executor, whose results
+agree with a GPU's up to the last bits, and whose time says nothing about speed.
 """
 
 import numpy as np  # on a GPU: import cupy as np

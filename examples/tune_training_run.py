@@ -13,6 +13,7 @@ In a PyTorch model, ``cunorm.torch.replace`` comes first. The commands after it 
 :ref:`faster-group-norms`.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -44,7 +45,7 @@ print(f"{len(result.losses)} steps, {result.library.calls.total()} calls")
 
 lines = trace.read_text().splitlines()
 print(len(lines), "lines; the first one:")
-print(lines[0])
+print(json.dumps(json.loads(lines[0]), indent=1))
 
 # %%
 # Before
@@ -91,16 +92,19 @@ cunorm_command("tune", "--from-trace", trace.name, "--table", table.name, *quick
 # After
 # -----
 #
-# ``CUNORM_TILING_TABLE`` names the table that calls search first. In a shell, ``export CUNORM_TILING_TABLE=tiles.json``
-# before the training starts. ``chosen by`` now names the table.
+# ``CUNORM_TILING_TABLE`` names the table that calls search first. In a shell, type
+# ``export CUNORM_TILING_TABLE=$PWD/tiles.json`` before the training starts. ``chosen by`` now names the table.
 
 os.environ["CUNORM_TILING_TABLE"] = str(table)
 print(plan_of_last_norm().explain().replace(folder.name + os.sep, ""))
 
 # %%
-# ``cunorm show`` lists the entries of the table. The last column says that no time in it was measured.
+# The table has one entry per problem. ``"source": "model"`` says that its time was not measured.
+# ``cunorm show --table tiles.json`` lists all of them.
 
-cunorm_command("show", "--table", table.name)
+entries = json.loads(table.read_text())["entries"]
+print(len(entries), "entries; the last one:")
+print(json.dumps(entries[-1], indent=1))
 
 # %%
 # Did it help?

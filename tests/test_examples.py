@@ -78,7 +78,8 @@ PRINTED = {
         "chosen by  the cost model: no tiling table has an entry",
         "table      tiles.json: 6 modelled, not measured",
         "chosen by  the problem's entry in tiles.json: modelled, not measured",
-        "tiles.json: 6 entries",
+        "6 entries; the last one:",
+        '"source": "model"',
     ],
 }
 #: Script -> the modules that it needs besides cunorm's own.

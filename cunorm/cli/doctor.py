@@ -160,6 +160,12 @@ WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
 DEMO = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 TUNE = {"optuna": "optuna", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 EXTRAS = {"demo": DEMO, "tune": TUNE}
+#: Group of findings -> extra, what needs its modules, and these modules.
+OPTIONAL = {
+    "Demo": ("demo", "`cunorm demo`", DEMO),
+    "Tuner": ("tune", "`cunorm tune`", TUNE),
+    "PyTorch": ("torch", "`cunorm.torch`", {"torch": "torch"}),
+}
 TOLERANCE = 1e-4
 CACHE = 'export CUNORM_CACHE_DIR="$(mktemp -d)"'
 
@@ -335,8 +341,8 @@ def _variables() -> Iterator[CheckResult]:
         yield CheckResult(group, "CUNORM_*", "ok", "no variable is set; the defaults apply")
 
 
-def _extras(group: str, extra: str, needed: Mapping[str, str]) -> Iterator[CheckResult]:
-    missing = "missing", f"not installed; needed by `cunorm {extra}`", f"pip install 'cunorm[{extra}]'"
+def _extras(group: str, extra: str, user: str, needed: Mapping[str, str]) -> Iterator[CheckResult]:
+    missing = "missing", f"not installed; needed by {user}", f"pip install 'cunorm[{extra}]'"
     for module, name in needed.items():
         found = importlib.util.find_spec(module) is not None
         yield CheckResult(group, name, *(("ok", _version_of(name) or "unknown version") if found else missing))
@@ -405,8 +411,7 @@ def examine() -> list[CheckResult]:
     """Run all checks. Raises and prints nothing."""
     looks = {"Packages": _packages, "GPU executor": _cupy, "CPU executor": _cpu}
     looks |= {"Cache folders": cache_folders, "Settings": _variables}
-    groups = {"Demo": "demo", "Tuner": "tune"}
-    looks |= {group: functools.partial(_extras, group, extra, EXTRAS[extra]) for group, extra in groups.items()}
+    looks |= {group: functools.partial(_extras, group, *needed) for group, needed in OPTIONAL.items()}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [finding for group, look in looks.items() for finding in _guarded(group, look)]

@@ -1,7 +1,8 @@
-"""A picture NAME.svg that has a twin NAME-dark.svg beside it: pages in the dark theme show the twin."""
+"""Pictures link to their files, which a phone can enlarge. The dark theme shows NAME-dark.svg for NAME.svg."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,22 @@ class DarkTwins(SphinxTransform):
                 image.parent.insert(image.parent.index(image) + 1, copy)
 
 
+IMAGE = re.compile(r'<img [^>]*?src="([^"]+\.svg)"[^>]*>')
+
+
+def _linked(found: re.Match[str]) -> str:
+    theme = re.search(r"only-(?:light|dark)", found[0])
+    return f'<a class="{theme[0] if theme else ""}" href="{found[1]}">{found[0]}</a>'
+
+
+def link_pictures(_: Any, name: str, template: str, context: dict[str, Any], __: Any) -> None:
+    """Let each picture of a page link to its file."""
+    if "body" in context:
+        context["body"] = IMAGE.sub(_linked, context["body"])
+
+
 def setup(app: Any) -> dict[str, bool]:
-    """Register the transform."""
+    """Register both."""
     app.add_transform(DarkTwins)
+    app.connect("html-page-context", link_pictures)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -25,7 +25,7 @@ from cunorm.gate import gate
 from cunorm.jit import cxx, nvrtc
 from cunorm.jit.nvrtc import Nvrtc, Usage
 
-GROUPS = ["Packages", "GPU executor", "CPU executor", "Cache folders", "Settings", "Demo", "Tuner", "Check"]
+GROUPS = ["Packages", "GPU executor", "CPU executor", "Cache folders", "Settings", "Demo", "Tuner", "PyTorch", "Check"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
