@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cunorm.tuning.bench.result import DEFAULT, TABLE, geometric_mean, speedups
+from cunorm.tuning.bench.result import geometric_mean
+
+from benchmarks.speed_summary import own_of, ratios_of
 
 #: A prediction of the cost model agrees if it differs from the measured time by at most this share. A choice is near
 #: the fastest of its problem if it takes at most this factor of its time.
@@ -52,12 +54,6 @@ REASONS = {
 }
 
 
-def _own(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """cunorm's contender: with the table's tile if there is one, else with the default."""
-    timed = {one["name"]: one for one in result["contenders"] if one["kernels"] is not None}
-    return timed.get(TABLE, timed.get(DEFAULT))
-
-
 #: Name, op, layout, floor's bytes, share of the copy and strategy of a problem.
 Row = tuple[str, str, str, float, float, str]
 
@@ -67,7 +63,7 @@ def _rows(documents: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     seen = set()
     for document in documents:
         for result in document["results"]:
-            one = _own(result)
+            one = own_of(result)
             name = result["name"].partition(" (")[0]
             if one is None or name in seen:
                 continue
@@ -98,7 +94,7 @@ def goals_section(documents: Sequence[Mapping[str, Any]], host: Mapping[str, Any
         f"{good} of {len(large)} problems; the others are below",
         good == len(large),
     )
-    ratios = [one for document in documents for one in speedups(document, "torch").get("group_norm_backward", ())]
+    ratios = ratios_of(documents).get("torch", {}).get("group_norm_backward")
     if ratios:
         mean, least = geometric_mean(ratios), min(ratios)
         met = mean >= SUITE_MEAN and least >= SUITE_LEAST
@@ -122,6 +118,10 @@ def goals_section(documents: Sequence[Mapping[str, Any]], host: Mapping[str, Any
     return [*lines, "", *_far_off(large)]
 
 
+def _assumed(reason: str) -> bool:
+    return reason.startswith("assumed")
+
+
 def _far_off(large: Sequence[Row]) -> list[str]:
     """The large backwards that are far from the copy's bandwidth, by what keeps their time up."""
     by_reason: dict[str, list[str]] = {}
@@ -129,9 +129,10 @@ def _far_off(large: Sequence[Row]) -> list[str]:
         if share < LARGE_SHARE:
             line = f"| {name} | {nbytes / 1e6:.0f} | {share:.0%} | {strategy} |"
             by_reason.setdefault(REASONS.get((op, layout, strategy), "not known"), []).append(line)
+    unless = ", apart from those that begin with *Assumed*" if any(map(_assumed, by_reason)) else ""
     lines = [
         f"## Large backwards below {LARGE_SHARE:.0%}, and what keeps their time up\n",
-        "The reasons that are not assumed are in the [profiles and stage times](measured-kernels.md).\n",
+        f"The reasons are from the [profiles and stage times](measured-kernels.md) of such kernels{unless}.\n",
     ]
     for reason, rows in by_reason.items():
         lines += [f"**{reason[0].upper()}{reason[1:]}**\n", "| problem | MB | share of the copy | strategy |"]
@@ -142,7 +143,8 @@ def _far_off(large: Sequence[Row]) -> list[str]:
 def host_page(document: Mapping[str, Any]) -> list[str]:
     """The host's time of a call."""
     lines = [
-        f"# Host time, {document['device']}, {document['date']}\n",
+        f"# Host time, {document['device']}\n",
+        f"Measured on {document['date']}. "
         "The time until a call returns, which does not wait for the GPU. `python benchmarks/host_overhead_gpu.py` "
         "measures it with all arrays passed by the caller. Medians in microseconds. The difference is the median "
         "within a round; the goal is 10.\n",
@@ -207,7 +209,8 @@ def kernels_page(profile: Mapping[str, Any] | None, stages: Mapping[str, Any] | 
 def _stages(document: Mapping[str, Any]) -> list[str]:
     """What each stage of GroupNorm's backward slabs adds to its time."""
     lines = [
-        f"## Stages of GroupNorm backward in slabs, {document['device']}, {document['date']}\n",
+        f"## Stages of GroupNorm backward in slabs, {document['device']}\n",
+        f"Measured on {document['date']}. "
         "`python benchmarks/stage_times.py` times the kernel whole and with stages left out. Microseconds, with the "
         "kernel that adds up the parameter gradients. What is left without sums and dx are the copies to shared memory "
         "and the launches. Stages that overlap add up to less than the whole.\n",
@@ -225,7 +228,8 @@ def _stages(document: Mapping[str, Any]) -> list[str]:
 def _profile(document: Mapping[str, Any]) -> list[str]:
     """What Nsight Compute says of kernels that are far from the copy's bandwidth."""
     lines = [
-        f"## Profiles, {document['device']}, {document['date']}\n",
+        f"## Profiles, {document['device']}\n",
+        f"Measured on {document['date']}. "
         "Nsight Compute, clocks not locked, caches flushed: `python benchmarks/profile_tiles.py`. *DRAM* is the "
         "bandwidth in GB/s, *issue* the share of the issue slots that are used, *warps* the share of the resident "
         "warps' limit. *Waits* are the cycles that a warp waits per instruction, the longest three: *long_scoreboard* "

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from cunorm.tuning.bench.result import cold, complete, fraction
+from cunorm.tuning.bench.result import DEFAULT, TABLE, cold, complete, fraction
 
-from benchmarks.speed_summary import ratios_of, table
+from benchmarks.speed_summary import problem_of, ratios_of, table
+from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
+from cunorm.core.strategy import Tile
+from cunorm.ops.registry import OPS
+from cunorm.tiling import choose_tile, costmodel
+from cunorm.tiling.table import place_of
 
 MOST_DRAWN = 40  # problems in a picture
 HEAD = """# Workload {workload}
@@ -62,21 +69,11 @@ def _spread(result: Mapping[str, Any]) -> str:
     return f"{max(apart, default=0):.1%}"
 
 
-def _problem(result: Mapping[str, Any]) -> Problem:
-    fields = dict(result["problem"])
-    lists = {name: tuple(map(_frozen, value)) for name, value in fields.items() if isinstance(value, list)}
-    return Problem(**fields | lists)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _tables(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tables of a result. All problems of a table differ in their sizes only."""
     groups: dict[tuple[str, str], list[tuple[Problem, Mapping[str, Any]]]] = {}
     for result in document["results"]:
-        problem = _problem(result)
+        problem = problem_of(result)
         layout = f", {problem.layout}" if len(problem.spec.layouts) > 1 else ""
         kind = result["name"].replace(f" {problem.sizes_text}", "")
         groups.setdefault((f"{problem.op}{layout}{problem.extras_text}", kind), []).append((problem, result))
@@ -112,9 +109,57 @@ def _missing(document: Mapping[str, Any]) -> list[str]:
     return [name for name in dict.fromkeys(one["name"] for one in ones) if name not in ran]
 
 
+def _device(document: Mapping[str, Any]) -> Device | None:
+    """The device of a result; None if a fact that the cost model needs is missing."""
+    facts = document["device"]
+    if any(one.name not in facts for one in fields(Device)):
+        return None
+    lists = {one.name: tuple(facts[one.name]) for one in fields(Device) if isinstance(facts[one.name], list)}
+    return Device(**{one.name: facts[one.name] for one in fields(Device)} | lists)
+
+
+def _text(tile: Tile) -> str:
+    """A tile as a result names it."""
+    return f"{tile.strategy} ({', '.join(f'{name}={value}' for name, value in tile.fields)})"
+
+
+@functools.cache
+def _chosen(problem: Problem, device: Device) -> set[str]:
+    """The tile that the cost model chooses for a problem."""
+    return {_text(costmodel.choose(problem, OPS[problem.op].strategies.values(), device).tile)}
+
+
+@functools.cache
+def _packaged(problem: Problem, device: Device) -> set[str]:
+    """The tiles that the package's table has for a problem. The user's tables are not read."""
+    tables = [read for _, read in choose_tile.tables(device, shipped=True)]
+    return {_text(entry.tile) for read in tables for entry in read.entries(*place_of(problem))}
+
+
+def _up_to_date(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a text on how many of the tiles that ran this version still has."""
+    device = _device(document)
+    if device is None:
+        return
+    kept: dict[str, list[bool]] = {DEFAULT: [], TABLE: []}
+    for result in document["results"]:
+        problem = problem_of(result)
+        for one in result["contenders"]:
+            if one["name"] in kept and one["kernels"] is not None:
+                present = _chosen(problem, device) if one["name"] == DEFAULT else _packaged(problem, device)
+                kept[one["name"]].append(one["sentence"].partition(";")[0] in present)
+    default, tabled = kept[DEFAULT], kept[TABLE]
+    yield (
+        "The times are of the tiles that ran, which calls may no longer get. Of "
+        f"{len(default)} default tiles, the cost model still chooses {sum(default)}. Of "
+        f"{len(tabled)} tiles of the table, the package's table still has {sum(tabled)}.\n"
+    )
+
+
 def _section(document: Mapping[str, Any]) -> Iterator[str]:
     device, software = document["device"], document["software"]
-    yield f"## {device['name']}, {document['date'][:10]}\n"
+    yield f"## {device['name']}\n"
+    yield f"Measured on {document['date'][:10]}.\n"
     if not complete(document):
         reason = document["lost"] or "interrupted"
         yield f"Incomplete, {len(document['results'])} of {document['problems']} problems: {reason}.\n"
@@ -132,6 +177,7 @@ def _section(document: Mapping[str, Any]) -> Iterator[str]:
     facts = [f"{name} {value}" for name, value in software.items()]
     facts += [f"{name} {device[name]}" for name in device if name.startswith(("driver", "clocks", "power"))]
     yield f"Copy {document['copy_bandwidth'] / 1e9:.0f} GB/s, {document['rounds']} rounds. {', '.join(facts)}.\n"
+    yield from _up_to_date(document)
 
 
 def page(documents: Sequence[Mapping[str, Any]]) -> str:

@@ -47,8 +47,9 @@ measures everything that these pages show.
 """
 HOW = """
 `cunorm bench` timed the kernels of each call on the GPU, with all contenders on the same arrays in one run and a cold
-L2 cache; cunorm ran with the tile that `cunorm tune` had stored for the shape, where there was one
-([how it was measured](measured.md)).
+L2 cache ([how it was measured](measured.md)). cunorm ran with the tile of the package's table where it has one for the
+shape. The table was measured on the same shapes and the same model of GPU. A shape that is in several workloads counts
+once, with the geometric mean of its ratios.
 """
 
 
@@ -137,9 +138,7 @@ def landing(documents: list[dict[str, Any]]) -> str:
         return speed_summary.summary(documents)
     picture = f"![{speed_summary.alternative(documents)}](../pictures/speed.svg)\n"
     lines = [picture, speed_summary.summary(documents), HOW, *speed_summary.slower(documents)]
-    if wrong := list(speed_summary.wrong(documents)):
-        lines += ["Not compared, because a result of the peer was not exact enough:\n", *wrong, ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *speed_summary.wrong(documents), *speed_summary.unmeasured(documents)])
 
 
 def filled(page: Path, text: str) -> str:

@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cunorm.tuning.bench.result import compared, geometric_mean, speedups
+from cunorm.tuning.bench.bench import WRONG
+from cunorm.tuning.bench.peers import PEERS as KNOWN_PEERS
+from cunorm.tuning.bench.result import DEFAULT, TABLE, compared, complete, geometric_mean
+from cunorm.tuning.problems.workloads import WORKLOADS
 
+from cunorm.core.problem import Problem
+from cunorm.ops.registry import OPS
 from docs.drawings.themes import save
 
 #: Peer -> op -> the ratios of all shapes.
 Ratios = Mapping[str, Mapping[str, Sequence[float]]]
 Documents = Sequence[Mapping[str, Any]]
+Result = Mapping[str, Any]
+#: A result beside a peer: the result, the workloads that contain its problem, and how many times faster cunorm is.
+Beside = tuple[Result, list[str], float]
 #: Colour and marker of each peer in the picture.
 PEERS = {"torch": ("#e8743b", "o"), "torch.compile": ("#3d8fd1", "s"), "liger": ("#2fa572", "D")}
 OTHER = ("#9a7fd1", "^")
 LEAST = 0.45  # left end of the axis
+#: Why a result of a contender is wrong, as the bench says it.
+OFF = re.compile(r"(\w+) is off by \S+ of its largest value, expected at most (\S+)")
+
+
+def problem_of(result: Result) -> Problem:
+    """The problem of a result."""
+    fields = dict(result["problem"])
+    lists = {name: tuple(map(_frozen, value)) for name, value in fields.items() if isinstance(value, list)}
+    return Problem(**fields | lists)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def own_of(result: Result) -> Mapping[str, Any] | None:
+    """cunorm's contender: with the table's tile if there is one, else with the default; None if neither has a time."""
+    timed = {one["name"]: one for one in result["contenders"] if one["kernels"] is not None}
+    return timed.get(TABLE, timed.get(DEFAULT))
+
+
+def workload_of(document: Mapping[str, Any]) -> str:
+    """The name of a result's workload."""
+    return document["workload"] or "shapes"
 
 
 def peers_of(documents: Documents) -> list[str]:
@@ -25,13 +58,27 @@ def peers_of(documents: Documents) -> list[str]:
     return [name for name in dict.fromkeys(one["name"] for one in ones) if not name.startswith("cunorm")]
 
 
+def beside(documents: Documents, peer: str) -> list[Beside]:
+    """Each problem with a time of cunorm and of a peer, once per device.
+
+    The ratio of a problem that several workloads contain is the geometric mean of its ratios there.
+    """
+    found: dict[tuple[str, Problem], tuple[Result, list[str], list[float]]] = {}
+    for document in documents:
+        for result, ratio in compared(document, peer):
+            key = document["device"]["name"], problem_of(result)
+            _, workloads, ratios = found.setdefault(key, (result, [], []))
+            workloads.append(workload_of(document))
+            ratios.append(ratio)
+    return [(result, [*dict.fromkeys(names)], geometric_mean(ratios)) for result, names, ratios in found.values()]
+
+
 def ratios_of(documents: Documents) -> dict[str, dict[str, list[float]]]:
-    """The speed-ups of all workloads together by peer and op, for the peers that have any."""
+    """The speed-ups of all problems together by peer and op, for the peers that have any. See `beside`."""
     found: dict[str, dict[str, list[float]]] = {}
     for peer in peers_of(documents):
-        for document in documents:
-            for op, ratios in speedups(document, peer).items():
-                found.setdefault(peer, {}).setdefault(op, []).extend(ratios)
+        for result, _, ratio in beside(documents, peer):
+            found.setdefault(peer, {}).setdefault(result["problem"]["op"], []).append(ratio)
     return found
 
 
@@ -60,7 +107,7 @@ def summary(documents: Documents) -> str:
         return "Nothing has been measured on a GPU yet.\n"
     lines = []
     for device, own in by_device(documents).items():
-        workloads = ", ".join(str(one["workload"] or "shapes") for one in own)
+        workloads = ", ".join(map(workload_of, own))
         lines += [
             f"How many times faster cunorm is, on {device}, {own[-1]['date'][:10]}; workloads {workloads}. "
             "Geometric mean (least), number of shapes:\n",
@@ -80,34 +127,124 @@ def slower(documents: Documents) -> list[str]:
     """The lines of a table of the shapes for which a peer is faster than cunorm, the worst first; none without any."""
     found = []
     for peer in peers_of(documents):
-        for document in documents:
-            for result, ratio in compared(document, peer):
-                cells = [result["problem"]["op"], _sizes(result), peer, document["workload"] or "shapes"]
-                found.append((ratio, f"| {' | '.join(cells)} | {ratio:.2f} |"))
+        for result, workloads, ratio in beside(documents, peer):
+            cells = [result["problem"]["op"], _sizes(result), peer, ", ".join(workloads)]
+            found.append((ratio, f"| {' | '.join(cells)} | {ratio:.2f} |"))
     under = [line for ratio, line in sorted(found) if ratio < 1]
     if not under:
         return []
     return [
         f"**Slower than a peer** in {len(under)} of {len(found)} comparisons. "
         "The ratio is the peer's time over cunorm's.\n",
-        "| op | shape | faster peer | workload | ratio |",
+        "| op | shape | faster peer | workloads | ratio |",
         "|---|---|---|---|---:|",
         *under,
         "",
     ]
 
 
-def wrong(documents: Documents) -> Iterator[str]:
-    """Yield a line per op and peer with the number of shapes without a ratio: a result was not exact enough."""
-    found: dict[tuple[str, str], int] = {}
+def wrong(documents: Documents) -> list[str]:
+    """The lines about problems without a ratio, because a result of a peer was not exact enough; none without any."""
+    found: dict[tuple[str, str], dict[Problem, tuple[Result, Mapping[str, Any]]]] = {}
     for document in documents:
         for result in document["results"]:
             for one in result["contenders"]:
                 if one["state"] == "wrong":
                     key = result["problem"]["op"], one["name"]
-                    found[key] = found.get(key, 0) + 1
-    for (op, peer), count in found.items():
-        yield f"- {op}, {peer}: {count} shapes"
+                    found.setdefault(key, {})[problem_of(result)] = result, one
+    if not found:
+        return []
+    lines = ["Not compared, because a result of the peer was not exact enough:\n"]
+    for (op, peer), cases in found.items():
+        results, ones = zip(*cases.values(), strict=True)
+        lines.append(f"- {op}, {peer}: {len(cases)} shapes. {_off(ones)}. {_own_errors(results)}")
+    dtypes = {dtype for cases in found.values() for problem in cases for dtype in _dtypes(problem)}
+    return [*lines, "", _limits(dtypes), ""]
+
+
+def _dtypes(problem: Problem) -> set[str]:
+    """The dtypes of the results of a problem."""
+    return {problem.dtype_of(name) for name in problem.outputs}
+
+
+def _limits(dtypes: Iterable[str]) -> str:
+    """What the errors and limits of `wrong` are of."""
+    limits = ", ".join(f"{WRONG[dtype]:.2g} in {dtype}" for dtype in sorted(dtypes))
+    return (
+        "An error is a share of the largest value of a result. Its limit depends on the dtype of the result: "
+        f"{limits}. The error of a contender within the limits is the largest of all its results."
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = f"{min(values):.2g}", f"{max(values):.2g}"
+    return least if least == most else f"{least} to {most}"
+
+
+def _off(ones: Sequence[Mapping[str, Any]]) -> str:
+    """How far the results of wrong contenders are off, and the limit."""
+    said = [OFF.fullmatch(one["sentence"]) for one in ones]
+    errors = [one["error"] for one in ones if one["error"] is not None]
+    if not all(said) or len(errors) < len(ones):
+        return "; ".join(dict.fromkeys(one["sentence"] for one in ones))
+    names, limits = (dict.fromkeys(match[group] for match in said if match) for group in (1, 2))
+    return f"{' or '.join(names)} is off by {_range(errors)}, expected at most {' or '.join(limits)}"
+
+
+def _own_errors(results: Sequence[Result]) -> str:
+    """The largest errors of cunorm's contender on these problems, and the dtype that such a result has."""
+    passed = [(problem_of(result), one["error"]) for result in results if (one := own_of(result)) is not None]
+    if not passed:
+        return "cunorm has no time there."
+    dtypes = {dtype for problem, error in passed for dtype in _dtypes(problem) if WRONG[dtype] >= error}
+    where = f", of a result in {dtypes.pop()}" if len(dtypes) == 1 else ""
+    many = "all" if len(passed) == len(results) else f"{len(passed)} of them"
+    return f"cunorm was within every limit on {many}: its largest error is {_range([one for _, one in passed])}{where}."
+
+
+def unmeasured(documents: Documents) -> list[str]:
+    """The lines that say what the results do not contain."""
+    results = [result for document in documents for result in document["results"]]
+    dtypes = ", ".join(sorted({result["problem"]["dtype"] for result in results}))
+    seen = {op for found in ratios_of(documents).values() for op in found}
+    partly = [
+        f"{workload_of(one)} with {len(one['results'])} of {one['problems']} problems"
+        for one in documents
+        if not complete(one)
+    ]
+    lists = {
+        "Functions of cunorm without a time beside a peer": [op for op in OPS if op not in seen],
+        "Peers that ran on some of the workloads only": _partial_peers(documents),
+        "Peers that did not run": [peer for peer in KNOWN_PEERS if not _ran(documents, peer)],
+        "Incomplete workloads": partly,
+        "Workloads without results": [name for name in WORKLOADS if name not in map(workload_of, documents)],
+    }
+    lines = [f"- {title}: {_listed(found)}." for title, found in lists.items() if found]
+    all_of = f"- All results are in {dtypes}, on {', '.join(by_device(documents))}."
+    return ["What was not measured:\n", all_of, *lines, ""]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ("; " if any("," in name for name in names) else ", ").join(names)
+
+
+def _ran(documents: Documents, peer: str) -> list[str]:
+    """The workloads on which a peer ran."""
+    return [
+        workload_of(document)
+        for document in documents
+        if any(
+            one["name"] == peer and one["state"] not in ("missing", "not offered")
+            for result in document["results"]
+            for one in result["contenders"]
+        )
+    ]
+
+
+def _partial_peers(documents: Documents) -> list[str]:
+    """The peers that ran on some of the workloads only, each with these workloads."""
+    ran = {peer: _ran(documents, peer) for peer in peers_of(documents)}
+    return [f"{peer} on {', '.join(names)}" for peer, names in ran.items() if 0 < len(names) < len(documents)]
 
 
 def facts(documents: Documents) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ GOALS = "goals"
 BINDS = 0.7
 #: Colour and marker of each library in the picture.
 LIBRARIES = {"cunorm": ("#2a9d4b", "o"), "ATen": ("#a05fb4", "s"), "Liger": ("#e08214", "^")}
+
+PUBLISHED = """| kernel | shape | published us | simulated us | ratio | calibration | note |
+|---|---|---:|---:|---:|---|---:|"""
 
 HEAD = """# Simulated speed
 
@@ -84,12 +87,12 @@ def error_text(calibration: Mapping[str, Any] | None) -> str:
 
 
 def _shape(row: Mapping[str, Any]) -> str:
-    return " x ".join(map(str, row["shape"]))
+    return "\u00a0x\u00a0".join(map(str, row["shape"]))  # non-breaking spaces
 
 
 def calibration_section(calibration: Mapping[str, Any]) -> list[str]:
     """Simulated times beside published ones."""
-    sources = list(dict.fromkeys(row["source"] for row in calibration["rows"]))
+    tables, remarks = _published(calibration["rows"])
     lines = [
         "## Beside published times\n",
         "Kernels of PyTorch (ATen) and Liger whose times others have published. Their own machine code runs on the "
@@ -99,15 +102,27 @@ def calibration_section(calibration: Mapping[str, Any]) -> list[str]:
         + ". The others were held out. `python -m benchmarks.simulator.peers.calibration report` writes the rows.\n",
         *(f"- {name}: {text}" for name, text in calibration["protocols"].items()),
         "",
-        "| GPU | kernel | shape | dtype | protocol | published us | simulated us | ratio | calibration | remark |",
-        "|---|---|---|---|---|---:|---:|---:|---|---|",
+        *tables,
     ]
-    for row in calibration["rows"]:
-        name = f"[{row['library']} {row['op']}][{1 + sources.index(row['source'])}]"
-        cells = [row["gpu"], name, _shape(row), row["dtype"], row["protocol"]]
-        cells += [f"{row['published_us']:.1f}", f"{row['simulated_us']:.1f}", f"{row['ratio']:.2f}"]
-        lines.append(f"| {' | '.join([*cells, row['calibration'], row['remark']])} |")
-    return [*lines, "", *(f"[{number}]: {source}" for number, source in enumerate(sources, 1)), ""]
+    if remarks:
+        lines += ["Notes:\n", *(f"{number}. {remark}" for number, remark in enumerate(remarks, 1)), ""]
+    return lines
+
+
+def _published(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """A table per source, GPU, dtype and protocol of the published times, and the remarks, which the tables number."""
+    tables: dict[tuple[str, ...], list[str]] = {}
+    remarks: list[str] = [*dict.fromkeys(row["remark"] for row in rows if row["remark"])]
+    for row in rows:
+        number = str(1 + remarks.index(row["remark"])) if row["remark"] else ""
+        cells = [f"{row['library']} {row['op']}", _shape(row), f"{row['published_us']:.1f}"]
+        cells += [f"{row['simulated_us']:.1f}", f"{row['ratio']:.2f}", row["calibration"], number]
+        kind = tuple(row[name] for name in ("source", "gpu", "dtype", "protocol"))
+        tables.setdefault(kind, []).append(f"| {' | '.join(cells)} |")
+    lines = []
+    for (source, gpu, dtype, protocol), found in tables.items():
+        lines += [f"{gpu}, {dtype}, {protocol}, [published here]({source}):\n", PUBLISHED, *found, ""]
+    return lines, remarks
 
 
 def peers_section(peers: Mapping[str, Any]) -> list[str]:

@@ -115,6 +115,21 @@ def test_the_page_says_at_once_that_nothing_was_measured() -> None:
     assert re.search(r"median ratio \d\.\d\d, from \d\.\d\d to \d\.\d\d", lines[2])
 
 
+def test_the_remarks_on_published_times_are_notes_below_the_tables() -> None:
+    page = simulated_page.PAGE.read_text(encoding="utf-8")
+    section = page.partition("## Beside published times\n")[2].partition("\n## ")[0]
+    rows = [
+        line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ") and "us" not in line
+    ]
+    (line,) = [
+        line for line in section.splitlines() if line.startswith("| Liger layer_norm_backward | 4096\u00a0x\u00a04096")
+    ]
+    tables, _, notes = section.partition("Notes:\n")
+    number = line.strip("| ").split(" | ")[-1]
+    assert len(rows) == 25 and "remark" not in tables and "launches" not in tables.partition("| kernel |")[2]
+    assert f"\n{number}. not explained. The host's launches" in notes
+
+
 def test_no_simulated_time_stands_among_measured_ones() -> None:
     """The measured pages and the README's section on speed come from the results of `cunorm bench`."""
     folder = simulated_page.ROOT / "docs" / "speed"

@@ -88,7 +88,10 @@ def kept_rows() -> dict[str, dict[str, Any]]:
 def test_the_byte_floor_page_is_what_its_results_generate() -> None:
     module, rows = byte_floor(), kept_rows()
     assert list(rows) == list(module.in_order(rows)) and len(rows) > 100
-    assert module.PAGE.read_text(encoding="utf-8") == module.page(rows)
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert page == module.page(rows)
+    headings = [line for line in page.splitlines() if line.startswith("## ")]
+    assert len(headings) == len({*headings}) > 15
 
 
 def test_the_counted_tiles_are_those_that_the_cost_model_chooses() -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from cunorm.tuning.bench.result import DEFAULT, TABLE
 
+from benchmarks import measured_sections, speed_summary
+from cunorm.core.devices import known
+from cunorm.ops.registry import OPS
+from cunorm.tiling import costmodel
 from tests.support.paths import ROOT
 from tests.tuning.bench.test_bench import shown
 
@@ -77,7 +85,8 @@ def test_the_newest_complete_result_per_device_and_workload_is_published(speed: 
     assert "| [llm](measured-llm.md) | layer_norm | 3 | NVIDIA H200, 2026-02-01 |" in listed
     assert "| [vision](measured-vision.md) | layer_norm | 3 | NVIDIA H200, 2026-01-15 |" in listed
     page = (tmp_path / "measured-llm.md").read_text(encoding="utf-8")
-    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## NVIDIA H200, 2026-02-01"]
+    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## NVIDIA H200"]
+    assert "Measured on 2026-02-01." in page
     assert "Copy 4000 GB/s" in page and "Copy 1000 GB/s" not in page
     assert "`layer_norm bfloat16 (statistics float32) -> y`" in page
     assert (
@@ -177,7 +186,7 @@ def test_the_pages_show_the_newest_measurements_of_other_kinds(speed: ModuleType
     (tmp_path / "stage_times-x.json").write_text(json.dumps(stages), encoding="utf-8")
     assert speed.main([]) == 0
     page = "".join((tmp_path / f"measured-{name}.md").read_text() for name in ("host", "cost-model", "kernels"))
-    assert "# Host time, new, 2026-02-01" in page and "Host time, old" not in page
+    assert "# Host time, new\n\nMeasured on 2026-02-01." in page and "Host time, old" not in page
     assert "| layer_norm | 7.0 | 12.0 | 13.0 | 5.2 |" in page
     assert (
         "by at most 25% for 1 of 2 problems" in page
@@ -195,7 +204,7 @@ def test_goals_are_compared_with_the_results(speed: ModuleType, tmp_path: Path) 
         document["results"], ("rows=16384 length=4096", "rows=1024 length=12288"), (1.0, 2.0), strict=False
     ):
         result["name"] = f"layer_norm_backward bfloat16 {name} (statistics float32)"
-        result["problem"] = result["problem"] | {"op": "layer_norm_backward", "layout": "NCHW"}
+        result["problem"] |= {"op": "layer_norm_backward", "layout": "NCHW", "outputs": ["dx"]}
         result["floor_bytes"] = 1e8
         for one in result["contenders"]:
             if one["kernels"] is not None:
@@ -209,6 +218,116 @@ def test_goals_are_compared_with_the_results(speed: ModuleType, tmp_path: Path) 
     assert "rows=1024 length=12288: 1.4 floors at most | 2.00 | **not met** |" in page
     assert "rows=1024 length=12288 | 100 | 50% | cluster |" in page
     assert "**A barrier of the cluster for every row**" in page
+    assert "The reasons are from the [profiles and stage times](measured-kernels.md) of such kernels.\n" in page
+
+
+def test_an_assumed_reason_is_marked_as_such() -> None:
+    lines = measured_sections._far_off([("name", "group_norm_backward", "NHWC", 1e8, 0.5, "grid")])
+    assert any("apart from those that begin with *Assumed*." in line for line in lines)
+    assert "**Assumed: blocks wait for the sums of the others**\n" in lines
+
+
+def with_tiles(default: str, tabled: str) -> dict[str, Any]:
+    """A result of an H100 in which all problems ran with these tiles."""
+    document = json.loads(json.dumps(shown() | {"workload": "llm"}))
+    device = dataclasses.asdict(known("H100")) | {"name": "NVIDIA H100 80GB HBM3"}
+    document["device"] = json.loads(json.dumps(device))
+    for result in document["results"]:
+        result["problem"]["outputs"] = ["y", "mean", "rstd"]
+        for one in result["contenders"]:
+            one["sentence"] = {DEFAULT: f"{default}; graph", TABLE: f"{tabled}; graph"}.get(one["name"], "")
+    return document
+
+
+def words(tile: Mapping[str, Any], strategy: str) -> str:
+    return f"{strategy} ({', '.join(f'{name}={tile[name]}' for name in sorted(tile))})"
+
+
+def test_the_tiles_that_calls_no_longer_get_are_counted(
+    speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The present tiles are those of the cost model and of the package's table, whatever table the user names."""
+    document = with_tiles("", "")
+    problem = speed_summary.problem_of(document["results"][0])
+    device = dataclasses.replace(known("H100"), name="NVIDIA H100 80GB HBM3")
+    chosen = costmodel.choose(problem, OPS["layer_norm"].strategies.values(), device).tile
+    raw = json.loads((ROOT / "tuning" / "tables" / "nvidia_h100_80gb_hbm3_sm_90_132.json").read_text())
+    own = {"op": "layer_norm", "rows": 16384, "length": 4096, "dtype": "bfloat16", "outputs": "y,mean,rstd"}
+    (entry,) = [one for one in raw["entries"] if own.items() <= one.items()]
+    default = words(chosen.as_dict(), chosen.strategy)
+    packaged = words(entry["tile"], entry["strategy"])
+    entry["tile"] = entry["tile"] | {"threads": 128}
+    (tmp_path / "named.json").write_text(json.dumps(raw), encoding="utf-8")
+    monkeypatch.setenv("CUNORM_TILING_TABLE", str(tmp_path / "named.json"))
+    for tabled, kept in ((packaged, True), (words(entry["tile"], entry["strategy"]), False)):
+        document = with_tiles(default, tabled)
+        document["results"][1:] = []
+        (tmp_path / "bench-new.json").write_text(json.dumps(document), encoding="utf-8")
+        assert speed.main([]) == 0
+        page = (tmp_path / "measured-llm.md").read_text(encoding="utf-8")
+        assert "Of 1 default tiles, the cost model still chooses 1." in page
+        assert f"Of 1 tiles of the table, the package's table still has {kept:d}." in page
+    document["results"][0]["contenders"][0]["sentence"] = "block (threads=32); graph"
+    (tmp_path / "bench-new.json").write_text(json.dumps(document), encoding="utf-8")
+    assert speed.main(["--check"]) == 1 and speed.main([]) == 0
+    page = (tmp_path / "measured-llm.md").read_text(encoding="utf-8")
+    assert "Of 1 default tiles, the cost model still chooses 0." in page
+
+
+def test_a_problem_of_two_workloads_counts_once(speed: ModuleType, tmp_path: Path) -> None:
+    for workload, ratio in (("llm", 0.5), ("quick", 0.98)):
+        document = shown() | {"workload": workload}
+        contenders = {one["name"]: one for one in document["results"][1]["contenders"]}
+        contenders["torch"]["kernels"]["seconds"] = ratio * contenders[TABLE]["kernels"]["seconds"]
+        (tmp_path / f"bench-{workload}.json").write_text(json.dumps(document), encoding="utf-8")
+    assert speed.main([]) == 0
+    readme, index = ((tmp_path / name).read_text(encoding="utf-8") for name in ("README.md", "index.md"))
+    assert "| layer_norm | 1.40 (0.70), 3 | 1.27 (1.27), 3 |" in readme  # (0.7 * 1.97 ** 2) ** (1 / 3)
+    assert "**Slower than a peer** in 1 of 6 comparisons." in index
+    assert "| layer_norm | rows=8192 length=8192 | torch | llm, quick | 0.70 |" in index
+    assert "- layer_norm, liger: 3 shapes." in index
+
+
+def test_the_error_of_a_wrong_peer_is_beside_its_limit_and_the_own_error(speed: ModuleType, tmp_path: Path) -> None:
+    document = json.loads(json.dumps(shown() | {"workload": "llm"}))
+    for result, error in zip(document["results"], (0.063, 0.07, 0.081), strict=True):
+        (liger,) = [one for one in result["contenders"] if one["name"] == "liger"]
+        sentence = f"y is off by {error:.2g} of its largest value, expected at most 0.062"
+        liger |= {"error": error, "sentence": sentence}
+    (tmp_path / "bench-new.json").write_text(json.dumps(document), encoding="utf-8")
+    assert speed.main([]) == 0
+    index = (tmp_path / "index.md").read_text(encoding="utf-8")
+    assert (
+        "- layer_norm, liger: 3 shapes. y is off by 0.063 to 0.081, expected at most 0.062. cunorm was within every "
+        "limit on all: its largest error is 0.001, of a result in bfloat16."
+    ) in index
+    assert "depends on the dtype of the result: 0.062 in bfloat16." in index
+
+
+def test_what_was_not_measured_is_named(speed: ModuleType, tmp_path: Path) -> None:
+    keep(tmp_path, "llm", workload="llm")
+    keep(tmp_path, "part", workload="vision", interrupted=True, problems=9)
+    document = json.loads((tmp_path / "bench-part.json").read_text(encoding="utf-8"))
+    for result in document["results"]:
+        result["contenders"] = [one for one in result["contenders"] if one["name"] != "torch.compile"]
+    (tmp_path / "bench-part.json").write_text(json.dumps(document), encoding="utf-8")
+    assert speed.main([]) == 0
+    index = (tmp_path / "index.md").read_text(encoding="utf-8")
+    assert "- All results are in bfloat16, on NVIDIA H200." in index
+    (functions,) = [line for line in index.splitlines() if line.startswith("- Functions of cunorm without")]
+    assert functions.split(": ")[1][:-1].split(", ") == [op for op in OPS if op != "layer_norm"]
+    assert "- Peers that ran on some of the workloads only: torch.compile on llm." in index
+    assert "- Peers that did not run: quack, flashinfer, apex." in index
+    assert "- Incomplete workloads: vision with 3 of 9 problems." in index
+    (workloads,) = [line for line in index.splitlines() if line.startswith("- Workloads without results")]
+    assert "sdxl-unet" in workloads and "llm," not in workloads and "vision" not in workloads
+
+
+def test_no_heading_of_a_measured_page_has_a_date() -> None:
+    """A heading with a date wraps within the date."""
+    lines = [line for page in (ROOT / "docs" / "speed").glob("measured*.md") for line in page.read_text().splitlines()]
+    headings = [line for line in lines if line.startswith("#")]
+    assert len(headings) > 20 and not [line for line in headings if re.search(r"\d{4}-\d\d", line)]
 
 
 # ---- the script -----------------------------------------------------------------------------------------------------
