@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cunorm.tuning.bench.result import geometric_mean
+from cunorm.tuning.bench.result import geometric_mean, own_of
 
-from benchmarks.speed_summary import own_of, ratios_of
+from benchmarks.speed_summary import ratios_of
 
 #: A prediction of the cost model agrees if it differs from the measured time by at most this share. A choice is near
 #: the fastest of its problem if it takes at most this factor of its time.

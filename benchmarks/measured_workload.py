@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from cunorm.tuning.bench.result import DEFAULT, TABLE, cold, complete, fraction
+from cunorm.tuning.bench.result import DEFAULT, TABLE, cold, complete, fraction, timed
 
-from benchmarks.speed_summary import problem_of, ratios_of, table
+from benchmarks.speed_summary import problem_of, ratios_of, table, workload_of
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
@@ -33,20 +33,20 @@ def has_picture(document: Mapping[str, Any]) -> bool:
 
 def picture_of(document: Mapping[str, Any]) -> str:
     """The file name of a result's picture."""
-    words = ["speed", *document["device"]["name"].split(), document["workload"] or "shapes"]
+    words = ["speed", *document["device"]["name"].split(), workload_of(document)]
     return f"{'-'.join(words).lower()}.svg"
 
 
-def _timed(result: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
+def _times(result: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
     """The times of the contenders that have one."""
-    return {one["name"]: one["kernels"] for one in result["contenders"] if one["kernels"] is not None}
+    return {name: one["kernels"] for name, one in timed(result).items()}
 
 
 def facts(document: Mapping[str, Any]) -> str:
     """What the picture shows, as text: each problem with the microseconds of its contenders."""
     lines = [f"{document['device']['name']}, {document['date']}"]
     for result in document["results"]:
-        told = (f"{name} {1e6 * kernels['seconds']:.3g}" for name, kernels in _timed(result).items())
+        told = (f"{name} {1e6 * kernels['seconds']:.3g}" for name, kernels in _times(result).items())
         lines.append(f"{result['name']}: {', '.join(told)}")
     return "\n".join(lines)
 
@@ -58,14 +58,14 @@ def _cell(document: Mapping[str, Any], result: Mapping[str, Any], name: str) -> 
     if one is None or share is None:
         return "" if one is None else "–" if one["state"] == "not offered" else one["state"]
     seconds = one["kernels"]["seconds"]
-    fastest = min(kernels["seconds"] for kernels in _timed(result).values())
+    fastest = min(kernels["seconds"] for kernels in _times(result).values())
     mark = "**" if seconds == fastest else ""
     return f"{mark}{1e6 * seconds:.1f}{mark}, {share:.0%}"
 
 
 def _spread(result: Mapping[str, Any]) -> str:
     """The largest distance of a quartile from its median, over the contenders."""
-    apart = (abs(of[part] / of["seconds"] - 1) for of in _timed(result).values() for part in ("q25", "q75"))
+    apart = (abs(of[part] / of["seconds"] - 1) for of in _times(result).values() for part in ("q25", "q75"))
     return f"{max(apart, default=0):.1%}"
 
 
@@ -182,6 +182,6 @@ def _section(document: Mapping[str, Any]) -> Iterator[str]:
 
 def page(documents: Sequence[Mapping[str, Any]]) -> str:
     """Return the text of the page of one workload, with one section per device."""
-    workload = documents[0]["workload"] or "shapes"
+    workload = workload_of(documents[0])
     lines = [line for document in documents for line in _section(document)]
     return "\n".join([HEAD.format(workload=workload), *lines]).rstrip() + "\n"

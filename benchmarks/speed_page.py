@@ -99,7 +99,7 @@ def by_workload(documents: list[dict[str, Any]]) -> dict[str, list[dict[str, Any
     """The results of each workload, by the name of its page."""
     found: dict[str, list[dict[str, Any]]] = {}
     for document in documents:
-        found.setdefault(f"measured-{document['workload'] or 'shapes'}", []).append(document)
+        found.setdefault(f"measured-{speed_summary.workload_of(document)}", []).append(document)
     return found
 
 
@@ -108,7 +108,7 @@ def _listed(name: str, documents: list[dict[str, Any]]) -> Iterator[str]:
     for one in documents:
         problems = f"{len(one['results'])}" + ("" if complete(one) else f" of {one['problems']}")
         norms = dict.fromkeys("_".join(result["problem"]["op"].split("_")[:2]) for result in one["results"])
-        link = f"[{one['workload'] or 'shapes'}]({name}.md)"
+        link = f"[{speed_summary.workload_of(one)}]({name}.md)"
         yield f"| {link} | {', '.join(norms)} | {problems} | {one['device']['name']}, {one['date'][:10]} |"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cunorm.tuning.bench.bench import WRONG
 from cunorm.tuning.bench.peers import PEERS as KNOWN_PEERS
-from cunorm.tuning.bench.result import DEFAULT, TABLE, compared, complete, geometric_mean
+from cunorm.tuning.bench.result import compared, complete, geometric_mean, own_of
 from cunorm.tuning.problems.workloads import WORKLOADS
 
 from cunorm.core.problem import Problem
@@ -39,12 +39,6 @@ def problem_of(result: Result) -> Problem:
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def own_of(result: Result) -> Mapping[str, Any] | None:
-    """cunorm's contender: with the table's tile if there is one, else with the default; None if neither has a time."""
-    timed = {one["name"]: one for one in result["contenders"] if one["kernels"] is not None}
-    return timed.get(TABLE, timed.get(DEFAULT))
 
 
 def workload_of(document: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ default_role = "py:obj"
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!cunorm\.).*")]
 
-myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
+myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
 
 autosummary_generate = True

@@ -18,6 +18,7 @@ from cunorm.core import settings
 from cunorm.core.devices import known
 from cunorm.ops.parse_problem import plan_options
 from cunorm.ops.registry import OPS, problem_of
+from tests.docs.pages import PAGES
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -113,7 +114,7 @@ def test_the_picture_shows_every_counted_problem(tmp_path: Path) -> None:
 
 
 def test_the_target_of_every_link_exists() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
+    for page in PAGES:
         text = page.read_text(encoding="utf-8")
         linked = re.findall(r"\]\((?!https?:)([^)#]+)\)", text) + re.findall(r"\bsrc(?:set)?=\"(.*?)\"", text)
         for target in linked:

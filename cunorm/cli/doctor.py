@@ -19,7 +19,7 @@ import sys
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,12 +159,12 @@ WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
 #: Modules that `cunorm demo` and `cunorm tune` import, with the distribution of each.
 DEMO = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 TUNE = {"optuna": "optuna", "matplotlib": "matplotlib", "tqdm": "tqdm"}
-EXTRAS = {"demo": DEMO, "tune": TUNE}
-#: Group of findings -> extra, what needs its modules, and these modules.
+EXTRAS = {"demo": DEMO, "tune": TUNE, "torch": {"torch": "torch"}}
+#: Group of findings -> extra, and what needs its modules.
 OPTIONAL = {
-    "Demo": ("demo", "`cunorm demo`", DEMO),
-    "Tuner": ("tune", "`cunorm tune`", TUNE),
-    "PyTorch": ("torch", "`cunorm.torch`", {"torch": "torch"}),
+    "Demo": ("demo", "`cunorm demo`"),
+    "Tuner": ("tune", "`cunorm tune`"),
+    "PyTorch": ("torch", "`cunorm.torch`"),
 }
 TOLERANCE = 1e-4
 CACHE = 'export CUNORM_CACHE_DIR="$(mktemp -d)"'
@@ -341,9 +341,9 @@ def _variables() -> Iterator[CheckResult]:
         yield CheckResult(group, "CUNORM_*", "ok", "no variable is set; the defaults apply")
 
 
-def _extras(group: str, extra: str, user: str, needed: Mapping[str, str]) -> Iterator[CheckResult]:
+def _extras(group: str, extra: str, user: str) -> Iterator[CheckResult]:
     missing = "missing", f"not installed; needed by {user}", f"pip install 'cunorm[{extra}]'"
-    for module, name in needed.items():
+    for module, name in EXTRAS[extra].items():
         found = importlib.util.find_spec(module) is not None
         yield CheckResult(group, name, *(("ok", _version_of(name) or "unknown version") if found else missing))
 

@@ -456,9 +456,6 @@ def draw(strategy: str, path: Path) -> None:
 
 def main() -> None:
     """Draw all pictures, in both themes."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
     for strategy in PANELS:
         in_both(partial(draw, strategy), PICTURES / f"strategy-{strategy}.svg")
 

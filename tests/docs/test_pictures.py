@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from docs.drawings import first_call, overview, rooms, themes
+from tests.docs.pages import PAGES
 from tests.support.paths import ROOT
 from tests.support.rooms import PACKAGE
 
 PICTURES = ROOT / "docs" / "pictures"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIGHT = sorted(path for path in PICTURES.glob("*.svg") if not path.stem.endswith("-dark"))
 #: A text alternative with fewer words names a picture, but does not say what one sees.
 FEWEST_WORDS = 10

@@ -182,16 +182,23 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
-def compared(found: Document, over: str) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """Yield each result with a time of cunorm and of a peer, and how many times faster cunorm is.
+def timed(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The contenders of a result that have a time, by name."""
+    return {one["name"]: one for one in result["contenders"] if one["kernels"] is not None}
 
-    cunorm's time is that of the table's tile if there is one, else that of the default.
-    """
+
+def own_of(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """cunorm's contender: with the table's tile if there is one, else with the default; None if neither has a time."""
+    found = timed(result)
+    return found.get(TABLE, found.get(DEFAULT))
+
+
+def compared(found: Document, over: str) -> Iterator[tuple[Mapping[str, Any], float]]:
+    """Yield each result with a time of cunorm (`own_of`) and of a peer, and how many times faster cunorm is."""
     for result in found["results"]:
-        times = {one["name"]: one["kernels"]["seconds"] for one in result["contenders"] if one["kernels"] is not None}
-        own = times.get(TABLE, times.get(DEFAULT))
-        if own is not None and over in times:
-            yield result, times[over] / own
+        own, peer = own_of(result), timed(result).get(over)
+        if own is not None and peer is not None:
+            yield result, peer["kernels"]["seconds"] / own["kernels"]["seconds"]
 
 
 def speedups(found: Document, over: str) -> dict[str, list[float]]:
