@@ -54,6 +54,7 @@ def prepared_in_turn(
         return
     context = multiprocessing.get_context("spawn")  # a forked child could not use the parent's CUDA context
     pool = ProcessPoolExecutor(processes, context, _ignore_interrupts)
+    all_taken = False
     try:
         waiting: deque[Callable[[], Prepared]] = deque()
         for problem in problems:
@@ -62,5 +63,7 @@ def prepared_in_turn(
                 yield waiting.popleft()
         while waiting:
             yield waiting.popleft()
+        all_taken = True
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # A function that was taken can still be called after the last turn, so its problem must not be cancelled.
+        pool.shutdown(wait=False, cancel_futures=not all_taken)

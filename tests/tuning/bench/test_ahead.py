@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from cunorm.tuning.bench import ahead
 from cunorm.tuning.bench.ahead import prepared, prepared_in_turn
 from cunorm.tuning.problems.workloads import problems
 
@@ -36,3 +39,30 @@ def test_an_error_belongs_to_its_problem_alone() -> None:
     with pytest.raises(ValueError, match="negative"):
         second()
     third()
+
+
+def test_all_functions_can_be_taken_before_the_first_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = []  # a pool that is still referenced cancels its waiting problems at once, one that is not may forget to
+
+    def kept(*arguments: Any) -> ProcessPoolExecutor:
+        pools.append(ProcessPoolExecutor(*arguments))
+        return pools[-1]
+
+    monkeypatch.setattr(ahead, "ProcessPoolExecutor", kept)
+    taken = list(prepared_in_turn(SMALL * 3, 3, 1))
+    assert len([wait() for wait in taken]) == len(SMALL * 3)
+
+
+def test_problems_that_nobody_takes_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = []
+
+    class Watched(ProcessPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            cancelled.append(cancel_futures)
+            super().shutdown(wait, cancel_futures=cancel_futures)
+
+    monkeypatch.setattr(ahead, "ProcessPoolExecutor", Watched)
+    turns = prepared_in_turn(SMALL * 3, 3, 1)
+    next(turns)()
+    turns.close()
+    assert cancelled == [True]
