@@ -26,6 +26,7 @@ from cunorm.executors.cpu import checked as cpu_checked
 from cunorm.executors.cpu import executor
 from cunorm.executors.cpu.guarded_arrays import TENSOR, Region
 from cunorm.jit import cxx
+from tests.battery.case import Case
 from tests.support.paths import environment
 
 LIBRARY = "libasan.so"
@@ -161,17 +162,14 @@ def fault_in(report: str) -> str | None:
 # ---- in the child ---------------------------------------------------------------------------------------------------
 
 
-def run_cases(op: str, strategy: str, orders: Sequence[str], labels: Sequence[str] = ()) -> int:
-    """Run the battery's cases of a strategy, or only those with the labels. Return the number of cases."""
-    from tests.battery import cases as battery
-
-    found = [case for case in battery.cases(op, strategy) if not labels or case.label in labels]
-    for case in found:
+def run_cases(cases: Sequence[Case], orders: Sequence[str]) -> int:
+    """Run cases of the battery in each order of threads. Return the number of runs."""
+    for case in cases:
         for order in orders:
             os.environ["CUNORM_CPU_ORDER"] = order
             print(f"{case}, {order}", file=sys.stderr, flush=True)
             case.run()
-    return len(found)
+    return len(cases) * len(orders)
 
 
 def launched(
