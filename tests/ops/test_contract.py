@@ -34,6 +34,7 @@ from tests.support.contract import (
     Arguments,
     Contract,
     Tensor,
+    Wrong,
     cases_of,
     contents,
     flat,
@@ -103,23 +104,24 @@ def test_the_right_arguments_are_right(one: Contract) -> None:
     assert given["workspace"].nbytes == (one.workspace_nbytes or 64)
 
 
-@pytest.mark.parametrize(("one", "case", "state"), cases_of(CONTRACTS))
-def test_wrong_arguments(one: Contract, case: Any, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call raises. In state "cold" it raises a second time too, and the right call works afterwards."""
-    name, errors, change = case
-    given = one.right()
-    if state == "allocating":  # the most common form of a call
-        given.update(out=None, workspace=None)
-    forget_calls()
-    if state != "cold":
-        warmed(one.op, given)
-    for array in flat(given["out"]):
-        array.fill(SENTINEL)
-    changed = {**given, **change(given)}
-    refused(monkeypatch, one.op, changed, name, errors)
-    if state == "cold":
+@pytest.mark.parametrize(("one", "cases", "state"), cases_of(CONTRACTS))
+def test_wrong_arguments(one: Contract, cases: list[Wrong], state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call raises. In state "cold" it raises a second time too, and the right call works afterwards."""
+    for label, name, errors, change in cases:
+        print(label)  # pytest shows it if the test fails: the last one is the case that failed
+        given = one.right()
+        if state == "allocating":  # the most common form of a call
+            given.update(out=None, workspace=None)
+        forget_calls()
+        if state != "cold":
+            warmed(one.op, given)
+        for array in flat(given["out"]):
+            array.fill(SENTINEL)
+        changed = {**given, **change(given)}
         refused(monkeypatch, one.op, changed, name, errors)
-        one.check(invoke(one.op, one.right()))
+        if state == "cold":
+            refused(monkeypatch, one.op, changed, name, errors)
+            one.check(invoke(one.op, one.right()))
 
 
 @of(CONTRACTS)

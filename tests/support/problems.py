@@ -6,7 +6,6 @@ import functools
 import inspect
 import math
 import mmap
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -20,7 +19,6 @@ from cunorm.core.arrays import DTYPES, NAMES
 from cunorm.core.problem import Problem, accumulator
 from cunorm.core.problem import laid_out as memory
 from cunorm.ops.registry import OPS
-from cunorm.runtime.op import Op
 
 SENTINEL = 200.0  # exact in every dtype
 
@@ -34,11 +32,8 @@ TILES = {
 
 def forget_calls() -> None:
     """Empty the caches of checked calls, so that the next call checks all its arguments."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("cunorm."):
-            for value in list(vars(module).values()):
-                if isinstance(value, Op):
-                    value.calls.clear()
+    for op in OPS.values():
+        op.calls.clear()
 
 
 # ---- arrays of a problem --------------------------------------------------------------------------------------------
