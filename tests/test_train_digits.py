@@ -17,6 +17,7 @@ import pytest
 import cunorm
 from cunorm import reference
 from cunorm.cli import main as cli
+from tests.support.covering import every
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 network = importlib.import_module("digits_network")
@@ -187,7 +188,7 @@ def test_training_runs_without_a_matrix_library(norm: str) -> None:
 # Training with cunorm, and the checks of its results.
 
 
-@EACH
+@pytest.mark.parametrize("norm", every(2, ["group", "instance", "batch", "layer", "rms"]))
 def test_training_learns_and_agrees_with_the_oracle(norm: str) -> None:
     result = train_digits.run(norm, epochs=3, images=256, check_every=5)
     losses = result.losses

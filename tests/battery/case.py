@@ -156,6 +156,9 @@ class Case:
             options |= dict.fromkeys(OPS[self.op].extras, True)
         if self.y_dtype is not None:
             options["y_dtype"] = self.y_dtype
+        for name, given in (("gamma", self.gamma), ("beta", self.beta)):
+            if name in OPS[self.op].inputs and f"{name}_dtype" in OPS[self.op].takes:
+                options[f"{name}_dtype"] = self.dtype if given == "same" else given
         with grid_of(self.grid):
             return cunorm.plan(self.op, shape=shape, dtype=self.dtype, device="cpu", tile=self.tile, **options)
 

@@ -10,6 +10,7 @@ from tests.mutation.coverage import with_probes
 from tests.mutation.mutants import KINDS, Mutant, blanked, mutants
 from tests.mutation.survivors import SURVIVORS
 from tests.ptx.route import MISSING, PAIRS
+from tests.support.covering import every
 
 
 def changes(text: str, kind: str | None = None) -> list[str]:
@@ -202,7 +203,7 @@ def real(file: str, start: str, kind: str, nth: int, named: str) -> tuple[Mutant
     return found[nth], next(check for check in mutation.checks_of(file) if mutation.named(check) == named)
 
 
-@pytest.mark.parametrize("which", REAL, ids=[f"{one[0]}-{one[2]}" for one in REAL])
+@pytest.mark.parametrize("which", every(2, [(one,) for one in REAL]), ids=[f"{one[0]}-{one[2]}" for one in REAL])
 def test_a_real_mutant_is_killed(which: tuple[str, str, str, int, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", "plain")  # compiles faster
     mutant, check = real(*which)
@@ -237,7 +238,7 @@ REAL_PTX = [
 
 
 @pytest.mark.skipif(not PAIRS, reason=MISSING)
-@pytest.mark.parametrize(("change", "kernel", "way"), REAL_PTX, ids=[one[0] for one in REAL_PTX])
+@pytest.mark.parametrize(("change", "kernel", "way"), every(2, REAL_PTX), ids=[one[0] for one in REAL_PTX])
 def test_a_mutant_of_inline_ptx_is_killed(change: str, kernel: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_CPU_BUILD", "plain")
     found = mutation.all_mutants(["common/async.cuh", "common/types.cuh"])

@@ -75,6 +75,8 @@ VALUES: list[tuple[str, str, int]] = [
     ("min.u32 D, -1, 1", "b32", 1),
     ("max.relu.s32 D, -5, -3", "b32", 0),
     ("neg.s32 D, 0x80000000", "b32", 0x80000000),
+    ("popc.b32 D, 0xF00F0001", "b32", 9),
+    ("popc.b64 D, 0xF0000000F0000001", "b32", 9),
     ("mov.b64 D, {0x11, 0x22}", "b64", 0x2200000011),
     # conversions
     ("cvt.s64.s32 D, -1", "b64", (1 << 64) - 1),

@@ -239,6 +239,9 @@ class Emitter:
     def logical_not(self, kind: str) -> str:
         return self.write(kind, f"{'!' if kind == 'pred' else '~'}{self.read(self.operands[1], kind)}")
 
+    def count_bits(self, kind: str) -> str:
+        return self.write("u32", f"__builtin_popcountll({self.read(self.operands[1], kind)})")
+
     def negate(self, kind: str) -> str:
         unsigned = kind.replace("s", "u")
         return self.write(unsigned, f"0 - {self.read(self.operands[1], unsigned)}")
@@ -438,6 +441,7 @@ _RULES: list[tuple[str, int, Callable[..., str]]] = [
     (r"(?P<operation>min|max)(?P<relu>\.relu)\.(?P<kind>s32)", 3, _E.extreme),
     (rf"(?P<operation>and|or|xor)\.(?P<kind>pred|{_BITS})", 3, _E.logic),
     (rf"not\.(?P<kind>pred|{_BITS})", 2, _E.logical_not),
+    (r"popc\.(?P<kind>b32|b64)", 2, _E.count_bits),
     (rf"(?P<operation>shl)\.(?P<kind>{_BITS})", 3, _E.shift),
     (rf"(?P<operation>shr)\.(?P<kind>{_BITS}|{_INT})", 3, _E.shift),
     (r"shf\.(?P<side>[lr])\.(?P<mode>wrap|clamp)\.b32", 4, _E.funnel),

@@ -472,13 +472,14 @@ def suite() -> list[Problem]:
 
 
 @pytest.mark.parametrize("device", QUICK_DEVICES)
-def test_the_default_tile_of_every_workload(device: str) -> None:
+def test_the_default_tile_of_every_workload(device: str, pytestconfig: pytest.Config) -> None:
     """The default tile is legal and near the byte floor, and its predicted time is among the shortest.
 
-    Among these, no tile keeps more multiprocessors busy, counted up to the share BUSY_ENOUGH.
+    Among these, no tile keeps more multiprocessors busy, counted up to the share BUSY_ENOUGH. The quick suite takes
+    each fourth problem.
     """
-    facts = known(device)
-    for problem in suite():
+    facts, step = known(device), 1 if pytestconfig.getoption("--long") else 4
+    for problem in suite()[::step]:
         ranked = costmodel.ranked(problem, strategies_of(problem).values(), facts)
         default = ranked[0]
         assert default.strategy.refuses(problem, default.tile, facts) is None

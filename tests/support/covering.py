@@ -1,9 +1,9 @@
-"""Products of test parameters. The quick suite runs a covering array: each pair of values occurs in some row."""
+"""Which of a test's parameters the quick suite runs: a covering array of a product, or each n-th of a list."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -31,3 +31,15 @@ def pairwise(*axes: Sequence[Hashable], legal: Callable[[tuple[Any, ...]], bool]
         quick.add(best)
         missing -= pairs[best]
     return [pytest.param(*row, marks=() if row in quick else pytest.mark.long) for row in rows]
+
+
+def every(step: int, values: Iterable[Any]) -> list[Any]:
+    """The values, for ``pytest.mark.parametrize``: each step-th, beginning with the first; the others are marked long.
+
+    It is for values that reach the same code with other constants, where each needs a build. A tuple is the values of
+    several parameters.
+    """
+    return [
+        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.long if place % step else ())
+        for place, one in enumerate(values)
+    ]

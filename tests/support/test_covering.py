@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.covering import pairwise
+from tests.support.covering import every, pairwise
 
 
 def legal(row: tuple[Any, ...]) -> bool:
@@ -29,3 +29,11 @@ def test_every_pair_of_values_occurs_in_the_quick_suite(axes: Any, allowed: Any,
     for one, other in itertools.combinations(range(len(axes)), 2):
         wanted = {(row[one], row[other]) for row in product}
         assert {(row[one], row[other]) for row in quick} == wanted
+
+
+def test_every_step_th_value_runs_in_the_quick_suite() -> None:
+    rows = every(3, [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e")])
+    assert [row.values for row in rows] == [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e")]  # no row is lost
+    assert [row.values for row in rows if not row.marks] == [(1, "a"), (4, "d")]
+    assert [row.values for row in every(1, "ab")] == [("a",), ("b",)]
+    assert {mark.name for row in rows for mark in row.marks} == {"long"}

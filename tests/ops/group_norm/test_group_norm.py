@@ -13,7 +13,7 @@ from cunorm.core.problem import LAYOUTS
 from cunorm.ops.common import limits
 from cunorm.runtime import plans
 from tests.conftest import Executor
-from tests.support.covering import pairwise
+from tests.support.covering import every, pairwise
 from tests.support.problems import GroupArrays, forget_calls, group_arrays, shifted
 
 DTYPE_NAMES = tuple(DTYPES)
@@ -185,7 +185,7 @@ def test_mixed_and_missing_parameters(dtype: str, strategy: str, executor: Execu
                 assert strategy in PARTIAL
 
 
-@pytest.mark.parametrize("tile", [
+@pytest.mark.parametrize("tile", every(2, [
     {"strategy": "warp", "threads": 128, "lanes": 4, "packs_per_thread": 2, "samples_per_team": 1},
     {"strategy": "warp", "threads": 128, "lanes": 8, "packs_per_thread": 1, "samples_per_team": 8},
     {"strategy": "warp", "threads": 256, "lanes": 1, "packs_per_thread": 8, "samples_per_team": 1},
@@ -195,7 +195,7 @@ def test_mixed_and_missing_parameters(dtype: str, strategy: str, executor: Execu
     {"strategy": "block", "threads": 32, "groups": 2, "stages": 2, "load": "cp_async", "packs_per_thread": 1},
     {"strategy": "split", "threads": 128, "chunk": 1},
     {"strategy": "split", "threads": 128, "chunk": 100000},
-], ids=str)  # fmt: skip
+]), ids=str)  # fmt: skip
 def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     """Part of a warp, several samples per team, several groups per block, one position per chunk, one chunk for all."""
     for shape in ((19, 64, (), 8), (19, 24, (), 8), (3, 16, (5,), 8), (130, 63, (), 21)):

@@ -12,7 +12,7 @@ from cunorm.core.arrays import DTYPES
 from cunorm.ops.common import limits
 from cunorm.runtime import plans
 from tests.conftest import Executor
-from tests.support.covering import pairwise
+from tests.support.covering import every, pairwise
 from tests.support.problems import LayerArrays, forget_calls, layer_arrays, shifted
 
 # (rows, length): one row, one column, and lengths with every tail of a 16-byte access. Some have more rows than the
@@ -149,7 +149,7 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
     assert run(case, strategy, "backward", executor)
 
 
-@pytest.mark.parametrize("tile", [
+@pytest.mark.parametrize("tile", every(2, [
     {"strategy": "warp", "threads": 128, "lanes": 4, "packs_per_thread": 2, "rows_per_team": 1, "stages": 1},
     {"strategy": "warp", "threads": 256, "lanes": 1, "packs_per_thread": 8, "rows_per_team": 3, "stages": 1},
     # one team per block
@@ -174,7 +174,7 @@ def test_mixed_and_missing_parameters(dtype: str, gamma_dtype: str | None, strat
     {"strategy": "split", "threads": 128, "packs_per_thread": 1, "rows_per_team": 1, "chunk": 1},
     # one band, one chunk
     {"strategy": "split", "threads": 128, "packs_per_thread": 4, "rows_per_team": 1000, "chunk": 100000},
-], ids=str)  # fmt: skip
+]), ids=str)  # fmt: skip
 def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     for rows, length in ((19, 8), (19, 15), (45, 16), (100, 9)):
         case = Case(rows, length, "float32")
@@ -182,7 +182,7 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
         case.forward(executor, tile={name: value for name, value in tile.items() if name not in ("cluster", "stages")})
 
 
-@pytest.mark.parametrize(("rows", "length", "strategy"), [
+@pytest.mark.parametrize(("rows", "length", "strategy"), every(2, [
     (1024, 12288, "block"),  # few rows, wide
     (2048, 4096, "block"),
     (802816, 96, "warp"),  # many rows, narrow
@@ -193,7 +193,7 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     (512, 33333, "cluster"),  # longer than a block holds
     (67, 123479, "grid"),  # too few rows to amortise the loads of the parameters
     (64, 300000, "split"),  # longer than a cluster holds
-])  # fmt: skip
+]))  # fmt: skip
 def test_the_cost_model_s_strategy_of_named_shapes(rows: int, length: int, strategy: str, executor: Executor) -> None:
     """The cost model selects this strategy, and the selected tile gives correct results for a few of the rows."""
     options: dict[str, Any] = {"shape": (rows, length), "dtype": "bfloat16", "normalized_shape": length}
