@@ -19,7 +19,7 @@ import pytest
 
 from cunorm.cli.parser import parser
 from cunorm.core import cache_folder, settings
-from tests.docs.pages import PAGES, Block, blocks, name_of, without_blocks
+from tests.docs.pages import PAGES, Block, blocks, name_of, needs_sphinx, without_blocks
 from tests.support.paths import ROOT, environment
 
 if sys.version_info >= (3, 11):
@@ -109,10 +109,7 @@ def with_shell(long: bool) -> Iterator[object]:
             yield pytest.param(page, long, marks=[pytest.mark.long] if long else [], id=name_of(page))
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("sphinx") is None,
-    reason="Sphinx is not installed; CI runs this test with it, in the environment that also has PyTorch",
-)
+@needs_sphinx
 @pytest.mark.parametrize(("page", "long"), [*with_shell(False), *with_shell(True)])
 def test_the_commands_run(page: Path, long: bool, tmp_path: Path) -> None:
     """The blocks of a page run one after the other, as in one shell. Text behind one is the whole output of it."""

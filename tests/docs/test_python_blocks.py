@@ -13,7 +13,7 @@ import pytest
 
 import cunorm
 import cunorm.reference
-from tests.docs.pages import PAGES, Block, blocks, claimed, name_of, runs
+from tests.docs.pages import PAGES, Block, blocks, claimed, name_of, needs_sphinx, runs
 from tests.support.paths import ROOT
 
 #: Every language that a block may have. Blocks of ``python``, ``bash`` and ``sh`` are run by a test of this folder.
@@ -76,6 +76,7 @@ def with_outputs(found: list[Block]) -> Iterator[tuple[Block, str | None]]:
             yield one, follows.text if follows is not None and follows.language == "text" else None
 
 
+@needs_sphinx
 @pytest.mark.parametrize("page", [page for page in PAGES if any(with_outputs(blocks(page)))], ids=name_of)
 def test_the_examples_run_and_print_what_is_shown(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A block of text is the whole output of the example before it; a comment behind a print is what it prints."""

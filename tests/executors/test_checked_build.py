@@ -215,7 +215,8 @@ def test_a_lock_that_is_never_released_is_a_deadlock(build: str, monkeypatch: py
 COMPILERS = {compiler.name: compiler for compiler in cxx.present()}
 
 
-@pytest.mark.parametrize("name", ["g++", "clang++", "zig"])
+# zig first compiles libraries of its own, which takes a minute.
+@pytest.mark.parametrize("name", ["g++", "clang++", pytest.param("zig", marks=pytest.mark.long)])
 def test_the_checked_build_of_every_compiler_loads(name: str) -> None:
     """The kernel of `grid` uses atomics. By default, clang calls hooks for them that the runtime does not define."""
     if name not in COMPILERS:

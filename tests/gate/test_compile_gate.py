@@ -1,8 +1,9 @@
 """The compile gate: every kernel compiles with NVRTC for every gated architecture, and none spills. No GPU is needed.
 
 A kernel must not spill with a tile that refuses() accepts: a spill is a fault of the formula in refuses(). The quick
-suite compiles the tiles of `choice`, as `cunorm doctor --kernels` does, with the oldest and the newest NVRTC installed;
-for float32 only the most demanding ones of gradients. `--long` compiles all of `choice` and the tiles of `spread`.
+suite compiles the tiles of `choice` for forwards in bfloat16, and the most demanding of them for gradients in bfloat16
+and float32, with the oldest and the newest NVRTC installed. `--long` compiles all of `choice`, as `cunorm doctor
+--kernels` does, and the tiles of `spread`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages_in
 from cunorm.jit.sources import TEXTS
 from cunorm.ops.registry import OPS
 from tests.kernels.kernel_checks import expanded
+from tests.support.covering import every
 from tests.support.paths import KERNELS as TEST_KERNELS
 
 NVRTCS = nvrtc.ends()
@@ -115,6 +117,7 @@ def is_long(case: GateCase) -> bool:
 
 
 QUICK = [pytest.param(case, id=str(case), marks=[pytest.mark.long] if is_long(case) else []) for case in CASES]
+LATER = [case for case in CASES if is_long(case)]
 
 
 def most_demanding(planned: list[Build]) -> list[Build]:
@@ -125,16 +128,22 @@ def most_demanding(planned: list[Build]) -> list[Build]:
     return [build for build in planned if build.tile in tiles]
 
 
+def quick_builds(planned: list[Build]) -> list[Build]:
+    """The builds of a case that the quick suite compiles; all of a forward in bfloat16, so that both texts are.
+
+    Gradients are compiled for two dtypes.
+    """
+    case = planned[0].case
+    return planned if case.dtype == "bfloat16" and "backward" not in case.op else most_demanding(planned)
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("case", QUICK)
 def test_no_tile_of_the_choice_spills_and_tensor_accesses_have_16_bytes(
     case: GateCase, pytestconfig: pytest.Config
 ) -> None:
-    """The quick suite compiles the lighter tiles for bfloat16 only."""
     planned = gate.builds(NVRTCS, only=case)
-    if case.dtype == "float32" and not pytestconfig.getoption("--long"):
-        planned = most_demanding(planned)
-    results = gate.run(planned, threads=THREADS)
+    results = gate.run(planned if pytestconfig.getoption("--long") else quick_builds(planned), threads=THREADS)
     assert faults(results) == ""
     assert {result.build.case for result in results} == {case}
     if case.op != "batch_norm_gather_stats":
@@ -157,7 +166,9 @@ def test_a_grid_without_an_activation_does_not_spill(dtype: str) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("case", [case for case in CASES if is_long(case) and case.dtype != "float16"], ids=str)
+@pytest.mark.parametrize(
+    "case", every(2, [case for case in CASES if is_long(case) and case.dtype != "float16"]), ids=str
+)
 def test_the_quick_suite_compiles_other_cases_to_ptx(case: GateCase) -> None:
     """The compiler proper, without ptxas, takes a fraction of a second. It checks the operands of inline PTX."""
     planned = gate.builds(NVRTCS, only=case)
@@ -223,7 +234,8 @@ def test_the_choice_compiles_every_strategy_for_every_pair() -> None:
     for op, name in OWN:
         of_it = [build for build in chosen if (build.case.op, build.case.strategy) == (op, name)]
         own = [case for case in CASES if (case.op, case.strategy) == (op, name)]
-        assert {build.kind for build in of_it if build.case.dtype not in RARE} == set(TEXTS)
+        quick = [quick_builds([build for build in of_it if build.case == case]) for case in own if not is_long(case)]
+        assert {build.kind for builds in quick for build in builds} == set(TEXTS), (op, name)
         able = {one for one in pairs if any(gate.accepted(case, one[0]) for case in own)}
         assert {(build.architecture, build.nvrtc) for build in of_it} == able
         assert able == pairs or name == "cluster"

@@ -22,6 +22,7 @@ from cunorm.tiling import costmodel, problem_trace, table
 from tests.conftest import Executor
 from tests.ops.test_contract import CONTRACTS, CPU
 from tests.support.contract import Contract, refused
+from tests.support.covering import every
 from tests.support.problems import LAYOUTS, SENTINEL, forget_calls, group_arrays, invoke, laid_out, tupled
 
 FORWARDS = [one for one in CONTRACTS if "y_t" in OPS[one.op].types]
@@ -62,7 +63,7 @@ def test_every_forward_takes_it() -> None:
 
 
 @of
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", every(2, ["bfloat16", "float16"]))
 def test_names_and_dtypes_of_float32(one: Contract, dtype: str) -> None:
     a, named = one.made(dtype), ("float32", np.float32, np.dtype("float32"))
     for given in named:
@@ -72,7 +73,7 @@ def test_names_and_dtypes_of_float32(one: Contract, dtype: str) -> None:
 
 
 @of
-@pytest.mark.parametrize("dtype", [*DTYPES])
+@pytest.mark.parametrize("dtype", every(2, DTYPES))
 def test_the_dtype_of_x_means_the_default(one: Contract, dtype: str) -> None:
     a = one.made(dtype)
     assert problem(one, dtype=dtype, y_dtype=DTYPES[dtype]) == problem(one, dtype=dtype)
