@@ -3,7 +3,8 @@
 ``python benchmarks/make_shortlist.py`` ranks all tiles for the problems of the named workloads and for random problems,
 for every known device (some minutes on two cores). It stores the tiles that are necessary for the right choice. For the
 workloads on an H200 in bfloat16, the right choice is the tile that the ranking selects. For all other problems, it is a
-tile whose predicted time differs by at most 2 % from that of the selected tile. ``--random N`` draws N problems per op.
+tile whose predicted time differs by at most 2 % from that of the selected tile, and that keeps as many multiprocessors
+busy. ``--random N`` draws N problems per op.
 
 Run this script after a change of the cost model, of a search space or of a strategy's launches.
 tests/tiling/test_shortlist.py fails if it is necessary.
@@ -22,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cunorm.tuning.problems.workloads import problems
 
@@ -89,26 +90,32 @@ def cases(op: str, number: int, seed: int = 0) -> list[Case]:
     return [*found, *others[:number], *drawn(op, number, seed)]
 
 
-def right(case: Case, ranked: Best, chosen: costmodel.Choice) -> bool:
+class Best(NamedTuple):
+    """The default among all legal tiles, its predicted time in seconds, and the multiprocessors that it keeps busy."""
+
+    strategy: str
+    tile: Tile
+    seconds: float
+    busy: int
+
+
+def right(case: Case, best: Best, chosen: costmodel.Choice) -> bool:
     """Whether a choice is as good as that of the ranking of all tiles."""
     problem, device = case
-    name, tile, seconds = ranked
     if (device, problem.dtype) == (DEVICE, DTYPE) and problem in suite(problem.op, DTYPE):
-        return (chosen.strategy.name, chosen.tile) == (name, tile)
-    return abs(chosen.seconds / seconds - 1) <= WITHIN
-
-
-Best = tuple[str, Tile, float]
+        return (chosen.strategy.name, chosen.tile) == (best.strategy, best.tile)
+    near = abs(chosen.seconds / best.seconds - 1) <= WITHIN
+    return near and costmodel.busy(chosen.launches, known(device)) >= best.busy
 
 
 def of_all(case: Case) -> Best | None:
-    """Return strategy, tile and predicted seconds of the default among all legal tiles; None if no tile is legal."""
+    """Return the default among all legal tiles; None if no tile is legal."""
     problem, device = case[0], known(case[1])
     found = list(costmodel.legal(problem, OPS[problem.op].strategies.values(), device))
     if not found:
         return None
     default = costmodel.default_of(found, device)
-    return default.strategy.name, default.tile, default.seconds
+    return Best(default.strategy.name, default.tile, default.seconds, costmodel.busy(default.launches, device))
 
 
 def compared_with(case: Case, listed: dict[str, list[Tile]]) -> tuple[str, Tile]:
@@ -144,7 +151,7 @@ def made(op: str, number: int) -> dict[str, Any]:
     missed = wanted
     while missed:  # add the tiles first that most problems lack
         lacking = Counter(
-            best[:2] if best[1] not in listed[best[0]] else compared_with(case, listed) for case, best in missed
+            best[:2] if best.tile not in listed[best.strategy] else compared_with(case, listed) for case, best in missed
         )
         lacking = Counter({key: count for key, count in lacking.items() if key[1] not in listed[key[0]]})
         if not lacking:

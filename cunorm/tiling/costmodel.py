@@ -227,8 +227,8 @@ def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> I
 
 
 def busy(launches: Sequence[Launch], device: Device) -> int:
-    """Number of multiprocessors to which the launch with the most traffic can give a block."""
-    return min(main_launch(launches).grid, device.multiprocessors)
+    """Number of multiprocessors to which the launch with the most traffic can give a block; see `BUSY_ENOUGH`."""
+    return min(main_launch(launches).grid, int(BUSY_ENOUGH * device.multiprocessors))
 
 
 def _by_time(found: Iterable[Choice]) -> list[Choice]:
@@ -248,8 +248,7 @@ def contenders(found: Iterable[Choice], device: Device) -> list[Choice]:
     """
     ordered = _by_time(found)
     near = [choice for choice in ordered if choice.seconds <= NEAR_TIE * ordered[0].seconds]
-    enough = int(BUSY_ENOUGH * device.multiprocessors)
-    at_work = [min(busy(choice.launches, device), enough) for choice in near]
+    at_work = [busy(choice.launches, device) for choice in near]
     return [choice for choice, count in zip(near, at_work, strict=True) if count == max(at_work)]
 
 

@@ -1,8 +1,9 @@
 """The shortlist: the tiles that the cost model evaluates, a few dozen of the thousands of tiles of an op.
 
 The list is ``shortlist.json``, which ``python benchmarks/make_shortlist.py`` writes. For each strategy of each op it
-contains the tiles without which some problem would get a tile whose predicted time differs by more than 2 % from that
-of the tile that a ranking of all tiles selects. The problems are those of the named workloads and a random sample.
+contains the tiles without which some problem would get a worse tile than a ranking of all tiles selects: one whose
+predicted time differs by more than 2 %, or that keeps fewer multiprocessors busy. The problems are those of the named
+workloads and a random sample, on every known device.
 """
 
 from __future__ import annotations

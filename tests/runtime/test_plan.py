@@ -490,26 +490,30 @@ def test_the_default_tile_of_every_workload(device: str, pytestconfig: pytest.Co
         fastest = min(one.seconds for one in ranked)
         near = [one for one in ranked if one.seconds <= costmodel.NEAR_TIE * fastest]
         assert default in near
-        enough = int(costmodel.BUSY_ENOUGH * facts.multiprocessors)
-        most = max(min(costmodel.busy(one.launches, facts), enough) for one in near)
+        most = max(costmodel.busy(one.launches, facts) for one in near)
         assert costmodel.busy(default.launches, facts) >= most, (problem.describe(), default.tile)
         assert all(one.seconds <= after.seconds * (1 + 1e-8) for one, after in pairwise(ranked[1:]))
 
 
-def near_ties(problem: Problem, device: Device) -> set[str]:
-    """Strategies with a tile that is predicted to be as fast as the fastest."""
+#: GPUs of the architecture on which the model's times were measured; the order of predictions that differ by less than
+#: a tenth says nothing on others.
+FITTED, LOOSE_TIE = ("H100", "H200"), 1.1
+
+
+def near_ties(problem: Problem, device: Device, within: float) -> set[str]:
+    """Strategies with a tile whose predicted time is within a factor of the shortest."""
     found = list(costmodel.legal(problem, strategies_of(problem).values(), device))
     least = min(one.seconds for one in found)
-    return {one.strategy.name for one in found if one.seconds <= costmodel.NEAR_TIE * least}
+    return {one.strategy.name for one in found if one.seconds <= within * least}
 
 
-def in_order(ties: Sequence[set[str]], order: Sequence[str]) -> list[str]:
-    """The first strategy in order of each set that is not before that of the last set, or else its first."""
+def in_order(ties: Sequence[set[str]], place: Mapping[str, int]) -> list[str]:
+    """The first strategy of each set whose place is not before that of the last set, or else its first."""
     chosen, last = [], 0
     for names in ties:
-        places = sorted(map(order.index, names))
-        last = next((place for place in places if place >= last), places[0])
-        chosen.append(order[last])
+        ordered = sorted(names, key=place.__getitem__)
+        chosen.append(next((name for name in ordered if place[name] >= last), ordered[0]))
+        last = place[chosen[-1]]
     return chosen
 
 
@@ -517,10 +521,13 @@ def in_order(ties: Sequence[set[str]], order: Sequence[str]) -> list[str]:
 def test_strategies_change_in_one_order_as_sizes_grow(device: str) -> None:
     """As groups or rows grow, the chosen strategy changes only in the order of the list below.
 
-    The elements stay in registers, then in a block's shared memory, in that of a cluster, in the L2 cache. Strategies
+    The elements stay in registers, then in a block's shared memory, in that of a cluster, in the L2 cache. `split` also
+    reads from the L2 cache, while a tensor fits there: on a GPU without clusters it may come before `grid`. Strategies
     whose predictions are near ties count as equal, as they do for the cost model.
     """
-    facts, order = known(device), ("warp", "block", "cluster", "grid", "split")
+    facts, fitted = known(device), device in FITTED
+    place = {"warp": 0, "block": 1, "cluster": 2, "grid": 3, "split": 4 if fitted else 3}
+    within = costmodel.NEAR_TIE if fitted else LOOSE_TIE
     forward, gradients = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
     scans: list[list[Problem]] = []
     for dtype, N in (("bfloat16", 2), ("float32", 256)):
@@ -560,9 +567,9 @@ def test_strategies_change_in_one_order_as_sizes_grow(device: str) -> None:
             )
     for scan in scans:
         chosen = [costmodel.choose(one, strategies_of(one).values(), facts).strategy.name for one in scan]
-        if chosen != sorted(chosen, key=order.index):  # unless the predictions are near ties
-            chosen = in_order([near_ties(one, facts) for one in scan], order)
-        assert chosen == sorted(chosen, key=order.index), (scan[0].describe(), chosen)
+        if chosen != sorted(chosen, key=place.__getitem__):  # unless the predictions are near ties
+            chosen = in_order([near_ties(one, facts, within) for one in scan], place)
+        assert chosen == sorted(chosen, key=place.__getitem__), (scan[0].describe(), chosen)
         assert chosen[0] == "warp" and chosen[-1] in ("grid", "split"), scan[0].describe()
         assert all(one.group_length <= 4096 for one, name in zip(scan, chosen, strict=True) if name == "warp")
 

@@ -66,7 +66,7 @@ def beside(maker: ModuleType, cases: list[Any]) -> list[float]:
     for case in cases:
         if (best := maker.of_all(case)) is not None:
             problem, device = case[0], known(case[1])
-            found.append(costmodel.choose(problem, OPS[problem.op].strategies.values(), device).seconds / best[2])
+            found.append(costmodel.choose(problem, OPS[problem.op].strategies.values(), device).seconds / best.seconds)
     return found
 
 
