@@ -15,7 +15,10 @@
 #include "batch_norm/joined_rows.cuh"
 #include "batch_norm/sums_out.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(768))
+// Threads per multiprocessor. In double the sums and their places take more registers than 768 threads leave.
+constexpr int sweep_threads = sizeof(acc_t) == sizeof(float) ? 768 : 512;
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(sweep_threads))
     batch_norm_backward_reduce_sweep(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,
                                      Pair* workspace, sum_dy_t* sum_dy, sum_dy_xmu_t* sum_dy_xmu, dgamma_t* dgamma,
                                      dbeta_t* dbeta, long long N, long long columns, long long HxW, long long chunk,

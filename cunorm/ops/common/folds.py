@@ -11,6 +11,9 @@ from .limits import blocks_for, round_up
 #: The columns are few so that the blocks are many. With enough blocks, a block has up to MOST_COLUMNS columns: then a
 #: thread sums several rows, and fewer threads address their first row and combine their sums.
 FOLD_THREADS, FOLD_COLUMNS, MOST_COLUMNS = 512, 8, 32
+#: Threads for sums in float64. With FOLD_THREADS the compiler spills: it keeps the registers of a thread so few that a
+#: multiprocessor can hold as many threads as it may.
+DOUBLE_FOLD_THREADS = 256
 #: A fold cuts its rows into slices of SLICE_ROWS rows if it has more than MANY_ROWS rows, or more than
 #: MANY_ROWS_OF_ONE_SLAB rows and a single slab of columns.
 MANY_ROWS, MANY_ROWS_OF_ONE_SLAB, SLICE_ROWS = 1024, 128, 32
@@ -61,21 +64,22 @@ def fold_launches(
     ``given`` are the arguments of every launch. Only the last launch writes ``results``.
     """
     C, slices = problem.C, _fold_slices(rows, problem.C)
+    threads = DOUBLE_FOLD_THREADS if problem.sum_itemsize == 8 else FOLD_THREADS
 
     def launch(rows: int, slices: int, at: int, results: Arguments) -> Launch:
-        columns = _fold_columns(rows, C)
-        parts = FOLD_THREADS // columns
+        columns = min(_fold_columns(rows, C), threads)
+        parts = threads // columns
         return Launch(
             kernel=kernel,
             entry=kernel,
             grid=blocks_for(ceil_div(C, columns) * slices),
-            threads=FOLD_THREADS,
+            threads=threads,
             arguments={
                 **given,
                 **results,
                 **{"rows": rows, "C": C, "columns": columns, "slices": slices, "from": at, "to": at + rows * C},
             },
-            shared_bytes=FOLD_THREADS * item_bytes,
+            shared_bytes=threads * item_bytes,
             traffic=rows * C * item_bytes,
             reread=rows * C * item_bytes,
             registers=24 + 2 * item_bytes,  # four items per thread

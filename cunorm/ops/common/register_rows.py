@@ -21,7 +21,10 @@ PACKS_IN_FLIGHT = 4  # per stream in the cost model
 MOST_STAGES = 4  # that are legal; the search space has fewer
 #: Registers for the second half of the outputs of a pack, if y is wider than x.
 WIDE_Y_REGISTERS = 16
-#: Most packs per thread then: with more, the compiler spills the places of the outputs, however many registers it has.
+#: Registers of a forward in float64 for the temporaries of its divisions and square roots, which are subroutines.
+DOUBLE_REGISTERS = 24
+#: Most packs per thread if y is wider than x: with more, the compiler spills the places of the outputs, however many
+#: registers it has.
 MOST_WIDE_PACKS = 8
 #: Memory latencies that an exchange between the blocks of a cluster takes in the cost model. On the simulated clock of
 #: an H200, LayerNorm of 2048 rows of 32768 takes 106 us with 4 blocks per row, and 77 us with one.
@@ -200,8 +203,9 @@ class WarpRows(Tiling):
         added = self._added_registers(sums_in_registers) if problem.extras else 0
         if not problem.is_backward:
             base = 32 if self.shares_parameters else 48
-            base += WIDE_Y_REGISTERS * problem.wide_y
-            many = 0 if packs <= 8 else 1 if problem.pack >= 8 else 2  # registers per pack for the places of many packs
+            base += WIDE_Y_REGISTERS * problem.wide_y + DOUBLE_REGISTERS * (problem.dtype == "float64")
+            # registers per pack for the places of many packs
+            many = 0 if packs <= 8 else 1 if problem.pack >= 8 else 2 if problem.pack >= 4 else 3
             return base + added + passing + packs * (of_pack + many)
         if sums_in_registers:
             of_pack += problem.pack * problem.row_sums // 4
