@@ -227,7 +227,7 @@ def legal(problem: Problem, strategies: Iterable[Strategy], device: Device) -> I
 
 
 def busy(launches: Sequence[Launch], device: Device) -> int:
-    """Number of multiprocessors to which the launch with the most traffic can give a block; see `BUSY_ENOUGH`."""
+    """Multiprocessors to which the launch with the most traffic can give a block, at most the share `BUSY_ENOUGH`."""
     return min(main_launch(launches).grid, int(BUSY_ENOUGH * device.multiprocessors))
 
 

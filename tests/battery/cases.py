@@ -55,12 +55,13 @@ def with_few_builds(op: str, strategy: str, *, every_size: bool) -> list[Case]:
     every_size : bool
         One build per kernel, layout and size of an element instead.
     """
-    found, reached, builds = cases(op, strategy), set(), set()
-    shared = Counter(build for case in found for build in case.builds)
-    for case in sorted(found, key=lambda one: -min(shared[build] for build in one.builds)):
+    found = [(case, case.builds) for case in cases(op, strategy)]
+    shared = Counter(build for _, needed in found for build in needed)
+    reached, taken = set(), set()
+    for case, needed in sorted(found, key=lambda one: -min(shared[build] for build in one[1])):
         size = ITEMSIZE[case.dtype] if every_size else 0
         kernels = {(kernel, case.last, size) for kernel in case.kernels}
         if not kernels <= reached:
             reached |= kernels
-            builds |= case.builds
-    return [case for case in found if case.builds <= builds]
+            taken |= needed
+    return [case for case, needed in found if needed <= taken]

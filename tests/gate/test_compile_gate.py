@@ -113,11 +113,10 @@ RARE = ("float16", "float64")
 
 def is_long(case: GateCase) -> bool:
     """Whether only `--long` compiles a case. The gradients' kernels need the most registers."""
-    return case.dtype in RARE or (case.dtype == "float32" and "backward" not in case.op)
+    return case.dtype in RARE or (case.dtype == "float32" and not OPS[case.op].is_backward)
 
 
 QUICK = [pytest.param(case, id=str(case), marks=[pytest.mark.long] if is_long(case) else []) for case in CASES]
-LATER = [case for case in CASES if is_long(case)]
 
 
 def most_demanding(planned: list[Build]) -> list[Build]:
@@ -134,7 +133,7 @@ def quick_builds(planned: list[Build]) -> list[Build]:
     Gradients are compiled for two dtypes.
     """
     case = planned[0].case
-    return planned if case.dtype == "bfloat16" and "backward" not in case.op else most_demanding(planned)
+    return planned if case.dtype == "bfloat16" and not OPS[case.op].is_backward else most_demanding(planned)
 
 
 @needs_nvrtc

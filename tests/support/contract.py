@@ -195,9 +195,9 @@ def cases_of(contracts: Iterable[Contract]) -> list[Any]:
     found = []
     for one in contracts:
         for name in dict.fromkeys(case[1] for case in one.wrong):
+            cases = [case for case in one.wrong if case[1] == name]
             for state in STATES:
                 if state != "allocating" or name not in ("out", "workspace"):
-                    cases = [case for case in one.wrong if case[1] == name]
                     found.append(pytest.param(one, cases, state, id=f"{one.op}: {name}-{state}"))
     return found
 
