@@ -356,7 +356,7 @@ def check(_: argparse.Namespace) -> None:
     """Write the result file and print what it says. ``benchmarks/speed_page.py`` shows it."""
     document = checked()
     write_whole(CHECKED, json.dumps(document, indent=1) + "\n")
-    print("\n".join(measured_sections.model_section(document)))
+    print("\n".join(measured_sections.model_page(document)))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,8 +9,8 @@
 //
 // x is read once, 16 bytes at a time, by as many blocks as there are chunks, however few channels there are. If there
 // are several rows, batch_norm_stats_fold folds the workspace. With one row the kernel writes the results. A thread
-// sums each batch of packs about a centre near the mean of the elements that it has read before. Moments are merged by
-// Chan's formula in a fixed order (sweep_moments.cuh). The kernel takes any size.
+// sums its packs about a centre that moves (sweep_moments.cuh). The moments that the threads of a warp or block have of
+// a channel are merged at once, in a fixed order. The kernel takes any size.
 #include "batch_norm/joined_rows.cuh"
 #include "batch_norm/moments_out.cuh"
 #include "partition/sweep_moments.cuh"
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
             continue;
         }
         const sweep_t sweep(x, batch.cut, item);
-        gather_moments(sweep, partials, sweep_moments(sweep, x), [&](long long column, Moments whole) {
+        gather_moments(sweep, x, partials, [&](long long column, Moments whole) {
             results.store_channel(batch.cut.part(sweep.n, sweep.chunk, column), column, whole);
         });
     }

@@ -31,8 +31,9 @@ __device__ __forceinline__ T fold_lanes(T value, int width, Merge merge) {
 // column. What ahead() loads is in flight together with the rows. If there are no rows, whole is T{}. `scratch` is in
 // shared memory, one T per thread. The whole block calls. A barrier must separate two calls.
 //
-// A thread processes every parts-th row of one column. Up to warp_size columns, the parts are folded by shuffles, with
-// one barrier for those of several warps.
+// A thread processes every parts-th row of one column. Moments, the only T larger than a Pair, are merged in pairs
+// within a batch of rows before they join the rest: a merge takes long, and each merge with an outlier's m2 rounds. Up
+// to warp_size columns, the parts are folded by shuffles, with one barrier for those of several warps.
 template <typename T, typename Of, typename Merge, typename Ahead, typename Emit>
 __device__ __forceinline__ void fold_rows(int columns, long long live, long long begin, long long end, T* scratch,
                                           Of of, Merge merge, Ahead ahead, Emit emit) {
@@ -58,10 +59,21 @@ __device__ __forceinline__ void fold_rows(int columns, long long live, long long
                     held[k] = of(row + k * parts, column);
                 }
             }
+            if constexpr (sizeof(T) > sizeof(Pair)) {
 #pragma unroll
-            for (int k = 0; k < rows_at_once; ++k) {
-                if (row + k * parts < end) {
-                    whole = merge(whole, held[k]);
+                for (int distance = 1; distance < rows_at_once; distance *= 2) {
+#pragma unroll
+                    for (int k = 0; k < rows_at_once; k += 2 * distance) {
+                        held[k] = merge(held[k], held[k + distance]);
+                    }
+                }
+                whole = merge(whole, held[0]);
+            } else {
+#pragma unroll
+                for (int k = 0; k < rows_at_once; ++k) {
+                    if (row + k * parts < end) {
+                        whole = merge(whole, held[k]);
+                    }
                 }
             }
         }

@@ -1,4 +1,5 @@
-// Statistics in parts: the moments of sets of elements, merged by Chan's formula (Chan, Golub and LeVeque 1983).
+// Statistics in parts: the moments of sets of elements, merged in pairs by Chan's formula (Chan, Golub and LeVeque
+// 1983), or many at once.
 //
 // A mean is the unevaluated sum of two numbers, mean + rest, with about twice the digits of one number. A merge
 // therefore loses no digits of a mean that is far from zero, and no element has to serve as a shift for all other
@@ -74,12 +75,56 @@ __device__ __forceinline__ Moments shuffle_xor(Moments value, int distance) {
                    shuffle_xor(value.rest, distance), shuffle_xor(value.m2, distance)};
 }
 
-// Merges the moments of `lanes` consecutive lanes. The result is valid in the first of them.
-__device__ __forceinline__ Moments lanes_merge(Moments value, int lanes) {
-    for (int distance = 1; distance < lanes; distance *= 2) {
-        value = merge(value, shuffle_xor(value, distance));
-    }
-    return value;
+// The data_t value next to a mean. With it as the centre, sums of 16-bit elements stay exact for long. With more
+// digits, all of them would round to the same side (on_grid in norm.cuh).
+__device__ __forceinline__ acc_t next_to(acc_t mean) { return widen(narrow<data_t>(mean)); }
+
+// Adds a term to a sum of which `lost` is the rounding error (Kahan 1965). Behind an outlier, small terms that are
+// alike would otherwise all round to the same side.
+__device__ __forceinline__ void add_compensated(acc_t& sum, acc_t& lost, acc_t term) {
+    const acc_t whole = term - lost, next = sum + whole;
+    lost = (next - sum) - whole;
+    sum = next;
+}
+
+// The moments of `count` elements, from those of sets of them that lanes of a warp hold: each_set(use) calls use(set)
+// for the sets of a lane. Lanes whose indices are equal modulo `width`, a power of two, hold sets of the same elements.
+// The result is valid in all of them. The whole warp calls. An empty set is Moments{}.
+//
+// The sets are added up as sums about a common centre, of which there are two, as in second_centre: first about `near`,
+// the mean of one set, then about the mean of all. Merges in pairs would take several times as many instructions, with
+// a division each. The weights sum to 1, so that a mean does not overflow before its elements' distances do.
+template <typename EachSet>
+__device__ __forceinline__ Moments merge_sets(acc_t count, acc_t near, int width, EachSet each_set) {
+    const acc_t inverse = acc_t(1) / count;
+    const auto over_lanes = [&](auto value) {
+#pragma unroll
+        for (int distance = warp_size / 2; distance > 0; distance /= 2) {
+            if (distance >= width) {
+                value = value + shuffle_xor(value, distance);
+            }
+        }
+        return value;
+    };
+    acc_t step = acc_t(0);
+    each_set([&](const Moments& set) { step = step + set.count * inverse * ((set.mean - near) + set.rest); });
+    const acc_t mean = near + over_lanes(step), centre = finite(mean) ? next_to(mean) : mean;
+    Pair sums = {}, lost = {};
+    each_set([&](const Moments& set) {
+        const acc_t d = (set.mean - centre) + set.rest;
+        add_compensated(sums.first, lost.first, set.count * inverse * d);
+        add_compensated(sums.second, lost.second, multiply_add(set.count * d, d, set.m2));
+    });
+    sums = over_lanes(sums);
+    return moments_about(count, inverse, centre, Pair{count * sums.first, sums.second});
+}
+
+// Merges the moments of the lanes of a warp, and returns the result to all of them. The first lane is empty only if all
+// are. Only the count of an empty set has a meaning.
+__device__ __forceinline__ Moments warp_merge(Moments value) {
+    const Moments own = value.count == acc_t(0) ? Moments{} : value;
+    const acc_t near = __shfl_sync(whole_warp, own.mean, 0);
+    return merge_sets(warp_sum(own.count), near, 1, [&](auto use) { use(own); });
 }
 
 // A workspace stores moments as two pairs.

@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(resident_t
                 for (int c = lane; c < group_channels; c += warp_size) {
                     found = merge(found, totals[group * group_channels + c]);
                 }
-                found = lanes_merge(found, warp_size);
+                found = warp_merge(found);
                 if (lane == 0) {
                     of.give_statistics(mean, rstd, n, first_channel / group_channels + group, found, acc_t(eps));
                 }

@@ -45,25 +45,16 @@ __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_
     return moments_about(count, inverse, centre, sums_about(centre, [](Pair sums) { return sums; }));
 }
 
-// Statistics of a row in all lanes of a warp, whose lanes hold the moments of the row's slabs. A chain of merges would
-// take one division each. Instead, the mean of the means is computed, then the parts' deviations from it. The weights
-// count / length sum to 1, so that no partial sum exceeds the largest distance.
+// Statistics of a row in all lanes of a warp, whose lanes hold the moments of the row's slabs.
 __device__ __forceinline__ Statistics row_statistics(const Moments (&parts)[lane_parts], acc_t length, acc_t eps) {
-    const acc_t first = __shfl_sync(whole_warp, parts[0].mean, 0), inverse = acc_t(1) / length;
-    acc_t further = acc_t(0);  // distance of the mean of the means from the first mean
+    const acc_t first = __shfl_sync(whole_warp, parts[0].mean, 0);
+    const Moments whole = merge_sets(length, first, 1, [&](auto use) {
 #pragma unroll
-    for (int i = 0; i < lane_parts; ++i) {
-        further += parts[i].count * inverse * (parts[i].mean - first + parts[i].rest);
-    }
-    const acc_t centre = first + warp_sum(further);
-    Pair sums = {};
-#pragma unroll
-    for (int i = 0; i < lane_parts; ++i) {
-        const acc_t d = parts[i].mean - centre + parts[i].rest;
-        sums = sums +
-               (parts[i].count == acc_t(0) ? Pair{} : Pair{parts[i].count * d, parts[i].m2 + parts[i].count * d * d});
-    }
-    return moments_about(length, inverse, centre, warp_sum(sums)).statistics(eps);
+        for (int i = 0; i < lane_parts; ++i) {
+            use(parts[i]);
+        }
+    });
+    return whole.statistics(eps);
 }
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, 1)

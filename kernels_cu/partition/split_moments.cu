@@ -6,8 +6,8 @@
 //   split_moments       reads x, writes the workspace
 //   split_moments_fold  one block per (n, group) merges the parts of the group, writes mean and rstd
 //
-// A thread computes moments about a moving centre (sweep_moments.cuh). They are merged by Chan's formula in a fixed
-// order.
+// A thread computes moments about a moving centre (sweep_moments.cuh). Those of the threads of a warp or block are
+// merged at once. In the fold, a thread merges its parts of a group by Chan's formula. Every order is fixed.
 #include "partition/sweep_moments.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         each_part(chunks, channels, [&](long long row, long long channel) {
             found = merge(found, load_moments(workspace, cut.part(n, row, group * channels + channel)));
         });
-        found = block_fold(found, scratch, [](Moments value) { return lanes_merge(value, warp_size); });
+        found = block_fold(found, scratch, [](Moments value) { return warp_merge(value); });
         if (threadIdx.x == 0) {
             const Statistics of = found.statistics(acc_t(eps));
             store(mean, item, of.mean);

@@ -76,16 +76,7 @@ struct Sweep<ChannelsFirst> {
     __device__ __forceinline__ int whole_end() const { return (shift + length) / pack_size / warp_size; }
     static __device__ __forceinline__ int stride() { return warp_size * pack_size; }
     static __device__ __forceinline__ int slot(int) { return 0; }
-    // For each slot: the number of elements of a pack that count, whether the i-th element counts, and whether all
-    // count.
-    template <typename Span>
-    static __device__ __forceinline__ int weight(const Span& where) {
-        return where.count();
-    }
-    template <typename Span>
-    static __device__ __forceinline__ bool uses(const Span& where, int i) {
-        return where.holds(i);
-    }
+    // Whether all elements of a pack count for their slots.
     template <typename Span>
     static __device__ __forceinline__ bool full(const Span& where) {
         return where.whole();
@@ -163,15 +154,7 @@ struct Sweep<ChannelsLast> {
     }
     __device__ __forceinline__ long long stride() const { return parts * pitch; }
     static __device__ __forceinline__ int slot(int i) { return i; }
-    // A pack counts for all of its slots. Slots past the last channel read zeros, and their results are not emitted.
-    template <typename Span>
-    static __device__ __forceinline__ int weight(const Span&) {
-        return 1;
-    }
-    template <typename Span>
-    static __device__ __forceinline__ bool uses(const Span&, int) {
-        return true;
-    }
+    // Slots past the last channel read zeros, and their results are not emitted.
     template <typename Span>
     static __device__ __forceinline__ bool full(const Span&) {
         return true;
@@ -184,17 +167,54 @@ struct Sweep<ChannelsLast> {
     // with a barrier.
     template <typename T, typename Found, typename OverLanes, typename Merge, typename Emit>
     __device__ __forceinline__ void gather(T* partials, Found found, OverLanes, Merge merge, Emit emit) const {
+        share(partials, found);
+        fold_parts<pack_size>(partials, parts, columns, part, column, merge);
+        const long long block_channel = first_channel - column * pack_size;
+        for (int at = threadIdx.x; at < columns * pack_size && block_channel + at < C; at += Tile::threads) {
+            emit(block_channel + at, partials[at % pack_size * parts * columns + at / pack_size]);
+        }
+        __syncthreads();
+    }
+    // Same for sets that are merged all at once: whole is merge(width, one of the sets, each_set), where each_set(use)
+    // calls use(set) for the sets that a lane merges. Lanes that are `width` apart merge the sets of a channel, as many
+    // lanes as there are threads for it. Neighbouring lanes merge those of neighbouring columns, which are in different
+    // banks of shared memory.
+    template <typename T, typename Found, typename Merge, typename Emit>
+    __device__ __forceinline__ void gather_sets(T* partials, Found found, Merge merge, Emit emit) const {
+        share(partials, found);
+        const int channels = columns * pack_size;
+        int width = 1;
+        while (width < warp_size && width * block_warps < channels) {
+            width *= 2;
+        }
+        const int lane = threadIdx.x % warp_size, unit = threadIdx.x / warp_size * width + lane % width;
+        for (int base = 0; base < channels; base += block_warps * width) {
+            const int item = base + unit, slot = item / columns;
+            const bool live = item < channels;  // other lanes merge the first sets, and only take part in the shuffles
+            const int of_column = item - slot * columns;
+            const T* const sets = partials + (live ? slot * parts * columns + of_column : 0);
+            const T whole = merge(width, *sets, [&](auto use) {
+                for (int at = lane / width; at < parts; at += warp_size / width) {
+                    use(sets[at * columns]);
+                }
+            });
+            const long long channel = first_channel + (of_column - column) * pack_size + slot;
+            if (live && lane < width && channel < C) {
+                emit(channel, whole);
+            }
+        }
+        __syncthreads();
+    }
+
+private:
+    // Stores the found(slot) of all parts as partials[slot][part][column]. The whole block calls. Ends with a barrier.
+    template <typename T, typename Found>
+    __device__ __forceinline__ void share(T* partials, Found found) const {
         if (part < parts) {
 #pragma unroll
             for (int slot = 0; slot < pack_size; ++slot) {
                 partials[(slot * parts + part) * columns + column] = found(slot);
             }
-        }
-        __syncthreads();
-        fold_parts<pack_size>(partials, parts, columns, part, column, merge);
-        const long long block_channel = first_channel - column * pack_size;
-        for (int at = threadIdx.x; at < columns * pack_size && block_channel + at < C; at += Tile::threads) {
-            emit(block_channel + at, partials[at % pack_size * parts * columns + at / pack_size]);
         }
         __syncthreads();
     }

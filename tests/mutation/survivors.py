@@ -16,7 +16,6 @@ NO_X = "Speed only: without x, held_x is all zeros and only dbeta is wanted. The
 SAME_STATISTICS = "Speed only: every lane of the team has the same statistics and stores them to the same address."
 ZEROS = "Speed only: the copies of packs within the row overwrite the zeros."
 LIVE_ALONE = "A batch has at most as many live packs as loads, and only live ones are used."
-EMPTY_BATCH = "A batch without packs adds nothing: no rows, and sums of zero."
 WIDER = "Speed only: a part with more threads than columns leaves some of them idle."
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values and stores them to the same address."
 LONGER_CHAIN = "Equally correct: a chain has one more pack, so the order of additions differs."
@@ -120,18 +119,6 @@ SURVIVORS: dict[Key, str] = {
     ),
     ("batch_norm/flat_runs.cuh", "if (plain || j < packs) {", "guard", 0): (
         "Speed only: a pack past the run's end has no elements, and store_pack writes nothing."
-    ),
-    ("batch_norm/sample_moments.cuh", "for (int k = 0; k < batch.loads; ++k) {", "guard", 0): LIVE_ALONE,
-    ("batch_norm/sample_moments.cuh", "for (int k = 0; k < batch.loads; ++k) {", "guard", 1): LIVE_ALONE,
-    ("batch_norm/sample_moments.cuh",
-     "sum = sum + (k < batch.live ? acc_t(widen(batch.packs[0][k].get(slot))) - first : acc_t(0));", "guard", 0): (
-        "Rounding only: sums may be relative to any element. tests/ops/test_accuracy.py limits the errors."
-    ),
-    ("batch_norm/sample_moments.cuh",
-     "for (long long at = where.row + where.first; base < steps; base += many) {", "guard", 0): EMPTY_BATCH,
-    ("batch_norm/sample_moments.cuh", "for (; base < steps; base += few) {", "guard", 0): EMPTY_BATCH,
-    ("batch_norm/sample_moments.cuh", "if (rows >= chain) {", "guard", 0): (
-        "Rounding and speed only: the centres may move after every batch."
     ),
     ("common/fold_columns.cuh", "while (width < columns && width < warp_size) {", "guard", 0): WIDER,
     ("common/fold_columns.cuh", "while (width < columns && width < warp_size) {", "guard", 1): WIDER,
@@ -255,10 +242,21 @@ SURVIVORS: dict[Key, str] = {
     ("common/reduce.cuh", "return warp == 0 ? fold(lane < block_warps ? scratch[lane] : T{}) : value;", "owner", 0): (
         "Speed only: thread 0 still has the correct result, and the results of other threads are not used."
     ),
-    ("common/moments.cuh", "for (int distance = 1; distance < lanes; distance *= 2) {", "guard", 0): (
-        "Callers pass a whole warp. A shuffle over a distance of 32 returns the lane's own value, and moments that are "
-        "merged with themselves have twice the count and twice m2. All sets of moments change in the same way."
+    ("partition/column_moments.cuh", "return usable_shift(batch.live < 3 ? a : (low < below ? below : low));",
+     "guard", 0): (
+        "Rounding only: sums may be about any element. tests/ops/test_accuracy.py limits the errors."
     ),
+    ("partition/column_moments.cuh", "for (int k = 0; k < batch.loads; ++k) {", "guard", 0): LIVE_ALONE,
+    ("partition/column_moments.cuh", "if (rows >= most) {", "guard", 0): (
+        "Rounding and speed only: the centres may move after every batch."
+    ),
+    ("partition/column_moments.cuh", "most = most < longest_chain ? 2 * most : longest_chain;", "guard", 0): (
+        "Rounding and speed only: the centres move later. tests/ops/test_accuracy.py limits the errors."
+    ),
+    ("partition/column_moments.cuh", "most = most < longest_chain ? 2 * most : longest_chain;", "guard", 1): (
+        "Rounding and speed only: the centres move later. tests/ops/test_accuracy.py limits the errors."
+    ),
+    ("partition/sweep_moments.cuh", "for (int k = 0; k < batch.loads; ++k) {", "guard", 0): LIVE_ALONE,
     ("partition/pack_span.cuh", "return end > begin ? end - begin : 0;", "guard", 1): (
         "end - begin is never negative: each pack of a sweep overlaps its run, and the span of a step past the last "
         "is {0, 0, 0}."
@@ -372,6 +370,13 @@ SURVIVORS: dict[Key, str] = {
     ("partition/sweep.cuh", "const int length = left < pack_size ? static_cast<int>(left) : pack_size;", "guard", 1): (
         "Every length of at least pack_size has the same effect."
     ),
+    ("partition/sweep.cuh", "while (width < warp_size && width * block_warps < channels) {", "guard", 1): (
+        "Speed only: fewer lanes merge the sets of a channel."
+    ),
+    ("partition/sweep.cuh", "for (int base = 0; base < channels; base += block_warps * width) {", "guard", 0): (
+        "Speed only: no lane is live in a round past the last channel."
+    ),
+    ("partition/sweep.cuh", "if (live && lane < width && channel < C) {", "guard", 1): SAME_IN_THE_WARP,
     ("partition/sweep.cuh", "for (int base = 0; base < steps; base += loads) {", "guard", 0): (
         "Speed only: the batch past the last has no packs, and the loop ends there."
     ),
