@@ -259,7 +259,10 @@ def main(arguments: list[str] | None = None) -> int:
                     f"{number}/{len(items)} {key}: {row['strategy']} {row.get('tensors')}", file=sys.stderr, flush=True
                 )
                 rows = in_order(rows)
-                document = {"schema": "cunorm-byte-floor/1", "executor": "cpu executor: counted, not timed"}
+                document: dict[str, Any] = {
+                    "schema": "cunorm-byte-floor/1",
+                    "executor": "cpu executor: counted, not timed",
+                }
                 document |= {"device": DEVICE, "dtype": DTYPE, "rows": rows}
                 RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(rows), encoding="utf-8")

@@ -174,7 +174,7 @@ def _sampled(job: tuple[Problem, str, int, frozenset[tuple[Problem, Tile, str]]]
         if (problem, tile, kernel) in known:
             continue
         found = simulate(problem, GPU, tile)
-        launches = [
+        launches: list[tuple[str, float | None, int | None]] = [
             (launch.kernel.code.entry, round(timing.seconds * 1e6, 3), int(timing.counters["warps"].sum()))
             for launch, timing in zip(found.launches, found.timings, strict=True)
         ]
@@ -270,7 +270,7 @@ def fitted_times(found: Sequence[Point], instructions: dict[str, list[float]]) -
 
     def errors(exponents: Any) -> Any:
         *times, cycles = np.array(TYPICAL) * np.exp(exponents)
-        made = [costs.Cost(*counts, *(1e-6 * time for time in times), cycles) for counts in counted]
+        made = [costs.Cost._make((*counts, *(1e-6 * time for time in times), cycles)) for counts in counted]
         predicted = [
             costmodel.seconds_of(one.work, cost, one.device) * 1e6 for one, cost in zip(found, made, strict=True)
         ]

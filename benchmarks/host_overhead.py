@@ -176,7 +176,7 @@ def quartiles(statement: str | Callable[[], Any], names: dict[str, Any], rounds:
     for _ in range(rounds):
         for name, timer in timers.items():
             found[name].append(timer.timeit(number) / number * 1e6)
-    result = {}
+    result: dict[str, float] = {}
     for name, values in found.items():
         low, middle, high = statistics.quantiles(values, n=4)
         result |= {f"{name}_q25_us": low, f"{name}_median_us": middle, f"{name}_q75_us": high}
@@ -260,8 +260,8 @@ def measure(kind: str, make: Callable[[tuple[int, ...], str], Any], options: arg
             tasks |= {title: ("pieces", step) for title, step in pieces(names).items()}
             result["pieces"] = {}
             tasks["an empty function (in each piece)"] = ("pieces", lambda: None)
-        for title, (group, statement) in tasks.items():
-            times = quartiles(statement, names, options.rounds)
+        for title, (group, task) in tasks.items():
+            times = quartiles(task, names, options.rounds)
             result[group][title] = times
             columns = []
             for clock in ("wall", "cpu"):

@@ -300,7 +300,8 @@ def run(asked: argparse.Namespace) -> None:
 
 def device_of(raw: dict[str, Any]) -> Device:
     """The device that a run has recorded."""
-    return Device(**{name: tuple(one) if isinstance(one, list) else one for name, one in raw["device"].items()})
+    facts: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in raw["device"].items()}
+    return Device(**facts)
 
 
 def timings_of(raw: dict[str, Any]) -> dict[Tile, Timing]:

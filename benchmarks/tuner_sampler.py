@@ -262,7 +262,8 @@ def main(argv: list[str] | None = None) -> int:
     seeds, chosen = max(1, options.seeds), problems()
     if options.quick:
         seeds, chosen = 1, dict([*chosen.items()][4::5])
-    began, facts, counts = time.perf_counter(), [], {}
+    began, facts = time.perf_counter(), list[dict[str, Any]]()
+    counts: dict[str, dict[str, dict[str, list[float]]]] = {}
     for problem in chosen.values():
         space = Space.of(problem, OPS[problem.op].strategies, KNOWN[DEVICE])
         size = f"more than {SWEPT} tiles" if len(space) > SWEPT else f"up to {SWEPT} tiles"
@@ -290,7 +291,12 @@ def main(argv: list[str] | None = None) -> int:
         machine |= {"seconds": round(time.perf_counter() - began), "cpu_seconds": round(time.process_time())}
         settings = {"device": DEVICE, "seeds": seeds, "within": WITHIN, "budget": {"up to": SWEPT, "else": MORE}}
         settings |= {"tile_noise": TILE_NOISE, "trial_noise": TRIAL_NOISE}
-        document = {"schema": "cunorm-tuner-sampler/1", "times": SYNTHETIC, "machine": machine, "settings": settings}
+        document: dict[str, Any] = {
+            "schema": "cunorm-tuner-sampler/1",
+            "times": SYNTHETIC,
+            "machine": machine,
+            "settings": settings,
+        }
         document |= {"landscapes": facts, "results": results}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -55,7 +55,8 @@ def in_both(draw: Callable[[Path], None], path: Path) -> None:
 
     mpl.use("svg")
     for end, theme in THEMES.items():
-        with mpl.rc_context(COMMON | theme):
+        settings: Any = COMMON | theme  # matplotlib types the keys, as literals
+        with mpl.rc_context(settings):
             draw(path.with_name(f"{path.stem}{end}{path.suffix}"))
 
 
