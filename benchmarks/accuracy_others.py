@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ def _in_memory(problem: Problem, rows: Values) -> Values:
 def _by_channel(problem: Problem, rows: Values) -> Values:
     """Sum a tensor (slices, elements) of GroupNorm or LayerNorm over samples and positions: one value per channel."""
     values = rows.reshape(problem.N, problem.C, problem.HxW)
-    return np.ascontiguousarray(np.moveaxis(values, 1, 0)).reshape(problem.C, -1).sum(axis=1)
+    sums: Values = np.ascontiguousarray(np.moveaxis(values, 1, 0)).reshape(problem.C, -1).sum(axis=1)
+    return sums
 
 
 def numpy_results(problem: Problem, given: Inputs) -> dict[str, Values]:
@@ -121,7 +122,9 @@ def torch_results(problem: Problem, given: Inputs) -> dict[str, Values]:
     return torch_gradients(problem, {name: tensor(name) for name in given}, size, named)
 
 
-def torch_gradients(problem: Problem, given: Mapping[str, Any], size: tuple[int, ...], named: Any) -> dict[str, Values]:
+def torch_gradients(
+    problem: Problem, given: Mapping[str, Any], size: tuple[int, ...], named: Callable[..., dict[str, Values]]
+) -> dict[str, Values]:
     """See `torch_results`; for the gradients."""
     import torch
 

@@ -119,8 +119,8 @@ def samples() -> dict[tuple[Problem, Tile, str], Sample]:
 
 def workload_problems(largest: int, number: int | None, seed: int, ops: Sequence[str] = ()) -> list[Problem]:
     """The workloads' problems with at most `largest` elements, in an order in which ops alternate; no ops: all."""
-    every = [one for one in dict.fromkeys(one for _, one in problems(DTYPE)) if one.N * one.C * one.HxW <= largest]
-    every = [one for one in every if not ops or one.op in ops]
+    found: dict[Problem, None] = dict.fromkeys(one for _, one in problems(DTYPE))
+    every = [one for one in found if one.N * one.C * one.HxW <= largest and (not ops or one.op in ops)]
     random.Random(seed).shuffle(every)
     met: dict[str, int] = defaultdict(int)
 
@@ -135,8 +135,8 @@ def varied(problem: Problem, draw: random.Random) -> Problem:
     """The problem, sometimes in float32, with an activation, or with the tensors that its op may add."""
     chance = draw.random()
     if chance < WIDE:
-        alike = (one for _, one in problems("float32") if key_of(one) == key_of(problem))
-        return next(alike)
+        alike: Problem = next(one for _, one in problems("float32") if key_of(one) == key_of(problem))
+        return alike
     if chance < WIDE + ACTIVATED and problem.op.startswith("group_norm"):
         return replace(problem, activation="silu", beta_dtype=problem.beta_dtype or problem.gamma_dtype)
     if chance < WIDE + ADDED and problem.spec.extras:

@@ -322,7 +322,7 @@ def entry_of(problem: Problem, raw: dict[str, Any]) -> table.Entry | None:
     best = winner(timings, lambda tile: (tile != space.default, *space.simplicity(tile)))
     beaten = timings[best].seconds * GAIN <= timings[space.default].seconds
     chosen = best if beaten else space.default
-    return measured_entry(
+    entry: table.Entry = measured_entry(
         space,
         chosen,
         timings,
@@ -332,6 +332,7 @@ def entry_of(problem: Problem, raw: dict[str, Any]) -> table.Entry | None:
         default=not beaten,
         text="specialised",
     )
+    return entry
 
 
 def write_table(asked: argparse.Namespace) -> None:

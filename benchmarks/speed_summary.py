@@ -113,7 +113,8 @@ def summary(documents: Documents) -> str:
 
 def _sizes(result: Mapping[str, Any]) -> str:
     """The layout and the sizes of a problem, without its op and its dtypes."""
-    _, _, rest = result["name"].partition(f" {result['problem']['dtype']} ")
+    name: str = result["name"]
+    _, _, rest = name.partition(f" {result['problem']['dtype']} ")
     return rest.partition(" (")[0].partition(" -> ")[0]
 
 

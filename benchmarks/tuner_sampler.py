@@ -127,7 +127,8 @@ def factor(space: Space, chance: random.Random) -> np.ndarray:
         pairs = itertools.combinations(values, 2)
         found[tile] = sum(map(effect, values)) + PAIR_SCALE * sum(effect(pair, PAIR_SHARE) for pair in pairs)
     logs = np.array([found[tile] for tile in space.tiles])
-    return (logs - logs.mean()) / logs.std()
+    scaled: np.ndarray = (logs - logs.mean()) / logs.std()
+    return scaled
 
 
 def landscape(space: Space, seed: int, wanted: float) -> Landscape:
