@@ -80,6 +80,9 @@ def with_wide_y(problem: Problem) -> Problem:
 #: Maximum of registers per block: all registers of a multiprocessor, from compute capability 5.0 on (CUDA C++
 #: programming guide, table "technical specifications per compute capability"). Threads get registers in units of eight.
 LAUNCHABLE_REGISTERS = 65536
+#: Loads that a kernel may cut. The compiler joins the loads of gamma of neighbouring channels, and those of beta, and
+#: cuts the joined words. These two loads precede those of the tensors, whose packs must stay whole.
+JOINED_LOADS = 2
 #: The sizes of the gate, and the sentence about each in the report.
 TILES = {
     "choice": "A selection of tiles; '.': the pair is not in it. For more tiles: --tiles spread or --tiles all.",
@@ -154,7 +157,7 @@ class BuildResult:
                 wrong.append(f"spills {usage.spill_bytes} bytes")
             if usage.stack_bytes:
                 wrong.append(f"has a stack of {usage.stack_bytes} bytes")
-            if usage.taken_apart:
+            if usage.taken_apart > JOINED_LOADS:
                 wrong.append(f"cuts {usage.taken_apart} of {usage.loads_16} 16-byte loads into 16-bit elements at once")
             if (needed := ceil_div(usage.registers, 8) * 8 * build.threads) > LAUNCHABLE_REGISTERS:
                 wrong.append(f"cannot be launched: {build.threads} threads need {needed} registers")

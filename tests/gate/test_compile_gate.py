@@ -325,6 +325,13 @@ def test_the_gate_finds_kernels_that_cannot_be_launched() -> None:
         assert found == [] if fits else "cannot be launched" in found[0], (registers, threads)
 
 
+def test_the_gate_finds_loads_that_are_cut_except_those_of_gamma_and_beta() -> None:
+    for cut, allowed in [(0, True), (2, True), (3, False), (4, False)]:
+        usage = Usage("kernel", 64, 0, 0, 0, 0, 4, 1, taken_apart=cut)
+        found = BuildResult(build_of(SMALL, version=OLD), (usage,)).faults()
+        assert found == [] if allowed else f"cuts {cut} of 4 16-byte loads" in found[0], cut
+
+
 @needs_nvrtc
 def test_a_kernel_that_does_not_compile_is_a_fault(empty_cache: Path) -> None:
     (result,) = gate.run([build_of("#error not yet\n" + SMALL)])
