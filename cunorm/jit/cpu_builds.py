@@ -1,8 +1,9 @@
 """Shared objects of the CPU executor on disk: found by name, verified before loading, rebuilt if damaged.
 
-A build is a folder in the cache. It contains ``kernel.so``, its complete source ``kernel.cpp``, and the seal (a
-checksum). Loading a damaged shared object can end the process or compute wrong results. So a shared object is loaded
-only if it matches its seal.
+A build is a folder in the cache. It contains ``kernel.so``, its source ``kernel.cpp``, and the seal (a checksum). A
+shared object may contain another object, the runtime, which has a build of its own with ``runtime.o``. Loading a
+damaged object can end the process or compute wrong results. So an object is loaded or linked only if it matches its
+seal.
 """
 
 from __future__ import annotations
@@ -20,16 +21,33 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from cunorm.core import cache_folder
 from cunorm.core.errors import CompileError
 
 from . import cxx
 
-OBJECT, SOURCE, SEAL = "kernel.so", "kernel.cpp", "kernel.sha256"
+#: Objects of a build: what is loaded, and what is linked to it. The source and the seal have the same stem.
+LOADED, LINKED = "kernel.so", "runtime.o"
 WORK = ".build-"  # prefix of the names of folders in which a process compiles
 ABANDONED_SECONDS = 24 * 3600.0  # age at which a work folder counts as abandoned, if folders cannot be locked
 ATTEMPTS = 5
+
+
+class Runtime(NamedTuple):
+    """An object that is compiled once, and linked to the object of each source that needs it.
+
+    Attributes
+    ----------
+    text : str
+        C++ text.
+    options : tuple of str
+        Options for compiling.
+    """
+
+    text: str
+    options: tuple[str, ...]
 
 
 def load(
@@ -38,6 +56,7 @@ def load(
     compiler: cxx.Compiler,
     options: tuple[str, ...],
     libraries: tuple[str, ...] = (),
+    runtime: Runtime | None = None,
 ) -> tuple[ctypes.CDLL, Path]:
     """Load the library of a source, compiling it if the cache contains no intact build. Return it and its path.
 
@@ -50,26 +69,49 @@ def load(
     compiler : Compiler
     options, libraries : tuple of str
         Options for compiling, and extra options for linking.
+    runtime : Runtime, optional
+        An object that is linked to the source's.
 
     Raises
     ------
     CompileError
         If the source does not compile, or the cache folder cannot be used.
     """
-    facts = (source, *options, *compiler.command, compiler.version, cxx.processor())
-    digest = hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()
-    try:
-        folder = cache_folder.folder("cpu") / f"{entry}-{digest[:32]}"
-    except OSError as error:
-        raise _unusable(entry, Path(error.filename or "."), error) from error
+    parts = () if runtime is None else (runtime.text, *runtime.options)
+    folder = _folder(source, entry, compiler, options, *parts)
     for _ in range(2):  # another process may replace the build between the check and the load
         if not _whole(folder):
-            _build(source, entry, compiler, options, folder, libraries)
+            linked = () if runtime is None else (str(_linked(runtime, entry, compiler)),)
+            with _building(source, entry, folder, LOADED) as (work, zig_cache):
+                names = (_named(LOADED, ".cpp"), LOADED)
+                cxx.shared_object(*names, entry, compiler, options, (*linked, *libraries), work, zig_cache)
         try:
-            return ctypes.CDLL(str(folder / OBJECT)), folder / OBJECT
+            return ctypes.CDLL(str(folder / LOADED)), folder / LOADED
         except OSError as error:
             failed = error
     raise CompileError(f"{entry}: {failed}; {_hint(folder.parent)}") from failed
+
+
+def _linked(runtime: Runtime, entry: str, compiler: cxx.Compiler) -> Path:
+    """Return the path of the runtime's object, compiling it if the cache contains no intact build.
+
+    Messages name `entry`, the build that needs it.
+    """
+    folder = _folder(runtime.text, "runtime", compiler, runtime.options)
+    if not _whole(folder, LINKED):
+        with _building(runtime.text, entry, folder, LINKED) as (work, zig_cache):
+            cxx.object_file(_named(LINKED, ".cpp"), LINKED, entry, compiler, runtime.options, work, zig_cache)
+    return folder / LINKED
+
+
+def _folder(source: str, entry: str, compiler: cxx.Compiler, options: tuple[str, ...], *others: str) -> Path:
+    """Return the folder of a build; its name depends on everything that the object depends on."""
+    facts = (source, *others, *options, *compiler.command, compiler.version, cxx.processor())
+    digest = hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()
+    try:
+        return cache_folder.folder("cpu") / f"{entry}-{digest[:32]}"
+    except OSError as error:
+        raise _unusable(entry, Path(error.filename or "."), error) from error
 
 
 def _hint(folder: Path) -> str:
@@ -94,61 +136,64 @@ def _seal(name: str, data: bytes) -> str:
     return hashlib.sha256(name.encode() + b"\0" + data).hexdigest()
 
 
-def _whole(folder: Path) -> bool:
+def _named(name: str, suffix: str) -> str:
+    """Return the name of an object's source (.cpp) or seal (.sha256)."""
+    return str(Path(name).with_suffix(suffix))
+
+
+def _whole(folder: Path, name: str = LOADED) -> bool:
     """Whether a build exists, is undamaged, and can only have been written by a trusted user."""
     try:
         if cache_folder.distrust(os.stat(folder)) is not None:
             return False
-        if not stat.S_ISREG(os.stat(folder / OBJECT).st_mode):
+        if not stat.S_ISREG(os.stat(folder / name).st_mode):
             return False  # opening a pipe would block
-        with (folder / OBJECT).open("rb") as file:
+        with (folder / name).open("rb") as file:
             if cache_folder.distrust(os.fstat(file.fileno())) is not None:
                 return False
             data = file.read()
-        return (folder / SEAL).read_bytes() == _seal(folder.name, data).encode()
+        return (folder / _named(name, ".sha256")).read_bytes() == _seal(folder.name, data).encode()
     except OSError:
         return False
 
 
-def _finish(work: Path, name: str) -> None:
-    """Write the seal, flush folder, shared object and seal to disk, and set modes independently of the umask."""
-    (work / SEAL).write_text(_seal(name, (work / OBJECT).read_bytes()), encoding="ascii")
-    for path in (work / OBJECT, work / SEAL, work):
+def _finish(work: Path, build: str, name: str) -> None:
+    """Write the seal, flush folder, object and seal to disk, and set modes independently of the umask."""
+    seal = work / _named(name, ".sha256")
+    seal.write_text(_seal(build, (work / name).read_bytes()), encoding="ascii")
+    for path in (work / name, seal, work):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
     for path in work.iterdir():
-        path.chmod(0o700 if path.name == OBJECT else 0o600)
+        path.chmod(0o700 if path.name == LOADED else 0o600)
     work.chmod(0o700)
 
 
 # ---- building -------------------------------------------------------------------------------------------------------
 
 
-def _build(
-    source: str,
-    entry: str,
-    compiler: cxx.Compiler,
-    options: tuple[str, ...],
-    folder: Path,
-    libraries: tuple[str, ...],
-) -> None:
-    """Compile in a separate folder, then rename it into place, so that no process sees a partial build."""
+@contextlib.contextmanager
+def _building(source: str, entry: str, folder: Path, name: str) -> Iterator[tuple[Path, Path]]:
+    """Yield a separate folder with the source, to compile in, and zig's cache. Then rename the folder into place.
+
+    So no process sees a partial build.
+    """
     kept = folder.parent
     try:
         _sweep(kept)
         with _working(kept) as work:
-            (work / SOURCE).write_text(source, encoding="utf-8")
-            cxx.shared_object(SOURCE, OBJECT, entry, compiler, options, libraries, work, kept / "zig")
-            _finish(work, folder.name)
-            _publish(work, folder)
+            (work / _named(name, ".cpp")).write_text(source, encoding="utf-8")
+            yield work, kept / "zig"
+            _finish(work, folder.name, name)
+            _publish(work, folder, name)
     except OSError as error:
         raise _unusable(entry, kept, error) from error
 
 
-def _publish(work: Path, folder: Path) -> None:
+def _publish(work: Path, folder: Path, name: str = LOADED) -> None:
     """Rename a finished build into place. Keep an intact build that exists already; replace a damaged one."""
     aside = work.with_name(f"{work.name}.old")
     for _ in range(ATTEMPTS):
@@ -157,7 +202,7 @@ def _publish(work: Path, folder: Path) -> None:
             return
         except OSError as error:
             failed = error
-        if _whole(folder):  # another process was first
+        if _whole(folder, name):  # another process was first
             return
         with contextlib.suppress(FileNotFoundError):
             folder.rename(aside)

@@ -139,21 +139,21 @@ def chosen() -> Compiler:
     return compiler
 
 
-def flags(compiler: Compiler, build: str = "plain") -> tuple[str, ...]:
+def flags(compiler: Compiler, build: str = "plain", *, runtime: bool = False) -> tuple[str, ...]:
     """Return compiler options for fast code whose results are bitwise equal for every compiler and build.
 
-    The plain build has ``-O1``: compiling takes half the time of ``-O2``, and most builds are used for a few small
-    calls.
+    The plain build of a kernel has ``-O1``: compiling takes half the time of ``-O2``, and most builds are used for a
+    few small calls. The runtime, which is compiled once for all kernels, has ``-O2``.
 
     There is no contraction of a * b + c, because compilers differ in it, and no fast-math. Without ``errno`` and
     floating-point traps, which nothing here reads, square roots and selections are single instructions.
     ``-nostdinc++`` restricts the runtime and the kernels to C headers. A function whose frame could overrun a fiber's
     stack does not compile.
 
-    In the checked build the compiler inserts a call to the runtime before every memory access: the calls of the thread
-    sanitiser, without its library. With ``-fno-tree-sra`` structs are copied as a whole, as on a GPU. With ``-Og`` g++
-    compiles in two thirds of the time of ``-O1``; the hooks take most of the run time anyway. zig adds sanitisers to
-    ``-Og``.
+    In the checked build the compiler inserts a call to the runtime before every memory access of a kernel: the calls of
+    the thread sanitiser, without its library. With ``-fno-tree-sra`` structs are copied as a whole, as on a GPU. With
+    ``-Og`` g++ compiles in two thirds of the time of ``-O1``; the hooks take most of the run time anyway. zig adds
+    sanitisers to ``-Og``.
 
     The sanitised build is not optimised. It compiles in half the time, and no undefined behaviour is optimised away
     before it is detected.
@@ -171,10 +171,12 @@ def flags(compiler: Compiler, build: str = "plain") -> tuple[str, ...]:
     unused = ("func-entry-exit", "atomics")
     of_clang = tuple(word for name in unused for word in ("-mllvm", f"-tsan-instrument-{name}=0"))
     hooks += of_clang if clang else ("-fno-tree-sra",)
+    of_kernels = {"plain": ("-O1",), "checked": hooks, "sanitised": ("-O0", "-g1", *SANITISERS)}
+    fast = {"plain": ("-O2",), "checked": ("-O2", "-g1")}
     frame = ("-Wframe-larger-than=32768", "-Werror=frame-larger-than=" + ("" if clang else "32768"))
     return (
         "-std=c++17",
-        *{"plain": ("-O1",), "checked": hooks, "sanitised": ("-O0", "-g1", *SANITISERS)}[build],
+        *(fast if runtime and build in fast else of_kernels)[build],
         *native.get("x86_64" if machine == "amd64" else machine, ()),
         "-fPIC",
         "-fvisibility=hidden",
@@ -235,17 +237,36 @@ def shared_object(
     OSError
         If the folder cannot be written.
     """
-    _run(compiler, (*options, "-c", source, "-o", "kernel.o"), folder, entry, zig_cache)
+    object_file(source, "kernel.o", entry, compiler, options, folder, zig_cache)
     # Link in a separate step, without -fsanitize=thread: the runtime defines the hooks, so the library of the thread
     # sanitiser must not be linked.
     link = ("-shared", "-O2", "-Wl,--no-gc-sections", "kernel.o", "-o", target, *libraries, "-lm")
     _run(_linker(compiler), link, folder, entry, zig_cache)
-    if not (folder / target).is_file():
+    _check_written(folder / target, entry, compiler)
+    (folder / "kernel.o").unlink(missing_ok=True)
+
+
+def object_file(
+    source: str,
+    target: str,
+    entry: str,
+    compiler: Compiler,
+    options: tuple[str, ...],
+    folder: Path,
+    zig_cache: Path,
+) -> None:
+    """Compile a file without linking. The parameters and errors are those of `shared_object`."""
+    _run(compiler, (*options, "-c", source, "-o", target), folder, entry, zig_cache)
+    _check_written(folder / target, entry, compiler)
+
+
+def _check_written(path: Path, entry: str, compiler: Compiler) -> None:
+    """Raise an error if a command that reported success wrote no file."""
+    if not path.is_file():
         raise CompileError(
             f"{entry}: {compiler.name} ({compiler.version}) reported success but wrote no file; is it a C++ "
             f"compiler? unset CUNORM_CXX, or {INSTALL}"
         )
-    (folder / "kernel.o").unlink(missing_ok=True)
 
 
 def _linker(compiler: Compiler) -> Compiler:

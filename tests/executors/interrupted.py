@@ -413,13 +413,18 @@ def early_fork(number: str) -> None:
         reached.release()
         go.acquire()
 
-    planned = moments(number)
-    thread = threading.Thread(target=first_call_at, args=(planned, pause))
+    planned, ended = moments(number), threading.Event()
+
+    def first_call() -> None:
+        first_call_at(planned, pause)
+        ended.set()  # with a warm cache, a call has fewer moments than were counted
+        reached.release()
+
+    thread = threading.Thread(target=first_call)
     thread.start()
-    for _ in planned:
-        if reached.acquire(timeout=60):
-            codes.append(in_child(call_once, 20))
-            go.release()
+    while reached.acquire(timeout=60) and not ended.is_set():
+        codes.append(in_child(call_once, 20))
+        go.release()
     thread.join(60)
     say(children=len(codes), failed=sum(code != 0 for code in codes), threads=threading.active_count())
 

@@ -43,7 +43,7 @@ SECONDS = 240  # time limit of a child, enough on a busy machine
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that contains one build. Tests copy it."""
+    """A cache that contains the build of one kernel, and the runtime's. Tests copy it."""
     folder = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUNORM_CACHE_DIR", str(folder))
@@ -60,6 +60,19 @@ def kept(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     (folder,) = (tmp_path / "cache" / "cpu").glob("ramp-*")
     yield folder
     assert [*(tmp_path / "cache").rglob(".build-*")] == []
+
+
+def runtime_in(folder: Path) -> Path:
+    """The build of the runtime, which is intact."""
+    (found,) = folder.glob("runtime-*")
+    assert cpu_builds._whole(found, "runtime.o")
+    return found
+
+
+def only_kernel(folder: Path) -> Path:
+    """The only build in a folder besides the runtime's."""
+    (found,) = {*folder.iterdir()} - {runtime_in(folder)}
+    return found
 
 
 def child(text: str = TEXT, script: str = CHILD, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -172,6 +185,34 @@ def test_a_damaged_build_is_detected_and_replaced(
     monkeypatch.setattr(cxx, "shared_object", no_compiler)
     cpu_kernel._kernels.clear()
     executor.compile(TEXT, "ramp")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_runtime_is_not_linked(damage: Callable[[Path], None], kept: Path) -> None:
+    """It is compiled again. Without a check, the linker would fail or link what is left of it."""
+    runtime = runtime_in(kept.parent)
+    damage(runtime / "runtime.o")
+    assert not cpu_builds._whole(runtime, "runtime.o")
+    cpu_kernel._kernels.clear()
+    y = np.zeros(32, np.float32)
+    executor.launch(executor.compile(OTHER, "ramp"), 1, 32, 0, [y.ctypes.data])
+    assert y.tolist() == [3.0 * lane for lane in range(32)]
+    assert runtime_in(kept.parent) == runtime
+
+
+def test_kernels_share_a_runtime_and_depend_on_its_text(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is linked to an older runtime is not loaded."""
+    cpu_kernel._kernels.clear()
+    executor.compile(OTHER, "ramp")
+    old = runtime_in(kept.parent)
+    before = {*kept.parent.iterdir()}
+    genuine = cpu_kernel._headers
+    monkeypatch.setattr(cpu_kernel, "_headers", lambda names: genuine(names) + "\n// another\n" * (len(names) > 9))
+    cpu_kernel._kernels.clear()
+    executor.compile(TEXT, "ramp")
+    new = {*kept.parent.iterdir()} - before
+    assert sorted(one.name.partition("-")[0] for one in new) == ["ramp", "runtime"]
+    assert old.exists()
 
 
 @pytest.mark.parametrize("file", ["kernel.so", "kernel.sha256"])
@@ -309,7 +350,7 @@ def test_work_folders_of_killed_processes_are_deleted(kept: Path) -> None:
     with cpu_builds._working(folder) as work:
         (work / "kernel.o").write_bytes(b"half")
         check(child())
-        assert {one.name for one in folder.iterdir()} == {work.name, kept.name}
+        assert {*folder.iterdir()} == {work, kept, runtime_in(folder)}
         assert (work / "kernel.o").exists()
 
 
@@ -339,10 +380,9 @@ def test_a_process_that_is_killed_while_it_compiles(tmp_path: Path, monkeypatch:
             assert process.poll() is None
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
-    assert [one.name.partition("-")[0] for one in (tmp_path / "cpu").iterdir()] == [".build"]
+    assert sorted(one.name.partition("-")[0] for one in (tmp_path / "cpu").iterdir()) == [".build", "runtime"]
     check(child())
-    (only,) = (tmp_path / "cpu").iterdir()
-    assert cpu_builds._whole(only)
+    assert cpu_builds._whole(only_kernel(tmp_path / "cpu"))
 
 
 def test_an_intact_build_is_not_replaced(kept: Path) -> None:
@@ -403,8 +443,7 @@ def test_several_processes_build_at_once(number: int, damaged: bool, tmp_path: P
     for one in children:
         out, err = one.communicate(timeout=SECONDS)
         assert (one.returncode, out) == (0, EXPECTED), err
-    (only,) = (tmp_path / "cpu").iterdir()
-    assert cpu_builds._whole(only)
+    assert cpu_builds._whole(only_kernel(tmp_path / "cpu"))
 
 
 #: Sixteen threads make their first call at the same moment.
@@ -426,17 +465,17 @@ print(right.count(True))
 
 @pytest.mark.parametrize("number", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_first_calls_of_processes_with_sixteen_threads_each(number: int, tmp_path: Path) -> None:
-    """The processes share an empty cache. Every call is right, and the only folder left is an intact build."""
+    """The processes share an empty cache. Every call is right, and intact builds are all that is left."""
     environment = {**os.environ, "CUNORM_CACHE_DIR": str(tmp_path)}
     pipe, command = subprocess.PIPE, [sys.executable, "-c", THREADS]
     children = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(number)]
     for one in children:
         out, err = one.communicate(timeout=2 * SECONDS)
         assert (one.returncode, out) == (0, "16\n"), err
-    found = [*(tmp_path / "cpu").iterdir()]
+    found = only_kernel(tmp_path / "cpu")
     (launch,) = cunorm.plan("layer_norm", shape=(4, 16), dtype="float32", normalized_shape=16, device="cpu").launches
-    assert [one.name.partition("-")[0] for one in found] == [launch.kernel]
-    assert cpu_builds._whole(found[0])
+    assert found.name.partition("-")[0] == launch.kernel
+    assert cpu_builds._whole(found)
 
 
 def test_a_full_disk(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +486,7 @@ def test_a_full_disk(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.returncode == 1
     assert "CompileError: ramp" in done.stderr
     assert "CUNORM_CACHE_DIR" in done.stderr
-    assert [*kept.parent.iterdir()] == []
+    assert [*kept.parent.iterdir()] == [runtime_in(kept.parent)]
 
 
 @pytest.mark.parametrize("call", ["fsync", "chmod", "mkdir", "rename"])

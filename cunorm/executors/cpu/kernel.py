@@ -17,10 +17,12 @@ from pathlib import Path
 from cunorm.core import settings
 from cunorm.jit import cpu_builds, cxx
 
-#: Folder of the runtime's headers in the compiler's messages, and the headers in their order of inclusion.
+#: Folder of the runtime's headers in the compiler's messages.
 INCLUDE = "cunorm/executors/cpu/include"
-HEADERS = (
-    "runtime.h",
+#: Headers that precede a kernel's text, and the headers of the runtime's object, in their order of inclusion.
+KERNEL_HEADERS = ("runtime.h", "calls.h", "access.h", "instrumentation.h", "shuffles.h", "builtins.h", "entry.h")
+RUNTIME_HEADERS = (
+    *KERNEL_HEADERS,
     "faults.h",
     "scheduler.h",
     "warps.h",
@@ -30,11 +32,10 @@ HEADERS = (
     "checked/events.h",
     "checked/counters.h",
     "checked/hooks.h",
-    "instrumentation.h",
+    "checked/reports.h",
     "async.h",
     "launch.h",
     "os_threads.h",
-    "builtins.h",
 )
 # struct Launch in runtime.h: sixteen words; `next`, one cache line further; the arguments, another cache line further.
 LAUNCH = "@16q64xq64x"
@@ -52,7 +53,7 @@ class Kernel:
     build : str
         One of `settings.BUILDS`.
     path : Path
-        The shared object. ``kernel.cpp`` in the same folder is the complete text that was compiled.
+        The shared object. ``kernel.cpp`` in the same folder is the text that was compiled.
     signature : str
         A letter per parameter: P pointer, q long long, d double.
     static_bytes : int
@@ -97,9 +98,9 @@ _kernels: dict[tuple[object, ...], Kernel] = {}
 
 
 @cache
-def _runtime() -> str:
+def _headers(names: tuple[str, ...]) -> str:
     folder = Path(__file__).with_name("include")
-    texts = {name: (folder / name).read_text(encoding="utf-8") for name in HEADERS}
+    texts = {name: (folder / name).read_text(encoding="utf-8") for name in names}
     return "".join(f'#line 1 "{INCLUDE}/{name}"\n{text}' for name, text in texts.items())
 
 
@@ -172,9 +173,10 @@ def _compile(text: str, entry: str, compiler: cxx.Compiler, defines: tuple[str, 
     macros = "".join(f"#define {name} 1\n" for name in defines)
     entries = _entries(text, entry)
     below = "".join(f"CUNORM_CPU_ENTRY({name})\n" for name in entries)
-    source = f'{macros}{_runtime()}\n#line 1 "{entries[0]}.cu"\n{text}\n#line 1 "entry"\n{below}'
+    source = f'{macros}{_headers(KERNEL_HEADERS)}\n#line 1 "{entries[0]}.cu"\n{text}\n#line 1 "entry"\n{below}'
+    runtime = cpu_builds.Runtime(f"{macros}{_headers(RUNTIME_HEADERS)}", cxx.flags(compiler, build, runtime=True))
     libraries = cxx.SANITISERS if build == "sanitised" else ()
-    library, path = cpu_builds.load(source, entries[0], compiler, cxx.flags(compiler, build), libraries)
+    library, path = cpu_builds.load(source, entries[0], compiler, cxx.flags(compiler, build), libraries, runtime)
     return _kernel(text, entry, build, library, path)
 
 

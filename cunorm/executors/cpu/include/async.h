@@ -19,14 +19,6 @@ struct Copy {
     uint32_t site;
 };
 
-struct Mbarrier {
-    Mbarrier* next;
-    uint64_t address;
-    unsigned count, pending, phase;
-    long long expected, issued;  // bytes of copies in this phase
-    uint32_t* row[2];            // clocks that arrivals have published, by parity of the phase (checked build)
-};
-
 #ifdef CUNORM_CPU_CHECKED
 // Faults if an ordinary access overlaps an mbarrier.
 CUNORM_CPU_RUNTIME void beside_mbarriers(Stack* stack, uint64_t address, unsigned bytes, bool store, uint32_t site) {
@@ -93,7 +85,7 @@ CUNORM_CPU_RUNTIME void check_aligned(const char* what, const void* shared, cons
     }
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void copy_async(void* shared, const void* global, unsigned bytes) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void copy_async(void* shared, const void* global, unsigned bytes) {
     Stack* stack = self();
     const uint32_t site = CUNORM_CPU_HERE;
     check_aligned("asynchronous copy", shared, global, bytes, bytes, site);
@@ -101,13 +93,13 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void copy_async(void* shared, const void*
     note_shared(stack, shared, bytes, false, true, false, site);
     issue(stack, TO_SHARED, nullptr, shared, global, bytes, stack->copies, site);
 }
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void copy_commit() { ++self()->copies; }
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void copy_wait(unsigned may_be_open) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void copy_commit() { ++self()->copies; }
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void copy_wait(unsigned may_be_open) {
     Stack* stack = self();
     land(stack, TO_SHARED, nullptr, stack->copies > may_be_open ? stack->copies - may_be_open : 0);
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_store(void* global, const void* shared, uint64_t bytes) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void bulk_store(void* global, const void* shared, uint64_t bytes) {
     Stack* stack = self();
     const uint32_t site = CUNORM_CPU_HERE;
     check_aligned("bulk store", shared, global, bytes, 16, site);
@@ -116,12 +108,12 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_store(void* global, const void*
     note_global(stack, global, bytes, true, site);
     issue(stack, TO_GLOBAL, nullptr, global, shared, bytes, stack->stores, site);
 }
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_commit() { ++self()->stores; }
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_wait(unsigned may_be_open) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void bulk_commit() { ++self()->stores; }
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void bulk_wait(unsigned may_be_open) {
     Stack* stack = self();
     land(stack, TO_GLOBAL, nullptr, stack->stores > may_be_open ? stack->stores - may_be_open : 0);
 }
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void proxy_fence() { note_proxy_fence(self()); }
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void proxy_fence() { note_proxy_fence(self()); }
 
 // ---- mbarriers ------------------------------------------------------------------------------------------------------
 
@@ -139,7 +131,7 @@ CUNORM_CPU_RUNTIME Mbarrier* find_mbarrier(Stack* stack, const void* barrier, ui
     return nullptr;
 }
 
-CUNORM_CPU_RUNTIME Mbarrier& mbarrier_at(Stack* stack, const void* barrier, uint32_t site) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED Mbarrier& mbarrier_at(Stack* stack, const void* barrier, uint32_t site) {
     Mbarrier* found = find_mbarrier(stack, barrier, site);
     if (found == nullptr) {
         fault("mbarrier at byte %llu of shared memory used at @{%x} before its initialisation",
@@ -149,7 +141,7 @@ CUNORM_CPU_RUNTIME Mbarrier& mbarrier_at(Stack* stack, const void* barrier, uint
     return *found;
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void mbarrier_init(void* barrier, unsigned count) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void mbarrier_init(void* barrier, unsigned count) {
     Stack* stack = self();
     const uint32_t site = CUNORM_CPU_HERE;
     Mbarrier* found = find_mbarrier(stack, barrier, site);
@@ -166,7 +158,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void mbarrier_init(void* barrier, unsigne
 }
 
 // Whether all arrivals and bytes of the phase are present. If so, its copies complete and the next phase begins.
-CUNORM_CPU_RUNTIME bool complete(Stack* stack, Mbarrier& barrier) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED bool complete(Stack* stack, Mbarrier& barrier) {
     if (barrier.pending != 0 || barrier.expected != barrier.issued) {
         return false;
     }
@@ -182,7 +174,7 @@ CUNORM_CPU_RUNTIME bool complete(Stack* stack, Mbarrier& barrier) {
     return true;
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void mbarrier_arrive(void* at, unsigned bytes) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void mbarrier_arrive(void* at, unsigned bytes) {
     Stack* stack = self();
     const uint32_t site = CUNORM_CPU_HERE;
     Mbarrier& barrier = mbarrier_at(stack, at, site);
@@ -200,7 +192,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void mbarrier_arrive(void* at, unsigned b
     }
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void mbarrier_wait(void* at, unsigned parity, const char* file, int line) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void mbarrier_wait(void* at, unsigned parity, const char* file, int line) {
     Stack* stack = self();
     Mbarrier& barrier = mbarrier_at(stack, at, CUNORM_CPU_HERE);
     while ((barrier.phase & 1) == (parity & 1)) {
@@ -211,7 +203,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void mbarrier_wait(void* at, unsigned par
     note_acquire(stack, barrier.row[parity & 1]);
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_load(void* shared, const void* global, uint64_t bytes, void* at) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void bulk_load(void* shared, const void* global, uint64_t bytes, void* at) {
     Stack* stack = self();
     const uint32_t site = CUNORM_CPU_HERE;
     check_aligned("bulk load", shared, global, bytes, 16, site);
@@ -228,7 +220,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void bulk_load(void* shared, const void* 
 
 // ---- clusters -------------------------------------------------------------------------------------------------------
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void* map_shared(void* address, unsigned rank) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void* map_shared(void* address, unsigned rank) {
     Stack* stack = self();
     const uint64_t offset = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(stack->arena);
     if (rank >= stack->cluster || offset >= stack->worker->arena_bytes) {
@@ -239,7 +231,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void* map_shared(void* address, unsigned 
     return stack->arena + (int64_t(rank) - int64_t(stack->rank)) * int64_t(stack->worker->arena_bytes) + offset;
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned cluster_arrive() {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED unsigned cluster_arrive() {
     Stack* stack = self();
     Gang& gang = *stack->in->gang;
     if (stack->in_cluster_barrier) {
@@ -257,7 +249,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned cluster_arrive() {
     return generation;
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void cluster_wait(const char* file, int line) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void cluster_wait(const char* file, int line) {
     Stack* stack = self();
     Gang& gang = *stack->in->gang;
     if (!stack->in_cluster_barrier) {
@@ -271,27 +263,11 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void cluster_wait(const char* file, int l
     note_passage(stack, generation);
 }
 
-// ---- fences, and flags between blocks -------------------------------------------------------------------------------
+// ---- fences ------------------------------------------------------------------------------------------------------------
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void fence() {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void fence() {
     note_fence(self());
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-}
-
-template <typename T>
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE T load_acquire(const T* address, const char* file, int line) {
-    note_global(self(), address, sizeof(T), false, CUNORM_CPU_HERE);
-    poll(POLL, address, uint64_t(__atomic_load_n(address, __ATOMIC_ACQUIRE)), file, line);
-    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
-}
-
-template <typename T>
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void store_release(T* address, T value) {
-    Stack* stack = self();
-    note_fence(stack);
-    note_atomic(stack, address, sizeof(T), CUNORM_CPU_HERE);
-    __atomic_store_n(address, value, __ATOMIC_RELEASE);
-    ++stack->worker->progress;
 }
 
 // ---- the end of threads and clusters --------------------------------------------------------------------------------

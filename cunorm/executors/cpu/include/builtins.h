@@ -10,6 +10,15 @@
 constexpr int warpSize = 32;
 
 namespace cunorm_cpu {
+struct Index {
+    unsigned x;
+    static constexpr unsigned y = 0, z = 0;
+};
+struct Extent {
+    unsigned x;
+    static constexpr unsigned y = 1, z = 1;
+};
+
 __forceinline__ Index thread_index() {
     CUNORM_CPU_IDENTITY(thread);
     return Index{value};
@@ -101,6 +110,25 @@ __forceinline__ T __ldg(const T* address) {
     cunorm_cpu::touch(address, sizeof(T), false);
     return *address;
 }
+
+// Flags between blocks, for async.cuh.
+namespace cunorm_cpu {
+template <typename T>
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE T load_acquire(const T* address, const char* file, int line) {
+    note_global(self(), address, sizeof(T), false, CUNORM_CPU_HERE);
+    poll(POLL, address, uint64_t(__atomic_load_n(address, __ATOMIC_ACQUIRE)), file, line);
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+
+template <typename T>
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void store_release(T* address, T value) {
+    Stack* stack = self();
+    note_fence(stack);
+    note_atomic(stack, address, sizeof(T), CUNORM_CPU_HERE);
+    __atomic_store_n(address, value, __ATOMIC_RELEASE);
+    ++stack->worker->progress;
+}
+}  // namespace cunorm_cpu
 
 // An atomic that does not change the value may be a spin. It counts as a poll: other threads run first, and an endless
 // spin is reported as a deadlock.

@@ -15,8 +15,7 @@ namespace cunorm_cpu {
 }
 
 // Ends the launch with a message about the running thread.
-[[noreturn]] CUNORM_CPU_RUNTIME CUNORM_CPU_COLD __attribute__((format(printf, 1, 2))) void fault(const char* format,
-                                                                                                 ...) {
+[[noreturn]] CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED_COLD void fault(const char* format, ...) {
     Stack* stack = self();
     Worker& worker = *stack->worker;
     int used = snprintf(worker.text, size_t(worker.text_size), "kernel %s, block %u: thread %u: ", worker.kernel,
@@ -29,7 +28,7 @@ namespace cunorm_cpu {
     abandon(stack);
 }
 
-CUNORM_CPU_RUNTIME const char* name_of(unsigned kind) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED_COLD const char* name_of(unsigned kind) {
     static const char* const names[] = {"__syncthreads",  "__syncwarp",     "__shfl_sync",   "__shfl_xor_sync",
                                         "__shfl_up_sync", "__shfl_down_sync", "__ballot_sync", "__any_sync",
                                         "__all_sync",     "a polled word",  "an mbarrier",   "the cluster's barrier"};

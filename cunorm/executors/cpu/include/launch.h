@@ -1,4 +1,4 @@
-// The CPU executor's launches: start and end of blocks, and the functions that the host calls.
+// The CPU executor's launches: start and end of blocks.
 
 namespace cunorm_cpu {
 
@@ -67,23 +67,6 @@ CUNORM_CPU_RUNTIME bool refill(Worker& worker) {
     }
     return alive;
 }
-
-// Memory of one operating-system thread of a launch (cunorm/executors/cpu/launch_memory.py).
-struct Scratch {
-    Worker* worker;
-    char* stacks;
-    char* arenas;
-    char* text;  // buffer for the fault message
-};
-
-// The work of a launch, the same for all its operating-system threads.
-struct Task {
-    const char* kernel;
-    void (*call)(const uint64_t* arguments);
-    Launch* launch;
-    long long arena_bytes;
-    int text_size;
-};
 
 bool look(Watch* watch, unsigned& status);
 
@@ -180,89 +163,4 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned work(const Task& task, const Scr
     return worker->status;
 }
 
-// A kernel parameter in an 8-byte slot. The host packs it by its letter.
-template <typename T>
-struct Parameter {
-    static_assert(sizeof(T) == 0, "kernel parameters are pointers, long long and double only");
-};
-template <typename T>
-struct Parameter<T*> {
-    static constexpr char letter = 'P';
-};
-template <>
-struct Parameter<long long> {
-    static constexpr char letter = 'q';
-};
-template <>
-struct Parameter<double> {
-    static constexpr char letter = 'd';
-};
-
-template <typename T>
-__forceinline__ T argument(const uint64_t* slot) {
-    static_assert(sizeof(T) == sizeof *slot, "64-bit pointers");
-    T value;
-    memcpy(&value, slot, sizeof value);
-    return value;
-}
-
-template <int... index>
-struct Indices {};
-template <int count, int... index>
-struct IndicesUpTo : IndicesUpTo<count - 1, count - 1, index...> {};
-template <int... index>
-struct IndicesUpTo<0, index...> {
-    typedef Indices<index...> type;
-};
-
-template <typename... T, int... index>
-__forceinline__ void call(void (*kernel)(T...), const uint64_t* arguments, Indices<index...>) {
-    (void)arguments;  // unused if the kernel has no parameters
-    kernel(argument<T>(arguments + index)...);
-}
-template <typename... T>
-__forceinline__ void call(void (*kernel)(T...), const uint64_t* arguments) {
-    call(kernel, arguments, typename IndicesUpTo<int(sizeof...(T))>::type{});
-}
-template <typename... T>
-const char* signature(void (*)(T...)) {
-    static const char letters[] = {Parameter<T>::letter..., '\0'};
-    return letters;
-}
-
-struct Index {
-    unsigned x;
-    static constexpr unsigned y = 0, z = 0;
-};
-struct Extent {
-    unsigned x;
-    static constexpr unsigned y = 1, z = 1;
-};
-
 }  // namespace cunorm_cpu
-
-// The host appends CUNORM_CPU_ENTRY(name) to the text for each of its kernels, so that they share one build.
-// The host calls these functions on its own stack. They have no hooks, which would look for a fiber's header there.
-#ifdef CUNORM_CPU_CHECKED
-#define CUNORM_CPU_EXPORT extern "C" __attribute__((visibility("default"), no_sanitize("thread"), \
-                                                    no_sanitize("alignment")))
-#else
-#define CUNORM_CPU_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
-#define CUNORM_CPU_ENTRY(name) \
-    CUNORM_CPU_RUNTIME void cunorm_cpu_call_##name(const uint64_t* arguments) { \
-        cunorm_cpu::call(&::name, arguments); \
-    } \
-    CUNORM_CPU_EXPORT const char* cunorm_cpu_signature_##name() { return cunorm_cpu::signature(&::name); } \
-    CUNORM_CPU_EXPORT int cunorm_cpu_run_##name(cunorm_cpu::Launch* launch, const cunorm_cpu::Scratch* scratches, int count, \
-                                                long long arena_bytes, int text_size, \
-                                                const cunorm_cpu::Interpreter* interpreter, int watched) { \
-        const cunorm_cpu::Task task = {#name, cunorm_cpu_call_##name, launch, arena_bytes, text_size}; \
-        return cunorm_cpu::run(task, scratches, count, *interpreter, watched != 0); \
-    }
-
-CUNORM_CPU_EXPORT long long cunorm_cpu_worker_bytes(long long slots, long long threads) {
-    return cunorm_cpu::worker_bytes(slots, threads);
-}
-CUNORM_CPU_EXPORT long long cunorm_cpu_static_bytes() { return cunorm_cpu::static_bytes(); }
-CUNORM_CPU_EXPORT void cunorm_cpu_free(void* memory) { free(memory); }

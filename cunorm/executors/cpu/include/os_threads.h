@@ -4,14 +4,6 @@
 
 namespace cunorm_cpu {
 
-// Functions of Python's C API. The host passes their addresses (cunorm/executors/cpu/kernel.py), because kernels are
-// compiled without Python's headers.
-struct Interpreter {
-    void* (*let_go)();          // PyEval_SaveThread: releases the GIL
-    void (*take)(void* state);  // PyEval_RestoreThread: takes the GIL
-    int (*check_signals)();     // PyErr_CheckSignals: -1 if a handler raised; the exception propagates after the call
-};
-
 constexpr long long look_nanoseconds = 50000000;  // interval between two checks for signals
 constexpr size_t thread_stack_bytes = 1 << 20;    // kernels run on the fibers' stacks
 
@@ -161,8 +153,8 @@ CUNORM_CPU_RUNTIME unsigned share(const Task& task, const Scratch* scratches, in
 }
 
 // Entry point for the interpreter. When it returns, no thread of the launch runs blocks any more.
-CUNORM_CPU_RUNTIME int run(const Task& task, const Scratch* scratches, int count, const Interpreter& interpreter,
-                           bool watched) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED int run(const Task& task, const Scratch* scratches, int count,
+                                             const Interpreter& interpreter, bool watched) {
     Watch watch = {&interpreter, task.launch, interpreter.let_go(), now() + look_nanoseconds, getpid(), false};
     Watch* const seen = watched ? &watch : nullptr;
     const unsigned status = count > 1 ? share(task, scratches, count, seen) : work(task, scratches[0], seen);
@@ -171,3 +163,9 @@ CUNORM_CPU_RUNTIME int run(const Task& task, const Scratch* scratches, int count
 }
 
 }  // namespace cunorm_cpu
+
+CUNORM_CPU_EXPORT long long cunorm_cpu_worker_bytes(long long slots, long long threads) {
+    return cunorm_cpu::worker_bytes(slots, threads);
+}
+CUNORM_CPU_EXPORT long long cunorm_cpu_static_bytes() { return cunorm_cpu::static_bytes(); }
+CUNORM_CPU_EXPORT void cunorm_cpu_free(void* memory) { free(memory); }

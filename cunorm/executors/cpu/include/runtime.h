@@ -1,5 +1,6 @@
-// The CPU executor's runtime. This file and the other headers of the folder (in the order of HEADERS in kernel.py)
-// precede the CUDA text. A C++17 compiler then compiles the CUDA text unchanged.
+// The CPU executor's runtime. This header and a few others (KERNEL_HEADERS in kernel.py) precede the CUDA text. A C++17
+// compiler then compiles the CUDA text unchanged. All headers together are the runtime's object. It is compiled once for
+// all kernels, and linked to each: compiling it takes as long as compiling a small kernel.
 //
 // A CUDA thread is a fiber; a block is a set of fibers. A thread that must wait (barrier, shuffle, vote) switches to
 // the next ready thread. If no thread is ready, the launch ends with a fault that names a waiting thread and a thread
@@ -54,7 +55,9 @@ extern "C" void __asan_poison_memory_region(const volatile void*, size_t);
 #define __shared__ static __attribute__((section("cunorm_shared")))
 
 #define CUNORM_CPU_NOINLINE __attribute__((noinline))
+#define CUNORM_CPU_CALLED __attribute__((noinline, used))  // the runtime's object defines it, and kernels call it
 #define CUNORM_CPU_COLD __attribute__((noinline, cold))
+#define CUNORM_CPU_CALLED_COLD __attribute__((noinline, cold, used))
 #ifdef CUNORM_CPU_CHECKED
 // The compiler's hooks are for kernels: the runtime's functions are not instrumented.
 #define CUNORM_CPU_RUNTIME inline __attribute__((no_sanitize("thread"), no_sanitize("alignment")))
@@ -252,7 +255,14 @@ struct Block {
     Warp warp[lanes];
 };
 
-struct Mbarrier;
+struct Mbarrier {
+    Mbarrier* next;
+    uint64_t address;
+    unsigned count, pending, phase;
+    long long expected, issued;  // bytes of copies in this phase
+    uint32_t* row[2];            // clocks that arrivals have published, by parity of the phase (checked build)
+};
+
 struct Copy;
 struct Clocks;
 struct Checks;

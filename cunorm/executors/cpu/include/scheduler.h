@@ -273,8 +273,8 @@ CUNORM_CPU_RUNTIME void wait(Stack* stack, Kind kind, unsigned mask, const char*
 
 // Called by a thread that has read `seen` at `address` and may be spinning on it: all other threads run first. It
 // counts as progress only if the value differs from the thread's last one.
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void poll(Kind kind, const volatile void* address, uint64_t seen,
-                                                 const char* file, int line) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void poll(Kind kind, const volatile void* address, uint64_t seen,
+                                               const char* file, int line) {
     Stack* stack = self();
     const uint64_t polled = reinterpret_cast<uintptr_t>(address);
     if (address != nullptr) {
@@ -287,7 +287,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void poll(Kind kind, const volatile void*
     wait(stack, kind, 0, file, line);
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void barrier(const char* file, int line) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void barrier(const char* file, int line) {
     Stack* stack = self();
     Block& block = *stack->in;
     if (block.at_barrier == 0) {
@@ -315,7 +315,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void barrier(const char* file, int line) 
 
 // Returns the number of threads of the block whose predicate is true. There are two counters, because a thread may
 // start its next count before a slow thread has read this one.
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE int barrier_count(bool mine, const char* file, int line) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED int barrier_count(bool mine, const char* file, int line) {
     Block& block = *self()->in;
     if (block.at_barrier == 0) {
         block.counts[block.counted & 1] = 0;

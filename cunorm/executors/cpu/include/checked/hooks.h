@@ -40,7 +40,7 @@ CUNORM_CPU_RUNTIME void note_spin(Stack* stack, uint64_t address, bool store, ui
     }
 }
 
-CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void touched(const void* pointer, unsigned bytes, bool store) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void touched(const void* pointer, unsigned bytes, bool store) {
     Stack* stack = self();
     const uint64_t address = reinterpret_cast<uintptr_t>(pointer);
     const uint32_t site = CUNORM_CPU_HERE;
@@ -51,14 +51,9 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void touched(const void* pointer, unsigne
     stack->granted_store = store;
 }
 
-// The compiler calls this for every memory access of the kernel.
-CUNORM_CPU_RUNTIME void hooked(const void* pointer, uint64_t bytes, bool store, uint32_t site) {
-    Stack* stack = self();
-    const uint64_t address = reinterpret_cast<uintptr_t>(pointer);
-    const uint64_t base = reinterpret_cast<uintptr_t>(stack) & ~(stack_bytes - 1);
-    if (address - base < stack_bytes) {
-        return;
-    }
+// An access of the kernel outside its stack.
+CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE void hooked_off_stack(Stack* stack, uint64_t address, uint64_t bytes, bool store,
+                                                             uint32_t site) {
     Worker& worker = *stack->worker;
     if (is_shared(worker, address)) {
         shared_access(stack, address, unsigned(bytes), !store, store, false, site);
@@ -92,6 +87,17 @@ CUNORM_CPU_RUNTIME void hooked(const void* pointer, uint64_t bytes, bool store, 
         address + bytes > stack->granted + stack->granted_bytes) {
         fault("%llu-byte %s at @{%x} of #{%d} that bypasses load and store", (unsigned long long)bytes,
               store ? "store" : "load", site, int(region - worker.launch->region));
+    }
+}
+
+// The compiler calls this for every memory access of the kernel. Most accesses are to the stack. They should not save
+// registers for the checks of the others.
+__forceinline__ void hooked(const void* pointer, uint64_t bytes, bool store, uint32_t site) {
+    Stack* stack = self();
+    const uint64_t address = reinterpret_cast<uintptr_t>(pointer);
+    const uint64_t base = reinterpret_cast<uintptr_t>(stack) & ~(stack_bytes - 1);
+    if (__builtin_expect(address - base >= stack_bytes, 0)) {
+        hooked_off_stack(stack, address, bytes, store, site);
     }
 }
 
