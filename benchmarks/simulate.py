@@ -18,7 +18,6 @@ import argparse
 import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from benchmarks.simulator.problems import Simulated, lines_of, simulate
 from cunorm.cli.parser import add_lists, add_problem
 from cunorm.core import settings
 from cunorm.core.errors import CompileError, KernelFault, UnsupportedTile
-from cunorm.core.problem import ACTIVATIONS, Problem
+from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.core.terminal import columns
 from cunorm.jit import sources
@@ -60,7 +59,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--text", choices=sources.TEXTS, default="specialised", help="the kernels' text; default: specialised"
     )
-    made.add_argument("--activation", choices=ACTIVATIONS, help="an activation that is fused with the op")
     made.add_argument("--profile", action="store_true", help="print instructions and waits by source line")
     made.add_argument("--goals", action="store_true", help="simulate the problems of benchmarks/simulator/goals.py")
     made.add_argument("--page", action="store_true", help="write the page from the stored results, simulate nothing")
@@ -231,16 +229,13 @@ def _main(asked: argparse.Namespace) -> int:
         return 1 if run_all([goal.problem for goal in GOALS], asked.device, simulated_page.GOALS) else 0
     if asked.workload is None and asked.from_trace is None:
         (problem,) = problems_of(asked)
-        if asked.activation not in (None, *problem.spec.activations):
-            raise ValueError(f"--activation: {asked.activation!r}, expected none for {problem.op}")
-        problem = replace(problem, activation=asked.activation)
         found = simulate(
             problem, GPUS[asked.device], _tile(asked), lambda text: print(text, file=sys.stderr), asked.text
         )
         print(report(found) + (profile(found) if asked.profile else ""))
         return 0
-    if asked.tile or asked.strategy or asked.profile or asked.activation:
-        raise ValueError("--strategy, --tile, --activation and --profile: only valid with --shape")
+    if asked.tile or asked.strategy or asked.profile:
+        raise ValueError("--strategy, --tile and --profile: only valid with --shape")
     if asked.from_trace is not None:
         asked.dtype = None
     return 1 if run_all(problems_of(asked), asked.device, asked.workload or Path(asked.from_trace).name) else 0

@@ -28,6 +28,8 @@ def add_problem(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a tensor that LayerNorm or RMSNorm adds: residual; a gradient: dh",
     )
+    command.add_argument("--activation", metavar="NAME", help="an activation that is fused with GroupNorm: silu")
+    command.add_argument("--y-dtype", metavar="DTYPE", help="dtype of a forward's y if it is not x's: float32")
 
 
 def add_lists(command: argparse.ArgumentParser) -> None:

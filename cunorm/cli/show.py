@@ -13,7 +13,7 @@ from typing import Any
 from cunorm.core.errors import CompileError, KernelFault, UnsupportedTile
 from cunorm.core.terminal import columns
 from cunorm.executors.cpu.guarded_arrays import PARAMETER, TENSOR, WORKSPACE
-from cunorm.ops.parse_problem import names_of, plan_options, tile_of
+from cunorm.ops.parse_problem import names_of, tile_of, typed_options
 from cunorm.ops.registry import OPS, plan
 from cunorm.runtime.plans import Plan
 from cunorm.tiling import costmodel
@@ -44,8 +44,7 @@ def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
     """Return the requested plans, and one message for each strategy that has no legal tile."""
     if asked.shape is None:
         raise ValueError(f"--shape: missing, expected {','.join(names_of(asked.op))} for {asked.op}")
-    typed = plan_options(asked.op, asked.shape, asked.dtype or "float32", asked.layout, asked.outputs, asked.extras)
-    options = typed | {"device": asked.device}
+    options = typed_options(asked, "float32") | {"device": asked.device}
     if asked.tile is not None and asked.strategy in (None, "all"):
         raise ValueError("--tile: requires --strategy NAME with the name of one strategy")
     if asked.tile is not None:

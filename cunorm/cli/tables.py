@@ -10,6 +10,7 @@ from typing import Any
 from cunorm.core.devices import Device, known
 from cunorm.core.errors import TableError
 from cunorm.core.terminal import columns
+from cunorm.ops.parse_problem import refuse_without_shape
 from cunorm.ops.registry import OPS, place_named
 from cunorm.tiling import choose_tile, table
 from cunorm.tiling.table import MEASURED, SIMULATED, WORDS, Entry, microseconds, order_of, raw_of, shown
@@ -46,7 +47,7 @@ def _row(entry: Entry, device: Device) -> tuple[str, ...]:
         one.op,
         one.dtype,
         one.layout if len(one.spec.layouts) > 1 else "",
-        one.sizes_text,
+        one.sizes_text + one.options_text,
         ",".join(one.outputs),
         f"{entry.tile.strategy} {fields}",
         "-" if entry.microseconds is None else f"{entry.microseconds:.1f}",
@@ -86,6 +87,7 @@ def _document(device: Device) -> dict[str, Any]:
 def run(asked: argparse.Namespace) -> int:
     """Run ``cunorm show`` without a problem; return the exit code."""
     try:
+        refuse_without_shape(asked, "dtype", "layout", "strategy", "tile", "traffic")
         device = place_named(None).device if asked.device is None else known(asked.device, "--device")
     except ValueError as error:
         print(f"cunorm show: {error}", file=sys.stderr)

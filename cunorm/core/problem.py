@@ -230,6 +230,12 @@ class Problem:
         return "".join(f" with {name}" for name in self.extras)
 
     @property
+    def options_text(self) -> str:
+        """What a call chooses, behind the sizes: `` activation=silu with residual y=float32``, or nothing."""
+        activation = f" activation={self.activation}" if self.activation is not None else ""
+        return activation + self.extras_text + (" y=float32" if self.wide_y else "")
+
+    @property
     def parameters(self) -> list[tuple[str, str]]:
         """The user-facing names and the dtypes of the arrays that are not tensors."""
         named = [("gamma", self.gamma_dtype), ("beta", self.beta_dtype), ("statistics", self.stats_dtype)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from typing import Any
@@ -79,6 +80,8 @@ def plan_options(
     layout: str | None = None,
     outputs: str | None = None,
     extras: str | None = None,
+    activation: str | None = None,
+    y_dtype: str | None = None,
 ) -> dict[str, Any]:
     """Options of `cunorm.plan` for a problem from the command line. gamma and beta have x's dtype.
 
@@ -97,6 +100,8 @@ def plan_options(
         Comma-separated names of the wanted results; None means all results.
     extras : str, optional
         Comma-separated names of the optional tensors that a call passes: residual or dh; None means none.
+    activation, y_dtype : str, optional
+        As in `cunorm.plan`, which checks them.
 
     Raises
     ------
@@ -109,8 +114,10 @@ def plan_options(
     takes = OPS[op].takes
     options: dict[str, Any] = {"dtype": dtype, **_mask(op, outputs), **_extras(op, extras)}
     options |= {name: dtype for name in ("gamma_dtype", "beta_dtype") if name in takes}
-    if OPS[op].is_backward:
+    if OPS[op].is_backward and activation is None:
         options.pop("beta_dtype", None)  # without an activation, no gradient depends on beta
+    options |= {} if activation is None else {"activation": activation}
+    options |= {} if y_dtype is None else {"y_dtype": y_dtype}
     if "data_format" not in takes:
         if layout is not None and layout.upper() != "NCHW":
             raise ValueError(f"--layout: {layout!r}, expected NCHW, because {op} has no channel and position axes")
@@ -124,6 +131,31 @@ def plan_options(
     data_format = "NCHW" if layout is None else layout.upper()
     sizes = (N, C, HxW) if data_format == "NCHW" else (N, HxW, C)
     return {"shape": sizes, "data_format": data_format, **options}
+
+
+def typed_options(asked: argparse.Namespace, dtype: str) -> dict[str, Any]:
+    """`plan_options` of a command's arguments, with a dtype for those without one."""
+    chosen = asked.layout, asked.outputs, asked.extras, asked.activation, asked.y_dtype
+    return plan_options(asked.op, asked.shape, asked.dtype or dtype, *chosen)
+
+
+def refuse_without_shape(asked: argparse.Namespace, *others: str) -> None:
+    """Raise an error for an argument that describes one problem, in a command without ``--shape``.
+
+    Parameters
+    ----------
+    asked : argparse.Namespace
+    *others : str
+        Names of more arguments that are only valid with ``--shape``.
+
+    Raises
+    ------
+    ValueError
+    """
+    options = {"extras": "--with", "y_dtype": "--y-dtype"}
+    for name in ("outputs", "extras", "activation", "y_dtype", *others):
+        if getattr(asked, name) not in (None, False):
+            raise ValueError(f"{options.get(name, f'--{name}')}: only valid with --shape")
 
 
 def tile_of(op: str, strategy: str, text: str) -> Tile:

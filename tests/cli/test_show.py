@@ -136,6 +136,13 @@ def test_an_error_while_counting_is_printed_on_one_line(
             ("layer_norm", "--shape", "2,8", "--layout", "NHWC"),
             "--layout: 'NHWC', expected NCHW, because layer_norm has no channel",
         ),
+        (("--outputs", "dx"), "--outputs: only valid with --shape"),
+        (("--activation", "silu"), "--activation: only valid with --shape"),
+        (("--traffic",), "--traffic: only valid with --shape"),
+        (("--dtype", "float16", "--device", "H100"), "--dtype: only valid with --shape"),
+        (("layer_norm", "--shape", "2,8", "--activation", "silu"), "activation: 'silu', expected None for layer_norm"),
+        (("group_norm", "--shape", "2,8,9,4", "--activation", "relu"), "activation: 'relu', expected None or 'silu'"),
+        ((*SMALL, "--y-dtype", "float32"), "y_dtype: 'float32', expected None for group_norm_backward"),
         ((*SMALL, "--outputs", "dx,gamma"), "--outputs: 'gamma', expected some of dx,dgamma,dbeta"),
         (("group_norm", "--shape", "2,8,9,4", "--outputs", "y"), "--outputs: 'y', but group_norm always returns all"),
         ((*SMALL, "--device", "H201"), "device: 'H201', expected one of A100, RTX 4090, H100, H200, B200, RTX 5090"),
@@ -202,10 +209,16 @@ def test_every_op_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(capsys, op, "--shape", sizes)[0] == 0
 
 
-def test_plan_options_of_outputs_and_layouts() -> None:
+def test_plan_options_of_outputs_layouts_and_activations() -> None:
     options = parse_problem.plan_options("group_norm_backward", "2,8,9,4", "float32", "nhwc", "dbeta, dx")
     made = plan("group_norm_backward", device="cpu", **options)
     assert (made.problem.outputs, made.problem.layout, made.problem.HxW) == (("dx", "dbeta"), "NHWC", 9)
+    options = parse_problem.plan_options("group_norm_backward", "2,8,9,4", "bfloat16", activation="silu")
+    problem = plan("group_norm_backward", device="cpu", **options).problem
+    assert (problem.activation, problem.gamma_dtype, problem.beta_dtype) == ("silu", "bfloat16", "bfloat16")
+    options = parse_problem.plan_options("group_norm", "2,8,9,4", "bfloat16", activation="silu", y_dtype="float32")
+    problem = plan("group_norm", device="cpu", **options).problem
+    assert (problem.activation, problem.wide_y) == ("silu", True)
     options = parse_problem.plan_options(
         "batch_norm_backward_reduce", "2,8,9", "float32", outputs="dgamma,sum_dy,sum_dy_xmu"
     )

@@ -43,8 +43,8 @@ def test_a_tile_is_used(capsys: pytest.CaptureFixture[str]) -> None:
         ([*SMALL, "--device", "A100"], "--device: 'A100', expected H100 or H200"),
         ([*SMALL, "--tile", "threads=64"], "--strategy and --tile: received one of them, expected both or none"),
         (["--goals", "--workload", "quick"], "--goals: received an op, --shape, --workload or --from-trace too"),
-        (["--workload", "quick", "--profile"], "--strategy, --tile, --activation and --profile: only valid"),
-        ([*SMALL, "--activation", "silu"], "--activation: 'silu', expected none for layer_norm"),
+        (["--workload", "quick", "--profile"], "--strategy, --tile and --profile: only valid"),
+        ([*SMALL, "--activation", "silu"], "activation: 'silu', expected None for layer_norm"),
         (["layer_norm", "--shape", "1048576,256"], "268435456 elements, expected at most 134217728"),
         (
             [*SMALL, "--strategy", "warp", "--tile", "threads=33,lanes=32,packs_per_thread=1,rows_per_team=1"],

@@ -487,6 +487,18 @@ def test_show_without_tables_lists_the_paths_it_read(capsys: Any) -> None:
     assert json.loads(run(capsys, "show", "--json", "--device", "B200")[1])["tables"] == []
 
 
+def test_entries_that_differ_in_an_option_alone_are_told_apart(capsys: Any, tmp_path: Path) -> None:
+    """Typed options reach the problem: each call tunes another one."""
+    path, shape = str(tmp_path / "a.json"), ("group_norm", "--shape", "2,8,9,2", "--dtype", "bfloat16")
+    options = ((), ("--activation", "silu"), ("--y-dtype", "float32"), ("--activation", "silu", "--y-dtype", "float32"))
+    for given in options:
+        assert run(capsys, "tune", *shape, *given, "--table", path, "--trials", "1")[0] == 0
+    assert len(table.read(path).entries) == 4
+    _, out, _ = run(capsys, "show", "--table", path, "--device", "H200")
+    for text in ("group=2 ", "group=2 activation=silu ", "group=2 y=float32 ", "group=2 activation=silu y=float32 "):
+        assert len(re.findall(f"{text} *y,mean,rstd", out)) == 1, text
+
+
 def test_merge_drops_duplicate_entries(capsys: Any, tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("a.json", "b.json", "c.json")]
     for path, shape in zip(paths, ("2,8,9,2", "2,8,9,4"), strict=False):

@@ -6,7 +6,7 @@ import argparse
 
 from cunorm.core.arrays import dtype_named
 from cunorm.core.problem import Problem
-from cunorm.ops.parse_problem import plan_options
+from cunorm.ops.parse_problem import plan_options, refuse_without_shape, typed_options
 from cunorm.ops.registry import OPS, fault_of, problem_of
 from cunorm.tiling import problem_trace
 
@@ -19,7 +19,7 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
     Parameters
     ----------
     asked : argparse.Namespace
-        With op, shape, workload, from_trace, dtype, layout, outputs and extras; None if an argument is missing.
+        With the arguments of `add_problem` and `add_lists` in parser.py; None if an argument is missing.
 
     Raises
     ------
@@ -37,13 +37,8 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
     if asked.shape is not None:
         if asked.op is None:
             raise ValueError("OP: missing, expected the name of a function before --shape: group_norm_backward")
-        dtype = asked.dtype or "float32"
-        options = plan_options(asked.op, asked.shape, dtype, asked.layout, asked.outputs, asked.extras)
-        return [problem_of(asked.op, **options)]
-    if asked.outputs is not None:
-        raise ValueError("--outputs: only valid with --shape")
-    if asked.extras is not None:
-        raise ValueError("--with: only valid with --shape")
+        return [problem_of(asked.op, **typed_options(asked, "float32"))]
+    refuse_without_shape(asked)
     if asked.workload is not None:
         if asked.workload not in WORKLOADS:
             raise ValueError(f"--workload: {asked.workload!r}, expected one of {', '.join(WORKLOADS)}")

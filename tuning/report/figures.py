@@ -61,7 +61,7 @@ def label(result: TuningResult) -> str:
     """A short name of the problem."""
     problem = result.space.problem
     layout = f"{problem.layout} " if len(problem.spec.layouts) > 1 and problem.HxW > 1 else ""
-    return f"{problem.op} {problem.dtype} {layout}{problem.sizes_text}{problem.extras_text}"
+    return f"{problem.op} {problem.dtype} {layout}{problem.sizes_text}{problem.options_text}"
 
 
 def timed(result: TuningResult) -> list[Trial]:

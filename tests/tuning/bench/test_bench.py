@@ -501,6 +501,8 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
     (["rms_norm_backward", "--shape", "6,40", "--with", "residual"], "--with: 'residual', expected dh"),
     (["batch_norm_stats", "--shape", "2,3,4", "--with", "dh"], "--with: 'dh', expected no --with, because"),
     (["rms_norm", "--with", "residual"], "--with: only valid with --shape"),
+    (["group_norm", "--activation", "silu"], "--activation: only valid with --shape"),
+    (["--workload", "llm", "--y-dtype", "float32"], "--y-dtype: only valid with --shape"),
     (["unit_norm", "--shape", "6,40"], "op: 'unit_norm', expected one of group_norm"),
 ], ids=lambda value: "" if isinstance(value, str) else " ".join(value))  # fmt: skip
 def test_wrong_arguments(given: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
